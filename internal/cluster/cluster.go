@@ -177,7 +177,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report),
-		c.underLead("taint for fewer devices", d, c.announceFewer))
+		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("quiesce by annotation", d, c.followRelease))
 }
 
 // Labels returns the tasks that write labels.

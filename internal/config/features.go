@@ -25,12 +25,14 @@ type Features struct {
 	Taint bool
 	// ChangeTaint says that the node is tainted before a change of the configuration takes devices away.
 	ChangeTaint bool
+	// Quiesce says that an annotation of the node releases the driver.
+	Quiesce bool
 }
 
 // NeedAPIServer reports whether a feature that is on needs the API server.
 func (f Features) NeedAPIServer() bool {
 	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint ||
-		f.ChangeTaint
+		f.ChangeTaint || f.Quiesce
 }
 
 // LabelsOutput is how labels that describe the GPUs reach the node.
@@ -163,6 +165,11 @@ var clusterOptions = []option{
 		flag: "node-change-taint", env: []string{"NODE_CHANGE_TAINT"}, key: "features.changeTaint", fallback: "false", kind: kindBool,
 		usage: "taint the node before a change of the configuration takes devices away, so that no pod is sent to them",
 		set:   truth(func(c *Config) *bool { return &c.Features.ChangeTaint }),
+	},
+	{
+		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,
+		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time to come",
+		set:   truth(func(c *Config) *bool { return &c.Features.Quiesce }),
 	},
 }
 

@@ -347,7 +347,9 @@ func (d *daemon) view() View {
 		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead, Former: d.former,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		Fewer: d.set.Fewer(), Proceed: d.set.Proceed, Listed: d.listed,
-		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
+		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
+		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },
+		DRA:     d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}
 	if d.directory != nil {
 		v.Checkpoint = d.directory.Checkpoint

@@ -46,6 +46,8 @@ type View struct {
 	Listed  func() map[string]int
 	// Status returns what the daemon knows now.
 	Status func(context.Context) (status.Status, error)
+	// Quiesce releases the driver, and Resume goes back to it, as the commands of these names do.
+	Quiesce, Resume func(context.Context) error
 	// Held returns which devices pods hold, as PodResources tells.
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
 	// ClaimsOf returns the names and UIDs of the prepared claims that have one of the GPUs or MIG devices, by UUID; nil where there are none.

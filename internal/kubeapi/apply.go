@@ -15,6 +15,8 @@ import (
 const (
 	labelsManager = "gpu-node-agent-labels"
 	migManager    = "gpu-node-agent-mig"
+	// Of the answer to a wish to release the driver.
+	releaseManager = "gpu-node-agent-quiesce"
 )
 
 // apply has the API server merge fields into an object by server-side apply, and returns the object. Without force, fields that
@@ -74,6 +76,18 @@ func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels,
 	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, ResourceVersion: version, Labels: labels, Annotations: annotations}, true)
 	if err != nil {
 		return Node{}, fmt.Errorf("write the state of the MIG layout: %w", err)
+	}
+	return c.readNode(text, restores)
+}
+
+// ApplyRelease gives annotations about the release of the driver to the own node, which has to have the UID and the version still, and takes
+// those away that an earlier call gave and that are not among them. What another program has written there before is replaced. It returns
+// the node as it is then.
+func (c *Client) ApplyRelease(ctx context.Context, uid, version string, annotations map[string]string) (Node, error) {
+	restores := c.newestNode().restores
+	text, err := c.applyNode(ctx, releaseManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)
+	if err != nil {
+		return Node{}, fmt.Errorf("answer the wish to release the driver: %w", err)
 	}
 	return c.readNode(text, restores)
 }

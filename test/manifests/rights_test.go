@@ -99,6 +99,7 @@ var (
 		{"podEvents", []string{"cluster: events.k8s.io events create,patch"}},
 		{"condition", []string{"cluster:  nodes/status patch", "policy gpu-device-plugin-nodes"}},
 		{"taint", []string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}},
+		{"quiesce", []string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}},
 		{"nodeConfig", nil},
 	}
 	migRights = map[string][]string{
@@ -241,6 +242,7 @@ func TestFeatureValues(t *testing.T) {
 		{"{features: {events: pods, taint: false, changeTaint: true}}",
 			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true"}},
 		{"{features: {condition: true}}", map[string]string{"NODE_CONDITION": "true"}},
+		{"{features: {quiesce: true}}", map[string]string{"NODE_QUIESCE": "true"}},
 		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
 		{"{features: {nodeConfig: true, nodeConfigLabel: l}, config: {name: mine, default: a, fallbackStrategies: [empty]}, migStrategy: none}",

@@ -103,6 +103,8 @@ type Features struct {
 	Taint *bool `json:"taint,omitempty"`
 	// ChangeTaint has the node tainted before a change of the configuration takes devices away.
 	ChangeTaint *bool `json:"changeTaint,omitempty"`
+	// Quiesce has the driver released while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time to come.
+	Quiesce *bool `json:"quiesce,omitempty"`
 }
 
 // Flags are defaults for command-line flags; a flag or environment variable that is set wins over them.

@@ -247,7 +247,7 @@ taint, changeTaint, nodeConfig, migLabel, migEvict, dra. A value counts before t
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
-{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" }}
+{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "quiesce" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
@@ -322,7 +322,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "nodeConfig" "migLabel" "migEvict" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "dra") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
@@ -513,6 +513,7 @@ variable, the flag, the value that grants it, a pattern of what needs that, and 
   (list "NODE_CONDITION" "node-condition" "features.condition" "true" (include "gpu-device-plugin.feature" (list . "condition")))
   (list "NODE_TAINT" "node-taint" "features.taint" "true" (include "gpu-device-plugin.feature" (list . "taint")))
   (list "NODE_CHANGE_TAINT" "node-change-taint" "features.changeTaint" "true" (include "gpu-device-plugin.feature" (list . "changeTaint")))
+  (list "NODE_QUIESCE" "node-quiesce" "features.quiesce" "true" (include "gpu-device-plugin.feature" (list . "quiesce")))
   (list "DRA_MODE" "dra-mode" "dra.enabled" "dra|split" $dra)
 }}
 {{- $pattern := index $row 3 }}
@@ -629,6 +630,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_CONDITION" .Values.features.condition)
   (list "NODE_TAINT" .Values.features.taint)
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
+  (list "NODE_QUIESCE" .Values.features.quiesce)
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))

@@ -1,0 +1,255 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+// The annotations of a node by which the driver is released: until when and by whom are written by anybody who may, the others by this
+// program.
+const (
+	untilAnnotation  = "gpu-device-plugin.github.io/quiesce.until" // a time in the form of RFC 3339; the driver is in use again without it
+	byAnnotation     = "gpu-device-plugin.github.io/quiesce.by"    // who wants that, for people
+	stateAnnotation  = "gpu-device-plugin.github.io/quiesce.state"
+	answerAnnotation = "gpu-device-plugin.github.io/quiesce.answer"
+)
+
+// The states of a wish to release the driver.
+const (
+	releasePending = "pending" // the driver is not released yet, on the node as a whole
+	releaseDone    = "done"    // it is
+	releaseEnded   = "ended"   // the time has passed, and the driver is in use again
+	releaseResumed = "resumed" // somebody has said resume on the node before that time
+	releaseRefused = "refused" // the wish cannot be read, or is for too long
+)
+
+const (
+	// longestRelease is how far ahead the end of a wish may be: a mistake in a date does not take a node's GPUs away for a year.
+	longestRelease = 24 * time.Hour
+	// releasePatience is how long a try to release the driver, or to use it again, is waited for. It goes on afterwards.
+	releasePatience = 30 * time.Second
+	// maxName is how many bytes of who wants it are kept.
+	maxName = 200
+)
+
+// A releaseWish is what the annotations of a node say; the zero value is no wish.
+type releaseWish struct {
+	until time.Time
+	by    string
+	err   error // why the annotation cannot be obeyed
+}
+
+// A releaseAnswer is what the node is told of a wish, as the content of an annotation in JSON.
+type releaseAnswer struct {
+	By    string    `json:"by,omitempty"`
+	Since time.Time `json:"since,omitzero"`
+	Until time.Time `json:"until,omitzero"`
+	// Own says that the driver was in use before, so that it is to be in use afterwards. Somebody may have released it on the node.
+	Own    bool   `json:"own,omitempty"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// readWish reads the wish of a node.
+func readWish(annotations map[string]string, now time.Time) releaseWish {
+	text, has := annotations[untilAnnotation]
+	if !has {
+		return releaseWish{}
+	}
+	w := releaseWish{by: oneLine(annotations[byAnnotation])}
+	w.by = w.by[:min(len(w.by), maxName)]
+	until, err := time.Parse(time.RFC3339, text)
+	switch {
+	case err != nil:
+		w.err = fmt.Errorf("%s is no time such as %s", untilAnnotation, now.Add(time.Hour).UTC().Format(time.RFC3339))
+	case until.Sub(now) > longestRelease:
+		w.err = fmt.Errorf("%s is more than %v ahead", untilAnnotation, longestRelease)
+	default:
+		w.until = until.UTC()
+	}
+	return w
+}
+
+// isActive reports whether a wish in this state has the driver released.
+func isActive(state string) bool { return state == releasePending || state == releaseDone }
+
+// judgeWish returns what the answer to a wish is now. Released says that the driver is released, and was that this process has released it
+// for the wish. The driver is to be released if the state is pending or done, and in use if it was so and the answer is Own.
+func judgeWish(w releaseWish, state string, a releaseAnswer, released, was bool, now time.Time) (string, releaseAnswer) {
+	switch {
+	case w.err != nil && isActive(state) && now.Before(a.Until): // what was understood stays in force until its time
+		a.Reason = w.err.Error()
+		return state, a
+	case w.err != nil:
+		return releaseRefused, releaseAnswer{By: w.by, Reason: w.err.Error()}
+	case w.until.IsZero():
+		return "", releaseAnswer{}
+	}
+	same := state != "" && state != releaseRefused && a.Until.Equal(w.until) && a.By == w.by
+	switch {
+	case same && state == releaseEnded:
+		return state, a
+	case !now.Before(w.until):
+		if !same {
+			return releaseEnded, releaseAnswer{By: w.by, Until: w.until, Reason: "the time had passed before the wish was seen"}
+		}
+		a.Reason = ""
+		return releaseEnded, a
+	case !same:
+		return releasePending, releaseAnswer{By: w.by, Since: now.UTC().Truncate(time.Second), Until: w.until, Own: a.Own && isActive(state) || !released}
+	case isActive(state) && was && !released:
+		a.Reason = "resume was said on the node"
+		return releaseResumed, a
+	}
+	return state, a
+}
+
+// A releaser follows the annotation by which the driver is released.
+type releaser struct {
+	client *kubeapi.Client
+	daemon daemon.View
+	again  *feed.Alarm
+
+	sighting
+	// state and answer are those of this process, until the node has them; was says that this process has released the driver for them.
+	state  string
+	answer releaseAnswer
+	known  bool // they were read from the node
+	was    bool
+	tried  time.Time // when the driver was to be released last
+}
+
+// followRelease follows the annotation until ctx ends, while the configuration wants that.
+func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
+	r := &releaser{client: c.client, daemon: d, again: feed.NewAlarm(clock.RealClock{})}
+	wake := func() []<-chan struct{} {
+		_, node := r.client.Nodes().Latest()
+		_, configured := d.Configs.Latest()
+		_, looked := d.Snapshots.Latest()
+		_, led := d.Lead.Statuses().Latest()
+		return []<-chan struct{}{node, configured, looked, led, r.again.Rings()}
+	}
+	kubeapi.Keep(ctx, clock.RealClock{}, "quiesce by annotation", wake, r.step)
+}
+
+// step obeys the wish as it is now, and answers it. The driver is used again before the node is told, so that an API server that is away does
+// not keep GPUs from pods. It is released after the node was told that it is to be: a process that comes after this one finds there whether
+// the driver is to be used again.
+func (r *releaser) step(ctx context.Context) error {
+	on, node, now := r.daemon.Configs.Value().Features.Quiesce, r.client.Nodes().Value(), time.Now()
+	if node.UID == "" || !on && !r.known {
+		return nil
+	}
+	r.see(node, now)
+	if !r.known {
+		r.state, r.known = r.node.Annotations[stateAnnotation], true
+		_ = json.Unmarshal([]byte(r.node.Annotations[answerAnnotation]), &r.answer) // one that somebody else wrote says nothing
+	}
+	var wish releaseWish
+	if on {
+		wish = readWish(r.node.Annotations, now)
+	}
+	asking, cancel := context.WithTimeout(ctx, statusPatience)
+	status, err := r.daemon.Status(asking)
+	cancel()
+	if err != nil { // the daemon is busy
+		r.again.After(ctx, statusEvery)
+		return nil
+	}
+	state, answer := judgeWish(wish, r.state, r.answer, status.Quiet, r.was, now)
+	if isActive(r.state) && !isActive(state) {
+		if err := r.end(ctx, state, status.Quiet && r.answer.Own); err != nil {
+			return err
+		}
+	}
+	begins := !isActive(r.state) || !r.answer.Until.Equal(answer.Until) || r.answer.By != answer.By
+	r.state, r.answer = state, answer
+	if !isActive(state) {
+		return r.write(ctx)
+	}
+	r.again.After(ctx, answer.Until.Sub(now))
+	if begins {
+		if err := r.write(ctx); err != nil {
+			return err
+		}
+	}
+	if r.release(ctx); wish.err != nil {
+		r.answer.Reason = wish.err.Error()
+	}
+	return r.write(ctx)
+}
+
+// end has the driver in use again, if it is to be.
+func (r *releaser) end(ctx context.Context, state string, resume bool) error {
+	r.was, r.tried = false, time.Time{}
+	if !resume {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Using the driver again after a wish by annotation", "by", r.answer.By, "until", r.answer.Until, "state", state)
+	trying, cancel := context.WithTimeout(ctx, releasePatience)
+	defer cancel()
+	if err := r.daemon.Resume(trying); err != nil {
+		klog.FromContext(ctx).Info("The driver is not in use yet after a wish by annotation", "reason", err.Error())
+	}
+	return ctx.Err() // the monitor goes on trying
+}
+
+// release has the driver released, and sets the state. The node as a whole has it released when no other process of this program, such as
+// that of a roll-out, may have it open.
+func (r *releaser) release(ctx context.Context) {
+	if now := time.Now(); !r.was {
+		if wait := releasePatience - now.Sub(r.tried); wait > 0 { // the monitor goes on trying by itself
+			r.again.After(ctx, wait)
+			return
+		}
+		r.tried = now
+		klog.FromContext(ctx).Info("Releasing the driver for a wish by annotation", "by", r.answer.By, "until", r.answer.Until)
+		trying, cancel := context.WithTimeout(ctx, releasePatience)
+		err := r.daemon.Quiesce(trying)
+		cancel()
+		if r.was = err == nil; !r.was {
+			r.state, r.answer.Reason = releasePending, oneLine(err.Error())
+			r.again.After(ctx, releasePatience)
+			return
+		}
+	}
+	r.state, r.answer.Reason = releaseDone, ""
+	if n := r.daemon.Lead.Statuses().Value().Standbys; n > 0 {
+		r.state, r.answer.Reason = releasePending, "another process of this program has the driver open still, as in a roll-out"
+	}
+}
+
+// write gives the state and the answer to the node, if it does not have them.
+func (r *releaser) write(ctx context.Context) error {
+	annotations := map[string]string{}
+	if r.state != "" {
+		text, err := json.Marshal(r.answer)
+		if err != nil {
+			return err
+		}
+		annotations[stateAnnotation], annotations[answerAnnotation] = r.state, string(text)
+	}
+	if r.node.Annotations[stateAnnotation] == annotations[stateAnnotation] && r.node.Annotations[answerAnnotation] == annotations[answerAnnotation] {
+		return nil
+	}
+	after, err := r.client.ApplyRelease(ctx, r.node.UID, r.node.ResourceVersion, annotations)
+	if kubeapi.IsOvertaken(err) { // the node is looked at before the next try
+		if node, unknown := r.client.Get(ctx); unknown == nil {
+			r.see(node, time.Now())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Answered a wish to release the driver", "state", r.state, "reason", r.answer.Reason)
+	r.node, r.seen = after, time.Now()
+	return nil
+}

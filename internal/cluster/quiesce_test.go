@@ -1,0 +1,283 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+const quiesceKey = "gpu-device-plugin.github.io/quiesce."
+
+// wish sets the annotations of the node by which the driver is released; with an empty time it takes them away.
+func (s *stage) wish(until, by string) {
+	s.Helper()
+	s.change(func(n *corev1.Node) {
+		if n.Annotations == nil {
+			n.Annotations = map[string]string{}
+		}
+		n.Annotations[quiesceKey+"until"], n.Annotations[quiesceKey+"by"] = until, by
+		if until == "" {
+			delete(n.Annotations, quiesceKey+"until")
+			delete(n.Annotations, quiesceKey+"by")
+		}
+	})
+}
+
+// in returns the time so far ahead, as an annotation has it.
+func in(d time.Duration) string { return time.Now().Add(d).UTC().Format(time.RFC3339) }
+
+// answered waits until the node has this state, and returns the answer.
+func (s *stage) answered(state string) string {
+	s.Helper()
+	s.until("the answer is "+state, func() bool { return s.node().Annotations[quiesceKey+"state"] == state })
+	return s.node().Annotations[quiesceKey+"answer"]
+}
+
+// releasing starts a process that obeys the annotation. The test plays the monitor: fail is why the driver cannot be released.
+func (s *stage) releasing(quiet bool, fail *error) *process {
+	s.Helper()
+	p := s.new(config.Config{Features: config.Features{Quiesce: true}})
+	p.status.Quiet = quiet
+	p.Quiesce = func(context.Context) error {
+		p.set(func(s *status.Status) { s.Quiet = true })
+		if fail != nil {
+			return *fail
+		}
+		return nil
+	}
+	p.Resume = func(context.Context) error {
+		p.set(func(s *status.Status) { s.Quiet = false })
+		return nil
+	}
+	return p.start()
+}
+
+func (p *process) quiet() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.status.Quiet
+}
+
+func (p *process) becomes(quiet bool) {
+	p.s.Helper()
+	p.s.until("the driver is released or not", func() bool { return p.quiet() == quiet })
+}
+
+// A wish is obeyed and answered; it ends when it is taken away, and by itself at its time.
+func TestWishToReleaseTheDriver(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.releasing(false, nil)
+		s.pass(time.Minute)
+		if p.quiet() || s.node().Annotations[quiesceKey+"state"] != "" {
+			s.Errorf("without a wish: %v", s.node().Annotations)
+		}
+		until := in(time.Hour)
+		s.wish(until, "kured")
+		if answer := s.answered("done"); !p.quiet() || !strings.Contains(answer, `"by":"kured"`) || !strings.Contains(answer, `"until":"`+until+`"`) || !strings.Contains(answer, `"since":`) {
+			s.Errorf("done: %v, %s", p.quiet(), answer)
+		}
+		s.wish("", "")
+		s.until("the answer goes with the wish", func() bool { return s.node().Annotations[quiesceKey+"state"] == "" })
+		p.becomes(false)
+		s.wish(in(10*time.Minute), "script")
+		s.answered("done")
+		s.pass(9 * time.Minute)
+		if !p.quiet() {
+			s.Error("it ended early")
+		}
+		s.pass(2 * time.Minute)
+		if s.answered("ended"); p.quiet() {
+			s.Error("the time has passed, and the driver is released")
+		}
+		if n := s.writes(func() { s.pass(3 * time.Hour) }); n > 0 {
+			s.Errorf("%d writes while nothing changes", n)
+		}
+		s.wish(in(time.Hour), "script") // another time is another wish
+		s.answered("done")
+		s.wish(in(2*time.Hour), "script") // and so is a longer one
+		s.until("it is longer", func() bool {
+			return strings.Contains(s.node().Annotations[quiesceKey+"answer"], in(2 * time.Hour)[:13])
+		})
+		s.pass(90 * time.Minute)
+		if !p.quiet() {
+			s.Error("the first time counts still")
+		}
+		p.configure(func(c *config.Config) { c.Features.Quiesce = false })
+		p.becomes(false)
+	})
+}
+
+// What cannot be understood is refused with a sentence, and takes nothing away; what was understood stays in force until its time.
+func TestWishThatIsRefused(t *testing.T) {
+	for name, tt := range map[string]struct{ until, want string }{
+		"garbage":  {"tomorrow \x01\n", "is no time such as"},
+		"empty":    {" ", "is no time such as"},
+		"too long": {"2999-01-01T00:00:00Z", "more than 24h0m0s ahead"},
+		"by hand":  {"2026-11-26 16:00", "is no time such as"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				p := s.releasing(false, nil)
+				s.wish(tt.until, strings.Repeat("x", 5000))
+				if answer := s.answered("refused"); !strings.Contains(answer, tt.want) || len(answer) > 1000 || p.quiet() {
+					s.Errorf("refused: %s", answer)
+				}
+				s.wish(in(time.Hour), "a")
+				s.answered("done")
+				s.wish(tt.until, "a")
+				s.until("the sentence", func() bool { return strings.Contains(s.node().Annotations[quiesceKey+"answer"], tt.want) })
+				if s.answered("done"); !p.quiet() {
+					s.Error("a mistake has ended what was in force")
+				}
+				s.pass(2 * time.Hour)
+				if s.answered("refused"); p.quiet() {
+					s.Error("it never ends")
+				}
+			})
+		})
+	}
+	t.Run("past", func(t *testing.T) {
+		onStage(t, func(s *stage) {
+			p := s.releasing(false, nil)
+			s.wish(in(-time.Second), "a")
+			if answer := s.answered("ended"); !strings.Contains(answer, "had passed") || p.quiet() {
+				s.Errorf("ended: %s", answer)
+			}
+		})
+	})
+}
+
+// A driver that cannot be released is tried again, and the node says why. Resume on the node ends the wish, and it stays ended.
+func TestWishAndTheDriver(t *testing.T) {
+	onStage(t, func(s *stage) {
+		fail := errors.New("nvmlShutdown does not return")
+		p := s.releasing(false, &fail)
+		s.wish(in(time.Hour), "a")
+		s.until("why not", func() bool { return strings.Contains(s.node().Annotations[quiesceKey+"answer"], "does not return") })
+		s.answered("pending")
+		fail = nil
+		s.answered("done")
+		p.set(func(s *status.Status) { s.Quiet = false }) // gpu-device-plugin resume
+		if answer := s.answered("resumed"); !strings.Contains(answer, "resume was said") {
+			s.Errorf("resumed: %s", answer)
+		}
+		s.pass(2 * time.Hour)
+		if p.quiet() {
+			s.Error("it was released again")
+		}
+	})
+}
+
+// Somebody has released the driver on the node before, and goes on with what he does.
+func TestWishWhileTheDriverIsReleased(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.releasing(true, nil)
+		s.wish(in(time.Minute), "a")
+		s.answered("done")
+		s.pass(2 * time.Minute)
+		if s.answered("ended"); !p.quiet() {
+			s.Error("the driver is in use, although quiesce was said on the node")
+		}
+	})
+}
+
+// A process that comes after one that was killed goes on with its wish: at each moment, with and without what the state directory says.
+func TestWishAndRestarts(t *testing.T) {
+	for name, quiet := range map[string]bool{"the release outlives it": true, "without a state directory": false} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				p := s.releasing(false, nil)
+				s.wish(in(time.Hour), "a")
+				s.answered("done")
+				p.stop()
+				next := s.releasing(quiet, nil)
+				next.becomes(true)
+				s.pass(30 * time.Minute)
+				if s.answered("done"); !next.quiet() {
+					s.Error("the next process does not go on")
+				}
+				next.stop()
+				s.pass(time.Hour) // its time passes while nobody runs
+				last := s.releasing(quiet, nil)
+				s.answered("ended")
+				last.becomes(false)
+			})
+		})
+	}
+	t.Run("killed before the release", func(t *testing.T) {
+		onStage(t, func(s *stage) {
+			never := errors.New("killed")
+			p := s.releasing(false, &never)
+			s.wish(in(time.Hour), "a")
+			s.answered("pending")
+			p.stop()
+			next := s.releasing(true, nil) // it was asked of the monitor, whose file says so
+			s.answered("done")
+			s.wish("", "")
+			next.becomes(false)
+		})
+	})
+}
+
+// A wish ends at its time whatever the API server does, and the node is told when that works again. A new one waits for it.
+func TestWishAndFaultsOfTheAPIServer(t *testing.T) {
+	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
+		p := s.releasing(false, nil)
+		s.wish(in(10*time.Minute), "a")
+		s.answered("done")
+		s.during(fault, func() {
+			s.pass(11 * time.Minute)
+			if p.quiet() {
+				s.Error("the time has passed, and the driver is released")
+			}
+		})
+		s.answered("ended")
+		s.during(fault, func() { s.wish(in(5*time.Hour), "b") })
+		s.answered("done")
+		p.becomes(true)
+	})
+}
+
+// Of two processes the one that leads obeys. The next one that leads goes on.
+func TestWishOfTheLead(t *testing.T) {
+	onStage(t, func(s *stage) {
+		first, second := s.releasing(false, nil), s.new(config.Config{Features: config.Features{Quiesce: true}})
+		second.Quiesce = func(context.Context) error { second.set(func(s *status.Status) { s.Quiet = true }); return nil }
+		second.Resume = func(context.Context) error { second.set(func(s *status.Status) { s.Quiet = false }); return nil }
+		second.leads.Publish(false)
+		second.start()
+		s.wish(in(time.Hour), "a")
+		s.answered("done")
+		if s.pass(time.Minute); second.quiet() {
+			s.Error("the standby obeys, too")
+		}
+		first.leads.Publish(false)
+		second.leads.Publish(true)
+		second.becomes(true)
+		s.pass(2 * time.Hour)
+		if s.answered("ended"); second.quiet() {
+			s.Error("the second one does not end it")
+		}
+	})
+}
+
+// Without the option nothing is read, released or written.
+func TestWishWithoutTheOption(t *testing.T) {
+	onStage(t, func(s *stage) {
+		s.wish(in(time.Hour), "a")
+		p := s.new(config.Config{Features: config.Features{Condition: true}}).start()
+		p.gpus()
+		s.pass(10 * time.Minute)
+		if s.node().Annotations[quiesceKey+"state"] != "" {
+			s.Errorf("answered: %v", s.node().Annotations)
+		}
+	})
+}

@@ -1,0 +1,70 @@
+package daemon
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestWishOfTheNode: an annotation of the Node releases the driver of a real daemon, also through a kill, and the next process uses it again at
+// the time that the annotation has. Then another wish is obeyed, and ends when the annotation goes.
+func TestWishOfTheNode(t *testing.T) {
+	t.Parallel()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	relabel(t, server, "")
+	s := open(t, node.Setup{Daemon: nodeAgent})
+	s.Args = []string{"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-quiesce", "--state-dir", t.TempDir()}
+	s.start()
+	s.shows(8, 8)
+	const key = "gpu-device-plugin.github.io/quiesce."
+	wish := func(until string) {
+		if err := server.ChangeNode(nodeName, func(n *corev1.Node) {
+			if n.Annotations == nil {
+				n.Annotations = map[string]string{}
+			}
+			n.Annotations[key+"until"], n.Annotations[key+"by"] = until, "kured"
+			if until == "" {
+				delete(n.Annotations, key+"until")
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(state string) {
+		t.Helper()
+		s.eventually("the Node says "+state, func() bool {
+			n, err := server.Node(nodeName)
+			return err == nil && n.Annotations[key+"state"] == state && (state == "" || strings.Contains(n.Annotations[key+"answer"], `"by":"kured"`))
+		})
+	}
+	until := time.Now().Add(40 * time.Second).Truncate(time.Second)
+	wish(until.UTC().Format(time.RFC3339))
+	says("done")
+	s.shows(8, 0)
+	d := s.Running()
+	s.signal(d, syscall.SIGKILL)
+	<-d.Ended()
+	_ = s.StopDaemon() // it was killed
+	s.start()
+	says("ended")
+	if early := time.Until(until); early > 0 {
+		t.Errorf("it ended %v early", early)
+	}
+	s.shows(8, 8)
+	wish(time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	says("done")
+	s.shows(8, 0)
+	wish("")
+	says("")
+	s.shows(8, 8)
+}
