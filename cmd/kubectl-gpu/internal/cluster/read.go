@@ -22,6 +22,11 @@ const page = 500
 // Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone. What cannot be read is a sentence in Missing
 // of the Facts, and the rest is there.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
+	return c.read(ctx, names, "spec.driver="+view.Driver, view.HasGPU)
+}
+
+// read reads these nodes, the slices that a field selector selects, and the claims that are wanted.
+func (c *Client) read(ctx context.Context, names []string, selector string, wanted func(*resourceapi.ResourceClaim) bool) view.Facts {
 	var f view.Facts
 	var mu sync.Mutex // guards f
 	var all sync.WaitGroup
@@ -30,14 +35,14 @@ func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
 			if err := list(); err != nil && !isNotServed(err) {
 				mu.Lock()
 				defer mu.Unlock()
-				f.Missing = append(f.Missing, missing(what, err))
+				f.Missing = append(f.Missing, missingText(what, err))
 			}
 		})
 	}
 	read("nodes", func() (err error) { f.Nodes, err = c.nodes(ctx, names); return err })
 	read("pods", func() (err error) { f.Pods, err = c.pods(ctx, names); return err })
-	read("ResourceSlices", func() (err error) { f.Slices, err = c.slices(ctx, names); return err })
-	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx); return err })
+	read("ResourceSlices", func() (err error) { f.Slices, err = c.slices(ctx, names, selector); return err })
+	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx, wanted); return err })
 	all.Wait()
 	slices.Sort(f.Missing)
 	return f
@@ -49,8 +54,8 @@ func isNotServed(err error) bool {
 		strings.Contains(err.Error(), "the server could not find the requested resource"))
 }
 
-// missing says that something cannot be read.
-func missing(what string, err error) string {
+// missingText says that something cannot be read.
+func missingText(what string, err error) string {
 	if apierrors.IsForbidden(err) {
 		return what + " are not shown: you may not list them: " + err.Error()
 	}
@@ -155,9 +160,9 @@ func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error
 	return all, forbidden
 }
 
-// slices returns the ResourceSlices of this project's and NVIDIA's driver.
-func (c *Client) slices(ctx context.Context, names []string) (all []resourceapi.ResourceSlice, err error) {
-	err = paged(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + view.Driver}, c.resource.ResourceSlices().List, func(l *resourceapi.ResourceSliceList) {
+// slices returns the ResourceSlices of some nodes, or of all, that a field selector selects.
+func (c *Client) slices(ctx context.Context, names []string, selector string) (all []resourceapi.ResourceSlice, err error) {
+	err = paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.resource.ResourceSlices().List, func(l *resourceapi.ResourceSliceList) {
 		for i := range l.Items {
 			s := &l.Items[i]
 			if node := s.Spec.NodeName; len(names) == 0 || node != nil && slices.Contains(names, *node) {
@@ -169,11 +174,11 @@ func (c *Client) slices(ctx context.Context, names []string) (all []resourceapi.
 	return all, err
 }
 
-// claims returns the ResourceClaims that have a GPU.
-func (c *Client) claims(ctx context.Context) (all []resourceapi.ResourceClaim, err error) {
+// claims returns the ResourceClaims that are wanted.
+func (c *Client) claims(ctx context.Context, wanted func(*resourceapi.ResourceClaim) bool) (all []resourceapi.ResourceClaim, err error) {
 	err = paged(ctx, metav1.ListOptions{}, c.resource.ResourceClaims(metav1.NamespaceAll).List, func(l *resourceapi.ResourceClaimList) {
 		for i := range l.Items {
-			if claim := &l.Items[i]; view.HasGPU(claim) {
+			if claim := &l.Items[i]; wanted(claim) {
 				claim.ManagedFields = nil
 				all = append(all, *claim.DeepCopy())
 			}

@@ -1,0 +1,174 @@
+package command_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+// TestWhyOfResources: each sentence about a pod that asks for a resource, by objects as the API server has them.
+func TestWhyOfResources(t *testing.T) {
+	t.Parallel()
+	ill := func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
+	}
+	for name, tt := range map[string]struct {
+		world func(*stage)
+		want  string
+	}{
+		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) }, "No node has nvidia.com/gpu: the daemon serves it on none"},
+		"all taken": {func(s *stage) {
+			s.addNode("a", 8, nil)
+			s.addNode("b", 8, nil)
+			s.addPod("x", "a", 6, corev1.PodRunning)
+			s.addPod("y", "b", 5, corev1.PodRunning)
+			s.addPod("p", "", 4, corev1.PodPending)
+		}, "No node has 4 nvidia.com/gpu free; nearest is node b with 3 of 8: wait until pods end, ask for fewer, or add nodes."},
+		"a GPU is ill": {func(s *stage) {
+			s.addNode("a", 7, ill)
+			s.addPod("p", "", 8, corev1.PodPending)
+		}, "nearest is node a with 7 of 8, of which 1 cannot be given out (GPU-3 Unhealthy: XID 79, cure: reboot): kubectl gpu list a -o wide has what cures them."},
+		"a taint": {func(s *stage) {
+			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "x", Effect: "NoSchedule"}} })
+			s.addPod("p", "", 1, corev1.PodPending)
+		}, "Node a has 8 nvidia.com/gpu free, and the pod does not tolerate its taint team:NoSchedule: give the pod a toleration, or remove the taint."},
+		"cordoned": {func(s *stage) {
+			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Unschedulable = true })
+			s.addPod("p", "", 1, corev1.PodPending)
+		}, "it is cordoned: kubectl uncordon a."},
+		"something else": {func(s *stage) {
+			s.addNode("a", 8, nil)
+			s.addPod("p", "", 1, corev1.PodPending)
+		}, "There are GPUs for it, and the scheduler has not looked at it yet."},
+		"kubelet": {func(s *stage) {
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{
+				Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError",
+				Message: "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected",
+			}})
+		}, "Kubelet of node a did not admit it (UnexpectedAdmissionError): the scheduler's count was older than kubelet's"},
+		"lost": {func(s *stage) {
+			s.addNode("a", 7, nil)
+			d := gpu(3, "Lost")
+			d.Reason, d.Cure = "XID 79", "reboot"
+			s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{d}}))
+			s.addPod("p", "a", 1, corev1.PodRunning)
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{Name: "c"}}}}
+			pod.Status.Phase = corev1.PodRunning
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", AllocatedResourcesStatus: []corev1.ResourceStatus{
+				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3", Health: corev1.ResourceHealthStatusUnhealthy}}},
+			}}}
+			s.add("pods", pod)
+		}, "Container main has lost GPU-3: Lost: XID 79; cure: reboot. The pod is not touched: delete it to get another GPU."},
+		"no GPU asked for": {func(s *stage) {
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}})
+		}, "It asks for no GPU"},
+		"a claim that is not there": {func(s *stage) {
+			missing := "nowhere"
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &missing}},
+			}})
+		}, "Its claim gpu does not exist"},
+		"a claim that cannot be prepared": {func(s *stage) {
+			own := "own"
+			s.add("resourceclaims", claim("own", "a", "p", "gpu-0"))
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{NodeName: "a",
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
+				Note: "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p"}})
+		}, "Node a cannot prepare its claim: GPU 0 is in use. It is tried again by itself."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			tt.world(s)
+			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) || strings.Count(got, "\n") != 1 {
+				t.Errorf("it says %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestWhyOfClaims: which selector, taint, claim or constraint excludes which device.
+func TestWhyOfClaims(t *testing.T) {
+	t.Parallel()
+	numa := func(d resourceapi.Device, node int64) resourceapi.Device {
+		d.Attributes["numa"] = resourceapi.DeviceAttribute{IntValue: &node}
+		return d
+	}
+	match := resourceapi.FullyQualifiedName("gpu.nvidia.com/numa")
+	bad := device("gpu-1", resourceapi.DeviceTaint{Key: "gpu.nvidia.com/xid", Value: "79", Effect: "NoSchedule"})
+	for name, tt := range map[string]struct {
+		devices    []resourceapi.Device
+		count      int64
+		selector   string
+		taken      string
+		constraint *resourceapi.FullyQualifiedName
+		want       string
+	}{
+		"a selector": {[]resourceapi.Device{device("gpu-0"), device("gpu-2")}, 1, `device.attributes["gpu.nvidia.com"].productName == "Tesla T4"`, "", nil,
+			`No node has devices for request r of claim own; on node a, the selector "device.attributes[\"gpu.nvidia.com\"].productName == \"Tesla T4\"" of the request excludes gpu-0, gpu-2.`},
+		"a taint":       {[]resourceapi.Device{bad}, 1, "", "", nil, "the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
+		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0; the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
+		"too few":       {[]resourceapi.Device{device("gpu-0")}, 2, "", "", nil, "there are 1 devices of 2."},
+		"a constraint": {[]resourceapi.Device{numa(device("gpu-0"), 0), numa(device("gpu-1"), 1)}, 2, "", "", &match,
+			"No node has devices that satisfy the constraint matchAttribute gpu.nvidia.com/numa of claim own; node a has enough without it."},
+		"nothing": {[]resourceapi.Device{device("gpu-0")}, 1, "", "", nil, "There are GPUs for it, and the scheduler has not looked at it yet."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			s.addNode("a", 0, func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil })
+			s.add("resourceslices", slice("a", tt.devices...))
+			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
+				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.nvidia.com"`}}},
+			}})
+			if tt.taken != "" {
+				s.add("resourceclaims", claim("other", "a", "q", tt.taken))
+			}
+			r := resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: tt.count}
+			if tt.selector != "" {
+				r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: tt.selector}}}
+			}
+			own := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "own"}}
+			own.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: &r}}
+			if tt.constraint != nil {
+				own.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: tt.constraint}}
+			}
+			s.add("resourceclaims", own)
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
+			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
+				t.Errorf("it says %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestWhyWithoutAPod: a controller that may make none has the reason in an Event. What may not be read makes the sentence one that may be wrong.
+func TestWhyWithoutAPod(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedCreate",
+		Note: `pods "job-1" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: 8, limited: 8`, Regarding: corev1.ObjectReference{Kind: "Job", Namespace: "team", Name: "job"}})
+	if _, problems, code := s.run("why", "job", "-n", "team"); code != 1 || !strings.Contains(problems, "Job job could not make one: pods \"job-1\" is forbidden: exceeded quota") {
+		t.Errorf("a quota: %d, %s", code, problems)
+	}
+	if _, problems, code := s.run("why", "nobody", "-n", "team"); code != 1 || !strings.Contains(problems, `pods "nobody" not found`) {
+		t.Errorf("nobody: %d, %s", code, problems)
+	}
+	s.addNode("a", 8, nil)
+	s.addPod("p", "", 1, corev1.PodPending)
+	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Resource == "events" }})
+	if out, problems, code := s.run("why", "p", "-n", "team"); code != 1 || !strings.Contains(problems, "Events are not shown: you may not list them") || !strings.HasPrefix(out, "There are GPUs") {
+		t.Errorf("Events are forbidden: %d, %s%s", code, problems, out)
+	}
+}
