@@ -67,7 +67,7 @@ func newRoot() *cobra.Command {
 	root.PersistentFlags().StringVar(&p.options.DaemonSelector, "daemon-selector", "app.kubernetes.io/name=gpu-device-plugin", "labels of the daemon's pods")
 	root.PersistentFlags().StringVar(&p.options.DaemonNamespace, "daemon-namespace", "", "namespace of the daemon's pods; default: any")
 	p.addOutput(root)
-	root.AddCommand(p.newList(), p.newWhy(), p.newStatus(), p.newDoctor(), p.newQuiesce(), p.newResume())
+	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(), p.newQuiesce(), p.newResume())
 	return root
 }
 
