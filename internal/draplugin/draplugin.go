@@ -40,6 +40,9 @@ const (
 	finishTimeout = 45 * time.Second
 	// nextTimeout is the same when the next life is to begin: kubelet calls no driver meanwhile.
 	nextTimeout = 5 * time.Second
+	// leftAfter is how long the socket of another process must have refused connections before it is removed: a process that ends refuses them
+	// while it answers its last calls, and kubelet, which forgets the driver with its socket, would not get the answers.
+	leftAfter = finishTimeout + 15*time.Second
 	// connectTimeout limits what comes before the first call of a connection.
 	connectTimeout = 5 * time.Second
 )
@@ -174,7 +177,7 @@ func (s *Plugin) change(change func(*Status)) {
 // did.
 func (s *Plugin) live(parent context.Context) error {
 	log := klog.FromContext(parent)
-	f := &folder{path: s.o.RegistryDir, token: s.token}
+	f := &folder{path: s.o.RegistryDir, token: s.token, left: kubelet.Sweep{Clock: s.o.Clock, After: leftAfter}}
 	if !s.awaitTurn(parent, f) {
 		return nil
 	}
