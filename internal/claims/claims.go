@@ -267,6 +267,8 @@ type ClaimStatus struct {
 	Since time.Time `json:"since"`
 	// Restarted says that the node was restarted since: the claim will be prepared again before its next pod starts.
 	Restarted bool `json:"restarted,omitempty"`
+	// Making says that MIG devices are being made for the claim.
+	Making bool `json:"-"`
 	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
 	Released string         `json:"released,omitempty"`
 	Devices  []DeviceStatus `json:"devices"`
@@ -294,3 +296,22 @@ func (c *Claims) Problems() *feed.Feed[map[string]string] { return c.problems }
 
 // Status returns the feed of all recorded claims, by namespace and name.
 func (c *Claims) Status() *feed.Feed[[]ClaimStatus] { return c.status }
+
+// States returns the claims that are prepared, and what is closed when that changes. Those of before a restart of the node, those whose MIG
+// devices are being made, and those that were given back are left out.
+func (c *Claims) States() (all []dra.ClaimState, changed <-chan struct{}) {
+	prepared, changed := c.status.Latest()
+	for _, s := range prepared {
+		if s.Released != "" || s.Restarted || s.Making {
+			continue
+		}
+		state := dra.ClaimState{UID: s.UID, Namespace: s.Namespace, Name: s.Name, Since: s.Since}
+		for _, d := range s.Devices {
+			state.Devices = append(state.Devices, dra.DeviceState{
+				Device: d.Name, ShareID: d.ShareID, GPU: d.GPU, MIG: d.MIG, Memory: d.Share, Limited: d.Limited, Problem: d.Problem,
+			})
+		}
+		all = append(all, state)
+	}
+	return all, changed
+}

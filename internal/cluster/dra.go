@@ -48,6 +48,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			}
 			return nil
 		}}),
+		later(daemon.Task{Name: "status of claims", Lead: true, Run: func(ctx context.Context) error { return c.claimStatus(ctx, d) }}),
 	}
 }
 

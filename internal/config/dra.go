@@ -22,6 +22,8 @@ type DRA struct {
 	Shares int
 	// ShareBy is what is counted of them. Without a limit, Shares does not count.
 	ShareBy dra.ShareBy
+	// ClaimStatus has the status of claims say which devices they have, and whether these are ready and healthy.
+	ClaimStatus bool
 }
 
 // DRAMode says which GPUs pods get by Dynamic Resource Allocation.
@@ -76,6 +78,11 @@ var draOptions = []option{
 		usage: "how claims share a device: memory (each asks for a part of the memory of a GPU; dra.shares says how many at most), count " +
 			"(each has one of dra.shares shares of a GPU or MIG device) or unlimited (any number of claims)",
 		set: setShareBy,
+	},
+	{
+		flag: "dra-claim-status", env: []string{"DRA_CLAIM_STATUS"}, key: "dra.claimStatus", fallback: "false", kind: kindBool,
+		usage: "write into the status of each claim which GPUs and MIG devices it has, and whether they are ready and healthy",
+		set:   truth(func(c *Config) *bool { return &c.DRA.ClaimStatus }),
 	},
 }
 

@@ -57,6 +57,16 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestClaimStatus: nothing is written into claims by default.
+func TestClaimStatus(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]bool{"version: v1": false, "dra: {claimStatus: true}": true} {
+		if c, _, err := sources(t, "", "").Resolve("a.yaml", []byte(file)); err != nil || c.DRA.ClaimStatus != want {
+			t.Errorf("%q: %v, %v", file, c.DRA.ClaimStatus, err)
+		}
+	}
+}
+
 // TestShareBy: memory is the default; by count it is to be said how many shares there are.
 func TestShareBy(t *testing.T) {
 	t.Parallel()

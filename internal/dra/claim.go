@@ -1,6 +1,9 @@
 package dra
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // A Claim has the parts of an allocated ResourceClaim that belong to this driver.
 type Claim struct {
@@ -58,6 +61,27 @@ type Prepared struct {
 	Pool, Device, ShareID string
 	// CDIDeviceIDs are the names for the container runtime, such as "k8s.gpu.nvidia.com/claim=<name>".
 	CDIDeviceIDs []string
+}
+
+// A ClaimState is a claim that is prepared, so that containers can use its devices.
+type ClaimState struct {
+	UID, Namespace, Name string
+	// Since is when it was first prepared.
+	Since   time.Time
+	Devices []DeviceState
+}
+
+// A DeviceState is a device of a claim.
+type DeviceState struct {
+	// Device is its name in the pool. ShareID is that of the share, if it is one.
+	Device, ShareID string
+	// GPU is the UUID of the GPU, and MIG that of the MIG device, if it is one.
+	GPU, MIG string
+	// Memory is the part of the memory that the claim has, in bytes; 0 for all of it. Limited says that every process is kept to it.
+	Memory  int64
+	Limited bool
+	// Problem is why containers of the claim cannot use the device; empty if they can.
+	Problem string
 }
 
 // ErrEnded is the error of a call that waited in this process while it handed the lead of the node over. Kubelet has to ask the process

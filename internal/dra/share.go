@@ -45,7 +45,7 @@ func (p Pool) SharedBy(by ShareBy, most int) Pool {
 		d.SmallestShare = 0
 		switch {
 		case len(d.ConsumesCounters) > 0, most < 2 && by != Unlimited:
-		case by != ByMemory:
+		case by == ByCount, by == Unlimited:
 			return d.sharedBy(by, most)
 		case d.Attributes["type"].Value == typeGPU:
 			d.SmallestShare = d.Capacity[MemoryCapacity] / Capacity(most) / shareStep * shareStep

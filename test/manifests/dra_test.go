@@ -51,6 +51,7 @@ func TestDRAValues(t *testing.T) {
 		"{dra: {enabled: true, dynamicMIG: true}}":                                 "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true, dynamicMIG: true}, mig: {enabled: true}}":           "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true}, config: {map: {a: \"dra: {dynamicMIG: true}\"}}}":  "DRA_MODE=dra",
+		"{dra: {enabled: true, claimStatus: true, shares: 2, shareBy: count}}":     "DRA_MODE=dra DRA_SHARES=2 DRA_SHARE_BY=count DRA_CLAIM_STATUS=true",
 		"{dra: {enabled: true, deviceClasses: false, extendedResourceName: \"\"}}": "DRA_MODE=dra",
 	} {
 		objects := decode(t, "chart", render(t, values))
@@ -85,6 +86,10 @@ func TestDRAValues(t *testing.T) {
 		}
 		wanted := append([]string{claims, "policy gpu-device-plugin-slices",
 			"cluster: resource.k8s.io resourceslices get,list,watch,create,update,delete"}, anyRights...)
+		if strings.Contains(values, "claimStatus: true") {
+			wanted = append(wanted, "cluster: resource.k8s.io resourceclaims/status patch", "policy gpu-device-plugin-claims",
+				"cluster: resource.k8s.io resourceclaims/driver associated-node:patch")
+		}
 		if slices.Sort(wanted); !slices.Equal(rights(t, objects), wanted) {
 			t.Errorf("%s: rights %q, want %q", values, rights(t, objects), wanted)
 		}

@@ -47,6 +47,8 @@ type DRA struct {
 	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has one of Shares shares of a GPU or MIG device;
 	// or unlimited: any number of claims can have one.
 	ShareBy *string `json:"shareBy,omitempty"`
+	// ClaimStatus has the status of each claim say which devices it has, and whether they are ready and healthy.
+	ClaimStatus *bool `json:"claimStatus,omitempty"`
 }
 
 // GPUSelection selects the GPUs that any entry of any list matches.

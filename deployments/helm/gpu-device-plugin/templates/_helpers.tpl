@@ -642,6 +642,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
   (list "DRA_SHARES" .Values.dra.shares)
   (list "DRA_SHARE_BY" .Values.dra.shareBy)
+  (list "DRA_CLAIM_STATUS" .Values.dra.claimStatus)
   (list "DRA_DYNAMIC_MIG" .Values.dra.dynamicMIG)
   (list "KUBELET_ROOT" (include "gpu-device-plugin.kubeletRoot" .))
 }}

@@ -1,0 +1,134 @@
+package cluster
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+// The status of a claim at the API server says of each of its devices which GPU or MIG device that is, and whether it is ready and healthy.
+// It is written after the claim is prepared, and when that changes. Nothing waits for it.
+
+// A claimData is what the status of a claim says of a device beside its conditions.
+type claimData struct {
+	UUID string `json:"uuid"`
+	// GPU is the UUID of the GPU of a MIG device.
+	GPU string `json:"parentUUID,omitempty"`
+	// Memory is the part of the memory of the device that the claim has, in bytes. Limited says whether processes are kept to it.
+	Memory  int64 `json:"memory,omitempty"`
+	Limited bool  `json:"memoryIsLimit,omitempty"`
+}
+
+// claimStatus writes the status of claims while the configuration wants that, until ctx ends.
+func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
+	return whileSame(ctx, func() (bool, []<-chan struct{}) {
+		now, changed := d.Configs.Latest()
+		return now.DRA.ClaimStatus, []<-chan struct{}{changed}
+	}, func(ctx context.Context, wanted bool) error {
+		if wanted {
+			c.WriteClaimStatus(ctx, d.DRA.Claims.States, d.DRA.Devices.Pools(), d.Snapshots)
+		}
+		return nil
+	})
+}
+
+// WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are prepared, and what is closed when that changes.
+func (c *Cluster) WriteClaimStatus(
+	ctx context.Context, prepared func() (claims []dra.ClaimState, changed <-chan struct{}), pools *feed.Feed[dra.Pool],
+	snapshots *feed.Feed[inventory.Snapshot],
+) {
+	written := map[string][]kubeapi.ClaimDeviceStatus{} // by the UID of the claim
+	wake := func() []<-chan struct{} {
+		_, given := prepared()
+		_, looked := snapshots.Latest()
+		_, published := pools.Latest()
+		return []<-chan struct{}{given, looked, published}
+	}
+	kubeapi.Keep(ctx, clock.RealClock{}, "status of claims", wake, func(ctx context.Context) error {
+		pool, health := pools.Value(), map[string]dra.DeviceHealth{}
+		if pool.Name == "" {
+			return nil
+		}
+		for _, h := range dra.HealthOf(pool, snapshots.Value(), nil) {
+			health[h.Device] = h
+		}
+		claims, _ := prepared()
+		return c.writeChangedStatus(ctx, pool.Name, claims, health, written)
+	})
+}
+
+// writeChangedStatus writes the status of claims that differs from what was written, and notes what is written then.
+func (c *Cluster) writeChangedStatus(
+	ctx context.Context, pool string, prepared []dra.ClaimState, health map[string]dra.DeviceHealth, written map[string][]kubeapi.ClaimDeviceStatus,
+) error {
+	there := map[string]bool{}
+	for _, claim := range prepared {
+		there[claim.UID] = true
+		wanted := claimDevices(pool, claim, health, written[claim.UID], time.Now())
+		if reflect.DeepEqual(wanted, written[claim.UID]) {
+			continue
+		}
+		err := c.client.ApplyClaimDevices(ctx, claim.Namespace, claim.Name, claim.UID, wanted)
+		switch {
+		case err == nil:
+		case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err) && !kubeapi.IsConflict(err):
+			return err
+		default: // the claim is gone or is another one, or this is not allowed: the same write would fail again
+			klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name), "reason", err.Error())
+		}
+		written[claim.UID] = wanted
+	}
+	for uid := range written {
+		if !there[uid] {
+			delete(written, uid)
+		}
+	}
+	return nil
+}
+
+// claimDevices returns what the status of a claim is to say. Before is what it said; a condition that is the same has the same time.
+func claimDevices(
+	pool string, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus, now time.Time,
+) (all []kubeapi.ClaimDeviceStatus) {
+	for i, d := range claim.Devices {
+		ready := kubeapi.ClaimCondition{Type: "Ready", Status: "True", Reason: "Prepared"}
+		if d.Problem != "" {
+			ready.Status, ready.Reason, ready.Message = "False", "NotUsable", d.Problem
+		}
+		healthy := kubeapi.ClaimCondition{Type: "Healthy", Status: "Unknown", Reason: "NotPublished"}
+		if h, known := health[d.Device]; known {
+			healthy.Status = map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}[h.Verdict]
+			if healthy.Status == "" {
+				healthy.Status = "Unknown"
+			}
+			healthy.Reason, healthy.Message = string(h.Verdict), h.Message
+		}
+		device := kubeapi.ClaimDeviceStatus{Driver: dra.Driver, Pool: pool, Device: d.Device, ShareID: d.ShareID}
+		for j, condition := range []kubeapi.ClaimCondition{ready, healthy} {
+			condition.LastTransitionTime = now.UTC().Truncate(time.Second)
+			switch {
+			case i >= len(before) && condition.Status == "True":
+				condition.LastTransitionTime = claim.Since.UTC().Truncate(time.Second)
+			case i < len(before) && before[i].Device == d.Device && before[i].Conditions[j].Status == condition.Status:
+				condition.LastTransitionTime = before[i].Conditions[j].LastTransitionTime
+			}
+			device.Conditions = append(device.Conditions, condition)
+		}
+		data := claimData{UUID: d.GPU, Memory: d.Memory, Limited: d.Limited}
+		if d.MIG != "" {
+			data.UUID, data.GPU = d.MIG, d.GPU
+		}
+		device.Data = data
+		all = append(all, device)
+	}
+	return all
+}
