@@ -59,6 +59,7 @@ func (w Wanted) specs(root fs.FS, before *found) (map[edits.CDIClass]*specs.Spec
 		spec.Devices = []specs.Device{{Name: name, ContainerEdits: w.companion(root, class)}}
 		all[class] = spec
 	}
+	maps.Copy(all, w.limits())
 	return all, err
 }
 
@@ -107,7 +108,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	spec := newSpec(edits.CDIGPU)
 	var devices []resource.Device
 	for _, r := range w.Plan.Resources {
-		devices = append(devices, r.Devices...)
+		devices = append(devices, slices.DeleteFunc(r.Members(), isToken)...)
 	}
 	all := map[string]specs.ContainerEdits{} // by UUID
 	names := map[string]string{}

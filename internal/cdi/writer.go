@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 // DefaultDir is where runtimes look for specs that are made while the node is up.
@@ -183,8 +184,9 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 		companions = companions && w.companions[class]
 	}
 	for _, r := range wanted.Plan.Resources {
-		for _, d := range r.Devices {
-			if !companions || !w.devices[edits.CDIName(d, wanted.Edits.IDs)] {
+		for _, d := range r.Members() {
+			limits := d.Sharing != resource.InMPSUnits && !isToken(d) || w.companions[edits.CDIMemory] && w.companions[edits.CDIThreads]
+			if !companions || !limits || !isToken(d) && !w.devices[edits.CDIName(d, wanted.Edits.IDs)] {
 				lacks[d.UUID] = why
 			}
 		}

@@ -23,6 +23,7 @@ func (d *document) blocks(c *Config) {
 	}
 	c.Resource.Selectors = d.selectors()
 	d.sharing(c)
+	d.units(c)
 }
 
 // honours reports whether a key that NVIDIA's device plugin ignores has its effect, and warns unless the configuration says so. Without is

@@ -196,8 +196,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 			file: "selectors:\n- {exclude: true}\n- {indices: [0]}\n- {indices: [1], exclude: true, replicas: 2}\n- {indices: [2], replicas: 0}\n" +
 				"- {uuids: [x], pci: [z], models: [\"\"], rename: \"-\"}\n",
 			want: `line 2: selectors[0]: selects nothing; set uuids, indices, pci or models` + "\n" +
-				`line 3: selectors[1]: has no effect; set exclude: true, rename or replicas` + "\n" +
-				`line 4: selectors[2]: exclude cannot be combined with rename or replicas; remove one of them` + "\n" +
+				`line 3: selectors[1]: has no effect; set exclude: true, units: true, rename or replicas` + "\n" +
+				`line 4: selectors[2]: exclude cannot be combined with rename, replicas or units; remove one of them` + "\n" +
 				`line 5: selectors[3].replicas: must be 1 or more, not 0` + "\n" +
 				`line 6: selectors[4].models[0]: is empty; use "*" to match everything` + "\n" +
 				`line 6: selectors[4].pci[0]: "z" is not a PCI address such as 0000:1b:00.0` + "\n" +

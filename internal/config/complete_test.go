@@ -113,6 +113,7 @@ func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	c.Resource.MIGParents = true                                                         // where resources has no effect
 	c.Resource.NotOffered = map[string]string{}                                          // of those who make plans
 	c.DRA.GPUs.Exclude, c.DRA.GPUs.Rename, c.DRA.GPUs.Replicas = true, "a", 1            // it only selects
+	c.DRA.GPUs.Units = true
 	for _, path := range zeros(reflect.ValueOf(c), "Config") {
 		t.Errorf("%s is not set by anything", path)
 	}
@@ -133,7 +134,8 @@ var everything = []string{
 
 const everyBlock = `
 resources: {gpus: [{pattern: a, name: a}], mig: [{pattern: a, name: b}]}
-selectors: [{indices: [0], exclude: true}]
+selectors: [{indices: [0], exclude: true}, {indices: [1], units: true}]
+units: {fit: sum, fill: emptiest}
 dra: {gpus: {indices: [0], pci: ["0000:00:00.0"], models: [a]}}
 sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}
 health: {recovery: manual, fabric: report, imex: gate, reopen: always, energyEvidence: true, xids: {ignore: [1]}}

@@ -53,12 +53,17 @@ func (d *document) selector(path string, given v1.Selector) resource.Selector {
 			d.refuse(path+".replicas", fmt.Sprintf("must be 1 or more, not %d", s.Replicas))
 		}
 	}
+	if given.Units != nil {
+		s.Units = *given.Units
+	}
 	changes := given.Rename != nil || given.Replicas != nil
 	switch {
-	case s.Exclude && changes:
-		d.refuse(path, "exclude cannot be combined with rename or replicas; remove one of them")
-	case !s.Exclude && !changes:
-		d.refuse(path, "has no effect; set exclude: true, rename or replicas")
+	case s.Exclude && (changes || s.Units):
+		d.refuse(path, "exclude cannot be combined with rename, replicas or units; remove one of them")
+	case s.Units && changes:
+		d.refuse(path, "units cannot be combined with rename or replicas: a GPU is offered in one way; remove one of them")
+	case !s.Exclude && !changes && !s.Units:
+		d.refuse(path, "has no effect; set exclude: true, units: true, rename or replicas")
 	}
 	return s
 }

@@ -91,7 +91,7 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 func nodes(snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) []string {
 	all := map[string]bool{}
 	for _, r := range plan.Resources {
-		for _, d := range r.Devices {
+		for _, d := range r.Members() {
 			if snapshot.Majors.UVM > 0 { // the module is loaded
 				d.Control |= inventory.NodeUVM | inventory.NodeUVMTools
 			}
@@ -171,7 +171,7 @@ func (m *Maker) Lacks(plan resource.Plan, o edits.Options) map[string]string {
 		return devices
 	}
 	for _, r := range plan.Resources {
-		for _, d := range r.Devices {
+		for _, d := range r.Members() {
 			for _, n := range given(d, o) {
 				why, looked := t.lacks[n.ContainerPath]
 				switch {

@@ -71,6 +71,9 @@ func (c *container) cdiNames() []string {
 			names = append(names, qualified(companion.class, companion.device))
 		}
 	}
+	if c.limited {
+		names = append(names, qualified(c.bound.Class, c.bound.CDIName))
+	}
 	return names
 }
 

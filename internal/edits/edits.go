@@ -56,6 +56,10 @@ const (
 // once.
 func For(devices []resource.Device, o Options) (Edits, error) {
 	c := container{options: o, devices: distinct(devices), edits: Edits{Env: map[string]string{}}}
+	c.bound, c.limited = limitOf(devices)
+	if c.bound.Class == CDIThreads {
+		return c.onlyLimit(), nil
+	}
 	if o.OnlyCDI() && o.Void {
 		c.edits.Env[EnvVisibleDevices] = Void
 	}
@@ -75,6 +79,7 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 		c.edits.Nodes = c.nodes()
 	}
 	c.joinMPS()
+	c.limit()
 	return c.edits, nil
 }
 
@@ -82,6 +87,8 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 type container struct {
 	options Options
 	devices []resource.Device // no two of one UUID
+	bound   Limit             // if limited
+	limited bool
 	edits   Edits
 }
 
@@ -165,14 +172,14 @@ func (c *container) mark(name string) {
 // mpsContainerRoot is where containers see MPS state.
 const mpsContainerRoot = "/mps"
 
-// joinMPS makes the container a client of the MPS daemon of its resource, if one of its devices is shared by MPS: the daemon sets
+// joinMPS makes the container a client of the MPS daemon of its devices, if one of them is shared by MPS: the daemon sets
 // a mode in which only its clients can use the device.
 func (c *container) joinMPS() {
-	i := slices.IndexFunc(c.devices, func(d resource.Device) bool { return d.Sharing == resource.MPS })
+	i := slices.IndexFunc(c.devices, func(d resource.Device) bool { return d.MPSDaemon() != "" })
 	if i < 0 {
 		return
 	}
-	client := MPSClient(c.options.MPSRoot, c.devices[i].Resource)
+	client := MPSClient(c.options.MPSRoot, c.devices[i].MPSDaemon())
 	maps.Copy(c.edits.Env, client.Env)
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }

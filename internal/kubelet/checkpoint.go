@@ -20,6 +20,8 @@ type HeldDevice struct {
 	Resource, ID string
 	// Pod names the container's pod: "NAMESPACE/NAME", or "with UID ..." if its name is not known.
 	Pod string
+	// Container is the name of the container: the first, if several of the pod hold the device one after the other.
+	Container string
 	// NUMANodes are the device's NUMA nodes at kubelet, in no order; nil if it has none.
 	NUMANodes []int64
 }
@@ -66,7 +68,7 @@ func (d *Directory) Checkpoint() (Checkpoint, error) {
 	for _, e := range data.Data.PodDeviceEntries {
 		for node, ids := range e.DeviceIDs {
 			for _, id := range ids {
-				held.add(e.ResourceName, id, uidPrefix+e.PodUID, node)
+				held.add(HeldDevice{Resource: e.ResourceName, ID: id, Pod: uidPrefix + e.PodUID, Container: e.ContainerName}, node)
 			}
 		}
 	}
@@ -81,8 +83,8 @@ type holdings struct {
 }
 
 // add adds a device. A negative NUMA node means that the device has none.
-func (h *holdings) add(resource, id, pod string, node int64) {
-	key := [3]string{resource, id, pod}
+func (h *holdings) add(device HeldDevice, node int64) {
+	key := [3]string{device.Resource, device.ID, device.Pod}
 	i, known := h.at[key]
 	if !known {
 		if h.at == nil {
@@ -90,7 +92,7 @@ func (h *holdings) add(resource, id, pod string, node int64) {
 		}
 		i = len(h.devices)
 		h.at[key] = i
-		h.devices = append(h.devices, HeldDevice{Resource: resource, ID: id, Pod: pod})
+		h.devices = append(h.devices, device)
 	}
 	if d := &h.devices[i]; node >= 0 && !slices.Contains(d.NUMANodes, node) {
 		d.NUMANodes = append(d.NUMANodes, node)

@@ -27,9 +27,9 @@ const (
 func TestCheckpoint(t *testing.T) {
 	t.Parallel()
 	held := []kubelet.HeldDevice{
-		{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "with UID 6f7d", NUMANodes: []int64{0, 1}},
-		{Resource: "nvidia.com/gpu", ID: "GPU-b", Pod: "with UID 6f7d", NUMANodes: []int64{1}},
-		{Resource: "nvidia.com/gpu", ID: "GPU-c", Pod: "with UID 6f7d"},
+		{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "with UID 6f7d", Container: "c", NUMANodes: []int64{0, 1}},
+		{Resource: "nvidia.com/gpu", ID: "GPU-b", Pod: "with UID 6f7d", Container: "c", NUMANodes: []int64{1}},
+		{Resource: "nvidia.com/gpu", ID: "GPU-c", Pod: "with UID 6f7d", Container: "c"},
 	}
 	tests := map[string]struct {
 		text string

@@ -81,9 +81,10 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 		for _, container := range pod.GetContainers() {
 			for _, d := range container.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
-					held.add(d.GetResourceName(), id, name, noNode)
+					device := HeldDevice{Resource: d.GetResourceName(), ID: id, Pod: name, Container: container.GetName()}
+					held.add(device, noNode)
 					for _, node := range d.GetTopology().GetNodes() {
-						held.add(d.GetResourceName(), id, name, node.GetID())
+						held.add(device, node.GetID())
 					}
 					c := ContainerDevice{ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
 					if !seen[c] {

@@ -94,8 +94,8 @@ func TestKubeletsAccount(t *testing.T) {
 
 	held, err := client.Held(ctx)
 	want := []kubelet.HeldDevice{
-		{Resource: "nvidia.com/gpu", ID: "b", Pod: "ns/p", NUMANodes: []int64{1, 0}},
-		{Resource: "nvidia.com/gpu", ID: "c", Pod: "ns/p"},
+		{Resource: "nvidia.com/gpu", ID: "b", Pod: "ns/p", Container: "main", NUMANodes: []int64{1, 0}},
+		{Resource: "nvidia.com/gpu", ID: "c", Pod: "ns/p", Container: "main"},
 	}
 	if diff := cmp.Diff(want, held); err != nil || diff != "" {
 		t.Errorf("Held() (-want +got):\n%s\n%v", diff, err)

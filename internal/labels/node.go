@@ -69,7 +69,8 @@ func (b *builder) node() {
 	}
 	b.put("mig.capable", strconv.FormatBool(capable))
 	shared := b.options.Resources.Sharing.Mode == resource.MPS && !partitioned
-	b.put("mps.capable", strconv.FormatBool(shared || b.options.ClaimsByMPS))
+	units := b.options.Resources.Units.MPS
+	b.put("mps.capable", strconv.FormatBool(shared || units || b.options.ClaimsByMPS))
 	b.put("gpu.mode", mode(b.gpus[0].Class))
 	if len(cliques) == 1 {
 		for clique := range cliques {

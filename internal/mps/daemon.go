@@ -176,7 +176,7 @@ func (d *daemon) limit(ctx context.Context) error {
 	}
 	for i, g := range d.group.GPUs {
 		if g.memoryMiB() == 0 {
-			if d.group.Claim == nil {
+			if d.group.Claim == nil && !d.group.Unlimited {
 				klog.FromContext(ctx).Info("The memory of a GPU is not known: its clients have no limit", "gpu", g.UUID)
 			}
 			continue

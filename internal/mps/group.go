@@ -7,14 +7,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, or those of a claim.
+// A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, one in units of its memory, or those of a claim.
 type Group struct {
-	// Resource is the name of the resource, or ClaimDir for a claim. It is the directory of the daemon below the root.
+	// Resource is the name of the resource, "gpu." and the UUID for a GPU in units, or ClaimDir for a claim. It is the directory of the daemon
+	// below the root.
 	Resource string
 	// GPUs are in the order in which the daemon counts them.
 	GPUs []GPU
 	// Claim is the daemon that a claim wants; nil for a resource.
 	Claim *ClaimDaemon
+	// Unlimited says that the daemon sets no limits: the GPU is in units, and each container has its limits in its environment.
+	Unlimited bool
 }
 
 // A GPU is one of a Group.
@@ -26,25 +29,29 @@ type GPU struct {
 	Replicas int
 }
 
-// Groups returns the groups of a plan, by resource. GPUs that are lost are in none: CUDA would not count those behind them.
+// Groups returns the groups of a plan, in the order of its devices. GPUs that are lost are in none: CUDA would not count those behind them.
 func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	groups := []Group{}
 	for _, r := range plan.Resources {
-		g := Group{Resource: r.Name}
+		replicas := map[string]int{}
 		for _, d := range r.Devices {
+			replicas[d.UUID]++
+		}
+		for _, d := range r.Members() {
 			gpu, _ := snapshot.GPU(d.GPU)
-			if d.Sharing != resource.MPS || gpu.Health.State == inventory.Lost {
+			name := d.MPSDaemon()
+			if name == "" || gpu.Health.State == inventory.Lost {
 				continue
 			}
-			i := slices.IndexFunc(g.GPUs, func(known GPU) bool { return known.UUID == d.UUID })
-			if i < 0 {
-				i = len(g.GPUs)
-				g.GPUs = append(g.GPUs, GPU{UUID: d.UUID, MemoryBytes: gpu.MemoryBytes})
+			if n := len(groups); n == 0 || groups[n-1].Resource != name {
+				groups = append(groups, Group{Resource: name, Unlimited: d.Sharing == resource.InMPSUnits})
 			}
-			g.GPUs[i].Replicas++
-		}
-		if len(g.GPUs) > 0 {
-			groups = append(groups, g)
+			g := &groups[len(groups)-1]
+			if g.Unlimited { // each container has its limits in its environment
+				g.GPUs = append(g.GPUs, GPU{UUID: d.UUID, Replicas: 1})
+				continue
+			}
+			g.GPUs = append(g.GPUs, GPU{UUID: d.UUID, MemoryBytes: gpu.MemoryBytes, Replicas: replicas[d.UUID]})
 		}
 	}
 	return groups
@@ -77,8 +84,11 @@ func (g Group) exclusive() []string {
 // threads is the part of a GPU's threads, in percent, that one client may use; 0 for no limit. A daemon has one figure for all its
 // GPUs: that of the one with most clients.
 func (g Group) threads() int {
-	if g.Claim != nil {
+	switch {
+	case g.Claim != nil:
 		return g.Claim.Percentage
+	case g.Unlimited:
+		return 0
 	}
 	most := 1
 	for _, gpu := range g.GPUs {

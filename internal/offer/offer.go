@@ -129,27 +129,24 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 		options.NotOffered = owners.NotOffered(snapshot.GPUs)
 	}
 	plan := resource.New(snapshot, options)
-	byMPS := plan.Shared(resource.MPS)
+	byMPS := plan.MPSDaemons()
 	l.MPS.Follow(byMPS)
 	// Looked at first: an answer that comes now must not make a reason of before count.
 	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
 	return plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 }
 
-// holdsOfMPS returns the holds on devices shared by MPS whose control daemon does not run. unready has the reasons, by resource.
-// Devices of unasked resources are hidden: a list in which they are Unhealthy for a moment would change the status of the pods
+// holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the reasons, by daemon.
+// Devices of unasked daemons are hidden: a list in which they are Unhealthy for a moment would change the status of the pods
 // that hold them.
 func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
-		why, missing := unready[r.Name]
-		if !missing {
-			continue
-		}
-		hidden := slices.Contains(unasked, r.Name)
-		for _, d := range r.Devices {
-			if d.Sharing == resource.MPS {
-				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why, Hidden: hidden})
+		for _, d := range r.Members() {
+			if why, missing := unready[d.MPSDaemon()]; missing {
+				holds = append(holds, resource.Hold{
+					Resource: r.Name, UUID: d.UUID, Reason: why, Hidden: slices.Contains(unasked, d.MPSDaemon()),
+				})
 			}
 		}
 	}

@@ -103,7 +103,7 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 		}
 		waits, ending := s.waits(r.ticked)
 		if r.tick == nil && (waits || ending) {
-			r.tick = s.collaborators.Clock.After(readInterval)
+			r.tick = s.collaborators.Clock.After(s.readPause())
 		}
 		if !waits && !r.looks {
 			continue
@@ -210,7 +210,7 @@ func (s *Set) waits(ticked bool) (waits, ending bool) {
 		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
 		}
-		waits, ending = waits || departs, ending || ended
+		waits, ending = waits || departs || entry.list.units.used > 0 || len(entry.list.units.given) > 0, ending || ended
 	}
 	if !waits {
 		counted := s.told.silence.counts()
@@ -237,6 +237,8 @@ func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
 	changed = changed || !s.forms.grows.IsZero() && !now.Before(s.forms.grows)
 	for _, entry := range s.resources {
 		o, c := entry.list.drop(e, s.told.silence.counts())
+		outdated, changed = outdated || o, changed || c
+		o, c = s.seeUnits(entry.list, e, now)
 		outdated, changed = outdated || o, changed || c
 	}
 	if changed {

@@ -11,11 +11,12 @@ import (
 
 type deviceKey struct{ resource, id string }
 
-// A holder is the pod that holds a device.
+// A holder is the container that holds a device, and its pod.
 type holder struct {
 	pod string
 	// checkpointOnly says that only kubelet's checkpoint names the pod, which may have ended since.
 	checkpointOnly bool
+	container      string
 }
 
 // A source is the kubelet that has told who holds devices: only of that one it says something when it does not tell it any more. The zero
@@ -65,7 +66,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 	answer, failed := a.Accountant.Held(ctx)
 	connected := a.connections()
 	for _, d := range answer {
-		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod}
+		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, container: d.Container}
 	}
 	e.unasked = errors.Is(failed, kubelet.ErrNoPodResources)
 	if a.kubelet != e.kubelet {
@@ -114,7 +115,7 @@ func (a *accounts) readOthers(ctx context.Context, e *evidence) {
 func heldIn(checkpoint kubelet.Checkpoint) map[deviceKey]holder {
 	held := make(map[deviceKey]holder, len(checkpoint.Held))
 	for _, d := range checkpoint.Held {
-		held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, checkpointOnly: true}
+		held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, container: d.Container, checkpointOnly: true}
 	}
 	return held
 }

@@ -42,20 +42,20 @@ func TestGapsInTheEvidence(t *testing.T) {
 		gap                string
 		want               holder
 	}{
-		{"PodResources has never answered", 1, away, nil, nil, "", holder{"saved", true}},
-		{"it answers", 1, nil, nil, nil, "", holder{"told", false}},
-		{"it answers no more", 1, away, nil, nil, "away", holder{"saved", true}},
-		{"nor later", 1, away, nil, nil, "away", holder{"saved", true}},
-		{"that of another kubelet has not answered", 2, away, nil, nil, "", holder{"saved", true}},
-		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holder{"told", false}},
-		{"there is none", 2, nil, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{"told", false}},
-		{"there is none, and PodResources fails", 2, away, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{"saved", true}},
-		{"it is asked by the first connection", 2, nil, nil, connects, "", holder{"told", false}},
-		{"it is asked by another connection", 2, nil, nil, connects, "kubelet has just restarted", holder{"told", false}},
-		{"it is asked by the same connection", 2, nil, nil, nil, "", holder{"told", false}},
-		{"it cannot be asked", 2, kubelet.ErrNoPodResources, nil, nil, kubelet.ErrNoPodResources.Error(), holder{"saved", true}},
-		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted", holder{"told", false}},
-		{"no kubelet", 0, nil, damaged, nil, "kubelet does not run", holder{"told", false}},
+		{"PodResources has never answered", 1, away, nil, nil, "", holder{pod: "saved", checkpointOnly: true}},
+		{"it answers", 1, nil, nil, nil, "", holder{pod: "told", checkpointOnly: false}},
+		{"it answers no more", 1, away, nil, nil, "away", holder{pod: "saved", checkpointOnly: true}},
+		{"nor later", 1, away, nil, nil, "away", holder{pod: "saved", checkpointOnly: true}},
+		{"that of another kubelet has not answered", 2, away, nil, nil, "", holder{pod: "saved", checkpointOnly: true}},
+		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holder{pod: "told", checkpointOnly: false}},
+		{"there is none", 2, nil, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{pod: "told", checkpointOnly: false}},
+		{"there is none, and PodResources fails", 2, away, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{pod: "saved", checkpointOnly: true}},
+		{"it is asked by the first connection", 2, nil, nil, connects, "", holder{pod: "told", checkpointOnly: false}},
+		{"it is asked by another connection", 2, nil, nil, connects, "kubelet has just restarted", holder{pod: "told", checkpointOnly: false}},
+		{"it is asked by the same connection", 2, nil, nil, nil, "", holder{pod: "told", checkpointOnly: false}},
+		{"it cannot be asked", 2, kubelet.ErrNoPodResources, nil, nil, kubelet.ErrNoPodResources.Error(), holder{pod: "saved", checkpointOnly: true}},
+		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted", holder{pod: "told", checkpointOnly: false}},
+		{"no kubelet", 0, nil, damaged, nil, "kubelet does not run", holder{pod: "told", checkpointOnly: false}},
 	} {
 		incarnation.Publish(step.kubelet)
 		failed, unreadable, meanwhile = step.failed, step.unreadable, step.meanwhile

@@ -59,6 +59,7 @@ func (s *Set) refresh() {
 		if !planned {
 			r.Name = name
 		}
+		s.offerUnits(entry.list, r)
 		entry.list.publish(r, s.asked.options, withheld[name])
 	}
 	s.offered.Publish(plan)
@@ -287,10 +288,22 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 			}
 		}
 	}
+	refusal := ""
+	for _, container := range request.GetContainerRequests() {
+		if refusal == "" {
+			refusal = s.giveUnits(l, container.GetDevicesIds(), now)
+		}
+	}
 	if changed {
 		s.refresh()
 	}
-	return l.views.Value()
+	view := l.views.Value()
+	if refusal != "" {
+		refused := *view
+		refused.refusal = refusal
+		return &refused
+	}
+	return view
 }
 
 // waitsForAllocate is why a device counts as held that a pod may have got a short time ago.

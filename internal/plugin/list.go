@@ -33,6 +33,7 @@ type list struct {
 	departing map[string]departure // by device ID: devices that left the plan and are still listed
 	allocated map[string]time.Time // by device ID: the last Allocate, if it was within freeFor
 	retired   bool                 // the resource left the plan for good
+	units     units                // if the devices are units of memory
 	adopted   map[string]bool      // IDs that kubelet has in its list, if another process sent that; nil if it was the last view
 }
 
@@ -60,6 +61,7 @@ type view struct {
 	options   Options
 	departing map[string]departure
 	response  *pluginapi.ListAndWatchResponse
+	refusal   string // why Allocate gives nothing in one call; empty if it may
 }
 
 func newList(name string, c clock.PassiveClock) *list {
@@ -157,9 +159,12 @@ func (l *list) departures() []Departing {
 func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool) {
 	l.resource = r
 	planned := make([]*pluginapi.Device, 0, len(r.Devices)+len(l.departing))
-	for _, device := range r.Devices {
+	for i, device := range r.Devices {
 		if !withheld[device.UUID] {
 			l.offered[device.UUID] = true
+		}
+		if r.InUnits() {
+			device.Healthy = l.units.offered[i]
 		}
 		planned = append(planned, wire(device, nil))
 	}

@@ -194,15 +194,19 @@ func (v *view) withholds(ids []string) bool {
 
 // lookUp returns the devices of the given IDs, or a status that says which ID is wrong and why.
 func (v *view) lookUp(ids []string) ([]resource.Device, error) {
-	if len(ids) == 0 {
+	switch {
+	case len(ids) == 0:
 		return nil, status.Error(codes.InvalidArgument, "a container asks for no device")
+	case v.refusal != "":
+		return nil, status.Error(codes.FailedPrecondition, v.refusal)
 	}
 	devices := make([]resource.Device, 0, len(ids))
 	seen := make(map[string]struct{}, len(ids))
 	for _, id := range ids {
 		device, known := v.given(id)
-		if _, planned := v.resource.Device(id); !known || !planned && !device.Healthy {
-			return nil, v.unknown(id)
+		_, planned := v.resource.Device(id)
+		if left := known && !planned; !known || left && (!device.Healthy || resource.UnitMiB(v.resource.Name) > 0) {
+			return nil, v.unknown(id) // nothing may enforce the limit of a unit that left the plan
 		}
 		if !device.Healthy {
 			return nil, status.Errorf(codes.FailedPrecondition, "device %s is not healthy: %s", id, device.Reason)
@@ -322,6 +326,9 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 		device, known := view.given(id)
 		if !known {
 			return nil, s.refuse(view.unknown(id))
+		}
+		if device.Sharing == resource.Percentage {
+			return &pluginapi.PreStartContainerResponse{}, nil // no GPU is known by it
 		}
 		devices = append(devices, device)
 	}

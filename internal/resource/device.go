@@ -18,9 +18,9 @@ import (
 type Device struct {
 	// ID is the device's name at kubelet: UUID, or "UUID::n" for the n-th replica of a shared device.
 	ID string
-	// UUID is the GPU's or the MIG device's.
+	// UUID is the GPU's or the MIG device's; of a Percentage, a word that no GPU has.
 	UUID string
-	// GPU is the UUID of the physical GPU that the device is, or is a part of.
+	// GPU is the UUID of the physical GPU that the device is, or is a part of; empty for a Percentage.
 	GPU string
 	// Index is "i", the GPU's index, or "i:j" for the MIG device j on it.
 	Index string
@@ -44,6 +44,19 @@ type Device struct {
 	Reason string
 }
 
+// MPSDaemon returns the name of the MPS control daemon that containers with the device use: its directory below that of MPS state. It is
+// empty if they use none. All devices of a resource that is shared by MPS have one; a GPU in units has one of its own.
+func (d Device) MPSDaemon() string {
+	switch d.Sharing {
+	case MPS:
+		return d.Resource
+	case InMPSUnits:
+		return "gpu." + d.UUID
+	case Unshared, TimeSliced, InUnits, Percentage:
+	}
+	return ""
+}
+
 // A Resource is one extended resource of the node. It is immutable, and made by NewResource; the zero value has no
 // devices.
 type Resource struct {
@@ -58,6 +71,7 @@ type Resource struct {
 	graph         *topology.Graph
 	preference    *topology.Preference
 	byID          map[string]int // position in Devices
+	units         *unitRules     // nil if the devices are no units of memory
 }
 
 // NewResource returns a resource of the given devices, which it orders, on a node whose GPUs are connected as graph
@@ -71,6 +85,13 @@ func NewResource(name string, o Options, graph *topology.Graph, devices []Device
 // with returns the resource with other devices, which are in order.
 func (r Resource) with(devices []Device) Resource {
 	r.Devices, r.byID = devices, make(map[string]int, len(devices))
+	if r.units != nil {
+		for i, d := range devices {
+			r.byID[d.ID] = i
+		}
+		r.units = r.units.of(devices)
+		return r
+	}
 	choice := make([]topology.Device, len(devices))
 	for i, d := range devices {
 		r.byID[d.ID] = i
@@ -87,7 +108,18 @@ func (r Resource) with(devices []Device) Resource {
 func (r Resource) Equal(other Resource) bool {
 	return r.Name == other.Name && slices.Equal(r.Devices, other.Devices) &&
 		r.onePerRequest == other.onePerRequest && r.policy == other.policy && r.migParents == other.migParents &&
-		(r.graph == other.graph || r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
+		r.units.equal(other.units) && (r.graph == other.graph || r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
+}
+
+// Members returns one device of the resource for each GPU or MIG device, in the order of Devices.
+func (r Resource) Members() []Device {
+	var each []Device
+	for i, d := range r.Devices {
+		if i == 0 || r.Devices[i-1].UUID != d.UUID {
+			each = append(each, d)
+		}
+	}
+	return each
 }
 
 // Device returns the device of the given ID.
@@ -118,6 +150,9 @@ func TooFew(err error) (available int, few bool) {
 // order of the resource. Package topology describes the rules. The answer depends on the sets alone, not on their order. It fails
 // with the errors of topology.Preference.
 func (r Resource) Prefer(available, required []string, size int) ([]string, error) {
+	if r.units != nil {
+		return r.preferUnits(available, required, size)
+	}
 	if r.preference == nil {
 		r.preference = topology.NewPreference(topology.New(nil), nil, r.policy)
 	}
@@ -153,6 +188,12 @@ func (r Resource) admissible(available, required []string, size int) []string {
 // Admit returns why a container may not be given all these devices of the resource at once; nil if it may. It does not look
 // at the health of the devices.
 func (r Resource) Admit(devices []Device) error {
+	if UnitMiB(r.Name) > 0 {
+		return r.admitUnits(devices)
+	}
+	if isPercentage(r.Name) {
+		return r.admitPercentage(len(devices))
+	}
 	shared := slices.ContainsFunc(devices, func(d Device) bool { return d.Sharing != Unshared })
 	if !r.onePerRequest || !shared || len(devices) < 2 {
 		return nil
@@ -212,13 +253,13 @@ func ByID(id string) Device {
 
 // idForm is that of the IDs of devices with NVML's UUIDs, and of their replicas.
 var idForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^` + uuidForm + `(::\d+)?$`)
+	return regexp.MustCompile(`^((` + uuidForm + `(::\d+)?)|` + percentageID + `::\d+)$`)
 })
 
 // MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
 // GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.
 func MayBeOurs(name, id string) bool {
-	return IsName(name) && idForm().MatchString(id)
+	return (IsName(name) || UnitMiB(name) > 0 || isPercentage(name)) && idForm().MatchString(id)
 }
 
 // replica is the n of a replica's device ID; -1 for a device that is not shared.

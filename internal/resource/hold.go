@@ -29,6 +29,7 @@ func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 		for _, d := range r.Devices {
 			h, decided := holds[d.GPU]
 			switch {
+			case d.Sharing == Percentage:
 			case !decided:
 				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided", Hidden: true})
 			case h.Reason != "" && !slices.Contains(h.Kept, d.GI):

@@ -24,6 +24,8 @@ type Options struct {
 	Selectors []Selector
 	// Sharing says which devices are shared.
 	Sharing Sharing
+	// Units says how GPUs are offered that a Selector has offered in units of their memory.
+	Units Units
 	// NotOffered are GPUs that no resource has, by UUID, each with the reason: pods get them in another way.
 	NotOffered map[string]string
 	// Required are device nodes without which no device of the node is Healthy.
@@ -90,6 +92,8 @@ type Selector struct {
 	Rename string
 	// Replicas is how many containers share each of them, whatever Sharing says; 0 leaves it to Sharing, 1 means one.
 	Replicas int
+	// Units offers the GPUs in units of their memory.
+	Units bool
 }
 
 // SelectsGPU reports whether the selector selects a whole GPU.
@@ -140,6 +144,12 @@ const (
 	TimeSliced
 	// MPS devices run it at the same time, with CUDA's Multi-Process Service.
 	MPS
+	// InUnits devices are units of the memory of a GPU, each of which one container has. Nothing enforces what a container uses.
+	InUnits
+	// InMPSUnits devices are such units; CUDA's Multi-Process Service enforces what a container uses.
+	InMPSUnits
+	// Percentage devices are tokens of the node, each for one percent of the threads that a container may use.
+	Percentage
 )
 
 func (m SharingMode) String() string {
@@ -150,6 +160,12 @@ func (m SharingMode) String() string {
 		return "time-slicing"
 	case MPS:
 		return "mps"
+	case InUnits:
+		return "units"
+	case InMPSUnits:
+		return "units by mps"
+	case Percentage:
+		return "percentage"
 	}
 	return fmt.Sprintf("SharingMode(%d)", int(m))
 }

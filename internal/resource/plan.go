@@ -61,15 +61,27 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 		kept = p.ofOneKind(kept)
 	}
 	p.share(kept)
+	p.gatherUnits()
 	graph := topology.New(snapshot.GPUs)
 	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
 		if p.fits(name) {
 			p.warnOfMixed(name)
-			p.plan.Resources = append(p.plan.Resources, NewResource(name, o, graph, p.resources[name].devices))
+			p.plan.Resources = append(p.plan.Resources, p.resource(name, graph))
 		}
 	}
 	slices.SortStableFunc(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
 	return p.plan
+}
+
+// resource returns the resource of gathered devices.
+func (p *planner) resource(name string, graph *topology.Graph) Resource {
+	devices := p.resources[name].devices
+	if name != p.options.Units.Name || p.clients == nil {
+		return NewResource(name, p.options, graph, devices)
+	}
+	slices.SortStableFunc(devices, compareDevices)
+	r := Resource{Name: name, units: &unitRules{fit: p.options.Units.Fit, fill: p.options.Units.Fill, clients: p.clients}}
+	return r.with(devices)
 }
 
 // Resource returns the resource of the given name.
@@ -98,12 +110,14 @@ func (p Plan) NodeDevices() []Device {
 	return devices
 }
 
-// Shared returns the names of the resources that have devices which are shared in a mode.
-func (p Plan) Shared(mode SharingMode) []string {
+// MPSDaemons returns the names of the MPS control daemons that devices of the plan use, in the order of the devices.
+func (p Plan) MPSDaemons() []string {
 	var names []string
 	for _, r := range p.Resources {
-		if slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Sharing == mode }) {
-			names = append(names, r.Name)
+		for _, d := range r.Members() {
+			if name := d.MPSDaemon(); name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
 		}
 	}
 	return names
@@ -137,6 +151,8 @@ type planner struct {
 	cuda      string               // inventory.Driver.CUDA
 	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
 	resources map[string]*gathered // by name
+	units     []unitGPU
+	clients   map[string]int // of GPUs in units, by UUID: how many containers can hold units
 	plan      Plan
 }
 

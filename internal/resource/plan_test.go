@@ -229,11 +229,8 @@ func TestDevicesUnderAHold(t *testing.T) {
 		{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 2},
 		{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2"}, Rename: "nvidia.com/other", Replicas: 2},
 	}}})
-	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/other"}, plan.Shared(resource.MPS)); diff != "" {
+	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/other"}, plan.MPSDaemons()); diff != "" {
 		t.Errorf("shared by MPS (-want +got):\n%s", diff)
-	}
-	if got := plan.Shared(resource.TimeSliced); got != nil {
-		t.Errorf("time-sliced: %q", got)
 	}
 	unfit := plan.Under([]resource.Hold{
 		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {UUID: "GPU-a", Reason: "a second reason"},

@@ -15,6 +15,10 @@ func (p *planner) share(all []candidate) {
 	for _, c := range all {
 		s := p.selector(c)
 		p.warnOfSecond(c, s)
+		if s != nil && s.Units && p.placeUnits(c) {
+			names[c.uuid()] = p.options.Units.Name
+			continue
+		}
 		name := p.name(c, s)
 		place := p.placing(c, s, name, placed[name])
 		placed[name]++
@@ -84,15 +88,22 @@ const (
 
 // mpsClients returns how many clients one MPS server can have on a GPU, by the newest CUDA version of the driver.
 func mpsClients(g inventory.GPU, cuda string) int {
-	var major, minor int
-	_, err := fmt.Sscanf(cuda, "%d.%d", &major, &minor)
 	switch {
 	case g.ComputeCapability.Major < 7:
 		return oldMPSClients
-	case err == nil && (major > 13 || major == 13 && minor >= 1):
+	case cudaAtLeast(cuda, 13, 1, false):
 		return newMPSClients
 	}
 	return MPSClients
+}
+
+// cudaAtLeast reports whether a CUDA version is that one or a newer one, and unknown if the version cannot be read.
+func cudaAtLeast(cuda string, major, minor int, unknown bool) bool {
+	var x, y int
+	if _, err := fmt.Sscanf(cuda, "%d.%d", &x, &y); err != nil {
+		return unknown
+	}
+	return x > major || x == major && y >= minor
 }
 
 // refusal returns why a device cannot be shared in this way; empty if it can. cuda is the newest CUDA version of the driver.

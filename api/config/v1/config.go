@@ -24,6 +24,8 @@ type Config struct {
 	IMEX *IMEX `json:"imex,omitempty"`
 	// Selectors single devices of the node out. An extension.
 	Selectors []Selector `json:"selectors,omitempty"`
+	// Units says how GPUs are offered in units of their memory. An extension.
+	Units *Units `json:"units,omitempty"`
 	// Health changes how faults are judged. An extension.
 	Health *Health `json:"health,omitempty"`
 	// Features says what the node tells the cluster. An extension.
@@ -207,6 +209,27 @@ type Selector struct {
 	Rename *string `json:"rename,omitempty"`
 	// Replicas is how many containers share each of them, 1 for none; it wins over the sharing block.
 	Replicas *int `json:"replicas,omitempty"`
+	// Units offers the GPUs in units of their memory, as the block units says. It stands alone.
+	Units *bool `json:"units,omitempty"`
+}
+
+// Units is an extension: how GPUs are offered in units of their memory. It counts for GPUs of selectors with units.
+type Units struct {
+	// Name is the beginning of the name of the resource, which the size ends; volcano.sh/gpu-mem by default.
+	Name *string `json:"name,omitempty"`
+	// Size of a unit: 128Mi (default), 256Mi or 1Gi.
+	Size *string `json:"size,omitempty"`
+	// Percentage is the beginning of the name of the resource of percentages, which ".percentage" ends; volcano.sh/gpu-core by default.
+	// Empty: there is none.
+	Percentage *string `json:"percentage,omitempty"`
+	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more, 1024 by default.
+	ReserveMiB *int `json:"reserveMiB,omitempty"`
+	// Fit is one (default): what is free on the GPU with the most free units is on offer; or sum: what is free on all.
+	Fit *string `json:"fit,omitempty"`
+	// Fill is fullest (default): a container gets the fullest GPU that has enough; or emptiest.
+	Fill *string `json:"fill,omitempty"`
+	// Enforce is mps (default): limits are enforced by CUDA's Multi-Process Service; or none: units are only counted.
+	Enforce *string `json:"enforce,omitempty"`
 }
 
 // Health is an extension: it changes how faults are judged.

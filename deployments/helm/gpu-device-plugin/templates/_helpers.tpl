@@ -230,7 +230,8 @@ node has no device nodes. */}}
 {{- $enabled := .Values.mps.enabled }}
 {{- if kindIs "invalid" $enabled }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
-{{- with fromYaml . }}{{ with .sharing }}{{ $enabled = or $enabled .mps }}{{ end }}{{ end }}
+{{- with fromYaml . }}{{ with .sharing }}{{ $enabled = or $enabled .mps }}{{ end }}
+{{- $enforced := ne (dig "enforce" "mps" (default dict .units)) "none" }}{{ range .selectors }}{{ $enabled = or $enabled (and .units $enforced) }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if $enabled }}true{{ end }}

@@ -1,0 +1,184 @@
+package plugin
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// What a Set knows of units of memory. Kubelet's accounts say which units containers hold, and a call of Allocate says so until they do.
+
+const (
+	// unitsStay is how long after a call of Allocate the free units of the same GPU stay on offer: a container may get more units than
+	// the init container of its pod whose units it takes over.
+	unitsStay = time.Second
+	// unitsPause is how often the accounts are read for units alone, after nothing has changed for unitsQuiet.
+	unitsPause = 5 * time.Second
+	unitsQuiet = 10 * time.Second
+)
+
+// units are what a list knows of the units of its resource.
+type units struct {
+	given   map[string]givenUnit // by device ID: those that the accounts need not show yet
+	calls   uint64               // of Allocate
+	last    time.Time            // the last call
+	gpu     string               // the GPU whose free units are on offer; empty for all
+	offered []bool               // which devices of the resource are on offer
+	used    int                  // how many units containers hold
+	changed time.Time            // when offered changed last
+}
+
+// A givenUnit is one that was given in a call of Allocate.
+type givenUnit struct {
+	at   time.Time
+	call uint64 // each is for one container
+}
+
+// give notes that a container was given a unit in the current call of Allocate.
+func (u *units) give(id string, now time.Time) {
+	if u.given == nil {
+		u.given = map[string]givenUnit{}
+	}
+	u.given[id] = givenUnit{now, u.calls}
+	u.last = now
+}
+
+// see forgets given units that the accounts of e show, or that no container holds although it was given them long ago.
+func (u *units) see(name string, e evidence, now time.Time) {
+	for id, g := range u.given {
+		_, held := e.held[deviceKey{name, id}]
+		if held && e.began.After(g.at) || e.gap == "" && now.Sub(g.at) >= freeFor {
+			delete(u.given, id)
+		}
+	}
+}
+
+// unitContainers returns who holds each unit of a resource, by device ID. Each container has a name of its own; the names say no more.
+func (s *Set) unitContainers(l *list) map[string]string {
+	all := make(map[string]string, len(l.units.given))
+	for key, h := range s.told.evidence.held {
+		if key.resource == l.name {
+			all[key.id] = h.pod + " " + h.container
+		}
+	}
+	for id, g := range l.units.given {
+		all[id] = fmt.Sprint(g.call)
+	}
+	return all
+}
+
+// useOf returns what is known of the units of a resource that containers hold.
+func useOf(l *list, containers map[string]string) resource.UnitUse {
+	use := resource.UnitUse{Containers: map[string]int{}, Departing: map[string]int{}}
+	use.Used = func(id string) bool { _, used := containers[id]; return used }
+	seen := map[[2]string]bool{}
+	for id, container := range containers {
+		uuid, _ := resource.SplitID(id)
+		if key := [2]string{uuid, container}; !seen[key] {
+			seen[key] = true
+			use.Containers[uuid]++
+		}
+	}
+	for id, d := range l.departing {
+		if _, named := containers[id]; named || d.counts() {
+			use.Departing[d.device.UUID]++
+		}
+	}
+	return use
+}
+
+// offerUnits returns which devices of a resource in units are on offer; nil for another resource.
+func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
+	if !r.InUnits() {
+		return nil
+	}
+	now, containers := s.collaborators.Clock.Now(), s.unitContainers(l)
+	offered, gpu := r.OfferUnits(useOf(l, containers), l.units.gpu, now.Sub(l.units.last) < unitsStay)
+	if !slices.Equal(offered, l.units.offered) || len(containers) != l.units.used {
+		l.units.changed = now
+	}
+	l.units.offered, l.units.gpu, l.units.used = offered, gpu, len(containers)
+	return offered
+}
+
+// seeUnits takes in new evidence about the units of a list. It reports whether the checkpoint names containers that may have ended, and
+// whether other units are to be on offer.
+func (s *Set) seeUnits(l *list, e evidence, now time.Time) (outdated, changed bool) {
+	r := l.views.Value().resource
+	if !r.InUnits() {
+		return false, false
+	}
+	l.units.see(l.name, e, now)
+	if e.gap != "" {
+		return false, false
+	}
+	if e.source != (source{}) {
+		for key, h := range e.held {
+			outdated = outdated || h.checkpointOnly && key.resource == l.name
+		}
+	}
+	before := l.units.offered
+	return outdated, !slices.Equal(before, s.offerUnits(l, r))
+}
+
+// readPause returns how long after a reading of the accounts the next one is due.
+func (s *Set) readPause() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.told.foreign) > 0 {
+		return readInterval
+	}
+	pause, now := readInterval, s.collaborators.Clock.Now()
+	for _, entry := range s.resources {
+		if departing, ended := entry.list.leaving(); departing || ended {
+			return readInterval
+		}
+		if u := entry.list.units; u.used > 0 {
+			if pause = unitsPause; now.Sub(u.changed) < unitsQuiet || now.Sub(u.last) < unitsQuiet {
+				return readInterval
+			}
+		}
+	}
+	return pause
+}
+
+// overbooked returns why a container cannot be given units: as many containers hold units of its GPU as can use it at the same time.
+func (s *Set) overbooked(l *list, ids []string) string {
+	containers := s.unitContainers(l)
+	uuid, _ := resource.SplitID(ids[0])
+	others := map[string]bool{}
+	for id, container := range containers {
+		if of, _ := resource.SplitID(id); of == uuid {
+			others[container] = true
+		}
+	}
+	for _, id := range ids {
+		delete(others, containers[id]) // an init container of the same pod may have held it, and has ended
+	}
+	most := l.resource.UnitClients(uuid)
+	if most == 0 || len(others) < most {
+		return ""
+	}
+	return fmt.Sprintf("%d containers have units of GPU %s, and no more can use it at the same time; create the pod anew, so that it is "+
+		"scheduled again", len(others), uuid)
+}
+
+// giveUnits notes that a container is given units, and returns why it must not be; empty if it may.
+func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
+	if !l.resource.InUnits() || len(ids) == 0 {
+		return ""
+	}
+	if refusal = s.overbooked(l, ids); refusal != "" {
+		return refusal
+	}
+	l.units.calls++
+	for _, id := range ids {
+		if device, planned := l.resource.Device(id); planned && device.Healthy {
+			l.units.give(id, now)
+		}
+	}
+	s.mayDepart()
+	return ""
+}

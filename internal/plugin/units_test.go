@@ -1,0 +1,334 @@
+package plugin_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+const mem = "volcano.sh/gpu-mem.1Gi"
+
+// A unitNode is a node with GPUs in units of 1 GiB, and what its pods hold.
+type unitNode struct {
+	*node
+	clock *clocktesting.FakeClock
+	gpus  int
+	size  int                 // units of a GPU
+	pods  map[string][]string // the IDs of units, by pod
+}
+
+// units returns the plan of a node whose first GPUs are in units, and the others are shared by four or whole.
+func units(gpus, gib, inUnits int, rules resource.Units) resource.Plan {
+	var all []inventory.GPU
+	o := resource.Options{Units: rules, Sharing: resource.Sharing{RenameByDefault: true}}
+	o.Units.Name = mem
+	capability := inventory.ComputeCapability{Major: 9}
+	if !rules.MPS {
+		capability.Major = 6
+	}
+	for i := range gpus {
+		all = append(all, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 2, Health: inventory.Health{State: inventory.Healthy},
+			MemoryBytes: uint64(gib+1) << 30, ComputeCapability: capability})
+		s := resource.Selector{Where: "x", Devices: []resource.Ref{resource.Ref(fmt.Sprint(i))}, Replicas: 1}
+		switch {
+		case i < inUnits:
+			s.Units, s.Replicas = true, 0
+		case i == inUnits:
+			s.Replicas = 4
+		}
+		o.Selectors = append(o.Selectors, s)
+	}
+	return resource.New(inventory.Snapshot{GPUs: all}, o)
+}
+
+var byMPS = resource.Units{ReserveMiB: 1024, MPS: true}
+
+func (n *unitNode) apply(d *daemon, rules resource.Units) {
+	o := plugin.Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, MPSRoot: "/run/mps"}}
+	d.Apply(units(n.gpus+2, n.size, n.gpus, rules), o, 1)
+}
+
+// free returns how many units of each GPU no pod holds.
+func (n *unitNode) free() []int {
+	free := slices.Repeat([]int{n.size}, n.gpus)
+	for _, ids := range n.pods {
+		for _, unit := range ids {
+			free[gpuOf(unit)]--
+		}
+	}
+	return free
+}
+
+// gpuOf returns the index of a unit's GPU.
+func gpuOf(unit string) int {
+	var i int
+	_, _ = fmt.Sscanf(unit, "GPU-%08d", &i)
+	return i
+}
+
+func (n *unitNode) held() int {
+	held := 0
+	for _, ids := range n.pods {
+		held += len(ids)
+	}
+	return held
+}
+
+// settle waits until what is on offer beside what pods hold is free on one GPU, the emptiest. Until a list has come after the end of a
+// pod, a scheduler counts its units as free, too.
+func (n *unitNode) settle(t *testing.T) {
+	t.Helper()
+	until(t, n.clock, fmt.Sprintf("%d held and %v free", n.held(), n.free()), func() bool {
+		held, onOffer := map[string]bool{}, make([]int, n.gpus)
+		for _, ids := range n.pods {
+			for _, unit := range ids {
+				held[unit] = true
+			}
+		}
+		for unit, healthy := range n.Devices(mem) {
+			if healthy && !held[unit] {
+				onOffer[gpuOf(unit)]++
+			}
+			if !healthy && held[unit] {
+				return false
+			}
+		}
+		total := 0
+		for _, count := range onOffer {
+			total += count
+		}
+		return total == slices.Max(n.free()) && slices.Max(onOffer) == total
+	})
+}
+
+// awaitLists waits until kubelet has a list of each resource from a life that was registered since a mark.
+func (n *unitNode) awaitLists(t *testing.T, mark int) {
+	t.Helper()
+	until(t, n.clock, "lists of all resources", func() bool {
+		registered, listed := map[string]bool{}, map[string]bool{}
+		for _, e := range n.Events(mark) {
+			registered[e.Endpoint] = registered[e.Endpoint] || e.Kind == standin.Registered
+			listed[e.Resource] = listed[e.Resource] || e.Kind == standin.Listed && registered[e.Endpoint]
+		}
+		return listed[mem] && listed["nvidia.com/gpu"] && listed["nvidia.com/gpu.shared"]
+	})
+}
+
+// admit admits a pod and checks what it was given, from outside.
+func (n *unitNode) admit(t *testing.T, pod string, count int) {
+	t.Helper()
+	got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: mem, Count: count})
+	if err != nil {
+		t.Fatalf("a pod of %d of %v free, %d on offer: %v", count, n.free(), n.Allocatable(mem)-n.held(), err)
+	}
+	for other, ids := range n.pods {
+		for _, unit := range got.IDs {
+			if slices.Contains(ids, unit) {
+				t.Fatalf("unit %s is given to %s and %s", unit, other, pod)
+			}
+		}
+	}
+	n.pods[pod] = got.IDs
+	i := gpuOf(got.IDs[0])
+	for _, unit := range got.IDs {
+		if gpuOf(unit) != i {
+			t.Fatalf("%s was given units of two GPUs: %q", pod, got.IDs)
+		}
+	}
+	env := got.Response.GetEnvs()
+	if env["NVIDIA_VISIBLE_DEVICES"] != id(i) || env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != fmt.Sprintf("0=%dM", count<<10) ||
+		env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/gpu."+id(i)+"/pipe" {
+		t.Fatalf("%s with %d units of %s: %v", pod, count, id(i), env)
+	}
+}
+
+// newUnitNode returns a node that is served.
+func newUnitNode(t *testing.T, v standin.Version, gpus, size int) (*unitNode, *daemon) {
+	t.Helper()
+	n := &unitNode{node: newNode(t), clock: clocktesting.NewFakeClock(time.Now()), gpus: gpus, size: size, pods: map[string][]string{}}
+	n.startKubelet(t, v)
+	d := n.startDaemon(t, n.clock)
+	n.apply(d, byMPS)
+	n.settle(t)
+	until(t, n.clock, "the other GPUs", func() bool {
+		return n.Allocatable("nvidia.com/gpu") == 1 && n.Allocatable("nvidia.com/gpu.shared") == 4
+	})
+	return n, d
+}
+
+// Pods come and go on GPUs in units, beside a GPU that is shared and one that is whole. What the scheduler counts as free always fits on one
+// GPU, so no pod fails; also while the daemon is replaced and kubelet restarts.
+func TestPodsOfUnitsFit(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		random := rand.New(rand.NewPCG(3, uint64(len(v))))
+		n, d := newUnitNode(t, v, 4, 8)
+		for i := range 24 {
+			switch pod := fmt.Sprint("p", i); {
+			case i%13 == 12:
+				mark := n.Mark()
+				d.stop()
+				d = n.startDaemon(t, n.clock)
+				n.apply(d, byMPS)
+				n.awaitLists(t, mark)
+			case i%17 == 16:
+				mark := n.Mark()
+				if err := n.Restart(); err != nil {
+					t.Fatal(err)
+				}
+				n.awaitLists(t, mark)
+			case len(n.pods) > 0 && random.IntN(3) == 0:
+				for pod := range n.pods {
+					n.Remove(pod)
+					delete(n.pods, pod)
+					break
+				}
+			default:
+				if free := n.Allocatable(mem) - n.held(); free > 0 {
+					n.admit(t, pod, 1+random.IntN(free))
+				}
+				for _, other := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"} {
+					if _, err := n.Admit(t.Context(), standin.Container{Pod: pod + other, Name: "c", Resource: other, Count: 1}); err != nil {
+						t.Fatal(err)
+					}
+					n.Remove(pod + other)
+				}
+			}
+			n.settle(t)
+			until(t, n.clock, "the other GPUs", func() bool {
+				return n.Allocatable("nvidia.com/gpu") == 1 && n.Allocatable("nvidia.com/gpu.shared") == 4
+			})
+		}
+		if n.count(standin.Crash, 0) != 0 {
+			t.Error("kubelet crashed")
+		}
+	})
+}
+
+// A container may get more units than the init container of its pod had: the GPU stays on offer between the two.
+func TestUnitsOfAnInitContainer(t *testing.T) {
+	t.Parallel()
+	n, _ := newUnitNode(t, standin.V137, 2, 8)
+	for round := range 4 {
+		pod := fmt.Sprint("p", round)
+		first, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "init", Resource: mem, Count: 2, Init: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.admit(t, pod, 4)
+		for _, unit := range first.IDs {
+			if !slices.Contains(n.pods[pod], unit) {
+				t.Errorf("unit %s of the init container is not one of %q", unit, n.pods[pod])
+			}
+		}
+		n.settle(t)
+	}
+}
+
+// With fewer units than pods hold, all that is on offer is what there is.
+func TestAReserveThatGrows(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 2, 8)
+	n.admit(t, "a", 7)
+	n.settle(t)
+	n.admit(t, "b", 8)
+	n.settle(t)
+	less := byMPS
+	less.ReserveMiB = 4 << 10
+	n.apply(d, less) // 5 units of each: 2 and 3 of those that are held are more
+	until(t, n.clock, "all that is held stays on offer", func() bool { return n.Allocatable(mem) == 15 })
+	for _, pod := range []string{"a", "b"} {
+		for unit, healthy := range n.PodStatus(pod)[mem] {
+			if !healthy {
+				t.Errorf("unit %s of %s is not Healthy", unit, pod)
+			}
+		}
+	}
+	n.size = 5
+	n.Remove("a")
+	delete(n.pods, "a")
+	until(t, n.clock, "the 5 units of the GPU", func() bool { return n.Allocatable(mem) == 8+5 })
+	n.Remove("b")
+	delete(n.pods, "b")
+	n.settle(t)
+}
+
+// A pod that the scheduler sent by an old count, and for which no GPU has enough, fails with the reason.
+func TestUnitsThatNoGPUHas(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 2, 8)
+	n.admit(t, "a", 3)
+	n.settle(t)
+	sum := byMPS
+	sum.Fit = resource.FitSum
+	n.apply(d, sum)
+	until(t, n.clock, "all units", func() bool { return n.Allocatable(mem) == 16 })
+	n.admit(t, "b", 5)
+	n.admit(t, "c", 2)
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "d", Name: "c", Resource: mem, Count: 6 + 1})
+	if err == nil || !strings.Contains(err.Error(), standin.UnexpectedAdmission) {
+		t.Errorf("a pod for which no GPU has enough: %v", err)
+	}
+}
+
+// A GPU has no more containers than its MPS server has clients: 16 before Volta.
+func TestContainersOfAGPUInUnits(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 1, 20)
+	counted := byMPS
+	counted.MPS = false
+	n.apply(d, counted)
+	admit := func(pod string) error {
+		got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: mem, Count: 1})
+		if err == nil {
+			n.pods[pod] = got.IDs
+		}
+		return err
+	}
+	for i := range 16 {
+		if err := admit(fmt.Sprint("p", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := admit("one more") // where the list did not say so before
+	if err == nil || !strings.Contains(err.Error(), "16 containers have units of GPU") && !strings.Contains(err.Error(), "Available: 0") {
+		t.Errorf("one more container: %v", err)
+	}
+	until(t, n.clock, "nothing is free", func() bool { return n.Allocatable(mem) == 16 })
+	n.Remove("p0")
+	delete(n.pods, "p0")
+	n.settle(t)
+}
+
+// What pods hold of units outlives their configuration: the GPU is whole once the pod has ended.
+func TestAGPUThatWasInUnits(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 1, 8)
+	n.admit(t, "a", 3)
+	d.stop()
+	d = n.startDaemon(t, n.clock)
+	d.Apply(units(3, 8, 0, byMPS), asEnvironment, 1)
+	until(t, n.clock, "served for the pod", func() bool { return n.Allocatable("nvidia.com/gpu") == 2 && n.Allocatable(mem) > 0 })
+	for range 15 {
+		n.clock.Step(time.Second)
+	}
+	if n.Allocatable("nvidia.com/gpu.shared") != 0 {
+		t.Error("the GPU is on offer in another form while a pod has units of it")
+	}
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "b", Name: "c", Resource: mem, Count: 1}); err == nil {
+		t.Error("a unit was given that is not in the plan")
+	}
+	n.Remove("a")
+	until(t, n.clock, "shared by four", func() bool { return n.Allocatable("nvidia.com/gpu.shared") == 4 })
+}
