@@ -51,9 +51,10 @@ func (l *Lead) stop(t *term) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		feed.Until(context.Background(), l.working, func(all []*work) bool {
-			return !slices.ContainsFunc(all, func(w *work) bool { return w.term == t })
-		})
+		works := func(w *work) bool { return w.term == t }
+		for all, changed := l.working.Latest(); slices.ContainsFunc(all, works); all, changed = l.working.Latest() {
+			<-changed
+		}
 	}()
 	return done
 }
