@@ -16,8 +16,8 @@ const (
 	// chooseTime is how long the call of Allocate is waited for that follows GetPreferredAllocation. It comes within microseconds, or after a
 	// tenth of a second where kubelet waits for a CPU. A kubelet that ends or fails the pod sends none.
 	chooseTime = time.Second
-	// hurryAfter is how long a question waits for a pause of settleTime. From then on a pause of hurriedTime is enough: a kubelet that allocates
-	// again and again within settleTime does not wait for a CPU for so long.
+	// hurryAfter is how long a question waits for a pause of settleTime. From then on a pause of hurriedTime is enough: a kubelet that
+	// allocates again and again within settleTime does not wait for a CPU for so long.
 	hurryAfter  = time.Second
 	hurriedTime = 10 * time.Millisecond
 	// listPause is the shortest time between two questions about pods. Kubelet refuses more than 100 questions a second, of all programs
