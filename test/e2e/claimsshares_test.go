@@ -91,7 +91,9 @@ func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	const shared = "nvidia.com/gpu.shared"
 	setEnv(ctx, t, n, "DRA_SHARES=2", "DRA_SHARE_BY=count")
-	t.Cleanup(func() { setEnv(context.Background(), t, n, "DRA_SHARE_BY-") })
+	t.Cleanup(func() {
+		_, _ = n.Kubectl(context.Background(), "-n", namespace, "set", "env", "daemonset/"+daemonSet, "DRA_SHARE_BY-")
+	})
 	wait(ctx, t, func(ctx context.Context) error {
 		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].capacity.shares.value}", strings.TrimSpace(strings.Repeat("2 ", gpus-2)))
 	})
@@ -136,6 +138,7 @@ func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
 	for i := range 3 {
 		deletePod(ctx, t, n, fmt.Sprintf("named-%d", i))
 	}
+	setEnv(ctx, t, n, "DRA_SHARE_BY-") // it needs a number of shares
 }
 
 // saysOfSlices asks whether the slices of the driver have something.
