@@ -182,6 +182,7 @@ nightly: faults soak mig-wishes ptx ## What takes too long for every change: the
 	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
 	$(GO) test -race ./internal/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 	$(GO) test ./test/daemon -count=1 -run 'TestOneDecides|TestBesideAnEarlierVersion' -timeout 1h -stopped 5m -former 70e08be
+	cd cmd/kubectl-gpu && $(GO) test ./internal/command -count=1 -v -run TestFleet -fleet
 	$(MAKE) --no-print-directory release
 	test/e2e/devicemanager/run -minutes
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
