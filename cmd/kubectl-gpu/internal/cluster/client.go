@@ -43,7 +43,8 @@ func New(config *rest.Config, o Options) (*Client, error) {
 	// Of 5,000 nodes 10 pages are read, and as many of pods as there are; client-go's own limit of 5 a second is for controllers.
 	config.QPS, config.Burst = 50, 100
 	binary := rest.CopyConfig(config)
-	binary.AcceptContentTypes, binary.ContentType = "application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf"
+	binary.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	binary.ContentType = "application/vnd.kubernetes.protobuf"
 	core, err := coreclient.NewForConfig(binary)
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)

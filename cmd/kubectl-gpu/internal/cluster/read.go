@@ -19,8 +19,8 @@ import (
 // page is how many objects of a list are read at once.
 const page = 500
 
-// Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone. What cannot be read is a sentence in Missing
-// of the Facts, and the rest is there.
+// Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone. What cannot be read is a sentence in
+// Missing of the Facts, and the rest is there.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
 	return c.read(ctx, names, "spec.driver="+view.Driver, view.HasGPU)
 }
@@ -62,8 +62,10 @@ func missingText(what string, err error) string {
 	return what + " are not shown: " + err.Error()
 }
 
-// paged reads a list page by page. A list that changed too long ago while it was read is read again from its beginning, once.
-func paged[L interface{ GetContinue() string }](ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L)) error {
+// paged reads a list page by page.
+func paged[L interface{ GetContinue() string }](
+	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L),
+) error {
 	o.Limit = page
 	for {
 		answer, err := list(ctx, o)

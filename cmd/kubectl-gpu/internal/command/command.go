@@ -45,6 +45,7 @@ type plugin struct {
 	ask     string
 }
 
+//nolint:contextcheck // completion has the context of its command
 func newRoot() *cobra.Command {
 	p := &plugin{flags: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{
@@ -64,7 +65,8 @@ func newRoot() *cobra.Command {
 		Version:           version.String(),
 	}
 	p.flags.AddFlags(root.PersistentFlags())
-	root.PersistentFlags().StringVar(&p.options.DaemonSelector, "daemon-selector", "app.kubernetes.io/name=gpu-device-plugin", "labels of the daemon's pods")
+	root.PersistentFlags().StringVar(&p.options.DaemonSelector, "daemon-selector", "app.kubernetes.io/name=gpu-device-plugin",
+		"labels of the daemon's pods")
 	root.PersistentFlags().StringVar(&p.options.DaemonNamespace, "daemon-namespace", "", "namespace of the daemon's pods; default: any")
 	p.addOutput(root)
 	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(), p.newQuiesce(), p.newResume())
@@ -125,7 +127,8 @@ func (p *plugin) asked(cmd *cobra.Command, client *cluster.Client, pods []*corev
 	for _, a := range client.Statuses(cmd.Context(), pods) {
 		answers[a.Pod.Spec.NodeName] = a
 		if a.Err != nil {
-			fmt.Fprintf(cmd.ErrOrStderr(), "node %s: its daemon's pod %s/%s does not answer: %v\n", a.Pod.Spec.NodeName, a.Pod.Namespace, a.Pod.Name, a.Err)
+			fmt.Fprintf(cmd.ErrOrStderr(), "node %s: its daemon's pod %s/%s does not answer: %v\n",
+				a.Pod.Spec.NodeName, a.Pod.Namespace, a.Pod.Name, a.Err)
 		}
 	}
 	return answers

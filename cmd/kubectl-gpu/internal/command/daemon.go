@@ -8,7 +8,8 @@ import (
 )
 
 func (p *plugin) newStatus() *cobra.Command {
-	return p.forward("status", "Show what the daemon of a node knows", "  kubectl gpu status node-1\n  kubectl gpu status node-1 -- -o wide", false)
+	return p.forward("status", "Show what the daemon of a node knows",
+		"  kubectl gpu status node-1\n  kubectl gpu status node-1 -- -o wide", false)
 }
 
 func (p *plugin) newDoctor() *cobra.Command {
@@ -16,15 +17,17 @@ func (p *plugin) newDoctor() *cobra.Command {
 }
 
 func (p *plugin) newQuiesce() *cobra.Command {
-	return p.forward("quiesce", "Release the driver of a node, so that GPUs can be reset or the driver replaced", "  kubectl gpu quiesce node-1", true)
+	return p.forward("quiesce", "Release the driver of a node, so that GPUs can be reset or the driver replaced",
+		"  kubectl gpu quiesce node-1", true)
 }
 
 func (p *plugin) newResume() *cobra.Command {
-	return p.forward("resume", "Have the daemon of a node use the driver again after quiesce", "  kubectl gpu resume node-1", true)
+	return p.forward("resume", "Have the daemon of a node use the driver again after quiesce",
+		"  kubectl gpu resume node-1", true)
 }
 
-// forward returns a command that runs the daemon's command of the same name in the pod of a node. During a roll-out a node has two pods of the
-// daemon. Then it is run in the one that leads; with each, in all of them, because each of them has the driver open.
+// forward returns a command that runs the daemon's command of the same name in the pod of a node. During a roll-out a node has two pods of
+// the daemon. Then it is run in the one that leads; with each, in all of them, because each of them has the driver open.
 func (p *plugin) forward(name, short, example string, each bool) *cobra.Command {
 	where := "While two pods of the daemon run on it, as during a roll-out, the one that leads is asked."
 	if each {

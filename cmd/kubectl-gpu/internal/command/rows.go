@@ -48,8 +48,8 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			if r.LayoutState != "" {
 				layout += " (" + r.LayoutState + ")"
 			}
-			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated), fmt.Sprint(r.All), dash(layout),
-				dash(r.DriverVersion), dash(r.Version), age(r.Since)}, "\t"))
+			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated), fmt.Sprint(r.All),
+				dash(layout), dash(r.DriverVersion), dash(r.Version), age(r.Since)}, "\t"))
 			if p.format == "wide" {
 				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s", number(r.GPUs), dash(r.Condition), dash(r.Daemon), dash(r.Message))
 			}

@@ -19,8 +19,8 @@ func (p *plugin) newSlices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "slices --profile MACHINE",
 		Short: "Print the ResourceSlices that a type of machine will have",
-		Long: "slices prints the ResourceSlices that gpu-node-agent publishes of a machine, before there is one. They are those of a simulated\n" +
-			"machine, and marked so. No cluster is asked.\n\n" +
+		Long: "slices prints the ResourceSlices that gpu-node-agent publishes of a machine, before there is one. They are those of a\n" +
+			"simulated machine, and marked so. No cluster is asked.\n\n" +
 			"With --template karpenter they are in the form of the spec.resourceSlices that Karpenter's design has for a NodeOverlay, without\n" +
 			"what only one machine has, such as UUIDs and PCI addresses. Add the requirements that select your type of instance.",
 		Example: "  kubectl gpu slices --profile dgx-h100\n  kubectl gpu slices --profile dgx-h100 --template karpenter",

@@ -1,4 +1,5 @@
-// Package machines has the ResourceSlices that simulated machines publish: a file a machine, which a test of the daemon's package cli writes.
+// Package machines has the ResourceSlices that simulated machines publish: a file a machine, which a test of the daemon's
+// package cli writes.
 package machines
 
 import (

@@ -1,5 +1,5 @@
-// Package view joins what the API server has of nodes and GPUs with what daemons answer, to what is shown: a row a node, and a row a GPU. It
-// is pure: no I/O, clock or log.
+// Package view joins what the API server has of nodes and GPUs with what daemons answer, to what is shown: a row a node, and a row a GPU.
+// It is pure: no I/O, clock or log.
 package view
 
 import (
@@ -90,7 +90,8 @@ func LeadFirst(answers []Answer) ([]*corev1.Pod, error) {
 		}
 	}
 	if !slices.ContainsFunc(answers, func(a Answer) bool { return a.Err == nil && a.Status.Lead.This }) {
-		return nil, errors.Join(append([]error{fmt.Errorf("%d pods of the daemon run on the node, and none of them says that it leads; try again in a minute", len(answers))},
+		return nil, errors.Join(append([]error{fmt.Errorf(
+			"%d pods of the daemon run on the node, and none of them says that it leads; try again in a minute", len(answers))},
 			problems...)...)
 	}
 	return pods, nil

@@ -54,8 +54,8 @@ func (h Holder) String() string {
 	return text
 }
 
-// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose daemons did not answer the rows are those
-// of their slices.
+// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose daemons did not answer the rows are
+// those of their slices.
 func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) []GPU {
 	rows := []GPU{}
 	devices, recorded := f.devices(), f.recorded()

@@ -42,8 +42,8 @@ type Node struct {
 // IsIncomplete reports whether the API server does not tell what a row shows, so that the daemon has to be asked.
 func (n Node) IsIncomplete() bool { return n.Daemon != "" && (n.Model == "" || n.DriverVersion == "") }
 
-// Rows returns a row for each node that has GPUs or a daemon, in the order of their names; with every, for each node. Answers are those of the
-// daemons that were asked, by node.
+// Rows returns a row for each node that has GPUs or a daemon, in the order of their names; with every, for each node. Answers are those of
+// the daemons that were asked, by node.
 func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, every bool) []Node {
 	nodes := map[string]*corev1.Node{}
 	for i := range f.Nodes {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 )
 
 // An allocation asks the scheduler's own allocator.
@@ -24,7 +25,8 @@ type allocation struct {
 
 // features are those that Kubernetes 1.36 and 1.37 have on by default.
 var features = structured.Features{
-	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
+	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
+	DeviceBindingAndStatus: true, ConsumableCapacity: true,
 }
 
 func newAllocation(o Objects) *allocation {
@@ -88,7 +90,7 @@ func explainClaims(ctx context.Context, o Objects) string {
 	var nearest *corev1.Node
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
-		if !slices.ContainsFunc(o.Slices, func(s *resourceapi.ResourceSlice) bool { return s.Spec.NodeName != nil && *s.Spec.NodeName == n.Name }) {
+		if !slices.ContainsFunc(o.Slices, func(s *resourceapi.ResourceSlice) bool { return ptr.Deref(s.Spec.NodeName, "") == n.Name }) {
 			continue
 		}
 		possible, err := a.possible(ctx, n, claims)
@@ -196,8 +198,11 @@ func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceap
 	return strings.Join(parts, "; "), left
 }
 
-// excludes says what excludes a device from a request: a selector of the class or the request, a taint, or another claim; empty if nothing does.
-func (a *allocation) excludes(ctx context.Context, s *resourceapi.ResourceSlice, d resourceapi.Device, r *resourceapi.ExactDeviceRequest) string {
+// excludes says what excludes a device from a request: a selector of the class or the request, a taint, or another claim; empty if
+// nothing does.
+func (a *allocation) excludes(
+	ctx context.Context, s *resourceapi.ResourceSlice, d resourceapi.Device, r *resourceapi.ExactDeviceRequest,
+) string {
 	class, err := a.Get(r.DeviceClassName)
 	if err != nil {
 		return "that " + err.Error()
@@ -223,7 +228,8 @@ func (a *allocation) excludes(ctx context.Context, s *resourceapi.ResourceSlice,
 		}
 	}
 	for _, t := range d.Taints {
-		if t.Effect != resourceapi.DeviceTaintEffectNone && !slices.ContainsFunc(r.Tolerations, func(by resourceapi.DeviceToleration) bool { return tolerates(by, t) }) {
+		tolerated := slices.ContainsFunc(r.Tolerations, func(by resourceapi.DeviceToleration) bool { return tolerates(by, t) })
+		if t.Effect != resourceapi.DeviceTaintEffectNone && !tolerated {
 			return fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)
 		}
 	}

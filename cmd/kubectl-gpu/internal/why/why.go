@@ -54,15 +54,18 @@ func Explain(ctx context.Context, o Objects) string {
 var admissions = []struct{ has, means string }{
 	{"no healthy devices present", stale},
 	{"requested number of devices unavailable", stale},
-	{"previously allocated devices are no longer healthy", "the node or kubelet was restarted, and the GPU of the pod is Unhealthy. Cure the GPU, or make the pod again"},
-	{"cannot allocate unregistered device", "the node was restarted, and kubelet admitted the pod before the daemon had registered. Make the pod again"},
+	{"previously allocated devices are no longer healthy",
+		"the node or kubelet was restarted, and the GPU of the pod is Unhealthy. Cure the GPU, or make the pod again"},
+	{"cannot allocate unregistered device",
+		"the node was restarted, and kubelet admitted the pod before the daemon had registered. Make the pod again"},
 	{"unknown device", "kubelet chose from a list that had just changed. Make the pod again"},
 	{"maximum request size for shared resources is 1", "the configuration gives one share to a container. Ask for one"},
 	{"is not healthy", "the daemon refused the GPU. kubectl gpu list has its state. Make the pod again"},
 	{"cannot be given out", "the daemon refused the GPU, because a claim or a MIG layout has it. Make the pod again"},
 }
 
-const stale = "the scheduler's count was older than kubelet's: a GPU had become Unhealthy or had changed its form a moment before. Make the pod again"
+const stale = "the scheduler's count was older than kubelet's: a GPU had become Unhealthy or had changed its form a moment before. " +
+	"Make the pod again"
 
 // rejected explains a pod that kubelet did not admit. Kubelet never looks at it again.
 func rejected(p *corev1.Pod) string {
@@ -91,7 +94,8 @@ func waiting(o Objects) string {
 	}
 	for _, e := range slices.Backward(o.Events) {
 		if e.Reason == "FailedPrepareDynamicResources" {
-			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", o.Pod.Spec.NodeName, strings.TrimSuffix(e.Note, "."))
+			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", o.Pod.Spec.NodeName,
+				strings.TrimSuffix(e.Note, "."))
 		}
 	}
 	return fmt.Sprintf("It is on node %s, and its containers are being made.", o.Pod.Spec.NodeName)
@@ -155,9 +159,9 @@ func unscheduled(ctx context.Context, o Objects) string {
 
 // A candidate is what a node has of a resource, and why it is none for the pod.
 type candidate struct {
-	node                      *corev1.Node
-	capacity, ill, free       int64
-	excluded, message, remedy string
+	node                *corev1.Node
+	capacity, ill, free int64
+	excluded, message   string
 }
 
 // noRoom says why no node has so many devices of a resource free for the pod, and which is nearest; empty if one has.
@@ -179,13 +183,15 @@ func (o Objects) noRoom(resource corev1.ResourceName, wanted int64) string {
 	}
 	switch {
 	case !known:
-		return fmt.Sprintf("No node has %s: %s.", resource, "the daemon serves it on none; kubectl gpu shows what there is, and kubectl gpu doctor NODE why")
+		return fmt.Sprintf("No node has %s: %s.", resource,
+			"the daemon serves it on none; kubectl gpu shows what there is, and kubectl gpu doctor NODE why")
 	case best.excluded != "" && best.free >= wanted:
 		return fmt.Sprintf("Node %s has %d %s free, and %s.", best.node.Name, best.free, resource, best.excluded)
 	}
 	text := fmt.Sprintf("No node has %d %s free; nearest is node %s with %d of %d", wanted, resource, best.node.Name, best.free, best.capacity)
 	if best.ill > 0 && best.free+best.ill >= wanted {
-		return text + fmt.Sprintf(", of which %d cannot be given out%s: kubectl gpu list %s -o wide has what cures them.", best.ill, best.message, best.node.Name)
+		return text + fmt.Sprintf(", of which %d cannot be given out%s: kubectl gpu list %s -o wide has what cures them.", best.ill,
+			best.message, best.node.Name)
 	}
 	if best.excluded != "" {
 		text += ", and " + best.excluded
