@@ -35,7 +35,7 @@ devicePlugin:
 	waitAllocatable(ctx, t, kubelet, gpu, 4*(gpus-held)+held, stepLimit)
 	changes := 1
 	if *long {
-		changes = 4 // more than 300 pods
+		changes = 6 // about 300 pods
 	}
 	end := startChurn(ctx, t, n)
 	for i := range changes {
