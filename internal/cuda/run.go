@@ -93,7 +93,6 @@ type child struct {
 	command *exec.Cmd
 	began   chan error
 	ended   chan struct{}
-	read    chan struct{} // closed when it wrote its last
 
 	// What is known of it after ended.
 	said     bytes.Buffer // on its standard error
@@ -128,7 +127,7 @@ func (c *child) start(driverRoot, uuid string) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = out.Close() }()                           // the process has it
-	c.command = exec.Command(program, Command, driverRoot, uuid) //nolint:gosec,noctx // this program; watch kills it
+	c.command = exec.Command(program, Command, driverRoot, uuid) //nolint:noctx // watch kills it
 	c.command.Args[0] = "gpu-device-plugin"                      // under another name the program is another command
 	c.command.ExtraFiles = []*os.File{out}
 	c.command.Stderr = &limited{&c.said, maxSaid}
