@@ -109,13 +109,13 @@ var imports = map[string][]string{
 		"internal/kubelet", // for the values of its accounts
 		"internal/mps",     // for the values that a control daemon is asked for with
 	},
+	"internal/proof": {"internal/config", "internal/cuda", "internal/feed", "internal/files", "internal/inventory"},
 	"internal/offer": {
 		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",
 	},
 	"internal/handover": {
 		"internal/claims", "internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/resource",
-		"internal/supervise",
-		"internal/kubelet", // for the values of its accounts
+		"internal/supervise", "internal/kubelet", // the latter for the values of its accounts
 	},
 	"internal/daemon": {everything},
 	"internal/cli":    {everything},

@@ -84,7 +84,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
 		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
-		{"Dynamic Resource Allocation", allocationLine(s.DRA)},
+		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
 	} {
 		if line.text != "" {
 			v.sentence(w, line.what+": "+line.text)
@@ -101,7 +101,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"holder", holderSentences(s)},
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
-		{"metrics", s.MetricsAbsent},
+		{"metrics", s.MetricsAbsent}, {"CUDA", validationSentences(s.Validation)},
 	} {
 		for _, sentence := range kind.sentences {
 			if rest == "" {

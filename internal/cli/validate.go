@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 )
 
 // newProveCommand returns the command that runs in a process of its own.
@@ -92,9 +93,6 @@ const (
 	resultNotTried = "not tried"
 )
 
-// atOnce is how many devices are tried at a time.
-const atOnce = 2
-
 // validate tries the devices of the node that the configuration names.
 func validate(ctx context.Context, c config.Config, only []string) (v validation, err error) {
 	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, Simulated: c.Simulate != ""}
@@ -107,13 +105,13 @@ func validate(ctx context.Context, c config.Config, only []string) (v validation
 		for _, l := range snapshot.LeftOut {
 			v.LeftOut = append(v.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
 		}
-		devices, err := daemon.SelectProvables(daemon.Provables(snapshot), only)
+		devices, err := proof.Select(proof.Devices(snapshot), only)
 		if err != nil {
 			return fmt.Errorf("--gpu: %w", err)
 		}
 		v.Devices = make([]validated, len(devices))
 		var all sync.WaitGroup
-		turns := make(chan struct{}, atOnce)
+		turns := make(chan struct{}, proof.AtOnce)
 		for i, d := range devices {
 			v.Devices[i] = validated{Index: d.Index, UUID: d.UUID, Model: d.Model, Result: resultNotTried}
 			if v.Devices[i].Reason = inUse(reading, session, d); v.Devices[i].Reason != "" {
@@ -132,7 +130,7 @@ func validate(ctx context.Context, c config.Config, only []string) (v validation
 }
 
 // inUse says which processes compute on a device; empty if none does.
-func inUse(ctx context.Context, session *nvidia.Session, d daemon.Provable) string {
+func inUse(ctx context.Context, session *nvidia.Session, d proof.Device) string {
 	processes, err := session.Processes(ctx, d.GPU)
 	if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
 		return "its processes cannot be read: " + err.Error()

@@ -83,7 +83,7 @@ faults:
 	if printed, status := validate(t, append(here, "--gpu", "2:0")...); status != 2 {
 		t.Errorf("one in use: status %d: %s", status, printed)
 	}
-	if printed, status := validate(t, append(here, "--gpu", "7")...); status != 1 || !strings.Contains(printed, `--gpu: no such device: "7"`) {
+	if printed, status := validate(t, append(here, "--gpu", "7")...); status != 1 || !strings.Contains(printed, `--gpu: "7" is the index or UUID of no MIG device`) {
 		t.Errorf("one that is not there: status %d: %s", status, printed)
 	}
 	if printed, status := validate(t, "--simulate", "t4", "--driver-root-ctr-path", t.TempDir()); status != 0 {

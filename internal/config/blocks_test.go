@@ -313,6 +313,7 @@ health:
   energyEvidence: true
   reopen: always
   kernelLog: true
+  validate: true
   suspectLimit: 1s
   unknownGrace: 2s
   flapLimit: 4
@@ -330,8 +331,8 @@ health:
 	if diff := cmp.Diff(want, c.Health); diff != "" {
 		t.Errorf("policy (-want +got):\n%s", diff)
 	}
-	if !c.KernelLog {
-		t.Error("the kernel's log is not read")
+	if !c.KernelLog || !c.Validate {
+		t.Error("the kernel's log is not read, or CUDA not proven")
 	}
 	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate, imex: report, reopen: careful, energyEvidence: false, kernelLog: false}"))
 	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.ReopenAlways || c.Health.EnergyEvidence || c.KernelLog {

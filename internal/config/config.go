@@ -77,6 +77,8 @@ type Config struct {
 	Health health.Policy
 	// KernelLog has XIDs read from the kernel's log, too.
 	KernelLog bool
+	// Validate has devices be held until CUDA is proven to work on them.
+	Validate bool
 	// Resource decides what is offered.
 	Resource resource.Options
 	// CDIDir is the directory of CDI specs.

@@ -231,6 +231,11 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
 	},
 	{
+		flag: "validate", env: []string{"VALIDATE"}, key: "health.validate", fallback: "false", kind: kindBool,
+		usage: "offer devices only after CUDA is proven to work on them",
+		set:   truth(func(c *Config) *bool { return &c.Validate }),
+	},
+	{
 		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
 		kind: kindList,
 		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no other compute processes; " +

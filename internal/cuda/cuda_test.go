@@ -115,7 +115,7 @@ func TestHang(t *testing.T) {
 		t.Errorf("another device: %v", p.Failure)
 	}
 	p := <-hangs
-	if p.Failure == nil || p.Failure.Kind != cuda.Hangs || p.Failure.Passing() ||
+	if p.Failure == nil || p.Failure.Kind != cuda.Hangs || !p.Failure.Passing() ||
 		!strings.Contains(p.Failure.Error(), "cuDevicePrimaryCtxRetain does not return within 10s") {
 		t.Errorf("the device that hangs: %+v, %v", p, p.Failure)
 	}

@@ -39,14 +39,14 @@ type Failure struct {
 // Tried reports whether CUDA was tried: otherwise nothing is known of the device.
 func (f *Failure) Tried() bool { return f.Kind != NoLibrary && f.Kind != NotStarted }
 
-// Passing reports whether the cause may go by itself, as that of a driver whose device nodes or whose fabric come up later, or of a GPU
-// that another process has.
+// Passing reports whether the cause may go by itself, as that of a driver whose device nodes or whose fabric come up later, of a GPU that
+// another process has, or of a node that is too busy.
 func (f *Failure) Passing() bool {
-	if !f.Tried() {
+	if !f.Tried() || f.Kind == Hangs {
 		return true
 	}
 	switch f.Code {
-	case outOfMemory, deviceUnavailable, noDevice, invalidDevice, operatingSystem, systemNotReady, unknownError:
+	case outOfMemory, deviceUnavailable, noDevice, invalidDevice, operatingSystem, SystemNotReady, unknownError:
 		return f.Kind == Refused
 	}
 	return false
@@ -59,8 +59,8 @@ const (
 	noDevice          = 100
 	invalidDevice     = 101
 	operatingSystem   = 304
-	systemNotReady    = 802
-	driverMismatch    = 803
+	SystemNotReady    = 802
+	DriverMismatch    = 803
 	unknownError      = 999
 )
 
@@ -71,8 +71,8 @@ var remedies = map[int]string{
 	noDevice:          "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them",
 	invalidDevice:     "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them",
 	operatingSystem:   "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them",
-	systemNotReady:    "start Fabric Manager, and read its log",
-	driverMismatch:    "finish the driver's upgrade: its library and its kernel module are of different versions",
+	SystemNotReady:    "start Fabric Manager, and read its log",
+	DriverMismatch:    "finish the driver's upgrade: its library and its kernel module are of different versions",
 	unknownError:      "load the kernel module nvidia_uvm (nvidia-modprobe -u -c 0), and read the kernel log",
 }
 

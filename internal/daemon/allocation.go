@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -37,7 +38,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
-		Inspect: (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect, Patience: callPatience, Lead: d.lead.Check,
+		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
 		Alone: d.mayChangeHardware,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
@@ -118,16 +119,16 @@ func (d *daemon) mayChangeHardware() error {
 	return nil
 }
 
-// mayGive returns why GPUs must not be given to a pod by the device plugin: they are in a slice. Kubelet may allocate them for a moment
-// after they have left the list. It asks no disk.
-func (d *daemon) mayGive(gpus []string) error {
+// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice, or CUDA is not proven on them. Kubelet
+// may allocate them for a moment after they have left the list. It asks no disk.
+func (d *daemon) mayGive(devices []resource.Device) error {
 	owners := d.owners.Value()
-	for _, uuid := range gpus {
-		if owners[uuid].InSlice() {
-			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", uuid)
+	for _, device := range devices {
+		if owners[device.GPU].InSlice() {
+			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", device.GPU)
 		}
 	}
-	return nil
+	return d.unproven(devices)
 }
 
 // pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.

@@ -27,6 +27,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -104,6 +105,7 @@ type daemon struct {
 	lead           *lead.Lead
 	former         *Former
 	told           *Told
+	proofs         *proof.Proofs
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil when there is nothing to register with
 	account        *kubelet.PodResources
@@ -174,6 +176,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
+	d.proofs = d.newProofs(ctx)
 	if d.dra = d.newDRA(c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
@@ -181,7 +184,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		d.mig = d.newMIG()
 		d.dividing = d.mig.Holds()
 	}
-	d.told = NewTold(d.lead, d.owners, d.dividing, d.mig != nil)
+	d.told = NewTold(d.lead, d.owners, d.dividing, d.proofs.Records(), d.mig != nil)
 	return d, nil
 }
 
@@ -304,7 +307,7 @@ func (d *daemon) observation() []Task {
 func (d *daemon) outputs() []Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, MIG: d.dividing, Owners: d.owners, Pulse: supervise.NewPulse(),
+		MPS: d.mps, MIG: d.dividing, Owners: d.owners, Proofs: d.proofs, Pulse: supervise.NewPulse(),
 	}
 	if d.dra != nil {
 		plans.Followed = d.dra.Offered
@@ -324,7 +327,9 @@ func (d *daemon) outputs() []Task {
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
 	tasks = append(tasks, d.draTasks()...)
-	tasks = append(tasks, Task{Name: "heard of GPUs", Run: d.told.Follow}, d.told.Deciding(Task{Name: "told of GPUs", Run: d.told.Tell}),
+	tasks = append(tasks, Task{Name: "verdicts on CUDA", Run: d.proofs.Follow},
+		d.told.Deciding(Task{Name: "proofs of CUDA", Run: d.proofs.Run}),
+		Task{Name: "heard of GPUs", Run: d.told.Follow}, d.told.Deciding(Task{Name: "told of GPUs", Run: d.told.Tell}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})
 	if d.mig != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -74,7 +75,7 @@ func TestLayoutInTheStatus(t *testing.T) {
 // TestAllocationInTheStatus: nothing where Dynamic Resource Allocation is not used, and else who has each GPU, and what claims have.
 func TestAllocationInTheStatus(t *testing.T) {
 	t.Parallel()
-	if d := unstarted(t, nil, alone...); d.allocation() != nil || d.mayGive([]string{"GPU-0"}) != nil {
+	if d := unstarted(t, nil, alone...); d.allocation() != nil || d.mayGive([]resource.Device{{GPU: "GPU-0"}}) != nil {
 		t.Error("there is something without a state directory")
 	}
 	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...))
@@ -116,7 +117,7 @@ func TestAllocationInTheStatus(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for i, taken := range map[int]bool{0: false, 1: true} {
-		if err := d.mayGive([]string{gpus[i].UUID}); (err != nil) != taken {
+		if err := d.mayGive([]resource.Device{{GPU: gpus[i].UUID}}); (err != nil) != taken {
 			t.Errorf("GPU %d for a pod: %v", i, err)
 		}
 	}

@@ -97,7 +97,9 @@ type ClearArguments struct {
 }
 
 func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error) {
-	return nil, d.requests().Clear(ctx, d.uuidOf(a.GPU))
+	uuid := d.uuidOf(a.GPU)
+	d.proofs.Again(uuid)
+	return nil, d.requests().Clear(ctx, uuid)
 }
 
 // uuidOf returns the UUID of the device in a request. A device that is not here now may have faults on record.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // A Prover proves that CUDA works on devices, each in a process of its own.
@@ -30,57 +32,114 @@ func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 	return cuda.Run(ctx, p.DriverRoot, uuid)
 }
 
-// A Provable is a device on which CUDA can be proven to work: a GPU without multi-instance mode, or a MIG device.
-type Provable struct {
-	// Index is the GPU's index "i" or the MIG device's "i:j".
-	Index string
-	UUID  string
-	// GPU is the UUID of the physical GPU, and GI the GPU instance of a MIG device; 0 for a GPU.
-	GPU string
-	GI  int
-	// Model is the GPU's, and the profile of a MIG device.
-	Model string
-}
-
-// Provables returns those of a Snapshot.
-func Provables(s inventory.Snapshot) []Provable {
-	var all []Provable
-	for _, g := range s.GPUs {
-		if g.MIG != inventory.MIGEnabled {
-			all = append(all, Provable{Index: fmt.Sprint(g.Index), UUID: g.UUID, GPU: g.UUID, Model: g.Model})
-		}
-		for _, m := range g.MIGDevices {
-			all = append(all, Provable{
-				Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID, GPU: g.UUID, GI: m.GI, Model: g.Model + " " + m.Profile,
-			})
-		}
-	}
-	return all
-}
-
-// ErrNoSuchDevice says that a device is not there, or cannot be proven.
-var ErrNoSuchDevice = errors.New("no such device")
-
-// SelectProvables returns the devices with the given indexes or UUIDs, and those of the GPUs with them; all if none is given.
-func SelectProvables(all []Provable, names []string) ([]Provable, error) {
-	is := func(p Provable, name string) bool {
-		index, _, _ := strings.Cut(p.Index, ":")
-		return name == p.Index || name == p.UUID || name == p.GPU || name == index
-	}
-	for _, name := range names {
-		if !slices.ContainsFunc(all, func(p Provable) bool { return is(p, name) }) {
-			return nil, fmt.Errorf("%w: %q is the index or UUID of no GPU without MIG mode and of no MIG device", ErrNoSuchDevice, name)
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(all), func(p Provable) bool {
-		return len(names) > 0 && !slices.ContainsFunc(names, func(name string) bool { return is(p, name) })
-	}), nil
-}
-
-// Computes returns the processes that compute on the device, of those on its GPU. One of which the driver does not say where it is may be
-// on each.
-func (p Provable) Computes(processes []inventory.Process) []inventory.Process {
-	return slices.DeleteFunc(slices.Clone(processes), func(c inventory.Process) bool {
-		return p.UUID != p.GPU && c.GI.Known && c.GI.Value != p.GI
+// newProofs returns the owner of what is proven of CUDA.
+func (d *daemon) newProofs(ctx context.Context) *proof.Proofs {
+	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, Simulated: d.node != nil}
+	return proof.New(ctx, proof.Options{
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
+		Tell: func(ctx context.Context, uuid string, f *cuda.Failure) error {
+			if f == nil {
+				return d.monitor.Proven(ctx, uuid, "", inventory.NoCure)
+			}
+			return d.monitor.Proven(ctx, uuid, f.Error(), cureOf(f))
+		},
+		Lead: d.lead.Check, StateDir: d.config.StateDir, BootID: BootID(d.node),
 	})
+}
+
+// cureOf returns what makes a device usable again on which CUDA does not work.
+func cureOf(f *cuda.Failure) inventory.Cure {
+	switch {
+	case f.Code == cuda.SystemNotReady:
+		return inventory.CureFabric
+	case f.Kind == cuda.Hangs:
+		return inventory.CureReset
+	case f.Passing() || f.Code == cuda.DriverMismatch:
+		return inventory.CureHuman
+	}
+	return inventory.CureReset
+}
+
+// reservePatience limits how long it is waited for answers about the users of a GPU.
+const reservePatience = 10 * time.Second
+
+// reserve keeps a device from pods and claims until release is called. A hold is on it: it is listed as Unhealthy.
+func (d *daemon) reserve(ctx context.Context, device proof.Device) (release func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, reservePatience)
+	defer cancel()
+	release = func() {}
+	if d.dra != nil {
+		if release, err = d.dra.Claims.Reserve(ctx, device.GPU); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.used(ctx, device); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// used returns who uses a device, or why that is not known; nil if nobody does.
+func (d *daemon) used(ctx context.Context, device proof.Device) error {
+	if h, divided := d.dividing.Value()[device.GPU]; divided && h.Reason != "" {
+		return errors.New(h.Reason)
+	}
+	if d.directory != nil {
+		held, err := d.set.Users(ctx, []string{device.UUID})
+		if len(held) > 0 {
+			return fmt.Errorf("in use by pod %s", held[0].Pod)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	found, err := d.monitor.Processes(ctx, []string{device.GPU})
+	if err != nil {
+		return err
+	}
+	if computes := device.Computes(found[device.GPU]); len(computes) > 0 {
+		return fmt.Errorf("in use by process %d", computes[0].PID)
+	}
+	return nil
+}
+
+// unproven returns why devices are not given to a pod: CUDA is not proven on one of them. It is nil where they may be.
+func (d *daemon) unproven(devices []resource.Device) error {
+	held := d.proofs.Unproven(d.monitor.Snapshots().Value())
+	for _, device := range devices {
+		if why := held[device.UUID]; why != "" {
+			return fmt.Errorf("%s: %s", device.UUID, why)
+		}
+	}
+	return nil
+}
+
+// inspectForClaim returns why a claim does not get its devices now. That CUDA is not proven on one of them may pass.
+func (d *daemon) inspectForClaim(ctx context.Context, devices []resource.Device) error {
+	if err := d.unproven(devices); err != nil {
+		return fmt.Errorf("%w yet: %w", inventory.ErrInUse, err)
+	}
+	return (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect(ctx, devices)
+}
+
+// validation is what the status says of proofs; nil where they are not asked for.
+func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
+	if !d.watcher.Configs().Value().Validate {
+		return nil
+	}
+	progress := d.proofs.Status().Value()
+	v := &status.Validation{Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds()}
+	for _, device := range proof.Devices(s) {
+		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting, Reason: progress.Waiting[device.UUID]}
+		if verdict, valid := d.proofs.Record(s, device); valid {
+			shown.Result, shown.Since, shown.Reason = status.Proven, status.Moment(verdict.At), ""
+			shown.Milliseconds, shown.MemoryBytes = verdict.Milliseconds, verdict.MemoryBytes
+			if verdict.Failure != nil {
+				shown.Result, shown.Reason, shown.Retry = status.Failed, verdict.Failure.Error(), status.Moment(progress.Retry[device.UUID])
+			}
+		}
+		v.Devices = append(v.Devices, shown)
+	}
+	return v
 }

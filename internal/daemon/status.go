@@ -30,8 +30,9 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value(), d.former.Waits()),
-		MPS:  slices.Sorted(maps.Values(d.mps.Unready().Value())),
-		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
+		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
+		Validation: d.validation(seen.Snapshot),
+		CUDA:       seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 	}
 	for i := range s.Resources {

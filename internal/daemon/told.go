@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -21,6 +22,7 @@ type Told struct {
 	lead     *lead.Lead
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
+	proofs   *feed.Feed[proof.Records]
 	divides  bool
 
 	deciders *feed.Feed[int] // how many tasks run that publish these feeds
@@ -28,17 +30,19 @@ type Told struct {
 }
 
 // NewTold returns what a process tells and hears. Who gives out each GPU is published to owners; holds on GPUs that are being divided anew
-// to dividing, nil where nobody changes layouts. Divides says that this process does.
+// to dividing, nil where nobody changes layouts; verdicts on CUDA to proofs. Divides says that this process changes layouts.
 func NewTold(
-	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], divides bool,
+	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], proofs *feed.Feed[proof.Records],
+	divides bool,
 ) *Told {
-	return &Told{lead: l, owners: owners, dividing: dividing, divides: divides, deciders: feed.New(0)}
+	return &Told{lead: l, owners: owners, dividing: dividing, proofs: proofs, divides: divides, deciders: feed.New(0)}
 }
 
 // told is the form of it.
 type told struct {
 	Owners   dra.Owners                  `json:"owners"`
 	Dividing map[string]resource.GPUHold `json:"dividing"`
+	Proofs   proof.Records               `json:"proofs,omitempty"`
 }
 
 // Tell tells standbys what this process knows, while it leads. What it heard itself stays until it has decided.
@@ -49,14 +53,15 @@ func (t *Told) Tell(ctx context.Context) error {
 	for {
 		dividing, divided := t.dividing.Latest()
 		owners, decided := t.owners.Latest()
+		proofs, proven := t.proofs.Latest()
 		if owners != nil {
-			text, err := json.Marshal(told{owners, dividing})
+			text, err := json.Marshal(told{owners, dividing, proofs})
 			if err != nil {
 				return err
 			}
 			t.lead.Tell(text)
 		}
-		if feed.AnyOf(ctx, decided, divided); ctx.Err() != nil {
+		if feed.AnyOf(ctx, decided, divided, proven); ctx.Err() != nil {
 			return nil
 		}
 	}
@@ -91,6 +96,9 @@ func (t *Told) take(now told) {
 	}
 	if !reflect.DeepEqual(t.dividing.Value(), now.Dividing) {
 		t.dividing.Publish(now.Dividing)
+	}
+	if now.Proofs != nil && !reflect.DeepEqual(t.proofs.Value(), now.Proofs) {
+		t.proofs.Publish(now.Proofs)
 	}
 	if before := t.owners.Value(); now.Owners != nil && (before == nil || !maps.Equal(before, now.Owners)) {
 		t.owners.Publish(now.Owners)

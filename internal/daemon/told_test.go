@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -23,15 +24,16 @@ type teller struct {
 	lead     *lead.Lead
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
+	proofs   *feed.Feed[proof.Records]
 }
 
 // newTeller returns that of a process that does not change layouts.
 func newTeller(dir, token string) *teller {
 	p := &teller{
 		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
-		dividing: feed.New(map[string]resource.GPUHold(nil)),
+		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(proof.Records(nil)),
 	}
-	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, false)
+	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, p.proofs, false)
 	return p
 }
 

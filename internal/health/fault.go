@@ -27,6 +27,7 @@ const (
 	SourceHangs       Source = "hangs"           // no reading: calls to this GPU hung twice within a short time, as when its GSP hangs
 	SourceSilence     Source = "silence"         // no reading: the driver does not answer
 	SourceFlapping    Source = "flapping"        // recovered too often
+	SourceCUDA        Source = "cuda"            // a proof: CUDA does not work; who proves it keeps that on disk
 )
 
 // event reports whether faults of the source are opened by events. No reading can find them again.
@@ -63,7 +64,7 @@ func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
 // durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy after a restart.
 func (f Fault) durable() bool {
-	return f.State == inventory.Unhealthy || f.State == inventory.Lost
+	return f.Source != SourceCUDA && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
 }
 
 func (f Fault) health() inventory.Health {

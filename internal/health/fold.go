@@ -216,6 +216,32 @@ func asksReset(a inventory.RecoveryAction) bool {
 	}
 }
 
+// FoldProof folds in what a proof showed of the device with the given UUID, the GPU or one of its MIG devices: why CUDA does not work on
+// it, with the cure; nothing is wrong if why is empty. It returns false if the GPU has no such device.
+func (p Policy) FoldProof(g GPU, uuid, why string, cure inventory.Cure, now time.Time) (GPU, bool) {
+	fold := func(d Device) Device {
+		if slices.ContainsFunc(d.Faults, func(f Fault) bool { return f.Source == SourceCUDA && f.Reason == why }) {
+			return d
+		}
+		d = d.closed(now, func(f Fault) bool { return f.Source == SourceCUDA })
+		if why != "" {
+			d = d.opened(Fault{Source: SourceCUDA, State: inventory.Unhealthy, Cure: cure, Reason: why}, now)
+		}
+		return d
+	}
+	if uuid == g.UUID {
+		g.Device = fold(g.Device)
+		return g, true
+	}
+	i := slices.IndexFunc(g.Instances, func(i Instance) bool { return i.UUID == uuid })
+	if i < 0 {
+		return g, false
+	}
+	g.Instances = slices.Clone(g.Instances)
+	g.Instances[i].Device = fold(g.Instances[i].Device)
+	return g, true
+}
+
 // FoldTime folds in that time went by: Suspect devices become Unhealthy, and Unknown ones lose their grace.
 func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 	limit := g.Limit()

@@ -99,6 +99,9 @@ func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	return since, wants
 }
 
+// ResetSeen returns when there was evidence last that the GPU was reset or its driver loaded again; zero if there was none.
+func (g GPU) ResetSeen() time.Time { return g.reset }
+
 // Answers reports whether the GPU answered the last reading.
 func (g GPU) Answers() bool { return g.answers }
 

@@ -16,7 +16,7 @@ const (
 	bySession             // passes in a session that was opened after the fault was seen last
 	byReset               // passes after evidence that the GPU was reset
 	byReboot              // a new boot ID, so never within this process
-	byOperator            // an operator clears it
+	byOperator            // an operator clears it, or another proof
 )
 
 // wayBack says what closes the fault of the GPU.
@@ -26,7 +26,7 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 	switch {
 	case f.Source == SourceSilence || f.State == inventory.Suspect:
 		return byReadings
-	case p.Manual || f.Source == SourceFlapping || f.Cure == inventory.CureHardware && !rowsTell:
+	case p.Manual || f.Source == SourceFlapping || f.Source == SourceCUDA || f.Cure == inventory.CureHardware && !rowsTell:
 		return byOperator
 	case f.Source == SourceLost && f.Cure == inventory.CureReboot && !g.any(p.needsReset(g, facts)):
 		return byReadings // it answered that it is lost, and answers otherwise now

@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // NoNUMANode is the NUMA node of a device whose NUMA node is not known.
@@ -50,6 +51,8 @@ type GPU struct {
 	// Links are the connections to the other GPUs of the Snapshot, by ascending PeerIndex. A peer whose connection could
 	// not be read has no entry.
 	Links []Link
+	// Reset is when it was seen last that the GPU was reset, or its driver loaded again, since this process runs; zero if it was not.
+	Reset time.Time `json:",omitzero"`
 	// Health is the health of the physical GPU. It counts for all MIG devices on it, too.
 	Health Health
 }
@@ -62,7 +65,7 @@ func (g GPU) Equal(other GPU) bool {
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
 		g.Brand == other.Brand && g.AddressingMode == other.AddressingMode && g.PCIeRoot == other.PCIeRoot &&
 		g.Class == other.Class && g.Clique == other.Clique && g.VGPU == other.VGPU &&
-		g.Health == other.Health &&
+		g.Health == other.Health && g.Reset.Equal(other.Reset) &&
 		slices.Equal(g.MIGDevices, other.MIGDevices) && slices.Equal(g.Links, other.Links)
 }
 

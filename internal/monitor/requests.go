@@ -271,6 +271,15 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	})
 }
 
+// Proven folds in what a proof showed of the GPU or MIG device with a UUID: why CUDA does not work on it, with the cure; nothing is wrong if
+// why is empty. The error says that the monitor could not be reached before ctx ended.
+func (m *Monitor) Proven(ctx context.Context, uuid, why string, cure inventory.Cure) error {
+	return m.do(ctx, func(l *loop) {
+		l.state.proven(uuid, why, cure, l.now())
+		l.publish(ctx)
+	})
+}
+
 // Deliver folds in an event that did not come from a session, such as one of the kernel's log. The error says that ctx ended
 // before the monitor took it.
 func (m *Monitor) Deliver(ctx context.Context, e inventory.Event) error {

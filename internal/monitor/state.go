@@ -248,6 +248,16 @@ func (t *nodeState) clear(uuid string, now time.Time) bool {
 	return t.noted.Drop(uuid)
 }
 
+// proven folds in what a proof showed of a device: why CUDA does not work on it; nothing is wrong if that is empty.
+func (t *nodeState) proven(uuid, why string, cure inventory.Cure, now time.Time) {
+	for key, g := range t.gpus {
+		if next, ok := t.policy.FoldProof(g, uuid, why, cure, now); ok {
+			t.gpus[key] = next
+			return
+		}
+	}
+}
+
 // silence folds in that the GPUs cannot be asked.
 func (t *nodeState) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
 	for _, g := range gpus {
@@ -307,7 +317,7 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		known := t.gpus[g.UUID]
-		g.Health = t.health(known.Device)
+		g.Health, g.Reset = t.health(known.Device), known.ResetSeen()
 		g.MIGDevices = slices.Clone(g.MIGDevices)
 		for j := range g.MIGDevices {
 			g.MIGDevices[j].Health = t.verdict(known.Instances[j].Device)
@@ -326,7 +336,7 @@ func (t *nodeState) changed() bool {
 	}
 	for i, g := range t.scan.GPUs {
 		was, known := p.GPUs[i], t.gpus[g.UUID]
-		g.Health = t.health(known.Device)
+		g.Health, g.Reset = t.health(known.Device), known.ResetSeen()
 		if len(was.MIGDevices) != len(g.MIGDevices) {
 			return true
 		}

@@ -34,12 +34,22 @@ type Loop struct {
 	MIG *feed.Feed[map[string]resource.GPUHold]
 	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
+	// Proofs say which devices CUDA is not proven on; nil where that is never asked for.
+	Proofs Proofs
 	// Run publishes to Followed the owners by which it made the plan that is offered.
 	Followed *feed.Feed[dra.Owners]
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse
+}
+
+// Proofs know on which devices CUDA is proven.
+type Proofs interface {
+	// Unproven returns why devices may not be given to pods, by UUID.
+	Unproven(inventory.Snapshot) map[string]string
+	// Changed returns a channel that is closed when that changes for a Snapshot.
+	Changed() <-chan struct{}
 }
 
 // MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they run.
@@ -75,6 +85,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		snapshot, looked := l.Snapshots.Latest()
 		_, written := specs.tried.Latest()
 		_, answered := l.MPS.Unready().Latest()
+		proven := l.proven()
 		var divided <-chan struct{}
 		var dividing map[string]resource.GPUHold
 		if l.MIG != nil {
@@ -114,6 +125,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			case <-written:
 			case <-answered:
 			case <-divided:
+			case <-proven:
 			case <-moved:
 			case <-uvm.ended():
 				uvm.over = true
@@ -122,7 +134,15 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	}
 }
 
-// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it.
+// proven returns a channel that is closed when there are other records of proofs.
+func (l *Loop) proven() <-chan struct{} {
+	if l.Proofs == nil {
+		return nil
+	}
+	return l.Proofs.Changed()
+}
+
+// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it, and those on devices on which CUDA is not proven.
 func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
 	options := c.Resource
 	if l.Owners != nil {
@@ -133,7 +153,24 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	l.MPS.Follow(byMPS)
 	// Looked at first: an answer that comes now must not make a reason of before count.
 	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
-	return plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
+	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
+	if l.Proofs == nil {
+		return plan
+	}
+	return plan.Under(holdsOfProofs(plan, l.Proofs.Unproven(snapshot)))
+}
+
+// holdsOfProofs returns the holds on devices on which CUDA is not proven.
+func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Hold {
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			if why := unproven[d.UUID]; why != "" {
+				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+			}
+		}
+	}
+	return holds
 }
 
 // holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the reasons, by daemon.

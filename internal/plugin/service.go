@@ -154,11 +154,7 @@ func (s *service) mayGive(devices []resource.Device) error {
 	if s.MayGive == nil {
 		return nil
 	}
-	var gpus []string
-	for _, d := range devices {
-		gpus = append(gpus, d.GPU)
-	}
-	return s.MayGive(gpus)
+	return s.MayGive(devices)
 }
 
 // forward makes a call about devices that are none of the plan's to the earlier server that listed them. Kubelet makes such a call when it

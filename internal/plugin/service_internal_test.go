@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -244,18 +243,17 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 // TestGPUsThatMayNotBeGiven: a pod gets none of them.
 func TestGPUsThatMayNotBeGiven(t *testing.T) {
 	t.Parallel()
-	var asked []string
 	v := whole(2)
 	for i := range v.resource.Devices {
 		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
 	}
-	mayGive := func(gpus []string) error { asked = gpus; return errors.New("a claim has it") }
+	mayGive := func(d []resource.Device) error { return errors.New(d[0].GPU + d[1].GPU + ": a claim has it") }
 	s := alone(&life{Collaborators: Collaborators{MayGive: mayGive}, list: newList(resource.WholeGPU, clock.RealClock{}),
 		allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 	ids := []string{"GPU-0", "GPU-1"}
 	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "a claim has it") || !slices.Equal(asked, ids) {
-		t.Errorf("Allocate() = %v; asked for %q", err, asked)
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "GPU-0GPU-1: a claim has it") {
+		t.Errorf("Allocate() = %v", err)
 	}
 }
 

@@ -62,9 +62,9 @@ type Collaborators struct {
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
-	// MayGive returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked in
+	// MayGive returns why devices must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked in
 	// each call of Allocate, and returns at once. Without the function all GPUs may be given.
-	MayGive func(gpus []string) error
+	MayGive func(devices []resource.Device) error
 	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end of the server that registered last. The
 	// argument is the user agent of kubelet's calls. Nil means kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool

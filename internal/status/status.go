@@ -74,6 +74,8 @@ type Status struct {
 	MIG *MIGLayout `json:"mig,omitempty"`
 	// DRA is what is known of Dynamic Resource Allocation; nil where it is not used.
 	DRA *DRA `json:"dra,omitempty"`
+	// Validation is on which devices CUDA is proven to work; nil where that is not asked for.
+	Validation *Validation `json:"validation,omitempty"`
 	// Holds are the devices that are not given out for a while.
 	Holds []Hold `json:"holds,omitempty"`
 
@@ -186,6 +188,36 @@ type MIGLayout struct {
 	// Waiting are the GPUs and MIG devices, by UUID, that are in use and have to be free before the layout can be made.
 	Waiting []string `json:"waiting,omitempty"`
 }
+
+// A Validation is on which devices CUDA is proven to work.
+type Validation struct {
+	// Devices are the GPUs that are not in MIG mode, and the MIG devices, by ascending index.
+	Devices []Validated `json:"devices"`
+	// Seconds is how long after the start of the daemon there was a verdict on each device; 0 before, and in a process that does not lead.
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// A Validated is a device in it.
+type Validated struct {
+	Index string `json:"index"`
+	UUID  string `json:"uuid"`
+	// Result is proven, failed or waiting, Since when that was found, and Reason why it is not proven.
+	Result string    `json:"result"`
+	Since  time.Time `json:"since,omitzero"`
+	Reason string    `json:"reason,omitempty"`
+	// Retry is when a device that failed is tried again.
+	Retry time.Time `json:"retry,omitzero"`
+	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had.
+	Milliseconds int64 `json:"milliseconds,omitempty"`
+	MemoryBytes  int64 `json:"memoryBytes,omitempty"`
+}
+
+// The results.
+const (
+	Proven  = "proven"
+	Failed  = "failed"
+	Waiting = "waiting"
+)
 
 // A Hold keeps a device from being given out.
 type Hold struct {

@@ -17,6 +17,11 @@ func sendStatus(out *page, s status.Status) {
 			sendGPU(out, d, s.GPUs)
 		}
 	}
+	if s.Validation != nil {
+		for _, d := range s.Validation.Devices {
+			cudaProven.sendBool(out, d.Result == status.Proven, d.UUID, d.Index)
+		}
+	}
 }
 
 func sendDaemon(out *page, s status.Status) {

@@ -33,8 +33,8 @@ func full() status.Status {
 			Slices: 2, Devices: 16, Generation: 3, Problem: "no", Claims: []status.DRAClaim{{UID: "uid-1"}, {UID: "uid-2", Released: "in use"}},
 		},
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
-		Calls:     []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)}, {Function: "f", Since: at}},
-		MIG:       &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"},
+		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)}, {Function: "f", Since: at}},
+		MIG:   &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"}, Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven}, {Index: "1", Result: status.Failed}}},
 		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at, Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
 		GPUs: []status.Device{
 			{

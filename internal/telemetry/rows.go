@@ -95,8 +95,12 @@ var (
 	}
 	gpuFault = metric{
 		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
-		series: "1 for each open fault: 14 a GPU or MIG device, and 1 for each XID",
+		series: "1 for each open fault: 15 a GPU or MIG device, and 1 for each XID",
 		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig: how it was found, and what ends it.",
+	}
+	cudaProven = metric{
+		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID", "index"}, series: "1 a GPU or MIG device",
+		help: "1 if CUDA is proven to work on a GPU or MIG device, by its UUID and its index i or i:j. Only with --validate.",
 	}
 	gpuStateChange = metric{
 		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu"}, series: onePerGPU,
@@ -234,7 +238,7 @@ var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
-	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries, switchErrors,
+	gpuHealth, gpuFault, cudaProven, gpuStateChange, migDevices, xidEvents, xidLast, recoveries, switchErrors,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,

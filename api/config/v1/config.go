@@ -250,6 +250,8 @@ type Health struct {
 	Reopen *string `json:"reopen,omitempty"`
 	// KernelLog is true to read XIDs from the kernel log as well; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
+	// Validate is true to offer devices only after CUDA is proven to work on them; the default is false.
+	Validate *bool `json:"validate,omitempty"`
 	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
 	// UnknownGrace is how long a device may be given new work after the driver stopped answering.

@@ -613,6 +613,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DEVICE_DISCOVERY_STRATEGY" .Values.deviceDiscoveryStrategy)
   (list "SHARED_DEVICES_ALLOCATION_POLICY" .Values.sharedDevicesAllocationPolicy)
   (list "KERNEL_LOG" .Values.kernelLog)
+  (list "VALIDATE" .Values.validate)
   (list "LOGGING_FORMAT" .Values.loggingFormat)
   (list "PRE_START_CHECKS" .Values.preStartChecks)
   (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)

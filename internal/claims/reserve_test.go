@@ -1,0 +1,51 @@
+package claims_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestReserve: a claim is not prepared on a GPU while that is reserved, and others are; a GPU that a claim has cannot be reserved.
+func TestReserve(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		s := snapshot()
+		release, err := c.Reserve(t.Context(), s.GPUs[0].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			time.Sleep(5 * time.Second)
+			release()
+		}()
+		began := time.Now()
+		r.prepare(c, claim("other", gpuC))
+		if took := time.Since(began); took > 0 {
+			t.Errorf("a claim of another GPU took %v", took)
+		}
+		r.prepare(c, claim("uid-1", gpuA))
+		if took := time.Since(began); took != 5*time.Second {
+			t.Errorf("the claim took %v", took)
+		}
+		if _, err := c.Reserve(t.Context(), s.GPUs[0].UUID); err == nil || !strings.Contains(err.Error(), "in use by the claim") {
+			t.Errorf("a GPU that a claim has: %v", err)
+		}
+		r.unprepare(c, "uid-1")
+		release, err = c.Reserve(t.Context(), s.GPUs[0].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.Reserve(ctx, s.GPUs[0].UUID); err == nil {
+			t.Error("reserved twice")
+		}
+		release()
+	})
+}

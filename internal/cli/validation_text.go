@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// validationLine says on how many devices CUDA is proven; empty where that is not asked for.
+func validationLine(s *status.Validation) string {
+	if s == nil {
+		return ""
+	}
+	counts := map[string]int{}
+	for _, d := range s.Devices {
+		counts[d.Result]++
+	}
+	text := fmt.Sprintf("proven on %d of %s", counts[status.Proven], status.Count(len(s.Devices), "device"))
+	if n := counts[status.Failed]; n > 0 {
+		text += fmt.Sprintf(", failed on %d", n)
+	}
+	if s.Seconds > 0 {
+		text += fmt.Sprintf(", %.1f s after the start of the daemon", s.Seconds)
+	}
+	return text
+}
+
+// validationSentences say why devices are not proven yet. That they fail is said as their health.
+func validationSentences(s *status.Validation) []string {
+	if s == nil {
+		return nil
+	}
+	var reasons []string
+	devices := map[string][]string{}
+	for _, d := range s.Devices {
+		if d.Result != status.Waiting {
+			continue
+		}
+		if devices[d.Reason] == nil {
+			reasons = append(reasons, d.Reason)
+		}
+		devices[d.Reason] = append(devices[d.Reason], d.Index)
+	}
+	var sentences []string
+	for _, why := range reasons {
+		sentences = append(sentences, "not proven on "+strings.Join(devices[why], ", ")+": "+orDash(why))
+	}
+	return sentences
+}

@@ -1,0 +1,206 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// A validating stage has a daemon that proves CUDA by a stand-in for the driver's libcuda.
+type validating struct {
+	*stage
+	library *cuda.Library
+	uuids   []string // of the GPUs
+}
+
+// proving makes one that has not started.
+func proving(t *testing.T, args ...string) *validating {
+	t.Helper()
+	root := t.TempDir()
+	v := &validating{library: cuda.Install(t, root)}
+	v.stage = open(t, node.Setup{Args: append([]string{"--driver-root-ctr-path", root}, args...)})
+	v.start()
+	v.eventually("the GPUs are known", func() bool {
+		v.uuids = nil
+		for _, d := range v.status().GPUs {
+			v.uuids = append(v.uuids, d.UUID)
+		}
+		return len(v.uuids) == 8
+	})
+	return v
+}
+
+// status returns what the daemon knows, if it answers.
+func (s *stage) status() (now told.Status) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
+	defer cancel()
+	_ = control.Call(ctx, s.ControlSocket(), "status", nil, &now)
+	return now
+}
+
+// proofs returns how many devices have each result.
+func (s *stage) proofs() map[string]int {
+	results := map[string]int{}
+	if v := s.status().Validation; v != nil {
+		for _, d := range v.Devices {
+			results[d.Result]++
+		}
+	}
+	return results
+}
+
+// validate switches it on.
+func (v *validating) validate() {
+	v.t.Helper()
+	if err := v.StopDaemon(); err != nil {
+		v.t.Fatal(err)
+	}
+	v.Args = append(v.Args, "--validate")
+	v.start()
+}
+
+// ended reports whether a process has ended.
+func ended(pid int) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err != nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(text), ") Z ")
+}
+
+// TestCUDAIsProvenFirst: GPUs are on offer once CUDA is proven on them. One that computes wrongly and one that hangs take none of the others
+// down, and stay so over a restart, in which nothing is proven again.
+func TestCUDAIsProvenFirst(t *testing.T) {
+	t.Parallel()
+	v := proving(t)
+	v.library.Fail(t, v.uuids[3], "cuMemcpyHtoD", "wrong")
+	v.library.Fail(t, v.uuids[5], "cuDevicePrimaryCtxRetain", "hang")
+	mark := v.Mark()
+	v.validate()
+	for _, d := range v.next(mark, standin.Listed).Devices {
+		if d.GetHealth() == "Healthy" {
+			t.Errorf("the first list has %s as Healthy", d.GetID())
+		}
+	}
+	v.shows(8, 6)
+	v.eventually("each GPU has a verdict", func() bool {
+		p := v.proofs()
+		return p[told.Proven] == 6 && p[told.Failed] == 2 && v.status().Validation.Seconds > 0
+	})
+	now := v.status()
+	for gpu, want := range map[int]string{3: "the GPU computes wrongly", 5: "cuDevicePrimaryCtxRetain does not return within 10s"} {
+		if d := now.GPUs[gpu]; d.State != "Unhealthy" || !strings.Contains(d.Reason, want) || d.Cure != "reset" {
+			t.Errorf("GPU %d: %+v, want %q", gpu, d, want)
+		}
+	}
+	v.admit("work", 6)
+
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		before := v.Running()
+		v.signal(before, sig)
+		<-before.Ended()
+		mark := v.Mark()
+		v.start()
+		v.next(mark, standin.Listed)
+		v.shows(8, 6)
+	}
+	for i, uuid := range v.uuids {
+		if n := v.library.Count(t, uuid, "cuInit"); n != 1 && i != 5 { // a hang may pass
+			t.Errorf("GPU %d was tried %d times", i, n)
+		}
+	}
+	v.library.Cure(t)
+	v.call("health.clear", map[string]string{"gpu": "3"})
+	v.shows(8, 8)
+}
+
+// TestAKillWhileCUDAIsProven, in each function: the process for the proof ends with the daemon, and the next daemon proves what is left.
+func TestAKillWhileCUDAIsProven(t *testing.T) {
+	t.Parallel()
+	v := proving(t)
+	for i, function := range []string{"cuInit", "cuModuleLoadDataEx", "cuMemFree"} {
+		v.library.Cure(t)
+		for _, uuid := range v.uuids[i:] {
+			v.library.Fail(t, uuid, function, "hang")
+		}
+		if i == 0 {
+			v.validate()
+		} else {
+			v.start()
+		}
+		child := 0
+		v.eventually("it hangs in "+function, func() bool {
+			for _, c := range v.library.Calls(t) {
+				if c.Function == function && c.UUID == v.uuids[i] {
+					child = c.PID
+				}
+			}
+			return child != 0
+		})
+		killed := v.Running()
+		v.signal(killed, syscall.SIGKILL)
+		<-killed.Ended()
+		v.eventually("the process for the proof has ended", func() bool { return ended(child) })
+	}
+	v.library.Cure(t)
+	v.start()
+	v.shows(8, 8)
+}
+
+// TestGPUsInUseAreNotTried, and pods that hold them are left alone.
+func TestGPUsInUseAreNotTried(t *testing.T) {
+	t.Parallel()
+	v := proving(t)
+	v.shows(8, 8)
+	v.admit("before", 3)
+	v.validate()
+	v.shows(8, 5)
+	v.eventually("three wait for their pod", func() bool {
+		waiting := 0
+		now := v.status().Validation
+		for i := 0; now != nil && i < len(now.Devices); i++ {
+			d := now.Devices[i]
+			if d.Result == told.Waiting && d.Reason == "in use by pod default/before" {
+				waiting++
+			}
+		}
+		return waiting == 3
+	})
+	v.admit("beside", 5)
+	v.Remove("before")
+	v.shows(8, 8)
+	for i, uuid := range v.uuids {
+		if n := v.library.Count(t, uuid, "cuInit"); n != 1 {
+			t.Errorf("GPU %d was tried %d times", i, n)
+		}
+	}
+}
+
+// TestTwoProcessesProveOnce: another process takes the lead in the middle, and no GPU is given to pods unproven.
+func TestTwoProcessesProveOnce(t *testing.T) {
+	t.Parallel()
+	v := proving(t)
+	v.library.Fail(t, v.uuids[0], "cuInit", "hang")
+	v.validate()
+	v.eventually("the first GPU hangs", func() bool { return v.library.Count(t, v.uuids[0], "cuInit") > 0 })
+	other := v.beside(v.Profile, append([]string{"--state-dir", v.Path("state"), "--cdi-dir", v.Path("cdi")}, v.Args...)...)
+	other.start()
+	v.eventually("the other one leads", other.leads)
+	v.library.Cure(t)
+	v.eventually("the other one knows each GPU", func() bool { return other.proofs()[told.Proven] == 8 })
+	v.eventually("the first one does, too", func() bool { return v.proofs()[told.Proven] == 8 })
+	v.shows(8, 8)
+	for i, uuid := range v.uuids {
+		if n := v.library.Count(t, uuid, "cuMemFree"); n != 2 { // it is called twice in a proof
+			t.Errorf("GPU %d was proven %d times", i, n/2)
+		}
+	}
+}
