@@ -318,7 +318,7 @@ func (n node) fits(d recordDevice, wanted record, records map[string]record, boo
 		}
 		memory, count = memory+own.Share, count+own.count()
 	}
-	what := ""
+	var what string
 	switch most := int64(published.Capacity[dra.SharesCapacity]); {
 	case memory > int64(published.Capacity[dra.MemoryCapacity]):
 		what = "as much memory"

@@ -89,7 +89,8 @@ type recordDevice struct {
 	// MPS is the control daemon that the device is shared by, if it is.
 	MPS *recordMPS `json:"mps,omitempty"`
 
-	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is counted.
+	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is
+	// counted.
 	equal   struct{ memory, threads int64 }
 	unknown files.Unknown
 }

@@ -274,7 +274,9 @@ func (c *Claims) showLocked() {
 	inUse, problems := map[string][]Holder{}, map[string]string{}
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
-		s := ClaimStatus{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID), Making: r.intent()}
+		s := ClaimStatus{
+			UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID), Making: r.intent(),
+		}
 		if r.Released {
 			s.Released = cmp.Or(c.left[r.UID], "they are to be destroyed")
 		}

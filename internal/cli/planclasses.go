@@ -50,7 +50,8 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 	if len(replicas) > 0 {
 		values.DRA.ShareBy, values.DRA.Shares = dra.ByCount, min(slices.Max(replicas), resource.MPSClients)
 		if len(slices.Compact(replicas)) > 1 {
-			fmt.Fprintf(cmd.ErrOrStderr(), "the resources have different numbers of replicas: with claims all devices have %d shares\n", values.DRA.Shares)
+			fmt.Fprintf(cmd.ErrOrStderr(), "the resources have different numbers of replicas: with claims all devices have %d shares\n",
+				values.DRA.Shares)
 		}
 	}
 	return (&output{format: outputYAML}).print(cmd.OutOrStdout(), values, nil)

@@ -41,7 +41,8 @@ func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
 	})
 }
 
-// WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are prepared, and what is closed when that changes.
+// WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are prepared, and a channel that is closed when
+// that changes.
 func (c *Cluster) WriteClaimStatus(
 	ctx context.Context, prepared func() (claims []dra.ClaimState, changed <-chan struct{}), pools *feed.Feed[dra.Pool],
 	snapshots *feed.Feed[inventory.Snapshot],
@@ -68,7 +69,8 @@ func (c *Cluster) WriteClaimStatus(
 
 // writeChangedStatus writes the status of claims that differs from what was written, and notes what is written then.
 func (c *Cluster) writeChangedStatus(
-	ctx context.Context, pool string, prepared []dra.ClaimState, health map[string]dra.DeviceHealth, written map[string][]kubeapi.ClaimDeviceStatus,
+	ctx context.Context, pool string, prepared []dra.ClaimState, health map[string]dra.DeviceHealth,
+	written map[string][]kubeapi.ClaimDeviceStatus,
 ) error {
 	there := map[string]bool{}
 	for _, claim := range prepared {
@@ -83,7 +85,8 @@ func (c *Cluster) writeChangedStatus(
 		case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err) && !kubeapi.IsConflict(err):
 			return err
 		default: // the claim is gone or is another one, or this is not allowed: the same write would fail again
-			klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name), "reason", err.Error())
+			klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name),
+				"reason", err.Error())
 		}
 		written[claim.UID] = wanted
 	}

@@ -27,7 +27,8 @@ type fewerTaint struct {
 	is     report.Fewer
 }
 
-// announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next process.
+// announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next
+// process.
 func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
 	t := &fewerTaint{daemon: d, api: c.client, again: feed.NewAlarm(clock.RealClock{})}
 	wake := func() []<-chan struct{} {

@@ -104,7 +104,8 @@ func judgeWish(w releaseWish, state string, a releaseAnswer, released, was bool,
 		a.Reason = ""
 		return releaseEnded, a
 	case !same:
-		return releasePending, releaseAnswer{By: w.by, Since: now.UTC().Truncate(time.Second), Until: w.until, Own: a.Own && isActive(state) || !released}
+		own := a.Own && isActive(state) || !released
+		return releasePending, releaseAnswer{By: w.by, Since: now.UTC().Truncate(time.Second), Until: w.until, Own: own}
 	case isActive(state) && was && !released:
 		a.Reason = "resume was said on the node"
 		return releaseResumed, a
@@ -140,9 +141,9 @@ func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 	kubeapi.Keep(ctx, clock.RealClock{}, "quiesce by annotation", wake, r.step)
 }
 
-// step obeys the wish as it is now, and answers it. The driver is used again before the node is told, so that an API server that is away does
-// not keep GPUs from pods. It is released after the node was told that it is to be: a process that comes after this one finds there whether
-// the driver is to be used again.
+// step obeys the wish as it is now, and answers it. The driver is used again before the node is told, so that an API server that is away
+// does not keep GPUs from pods. It is released after the node was told that it is to be: a later process finds there whether the driver
+// is to be used again.
 func (r *releaser) step(ctx context.Context) error {
 	on, node, now := r.daemon.Configs.Value().Features.Quiesce, r.client.Nodes().Value(), time.Now()
 	if node.UID == "" || !on && !r.known {
@@ -237,7 +238,8 @@ func (r *releaser) write(ctx context.Context) error {
 		}
 		annotations[stateAnnotation], annotations[answerAnnotation] = r.state, string(text)
 	}
-	if r.node.Annotations[stateAnnotation] == annotations[stateAnnotation] && r.node.Annotations[answerAnnotation] == annotations[answerAnnotation] {
+	is := r.node.Annotations
+	if is[stateAnnotation] == annotations[stateAnnotation] && is[answerAnnotation] == annotations[answerAnnotation] {
 		return nil
 	}
 	after, err := r.client.ApplyRelease(ctx, r.node.UID, r.node.ResourceVersion, annotations)

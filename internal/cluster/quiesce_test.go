@@ -41,15 +41,16 @@ func (s *stage) answered(state string) string {
 	return s.node().Annotations[quiesceKey+"answer"]
 }
 
-// releasing starts a process that obeys the annotation. The test plays the monitor: fail is why the driver cannot be released.
-func (s *stage) releasing(quiet bool, fail *error) *process {
+// releasing starts a process that obeys the annotation. The test plays the monitor: fails returns why the driver cannot be
+// released; nil for one that always can.
+func (s *stage) releasing(quiet bool, fails func() error) *process {
 	s.Helper()
 	p := s.new(config.Config{Features: config.Features{Quiesce: true}})
 	p.status.Quiet = quiet
 	p.Quiesce = func(context.Context) error {
 		p.set(func(s *status.Status) { s.Quiet = true })
-		if fail != nil {
-			return *fail
+		if fails != nil {
+			return fails()
 		}
 		return nil
 	}
@@ -159,7 +160,7 @@ func TestWishThatIsRefused(t *testing.T) {
 func TestWishAndTheDriver(t *testing.T) {
 	onStage(t, func(s *stage) {
 		fail := errors.New("nvmlShutdown does not return")
-		p := s.releasing(false, &fail)
+		p := s.releasing(false, func() error { return fail })
 		s.wish(in(time.Hour), "a")
 		s.until("why not", func() bool { return strings.Contains(s.node().Annotations[quiesceKey+"answer"], "does not return") })
 		s.answered("pending")
@@ -214,8 +215,7 @@ func TestWishAndRestarts(t *testing.T) {
 	}
 	t.Run("killed before the release", func(t *testing.T) {
 		onStage(t, func(s *stage) {
-			never := errors.New("killed")
-			p := s.releasing(false, &never)
+			p := s.releasing(false, func() error { return errors.New("killed") })
 			s.wish(in(time.Hour), "a")
 			s.answered("pending")
 			p.stop()

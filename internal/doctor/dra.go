@@ -43,7 +43,8 @@ func allocation(f *NodeFacts, r *findings) {
 		r.info("The API server serves resource.k8s.io as "+s.DRA.API+": what is newer, such as taints, it may not keep",
 			[]string{"status: dra: api: " + s.DRA.API}, served)
 	}
-	if onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI && !f.Settings.DeviceNodes; onlyEnvvar && s.DRA.Mode == "split" {
+	onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI && !f.Settings.DeviceNodes
+	if onlyEnvvar && s.DRA.Mode == "split" {
 		r.fail("A container with nvidia.com/gpu and a claim gets the GPU of its claim alone: the CDI spec of the claim sets "+
 			"NVIDIA_VISIBLE_DEVICES=void, by which NVIDIA's runtime would give it the other GPU",
 			[]string{"status: dra: mode: split", "the device list strategy is envvar"},

@@ -27,7 +27,7 @@ const (
 	MemoryCapacity = "memory"
 	// SharesCapacity is the name of the capacity of which each claim takes one with shares by count.
 	SharesCapacity = "shares"
-	// SharedAttribute is the name of the attribute that a device has of which a claim that asks for nothing has a share. Its value is a ShareBy.
+	// SharedAttribute is the name of an attribute: a claim that asks for nothing has a share of a device with it. Its value is a ShareBy.
 	SharedAttribute = Domain + "/shared"
 )
 

@@ -80,9 +80,9 @@ func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels,
 	return c.readNode(text, restores)
 }
 
-// ApplyRelease gives annotations about the release of the driver to the own node, which has to have the UID and the version still, and takes
-// those away that an earlier call gave and that are not among them. What another program has written there before is replaced. It returns
-// the node as it is then.
+// ApplyRelease gives annotations about the release of the driver to the own node, which has to have the UID and the version still. It
+// removes those that an earlier call gave and that are not among them. What another program has written there before is replaced. It
+// returns the node as it is then.
 func (c *Client) ApplyRelease(ctx context.Context, uid, version string, annotations map[string]string) (Node, error) {
 	restores := c.newestNode().restores
 	text, err := c.applyNode(ctx, releaseManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)

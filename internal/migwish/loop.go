@@ -36,8 +36,8 @@ var ErrOff = errors.New("this daemon does not change MIG layouts: set mig.enable
 	"--mig-enabled; docs/mig.md says which rights it needs")
 
 // errDefault is the error of a label that NVIDIA's GPU operator may have given to the node.
-var errDefault = errors.New("the label nvidia.com/mig.config=all-disabled may be the default of NVIDIA's GPU operator, and would remove the MIG " +
-	"devices of this node; to confirm it, set the label to another layout and back, or mig.layout to all-disabled, or run mig apply")
+var errDefault = errors.New("the label nvidia.com/mig.config=all-disabled may be the default of NVIDIA's GPU operator, and would remove " +
+	"the MIG devices of this node; to confirm it, set the label to another layout and back, or mig.layout to all-disabled, or run mig apply")
 
 // A Decision is the layout that counts. The zero value is that of a node for which none is named.
 type Decision struct {
@@ -93,14 +93,14 @@ type savedState struct {
 }
 
 // New returns a Chooser that has made its first choice, by the configuration in force and what the state directory remembers. Nothing is
-// remembered without a state directory. Lead returns why this process writes nothing there; nil if it may. Divided reports whether GPUs of the
-// node are in MIG mode.
+// remembered without a state directory. Lead returns why this process writes nothing there; nil if it may. Divided reports whether GPUs
+// of the node are in MIG mode.
 func New(
 	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, divided func() bool, c clock.WithTicker,
 ) *Chooser {
 	l := &Chooser{
-		configs: configs, stateDir: stateDir, lead: lead, divided: divided, disk: files.NewDisk(), clock: c, started: c.Now(), decisions: feed.New(Decision{}),
-		wishes: feed.New(mig.Wish{}),
+		configs: configs, stateDir: stateDir, lead: lead, divided: divided, disk: files.NewDisk(), clock: c, started: c.Now(),
+		decisions: feed.New(Decision{}), wishes: feed.New(mig.Wish{}),
 	}
 	l.state.Version = stateVersion
 	l.Reload(ctx)

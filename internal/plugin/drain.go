@@ -54,8 +54,8 @@ func (d *drain) begin(now time.Time) {
 	d.tried[d.gpu]++
 }
 
-// withdraw decides which GPU is withdrawn: of those that wait for pods which follow one another the one that was withdrawn least often. Where
-// changes are announced, it waits for that.
+// withdraw decides which GPU is withdrawn: of those that wait for pods which follow one another, the one that was withdrawn least often.
+// Where changes are announced, it waits for that.
 func (s *Set) withdraw(old map[resource.Device]*oldForm) {
 	d, now := &s.forms.drain, s.collaborators.Clock.Now()
 	if d.gpu != "" && d.due(now) {

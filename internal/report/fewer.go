@@ -34,8 +34,8 @@ type FewerStep struct {
 	At time.Time
 }
 
-// Next decides what is to be done now. The node has the taint from when a change waits until its status shows the new number of devices, and
-// for a minute at most. It never waits for pods that hold GPUs.
+// Next decides what is to be done now. The node has the taint from when a change waits until its status shows the new number of devices,
+// and for a minute at most. It never waits for pods that hold GPUs.
 func (f Fewer) Next(now time.Time) FewerStep {
 	tainted, waits := !f.Tainted.IsZero(), f.Number != 0
 	until := f.Tainted.Add(fewerMost)

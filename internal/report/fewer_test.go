@@ -13,7 +13,7 @@ func TestFewer(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
-	at := func(d time.Duration) time.Time { return now.Add(d) }
+	at := now.Add
 	for _, tt := range []struct {
 		name string
 		is   report.Fewer

@@ -36,6 +36,18 @@ type LeftOut struct {
 	Reason string
 }
 
+// planner gathers one Plan.
+type planner struct {
+	options   Options
+	control   inventory.ControlNodes
+	cuda      string               // inventory.Driver.CUDA
+	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
+	resources map[string]*gathered // by name
+	units     []unitGPU
+	clients   map[string]int // of GPUs in units, by UUID: how many containers can hold units
+	plan      Plan
+}
+
 // New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts like any other: its
 // devices were there in the last scan that succeeded. The same arguments give the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
@@ -142,18 +154,6 @@ func (p Plan) Equal(other Plan) bool {
 	return slices.EqualFunc(p.Resources, other.Resources, Resource.Equal) &&
 		slices.Equal(p.LeftOut, other.LeftOut) && slices.Equal(p.Warnings, other.Warnings) &&
 		slices.Equal(p.Holds, other.Holds)
-}
-
-// planner gathers one Plan.
-type planner struct {
-	options   Options
-	control   inventory.ControlNodes
-	cuda      string               // inventory.Driver.CUDA
-	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
-	resources map[string]*gathered // by name
-	units     []unitGPU
-	clients   map[string]int // of GPUs in units, by UUID: how many containers can hold units
-	plan      Plan
 }
 
 func (p *planner) warn(format string, args ...any) {

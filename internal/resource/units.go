@@ -60,7 +60,8 @@ var unitSizes = []struct {
 const maxUnitsList = 3 << 20
 
 // unitsForm is that of a qualified name with a domain.
-var unitsForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+var unitsForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+/` +
+	`[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 
 // UnitsName returns the full name of a resource in units of a size: it ends with the size, so that another size is another resource.
 func UnitsName(prefix, size string) (string, error) {
@@ -94,17 +95,6 @@ func UnitMiB(name string) int {
 		}
 	}
 	return 0
-}
-
-// sizeName returns how a size in MiB is written in names.
-func sizeName(mib int) string {
-	i := slices.IndexFunc(unitSizes, func(s struct {
-		name string
-		mib  int
-	}) bool {
-		return s.mib == mib
-	})
-	return unitSizes[i].name
 }
 
 // placeUnits adds a GPU as units of its memory, and reports whether it did. Otherwise the GPU stays as it would be without Units, with

@@ -2,8 +2,8 @@
 // authority and bearer token, and writes them with a kubeconfig into a folder.
 //
 // It serves nodes and nodes/status, pods, ResourceSlices, ResourceClaims, DeviceClasses, events of events.k8s.io/v1 and NodeFeatures of
-// node-feature-discovery: get, list, also page by page, watch, create and patch; and evictions of pods. What answers pods/exec and pods/proxy
-// can be set. Patches are merged by the API machinery's own code, so managed fields,
+// node-feature-discovery: get, list, also page by page, watch, create and patch; and evictions of pods. What answers pods/exec and
+// pods/proxy can be set. Patches are merged by the API machinery's own code, so managed fields,
 // conflicts of server-side apply and strategic merges are the real ones. Like the real server it keeps of a write to
 // nodes/status all but spec, and of a write to nodes all but status; of an event nothing but the series can be changed.
 //

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// SetPods sets what answers requests to pods/exec and pods/proxy, which need the token, too; nil for nobody. Faults do not apply to them, but
-// they are counted.
+// SetPods sets what answers requests to pods/exec and pods/proxy, which need the token, too; nil for nobody. Faults do not apply to them,
+// but they are counted.
 func (s *Server) SetPods(h http.Handler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -46,7 +46,7 @@ type DRA struct {
 	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
 	// Shares is how many claims at most can have parts of the memory of one GPU, from 2 to 48; 0 (default): a claim has a GPU alone.
 	Shares *int `json:"shares,omitempty"`
-	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has one of Shares shares of a GPU or MIG device;
+	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has one of Shares shares of a device;
 	// or unlimited: any number of claims can have one.
 	ShareBy *string `json:"shareBy,omitempty"`
 	// ClaimStatus has the status of each claim say which devices it has, and whether they are ready and healthy.
