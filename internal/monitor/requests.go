@@ -271,8 +271,8 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	})
 }
 
-// Proven folds in what a proof showed of the GPU or MIG device with a UUID: why CUDA does not work on it, with the cure; nothing is wrong if
-// why is empty. The error says that the monitor could not be reached before ctx ended.
+// Proven folds in what a proof showed of the GPU or MIG device with a UUID: why CUDA does not work on it, with the cure; nothing is wrong
+// if why is empty. The error says that the monitor could not be reached before ctx ended.
 func (m *Monitor) Proven(ctx context.Context, uuid, why string, cure inventory.Cure) error {
 	return m.do(ctx, func(l *loop) {
 		l.state.proven(uuid, why, cure, l.now())

@@ -5,7 +5,8 @@
 #
 # gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/..., CACHE/helm-4.3.1/helm. The control plane is
 # that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
-# for each run: WORK/image, the layers of the daemon's images, the package of the chart, WORK/nvidia-cuda-mps-control, and WORK/e2e.test.
+# for each run: WORK/image, the layers of the daemon's images, the package of the chart, WORK/nvidia-cuda-mps-control, WORK/kubectl-gpu, and
+# WORK/e2e.test.
 set -euo pipefail
 
 cache=$1
@@ -61,6 +62,7 @@ daemon() {
       again go build -trimpath -tags grpcnotrace,nethttpomithttp2 -ldflags "-s -w" -o "$work/" ./cmd/...
   )
   (cd "$root" && go build -o "$work/nvidia-cuda-mps-control" ./test/mps)
+  (cd "$root/cmd/kubectl-gpu" && again go build -o "$work/kubectl-gpu" .)
   make --no-print-directory -C "$root" chart DIST="$work"
   "$root/deployments/image/layers.sh" "$work/image" "$work/gpu-device-plugin" "$work/gpu-node-agent" /bin/busybox
 }

@@ -200,6 +200,7 @@ func nineStaysPending(ctx context.Context, t *testing.T, n *node.Node, _ podreso
 		}
 		return fmt.Errorf("the scheduler has not refused the pod: %v", pod.Status.Conditions)
 	})
+	explains(ctx, t, n, "nine", "No node has 9 "+gpu+" free; nearest is node "+node.Name)
 }
 
 func kubeletRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
@@ -304,6 +305,7 @@ func xidMakesUnhealthy(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
 	waitNode(ctx, t, n, gpu, gpus, gpus-1, start)
 	waitPod(ctx, t, n, holder, hasHealth(uuid, corev1.ResourceHealthStatusUnhealthy))
+	explains(ctx, t, n, holder, "has lost "+uuid, "delete it to get another GPU")
 
 	start = time.Now()
 	daemonExec(ctx, t, n, "simulate", "restore", "--gpu", uuid)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,8 +28,8 @@ func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podr
 	for _, c := range commands {
 		words := strings.Fields(c.Text)
 		asks := slices.ContainsFunc(words, func(w string) bool {
-			return slices.Contains([]string{"get", "events", "status"}, w)
-		})
+			return slices.Contains([]string{"get", "events", "status", "list"}, w)
+		}) || c.Text == "kubectl gpu"
 		finds := strings.HasPrefix(c.Text, "POD=")
 		if !finds && words[0] != "kubectl" || !asks || strings.Contains(c.Text, "|") || ran[c.Text] {
 			continue
@@ -41,7 +42,7 @@ func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podr
 			c.Text = pod + c.Text
 		}
 		cmd := exec.CommandContext(ctx, "sh", "-c", place.Replace(c.Text))
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(), "PATH="+n.Programs()+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(), "PATH="+n.Programs()+":"+filepath.Dir(kubectlGPU())+":"+os.Getenv("PATH"))
 		cmd.Dir = *source
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %s: %v: %s", c.File, c.Text, err, out)

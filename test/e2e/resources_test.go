@@ -200,6 +200,7 @@ sharing:
 		}
 		return nil
 	})
+	explains(ctx, t, n, "greedy", "did not admit it (UnexpectedAdmissionError)", "Ask for one")
 }
 
 // reloads changes the file of the running daemon while pods hold GPUs of a resource that stays and of one that goes.
