@@ -191,7 +191,7 @@ func (r Resource) Admit(devices []Device) error {
 	if UnitMiB(r.Name) > 0 {
 		return r.admitUnits(devices)
 	}
-	if isPercentage(r.Name) {
+	if len(devices) > 0 && devices[0].Sharing == Percentage {
 		return r.admitPercentage(len(devices))
 	}
 	shared := slices.ContainsFunc(devices, func(d Device) bool { return d.Sharing != Unshared })

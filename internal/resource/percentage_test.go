@@ -55,3 +55,17 @@ func TestPercentages(t *testing.T) {
 		t.Error("a name without a domain")
 	}
 }
+
+// A name does not make GPUs percentages: a configuration may have named a resource so before there were any.
+func TestGPUsNamedLikePercentages(t *testing.T) {
+	t.Parallel()
+	node := inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}}
+	rename := resource.Selector{Where: "x", Devices: []resource.Ref{"0", "1"}, Rename: "nvidia.com/gpu.percentage"}
+	r, there := resource.New(node, resource.Options{Selectors: []resource.Selector{rename}}).Resource(rename.Rename)
+	if !there || len(r.Devices) != 2 {
+		t.Fatalf("%d GPUs, want 2", len(r.Devices))
+	}
+	if err := r.Admit(r.Devices[:1]); err != nil {
+		t.Errorf("one GPU is refused: %v", err)
+	}
+}
