@@ -89,6 +89,9 @@ func (s *Set) grow(plan resource.Plan) resource.Plan {
 	}
 	plan.Resources = slices.Clone(plan.Resources)
 	for i, r := range plan.Resources {
+		if r.InUnits() {
+			continue // a unit that left is never given again
+		}
 		all := slices.Clone(r.Devices)
 		for j, d := range all {
 			of := devices{r.Name, d.UUID}

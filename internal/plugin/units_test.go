@@ -264,6 +264,25 @@ func TestAReserveThatGrows(t *testing.T) {
 	n.settle(t)
 }
 
+// TestUnitsThatLeaveAFreeGPU: what is on offer once the reserve has grown is given at once.
+func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 1, 8)
+	n.settle(t)
+	less := byMPS
+	less.ReserveMiB = 4 << 10
+	n.apply(d, less)
+	until(t, n.clock, "only 5 units are on offer", func() bool {
+		for unit, healthy := range n.Devices(mem) {
+			if _, number, _ := strings.Cut(unit, "::"); healthy != (number < "5") {
+				return false
+			}
+		}
+		return true
+	})
+	n.admit(t, "a", 5)
+}
+
 // A pod that the scheduler sent by an old count, and for which no GPU has enough, fails with the reason.
 func TestUnitsThatNoGPUHas(t *testing.T) {
 	t.Parallel()
