@@ -25,6 +25,7 @@ type fewerTaint struct {
 	api    *kubeapi.Client
 	again  *feed.Alarm
 	is     report.Fewer
+	asked  bool // this process has asked for the taint, and has not removed it: the node may have it before that is seen
 }
 
 // announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next
@@ -39,7 +40,7 @@ func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
 		return []<-chan struct{}{node, fewer, offered, configured, t.again.Rings()}
 	}
 	kubeapi.Keep(ctx, clock.RealClock{}, "taint for fewer devices", wake, t.step)
-	if !t.is.Tainted.IsZero() {
+	if t.asked || !t.is.Tainted.IsZero() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRequests)
 		defer cancel()
 		if err := t.set(last, false); err != nil {
@@ -90,7 +91,9 @@ func (t *fewerTaint) step(ctx context.Context) error {
 
 // set adds the taint to the node, or removes it.
 func (t *fewerTaint) set(ctx context.Context, wanted bool) error {
+	t.asked = t.asked || wanted
 	err := t.api.SetTaint(ctx, fewerKey, taintEffect, wanted, time.Now())
+	t.asked = t.asked && (wanted || err != nil)
 	switch {
 	case err == nil:
 		klog.FromContext(ctx).Info("Changed the taint for fewer devices", "taint", fewerKey, "tainted", wanted)

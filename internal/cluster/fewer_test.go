@@ -182,6 +182,20 @@ func TestATaintOfAnEarlierProcess(t *testing.T) {
 	}
 }
 
+// The answer to the request that taints the node is lost, and the process ends: the taint goes.
+func TestAnEndAfterALostAnswer(t *testing.T) {
+	onStage(t, func(s *stage) {
+		w := s.shrinking()
+		s.until("the node is watched", func() bool { return strings.Contains(w.requests(), "WATCH nodes 200") })
+		s.server.SetFault(apiserver.Fault{Status: 500, Late: true, RetryAfter: time.Minute, Only: apiserver.Request.IsWrite})
+		w.Fewer.Publish(1)
+		s.until("tainted", s.isFewer)
+		s.server.SetFault(apiserver.Fault{})
+		w.stop()
+		s.until("the taint is gone", func() bool { return slices.Equal(s.taints(), []string{theirTaint}) })
+	})
+}
+
 // Whatever the API server does, the change goes on by itself after a time, which package plugin sees to; the taint does not stay.
 func TestFewerDevicesThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
