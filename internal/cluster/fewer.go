@@ -26,6 +26,8 @@ type fewerTaint struct {
 	again  *feed.Alarm
 	is     report.Fewer
 	asked  bool // this process has asked for the taint, and has not removed it: the node may have it before that is seen
+	// failures counts how often in a row the pods could not be listed.
+	failures int
 }
 
 // announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next
@@ -69,24 +71,41 @@ func (t *fewerTaint) step(ctx context.Context) error {
 	if next.Proceed {
 		t.daemon.Proceed(t.is.Number)
 	}
-	if !next.At.IsZero() {
-		t.again.After(ctx, next.At.Sub(now))
-	}
 	if next.Taint != !t.is.Tainted.IsZero() {
 		return t.set(ctx, next.Taint)
 	}
-	if !next.Look {
-		return nil
+	if next.Look {
+		next.At = t.look(ctx, node, now, next.At)
 	}
+	if !next.At.IsZero() {
+		t.again.After(ctx, next.At.Sub(now))
+	}
+	return nil
+}
+
+// look looks at the pods of the node, and returns when to decide anew: at the time at, but now if all pods are admitted, and later if the
+// pods cannot be listed. That is no error of the step: after an error the taint would stay for as long as Keep pauses.
+func (t *fewerTaint) look(ctx context.Context, node kubeapi.Node, now, at time.Time) time.Time {
 	waiting, err := t.api.NotAdmitted(ctx, node.ResourceVersion)
 	if err != nil {
-		return err
+		if t.failures++; t.failures == 1 {
+			klog.FromContext(ctx).Info("Cannot see which pods kubelet has admitted; the change goes on after some time", "reason", err.Error())
+		}
+		later := now.Add(kubeapi.Pause(err, t.failures))
+		if until := t.is.Tainted.Add(report.FewerMost); later.After(until) {
+			later = until
+		}
+		if later.After(at) {
+			return later
+		}
+		return at
 	}
+	t.failures = 0
 	if t.is.Admitted = len(waiting) == 0; t.is.Admitted {
-		t.again.After(ctx, 0)
+		return now
 	}
 	klog.FromContext(ctx).V(2).Info("Pods that kubelet has not admitted yet", "pods", waiting)
-	return nil
+	return at
 }
 
 // set adds the taint to the node, or removes it.

@@ -120,6 +120,9 @@ func TestFewerDevicesAreBounded(t *testing.T) {
 	for name, never := range map[string]func(*stage, *shrinking){
 		"a pod is not admitted":       func(s *stage, _ *shrinking) { s.bound("sent", false) },
 		"the status does not show it": func(*stage, *shrinking) {},
+		"the pods are not listed": func(s *stage, _ *shrinking) {
+			s.server.SetFault(apiserver.Fault{Status: 403, Only: func(r apiserver.Request) bool { return r.Resource == "pods" }})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {

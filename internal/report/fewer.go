@@ -8,8 +8,8 @@ const (
 	fewerSettles = 2 * time.Second
 	// fewerLooks is the pause between two looks at the pods.
 	fewerLooks = 500 * time.Millisecond
-	// fewerMost is how long the node has the taint at most.
-	fewerMost = time.Minute
+	// FewerMost is how long the node has the taint at most.
+	FewerMost = time.Minute
 )
 
 // Fewer is what is known of a change by which a node gets fewer devices.
@@ -38,7 +38,7 @@ type FewerStep struct {
 // and for a minute at most. It never waits for pods that hold GPUs.
 func (f Fewer) Next(now time.Time) FewerStep {
 	tainted, waits := !f.Tainted.IsZero(), f.Number != 0
-	until := f.Tainted.Add(fewerMost)
+	until := f.Tainted.Add(FewerMost)
 	switch {
 	case waits && f.Number == f.GivenUp:
 		return FewerStep{Proceed: true}
