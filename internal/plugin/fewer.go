@@ -40,7 +40,10 @@ func (s *Set) Proceed(number uint64) {
 
 // keep decides which devices that left the plan stay on offer until Proceed is called.
 func (s *Set) keep() {
-	usable := s.usable()
+	var usable map[string]bool
+	if s.asked.options.Announce {
+		usable = s.usable()
+	}
 	now := s.collaborators.Clock.Now()
 	switch fewer := s.asked.options.Announce && (s.forms.drain.next != "" || s.isFewer(usable)); {
 	case !fewer || s.waiting.over(now):
