@@ -121,8 +121,12 @@ func (p *Proofs) Unproven(s inventory.Snapshot) map[string]string {
 	return p.records.Value().Unproven(s, p.options.BootID)
 }
 
-// Again forgets the verdict on a device, by UUID, and has it be proven once more, if this process leads.
+// Again forgets the verdict on a device, by UUID, and has it be proven once more. It does nothing where CUDA need not be proven, or while
+// this process does not lead.
 func (p *Proofs) Again(uuid string) {
+	if !p.options.Configs.Value().Validate || p.options.Lead() != nil {
+		return
+	}
 	select {
 	case p.asked <- uuid:
 	default: // nobody reads what was asked before

@@ -3,11 +3,14 @@ package proof_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -152,6 +155,13 @@ func (r *rig) times() map[string]int {
 	return times
 }
 
+// health returns why CUDA does not work, as health was told, by UUID.
+func (r *rig) health() map[string]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.told)
+}
+
 // change publishes another Snapshot.
 func (r *rig) change(edit func(*inventory.Snapshot)) {
 	s := r.snapshots.Value()
@@ -245,7 +255,7 @@ func TestFailures(t *testing.T) {
 		r.fails["GPU-1"], r.fails["GPU-2"], r.fails["GPU-3"] = wrong, passing, untried
 		r.start(t, "boot")
 		time.Sleep(5 * time.Second)
-		equal(t, "health is told", map[string]string{"GPU-1": wrong.Error(), "GPU-2": passing.Error()}, r.told)
+		equal(t, "health is told", map[string]string{"GPU-1": wrong.Error(), "GPU-2": passing.Error()}, r.health())
 		equal(t, "held", map[string]string{
 			"GPU-1": wrong.Error(), "GPU-2": passing.Error(), "GPU-3": "CUDA is not proven on it yet",
 		}, r.unproven())
@@ -262,14 +272,14 @@ func TestFailures(t *testing.T) {
 		clear(r.told)
 		r.start(t, "boot")
 		synctest.Wait()
-		equal(t, "health is told after a restart", map[string]string{"GPU-1": wrong.Error()}, r.told)
+		equal(t, "health is told after a restart", map[string]string{"GPU-1": wrong.Error()}, r.health())
 		r.set(func() { clear(r.fails) })
 		r.Again("GPU-1")
 		synctest.Wait()
 		r.change(func(s *inventory.Snapshot) { s.GPUs[1].Health = inventory.Health{State: inventory.Healthy} })
 		time.Sleep(time.Second)
 		equal(t, "held after an operator's word", 0, len(r.unproven()))
-		equal(t, "health", 0, len(r.told))
+		equal(t, "health", 0, len(r.health()))
 	})
 }
 
@@ -332,6 +342,69 @@ func TestOnlyTheLeadDecides(t *testing.T) {
 		equal(t, "held", 1, len(r.unproven()))
 		r.Records().Publish(proof.Records{"GPU-0": {Boot: "boot", Driver: "580.95.05", At: time.Now()}}) // as the lead tells
 		equal(t, "held when it was told", 0, len(r.unproven()))
+	})
+}
+
+// TestNothingIsForgottenWhereNothingIsProven: an operator who clears a device has no file written while the configuration wants no proofs.
+// A process that does not lead does not remember that it was asked.
+func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir, 1)
+		r.configs.Publish(config.Config{})
+		r.start(t, "boot")
+		r.Again("GPU-0")
+		synctest.Wait()
+		if _, err := os.Stat(filepath.Join(dir, proof.File)); err == nil {
+			t.Error("it wrote")
+		}
+		r.stop()
+
+		r.configs.Publish(config.Config{Validate: true})
+		r.start(t, "boot")
+		time.Sleep(time.Second)
+		r.stop()
+		r.set(func() { r.notLead = errors.New("another one leads") })
+		r.Again("GPU-0")
+		r.set(func() { r.notLead = nil })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_ = r.Run(ctx)
+		equal(t, "proofs", map[string]int{"GPU-0": 1}, r.times())
+	})
+}
+
+// TestAFullDisk: where a verdict cannot be written, the one before does not count for the next process. The test runs alone: the limit is
+// that of the whole process.
+func TestAFullDisk(t *testing.T) { //nolint:paralleltest // see above
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir, 1)
+		r.start(t, "boot")
+		time.Sleep(time.Second)
+		equal(t, "held", 0, len(r.unproven()))
+		var before syscall.Rlimit
+		if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 10, Max: before.Max}); err != nil {
+			t.Fatal(err)
+		}
+		r.set(func() { r.fails["GPU-0"] = wrong })
+		r.Again("GPU-0")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "held on a full disk", map[string]string{"GPU-0": wrong.Error()}, r.unproven())
+		r.stop()
+		r.set(func() { r.busy["GPU-0"] = errors.New("in use by pod p") })
+		r.start(t, "boot")
+		equal(t, "held by the next process", 1, len(r.unproven()))
 	})
 }
 

@@ -2,6 +2,7 @@ package proof
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -240,7 +241,11 @@ func (l *loop) decide(ctx context.Context, b Records) {
 		if l.options.Lead() != nil {
 			return nil // its memory is the truth now
 		}
-		return files.WriteState(l.path(), form{fileVersion, b})
+		err := files.WriteState(l.path(), form{fileVersion, b})
+		if err != nil { // what the file said before is not true any more
+			err = errors.Join(err, files.Remove(l.path()))
+		}
+		return err
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Cannot save what is proven of CUDA; a restart of the daemon proves it again", "dir", l.options.StateDir,
