@@ -6,9 +6,10 @@ import (
 	"slices"
 )
 
-// Reserve keeps claims from a GPU, by UUID, until release is called: a claim that is to have it is not prepared meanwhile. The error says
-// which claim has it, or why that is not known by the time ctx ends.
-func (c *Claims) Reserve(ctx context.Context, gpu string) (release func(), err error) {
+// Reserve keeps claims from a GPU until release is called, for a proof on the device, which is that GPU or a MIG device of it; both by UUID.
+// No claim is prepared on the GPU meanwhile. The error says which claim has the device, or why that is not known by the time ctx ends. A
+// claim with adminAccess only looks at it.
+func (c *Claims) Reserve(ctx context.Context, gpu, device string) (release func(), err error) {
 	done, err := c.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -20,7 +21,11 @@ func (c *Claims) Reserve(ctx context.Context, gpu string) (release func(), err e
 	}
 	err = locks.gpus(ctx, []string{gpu})
 	for _, r := range c.all() {
-		if err == nil && !r.former(c.options.BootID) && slices.Contains(r.gpus(), gpu) {
+		has := func(d recordDevice) bool {
+			other := d.MIG != nil && d.uuid() != "" && d.uuid() != device && gpu != device
+			return d.GPU == gpu && !d.AdminAccess && !other
+		}
+		if err == nil && !r.former(c.options.BootID) && slices.ContainsFunc(r.Devices, has) {
 			err = fmt.Errorf("in use by the claim %s", r)
 		}
 	}

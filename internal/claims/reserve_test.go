@@ -16,7 +16,7 @@ func TestReserve(t *testing.T) {
 		c, stop := r.start()
 		defer stop()
 		s := snapshot()
-		release, err := c.Reserve(t.Context(), s.GPUs[0].UUID)
+		release, err := c.Reserve(t.Context(), s.GPUs[0].UUID, s.GPUs[0].UUID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,19 +33,43 @@ func TestReserve(t *testing.T) {
 		if took := time.Since(began); took != 5*time.Second {
 			t.Errorf("the claim took %v", took)
 		}
-		if _, err := c.Reserve(t.Context(), s.GPUs[0].UUID); err == nil || !strings.Contains(err.Error(), "in use by the claim") {
+		if _, err := c.Reserve(t.Context(), s.GPUs[0].UUID, s.GPUs[0].UUID); err == nil || !strings.Contains(err.Error(), "in use by the claim") {
 			t.Errorf("a GPU that a claim has: %v", err)
 		}
 		r.unprepare(c, "uid-1")
-		release, err = c.Reserve(t.Context(), s.GPUs[0].UUID)
+		release, err = c.Reserve(t.Context(), s.GPUs[0].UUID, s.GPUs[0].UUID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := c.Reserve(ctx, s.GPUs[0].UUID); err == nil {
+		if _, err := c.Reserve(ctx, s.GPUs[0].UUID, s.GPUs[0].UUID); err == nil {
 			t.Error("reserved twice")
 		}
 		release()
+	})
+}
+
+// TestReserveBesideClaims: a claim with adminAccess, which may last as long as the node, keeps no GPU from being reserved, and a claim of one
+// MIG device none of the others.
+func TestReserveBesideClaims(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		admin := claim("uid-1", gpuA)
+		admin.Results[0].AdminAccess = true
+		r.prepare(c, admin)
+		r.prepare(c, claim("uid-2", migB0))
+		for device, want := range map[[2]string]bool{{"GPU-a", "GPU-a"}: true, {"GPU-b", "MIG-b0"}: false, {"GPU-b", "MIG-b1"}: true} {
+			release, err := c.Reserve(t.Context(), device[0], device[1])
+			if got := err == nil; got != want {
+				t.Errorf("%s is reserved: %v (%v), want %v", device[1], got, err, want)
+			}
+			if err == nil {
+				release()
+			}
+		}
 	})
 }

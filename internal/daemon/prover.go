@@ -69,7 +69,7 @@ func (d *daemon) reserve(ctx context.Context, device proof.Device) (release func
 	defer cancel()
 	release = func() {}
 	if d.dra != nil {
-		if release, err = d.dra.Claims.Reserve(ctx, device.GPU); err != nil {
+		if release, err = d.dra.Claims.Reserve(ctx, device.GPU, device.UUID); err != nil {
 			return nil, err
 		}
 	}
