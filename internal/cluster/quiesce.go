@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -65,7 +66,7 @@ func readWish(annotations map[string]string, now time.Time) releaseWish {
 		return releaseWish{}
 	}
 	w := releaseWish{by: oneLine(annotations[byAnnotation])}
-	w.by = w.by[:min(len(w.by), maxName)]
+	w.by = strings.ToValidUTF8(w.by[:min(len(w.by), maxName)], "") // as it comes back from JSON
 	until, err := time.Parse(time.RFC3339, text)
 	switch {
 	case err != nil:
@@ -172,6 +173,7 @@ func (r *releaser) step(ctx context.Context) error {
 		}
 	}
 	begins := !isActive(r.state) || !r.answer.Until.Equal(answer.Until) || r.answer.By != answer.By
+	before, had := r.state, r.answer
 	r.state, r.answer = state, answer
 	if !isActive(state) {
 		return r.write(ctx)
@@ -179,6 +181,7 @@ func (r *releaser) step(ctx context.Context) error {
 	r.again.After(ctx, answer.Until.Sub(now))
 	if begins {
 		if err := r.write(ctx); err != nil {
+			r.state, r.answer = before, had // the next try begins, too
 			return err
 		}
 	}

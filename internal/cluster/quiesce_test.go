@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -278,6 +279,39 @@ func TestWishWithoutTheOption(t *testing.T) {
 		s.pass(10 * time.Minute)
 		if s.node().Annotations[quiesceKey+"state"] != "" {
 			s.Errorf("answered: %v", s.node().Annotations)
+		}
+	})
+}
+
+// While the node cannot be told of a wish, the driver is not released for it: a later process would not know that it is to use it again.
+func TestWishThatCannotBeAnswered(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.releasing(false, nil)
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
+		s.wish(in(time.Hour), "a")
+		s.pass(10 * time.Minute)
+		if p.quiet() {
+			s.Error("the driver is released, and the node does not say so")
+		}
+		s.server.SetFault(apiserver.Fault{})
+		s.answered("done")
+		p.becomes(true)
+	})
+}
+
+// What was resumed on the node stays in use for the next process, too, whatever the name of who wanted the release.
+func TestWishOfALongName(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.releasing(false, nil)
+		s.wish(in(time.Hour), "x"+strings.Repeat("é", 150))
+		s.answered("done")
+		p.set(func(s *status.Status) { s.Quiet = false }) // gpu-device-plugin resume
+		s.answered("resumed")
+		p.stop()
+		next := s.releasing(false, nil)
+		s.pass(10 * time.Minute)
+		if s.answered("resumed"); next.quiet() {
+			s.Error("the driver is released again")
 		}
 	})
 }

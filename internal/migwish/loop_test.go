@@ -286,7 +286,7 @@ func TestTwoProcessesRemember(t *testing.T) {
 	d.wants("all-balanced", "mig apply")
 }
 
-// A savedState directory that does not answer delays the start for some seconds, and loses nothing of what it remembers.
+// A state directory that does not answer delays the start for some seconds, and loses nothing of what it remembers.
 func TestADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -314,7 +314,7 @@ func TestADiskThatHangs(t *testing.T) {
 	})
 }
 
-// A savedState file that cannot be read is set aside; one that cannot be written keeps nothing from being done.
+// A state file that cannot be read is set aside; one that cannot be written keeps nothing from being done.
 func TestStateThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true})
