@@ -27,7 +27,7 @@ func (r Request) IsWrite() bool {
 
 // Fault is how requests are answered. The zero value answers them rightly.
 type Fault struct {
-	// Status, unless 0, is the HTTP status of each answer: 401, 403, 409, 429, 500 or 503.
+	// Status, unless 0, is the HTTP status of each answer: 401, 403, 409, 410, 429, 500 or 503.
 	Status int
 	// Late says that a request with a bad Status is carried out all the same, as one whose answer was lost.
 	Late bool
@@ -199,6 +199,9 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) 
 	resource, _, _ := strings.Cut(request.Resource, "/")
 	answer := apierrors.NewGenericServerResponse(fault.Status, request.Verb, schema.GroupResource{Resource: resource}, "",
 		fmt.Sprintf("the stand-in answers %d", fault.Status), 0, false)
+	if fault.Status == http.StatusGone {
+		answer = apierrors.NewResourceExpired("the stand-in answers 410")
+	}
 	if fault.RetryAfter > 0 {
 		seconds := int32(fault.RetryAfter.Seconds())
 		w.Header().Set("Retry-After", strconv.Itoa(int(seconds)))

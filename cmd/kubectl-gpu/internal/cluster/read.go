@@ -22,6 +22,7 @@ const page = 500
 // Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone. What cannot be read is a sentence in
 // Missing of the Facts, and the rest is there.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
+	names = slices.Compact(slices.Sorted(slices.Values(names))) // nothing is counted twice
 	return c.read(ctx, names, "spec.driver="+view.Driver, view.HasGPU)
 }
 
@@ -62,19 +63,24 @@ func missingText(what string, err error) string {
 	return what + " are not shown: " + err.Error()
 }
 
-// paged reads a list page by page.
-func paged[L interface{ GetContinue() string }](
-	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L),
-) error {
+// paged reads a list page by page, and returns what take has of the pages. Where it expires in the middle it is read again, once and in one
+// piece.
+func paged[L interface{ GetContinue() string }, T any](
+	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L) []T,
+) (all []T, err error) {
 	o.Limit = page
 	for {
 		answer, err := list(ctx, o)
-		if err != nil {
-			return err
+		if apierrors.IsResourceExpired(err) && o.Continue != "" {
+			all, o.Continue, o.Limit = nil, "", 0
+			continue
 		}
-		take(answer)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, take(answer)...)
 		if o.Continue = answer.GetContinue(); o.Continue == "" {
-			return nil
+			return all, nil
 		}
 	}
 }
@@ -82,12 +88,12 @@ func paged[L interface{ GetContinue() string }](
 // nodes returns the named nodes, or all nodes.
 func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, err error) {
 	if len(names) == 0 {
-		err = paged(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) {
+		return paged(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) (nodes []corev1.Node) {
 			for i := range l.Items {
-				all = append(all, trimNode(&l.Items[i]))
+				nodes = append(nodes, trimNode(&l.Items[i]))
 			}
+			return nodes
 		})
-		return all, err
 	}
 	for _, name := range names {
 		node, err := c.core.Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -129,15 +135,8 @@ func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, er
 		}
 	}
 	for _, selector := range selectors {
-		err := paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List, func(l *corev1.PodList) {
-			for i := range l.Items {
-				p := &l.Items[i]
-				if c.IsDaemon(p) || view.AsksForGPUs(p) {
-					p.ManagedFields = nil
-					all = append(all, *p.DeepCopy())
-				}
-			}
-		})
+		pods, err := paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List, c.takePods)
+		all = append(all, pods...)
 		if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
 			return c.daemonsOnly(ctx, selector, err)
 		}
@@ -146,6 +145,17 @@ func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, er
 		}
 	}
 	return all, nil
+}
+
+// takePods returns those of a page that have a part in GPUs.
+func (c *Client) takePods(l *corev1.PodList) (pods []corev1.Pod) {
+	for i := range l.Items {
+		if p := &l.Items[i]; c.IsDaemon(p) || view.AsksForGPUs(p) {
+			p.ManagedFields = nil
+			pods = append(pods, *p.DeepCopy())
+		}
+	}
+	return pods
 }
 
 // daemonsOnly returns the daemon's pods of the namespace of the manifests where those of all namespaces may not be listed, and that error.
@@ -163,43 +173,45 @@ func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error
 }
 
 // slices returns the ResourceSlices of some nodes, or of all, that a field selector selects.
-func (c *Client) slices(ctx context.Context, names []string, selector string) (all []resourceapi.ResourceSlice, err error) {
-	err = paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.resource.ResourceSlices().List, func(l *resourceapi.ResourceSliceList) {
+func (c *Client) slices(ctx context.Context, names []string, selector string) ([]resourceapi.ResourceSlice, error) {
+	list := c.resource.ResourceSlices().List
+	return paged(ctx, metav1.ListOptions{FieldSelector: selector}, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
 		for i := range l.Items {
 			s := &l.Items[i]
 			if node := s.Spec.NodeName; len(names) == 0 || node != nil && slices.Contains(names, *node) {
 				s.ManagedFields = nil
-				all = append(all, *s)
+				some = append(some, *s)
 			}
 		}
+		return some
 	})
-	return all, err
 }
 
 // claims returns the ResourceClaims that are wanted.
-func (c *Client) claims(ctx context.Context, wanted func(*resourceapi.ResourceClaim) bool) (all []resourceapi.ResourceClaim, err error) {
-	err = paged(ctx, metav1.ListOptions{}, c.resource.ResourceClaims(metav1.NamespaceAll).List, func(l *resourceapi.ResourceClaimList) {
+func (c *Client) claims(ctx context.Context, wanted func(*resourceapi.ResourceClaim) bool) ([]resourceapi.ResourceClaim, error) {
+	list := c.resource.ResourceClaims(metav1.NamespaceAll).List
+	return paged(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceClaimList) (some []resourceapi.ResourceClaim) {
 		for i := range l.Items {
 			if claim := &l.Items[i]; wanted(claim) {
 				claim.ManagedFields = nil
-				all = append(all, *claim.DeepCopy())
+				some = append(some, *claim.DeepCopy())
 			}
 		}
+		return some
 	})
-	return all, err
 }
 
 // NodeNames returns the names of all nodes, by their metadata alone.
-func (c *Client) NodeNames(ctx context.Context) (names []string, err error) {
+func (c *Client) NodeNames(ctx context.Context) ([]string, error) {
 	nodes, err := metadata.NewForConfig(c.config)
 	if err != nil {
 		return nil, err
 	}
 	list := nodes.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List
-	err = paged(ctx, metav1.ListOptions{}, list, func(l *metav1.PartialObjectMetadataList) {
+	return paged(ctx, metav1.ListOptions{}, list, func(l *metav1.PartialObjectMetadataList) (names []string) {
 		for i := range l.Items {
 			names = append(names, l.Items[i].Name)
 		}
+		return names
 	})
-	return names, err
 }

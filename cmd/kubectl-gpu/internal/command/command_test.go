@@ -44,6 +44,9 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h`
 	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got, "8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") || strings.Contains(got, "b NVIDIA") {
 		t.Errorf("one node, wide:\n%s", got)
 	}
+	if got := fields(s.must("a", "a")); !strings.Contains(got, " 7 2 8 ") {
+		t.Errorf("a node that was named twice:\n%s", got)
+	}
 	if got := fields(s.must("cpu")); got != strings.SplitN(want, "\n", 2)[0]+"\ncpu - 0 0 0 - - - -" {
 		t.Errorf("a node without GPUs that was named:\n%s", got)
 	}
@@ -196,6 +199,36 @@ func TestWhatFails(t *testing.T) {
 		if out, problems, code := s.run(wrong...); code != 1 || !strings.HasPrefix(problems, "error: ") || out != "" {
 			t.Errorf("%v: %d, %s%s", wrong, code, problems, out)
 		}
+	}
+}
+
+// TestListThatExpires: a list that expires between two pages is read again, and once.
+func TestListThatExpires(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for i := range 600 {
+		s.addNode(fmt.Sprintf("n-%03d", i), 8, nil)
+	}
+	list := apiserver.Request{Verb: "list", Resource: "nodes"}
+	expire := func(expires func(request int) bool) {
+		requests := 0
+		s.server.SetFault(apiserver.Fault{Status: http.StatusGone, Only: func(r apiserver.Request) bool {
+			if r == list {
+				requests++
+			}
+			return r == list && expires(requests)
+		}})
+	}
+	expire(func(request int) bool { return request == 2 })
+	if got := strings.Count(s.must(), "\nn-"); got != 600 {
+		t.Errorf("%d rows of 600 nodes", got)
+	}
+	expire(func(request int) bool { return request >= 2 })
+	if _, problems, code := s.run(); code != 1 || !strings.Contains(problems, "nodes are not shown") {
+		t.Errorf("a list that expires always: %d, %s", code, problems)
+	}
+	if got := s.server.Requests()[list]; got != 6 {
+		t.Errorf("%d lists, want 3 and 3", got)
 	}
 }
 
