@@ -31,7 +31,7 @@ const (
 )
 
 // Run runs a command of the daemon's program in one of its pods. The error is that of the command, with its exit status as in
-// k8s.io/client-go/util/exec, or says why it was not run.
+// k8s.io/client-go/util/exec, or says why it was not run. Where it is that of ctx, out and problems may be written to still.
 func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writer, arguments ...string) error {
 	container := pod.Spec.Containers[0].Name
 	for _, each := range pod.Spec.Containers {
@@ -57,7 +57,14 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 	if err != nil {
 		return err
 	}
-	return either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: problems})
+	ended := make(chan error, 1)
+	go func() { ended <- either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: problems}) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done(): // client-go ends with it only once the connection is open
+		return ctx.Err()
+	}
 }
 
 // status asks the daemon of one pod for its status, with the containers that hold devices if it can tell them.
@@ -73,15 +80,15 @@ func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, 
 			}
 			return s, err
 		}
+		if ctx.Err() != nil { // the output may be written to still
+			return s, fmt.Errorf("no answer within %v", answerTimeout)
+		}
 		if text := strings.TrimSpace(problems.String()); text != "" {
 			err = errors.New(text)
 		}
 		if !strings.Contains(err.Error(), "unknown flag") { // a daemon of before v0.2 does not know --holders
 			break
 		}
-	}
-	if ctx.Err() != nil {
-		err = fmt.Errorf("no answer within %v", answerTimeout)
 	}
 	return s, err
 }

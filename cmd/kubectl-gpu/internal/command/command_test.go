@@ -1,11 +1,14 @@
 package command_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/command"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -296,6 +300,40 @@ func TestCommandsOfANode(t *testing.T) {
 	s.addDaemon("old-b", "b", answering(status.Status{}))
 	if _, problems, code := s.run("quiesce", "b"); code != 1 || !strings.Contains(problems, "none of them says that it leads") {
 		t.Errorf("no lead: %d, %s", code, problems)
+	}
+}
+
+// TestInterrupt: a command ends with its context, also while exec does not answer, before and after the connection is open.
+func TestInterrupt(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]bool{"no answer": false, "open": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			s.addNode("a", 8, nil)
+			ctx, interrupt := context.WithCancel(t.Context())
+			asked, over := make(chan struct{}), make(chan struct{})
+			t.Cleanup(func() { close(over) })
+			hang := func() { close(asked); <-over }
+			s.addDaemon("daemon-a", "a", func([]string) (string, string, int) { hang(); return "", "", 0 })
+			if !open {
+				s.server.SetPods(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { hang() }))
+			}
+			code := make(chan int, 1)
+			go func() {
+				code <- command.Run(ctx, []string{"--kubeconfig", s.server.Kubeconfig(), "doctor", "a"}, nil, io.Discard, io.Discard)
+			}()
+			<-asked
+			interrupt()
+			select {
+			case got := <-code:
+				if got != 1 {
+					t.Errorf("exit status %d", got)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("it does not end")
+			}
+		})
 	}
 }
 
