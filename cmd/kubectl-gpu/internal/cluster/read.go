@@ -46,6 +46,7 @@ func (c *Client) read(ctx context.Context, names []string, selector string, want
 	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx, wanted); return err })
 	all.Wait()
 	slices.Sort(f.Missing)
+	f.Missing = append(f.Missing, f.Disputed(c.IsDaemon)...)
 	return f
 }
 

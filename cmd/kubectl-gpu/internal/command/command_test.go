@@ -236,6 +236,36 @@ func TestListThatExpires(t *testing.T) {
 	}
 }
 
+// TestTwoNamespaces: where pods of two namespaces could be the daemon's, neither is asked before somebody says which one is.
+func TestTwoNamespaces(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("a", 8, nil)
+	s.addNode("b", 8, nil)
+	d := answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Holders: []status.Holder{}})
+	s.addDaemon("daemon-a", "a", d)
+	s.addDaemon("daemon-b", "b", d)
+	yes := true
+	s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "team", Name: "forged", Labels: map[string]string{"app.kubernetes.io/name": "gpu-device-plugin"}, CreationTimestamp: metav1.Now(),
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "forged", UID: "2", Controller: &yes}},
+	}, Spec: corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "gpu-device-plugin"}}}, Status: corev1.PodStatus{
+		Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: readySince}},
+	}})
+	for _, arguments := range [][]string{{"list"}, {"--ask", "always"}, {"doctor", "a"}} {
+		if _, problems, code := s.run(arguments...); code != 1 || !strings.Contains(problems, "give --daemon-namespace") {
+			t.Errorf("%v: %d, %s", arguments, code, problems)
+		}
+	}
+	if ran := strings.Join(s.commands(), ", "); strings.Contains(ran, "forged") || strings.Contains(ran, "daemon-a") || !strings.Contains(ran, "daemon-b") {
+		t.Errorf("asked: %s", ran)
+	}
+	s.must("list", "--daemon-namespace", "kube-system")
+	if ran := strings.Join(s.commands(), ", "); strings.Contains(ran, "forged") || !strings.Contains(ran, "daemon-a") {
+		t.Errorf("with a namespace asked: %s", ran)
+	}
+}
+
 // TestAtOnce: of 100 daemons at most 20 are asked at the same time.
 func TestAtOnce(t *testing.T) {
 	t.Parallel()

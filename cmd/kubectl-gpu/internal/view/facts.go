@@ -97,19 +97,41 @@ func LeadFirst(answers []Answer) ([]*corev1.Pod, error) {
 	return pods, nil
 }
 
-// Daemons returns the daemon's pod of each node: of several, the youngest one that is ready.
+// Daemons returns the daemon's pod of each node: of several, the youngest one that is ready. A node has none where pods of two namespaces
+// could be the daemon's: anybody may have a DaemonSet with its labels.
 func (f Facts) Daemons(isDaemon func(*corev1.Pod) bool) map[string]*corev1.Pod {
-	daemons := map[string]*corev1.Pod{}
+	daemons, _ := f.daemons(isDaemon)
+	return daemons
+}
+
+// Disputed returns a sentence for each node on which pods of two namespaces could be the daemon's.
+func (f Facts) Disputed(isDaemon func(*corev1.Pod) bool) (sentences []string) {
+	_, disputed := f.daemons(isDaemon)
+	for _, node := range slices.Sorted(maps.Keys(disputed)) {
+		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have its labels: "+
+			"give --daemon-namespace", node))
+	}
+	return sentences
+}
+
+// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces could be that.
+func (f Facts) daemons(isDaemon func(*corev1.Pod) bool) (daemons map[string]*corev1.Pod, disputed map[string]bool) {
+	daemons, disputed = map[string]*corev1.Pod{}, map[string]bool{}
 	for i := range f.Pods {
 		p := &f.Pods[i]
 		if !isDaemon(p) || p.Spec.NodeName == "" || p.Status.Phase != corev1.PodRunning {
 			continue
 		}
-		if other := daemons[p.Spec.NodeName]; other == nil || better(p, other) {
+		other := daemons[p.Spec.NodeName]
+		if other != nil && other.Namespace != p.Namespace {
+			disputed[p.Spec.NodeName] = true
+		}
+		if other == nil || better(p, other) {
 			daemons[p.Spec.NodeName] = p
 		}
 	}
-	return daemons
+	maps.DeleteFunc(daemons, func(node string, _ *corev1.Pod) bool { return disputed[node] })
+	return daemons, disputed
 }
 
 func better(p, other *corev1.Pod) bool {
