@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
 	"k8s.io/client-go/util/exec"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
@@ -33,7 +34,7 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	case errors.As(err, &code): // the daemon's command has printed why
 		return code.Code
 	}
-	fmt.Fprintln(problems, "error:", err)
+	_ = printers.WriteEscaped(problems, fmt.Sprintln("error:", err)) // the exit status says so, too
 	return 1
 }
 
@@ -127,8 +128,8 @@ func (p *plugin) asked(cmd *cobra.Command, client *cluster.Client, pods []*corev
 	for _, a := range client.Statuses(cmd.Context(), pods) {
 		answers[a.Pod.Spec.NodeName] = a
 		if a.Err != nil {
-			fmt.Fprintf(cmd.ErrOrStderr(), "node %s: its daemon's pod %s/%s does not answer: %v\n",
-				a.Pod.Spec.NodeName, a.Pod.Namespace, a.Pod.Name, a.Err)
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("node %s: its daemon's pod %s/%s does not answer: %v",
+				a.Pod.Spec.NodeName, a.Pod.Namespace, a.Pod.Name, a.Err)) // the exit status says so, too
 		}
 	}
 	return answers

@@ -29,7 +29,10 @@ func TestNodes(t *testing.T) {
 		n.Labels["nvidia.com/mig.config"], n.Labels["nvidia.com/mig.config.state"] = "all-balanced", "success"
 		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Reason: "GPUUnhealthy", Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
 	})
-	s.addNode("b", 8, func(n *corev1.Node) { n.Labels = nil })
+	s.addNode("b", 8, func(n *corev1.Node) {
+		n.Labels = nil
+		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Message: "one\n\x1b[31mtwo\tthree"}}
+	})
 	s.addNode("cpu", 0, func(n *corev1.Node) { n.Labels, n.Status.Capacity, n.Status.Allocatable = nil, nil, nil })
 	s.addDaemon("daemon-a", "a", nil)
 	s.addDaemon("daemon-b", "b", answering(status.Status{Version: "v0.2.0", Driver: "570.1", GPUs: []status.Device{gpu(0, "Healthy"), gpu(1, "Healthy")}}))
@@ -48,6 +51,10 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h`
 	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got, "8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") || strings.Contains(got, "b NVIDIA") {
 		t.Errorf("one node, wide:\n%s", got)
 	}
+	if got := s.must("b", "-o", "wide"); !strings.HasSuffix(got, " one ^[[31mtwo three\n") {
+		t.Errorf("a message that changes the terminal:\n%q", got)
+	}
+	s.commands()
 	if got := fields(s.must("a", "a")); !strings.Contains(got, " 7 2 8 ") {
 		t.Errorf("a node that was named twice:\n%s", got)
 	}

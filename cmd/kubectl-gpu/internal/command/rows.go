@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
@@ -151,16 +153,24 @@ func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 		}
 		return err
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
 	table(w)
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return printers.WriteEscaped(out, text.String())
 }
 
+// say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event, which may have escape sequences
+// of terminals.
+func say(out io.Writer, sentence string) error {
+	return printers.WriteEscaped(out, strings.Join(strings.Fields(sentence), " ")+"\n")
+}
+
+// dash returns a text for a cell.
 func dash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
+	return cmp.Or(strings.Join(strings.Fields(text), " "), "-")
 }
 
 func number(n int) string {

@@ -34,7 +34,9 @@ func (p *plugin) newWhy() *cobra.Command {
 			for _, sentence := range missing {
 				fmt.Fprintln(cmd.ErrOrStderr(), sentence)
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), why.Explain(cmd.Context(), objects))
+			if err := say(cmd.OutOrStdout(), why.Explain(cmd.Context(), objects)); err != nil {
+				return err
+			}
 			if len(missing) > 0 {
 				return errors.New("the sentence may be wrong: not everything could be read")
 			}

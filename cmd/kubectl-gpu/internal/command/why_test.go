@@ -79,11 +79,23 @@ func TestWhyOfResources(t *testing.T) {
 		"a claim that cannot be prepared": {func(s *stage) {
 			own := "own"
 			s.add("resourceclaims", claim("own", "a", "p", "gpu-0"))
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{NodeName: "a",
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"}, Spec: corev1.PodSpec{NodeName: "a",
 				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
 			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
-				Note: "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p"}})
+				Note: "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "2"}})
 		}, "Node a cannot prepare its claim: GPU 0 is in use. It is tried again by itself."},
+		"an Event that changes the terminal": {func(s *stage) {
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"}, Spec: corev1.PodSpec{NodeName: "a",
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
+				Note: "GPU 0\n\x1b[2Jis gone", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "2"}})
+		}, "Node a cannot prepare its claim: GPU 0 ^[[2Jis gone."},
+		"an Event of an earlier pod of that name": {func(s *stage) {
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"}, Spec: corev1.PodSpec{NodeName: "a",
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
+				Note: "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "1"}})
+		}, "It is on node a, and its containers are being made."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -93,7 +93,7 @@ func waiting(o Objects) string {
 		return ""
 	}
 	for _, e := range slices.Backward(o.Events) {
-		if e.Reason == "FailedPrepareDynamicResources" {
+		if e.Reason == "FailedPrepareDynamicResources" && e.Regarding.UID == o.Pod.UID { // a pod before it may have had the name
 			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", o.Pod.Spec.NodeName,
 				strings.TrimSuffix(e.Note, "."))
 		}
