@@ -257,9 +257,11 @@ func (d *daemon) newMIG() *mig.Owner {
 	return mig.New(o)
 }
 
-// isDivided reports whether GPUs of the node are in MIG mode.
-func (d *daemon) isDivided() bool {
-	return slices.ContainsFunc(d.monitor.Snapshots().Value().GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
+// isDivided reports whether GPUs of the node are in MIG mode. It is not known before the first look.
+func (d *daemon) isDivided() (divided, known bool) {
+	s := d.monitor.Snapshots().Value()
+	divided = slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
+	return divided, s.Driver != inventory.Driver{}
 }
 
 // dividedForClaims says why the MIG layout of a GPU, by UUID, is not made now; empty if it may be.

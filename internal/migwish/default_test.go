@@ -35,9 +35,17 @@ func TestTheDefaultOfTheOperator(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			known := false
 			configs, dir := feed.New(config.Config{MIG: config.MIG{Enabled: true, Label: true, Layout: tt.file}}), t.TempDir()
 			start := func() *migwish.Chooser {
-				return migwish.New(t.Context(), configs, dir, func() error { return nil }, func() bool { return !tt.whole }, clock.RealClock{})
+				known = false // before the first look
+				divided := func() (bool, bool) { return known && !tt.whole, known }
+				c := migwish.New(t.Context(), configs, dir, func() error { return nil }, divided, clock.RealClock{})
+				if got := c.Decisions().Value(); tt.refused && got.Wish.Layout == disabled {
+					t.Errorf("before the first look the decision is %+v", got)
+				}
+				known = true
+				return c
 			}
 			c := start()
 			for _, label := range tt.labels {

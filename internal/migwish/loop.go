@@ -55,7 +55,7 @@ type Chooser struct {
 	configs   *feed.Feed[config.Config]
 	stateDir  string
 	lead      func() error
-	divided   func() bool
+	divided   func() (divided, known bool)
 	disk      *files.Disk
 	clock     clock.WithTicker
 	started   time.Time
@@ -94,9 +94,10 @@ type savedState struct {
 
 // New returns a Chooser that has made its first choice, by the configuration in force and what the state directory remembers. Nothing is
 // remembered without a state directory. Lead returns why this process writes nothing there; nil if it may. Divided reports whether GPUs
-// of the node are in MIG mode.
+// of the node are in MIG mode, and whether that is known.
 func New(
-	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, divided func() bool, c clock.WithTicker,
+	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, divided func() (divided, known bool),
+	c clock.WithTicker,
 ) *Chooser {
 	l := &Chooser{
 		configs: configs, stateDir: stateDir, lead: lead, divided: divided, disk: files.NewDisk(), clock: c, started: c.Now(),
@@ -234,8 +235,14 @@ func (l *Chooser) next(c config.MIG, before Decision) Decision {
 		return Decision{}
 	}
 	file, err := l.find(c.File, name)
-	if err == nil && from == FromLabel && l.state.Default && c.Layout != name && l.divided() {
-		err = errDefault
+	if err == nil && from == FromLabel && l.state.Default && c.Layout != name {
+		divided, known := l.divided()
+		if !known {
+			return before
+		}
+		if divided {
+			err = errDefault
+		}
 	}
 	if err != nil {
 		next.Err = err

@@ -66,7 +66,7 @@ func newDesk(t *testing.T, m config.MIG) *desk {
 
 // restart makes the Chooser of a new process.
 func (d *desk) restart() {
-	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil }, func() bool { return false }, d.clock)
+	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil }, func() (bool, bool) { return false, true }, d.clock)
 }
 
 // layouts writes a file with layouts of these names, and returns its path.
@@ -247,7 +247,7 @@ func TestTwoProcessesRemember(t *testing.T) {
 	waits := errors.New("another process leads")
 	next := func() {
 		waits = errors.New("another process leads")
-		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits }, func() bool { return false }, d.clock)
+		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits }, func() (bool, bool) { return false, true }, d.clock)
 	}
 	leads := func() { waits = nil; d.Reload(t.Context()) }
 	next()

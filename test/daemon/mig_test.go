@@ -238,3 +238,33 @@ func TestAnOrderIsAboutGPUs(t *testing.T) {
 		t.Errorf("%v: the order is about %q, want %s", err, kept.Command.GPUs, plan.GPUs[0].UUID)
 	}
 }
+
+// TestTheDefaultOfTheOperatorAtAStart: a label that may be the default of NVIDIA's GPU operator removes no MIG devices, also where a process
+// knows the label before the GPUs.
+func TestTheDefaultOfTheOperatorAtAStart(t *testing.T) {
+	t.Parallel()
+	api, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	d := &divisible{open(t, node.Setup{Daemon: nodeAgent, Profile: "h100-mig-1g"}), api}
+	d.label("all-disabled")
+	d.Args = []string{
+		"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--mig-strategy", "mixed", "--mig-enabled", "--mig-label", "--mig-replace",
+		"--state-dir", t.TempDir(),
+	}
+	for range 2 {
+		if err := api.ChangeNode(nodeName, func(n *corev1.Node) { delete(n.Labels, migState); delete(n.Annotations, migReason) }); err != nil {
+			t.Fatal(err)
+		}
+		d.start()
+		d.told("failed", "to confirm it")
+		if d.until("MIG devices", func() bool { return d.Allocatable("nvidia.com/mig-1g.10gb") > 0 }); d.Allocatable(gpu) > 0 {
+			t.Error("whole GPUs are on offer")
+		}
+		if err := d.StopDaemon(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
