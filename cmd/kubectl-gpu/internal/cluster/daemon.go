@@ -58,7 +58,9 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 		return err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: problems}) }()
+	go func() {
+		ended <- either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: problems})
+	}()
 	select {
 	case err := <-ended:
 		return err
