@@ -28,7 +28,7 @@ func (s *stage) divider(label string) *process {
 	s.Helper()
 	s.layoutLabel(label)
 	p := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
-	p.MIGWish = migwish.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, func() bool { return false }, clock.RealClock{})
+	p.MIGWish = migwish.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 	p.MIG = feed.New(mig.Status{})
 	return p.start()
 }
@@ -424,3 +424,6 @@ func TestEviction(t *testing.T) {
 		}
 	})
 }
+
+// undivided says that the GPUs are known, and none is in MIG mode.
+func undivided() (divided, known bool) { return false, true }
