@@ -80,6 +80,13 @@ func TestWatchedStatus(t *testing.T) {
 		change.publish()
 		until(what, change.is)
 	}
+	for waits := true; waits; { // the last change may be sent in parts
+		select {
+		case <-sent:
+		case <-time.After(3 * watchGap):
+			waits = false
+		}
+	}
 	if _, err := d.monitor.Look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
