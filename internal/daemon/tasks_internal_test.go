@@ -110,16 +110,10 @@ func TestGroupsOfMPS(t *testing.T) {
 	running(t, m.followPlan)
 	groups := func(want int) {
 		t.Helper()
-		for late := time.After(time.Minute); ; {
-			now, changed := m.wanted.Latest()
-			if len(now) == want {
-				return
-			}
-			select {
-			case <-changed:
-			case <-late:
-				t.Fatalf("%d groups, want %d", len(now), want)
-			}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if !feed.Until(ctx, m.wanted, func(now []mps.Group) bool { return len(now) == want }) {
+			t.Fatalf("%d groups, want %d", len(m.wanted.Value()), want)
 		}
 	}
 	c := d.watcher.Configs().Value()

@@ -64,6 +64,9 @@ var admissions = []struct{ has, means string }{
 	{"cannot be given out", "the daemon refused the GPU, because a claim or a MIG layout has it. Make the pod again"},
 }
 
+// again is the end of a sentence about a pod that has to be made anew.
+const again = "ake the pod again"
+
 const stale = "the scheduler's count was older than kubelet's: a GPU had become Unhealthy or had changed its form a moment before. " +
 	"Make the pod again"
 
@@ -75,7 +78,10 @@ func rejected(p *corev1.Pod) string {
 	}
 	for _, a := range admissions {
 		if strings.Contains(p.Status.Message, a.has) {
-			return begin + a.means + "; a controller does that by itself."
+			if strings.HasSuffix(a.means, again) {
+				return begin + a.means + "; a controller does that by itself."
+			}
+			return begin + a.means + "."
 		}
 	}
 	return begin + strings.TrimSuffix(p.Status.Message, ".") + "."
