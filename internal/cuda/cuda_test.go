@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
@@ -180,13 +179,12 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-// TestBounds: without a driver a proof takes far less than it may.
+// TestBounds: without a driver a proof takes far less memory than it may.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	standin.Install(t, root)
-	var p cuda.Proof
-	poll.Once(t, "a proof", 2*time.Second, func() { p = cuda.Run(t.Context(), root, gpu) })
+	p := cuda.Run(t.Context(), root, gpu)
 	if p.Failure != nil || p.Memory > 60_000_000 {
 		t.Errorf("%+v", p)
 	}

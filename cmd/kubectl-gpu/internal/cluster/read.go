@@ -176,7 +176,8 @@ func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error
 // slices returns the ResourceSlices of some nodes, or of all, that a field selector selects.
 func (c *Client) slices(ctx context.Context, names []string, selector string) ([]resourceapi.ResourceSlice, error) {
 	list := c.resource.ResourceSlices().List
-	return paged(ctx, metav1.ListOptions{FieldSelector: selector}, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
+	o := metav1.ListOptions{FieldSelector: selector}
+	return paged(ctx, o, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
 		for i := range l.Items {
 			s := &l.Items[i]
 			if node := s.Spec.NodeName; len(names) == 0 || node != nil && slices.Contains(names, *node) {

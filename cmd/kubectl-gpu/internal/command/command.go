@@ -21,7 +21,7 @@ import (
 
 // Run runs a command, and returns the exit status of the process: that of the daemon's command where one was run, otherwise 0 or 1.
 func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io.Writer) int {
-	root := newRoot()
+	root := newRoot() //nolint:contextcheck // completion has the context of its command
 	root.SetArgs(arguments)
 	root.SetIn(in)
 	root.SetOut(out)
@@ -46,7 +46,6 @@ type plugin struct {
 	ask     string
 }
 
-//nolint:contextcheck // completion has the context of its command
 func newRoot() *cobra.Command {
 	p := &plugin{flags: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{

@@ -162,7 +162,7 @@ func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 	return printers.WriteEscaped(out, text.String())
 }
 
-// say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event, which may have escape sequences
+// say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event. It may have escape sequences
 // of terminals.
 func say(out io.Writer, sentence string) error {
 	return printers.WriteEscaped(out, strings.Join(strings.Fields(sentence), " ")+"\n")
