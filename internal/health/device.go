@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -103,9 +104,26 @@ func (d Device) worst() Fault {
 	return worst
 }
 
+// firstXID returns the XID that was found first among the open faults; 0 if none has one.
+func (d Device) firstXID() uint64 {
+	for _, f := range d.Faults {
+		if f.XID != 0 {
+			return f.XID
+		}
+	}
+	return 0
+}
+
 // withVerdict returns d with the verdict that follows from its faults.
 func (d Device) withVerdict(now time.Time) Device {
-	verdict := d.worst().health()
+	worst := d.worst()
+	verdict := worst.health()
+	if worst.Source == SourceAction {
+		// The action says what to do, the XID what happened. Which of the two is read first is chance.
+		if xid := d.firstXID(); xid != 0 {
+			verdict.XID, verdict.Reason = xid, fmt.Sprintf("%v: %s", Lookup(xid), verdict.Reason)
+		}
+	}
 	verdict.Since = d.Health.Since
 	if verdict.State != d.Health.State || verdict.Since.IsZero() {
 		verdict.Since = now

@@ -171,6 +171,27 @@ func TestEveryXID(t *testing.T) {
 	}
 }
 
+// TestReasonOfAnActionNamesItsXID: the driver tells of an error by an event and by the recovery action, and either may be read first.
+func TestReasonOfAnActionNamesItsXID(t *testing.T) {
+	reset := asking(inventory.RecoveryGPUReset)
+	for name, happens := range map[string]func(*story){
+		"the event is read first":       func(s *story) { s.xid(48); s.read(reset) },
+		"the action is read first":      func(s *story) { s.read(reset); s.xid(48) },
+		"a later event does not matter": func(s *story) { s.xid(48); s.read(reset); s.xid(63); s.xid(95) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := begin(t, 580)
+			happens(s)
+			s.want(inventory.Unhealthy, inventory.CureReset)
+			if h := s.gpu.Health; h.XID != 48 || !strings.HasPrefix(h.Reason, "XID 48 (double-bit ECC error): ") {
+				t.Errorf("XID %d, %q, want a reason that begins with XID 48", h.XID, h.Reason)
+			}
+			s.reads(3, s.good)
+			s.want(inventory.Healthy, inventory.NoCure)
+		})
+	}
+}
+
 // TestCountsThatTheDaemonClearedAreNoEvidence: of a reset, which would acquit a GPU that has none behind it; nor of new errors.
 func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 	s := begin(t, 580)
