@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,6 +105,38 @@ func TestNodeFeatureDiscoveryOfNVIDIAsChart(t *testing.T) {
 		}
 		if got := strings.Contains(notes, "helm uninstall nvdp removes that"); got != tt.warns {
 			t.Errorf("%s with %v: warned %t, want %t:\n%s", tt.values, tt.there, got, tt.warns, notes)
+		}
+	}
+}
+
+// TestKAIScheduler: NOTES.txt says what a KAI Scheduler that is there cannot do with claims, by the version of its operator.
+func TestKAIScheduler(t *testing.T) {
+	t.Parallel()
+	operator := func(name, image string) string {
+		return `{apiVersion: apps/v1, kind: Deployment, metadata: {namespace: kai-scheduler, name: ` + name + `}, spec: {template: {spec: {containers: [{name: operator, image: "` + image +
+			`"}]}}}}`
+	}
+	const counters, plain = "KAI-Scheduler#2100", "KAI-Scheduler#937"
+	for _, tt := range []struct {
+		values, name, image string
+		want                []string
+	}{
+		{"{dra: {enabled: true}}", "kai-operator", "ghcr.io/kai-scheduler/kai-scheduler/operator:v0.16.4", []string{counters, plain}},
+		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator:0.17.0-fips", []string{counters}},
+		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator:v0.12.3", []string{counters}},
+		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator:v0.18.0", nil},
+		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator@sha256:0123", nil},
+		{"{dra: {enabled: true}}", "another", "localhost:5000/operator:v0.16.4", nil},
+		{"{}", "kai-operator", "localhost:5000/operator:v0.16.4", nil},
+	} {
+		_, notes, err := lookedUp(tt.values, operator(tt.name, tt.image))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, words := range []string{counters, plain} {
+			if got, want := strings.Contains(notes, words), slices.Contains(tt.want, words); got != want {
+				t.Errorf("%s with %s of %s: %s is named: %t, want %t:\n%s", tt.values, tt.image, tt.name, words, got, want, notes)
+			}
 		}
 	}
 }
