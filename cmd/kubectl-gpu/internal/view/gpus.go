@@ -63,11 +63,18 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) [
 		claimed := f.claimed(name)
 		a, asked := answers[name]
 		if !asked || a.Err != nil {
+			outdated := "" // why the slices may be
+			switch {
+			case daemons[name] == nil:
+				outdated = "no daemon is known to run on the node"
+			case asked:
+				outdated = "the daemon of the node does not answer"
+			}
 			for _, d := range devices[name] {
 				if d.Counted && len(claimed[d.Name]) == 0 {
 					continue // a way to divide a GPU that nobody has taken
 				}
-				rows = append(rows, sliceRow(name, d, append(claimed[d.Name], recorded[d.UUID]...)))
+				rows = append(rows, sliceRow(name, d, append(claimed[d.Name], recorded[d.UUID]...), outdated))
 			}
 			continue
 		}
@@ -82,14 +89,17 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) [
 	return rows
 }
 
-// sliceRow returns the row of a device that is known by its slice alone.
-func sliceRow(node string, d Device, holders []Holder) GPU {
+// sliceRow returns the row of a device that is known by its slice alone. Outdated says why the slice may be; empty if it is not.
+func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 	row := GPU{Node: node, Index: d.Name, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders), HoldersKnown: true}
 	if d.Profile != "" {
 		row.Model = "MIG " + d.Profile
 	}
-	if d.Tainted {
+	switch {
+	case d.Tainted:
 		row.State, row.Reason = "Unhealthy", "the device has a taint in its ResourceSlice"
+	case outdated != "":
+		row.State, row.Reason = "Unknown", outdated
 	}
 	return row
 }
