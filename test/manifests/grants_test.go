@@ -1,15 +1,21 @@
 package manifests
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
 // A feature is a setting of the chart, and what the pod may do because of it.
@@ -111,6 +117,112 @@ func TestGrants(t *testing.T) {
 			t.Errorf("%s: grants (-want +got):\n%s", text, diff)
 		}
 	}
+}
+
+// TestFoldersOfTheDriver: with nvidiaDriverRootFolders the pod sees these folders of the driver root alone, and the driver of each of these
+// layouts is found through them as it is through the whole root.
+func TestFoldersOfTheDriver(t *testing.T) {
+	t.Parallel()
+	const version = "550.54.15"
+	compiler := filepath.Join(t.TempDir(), "library.so")
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-x", "c", "-o", compiler, os.DevNull).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v: %s", err, out)
+	}
+	library := string(read(t, compiler))
+	for name, tt := range map[string]struct {
+		values, root string
+		files        map[string]string // path → text, or the target of a link after ->
+		want         []string          // what the pod sees
+	}{
+		"merged /usr": {"nvidiaDriverRootFolders: [/usr, /lib, /lib64, /etc]", "/", map[string]string{
+			"usr/lib64/libcuda.so." + version: library, "usr/lib64/libnvidia-ml.so." + version: library, "usr/lib64/libnvidia-ml.so.1": "->libnvidia-ml.so." + version,
+			"lib": "->usr/lib", "lib64": "->usr/lib64", "usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "", "usr/bin/nvidia-smi": "",
+			"etc/vulkan/icd.d/nvidia_icd.json": "", "root/secret": "",
+		}, []string{"/usr ro", "/lib ro", "/lib64 ro", "/etc ro"}},
+		"Debian's alternatives": {"nvidiaDriverRootFolders: [/usr, /etc/alternatives]", "/", map[string]string{
+			"usr/lib/x86_64-linux-gnu/libcuda.so." + version: "->/etc/alternatives/nvidia--libcuda.so", "etc/alternatives/nvidia--libcuda.so": "->/usr/lib/nvidia/libcuda.so." + version,
+			"usr/lib/nvidia/libcuda.so." + version: library, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "->/etc/alternatives/nvidia--libnvidia-ml.so.1",
+			"etc/alternatives/nvidia--libnvidia-ml.so.1": "->/usr/lib/nvidia/libnvidia-ml.so.1", "usr/lib/nvidia/libnvidia-ml.so.1": library, "etc/shadow": "",
+		}, []string{"/usr ro", "/etc/alternatives ro"}},
+		"a driver container": {"nvidiaDriverRoot: /run/nvidia/driver, nvidiaDriverRootFolders: [/usr]", "/run/nvidia/driver", map[string]string{
+			"usr/lib64/libcuda.so." + version: library, "usr/lib64/libnvidia-ml.so.1": library, "etc/shadow": "",
+		}, []string{"/run/nvidia/driver/usr ro"}},
+	} {
+		pod := daemonSet(t, decode(t, name, render(t, "{"+tt.values+"}")), "gpu-device-plugin").Spec.Template.Spec
+		want := append(slices.DeleteFunc(slices.Clone(always), func(g string) bool { return g == "/ ro" }), tt.want...)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, grants(t, pod)); diff != "" {
+			t.Errorf("%s: grants (-want +got):\n%s", name, diff)
+		}
+		host := makeTree(t, tt.files)
+		seen := mounted(t, pod, tt.root, host)
+		whole, err := driverroot.Find(os.DirFS(host), version)
+		if err != nil || len(whole.Libraries) == 0 {
+			t.Fatalf("%s: %+v, %v", name, whole, err)
+		}
+		parts, err := driverroot.Find(os.DirFS(seen), version)
+		if diff := cmp.Diff(whole, parts, cmpopts.IgnoreUnexported(driverroot.Files{}), cmpopts.IgnoreUnexported(driverroot.Library{})); diff != "" || err != nil {
+			t.Errorf("%s: %v, files (-whole root +folders):\n%s", name, err, diff)
+		}
+		if found, _ := filepath.Rel(seen, driverroot.Locate(seen, driverroot.NVML)); !strings.Contains(found, "libnvidia-ml.so") {
+			t.Errorf("%s: NVML is at %q", name, found)
+		}
+		for _, secret := range []string{"root/secret", "etc/shadow"} {
+			if _, err := os.Stat(filepath.Join(seen, secret)); err == nil {
+				t.Errorf("%s: the pod sees %s", name, secret)
+			}
+		}
+	}
+	for _, folder := range []string{"/", "usr", "/usr/", "/usr/../etc", "//usr"} {
+		if _, err := renderChart("{nvidiaDriverRootFolders: [" + folder + "]}"); err == nil {
+			t.Errorf("the folder %s is accepted", folder)
+		}
+	}
+}
+
+// makeTree makes a folder with these files; a text after -> is the target of a link.
+func makeTree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if target, isLink := strings.CutPrefix(text, "->"); isLink {
+			err = errors.Join(err, os.Symlink(target, path))
+		} else {
+			err = errors.Join(err, os.WriteFile(path, []byte(text), 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// mounted returns a folder that is for a process here what /driver-root is in the pod, of a host whose driver root is at root and has the
+// content of host. A mount follows links at its source; so do links to it.
+func mounted(t *testing.T, pod corev1.PodSpec, root, host string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, m := range pod.Containers[0].VolumeMounts {
+		below, isDriver := strings.CutPrefix(m.MountPath, "/driver-root")
+		if !isDriver {
+			continue
+		}
+		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		from, inRoot := strings.CutPrefix(pod.Volumes[i].HostPath.Path, strings.TrimSuffix(root, "/"))
+		if !inRoot {
+			t.Fatalf("%s of the host is not in %s", pod.Volumes[i].HostPath.Path, root)
+		}
+		source, err := driverroot.ResolveIn(host, from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(filepath.Join(dir, below), os.DirFS(source)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // TestGrantsOfFiles: what a configuration file asks for is granted where the chart can read it, and where it cannot, so that it works.

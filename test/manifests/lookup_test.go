@@ -141,6 +141,26 @@ func TestKAIScheduler(t *testing.T) {
 	}
 }
 
+// TestGPUCluster: NOTES.txt names a GPUCluster of NVIDIA's GPU operator, whose driver gives out the same GPUs.
+func TestGPUCluster(t *testing.T) {
+	t.Parallel()
+	const there, says = "{apiVersion: nvidia.com/v1alpha1, kind: GPUCluster, metadata: {name: gpu-cluster}}", "The GPUCluster gpu-cluster of NVIDIA's GPU operator"
+	served := append(slices.Clone(chartutil.DefaultVersionSet), "nvidia.com/v1alpha1/GPUCluster")
+	for _, tt := range []struct {
+		served chartutil.VersionSet
+		there  []string
+		want   bool
+	}{{chartutil.DefaultVersionSet, []string{there}, false}, {served, nil, false}, {served, []string{there}, true}} {
+		_, notes, err := renderIn(newest, tt.served, "{}", tt.there...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(notes, says) != tt.want {
+			t.Errorf("with %v: %q is %t in NOTES.txt, want %t:\n%s", tt.there, says, !tt.want, tt.want, notes)
+		}
+	}
+}
+
 // TestNetworkPolicy: only who is named reaches the port of the metrics.
 func TestNetworkPolicy(t *testing.T) {
 	t.Parallel()

@@ -219,6 +219,54 @@ func TestValuesWithoutEffect(t *testing.T) {
 	}
 }
 
+// TestNotesOfFiles: NOTES.txt names the label that chooses a file of config.map, what each file has the pods' rights for, and what it asks for
+// that the pods have no rights for, with the value that gives them.
+func TestNotesOfFiles(t *testing.T) {
+	t.Parallel()
+	const chooses, lacks = "The label nvidia.com/device-plugin.config of a Node chooses a file of config.map", "for which the pods have no rights"
+	two := func(a, b, more string) string {
+		return fmt.Sprintf("{config: {default: a, map: {a: %q, b: %q}}%s}", a, b, more)
+	}
+	for _, tt := range []struct {
+		values string
+		want   []string
+		not    string
+	}{
+		{"{}", nil, chooses},
+		{two("{}", "flags: {migStrategy: mixed}", ""), []string{chooses, "\n  a: none\n  b: flags.migStrategy\n"}, lacks},
+		{two("{}", "flags: {migStrategy: mixed}", ", migStrategy: none"), []string{"\n  b: none\n"}, lacks}, // the value counts
+		{two("mig: {enabled: true}", "{features: {events: pods, labels: node}, sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}", ""),
+			[]string{"\n  a: mig.enabled\n", "\n  b: features.labels, sharing.mps, features.events\n"}, lacks},
+		{two("{}", "features: {labels: off, events: false}", ""), []string{"\n  b: none\n"}, lacks},
+		{two("{}", "{flags: {plugin: {deviceListStrategy: [envvar, cdi-cri], preStartChecks: [clean]}}}", ""),
+			[]string{"\n  b: flags.plugin.deviceListStrategy\n", "The file b of config.map has flags.plugin.preStartChecks, " + lacks + ": set preStartChecks, or hostPID."}, ""},
+		{two("{}", "{flags: {plugin: {preStartChecks: [clean]}}}", ", hostPID: true"), []string{"\n  b: flags.plugin.preStartChecks\n"}, lacks},
+		{two("{}", "{flags: {plugin: {deviceListStrategy: volume-mounts}}}", ""), []string{lacks + ": set deviceListStrategy."}, ""},
+		{two("{}", "{flags: {plugin: {deviceListStrategy: volume-mounts}}}", ", hostDev: true"), []string{"\n  b: flags.plugin.deviceListStrategy\n"}, lacks},
+		{two("{}", "health: {kernelLog: true}", ""), []string{"has health.kernelLog, " + lacks + ": set kernelLog."}, ""},
+		{two("{}", "dra: {mode: split}", ""), []string{"has dra.mode, " + lacks + ": set dra.enabled."}, ""},
+		{two("{}", "dra: {mode: split}", ", features: {nodeConfigLabel: pool}"), []string{"The label pool of a Node"}, ""},
+		{"{config: {map: {a: 'health: {kernelLog: true}'}}}", []string{"The file a of config.map has health.kernelLog"}, chooses}, // the only one
+		{two("{}", "health: {kernelLog: true}", ", features: {nodeConfig: false}"), nil, lacks},                                   // b never counts
+		{"{config: {name: mine}}", []string{"of which the label nvidia.com/device-plugin.config of a Node chooses a file"}, lacks},
+		{"{config: {name: mine, default: a}, features: {nodeConfig: false}}", []string{"cannot read the ConfigMap mine. Where"}, chooses},
+	} {
+		_, notes, err := renderFor(newest, tt.values)
+		if err != nil {
+			t.Errorf("%s: %v", tt.values, err)
+			continue
+		}
+		if tt.not != "" && strings.Contains(notes, tt.not) {
+			t.Errorf("%s: NOTES.txt has %q:\n%s", tt.values, tt.not, notes)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(notes, want) {
+				t.Errorf("%s: want %q in NOTES.txt:\n%s", tt.values, want, notes)
+			}
+		}
+	}
+}
+
 // TestNVIDIADefaults: NVIDIA's values.yaml as a whole is accepted.
 func TestNVIDIADefaults(t *testing.T) {
 	t.Parallel()

@@ -533,6 +533,56 @@ variable, the flag, the value that grants it, a pattern of what needs that, and 
 {{- end }}
 {{- end }}
 
+{{- /* What the files of config.map that may count ask for, as JSON: file -> {granted: [KEY], refused: {KEY: VALUE}}. For refused the pod has no
+rights, which VALUE would give it. A value of the chart counts before the file. Each row has the key of the file, the value of the chart, a
+pattern of what needs rights, whether the pod has them, and the value that gives them. */}}
+{{- define "gpu-device-plugin.fileAsks" -}}
+{{- $own := default dict .Values.securityContext }}
+{{- $hostDev := include "gpu-device-plugin.hostDev" . }}
+{{- $admin := or (include "gpu-device-plugin.admin" .) $own.privileged .Values.compatWithCPUManager $hostDev }}
+{{- $rows := list
+  (list "flags.migStrategy" .Values.migStrategy "single|mixed" true "migStrategy")
+  (list "flags.nvidiaDriverRoot" .Values.nvidiaDriverRoot "/" true "nvidiaDriverRoot")
+  (list "flags.plugin.deviceListStrategy" .Values.deviceListStrategy "cdi" (include "gpu-device-plugin.cdi" .) "cdi.enabled")
+  (list "flags.plugin.deviceListStrategy" .Values.deviceListStrategy "volume-mounts" $admin "deviceListStrategy")
+  (list "flags.plugin.preStartChecks" .Values.preStartChecks "clean" .Values.hostPID "preStartChecks, or hostPID")
+  (list "flags.plugin.preStartChecks" .Values.preStartChecks "reset" (and .Values.hostPID $admin) "preStartChecks")
+  (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
+  (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
+  (list "sharing.mps" .Values.mps.enabled "." (include "gpu-device-plugin.mps" .) "mps.enabled")
+  (list "mig.enabled" .Values.mig.enabled "true" true "mig.enabled")
+  (list "mig.disruption" .Values.mig.disruption "evict|pause" true "mig.disruption")
+  (list "dra.mode" .Values.dra.mode "dra|split" .Values.dra.enabled "dra.enabled")
+}}
+{{- range list "events" "condition" "taint" "changeTaint" "quiesce" }}
+{{- $rows = append $rows (list (printf "features.%s" .) (get $.Values.features .) "true|pods" true (printf "features.%s" .)) }}
+{{- end }}
+{{- $chooses := include "gpu-device-plugin.nodeConfig" . }}
+{{- $file := include "gpu-device-plugin.configFile" . }}
+{{- $all := dict }}
+{{- range $name, $text := .Values.config.map }}
+{{- if or $chooses (eq $name $file) }}
+{{- $granted := list }}
+{{- $refused := dict }}
+{{- range $row := $rows }}
+{{- $at := fromYaml $text }}
+{{- range splitList "." (first $row) }}{{ if kindIs "map" $at }}{{ $at = get $at . }}{{ else }}{{ $at = "" }}{{ end }}{{ end }}
+{{- if and (has (toString (index $row 1)) (list "" "[]" "<nil>")) (regexMatch (index $row 2) (toString (default "" $at))) }}
+{{- if index $row 3 }}{{ $granted = append $granted (first $row) }}{{ else }}{{ $_ := set $refused (first $row) (last $row) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $_ := set $all $name (dict "granted" (uniq $granted) "refused" $refused) }}
+{{- end }}
+{{- end }}
+{{- $all | toJson }}
+{{- end }}
+
+{{- /* The folders of the driver root that the pod has, below that and below its place in the container: the root itself, or those of
+nvidiaDriverRootFolders. A JSON list. */}}
+{{- define "gpu-device-plugin.driverFolders" -}}
+{{- default (list "") .Values.nvidiaDriverRootFolders | toJson }}
+{{- end }}
+
 {{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
 {{- define "gpu-device-plugin.refuse" -}}
 {{- if eq "false" (toString .Values.devicePlugin.enabled) }}
