@@ -7,8 +7,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
 // versionIn is how a program of NVIDIA's has its version in it.
@@ -37,14 +41,44 @@ func controlDaemons(t *testing.T) map[string]string {
 	return all
 }
 
-// An mps is a pipe directory and the program of its daemon and commands.
+// An mps is a pipe directory and the program of its daemon and commands, which a user gives.
 type mps struct {
 	program, dir string
+	user         uint32
+}
+
+// nobody is a user that is not root.
+const nobody = 65534
+
+// withPipe returns an mps with a pipe directory of its own. The program is where other users may start it.
+func withPipe(t *testing.T, program string) mps {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mps") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	m := mps{program: filepath.Join(dir, "nvidia-cuda-mps-control"), dir: dir}
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		os.Chmod(dir, 0o755), os.WriteFile(m.program, text, 0o755), os.Mkdir(filepath.Join(dir, "pipe"), 0o755), os.Mkdir(filepath.Join(dir, "log"), 0o755),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
 }
 
 func (m mps) command(ctx context.Context, arguments ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, m.program, arguments...)
 	c.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(m.dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(m.dir, "log")}
+	if m.user != 0 {
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: m.user, Gid: m.user}}
+	}
 	return c
 }
 
@@ -88,17 +122,7 @@ func TestControlDaemons(t *testing.T) {
 	for name, program := range controlDaemons(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir, err := os.MkdirTemp("", "mps") // the path of a socket is short
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = os.RemoveAll(dir) })
-			m := mps{program, dir}
-			for _, folder := range []string{"pipe", "log"} {
-				if err := os.Mkdir(filepath.Join(dir, folder), 0o755); err != nil {
-					t.Fatal(err)
-				}
-			}
+			m := withPipe(t, program)
 			if out, err := m.ask(t, "get_server_list"); err == nil || !strings.Contains(out, "Cannot find MPS control daemon process") {
 				t.Errorf("without a daemon: %q, %v", out, err)
 			}
@@ -147,4 +171,93 @@ func TestControlDaemons(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCommandsOfClients holds what a container with the pipe directory may do, with and without control_privileged in it: whether a client reaches the
+// daemon and a limit can be set, by root and by another user. Only root ends the daemon, and only by control_privileged.
+func TestCommandsOfClients(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root, to be another user too")
+	}
+	t.Parallel()
+	client := clientOf(t, part(t, "debian"))
+	for name, program := range controlDaemons(t) {
+		if name == "stand-in" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := withPipe(t, program)
+			daemon := m.start(t)
+			hidden, privileged := filepath.Join(m.dir, "hidden"), filepath.Join(m.dir, "pipe", "control_privileged")
+			pipe := "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(m.dir, "pipe")
+			limited := func(user uint32, percentage string) bool {
+				m := m
+				m.user = user
+				_, _ = m.ask(t, "set_default_active_thread_percentage "+percentage)
+				out, err := m.ask(t, "get_default_active_thread_percentage")
+				if err != nil {
+					t.Errorf("as user %d: %q, %v", user, out, err)
+				}
+				return out == percentage+".0"
+			}
+			says := []string{"root " + yesNo(limited(0, "41")), "another user " + yesNo(limited(nobody, "42"))}
+			if code := client(pipe + "-missing"); code != "100" { // CUDA_ERROR_NO_DEVICE
+				t.Errorf("cuInit without a daemon: %s", code)
+			}
+			with := client(pipe)
+			if err := os.Rename(privileged, hidden); err != nil {
+				t.Fatal(err)
+			}
+			if without := client(pipe); without != with || with != "805" { // CUDA_ERROR_MPS_CONNECTION_FAILED
+				t.Errorf("cuInit of a client: %s, without control_privileged %s, want 805 of both", with, without)
+			}
+			says = append(says, "root without control_privileged "+yesNo(limited(0, "43")), "another user without it "+yesNo(limited(nobody, "44")))
+			want := "root yes, another user no, root without control_privileged no, another user without it no"
+			if strings.HasPrefix(name, "535.") {
+				want = "root yes, another user yes, root without control_privileged yes, another user without it yes"
+			}
+			if got := strings.Join(says, ", "); got != want {
+				t.Errorf("who can set a limit: %s; want %s", got, want)
+			}
+			if out, _ := m.ask(t, "quit"); !strings.Contains(out, "Not enough privilege") || daemon.Process.Signal(syscall.Signal(0)) != nil {
+				t.Errorf("quit without control_privileged: %q", out)
+			}
+			found("MPS", name, "limits can be set by %s", strings.Join(says, ", "))
+		})
+	}
+}
+
+// clientOf returns a function that has libcuda of a driver root begin with a variable, and returns what cuInit says.
+func clientOf(t *testing.T, root string) func(variable string) string {
+	t.Helper()
+	library, program := driverroot.Locate(root, cuda.Library), filepath.Join(t.TempDir(), "client")
+	build := exec.CommandContext(t.Context(), "gcc", "-x", "c", "-o", program, "-", "-ldl")
+	build.Stdin = strings.NewReader(`#include <dlfcn.h>
+#include <stdio.h>
+int main(int n, char **v) {
+	int (*init)(unsigned) = dlsym(dlopen(v[1], RTLD_NOW), "cuInit");
+	printf("%d", init(0));
+}`)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the client: %v: %s", err, out)
+	}
+	return func(variable string) string {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		c := exec.CommandContext(ctx, program, library)
+		c.Env = []string{variable, "LD_LIBRARY_PATH=" + filepath.Dir(library) + ":" + filepath.Join(root, "usr/lib/x86_64-linux-gnu")}
+		out, err := c.Output()
+		if err != nil {
+			t.Errorf("client with %s: %v", variable, err)
+		}
+		return string(out)
+	}
+}
+
+func yesNo(is bool) string {
+	if is {
+		return "yes"
+	}
+	return "no"
 }

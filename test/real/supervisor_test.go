@@ -36,7 +36,7 @@ func supervise(t *testing.T, ours, control string) supervised {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := supervised{mps{control, filepath.Join(dir, "mps/nvidia.com/gpu.shared")}, dir, filepath.Join(dir, "bin")}
+	s := supervised{mps{program: control, dir: filepath.Join(dir, "mps/nvidia.com/gpu.shared")}, dir, filepath.Join(dir, "bin")}
 	for _, folder := range []string{s.bin, filepath.Join(dir, "mps")} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			t.Fatal(err)
