@@ -46,5 +46,8 @@ func validationSentences(s *status.Validation) []string {
 	for _, why := range reasons {
 		sentences = append(sentences, "not proven on "+strings.Join(devices[why], ", ")+": "+orDash(why))
 	}
+	if s.Unsaved != "" {
+		sentences = append(sentences, "verdicts are not saved yet, and a restart may prove devices anew: "+s.Unsaved)
+	}
 	return sentences
 }

@@ -129,7 +129,9 @@ func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 		return nil
 	}
 	progress := d.proofs.Status().Value()
-	v := &status.Validation{Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds()}
+	v := &status.Validation{
+		Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds(), Unsaved: progress.Unsaved,
+	}
 	for _, device := range proof.Devices(s) {
 		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting, Reason: progress.Waiting[device.UUID]}
 		if verdict, valid := d.proofs.Record(s, device); valid {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
@@ -49,6 +51,23 @@ func (d *daemon) recordFromStart(ctx context.Context) {
 }
 
 // requests is the monitor for those whose requests are to be recorded.
-func (d *daemon) requests() recording.Requests {
-	return recording.Requests{Monitor: d.monitor, Recorder: &d.recorder}
+func (d *daemon) requests() requests {
+	return requests{recording.Requests{Monitor: d.monitor, Recorder: &d.recorder}, d.proofs}
+}
+
+// requests are made of the monitor. Where the driver is released, no process of a proof uses it.
+type requests struct {
+	recording.Requests
+	proofs *proof.Proofs
+}
+
+// proofsPatience is how long it is waited for the processes of proofs that are ended.
+const proofsPatience = 5 * time.Second
+
+// Quiesce releases the driver, and returns when the processes that prove CUDA have ended, too.
+func (r requests) Quiesce(ctx context.Context, allocate bool) error {
+	err := r.Requests.Quiesce(ctx, allocate)
+	ctx, cancel := context.WithTimeout(ctx, proofsPatience)
+	defer cancel()
+	return errors.Join(err, r.proofs.Release(ctx))
 }

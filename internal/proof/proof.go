@@ -44,6 +44,8 @@ type Options struct {
 	StateDir, BootID string
 	// Clock is what is waited by; nil is the real one.
 	Clock clock.Clock
+	// Disk does the work on the file; nil is one of its own.
+	Disk *files.Disk
 }
 
 // Proofs prove that CUDA works. New builds it; Follow runs always, and Run while this process leads.
@@ -54,6 +56,9 @@ type Proofs struct {
 	status  *feed.Feed[Status]
 	began   time.Time
 	asked   chan string // UUIDs of devices that are to be proven once more
+	tries   *tries
+	read    bool    // whether the file was read; it belongs to New, and then to Run
+	saved   Records // what the file is known to say; it belongs to Run, too
 }
 
 // Status is how far the Proofs are.
@@ -64,6 +69,8 @@ type Status struct {
 	Retry map[string]time.Time
 	// Done is how long after the start of this process there was a verdict on each device for the first time; 0 before.
 	Done time.Duration
+	// Unsaved is why the verdicts are not on disk as they are known; empty if they are.
+	Unsaved string
 }
 
 // form is the form of the file.
@@ -72,17 +79,32 @@ type form struct {
 	Devices Records `json:"devices"`
 }
 
-// New returns Proofs that know what earlier processes proved. What cannot be read is proven anew.
+// New returns Proofs that know what earlier processes proved, where the configuration wants proofs. What cannot be read is proven anew.
 func New(ctx context.Context, o Options) *Proofs {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	p := &Proofs{
-		options: o, disk: files.NewDisk(), records: feed.New(Records(nil)), status: feed.New(Status{}), began: o.Clock.Now(),
-		asked: make(chan string, 8),
+	if o.Disk == nil {
+		o.Disk = files.NewDisk()
 	}
-	if o.StateDir == "" {
-		return p
+	p := &Proofs{
+		options: o, disk: o.Disk, records: feed.New(Records(nil)), status: feed.New(Status{}), began: o.Clock.Now(),
+		asked: make(chan string, 8), tries: newTries(),
+	}
+	if o.Configs.Value().Validate {
+		p.recall(ctx)
+	}
+	return p
+}
+
+// recall reads what earlier processes proved, once. A process that was told meanwhile knows better.
+func (p *Proofs) recall(ctx context.Context) {
+	if p.read || p.options.StateDir == "" {
+		return
+	}
+	p.read = true
+	if p.records.Value() != nil {
+		return
 	}
 	read := make(chan Records, 1)
 	err := p.disk.Do(ctx, diskPatience, func() error {
@@ -92,11 +114,11 @@ func New(ctx context.Context, o Options) *Proofs {
 		return err
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Beginning without what was proven of CUDA before", "dir", o.StateDir, "reason", err.Error())
-		return p
+		klog.FromContext(ctx).Info("Beginning without what was proven of CUDA before", "dir", p.options.StateDir, "reason", err.Error())
+		return
 	}
-	p.records.Publish(<-read)
-	return p
+	p.saved = <-read
+	p.records.Publish(p.saved)
 }
 
 func (p *Proofs) path() string { return filepath.Join(p.options.StateDir, File) }

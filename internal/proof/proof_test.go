@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 )
@@ -34,6 +35,7 @@ var (
 type rig struct {
 	*proof.Proofs
 	dir       string
+	disk      *files.Disk
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
 
@@ -42,10 +44,12 @@ type rig struct {
 	takes    map[string]time.Duration
 	busy     map[string]error
 	notLead  error
-	proofs   []string // UUIDs, in the order in which they began
+	outlives time.Duration // how long processes outlive their proof
+	proofs   []string      // UUIDs, in the order in which they began
 	running  int
 	most     int
 	reserved map[string]bool
+	asked    []time.Time       // when it was asked whether a device is free
 	told     map[string]string // why CUDA does not work, as health was told
 	stop     func()
 }
@@ -74,7 +78,7 @@ func newRig(t *testing.T, dir string, gpus int) *rig {
 func (r *rig) start(t *testing.T, boot string) {
 	t.Helper()
 	r.Proofs = proof.New(t.Context(), proof.Options{
-		Configs: r.configs, Snapshots: r.snapshots, StateDir: r.dir, BootID: boot, Prove: r.prove, Reserve: r.reserve,
+		Configs: r.configs, Snapshots: r.snapshots, StateDir: r.dir, BootID: boot, Prove: r.prove, Reserve: r.reserve, Disk: r.disk,
 		Tell: func(_ context.Context, uuid string, f *cuda.Failure) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -117,6 +121,10 @@ func (r *rig) prove(ctx context.Context, uuid string) cuda.Proof {
 	defer r.mu.Unlock()
 	r.running--
 	ended := make(chan struct{})
+	if r.outlives > 0 {
+		go func() { time.Sleep(r.outlives); close(ended) }()
+		return cuda.Proof{Failure: f, Ended: ended}
+	}
 	if f == nil || f.Kind != cuda.Hangs {
 		close(ended)
 	}
@@ -126,6 +134,7 @@ func (r *rig) prove(ctx context.Context, uuid string) cuda.Proof {
 func (r *rig) reserve(_ context.Context, d proof.Device) (func(), error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.asked = append(r.asked, time.Now())
 	if err := r.busy[d.UUID]; err != nil {
 		return nil, err
 	}

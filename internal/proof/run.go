@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -17,8 +18,10 @@ import (
 const (
 	// AtOnce is how many devices are tried at a time: a process takes some hundred megabytes.
 	AtOnce = 2
-	// soon is the pace at which it is asked whether a device is free.
-	soon = time.Second
+	// It is asked at this pace whether devices that are in use are free: at the first one after a change, and then less and less often.
+	soon, seldom = time.Second, 10 * time.Second
+	// saveAgain is when it is tried again to save verdicts.
+	saveAgain = 10 * time.Second
 	// What may pass by itself is tried again after firstRetry, and each time after twice as long, up to lastRetry.
 	firstRetry, lastRetry = 10 * time.Second, 5 * time.Minute
 )
@@ -26,6 +29,7 @@ const (
 // A try is what is going on with a device. It belongs to the loop.
 type try struct {
 	running bool
+	inUse   bool      // it is asked together with others whether it is free
 	began   time.Time // when the last try began
 	// waits says why the device is not proven yet, and next when it is tried again.
 	waits string
@@ -37,39 +41,44 @@ type try struct {
 
 // An outcome is what came of a try.
 type outcome struct {
-	uuid  string
-	busy  error // the device is not free
-	proof cuda.Proof
+	uuid    string
+	busy    error // the device is not free
+	givenUp bool  // the driver is released
+	proof   cuda.Proof
 }
 
 // A loop is one run of Proofs.
 type loop struct {
 	*Proofs
-	tries    map[string]*try
+	known    map[string]*try
 	running  int
 	outcomes chan outcome
+	// Devices in use are asked about together: asking says that they are, next when they are again, and pace how long after that.
+	asking  bool
+	next    time.Time
+	pace    time.Duration
+	answers chan map[string]error
+	// unsaved is why verdicts are not saved, and save when that is tried again.
+	unsaved error
+	save    time.Time
 }
 
 // Run proves that CUDA works on the devices, while the configuration wants that, until ctx ends. Processes that run then are given up.
 func (p *Proofs) Run(ctx context.Context) error {
-	l := &loop{Proofs: p, tries: map[string]*try{}, outcomes: make(chan outcome)}
+	l := &loop{Proofs: p, known: map[string]*try{}, outcomes: make(chan outcome), answers: make(chan map[string]error)}
 	giveUp, cancel := context.WithCancel(ctx)
-	defer func() {
-		cancel()
-		for l.running > 0 {
-			<-l.outcomes
-			l.running--
-		}
-	}()
+	defer l.end(ctx, cancel)
 	timer := p.options.Clock.NewTimer(0)
 	defer timer.Stop()
 	for {
 		s, looked := p.options.Snapshots.Latest()
 		c, configured := p.options.Configs.Latest()
 		if c.Validate && s.Generation > 0 {
+			p.recall(ctx)
 			l.forget(ctx, s)
 			timer.Stop()
-			if next := l.begin(giveUp, s); !next.IsZero() {
+			late := l.saveLate(ctx)
+			if next := earliest(late, l.begin(giveUp, s), l.ask(giveUp, s)); !next.IsZero() {
 				timer.Reset(max(0, next.Sub(p.options.Clock.Now())))
 			}
 			l.show(ctx, s)
@@ -86,8 +95,36 @@ func (p *Proofs) Run(ctx context.Context) error {
 		case o := <-l.outcomes:
 			l.running--
 			l.take(ctx, o)
+		case used := <-l.answers:
+			l.hear(used)
 		}
 	}
+}
+
+// end gives up what is under way, and waits for its end. What is not saved is saved, if the disk answers now.
+func (l *loop) end(ctx context.Context, giveUp func()) {
+	giveUp()
+	if l.unsaved != nil {
+		l.write(ctx)
+	}
+	for l.running > 0 || l.asking {
+		select {
+		case <-l.outcomes:
+			l.running--
+		case <-l.answers:
+			l.asking = false
+		}
+	}
+}
+
+// earliest returns the earliest of times that are not zero; zero if all are.
+func earliest(times ...time.Time) (first time.Time) {
+	for _, t := range times {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
 }
 
 // forget removes verdicts that say nothing any more: a later process could not know of a reset.
@@ -113,8 +150,8 @@ func (l *loop) forget(ctx context.Context, s inventory.Snapshot) {
 
 // again has a device be tried at once. One that is being tried is not tried beside that.
 func (l *loop) again(uuid string) {
-	if t := l.tries[uuid]; t != nil {
-		t.next, t.pause = time.Time{}, 0
+	if t := l.known[uuid]; t != nil {
+		t.next, t.pause, t.inUse = time.Time{}, 0, false
 	}
 }
 
@@ -126,16 +163,23 @@ func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time)
 		if valid && (v.Failure == nil || !v.Failure.Passing()) {
 			continue
 		}
-		t := l.tries[d.UUID]
+		t := l.known[d.UUID]
 		if t == nil {
 			t = &try{waits: "it is its turn soon"}
-			l.tries[d.UUID] = t
+			l.known[d.UUID] = t
 		}
 		if t.running || l.hangs(t) {
 			continue
 		}
-		if why := unfit(s, d, valid); why != "" {
+		why := unfit(s, d, valid)
+		if why == "" && l.claimed(d) {
+			why = "an earlier verdict on it is not off the disk: " + l.unsaved.Error()
+		}
+		if why != "" {
 			t.waits = why
+			continue
+		}
+		if t.inUse {
 			continue
 		}
 		if l.running == AtOnce || t.next.After(now) {
@@ -183,26 +227,99 @@ func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	return ""
 }
 
+// claimed reports whether the file says that CUDA is proven on a device, which is not known any more, and the disk hangs: a process that
+// follows would believe that, whatever a proof shows now.
+func (l *loop) claimed(d Device) bool {
+	v, found := l.saved[d.UUID]
+	return errors.Is(l.unsaved, files.ErrHangs) && found && v.Failure == nil && v.Boot == l.options.BootID
+}
+
 // try tries a device, in a goroutine of its own.
-func (l *loop) try(ctx context.Context, d Device) outcome {
-	release, err := l.options.Reserve(ctx, d)
+func (l *loop) try(ctx context.Context, d Device) (o outcome) {
+	o.uuid = d.UUID
+	trying, end := l.tries.begin(ctx, d.UUID) // before it is asked whether the driver is released
+	defer func() {
+		o.givenUp = trying.Err() != nil
+		end(o.proof.Ended)
+	}()
+	release, err := l.options.Reserve(trying, d)
 	if err != nil {
-		return outcome{uuid: d.UUID, busy: err}
+		o.busy = err
+		return o
 	}
 	defer release()
-	return outcome{uuid: d.UUID, proof: l.options.Prove(ctx, d.UUID)}
+	o.proof = l.options.Prove(trying, d.UUID)
+	return o
+}
+
+// ask asks whether the devices in use are free, if it is time: about all at once, because kubelet refuses many questions. It returns when
+// it is time; zero if there is nothing to ask.
+func (l *loop) ask(ctx context.Context, s inventory.Snapshot) (next time.Time) {
+	var used []Device
+	for _, d := range Devices(s) {
+		if t := l.known[d.UUID]; t != nil && t.inUse && unfit(s, d, false) == "" {
+			used = append(used, d)
+		}
+	}
+	if len(used) == 0 || l.asking {
+		return time.Time{}
+	}
+	if l.next.After(l.options.Clock.Now()) {
+		return l.next
+	}
+	l.asking = true
+	go func() {
+		var mu sync.Mutex
+		var questions sync.WaitGroup
+		answer := map[string]error{}
+		for _, d := range used {
+			questions.Go(func() {
+				release, err := l.options.Reserve(ctx, d)
+				if err == nil {
+					release()
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				answer[d.UUID] = err
+			})
+		}
+		questions.Wait()
+		l.answers <- answer
+	}()
+	return time.Time{}
+}
+
+// hear takes the answer of ask.
+func (l *loop) hear(answer map[string]error) {
+	l.asking = false
+	l.pace = min(2*l.pace, seldom)
+	for uuid, why := range answer {
+		switch t := l.known[uuid]; {
+		case t == nil:
+		case why == nil:
+			t.inUse, t.next = false, time.Time{}
+		case t.waits != why.Error():
+			t.waits, l.pace = why.Error(), soon
+		}
+	}
+	l.next = l.options.Clock.Now().Add(l.pace)
 }
 
 // take takes the outcome of a try.
 func (l *loop) take(ctx context.Context, o outcome) {
-	t := l.tries[o.uuid]
+	t := l.known[o.uuid]
 	t.running = false
 	now := l.options.Clock.Now()
 	if o.busy != nil {
-		t.waits, t.next = o.busy.Error(), now.Add(soon)
+		t.waits, t.inUse = o.busy.Error(), true
+		l.pace, l.next = soon, now.Add(soon)
 		return
 	}
 	t.hangs = o.proof.Ended
+	if o.givenUp && o.proof.Failure != nil && !o.proof.Failure.Tried() {
+		t.waits = "the driver was released"
+		return
+	}
 	f := o.proof.Failure
 	log := klog.FromContext(ctx)
 	if f != nil {
@@ -237,29 +354,61 @@ func (l *loop) decide(ctx context.Context, b Records) {
 	if l.options.StateDir == "" {
 		return
 	}
-	err := l.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
+	said := l.unsaved
+	l.write(ctx)
+	if l.unsaved != nil && (said == nil || said.Error() != l.unsaved.Error()) {
+		klog.FromContext(ctx).Info("Cannot save what is proven of CUDA; it is tried again, and a restart before that may prove it anew",
+			"dir", l.options.StateDir, "reason", l.unsaved.Error())
+	}
+}
+
+// write writes the verdicts down. Where the disk hangs, what is written at last is what is known then.
+func (l *loop) write(ctx context.Context) {
+	written := make(chan Records, 1)
+	l.unsaved = l.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
 		if l.options.Lead() != nil {
 			return nil // its memory is the truth now
 		}
+		b := l.records.Value()
 		err := files.WriteState(l.path(), form{fileVersion, b})
 		if err != nil { // what the file said before is not true any more
-			err = errors.Join(err, files.Remove(l.path()))
+			removed := files.Remove(l.path())
+			if removed == nil {
+				written <- nil
+			}
+			return errors.Join(err, removed)
 		}
-		return err
+		written <- b
+		return nil
 	})
-	if err != nil {
-		klog.FromContext(ctx).Info("Cannot save what is proven of CUDA; a restart of the daemon proves it again", "dir", l.options.StateDir,
-			"reason", err.Error())
+	select {
+	case l.saved = <-written:
+	default:
 	}
+	l.save = time.Time{}
+	if l.unsaved != nil {
+		l.save = l.options.Clock.Now().Add(saveAgain)
+	}
+}
+
+// saveLate writes the verdicts down that could not be written before, if it is time. It returns when it is time; zero if all are on disk.
+func (l *loop) saveLate(ctx context.Context) time.Time {
+	if l.unsaved != nil && !l.save.After(l.options.Clock.Now()) && l.options.Lead() == nil {
+		l.write(ctx)
+	}
+	return l.save
 }
 
 // show publishes how far the loop is.
 func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 	next := Status{Waiting: map[string]string{}, Retry: map[string]time.Time{}, Done: l.status.Value().Done}
+	if l.unsaved != nil {
+		next.Unsaved = l.unsaved.Error()
+	}
 	records, all := l.records.Value(), Devices(s)
 	for _, d := range all {
 		v, valid := records.valid(s, l.options.BootID, d)
-		t := l.tries[d.UUID]
+		t := l.known[d.UUID]
 		switch {
 		case t == nil:
 		case !valid:
@@ -274,12 +423,12 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 			"sinceStart", next.Done.Round(time.Millisecond))
 	}
 	was := l.status.Value()
-	if was.Done != next.Done || !maps.Equal(was.Waiting, next.Waiting) || !maps.Equal(was.Retry, next.Retry) {
+	if was.Done != next.Done || was.Unsaved != next.Unsaved || !maps.Equal(was.Waiting, next.Waiting) || !maps.Equal(was.Retry, next.Retry) {
 		l.status.Publish(next)
 	}
-	for uuid := range l.tries {
-		if !slices.ContainsFunc(all, func(d Device) bool { return d.UUID == uuid }) && !l.tries[uuid].running {
-			delete(l.tries, uuid)
+	for uuid := range l.known {
+		if !slices.ContainsFunc(all, func(d Device) bool { return d.UUID == uuid }) && !l.known[uuid].running {
+			delete(l.known, uuid)
 		}
 	}
 }

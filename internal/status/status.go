@@ -195,6 +195,8 @@ type Validation struct {
 	Devices []Validated `json:"devices"`
 	// Seconds is how long after the start of the daemon there was a verdict on each device; 0 before, and in a process that does not lead.
 	Seconds float64 `json:"seconds,omitempty"`
+	// Unsaved is why verdicts are not on disk as they are shown; empty if they are.
+	Unsaved string `json:"unsaved,omitempty"`
 }
 
 // A Validated is a device in it.

@@ -204,3 +204,27 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestQuiesceEndsProofs: when quiesce says that the driver is released, no process of a proof uses it.
+func TestQuiesceEndsProofs(t *testing.T) {
+	t.Parallel()
+	v := proving(t)
+	v.library.Fail(t, v.uuids[0], "cuInit", "hang")
+	v.validate()
+	child := 0
+	v.eventually("a proof hangs", func() bool {
+		for _, c := range v.library.Calls(t) {
+			if c.UUID == v.uuids[0] {
+				child = c.PID
+			}
+		}
+		return child != 0
+	})
+	v.call("quiesce", nil)
+	if !ended(child) {
+		t.Errorf("quiesce has answered, and process %d of a proof is there", child)
+	}
+	v.library.Cure(t)
+	v.call("resume", nil)
+	v.shows(8, 8)
+}
