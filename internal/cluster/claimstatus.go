@@ -3,6 +3,8 @@ package cluster
 import (
 	"context"
 	"reflect"
+	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -42,59 +44,86 @@ func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
 }
 
 // WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are prepared, and a channel that is closed when
-// that changes.
+// that changes. Each claim is written by itself: one that cannot be written keeps no other waiting.
 func (c *Cluster) WriteClaimStatus(
 	ctx context.Context, prepared func() (claims []dra.ClaimState, changed <-chan struct{}), pools *feed.Feed[dra.Pool],
 	snapshots *feed.Feed[inventory.Snapshot],
 ) {
-	written := map[string][]kubeapi.ClaimDeviceStatus{} // by the UID of the claim
-	wake := func() []<-chan struct{} {
-		_, given := prepared()
-		_, looked := snapshots.Latest()
-		_, published := pools.Latest()
-		return []<-chan struct{}{given, looked, published}
+	var writers sync.WaitGroup
+	defer writers.Wait()
+	ends := map[string]func(){} // by the UID of the claim
+	for {
+		claims, changed := prepared()
+		there := map[string]bool{}
+		for _, claim := range claims {
+			if there[claim.UID] = true; ends[claim.UID] == nil {
+				writing, end := context.WithCancel(ctx)
+				ends[claim.UID] = end
+				w := statusWriter{client: c.client, uid: claim.UID, prepared: prepared, pools: pools, snapshots: snapshots}
+				writers.Go(func() {
+					kubeapi.Keep(writing, clock.RealClock{}, "status of claim "+claim.Namespace+"/"+claim.Name, w.wake, w.write)
+				})
+			}
+		}
+		for uid, end := range ends {
+			if !there[uid] {
+				end()
+				delete(ends, uid)
+			}
+		}
+		if !feed.AnyOf(ctx, changed) {
+			for _, end := range ends {
+				end()
+			}
+			return
+		}
 	}
-	kubeapi.Keep(ctx, clock.RealClock{}, "status of claims", wake, func(ctx context.Context) error {
-		pool, health := pools.Value(), map[string]dra.DeviceHealth{}
-		if pool.Name == "" {
-			return nil
-		}
-		for _, h := range dra.HealthOf(pool, snapshots.Value(), nil) {
-			health[h.Device] = h
-		}
-		claims, _ := prepared()
-		return c.writeChangedStatus(ctx, pool.Name, claims, health, written)
-	})
 }
 
-// writeChangedStatus writes the status of claims that differs from what was written, and notes what is written then.
-func (c *Cluster) writeChangedStatus(
-	ctx context.Context, pool string, prepared []dra.ClaimState, health map[string]dra.DeviceHealth,
-	written map[string][]kubeapi.ClaimDeviceStatus,
-) error {
-	there := map[string]bool{}
-	for _, claim := range prepared {
-		there[claim.UID] = true
-		wanted := claimDevices(pool, claim, health, written[claim.UID], time.Now())
-		if reflect.DeepEqual(wanted, written[claim.UID]) {
-			continue
-		}
-		err := c.client.ApplyClaimDevices(ctx, claim.Namespace, claim.Name, claim.UID, wanted)
-		switch {
-		case err == nil:
-		case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err) && !kubeapi.IsConflict(err):
-			return err
-		default: // the claim is gone or is another one, or this is not allowed: the same write would fail again
-			klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name),
-				"reason", err.Error())
-		}
-		written[claim.UID] = wanted
+// A statusWriter writes the status of one claim.
+type statusWriter struct {
+	client    *kubeapi.Client
+	uid       string
+	prepared  func() ([]dra.ClaimState, <-chan struct{})
+	pools     *feed.Feed[dra.Pool]
+	snapshots *feed.Feed[inventory.Snapshot]
+	written   []kubeapi.ClaimDeviceStatus
+}
+
+// wake returns the channels of what the status depends on.
+func (w *statusWriter) wake() []<-chan struct{} {
+	_, given := w.prepared()
+	_, looked := w.snapshots.Latest()
+	_, published := w.pools.Latest()
+	return []<-chan struct{}{given, looked, published}
+}
+
+// write writes the status of the claim if it differs from what was written, and notes what is written then.
+func (w *statusWriter) write(ctx context.Context) error {
+	pool, health := w.pools.Value(), map[string]dra.DeviceHealth{}
+	claims, _ := w.prepared()
+	i := slices.IndexFunc(claims, func(c dra.ClaimState) bool { return c.UID == w.uid })
+	if pool.Name == "" || i < 0 {
+		return nil
 	}
-	for uid := range written {
-		if !there[uid] {
-			delete(written, uid)
-		}
+	for _, h := range dra.HealthOf(pool, w.snapshots.Value(), nil) {
+		health[h.Device] = h
 	}
+	claim := claims[i]
+	wanted := claimDevices(pool.Name, claim, health, w.written, time.Now())
+	if reflect.DeepEqual(wanted, w.written) {
+		return nil
+	}
+	err := w.client.ApplyClaimDevices(ctx, claim.Namespace, claim.Name, claim.UID, wanted)
+	switch {
+	case err == nil:
+	case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err) && !kubeapi.IsConflict(err):
+		return err
+	default: // the claim is gone or is another one, or this is not allowed: the same write would fail again
+		klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name),
+			"reason", err.Error())
+	}
+	w.written = wanted
 	return nil
 }
 

@@ -136,3 +136,62 @@ func TestClaimStatus(t *testing.T) {
 		s.until("b says what is wrong", func() bool { return strings.HasPrefix(s.claimStatusOf("b"), want) })
 	})
 }
+
+// TestClaimThatCannotBeWritten: an API server that never takes, or never answers, the write of one claim keeps no other claim from its status,
+// one that is prepared later included. That claim is tried again with pauses that become longer, and is written when it can be.
+func TestClaimThatCannotBeWritten(t *testing.T) {
+	for name, fault := range map[string]apiserver.Fault{
+		"500": {Status: 500}, "429": {Status: 429, RetryAfter: time.Hour}, "no answer": {Delay: 24 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				well := inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{{UUID: "GPU-a", MIG: inventory.MIGDisabled}}}
+				var claims []dra.ClaimState
+				for _, name := range []string{"a", "b", "c"} {
+					if err := s.server.ChangeClaim("ns", name, func(*resourceapi.ResourceClaim) {}); err != nil {
+						s.Fatal(err)
+					}
+					object, err := s.server.Claim("ns", name)
+					if err != nil {
+						s.Fatal(err)
+					}
+					claims = append(claims, dra.ClaimState{
+						UID: string(object.UID), Namespace: "ns", Name: name, Devices: []dra.DeviceState{{Device: "gpu-0", GPU: "GPU-a"}},
+					})
+				}
+				pools := feed.New(dra.New(well, nodeName, dra.Numbers{"GPU-a": 0}, dra.Owners{"GPU-a": dra.OwnedByDRA}, nil))
+				prepared := feed.New(claims[:2])
+				fault.Path = "/resourceclaims/a/"
+				s.server.SetFault(fault)
+				p := s.new(config.Config{})
+				p.start()
+				var running sync.WaitGroup
+				defer running.Wait()
+				ctx, cancel := context.WithCancel(s.Context())
+				defer cancel()
+				running.Go(func() { p.cluster.WriteClaimStatus(ctx, prepared.Latest, pools, feed.New(well)) })
+				written := func(name string) {
+					s.Helper()
+					began := time.Now()
+					s.until(name+" is written", func() bool { return s.claimStatusOf(name) != "" })
+					if took := time.Since(began); took > time.Second {
+						s.Errorf("%s is written after %s", name, took)
+					}
+				}
+				written("b")
+				s.pass(10 * time.Minute)
+				if n := s.writesOfClaims(); n > 25 {
+					s.Errorf("%d writes in ten minutes", n)
+				}
+				prepared.Publish(claims)
+				written("c")
+				if text := s.claimStatusOf("a"); text != "" {
+					s.Errorf("a says %s", text)
+				}
+				s.server.SetFault(apiserver.Fault{})
+				s.pass(2 * time.Hour)
+				written("a")
+			})
+		})
+	}
+}
