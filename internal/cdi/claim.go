@@ -105,6 +105,8 @@ type ClaimedDevice struct {
 	MPS string
 	// Env are more environment variables of such a client, as NAME=VALUE.
 	Env []string
+	// Metadata is where the container sees the metadata file of the device, by its path on the host.
+	Metadata map[string]string
 }
 
 // Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
@@ -116,11 +118,9 @@ func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) 
 		if !known {
 			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name].UUID)
 		}
-		if dir := devices[name].MPS; dir != "" {
-			var err error
-			if given, err = g.clientOf(dir, devices[name].Env, given); err != nil {
-				return nil, err
-			}
+		given, err := g.with(devices[name], given)
+		if err != nil {
+			return nil, err
 		}
 		spec.Devices = append(spec.Devices, claimDevice{uid + "-" + name, given})
 	}
@@ -128,19 +128,27 @@ func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) 
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// clientOf returns the edits of a device with what makes a container a client of an MPS daemon, and more environment variables.
-func (g Given) clientOf(dir string, env []string, given json.RawMessage) (json.RawMessage, error) {
+// with returns the edits of a device with what makes a container a client of an MPS daemon, and with its metadata files.
+func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
+	if device.MPS == "" && len(device.Metadata) == 0 {
+		return given, nil
+	}
 	var all specs.ContainerEdits
 	if err := json.Unmarshal(given, &all); err != nil {
 		return nil, err
 	}
-	client := edits.MPSClient(g.mpsRoot, dir)
-	for name, value := range client.Env {
-		all.Env = append(all.Env, name+"="+value)
+	if device.MPS != "" {
+		client := edits.MPSClient(g.mpsRoot, device.MPS)
+		for name, value := range client.Env {
+			all.Env = append(all.Env, name+"="+value)
+		}
+		all.Env = append(all.Env, device.Env...)
+		for _, m := range client.Mounts {
+			all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath, []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
+		}
 	}
-	all.Env = append(all.Env, env...)
-	for _, m := range client.Mounts {
-		all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath, []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
+	for _, host := range slices.Sorted(maps.Keys(device.Metadata)) {
+		all.Mounts = append(all.Mounts, mount(host, device.Metadata[host], []string{"ro", "nosuid", "nodev", "noexec", "bind"}))
 	}
 	return json.Marshal(all)
 }
@@ -169,6 +177,40 @@ func ClaimFiles(dir string) ([]string, error) {
 		}
 	}
 	return uids, nil
+}
+
+// metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the folder of specs.
+const metadataSuffix = ".metadata"
+
+// MetadataFile is the path of the metadata file for a request of a claim: beside its spec, as the runtime has to find both.
+func MetadataFile(dir, uid, request string) string {
+	return filepath.Join(dir, cdilib.GenerateTransientSpecName(claimVendor, claimClass, uid)+"."+request+metadataSuffix)
+}
+
+// MetadataFiles returns the paths of all metadata files in a folder, by the UID of the claim. A folder that cannot be read has none.
+func MetadataFiles(dir string) map[string][]string {
+	entries, _ := os.ReadDir(dir)
+	all := map[string][]string{}
+	for _, e := range entries {
+		rest, is := strings.CutPrefix(e.Name(), cdilib.GenerateTransientSpecName(claimVendor, claimClass, ""))
+		name, ends := strings.CutSuffix(rest, metadataSuffix)
+		if dot := strings.LastIndexByte(name, '.'); is && ends && dot > 0 {
+			all[name[:dot]] = append(all[name[:dot]], filepath.Join(dir, e.Name()))
+		}
+	}
+	return all
+}
+
+// WriteMetadata writes a metadata file if it is not so already, and reports whether it did. Containers have the file that was there when
+// they started.
+func WriteMetadata(path string, content []byte) (written bool, err error) {
+	if there, err := files.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
+		return false, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return false, err
+	}
+	return true, files.Replace(path, content, readableByAll)
 }
 
 // ClaimNote returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.

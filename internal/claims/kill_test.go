@@ -75,7 +75,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 				for step := 1; ; step++ {
 					dir := t.TempDir()
 					if before != "nothing" {
-						r := newRigAt(t, dir)
+						r := killRig(t, dir)
 						if before != "prepared" {
 							r.options.BootID = "zero"
 						}
@@ -110,7 +110,7 @@ func killedWhileDividing(t *testing.T) {
 				t.Parallel()
 				for step := 1; ; step++ {
 					dir := t.TempDir()
-					r := newRigAt(t, dir)
+					r := killRig(t, dir)
 					r.divide().other("1g.10gb", 6, 1)
 					if strings.HasPrefix(name, "Unprepare") {
 						c, stop := r.start()
@@ -138,7 +138,7 @@ func killedWhileSharing(t *testing.T) {
 				t.Parallel()
 				for step := 1; ; step++ {
 					dir := t.TempDir()
-					r := newRigAt(t, dir)
+					r := killRig(t, dir)
 					c, stop := r.start()
 					for uid, before := range map[string]bool{"uid-1": strings.HasPrefix(name, "Unprepare"), "uid-2": beside} {
 						if !before {
@@ -164,7 +164,7 @@ func killedWhileSharing(t *testing.T) {
 func shareRecovers(t *testing.T, dir, what string, beside bool) {
 	t.Helper()
 	const daemon = "gpu.GPU-a"
-	r := newRigAt(t, dir)
+	r := killRig(t, dir)
 	if r.spec("uid-1") != nil && r.record("uid-1") == "" {
 		t.Errorf("%s: there is a CDI spec without a record", what)
 	}
@@ -203,13 +203,21 @@ func killed(t *testing.T, dir, call string, step int) bool {
 	return false
 }
 
+// killRig is a rig whose containers get metadata files, which are written and removed, too.
+func killRig(t *testing.T, dir string) *rig {
+	t.Helper()
+	r := newRigAt(t, dir)
+	r.withMetadata(true)
+	return r
+}
+
 // dieAtStep is the process that is killed.
 func dieAtStep(t *testing.T) {
 	last, err := strconv.Atoi(os.Getenv(killStep))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRigAt(t, os.Getenv(killFolder))
+	r := killRig(t, os.Getenv(killFolder))
 	name := os.Getenv(killCall)
 	call := calls[name]
 	if call == nil {
@@ -245,7 +253,7 @@ func dieAtStep(t *testing.T) {
 // recovers looks at what a killed process has left, and goes on as kubelet does.
 func recovers(t *testing.T, dir, what string) {
 	t.Helper()
-	r := newRigAt(t, dir)
+	r := killRig(t, dir)
 	recorded := strings.Contains(r.record("uid-1"), `"boot":"one"`)
 	if r.spec("uid-1") != nil && r.record("uid-1") == "" {
 		t.Errorf("%s: there is a CDI spec without a record", what)
@@ -275,8 +283,8 @@ func recovers(t *testing.T, dir, what string) {
 	if err := calls["Unprepare"](t.Context(), c); err != nil {
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" || len(r.mps()) > 0 {
-		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps())
+	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" || len(r.mps())+len(r.metadata()) > 0 {
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, metadata %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps(), r.metadata())
 	}
 	if _, err := ask(t.Context(), c, other); err != nil {
 		t.Errorf("%s: after Unprepare another claim: %v", what, err)

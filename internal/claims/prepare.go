@@ -235,6 +235,9 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	if former.UID != "" {
 		r.inherit(former)
 	}
+	if c.options.Configs.Value().DRA.Metadata {
+		n.describe(&r, claim)
+	}
 	given := c.given.Load()
 	for _, d := range r.Devices {
 		if given == nil || d.uuid() != "" && !given.Has(d.uuid()) {
@@ -366,6 +369,9 @@ func (c *Claims) writeSpec(r record) error {
 		}
 		return files.Remove(path)
 	}
+	if err := c.writeMetadata(r, devices); err != nil {
+		return err
+	}
 	note, err := encode(r)
 	if err != nil {
 		return err
@@ -448,6 +454,9 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 		return err
 	}
 	c.store.step()
+	if err := c.removeMetadata(uid); err != nil {
+		return err
+	}
 	if gone {
 		if err := c.store.remove(uid); err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,8 +59,10 @@ type record struct {
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`
 	// Released says that the claim was given back, and that MIG devices which were made for it are to be destroyed still.
-	Released bool           `json:"released,omitempty"`
-	Devices  []recordDevice `json:"devices"`
+	Released bool `json:"released,omitempty"`
+	// Metadata says that containers get metadata files; nil if they do not.
+	Metadata *recordMetadata `json:"metadata,omitempty"`
+	Devices  []recordDevice  `json:"devices"`
 
 	unknown files.Unknown
 }
@@ -88,6 +91,8 @@ type recordDevice struct {
 	Interval int `json:"timeSlice,omitempty"`
 	// MPS is the control daemon that the device is shared by, if it is.
 	MPS *recordMPS `json:"mps,omitempty"`
+	// Attributes are those with which the device was published, for metadata files; nil without them.
+	Attributes map[string]dra.Attribute `json:"attributes,omitempty"`
 
 	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is
 	// counted.
@@ -301,7 +306,7 @@ func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, c
 	return r, found, copied
 }
 
-// uids returns the UIDs of all claims that have a record or a spec.
+// uids returns the UIDs of all claims that have a record, a spec or metadata files.
 func (s store) uids() ([]string, error) {
 	entries, err := os.ReadDir(s.folder())
 	if err != nil && !files.IsAbsent(err) {
@@ -311,6 +316,7 @@ func (s store) uids() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	all = slices.AppendSeq(all, maps.Keys(cdi.MetadataFiles(s.specs)))
 	for _, e := range entries {
 		if uid, is := strings.CutSuffix(e.Name(), recordSuffix); is && validUID(uid) {
 			all = append(all, uid)

@@ -221,7 +221,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	case !known:
 		var found bool
 		if r, found, _ = c.store.readOrCopied(ctx, uid); !found {
-			return nil
+			return c.removeMetadata(uid) // a process was killed when the claim was given back
 		}
 		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim", klog.KRef(r.Namespace, r.Name),
 			"uid", uid)

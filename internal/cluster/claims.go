@@ -21,7 +21,7 @@ func (r claimReader) Claim(ctx context.Context, namespace, name string) (dra.Cla
 
 // driverClaim returns what of a claim belongs to the driver.
 func driverClaim(c kubeapi.ResourceClaim) dra.Claim {
-	claim := dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name}
+	claim := dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, PodClaim: c.PodClaim}
 	for _, pod := range c.Pods {
 		claim.Pods = append(claim.Pods, pod.UID)
 	}

@@ -24,6 +24,8 @@ type DRA struct {
 	ShareBy dra.ShareBy
 	// ClaimStatus has the status of claims say which devices they have, and whether these are ready and healthy.
 	ClaimStatus bool
+	// Metadata has containers of a claim find a file that says which devices they have.
+	Metadata bool
 }
 
 // DRAMode says which GPUs pods get by Dynamic Resource Allocation.
@@ -83,6 +85,11 @@ var draOptions = []option{
 		flag: "dra-claim-status", env: []string{"DRA_CLAIM_STATUS"}, key: "dra.claimStatus", fallback: "false", kind: kindBool,
 		usage: "write into the status of each claim which GPUs and MIG devices it has, and whether they are ready and healthy",
 		set:   truth(func(c *Config) *bool { return &c.DRA.ClaimStatus }),
+	},
+	{
+		flag: "dra-metadata", env: []string{"DRA_METADATA"}, key: "dra.metadata", fallback: "false", kind: kindBool,
+		usage: "give the containers of each claim that is prepared from now on a file that says which GPUs and MIG devices they have (KEP-5304)",
+		set:   truth(func(c *Config) *bool { return &c.DRA.Metadata }),
 	},
 }
 

@@ -67,6 +67,16 @@ func TestClaimStatus(t *testing.T) {
 	}
 }
 
+// TestMetadata: containers get no metadata files by default.
+func TestMetadata(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]bool{"version: v1": false, "dra: {metadata: true}": true} {
+		if c, _, err := sources(t, "", "").Resolve("a.yaml", []byte(file)); err != nil || c.DRA.Metadata != want {
+			t.Errorf("%q: %v, %v", file, c.DRA.Metadata, err)
+		}
+	}
+}
+
 // TestShareBy: memory is the default; by count it is to be said how many shares there are.
 func TestShareBy(t *testing.T) {
 	t.Parallel()

@@ -12,6 +12,8 @@ type Claim struct {
 	Results []Result
 	// Pods are the UIDs of the pods that may use the claim.
 	Pods []string
+	// PodClaim is the name that the pod has for a claim that was made from a template; empty for any other claim.
+	PodClaim string
 	// Configs are the opaque configuration for this driver, that of classes before that of the claim.
 	Configs []OpaqueConfig
 }

@@ -130,6 +130,7 @@ const (
 	String  AttributeType = "string"
 	Version AttributeType = "version" // a semantic version
 	Int     AttributeType = "int"
+	Bool    AttributeType = "bool" // in no slice
 )
 
 // An Attribute is the value of an attribute.
@@ -141,8 +142,8 @@ type Attribute struct {
 
 // MarshalJSON returns {"<type>": <value>}.
 func (a Attribute) MarshalJSON() ([]byte, error) {
-	if a.Type == Int {
-		return fmt.Appendf(nil, `{"int":%s}`, a.Value), nil
+	if a.Type == Int || a.Type == Bool {
+		return fmt.Appendf(nil, `{"%s":%s}`, a.Type, a.Value), nil
 	}
 	return json.Marshal(map[AttributeType]string{a.Type: a.Value})
 }

@@ -16,6 +16,8 @@ type ResourceClaim struct {
 	Allocation *DeviceAllocation
 	// Pods are those that may use the claim.
 	Pods []Pod
+	// PodClaim is the name that the pod has for a claim that was made from a template; empty for any other claim.
+	PodClaim string
 }
 
 // A DeviceAllocation has the devices of a claim, of all drivers.
@@ -93,8 +95,13 @@ type claimObject struct {
 	} `json:"status"`
 }
 
+// podClaimAnnotation is of claims that were made from a template.
+const podClaimAnnotation = "resource.kubernetes.io/pod-claim-name"
+
 func (o *claimObject) claim() ResourceClaim {
-	claim := ResourceClaim{UID: o.Metadata.UID, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
+	claim := ResourceClaim{
+		UID: o.Metadata.UID, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, PodClaim: o.Metadata.Annotations[podClaimAnnotation],
+	}
 	if o.Status.Allocation != nil {
 		claim.Allocation = &o.Status.Allocation.Devices
 	}

@@ -17,6 +17,7 @@ func TestResourceClaim(t *testing.T) {
 	t.Parallel()
 	server, client := cluster(t)
 	if err := server.ChangeClaim("ns", "a", func(c *resourceapi.ResourceClaim) {
+		c.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "gpus"}
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0"}},
 		}}
@@ -30,7 +31,7 @@ func TestResourceClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := kubeapi.ResourceClaim{UID: string(object.UID), Namespace: "ns", Name: "a", Allocation: &kubeapi.DeviceAllocation{
+	want := kubeapi.ResourceClaim{UID: string(object.UID), Namespace: "ns", Name: "a", PodClaim: "gpus", Allocation: &kubeapi.DeviceAllocation{
 		Results: []kubeapi.DeviceResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0"}},
 	}}
 	for _, versions := range [][]string{{"v1"}, {"v1beta1"}, {"v1beta2", "v1beta1"}, {"v1", "v1beta2", "v1beta1"}} {

@@ -52,6 +52,7 @@ func TestDRAValues(t *testing.T) {
 		"{dra: {enabled: true, dynamicMIG: true}, mig: {enabled: true}}":           "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true}, config: {map: {a: \"dra: {dynamicMIG: true}\"}}}":  "DRA_MODE=dra",
 		"{dra: {enabled: true, claimStatus: true, shares: 2, shareBy: count}}":     "DRA_MODE=dra DRA_SHARES=2 DRA_SHARE_BY=count DRA_CLAIM_STATUS=true",
+		"{dra: {enabled: true, metadata: true}}":                                   "DRA_MODE=dra DRA_METADATA=true",
 		"{dra: {enabled: true, deviceClasses: false, extendedResourceName: \"\"}}": "DRA_MODE=dra",
 	} {
 		objects := decode(t, "chart", render(t, values))

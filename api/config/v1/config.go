@@ -51,6 +51,8 @@ type DRA struct {
 	ShareBy *string `json:"shareBy,omitempty"`
 	// ClaimStatus has the status of each claim say which devices it has, and whether they are ready and healthy.
 	ClaimStatus *bool `json:"claimStatus,omitempty"`
+	// Metadata has the containers of each claim that is prepared from then on find a file that says which devices they have (KEP-5304).
+	Metadata *bool `json:"metadata,omitempty"`
 }
 
 // GPUSelection selects the GPUs that any entry of any list matches.

@@ -695,6 +695,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DRA_SHARES" .Values.dra.shares)
   (list "DRA_SHARE_BY" .Values.dra.shareBy)
   (list "DRA_CLAIM_STATUS" .Values.dra.claimStatus)
+  (list "DRA_METADATA" .Values.dra.metadata)
   (list "DRA_DYNAMIC_MIG" .Values.dra.dynamicMIG)
   (list "KUBELET_ROOT" (include "gpu-device-plugin.kubeletRoot" .))
 }}
