@@ -89,6 +89,7 @@ func TestCluster(t *testing.T) {
 		{name: "in the cluster", story: inTheCluster},
 		{name: "upgrades that take devices away", story: takenAway},
 		{name: "MIG layouts by label", story: dividedByLabel},
+		{name: "policies for pods", story: policiesOfUnits},
 		{name: "claims", story: givesClaims, claims: true},
 		{name: "claims by Helm", story: claimsByHelm, claims: true},
 		{name: "claims by an older API", story: claimsByOlderAPI, long: true, claims: true},

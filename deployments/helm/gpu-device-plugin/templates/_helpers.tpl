@@ -741,3 +741,57 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- end }}
 {{- include "gpu-device-plugin.configEnv" . }}
 {{- end }}
+
+{{- /* Whether the API server has ValidatingAdmissionPolicies. */}}
+{{- define "gpu-device-plugin.validates" -}}
+{{- $enabled := .Values.admissionPolicy.enabled }}
+{{- if kindIs "invalid" $enabled }}{{ $enabled = semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}{{ end }}
+{{- if $enabled }}true{{ end }}
+{{- end }}
+
+{{- /* What pods ask for where GPUs are in units of memory, as JSON: whether there are any (on), the resources of memory and of percentages,
+and for pods with HAMi's words (hami) the only ones and the size in MiB. A value of the chart counts before the files. */}}
+{{- define "gpu-device-plugin.units" -}}
+{{- $values := .Values.units }}
+{{- $on := $values.enabled }}
+{{- $pairs := dict }}
+{{- $blocks := list }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- $file := default dict (fromYaml .) }}
+{{- $selected := false }}
+{{- range $file.selectors }}{{ $selected = or $selected .units }}{{ end }}
+{{- if $selected }}
+{{- if kindIs "invalid" $on }}{{ $on = true }}{{ end }}
+{{- $blocks = append $blocks (default dict $file.units) }}
+{{- end }}
+{{- end }}
+{{- range default (list dict) $blocks }}
+{{- $name := default (default "volcano.sh/gpu-mem" .name) $values.name }}
+{{- $size := default (default "128Mi" .size) $values.size }}
+{{- $percentage := dig "percentage" "volcano.sh/gpu-core" . }}
+{{- if not (kindIs "invalid" $values.percentage) }}{{ $percentage = $values.percentage }}{{ end }}
+{{- if eq "none" (default "mps" .enforce) }}{{ $percentage = "" }}{{ end }}
+{{- if $percentage }}{{ $percentage = printf "%s.percentage" $percentage }}{{ end }}
+{{- $pair := dict "memory" (printf "%s.%s" $name $size) "percentage" (default "" $percentage) "mib" (get (dict "128Mi" 128 "256Mi" 256 "1Gi" 1024) $size) }}
+{{- $_ := set $pairs (toJson $pair) $pair }}
+{{- end }}
+{{- $memory := list }}{{ $percentages := list }}
+{{- range $key := keys $pairs | sortAlpha }}
+{{- $memory = append $memory (get $pairs $key).memory | uniq }}
+{{- with (get $pairs $key).percentage }}{{ $percentages = append $percentages . | uniq }}{{ end }}
+{{- end }}
+{{- $units := dict "on" $on "memory" $memory "percentages" $percentages }}
+{{- if and $values.hami (gt (len $pairs) 1) }}
+{{- fail (printf "units.hami is true, and the files of config.map have several resources (%s): pods with HAMi's words get one; set units.name, units.size and units.percentage" (join ", " (concat $memory $percentages))) }}
+{{- end }}
+{{- if and $values.hami (not $on) }}
+{{- fail "units.hami is true, and no file of config.map has a selector with units; where the file of config.name has one, set units.enabled to true" }}
+{{- end }}
+{{- if and $values.hami (include "gpu-device-plugin.mutates" .) }}{{ $_ := set $units "hami" (first (values $pairs)) }}{{ end }}
+{{- toJson $units }}
+{{- end }}
+
+{{- /* Whether the API server has MutatingAdmissionPolicies. */}}
+{{- define "gpu-device-plugin.mutates" -}}
+{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" }}true{{ end }}
+{{- end }}
