@@ -22,6 +22,7 @@ import (
 
 // unitsValues have policies of the chart for pods that ask for units, here with names of the configuration's own.
 const unitsValues = `
+fullnameOverride: policies # beside the DaemonSet that is there
 config:
   map:
     default: |
