@@ -6,6 +6,7 @@ import (
 	"path"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -130,7 +131,20 @@ func (w Wanted) hook(root fs.FS, programs *programs) hook {
 			hookEnableCUDACompat, hookDisableNodeChanges, hookUpdateProfile, hookApplyMemoryLimits,
 		})...)
 	}
+	// An older driver cannot, and the error would fail a container that sets the variables.
+	if major, _, _ := strings.Cut(w.Snapshot.Driver.Version, "."); atLeast(major, limitsSince) {
+		return h
+	}
+	h.known = slices.DeleteFunc(h.known, func(name string) bool { return name == hookApplyMemoryLimits })
 	return h
+}
+
+// limitsSince is the first branch of the driver that limits the memory of containers.
+const limitsSince = 615
+
+func atLeast(text string, least int) bool {
+	number, err := strconv.Atoi(text)
+	return err == nil && number >= least
 }
 
 func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }

@@ -102,3 +102,26 @@ func TestHookThatIsReplaced(t *testing.T) {
 		}
 	}
 }
+
+// TestMemoryLimitsOfOlderDriver: a hook that limits memory fails a container with the variables where the driver cannot do it.
+func TestMemoryLimitsOfOlderDriver(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{"580.95.05": false, "614.99": false, "615": true, "615.71.05": true, "": false, "next.615": false} {
+		h := newHost(t, driverFiles()...)
+		h.library(t, "driver-root/usr/lib/x86_64-linux-gnu/libcuda.so."+version, "libcuda.so.1")
+		h.program(t, "driver-root/usr/bin/nvidia-cdi-hook", newHook)
+		w := wanted()
+		w.Snapshot.Driver.Version = version
+		w.Options.DevicesOnly = true
+		h.apply(t, w)
+		called := false
+		for _, d := range h.spec(t, "gpu").Devices {
+			for _, hook := range d.ContainerEdits.Hooks {
+				called = called || strings.Contains(strings.Join(hook.Args, " "), "apply-cuda-memory-limits")
+			}
+		}
+		if called != want {
+			t.Errorf("driver %q: the hook is called %t, want %t", version, called, want)
+		}
+	}
+}

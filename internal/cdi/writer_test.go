@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-const version = "580.95.05"
+const version = "615.71.05"
 
 // A host is a file system with a driver in it, and a directory for specs beside it.
 type host struct {
@@ -419,7 +419,7 @@ func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
 		wanted cdi.Wanted
 		says   string
 	}{
-		"no libraries":      {noDriver, wanted(), "no driver libraries: libcuda.so.580.95.05 is in none of"},
+		"no libraries":      {noDriver, wanted(), "no driver libraries: libcuda.so." + version + " is in none of"},
 		"no directory":      {notADirectory, wanted(), "write the CDI spec of k8s.device-plugin.nvidia.com/gpu"},
 		"no companion node": {noCompanion, companion, "write the CDI spec of k8s.device-plugin.nvidia.com/gds"},
 	} {
