@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -128,10 +129,10 @@ func TestWhyOfClaims(t *testing.T) {
 		"a selector": {[]resourceapi.Device{device("gpu-0"), device("gpu-2")}, 1, `device.attributes["gpu.nvidia.com"].productName == "Tesla T4"`, "", nil,
 			`No node has devices for request r of claim own; on node a, the selector "device.attributes[\"gpu.nvidia.com\"].productName == \"Tesla T4\"" of the request excludes gpu-0, gpu-2.`},
 		"a taint":       {[]resourceapi.Device{bad}, 1, "", "", nil, "the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
-		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0; the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
+		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0; the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1; it has enough without the taints that request r of claim own does not tolerate."},
 		"too few":       {[]resourceapi.Device{device("gpu-0")}, 2, "", "", nil, "there are 1 devices of 2."},
 		"a constraint": {[]resourceapi.Device{numa(device("gpu-0"), 0), numa(device("gpu-1"), 1)}, 2, "", "", &match,
-			"No node has devices that satisfy the constraint matchAttribute gpu.nvidia.com/numa of claim own; node a has enough without it."},
+			"No node has devices for its claims with the constraint matchAttribute gpu.nvidia.com/numa of claim own; node a has enough without."},
 		"nothing": {[]resourceapi.Device{device("gpu-0")}, 1, "", "", nil, "There are GPUs for it, and the scheduler has not looked at it yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,6 +155,86 @@ func TestWhyOfClaims(t *testing.T) {
 			if tt.constraint != nil {
 				own.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: tt.constraint}}
 			}
+			s.add("resourceclaims", own)
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
+			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
+				t.Errorf("it says %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestWhyOfClaimsOfSeveralNodes: of several nodes that have too little the nearest is named, with what excludes its devices: counters and capacities,
+// too. A node that has enough and that the pod cannot go to hides no other one.
+func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
+	t.Parallel()
+	quantity := resource.MustParse
+	counted := func(name, counters string) resourceapi.Device {
+		d := device(name)
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu-0", Counters: map[string]resourceapi.Counter{"slices": {Value: quantity(counters)}}}}
+		return d
+	}
+	sized := func(name, memory string) resourceapi.Device {
+		d := device(name)
+		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(memory)}}
+		return d
+	}
+	counters := func(node string, devices ...resourceapi.Device) []*resourceapi.ResourceSlice {
+		sets := slice(node)
+		sets.Name, sets.Spec.SharedCounters = node+"-counters", []resourceapi.CounterSet{{Name: "gpu-0", Counters: map[string]resourceapi.Counter{"slices": {Value: quantity("7")}}}}
+		all := []*resourceapi.ResourceSlice{slice(node, devices...), sets}
+		for _, s := range all {
+			s.Spec.Pool.ResourceSliceCount = 2
+		}
+		return all
+	}
+	tainted := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "x", Effect: "NoSchedule"}} }
+	of := func(count int64) *resourceapi.ExactDeviceRequest {
+		return &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	}
+	wants := of(1)
+	wants.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": quantity("40Gi")}}
+	for name, tt := range map[string]struct {
+		slices   []*resourceapi.ResourceSlice
+		first    func(*corev1.Node)
+		requests []resourceapi.DeviceRequest
+		want     string
+	}{
+		"the second has more": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"), device("gpu-1"))}, nil,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(3)}}, "for request r of claim own; on node b, there are 2 devices of 3."},
+		"the second has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"))}, tainted,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "There are GPUs for it, and the scheduler has not looked at it yet."},
+		"the first has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"), device("gpu-1")), slice("b", device("gpu-0"))}, tainted,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "Node a has devices for its claims, and the pod does not tolerate its taint team:NoSchedule"},
+		"neither, and the nearer has a taint": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, tainted,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "there are 1 devices of 2; and the pod does not tolerate its taint team:NoSchedule: give the pod a toleration, or remove the taint."},
+		"a counter": {counters("b", counted("taken", "4"), counted("mig-0", "4")), nil,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, another claim excludes taken; the counter slices of gpu-0, of which 3 is left, excludes mig-0."},
+		"a capacity": {[]*resourceapi.ResourceSlice{slice("a", sized("gpu-0", "24Gi"), sized("gpu-1", "39Gi"))}, nil,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: wants}}, "on node a, the capacity memory, of which 24Gi is left, excludes gpu-0; the capacity memory, of which 39Gi is left, excludes gpu-1; " +
+				"it has enough without the capacity of request r of claim own."},
+		"two requests": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, nil,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}, {Name: "s", Exactly: of(1)}}, "No node has devices for its claims with request r of claim own; node a has enough without."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			for i, node := range []string{"a", "b"} {
+				s.addNode(node, 0, func(n *corev1.Node) {
+					if n.Status.Capacity, n.Status.Allocatable = nil, nil; i == 0 && tt.first != nil {
+						tt.first(n)
+					}
+				})
+			}
+			for _, one := range tt.slices {
+				s.add("resourceslices", one)
+			}
+			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}})
+			s.add("resourceclaims", claim("other", "b", "q", "taken"))
+			own := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "own"}}
+			own.Spec.Devices.Requests = tt.requests
 			s.add("resourceclaims", own)
 			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
 				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -21,6 +22,8 @@ type allocation struct {
 	o     Objects
 	state structured.AllocatedState
 	cache *cel.Cache
+
+	allocator structured.Allocator // nil until it is asked
 }
 
 // features are those that Kubernetes 1.36 and 1.37 have on by default.
@@ -67,11 +70,14 @@ func (a *allocation) List() ([]*resourceapi.DeviceClass, error) { return a.o.Cla
 
 // possible reports whether the scheduler could allocate claims on a node.
 func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
-	allocator, err := structured.NewAllocator(ctx, features, a.state, a, a.o.Slices, a.cache)
-	if err != nil {
-		return false, err
+	if a.allocator == nil {
+		allocator, err := structured.NewAllocator(ctx, features, a.state, a, a.o.Slices, a.cache)
+		if err != nil {
+			return false, err
+		}
+		a.allocator = allocator
 	}
-	results, err := allocator.Allocate(ctx, n, claims)
+	results, err := a.allocator.Allocate(ctx, n, claims)
 	return err == nil && results != nil, err
 }
 
@@ -87,84 +93,131 @@ func explainClaims(ctx context.Context, o Objects) string {
 		return ""
 	}
 	a := newAllocation(o)
-	var nearest *corev1.Node
+	with := map[string]bool{} // the nodes with devices
+	for _, s := range o.Slices {
+		with[ptr.Deref(s.Spec.NodeName, "")] = true
+	}
+	var nearest *offer
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
-		if !slices.ContainsFunc(o.Slices, func(s *resourceapi.ResourceSlice) bool { return ptr.Deref(s.Spec.NodeName, "") == n.Name }) {
+		if !with[n.Name] {
 			continue
 		}
 		possible, err := a.possible(ctx, n, claims)
 		if err != nil {
 			return fmt.Sprintf("The scheduler cannot use its claims: %s.", strings.TrimSuffix(err.Error(), "."))
 		}
-		excluded := excludedBy(n, o.Pod)
-		if possible && excluded == "" {
+		of := a.offerOf(ctx, n, claims, possible)
+		of.excluded = excludedBy(n, o.Pod)
+		if possible && of.excluded == "" {
 			return ""
 		}
-		if possible {
-			return fmt.Sprintf("Node %s has devices for its claims, and %s.", n.Name, excluded)
-		}
-		if nearest == nil {
-			nearest = n
+		if nearest == nil || of.nearer(*nearest) {
+			nearest = &of
 		}
 	}
-	if nearest == nil {
+	switch {
+	case nearest == nil:
 		return "No node has devices in ResourceSlices: kubectl gpu status NODE says which GPUs are given by claims."
+	case nearest.possible:
+		return fmt.Sprintf("Node %s has devices for its claims, and %s.", nearest.node.Name, nearest.excluded)
 	}
-	return a.reason(ctx, nearest, claims)
+	text := a.reason(ctx, *nearest, claims)
+	if nearest.excluded != "" {
+		text = strings.TrimSuffix(text, ".") + "; and " + nearest.excluded + "."
+	}
+	return text
 }
 
-// reason says what excludes the devices of a node: first what each selector says, then which one requirement, left out, makes it possible.
-func (a *allocation) reason(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) string {
+// An offer is what a node has for claims, and why it is none for them.
+type offer struct {
+	node     *corev1.Node
+	possible bool
+	excluded string // why the pod cannot go there, whatever devices there are
+	lacking  string // what excludes the devices of the first request that has too few of them
+	requests int    // how many have too few
+	devices  int    // left for the requests together
+}
+
+// offerOf looks at what a node has for each request by itself.
+func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim, possible bool) offer {
+	of := offer{node: n, possible: possible}
+	if possible {
+		return of
+	}
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
 			r := &c.Spec.Devices.Requests[i]
-			if text := a.noneFor(ctx, n, r); text != "" {
-				return fmt.Sprintf("No node has devices for request %s of claim %s; on node %s, %s.", r.Name, c.Name, n.Name, text)
+			text, left := a.noneFor(ctx, n, r)
+			of.devices += left
+			if text == "" {
+				continue
+			}
+			if of.requests++; of.lacking == "" {
+				of.lacking = fmt.Sprintf("No node has devices for request %s of claim %s; on node %s, %s", r.Name, c.Name, n.Name, text)
 			}
 		}
 	}
-	for at, c := range claims {
-		for i, constraint := range c.Spec.Devices.Constraints {
-			without := slices.Clone(claims)
-			without[at] = c.DeepCopy()
-			without[at].Spec.Devices.Constraints = slices.Delete(without[at].Spec.Devices.Constraints, i, i+1)
-			if possible, err := a.possible(ctx, n, without); err == nil && possible && constraint.MatchAttribute != nil {
-				return fmt.Sprintf("No node has devices that satisfy the constraint matchAttribute %s of claim %s; node %s has enough without it.",
-					*constraint.MatchAttribute, c.Name, n.Name)
-			}
-		}
+	return of
+}
+
+// nearer reports whether a node is nearer to what is wanted than another one.
+func (o offer) nearer(than offer) bool {
+	if o.possible != than.possible {
+		return o.possible
+	}
+	if o.requests != than.requests {
+		return o.requests < than.requests
+	}
+	if (o.excluded == "") != (than.excluded == "") {
+		return o.excluded == ""
+	}
+	return o.devices > than.devices
+}
+
+// reason says what excludes the devices of a node: first what each requirement says of each device, then which one requirement, left out,
+// makes it possible.
+func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi.ResourceClaim) string {
+	without := a.enoughWithout(ctx, of.node, claims)
+	switch {
+	case of.lacking != "" && without != "" && strings.Count(of.lacking, " excludes ") > 1:
+		return of.lacking + "; it has enough without " + without + "."
+	case of.lacking != "":
+		return of.lacking + "."
+	case without != "":
+		return fmt.Sprintf("No node has devices for its claims with %s; node %s has enough without.", without, of.node.Name)
 	}
 	empty := newAllocation(Objects{Slices: a.o.Slices, Classes: a.o.Classes})
-	if possible, err := empty.possible(ctx, n, claims); err == nil && possible {
-		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other claims end.", n.Name)
+	if possible, err := empty.possible(ctx, of.node, claims); err == nil && possible {
+		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other claims end.", of.node.Name)
 	}
-	return fmt.Sprintf("No node has devices for all requests of its claims together; node %s has some for each.", n.Name)
+	return fmt.Sprintf("No node has devices for all requests of its claims together; node %s has some for each.", of.node.Name)
 }
 
 // noneFor says what excludes the devices of a node from a request that has too few of them; of several alternatives, from the first. It is
-// empty if there are enough.
-func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi.DeviceRequest) (text string) {
+// empty if there are enough. Most is how many there are for the alternative that has the most.
+func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi.DeviceRequest) (text string, most int) {
 	alternatives := []resourceapi.ExactDeviceRequest{}
 	if r.Exactly != nil {
 		alternatives = append(alternatives, *r.Exactly)
 	}
 	for _, s := range r.FirstAvailable {
 		alternatives = append(alternatives, resourceapi.ExactDeviceRequest{
-			DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, Count: s.Count, Tolerations: s.Tolerations,
+			DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, Count: s.Count, Tolerations: s.Tolerations, Capacity: s.Capacity,
 		})
 	}
 	for i := range alternatives {
 		reason, left := a.excluded(ctx, n, &alternatives[i])
+		most = max(most, left)
 		if left > 0 && int64(left) >= alternatives[i].Count {
-			return ""
+			return "", most
 		}
-		if text == "" && reason == "" {
-			reason = fmt.Sprintf("there are %d devices of %d", left, alternatives[i].Count)
+		if left > 0 || reason == "" {
+			reason = strings.TrimPrefix(reason+fmt.Sprintf("; there are %d devices of %d", left, alternatives[i].Count), "; ")
 		}
 		text = cmp.Or(text, reason)
 	}
-	return text
+	return text, most
 }
 
 // excluded says what excludes which devices of a node from a request, and how many devices are left.
@@ -233,8 +286,72 @@ func (a *allocation) excludes(
 			return fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)
 		}
 	}
-	if id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name); a.state.AllocatedDevices.Has(id) {
+	id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name)
+	if a.state.AllocatedDevices.Has(id) {
 		return "another claim"
+	}
+	return cmp.Or(a.capacityOf(id, d, r), a.counterOf(s, d))
+}
+
+// capacityOf says of which capacity a device has too little left for a request; empty if it has enough.
+func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device, r *resourceapi.ExactDeviceRequest) string {
+	if r.Capacity == nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Capacity.Requests)) {
+		wanted, left := r.Capacity.Requests[name], d.Capacity[name].Value.DeepCopy()
+		if consumed := a.state.AggregatedCapacity[id][name]; consumed != nil {
+			left.Sub(*consumed)
+		}
+		if wanted.Cmp(left) > 0 {
+			return fmt.Sprintf("the capacity %s, of which %s is left,", name, left.String())
+		}
+	}
+	return ""
+}
+
+// counterOf says of which counter of the device's pool there is too little left for it beside the devices that other claims have; empty if
+// there is enough.
+func (a *allocation) counterOf(of *resourceapi.ResourceSlice, d resourceapi.Device) string {
+	if len(d.ConsumesCounters) == 0 {
+		return ""
+	}
+	left := map[string]*resource.Quantity{}
+	for _, s := range a.o.Slices {
+		if s.Spec.Driver != of.Spec.Driver || s.Spec.Pool.Name != of.Spec.Pool.Name || s.Spec.Pool.Generation != of.Spec.Pool.Generation {
+			continue
+		}
+		add := func(set string, counters map[string]resourceapi.Counter, taken bool) {
+			for name, c := range counters {
+				key := name + " of " + set
+				if left[key] == nil {
+					left[key] = &resource.Quantity{}
+				}
+				if taken {
+					left[key].Sub(c.Value)
+				} else {
+					left[key].Add(c.Value)
+				}
+			}
+		}
+		for _, set := range s.Spec.SharedCounters {
+			add(set.Name, set.Counters, false)
+		}
+		for _, other := range s.Spec.Devices {
+			if a.state.AllocatedDevices.Has(structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, other.Name)) {
+				for _, consumed := range other.ConsumesCounters {
+					add(consumed.CounterSet, consumed.Counters, true)
+				}
+			}
+		}
+	}
+	for _, consumed := range d.ConsumesCounters {
+		for _, name := range slices.Sorted(maps.Keys(consumed.Counters)) {
+			key, value := name+" of "+consumed.CounterSet, consumed.Counters[name].Value
+			if left[key] != nil && value.Cmp(*left[key]) > 0 {
+				return fmt.Sprintf("the counter %s, of which %s is left,", key, left[key].String())
+			}
+		}
 	}
 	return ""
 }
