@@ -85,6 +85,7 @@ var imports = map[string][]string{
 	},
 	"internal/doctor":    {"internal/inventory", "internal/status"},
 	"internal/report":    {"internal/inventory", "internal/status"},
+	"internal/receipt":   {"internal/edits", "internal/kubelet", "internal/resource", "internal/status"}, // kubelet's values alone
 	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
 	"internal/draplugin": {
 		"internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/supervise",
@@ -152,9 +153,8 @@ var homes = []struct {
 	{"github.com/NVIDIA/nvidia-container-toolkit", []string{}}, // ADR 11
 	{"sigs.k8s.io/yaml", []string{
 		"internal/config", "internal/simulator", "api/config/v1", "internal/cli", // cli prints it
-		"internal/nodefacts", // reads CDI specs, those of others too
-		"internal/layout",    // reads mig-parted's file
-		"cmd/kubectl-gpu",    // prints it
+		"internal/nodefacts", "internal/layout", // read CDI specs, those of others too, and mig-parted's file
+		"cmd/kubectl-gpu", // prints it
 	}},
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
@@ -176,7 +176,7 @@ var callHomes = []struct {
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status", "internal/doctor", "internal/report", "internal/layout", "internal/labels", "internal/dra",
+	"internal/status", "internal/receipt", "internal/doctor", "internal/report", "internal/layout", "internal/labels", "internal/dra",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

@@ -90,7 +90,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 			v.sentence(w, line.what+": "+line.text)
 		}
 	}
-	printDevices(w, s.GPUs, v)
+	printDevices(w, s.GPUs, s.Holders, v)
 	printResources(w, s.Resources, v)
 	rest = ""
 	for _, kind := range []struct {
@@ -127,6 +127,9 @@ func holderSentences(s status.Status) (sentences []string) {
 		if h.Claim != "" {
 			text += ", claim " + h.Claim
 		}
+		if h.Receipt != nil {
+			text += ": " + h.Receipt.String()
+		}
 		sentences = append(sentences, text)
 	}
 	return sentences
@@ -159,7 +162,24 @@ func daemonLine(s status.Status, v view) []string {
 	return parts
 }
 
-func printDevices(w io.Writer, devices []status.Device, v view) {
+// unitsNote says how much of a GPU is in units, and where holders are known, how much of that they have; empty for another GPU.
+func unitsNote(d status.Device, holders []status.Holder) string {
+	if d.UnitsMiB == 0 {
+		return ""
+	}
+	text, held := fmt.Sprintf("in units: %d MiB", d.UnitsMiB), 0
+	for _, h := range holders {
+		if h.Device == d.UUID && h.Receipt != nil {
+			held += h.Receipt.MemoryMiB
+		}
+	}
+	if holders != nil {
+		text += fmt.Sprintf(", of which containers have %d MiB", held)
+	}
+	return text
+}
+
+func printDevices(w io.Writer, devices []status.Device, holders []status.Holder, v view) {
 	if len(devices) == 0 {
 		return
 	}
@@ -171,6 +191,9 @@ func printDevices(w io.Writer, devices []status.Device, v view) {
 		part := strings.HasPrefix(d.Index, whole.Index+":")
 		if d.Reason != "" && (!part || d.Reason != whole.Reason) {
 			r.notes = append(r.notes, d.Reason)
+		}
+		if note := unitsNote(d, holders); note != "" {
+			r.notes = append(r.notes, note)
 		}
 		if len(d.Events) > 0 {
 			r.notes = append(r.notes, "events: "+strings.Join(d.Events, "; "))

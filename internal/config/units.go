@@ -23,8 +23,8 @@ func (d *document) units(c *Config) {
 		given = &v1.Units{}
 	}
 	u := resource.Units{
-		ReserveMiB: unitsReserve,
-		MPS:        !d.either("units.enforce", given.Enforce, "mps", "none"),
+		ReserveMiB: unitsReserve, Measured: given.ReserveMiB == nil,
+		MPS: !d.either("units.enforce", given.Enforce, "mps", "none"),
 	}
 	if d.either("units.fit", given.Fit, "one", "sum") {
 		u.Fit = resource.FitSum

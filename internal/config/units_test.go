@@ -15,7 +15,7 @@ func TestUnits(t *testing.T) {
 	t.Parallel()
 	const selected = "flags: {mpsRoot: /run/nvidia/mps}\nselectors: [{indices: ['0'], units: true}]\n"
 	usual := resource.Units{
-		Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: 1024, MPS: true,
+		Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: 1024, Measured: true, MPS: true,
 	}
 	other := resource.Units{Name: "x.io/mem.1Gi", Fit: resource.FitSum, Fill: resource.FillEmptiest}
 	without := usual

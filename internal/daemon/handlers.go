@@ -59,11 +59,20 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
-	devices, err := podDevices{d.account, d.dra}.ContainerDevices(ctx)
+	devices, err := d.podDevices().ContainerDevices(ctx)
 	if err != nil {
 		s.HoldersError = err.Error()
 	}
 	s.Holders = holders(s.GPUs, devices)
+	receipts := d.unitHolders(devices)
+	for i := range s.Holders {
+		h := &s.Holders[i]
+		for _, r := range receipts {
+			if h.Device == r.Device && h.Namespace == r.Namespace && h.Pod == r.Pod && h.Container == r.Container {
+				h.Receipt = r.Receipt
+			}
+		}
+	}
 	return s, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 )
 
@@ -26,7 +27,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	var followers sync.WaitGroup // they end with ctx, as the server does
 	defer followers.Wait()
 	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
-	followers.Go(func() { telemetry.FollowPods(ctx, podDevices{d.account, d.dra}, gpus, pods, clock.RealClock{}) })
+	followers.Go(func() { telemetry.FollowPods(ctx, d.podDevices(), gpus, pods, clock.RealClock{}) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,
@@ -38,6 +39,14 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 type podDevices struct {
 	account *kubelet.PodResources
 	dra     *DRA // nil where there are no claims
+	units   func([]kubelet.ContainerDevice) []status.Holder
+}
+
+func (d *daemon) podDevices() podDevices { return podDevices{d.account, d.dra, d.unitHolders} }
+
+// UnitHolders implements telemetry.PodLister.
+func (p podDevices) UnitHolders(devices []kubelet.ContainerDevice) []status.Holder {
+	return p.units(devices)
 }
 
 // ContainerDevices implements telemetry.PodLister.

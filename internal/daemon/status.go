@@ -35,6 +35,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		CUDA:       seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 	}
+	addUnits(s.GPUs, offered)
 	for i := range s.Resources {
 		_, s.Resources[i].Planned = offered.Resource(s.Resources[i].Name)
 	}

@@ -169,6 +169,9 @@ func (c *container) mark(name string) {
 	c.edits.Mounts = append(c.edits.Mounts, Mount{HostPath: nothing, ContainerPath: path.Join(volumeRoot, name)})
 }
 
+// pipeVariable says where the MPS control daemon of a container is.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+
 // mpsContainerRoot is where containers see MPS state.
 const mpsContainerRoot = "/mps"
 
@@ -187,7 +190,7 @@ func (c *container) joinMPS() {
 // MPSClient returns what makes a container a client of the MPS daemon with a directory below root, the host's directory of MPS state.
 func MPSClient(root, dir string) Edits {
 	pipe := path.Join(dir, "pipe")
-	return Edits{Env: map[string]string{"CUDA_MPS_PIPE_DIRECTORY": path.Join(mpsContainerRoot, pipe)}, Mounts: []Mount{
+	return Edits{Env: map[string]string{pipeVariable: path.Join(mpsContainerRoot, pipe)}, Mounts: []Mount{
 		{HostPath: path.Join(root, pipe), ContainerPath: path.Join(mpsContainerRoot, pipe)},
 		{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
 	}}

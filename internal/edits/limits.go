@@ -2,6 +2,8 @@ package edits
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -73,3 +75,35 @@ func (c *container) onlyLimit() Edits {
 	c.limit()
 	return c.edits
 }
+
+// AllocatedKey is the annotation with the time at which a container was given units of memory. Kubelet keeps it with the answer.
+const AllocatedKey = "gpu-device-plugin.github.io/allocated"
+
+// Limits returns the limits that the edits bring a container: of memory in MiB, and of threads in percent; 0 for none. A CDI device counts
+// before a variable, as it does for a container runtime.
+func (e Edits) Limits() (mib, percentage int) {
+	read := func(text, form string) (n int) {
+		if _, err := fmt.Sscanf(text, form, &n); err != nil {
+			return 0
+		}
+		return n
+	}
+	mib = read(e.Env[MemoryLimit(0).Variable], "0=%dM")
+	percentage = read(e.Env[ThreadLimit(0).Variable], "%d")
+	names := slices.Clone(e.CDIDevices)
+	for _, listed := range e.Annotations {
+		names = append(names, strings.Split(listed, ",")...)
+	}
+	for _, name := range names {
+		if size, is := strings.CutPrefix(name, qualified(CDIMemory, "")); is {
+			mib = read(size, "%dMi")
+		}
+		if size, is := strings.CutPrefix(name, qualified(CDIThreads, "")); is {
+			percentage = read(size, "%d")
+		}
+	}
+	return mib, percentage
+}
+
+// IsMPSClient reports whether the container is a client of an MPS control daemon.
+func (e Edits) IsMPSClient() bool { return e.Env[pipeVariable] != "" }

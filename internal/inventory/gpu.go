@@ -27,6 +27,8 @@ type GPU struct {
 	Brand string
 	// MemoryBytes is the total memory.
 	MemoryBytes uint64
+	// ReservedBytes is the part of it that the driver and its firmware keep; 0 where the driver does not tell.
+	ReservedBytes uint64
 	// Architecture is the lower-case name of the chip's generation, such as "hopper"; empty if the driver names one
 	// that this program does not know.
 	Architecture string
@@ -61,7 +63,7 @@ type GPU struct {
 func (g GPU) Equal(other GPU) bool {
 	return g.UUID == other.UUID && g.Index == other.Index && g.Minor == other.Minor && g.BDF == other.BDF &&
 		g.Binding == other.Binding &&
-		g.Model == other.Model && g.MemoryBytes == other.MemoryBytes && g.Architecture == other.Architecture &&
+		g.Model == other.Model && g.MemoryBytes == other.MemoryBytes && g.ReservedBytes == other.ReservedBytes && g.Architecture == other.Architecture &&
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
 		g.Brand == other.Brand && g.AddressingMode == other.AddressingMode && g.PCIeRoot == other.PCIeRoot &&
 		g.Class == other.Class && g.Clique == other.Clique && g.VGPU == other.VGPU &&

@@ -61,7 +61,7 @@ func (d *Directory) Checkpoint() (Checkpoint, error) {
 	}
 	data, err := checkpoint.Parse(text)
 	if err != nil {
-		d.parsed, d.text, d.saved, d.damage = true, text, Checkpoint{}, err
+		d.parsed, d.text, d.saved, d.damage, d.answers = true, text, Checkpoint{}, err, nil
 		return Checkpoint{}, err
 	}
 	held := holdings{}
@@ -72,7 +72,8 @@ func (d *Directory) Checkpoint() (Checkpoint, error) {
 			}
 		}
 	}
-	d.parsed, d.text, d.damage, d.saved = true, text, nil, Checkpoint{Healthy: data.Data.RegisteredDevices, Held: held.devices}
+	d.parsed, d.text, d.damage, d.answers = true, text, nil, nil
+	d.saved = Checkpoint{Healthy: data.Data.RegisteredDevices, Held: held.devices}
 	return d.saved, nil
 }
 

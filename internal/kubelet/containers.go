@@ -9,8 +9,8 @@ import (
 
 // A ContainerDevice is a device that a container holds.
 type ContainerDevice struct {
-	// ID is the device's ID at kubelet; empty for a device of a claim.
-	ID string
+	// Resource is the name of the device's resource and ID its ID at kubelet; both are empty for a device of a claim.
+	Resource, ID string
 	// Namespace, Pod and Container are the names of the container and its pod.
 	Namespace, Pod, Container string
 	// Claim is by which claim it holds the device, if it holds it by one.
@@ -86,7 +86,9 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 					for _, node := range d.GetTopology().GetNodes() {
 						held.add(device, node.GetID())
 					}
-					c := ContainerDevice{ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+					c := ContainerDevice{
+						Resource: d.GetResourceName(), ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
+					}
 					if !seen[c] {
 						seen[c] = true
 						l.containers = append(l.containers, c)

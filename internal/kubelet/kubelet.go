@@ -37,6 +37,7 @@ type Directory struct {
 	text    []byte     // the file's content
 	saved   Checkpoint // the parsed content
 	damage  error      // why it could not be parsed; nil if it could
+	answers []Answer   // those in it; nil if nobody has asked since
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
 	// kubelets counts those that it saw.

@@ -103,10 +103,13 @@ func TestKubeletsAccount(t *testing.T) {
 
 	c.Step(listPause)
 	devices, err := client.ContainerDevices(ctx)
-	wantDevices := []kubelet.ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"},
+	wantDevices := []kubelet.ContainerDevice{
+		{Resource: "nvidia.com/gpu", ID: "b", Namespace: "ns", Pod: "p", Container: "main"},
+		{Resource: "nvidia.com/gpu", ID: "c", Namespace: "ns", Pod: "p", Container: "main"},
 		{Namespace: "ns", Pod: "p", Container: "main", Claim: kubelet.ClaimResource{
 			Namespace: "ns", Name: "one", Driver: "gpu.nvidia.com", Pool: "node", Device: "gpu-0", ShareID: "s",
-		}}}
+		}},
+	}
 	if diff := cmp.Diff(wantDevices, devices); err != nil || diff != "" {
 		t.Errorf("ContainerDevices() (-want +got):\n%s\n%v", diff, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 	probeTimeout = 4 * time.Second
 )
 
+// limitCommands are what a Prober asks. Every control daemon answers them by a line each, the second one by none without a limit.
+const limitCommands = probeCommand + "\nget_default_device_pinned_mem_limit 0"
+
 // A Prober asks the control daemons of resources whether they are there. Make it with NewProber.
 type Prober struct {
 	root    string
@@ -38,6 +42,7 @@ type Prober struct {
 type target struct {
 	reason   string // why it cannot be used; empty when it can
 	answered bool   // the reason is of an answer
+	limits   string // what it answered
 	asking   bool   // an answer is waited for
 }
 
@@ -130,9 +135,30 @@ func (p *Prober) due(all bool) (names []string, followed bool) {
 	return names, len(p.targets) > 0
 }
 
+// OwnLimits returns the limits that a daemon has for all its clients, as it answered last: "33 percent of the threads", or "20G of memory"
+// of its first GPU, or both; empty if it has none.
+func (p *Prober) OwnLimits(resource string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.targets[resource].limits
+}
+
+// ownLimits reads the answers to limitCommands.
+func ownLimits(answer string) string {
+	first, second, _ := strings.Cut(answer, "\n")
+	var all []string
+	if p := percentage(strings.TrimSpace(first)); p != "" && p != "100" {
+		all = append(all, p+" percent of the threads")
+	}
+	if m := memory(second); m != "" {
+		all = append(all, m+" of memory")
+	}
+	return strings.Join(all, " and ")
+}
+
 // ask asks the daemon of a resource.
 func (p *Prober) ask(ctx context.Context, name string) {
-	_, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, probeCommand, probeTimeout)
+	answer, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, limitCommands, probeTimeout)
 	if ctx.Err() != nil {
 		return // what it said last is as good
 	}
@@ -146,7 +172,7 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	if !followed {
 		return
 	}
-	p.targets[name] = target{reason: reason, answered: true}
+	p.targets[name] = target{reason: reason, answered: true, limits: ownLimits(answer)}
 	if reason == "" && before.reason != "" {
 		klog.FromContext(ctx).Info("MPS control daemon answers", "resource", name)
 	}

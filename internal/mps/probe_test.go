@@ -122,6 +122,21 @@ func TestProberOfADaemonThatHangs(t *testing.T) {
 	n.untilReason(p, one, "")
 }
 
+// TestOwnLimits: what a daemon has for all its clients is known from its answers.
+func TestOwnLimits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	unlimited := mps.Group{Resource: two, GPUs: []mps.GPU{{UUID: "GPU-b", Replicas: 1}}, Unlimited: true}
+	n.supervise(group(one, gpu("a", 80, 2)), unlimited)
+	n.untilReady()
+	p := n.probe(one, two)
+	n.untilReason(p, one, "")
+	n.untilReason(p, two, "")
+	if of, all := p.OwnLimits(one), p.OwnLimits(two); of != "50 percent of the threads and 40G of memory" || all != "" {
+		t.Errorf("limits of a shared GPU %q, of one in units %q", of, all)
+	}
+}
+
 // A countingClock counts the timers that are begun.
 type countingClock struct {
 	*clocktest.FakeClock

@@ -100,6 +100,9 @@ func (s *scanner) describe(g *gpu, a *callResults) bool {
 	if capability, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
 		g.seen.ComputeCapability = capability
 	}
+	if memory, ret := g.device.GetMemoryInfoV2(); a.may("nvmlDeviceGetMemoryInfo_v2", ret) {
+		g.seen.ReservedBytes = memory.Reserved
+	}
 	if mode, ret := g.device.GetAddressingMode(); a.may("nvmlDeviceGetAddressingMode", ret) {
 		g.seen.AddressingMode = addressingModes[nvml.DeviceAddressingModeType(mode.Value)]
 	}

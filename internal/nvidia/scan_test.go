@@ -160,6 +160,9 @@ func TestScanProfiles(t *testing.T) {
 			}
 			compareWithNode(t, s, r.node)
 			for _, g := range s.GPUs {
+				if old := s.Driver.Version < "510"; old != (g.ReservedBytes == 0) || !old && g.ReservedBytes != 512<<20 {
+					t.Errorf("GPU %d: the driver keeps %d bytes", g.Index, g.ReservedBytes)
+				}
 				for _, l := range g.Links {
 					if l.NVLinks > 0 && l.NVLinkVersion != want.version {
 						t.Errorf("link from %d to %d: NVLink %d, want %d", g.Index, l.PeerIndex, l.NVLinkVersion, want.version)

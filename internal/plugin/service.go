@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -141,6 +142,13 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		e, err := edits.For(devices, view.options.Edits)
 		if err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
+		}
+		if view.resource.InUnits() { // for the receipt: kubelet keeps the answer as long as the container
+			e.Annotations = maps.Clone(e.Annotations)
+			if e.Annotations == nil {
+				e.Annotations = map[string]string{}
+			}
+			e.Annotations[edits.AllocatedKey] = s.Clock.Now().UTC().Format(time.RFC3339)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, answer(e))
 		s.log.V(2).Info("Allocated", "devices", container.GetDevicesIds())

@@ -259,7 +259,7 @@ var idForm = sync.OnceValue(func() *regexp.Regexp {
 // MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
 // GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.
 func MayBeOurs(name, id string) bool {
-	return (IsName(name) || UnitMiB(name) > 0 || isPercentage(name)) && idForm().MatchString(id)
+	return (IsName(name) || UnitMiB(name) > 0 || IsPercentage(name)) && idForm().MatchString(id)
 }
 
 // replica is the n of a replica's device ID; -1 for a device that is not shared.

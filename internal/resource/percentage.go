@@ -27,8 +27,8 @@ func PercentageName(prefix string) (string, error) {
 	return name, nil
 }
 
-// isPercentage reports whether a resource is one of percentages, by its name.
-func isPercentage(name string) bool {
+// IsPercentage reports whether a resource is one of percentages, by its name.
+func IsPercentage(name string) bool {
 	prefix, is := strings.CutSuffix(name, percentageSuffix)
 	return is && unitsForm.MatchString(prefix)
 }

@@ -5,14 +5,18 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // Units says how the memory of GPUs is offered in units. It counts for GPUs that a Selector selects with Units.
 type Units struct {
 	// Name is the full name of the resource, as UnitsName returns it.
 	Name string
-	// ReserveMiB is the memory of a GPU that no container gets, in MiB.
+	// ReserveMiB is the memory of a GPU that no container gets, in MiB. With Measured it is that of a GPU whose driver does not tell what it
+	// keeps. For the others it is what the driver keeps and, with MPS, what its server takes.
 	ReserveMiB int
+	Measured   bool
 	// Fit says which of the free units are on offer.
 	Fit Fit
 	// Fill says which GPU a container gets.
@@ -97,11 +101,25 @@ func UnitMiB(name string) int {
 	return 0
 }
 
+// mpsServerMiB is the memory that the server of MPS takes of its GPU: about 450 MiB were seen.
+const mpsServerMiB = 512
+
+// reserveMiB returns the memory of a GPU that no container gets.
+func (u Units) reserveMiB(g inventory.GPU) int {
+	switch {
+	case !u.Measured || g.ReservedBytes == 0:
+		return u.ReserveMiB
+	case u.MPS:
+		return int((g.ReservedBytes+1<<20-1)>>20) + mpsServerMiB
+	}
+	return int((g.ReservedBytes + 1<<20 - 1) >> 20)
+}
+
 // placeUnits adds a GPU as units of its memory, and reports whether it did. Otherwise the GPU stays as it would be without Units, with
 // the reason in a warning.
 func (p *planner) placeUnits(c candidate) bool {
-	size, why := UnitMiB(p.options.Units.Name), ""
-	count := (int(c.gpu.MemoryBytes>>20) - p.options.Units.ReserveMiB) / max(size, 1)
+	size, reserve, why := UnitMiB(p.options.Units.Name), p.options.Units.reserveMiB(*c.gpu), ""
+	count := (int(c.gpu.MemoryBytes>>20) - reserve) / max(size, 1)
 	switch {
 	case size == 0:
 		return false
@@ -110,7 +128,7 @@ func (p *planner) placeUnits(c candidate) bool {
 	case c.gpu.MemoryBytes == 0:
 		why = "the driver does not say how much memory it has"
 	case count < 1:
-		why = fmt.Sprintf("of its %d MiB nothing is left after the reserve of %d MiB", c.gpu.MemoryBytes>>20, p.options.Units.ReserveMiB)
+		why = fmt.Sprintf("of its %d MiB nothing is left after the reserve of %d MiB", c.gpu.MemoryBytes>>20, reserve)
 	case p.options.Units.MPS && c.gpu.ComputeCapability.Major < 7:
 		why = "limits by MPS need compute capability 7.0"
 	case p.options.Units.MPS && !cudaAtLeast(p.cuda, 11, 5, true):

@@ -26,6 +26,13 @@ func memory(index, gib int) inventory.GPU {
 	return g
 }
 
+// keeping returns a GPU whose driver keeps so many bytes.
+func keeping(index, gib int, bytes uint64) inventory.GPU {
+	g := memory(index, gib)
+	g.ReservedBytes = bytes
+	return g
+}
+
 // inUnits are options by which GPUs, by index, are in units of 1 GiB.
 func inUnits(units resource.Units, indices ...resource.Ref) resource.Options {
 	if units.Name == "" {
@@ -54,6 +61,16 @@ func TestUnitsOfAPlan(t *testing.T) {
 			want: []string{unitsName + " 0×7"}},
 		{name: "smaller units", gpus: []inventory.GPU{memory(0, 8)}, units: resource.Units{Name: "volcano.sh/gpu-mem.128Mi", ReserveMiB: 1024},
 			want: []string{"volcano.sh/gpu-mem.128Mi 0×56"}},
+		{name: "the reserve is measured, and the server of MPS needs some", gpus: []inventory.GPU{keeping(0, 8, 513<<20)}, cuda: "12.4",
+			units: resource.Units{ReserveMiB: 2048, Measured: true, MPS: true}, want: []string{unitsName + " 0×6"}},
+		{name: "no server", gpus: []inventory.GPU{keeping(0, 8, 1<<30)}, units: resource.Units{ReserveMiB: 2048, Measured: true},
+			want: []string{unitsName + " 0×7"}},
+		{name: "a part of a MiB is kept", gpus: []inventory.GPU{keeping(0, 8, 1<<30+1)}, units: resource.Units{ReserveMiB: 2048, Measured: true},
+			want: []string{unitsName + " 0×6"}},
+		{name: "the driver does not tell what it keeps", gpus: []inventory.GPU{memory(0, 8)}, units: resource.Units{ReserveMiB: 2048, Measured: true},
+			want: []string{unitsName + " 0×6"}},
+		{name: "a reserve of the configuration", gpus: []inventory.GPU{keeping(0, 8, 3<<30)}, units: resource.Units{ReserveMiB: 2048},
+			want: []string{unitsName + " 0×6"}},
 		{name: "unified memory", gpus: []inventory.GPU{memory(0, 0)}, want: []string{"nvidia.com/gpu 0"},
 			warning: "is not offered in units: the driver does not say how much memory it has"},
 		{name: "all of it is reserved", gpus: []inventory.GPU{memory(0, 1)}, units: resource.Units{ReserveMiB: 1024}, want: []string{"nvidia.com/gpu 0"},

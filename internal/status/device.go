@@ -23,6 +23,8 @@ type Device struct {
 	// GPU is the UUID of the GPU that a MIG device is on, and Profile the device's size. A GPU has none.
 	GPU     string `json:"gpu,omitempty"`
 	Profile string `json:"profile,omitempty"`
+	// UnitsMiB is how much of the GPU's memory is offered in units; 0 for one that is offered otherwise.
+	UnitsMiB int `json:"unitsMiB,omitempty"`
 	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered.
 	State string    `json:"state"`
 	Since time.Time `json:"since,omitzero"`

@@ -104,6 +104,9 @@ func sendGPU(out *page, g status.Device, all []status.Device) {
 		gpuHealth.sendBool(out, g.State == state.String(), g.UUID, g.Index, state.String())
 	}
 	gpuStateChange.sendTime(out, g.Since, g.UUID, g.Index)
+	if g.UnitsMiB > 0 {
+		gpuUnits.send(out, float64(g.UnitsMiB)*(1<<20), g.UUID, g.Index)
+	}
 	sendFaults(out, g.UUID, g.Index, g)
 	parts := map[string][2]int{} // good ones and bad ones, by profile
 	for _, m := range all {

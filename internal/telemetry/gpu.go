@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // sampleLife is how old a sample can be to be shown: as long as Prometheus takes a value for one of now. Afterwards only its time
@@ -61,6 +62,7 @@ func (c *GPUs) send(out *page) {
 		for _, i := range instances {
 			left -= sendPodDevices(out, g.UUID, i.id(), i.holders, left)
 		}
+		sendUnits(out, g, pods.Units)
 		if s, ok := samples[g.UUID]; ok {
 			c.sendSample(out, found{g, s, c.labelsOf(settings, snapshot.Driver, g), whole, instances})
 		}
@@ -159,6 +161,28 @@ func sendPodDevices(out *page, uuid, gi string, holders []holder, most int) int 
 		podDevice.send(out, 1, uuid, gi, h.pod, h.namespace, h.container)
 	}
 	return len(holders)
+}
+
+// sendUnits says which containers have units of a GPU, and how many of them are not held to their limits.
+func sendUnits(out *page, g inventory.GPU, holders []status.Holder) {
+	index, inUnits, differences := strconv.Itoa(g.Index), false, 0
+	for _, h := range holders[:min(len(holders), maxPodDevices)] {
+		if h.Device != g.UUID {
+			continue
+		}
+		inUnits = true
+		labels := []string{g.UUID, index, h.Pod, h.Namespace, h.Container, h.Receipt.Layer}
+		unitLimit.send(out, float64(h.Receipt.MemoryMiB)*(1<<20), labels...)
+		if h.Receipt.Percentage > 0 {
+			unitPercentage.send(out, float64(h.Receipt.Percentage), labels...)
+		}
+		if len(h.Receipt.Differences) > 0 {
+			differences++
+		}
+	}
+	if inUnits {
+		unitDifferences.send(out, float64(differences), g.UUID, index)
+	}
 }
 
 // labelsOf returns the labels of a GPU.

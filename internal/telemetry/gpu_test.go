@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -307,6 +308,29 @@ func TestGPUMetricsThatEnd(t *testing.T) {
 	}
 }
 
+// TestMetricsOfUnits: who has how much of a GPU in units, by which layer, and how many are not held to it.
+func TestMetricsOfUnits(t *testing.T) {
+	t.Parallel()
+	s := newSources(time.Now())
+	s.Pods.Publish(telemetry.PodDevices{Asked: s.Now(), Units: []status.Holder{
+		{Device: "GPU-a", Namespace: "ns", Pod: "p", Container: "c", Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25, Layer: "mps"}},
+		{Device: "GPU-a", Namespace: "ns", Pod: "q", Container: "c", Receipt: &status.Receipt{MemoryMiB: 2048, Differences: []string{"x", "y"}}},
+		{Device: "GPU-b", Namespace: "ns", Pod: "r", Container: "c", Receipt: &status.Receipt{MemoryMiB: 128, Layer: "none"}},
+	}})
+	want := []string{
+		`gpu_device_plugin_unit_differences{UUID="GPU-a",gpu="0"} 1`, `gpu_device_plugin_unit_differences{UUID="GPU-b",gpu="1"} 0`,
+		`gpu_device_plugin_unit_memory_limit_bytes{UUID="GPU-a",container="c",gpu="0",layer="",namespace="ns",pod="q"} 2.147483648e+09`,
+		`gpu_device_plugin_unit_memory_limit_bytes{UUID="GPU-a",container="c",gpu="0",layer="mps",namespace="ns",pod="p"} 1.073741824e+09`,
+		`gpu_device_plugin_unit_memory_limit_bytes{UUID="GPU-b",container="c",gpu="1",layer="none",namespace="ns",pod="r"} 1.34217728e+08`,
+		`gpu_device_plugin_unit_thread_percentage{UUID="GPU-a",container="c",gpu="0",layer="mps",namespace="ns",pod="p"} 25`,
+	}
+	got := s.series(t, "gpu_device_plugin_unit_")
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("series (-want +got):\n%s", diff)
+	}
+}
+
 func TestHostnameLabel(t *testing.T) {
 	t.Parallel()
 	for label, want := range map[string]string{"Hostname": `{Hostname="node-1",UUID`, "hostname": `,hostname="node-1",`, "": `{UUID="GPU-a",device="nvidia0",gpu=`} {
@@ -364,6 +388,8 @@ func (l *lister) ContainerDevices(ctx context.Context) (devices []kubelet.Contai
 	}
 	return devices, err
 }
+
+func (*lister) UnitHolders([]kubelet.ContainerDevice) []status.Holder { return nil }
 
 // TestFollowPods: kubelet is asked at the pace of samples, what it said counts while it fails for a short while, and nobody is asked
 // while there are no metrics.

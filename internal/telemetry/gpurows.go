@@ -124,6 +124,25 @@ var podDevice = metric{
 	help:   "A container holds the GPU or the GPU instance, alone or with others. The value is always 1.",
 }
 
+var unitHolderLabels = []string{"UUID", "gpu", "pod", "namespace", "container", "layer"}
+
+var unitLimit = metric{
+	name: "gpu_device_plugin_unit_memory_limit_bytes", kind: gauge, unit: "B", labels: unitHolderLabels,
+	series: "1 a container with units, 4096 at most",
+	help:   "Memory of a GPU that a container with units may have, by layer.",
+}
+
+var unitPercentage = metric{
+	name: "gpu_device_plugin_unit_thread_percentage", kind: gauge, labels: unitHolderLabels,
+	series: "1 a container with units and a percentage, 4096 at most",
+	help:   "Percentage of its threads that the container may use.",
+}
+
+var unitDifferences = metric{
+	name: "gpu_device_plugin_unit_differences", kind: gauge, labels: []string{"UUID", "gpu"}, series: onePerGPU,
+	help: "Containers whose units of a GPU differ: see status --holders.",
+}
+
 var podsTime = metric{
 	name: "gpu_device_plugin_pod_devices_timestamp_seconds", kind: gauge, unit: "s", series: "1",
 	help: "When kubelet said last which containers hold which devices.",
@@ -135,5 +154,5 @@ func gpuMetrics() []metric {
 	for _, row := range gpuRows {
 		all = append(all, row.metric)
 	}
-	return append(all, slowed, sampleTime, podDevice, podsTime)
+	return append(all, slowed, sampleTime, podDevice, unitLimit, unitPercentage, unitDifferences, podsTime)
 }

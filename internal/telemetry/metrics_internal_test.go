@@ -38,7 +38,7 @@ func full() status.Status {
 		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at, Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
 		GPUs: []status.Device{
 			{
-				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at,
+				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at, UnitsMiB: 1024,
 				Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at}, {Source: "lost", Cure: "reconnect", Since: at}},
 			},
 			{Index: "1", UUID: "GPU-b", Model: "H100", PCI: "0000:4c:00.0", Minor: &one, State: "Healthy", Since: at},

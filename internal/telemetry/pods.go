@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // podsTimeout is how long kubelet may take to say which containers hold devices.
@@ -24,11 +25,15 @@ type PodDevices struct {
 	// Asked is when kubelet said so; zero if it did not.
 	Asked   time.Time
 	Devices []kubelet.ContainerDevice
+	// Units are the containers that have units of GPUs.
+	Units []status.Holder
 }
 
 // A PodLister knows which containers hold which devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
+	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt.
+	UnitHolders([]kubelet.ContainerDevice) []status.Holder
 }
 
 // FollowPods asks which containers hold devices, as often as the settings say, and publishes it until ctx ends. While there are no
@@ -47,7 +52,7 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 			switch {
 			case err == nil:
 				failures = 0
-				pods.Publish(PodDevices{Asked: c.Now(), Devices: devices})
+				pods.Publish(PodDevices{Asked: c.Now(), Devices: devices, Units: lister.UnitHolders(devices)})
 			case ctx.Err() == nil:
 				if failures++; failures == maxPodsFailures {
 					log.Info("Metrics of GPUs name no pods: kubelet does not say which pods hold devices", "reason", err.Error())

@@ -93,6 +93,10 @@ var (
 		name: "gpu_device_plugin_gpu_health", kind: gauge, labels: []string{"UUID", "gpu", "state"}, series: "5 a GPU",
 		help: "1 for the state of a GPU, 0 for the others: Unknown, Healthy, Suspect, Unhealthy, Lost.",
 	}
+	gpuUnits = metric{
+		name: "gpu_device_plugin_gpu_units_memory_bytes", kind: gauge, unit: "B", labels: []string{"UUID", "gpu"}, series: onePerGPU,
+		help: "Memory of a GPU in units.",
+	}
 	gpuFault = metric{
 		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
 		series: "1 for each open fault: 15 a GPU or MIG device, and 1 for each XID",
@@ -238,7 +242,7 @@ var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
-	gpuHealth, gpuFault, cudaProven, gpuStateChange, migDevices, xidEvents, xidLast, recoveries, switchErrors,
+	gpuHealth, gpuUnits, gpuFault, cudaProven, gpuStateChange, migDevices, xidEvents, xidLast, recoveries, switchErrors,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,

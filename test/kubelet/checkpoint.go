@@ -98,6 +98,19 @@ func (m *manager) save(data checkpointData) {
 	}
 }
 
+// SavedCheckpoint returns a checkpoint in which container c of the pod with UID uid holds a device d of each resource, with the answer to
+// Allocate as given, encoded.
+func SavedCheckpoint(answers map[string][]byte) string {
+	data := checkpointData{RegisteredDevices: map[string][]string{}}
+	for _, resource := range slices.Sorted(maps.Keys(answers)) {
+		data.PodDeviceEntries = append(data.PodDeviceEntries, podDeviceEntry{
+			PodUID: "uid", ContainerName: "c", ResourceName: resource, DeviceIDs: map[int64][]string{-1: {"d"}}, AllocResp: answers[resource],
+		})
+	}
+	encoded, _ := json.Marshal(checkpoint{Data: data, Checksum: data.checksum()}) // plain values can be encoded
+	return string(encoded)
+}
+
 // readCheckpoint takes up what the last incarnation left: who holds what, and for each resource a stopped endpoint
 // and no devices, so that capacity is 0 until its plugin registers. A file that is missing or broken is no file.
 func (m *manager) readCheckpoint() {

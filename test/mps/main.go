@@ -221,7 +221,7 @@ func (d *daemon) answer(command string, arguments []string) string {
 	case command == "get_default_device_pinned_mem_limit" && len(arguments) == 1:
 		switch limit := d.memory[arguments[0]]; {
 		case limit == 0:
-			return "Memory limit is not set"
+			return ""
 		case limit < 1024:
 			return fmt.Sprintf("%dM", limit)
 		default:

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -52,6 +53,14 @@ func (m *machine) controlDaemon(gpu string) int {
 	return 0
 }
 
+// receipt waits until the daemon has such a receipt.
+func (m *machine) receipt(sentence string) {
+	m.t.Helper()
+	m.until(sentence, func() ([]byte, error) {
+		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "--holders", "-o", "wide", "--control-socket", m.ControlSocket()).CombinedOutput()
+	})
+}
+
 // TestUnitsWithControlDaemons: each GPU in units has a control daemon. While that is away, its units are not on offer.
 func TestUnitsWithControlDaemons(t *testing.T) {
 	m := newMachine(t, "gpu-device-plugin")
@@ -84,6 +93,7 @@ func TestUnitsWithControlDaemons(t *testing.T) {
 		t.Error("7 percent are given")
 	}
 	m.has(quantity(10 + 78)) // what the container has, and the other GPU
+	m.receipt("/a, container c: 10240 MiB, 25 percent, by mps, since 20")
 	log, err := os.ReadFile(m.Path("mps/gpu." + first + "/log/control.log"))
 	if err != nil || strings.Contains(string(log), "set_default") {
 		t.Errorf("the control daemon of a GPU in units sets limits for all: %s, %v", log, err)
@@ -108,8 +118,10 @@ func TestUnitsWithControlDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.has(quantity(10 + 78))
+	m.receipt("/a, container c: 10240 MiB, 25 percent, by mps, since 20") // also by a process that did not give it
 	end()
 	m.has(quantity(0))
+	m.receipt("/a, container c: 10240 MiB, 25 percent, by mps, not as asked for, since 20")
 	if _, err := m.Admit(t.Context(), standin.Container{Pod: "c", Name: "c", Resource: mem, Count: 1}); err == nil {
 		t.Error("a unit is given without MPS")
 	}

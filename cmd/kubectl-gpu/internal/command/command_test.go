@@ -144,10 +144,10 @@ func TestList(t *testing.T) {
 	ill.Reason, ill.Cure = "XID 79", "reboot"
 	part := status.Device{Index: "1:0", UUID: "MIG-0", Model: "MIG 1g.10gb", GPU: "GPU-1", State: "Healthy"}
 	s.addDaemon("daemon-a", "a", answering(status.Status{Version: "v1", GPUs: []status.Device{gpu(0, "Healthy"), ill, part}, Holders: []status.Holder{
-		{Device: "GPU-0", Namespace: "team", Pod: "q", Container: "c"}, {Device: "GPU-0", Namespace: "team", Pod: "p", Container: "c", Claim: "shared"},
+		{Device: "GPU-0", Namespace: "team", Pod: "q", Container: "c", Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25, Layer: "mps"}}, {Device: "GPU-0", Namespace: "team", Pod: "p", Container: "c", Claim: "shared"},
 	}}))
 	want := `NODE GPU MODEL STATE HELD BY UTIL MEMORY
-a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c 87% 1024/81559 MiB
+a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c (1024 MiB, 25 percent, by mps) 87% 1024/81559 MiB
 a 1 NVIDIA H100 80GB HBM3 Unhealthy - - -
 a 1:0 MIG 1g.10gb Healthy - - -`
 	if diff := cmp.Diff(want, fields(s.must("list"))); diff != "" {

@@ -41,6 +41,8 @@ type Holder struct {
 	// Container is empty where only the pod is known: by a claim.
 	Container string `json:"container,omitempty"`
 	Claim     string `json:"claim,omitempty"`
+	// Receipt is what the container has of the GPU's memory and threads; nil for one that does not have it in units.
+	Receipt *status.Receipt `json:"receipt,omitempty"`
 }
 
 func (h Holder) String() string {
@@ -50,6 +52,9 @@ func (h Holder) String() string {
 	}
 	if h.Claim != "" {
 		text += " (claim " + h.Claim + ")"
+	}
+	if h.Receipt != nil {
+		text += " (" + h.Receipt.Short() + ")"
 	}
 	return text
 }
@@ -114,7 +119,7 @@ func answerRow(node string, d status.Device, s status.Status, known []Holder) GP
 		known = nil
 		for _, h := range s.Holders {
 			if h.Device == d.UUID {
-				known = append(known, Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Claim: h.Claim})
+				known = append(known, Holder{h.Namespace, h.Pod, h.Container, h.Claim, h.Receipt})
 			}
 		}
 	}

@@ -1,0 +1,165 @@
+// Package receipt makes receipts for containers with units of GPUs: what each asked for, what it was given, and what the layer that holds
+// it to its limit says now.
+//
+// It is policy: kubelet's accounts go in, and nothing is read on the way. Kubelet names no pod when it allocates, and a container's memory
+// and percentage are two calls. So they are joined here, afterwards.
+package receipt
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// The layers.
+const (
+	byMPS   = "mps"
+	byNoOne = "none"
+)
+
+// A GPU is what is known of a GPU in units.
+type GPU struct {
+	// MPS says that limits of its units are to be held by MPS.
+	MPS bool
+	// Away is why the control daemon of the GPU does not serve; empty if it does, or there is none.
+	Away string
+	// OwnLimits are limits that the control daemon has for all clients; empty if there are none.
+	OwnLimits string
+}
+
+// Answers are what kubelet keeps of Allocate. Err is why it is not known.
+type Answers struct {
+	All []kubelet.Answer
+	Err error
+}
+
+// A part is what a container has of one resource.
+type part struct {
+	resource string
+	ids      []string
+}
+
+// A container is one that has units or percentages.
+type container struct {
+	namespace, pod, name string
+	memory, percentage   part
+}
+
+// Of returns the containers that have units of GPUs, each with a receipt, once for a GPU, in the order of devices. The GPUs in units are by
+// UUID; of one that is not there, nothing is on offer in units.
+func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU) []status.Holder {
+	var holders []status.Holder
+	for _, c := range containers(devices) {
+		given := map[string]int{} // MiB, by UUID of the GPU
+		var order []string
+		for _, id := range c.memory.ids {
+			uuid, _ := resource.SplitID(id)
+			if given[uuid] == 0 {
+				order = append(order, uuid)
+			}
+			given[uuid] += resource.UnitMiB(c.memory.resource)
+		}
+		for _, uuid := range order {
+			r := c.receipt(given[uuid], answers)
+			if len(order) > 1 {
+				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one", len(order)))
+			}
+			r.Differences = append(r.Differences, now(r.Layer, gpus, uuid)...)
+			holders = append(holders, status.Holder{Device: uuid, Namespace: c.namespace, Pod: c.pod, Container: c.name, Receipt: &r})
+		}
+	}
+	return holders
+}
+
+// containers joins the devices of containers that have units or percentages.
+func containers(devices []kubelet.ContainerDevice) []*container {
+	var all []*container
+	at := map[[3]string]*container{}
+	for _, d := range devices {
+		inUnits, isPercentage := resource.UnitMiB(d.Resource) > 0, resource.IsPercentage(d.Resource)
+		if !inUnits && !isPercentage {
+			continue
+		}
+		key := [3]string{d.Namespace, d.Pod, d.Container}
+		c := at[key]
+		if c == nil {
+			c = &container{namespace: d.Namespace, pod: d.Pod, name: d.Container}
+			at[key], all = c, append(all, c)
+		}
+		p := &c.memory
+		if isPercentage {
+			p = &c.percentage
+		}
+		p.resource, p.ids = d.Resource, append(p.ids, d.ID)
+	}
+	return all
+}
+
+// receipt compares what the container asked for with what it was given.
+func (c *container) receipt(mib int, answers Answers) status.Receipt {
+	r := status.Receipt{MemoryMiB: mib, Percentage: len(c.percentage.ids)}
+	if answers.Err != nil {
+		r.Differences = []string{"it is not known what it was given: " + answers.Err.Error()}
+		return r
+	}
+	memory, known := answers.of(c.name, c.memory)
+	if !known {
+		r.Differences = []string{"kubelet's checkpoint does not have what it was given"}
+		return r
+	}
+	r.Since, _ = time.Parse(time.RFC3339, memory.Annotations[edits.AllocatedKey]) // version 0.1 wrote none
+	r.Layer = byNoOne
+	given := editsOf(memory)
+	limit, _ := given.Limits()
+	if given.IsMPSClient() {
+		r.Layer = byMPS
+		if limit != mib {
+			r.Differences = append(r.Differences, fmt.Sprintf("it was given a limit of %d MiB", limit))
+		}
+	}
+	if r.Percentage == 0 {
+		return r
+	}
+	threads, known := answers.of(c.name, c.percentage)
+	if _, percentage := editsOf(threads).Limits(); !known || percentage != r.Percentage {
+		r.Differences = append(r.Differences, fmt.Sprintf("it was given a limit of %d percent", percentage))
+	}
+	return r
+}
+
+// of returns the answer by which a container of that name was given all devices of a part.
+func (a Answers) of(name string, p part) (kubelet.Answer, bool) {
+	for _, answer := range a.All {
+		if answer.Resource == p.resource && answer.Container == name && len(answer.IDs) == len(p.ids) && slices.Contains(answer.IDs, p.ids[0]) {
+			return answer, true
+		}
+	}
+	return kubelet.Answer{}, false
+}
+
+func editsOf(a kubelet.Answer) edits.Edits {
+	return edits.Edits{Env: a.Env, Annotations: a.Annotations, CDIDevices: a.CDIDevices}
+}
+
+// now returns how the layer of a GPU differs now from the one that a container was given.
+func now(layer string, gpus map[string]GPU, uuid string) []string {
+	gpu, inUnits := gpus[uuid]
+	switch {
+	case !inUnits:
+		return []string{"the GPU is no longer offered in units"}
+	case layer == byNoOne && gpu.MPS:
+		return []string{"it started without limits, and the configuration wants them by MPS"}
+	case layer == byMPS && !gpu.MPS:
+		return []string{"it started as a client of MPS, and the configuration wants none"}
+	case layer == byMPS && gpu.Away != "":
+		return []string{gpu.Away}
+	case layer == byMPS && gpu.OwnLimits != "":
+		return []string{"the MPS control daemon lets each client have " + gpu.OwnLimits}
+	}
+	return nil
+}

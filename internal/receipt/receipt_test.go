@@ -1,0 +1,135 @@
+package receipt_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/receipt"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+const (
+	mem   = "volcano.sh/gpu-mem.1Gi"
+	cores = "volcano.sh/gpu-core.percentage"
+)
+
+// at is when containers were given units.
+var at = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+
+// given returns what kubelet keeps of a request for devices of a resource by a container c, as policy makes the answer.
+func given(t *testing.T, o edits.Options, name string, sharing resource.SharingMode, ids ...string) kubelet.Answer {
+	t.Helper()
+	var devices []resource.Device
+	for _, id := range ids {
+		uuid, _ := resource.SplitID(id)
+		devices = append(devices, resource.Device{ID: id, UUID: uuid, Resource: name, Sharing: sharing})
+	}
+	e, err := edits.For(devices, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name == mem { // as the plugin does
+		if e.Annotations == nil {
+			e.Annotations = map[string]string{}
+		}
+		e.Annotations[edits.AllocatedKey] = at.Format(time.RFC3339)
+	}
+	return kubelet.Answer{Resource: name, PodUID: "uid", Container: "c", IDs: ids, Env: e.Env, CDIDevices: e.CDIDevices, Annotations: e.Annotations}
+}
+
+func ids(from, to int, gpu string) (all []string) {
+	for n := from; n < to; n++ {
+		all = append(all, fmt.Sprint(gpu, "::", n))
+	}
+	return all
+}
+
+// TestReceipts: what a container asked for is joined with what it was given, by each way in which limits reach it, and differences are named.
+func TestReceipts(t *testing.T) {
+	t.Parallel()
+	strategies := map[string]edits.Options{
+		"cdi-cri":         {Strategies: []edits.Strategy{edits.CDICRI}, MPSRoot: "/mps"},
+		"cdi-annotations": {Strategies: []edits.Strategy{edits.CDIAnnotations}, MPSRoot: "/mps", AnnotationPrefix: "cdi.k8s.io/"},
+		"envvar":          {Strategies: []edits.Strategy{edits.EnvVar}, MPSRoot: "/mps"},
+		"both":            {Strategies: []edits.Strategy{edits.EnvVar, edits.CDICRI}, MPSRoot: "/mps"},
+	}
+	good := status.Receipt{MemoryMiB: 4 << 10, Percentage: 25, Layer: "mps", Since: at}
+	differs := func(r status.Receipt, why string) status.Receipt {
+		r.Differences = []string{why}
+		return r
+	}
+	unknown := status.Receipt{MemoryMiB: 4 << 10, Percentage: 25}
+	counted := status.Receipt{MemoryMiB: 4 << 10, Percentage: 25, Layer: "none", Since: at}
+	for name, o := range strategies {
+		memory := given(t, o, mem, resource.InMPSUnits, ids(0, 4, "GPU-a")...)
+		threads := given(t, o, cores, resource.Percentage, ids(0, 25, "node")...)
+		less := given(t, o, mem, resource.InMPSUnits, ids(0, 3, "GPU-a")...)
+		less.IDs = memory.IDs
+		whole := given(t, o, mem, resource.InUnits, ids(0, 4, "GPU-a")...)
+		onlyCounted := counted
+		onlyCounted.Differences = []string{"it was given a limit of 0 percent", "it started without limits, and the configuration wants them by MPS"}
+		for what, tt := range map[string]struct {
+			answers []kubelet.Answer
+			err     error
+			gpu     *receipt.GPU
+			want    status.Receipt
+		}{
+			"as asked for": {answers: []kubelet.Answer{threads, memory}, want: good},
+			"MPS is away": {
+				answers: []kubelet.Answer{threads, memory}, gpu: &receipt.GPU{MPS: true, Away: "it does not answer"},
+				want: differs(good, "it does not answer"),
+			},
+			"own limits": {
+				answers: []kubelet.Answer{threads, memory}, gpu: &receipt.GPU{MPS: true, OwnLimits: "2G of memory"},
+				want: differs(good, "the MPS control daemon lets each client have 2G of memory"),
+			},
+			"another form": {
+				answers: []kubelet.Answer{threads, memory}, gpu: &receipt.GPU{},
+				want: differs(good, "it started as a client of MPS, and the configuration wants none"),
+			},
+			"fewer were answered": {answers: []kubelet.Answer{threads, less}, want: differs(good, "it was given a limit of 3072 MiB")},
+			"only counted":        {answers: []kubelet.Answer{whole}, want: onlyCounted},
+			"no answer":           {answers: []kubelet.Answer{threads}, want: differs(unknown, "kubelet's checkpoint does not have what it was given")},
+			"no checkpoint":       {err: errors.New("no file"), want: differs(unknown, "it is not known what it was given: no file")},
+		} {
+			gpus := map[string]receipt.GPU{"GPU-a": {MPS: true}}
+			if tt.gpu != nil {
+				gpus["GPU-a"] = *tt.gpu
+			}
+			var devices []kubelet.ContainerDevice
+			for resource, all := range map[string][]string{mem: memory.IDs, cores: threads.IDs, "nvidia.com/gpu": {"GPU-z"}} {
+				for _, id := range all {
+					devices = append(devices, kubelet.ContainerDevice{Resource: resource, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
+				}
+			}
+			want := []status.Holder{{Device: "GPU-a", Namespace: "ns", Pod: "p", Container: "c", Receipt: &tt.want}}
+			if diff := cmp.Diff(want, receipt.Of(devices, receipt.Answers{All: tt.answers, Err: tt.err}, gpus)); diff != "" {
+				t.Errorf("%s, %s (-want +got):\n%s", name, what, diff)
+			}
+		}
+	}
+}
+
+// TestReceiptsOfTwoGPUs: what cannot be is named, and a GPU that is no longer in units is, too.
+func TestReceiptsOfTwoGPUs(t *testing.T) {
+	t.Parallel()
+	var devices []kubelet.ContainerDevice
+	for _, id := range []string{"GPU-a::0", "GPU-b::0", "GPU-b::1"} {
+		devices = append(devices, kubelet.ContainerDevice{Resource: mem, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
+	}
+	got := receipt.Of(devices, receipt.Answers{}, map[string]receipt.GPU{"GPU-a": {}})
+	if len(got) != 2 || got[0].Receipt.MemoryMiB != 1024 || got[1].Receipt.MemoryMiB != 2048 {
+		t.Fatalf("receipts: %+v", got)
+	}
+	if text := got[1].Receipt.String(); !strings.Contains(text, "units of 2 GPUs") || !strings.Contains(text, "no longer offered in units") {
+		t.Errorf("%s", text)
+	}
+}
