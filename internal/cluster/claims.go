@@ -2,21 +2,64 @@ package cluster
 
 import (
 	"context"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
-// A claimReader reads claims for the driver.
-type claimReader struct{ client *kubeapi.Client }
+// A claimReader reads claims for the driver, and keeps which claim it read last for each device.
+type claimReader struct {
+	client *kubeapi.Client
+
+	mu   sync.Mutex        // guards read
+	read map[string]string // names of claims, "NAMESPACE/NAME", by the name of the device
+}
 
 // Claim returns the claim of that name: what of its allocation belongs to the driver.
-func (r claimReader) Claim(ctx context.Context, namespace, name string) (dra.Claim, error) {
+func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Claim, error) {
 	found, err := r.client.ResourceClaim(ctx, namespace, name)
 	if err != nil {
 		return dra.Claim{}, err
 	}
-	return driverClaim(found), nil
+	claim := driverClaim(found)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, result := range claim.Results {
+		if r.read == nil {
+			r.read = map[string]string{}
+		}
+		r.read[result.Device] = namespace + "/" + name
+	}
+	return claim, nil
+}
+
+// last returns the claims that were read last for the devices of some GPUs, without those that are not there any more.
+func (r *claimReader) last(
+	ctx context.Context, gpus []string, gpu func(device string) (uuid string, known bool),
+) ([]kubeapi.ResourceClaim, error) {
+	names := map[string]bool{}
+	r.mu.Lock()
+	for device, name := range r.read {
+		if uuid, known := gpu(device); known && slices.Contains(gpus, uuid) {
+			names[name] = true
+		}
+	}
+	r.mu.Unlock()
+	var all []kubeapi.ResourceClaim
+	for name := range names {
+		namespace, short, _ := strings.Cut(name, "/")
+		claim, err := r.client.ResourceClaim(ctx, namespace, short)
+		switch {
+		case err == nil:
+			all = append(all, claim)
+		case !kubeapi.IsNotFound(err):
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // driverClaim returns what of a claim belongs to the driver.

@@ -65,7 +65,7 @@ func TestClaimReader(t *testing.T) {
 			{Source: dra.FromClaim, Requests: []string{"gpus"}, Parameters: []byte(`{"a":1}`)},
 		},
 	}
-	reader := claimReader{kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: "node-1", Version: "v1"})}
+	reader := claimReader{client: kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: "node-1", Version: "v1"})}
 	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
 		server.SetResourceVersions(version)
 		got, err := reader.Claim(t.Context(), "ns", "a")

@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 )
 
 // Only what may show that a GPU is free lists the claims of the cluster: as long as a claim that was seen has it, that claim alone is read. The
@@ -80,6 +82,60 @@ func TestClaimsAreListedOnlyWhenThatMayShowAFreeGPU(t *testing.T) {
 		if longest < 500*time.Millisecond { // with 13 lists within 8 s each, once in 10^15 runs
 			s.Errorf("%d lists of one of 400 nodes began within %v", lists, longest)
 		}
+	})
+}
+
+// Where lists by all nodes would take longer than two minutes, the claims are counted and not listed. 251 claims are two pages.
+func TestTooManyClaimsAreNotListed(t *testing.T) {
+	onStage(t, func(s *stage) {
+		for i := range 251 {
+			if err := s.server.ChangeClaim("ns", fmt.Sprint(i), func(claim *resourceapi.ResourceClaim) {
+				claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+					Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: nodeName, Device: "gpu-0"}},
+				}}
+			}); err != nil {
+				s.Fatal(err)
+			}
+		}
+		nodes := 1 // this one
+		grow := func(to int) {
+			for ; nodes < to; nodes++ {
+				if err := s.server.ChangeNode(fmt.Sprintf("other-%d", nodes), func(*corev1.Node) {}); err != nil {
+					s.Fatal(err)
+				}
+			}
+		}
+		longest := time.Duration(0)
+		p := s.new(config.Config{})
+		ask := func(want, requests int, most time.Duration, listed error) {
+			s.Helper()
+			began, before := time.Now(), s.listsOfClaims()
+			claimed, err := p.cluster.ClaimsOf(s.Context(), nodeName, []string{"gpu-0"}, func(device string) (string, bool) { return device, true })
+			took, made := time.Since(began), s.listsOfClaims()-before
+			if longest = max(longest, took); len(claimed["gpu-0"]) != want || made != requests || took > most || !errors.Is(err, listed) {
+				s.Errorf("%d nodes: %d claims after %v and %d requests, error %v; want %d after %v at most and %d, error %v",
+					nodes, len(claimed["gpu-0"]), took, made, err, want, most, requests, listed)
+			}
+		}
+		grow(600)
+		for range 8 {
+			p = s.new(config.Config{}).start()
+			ask(251, 3, 133*time.Second, nil)
+		}
+		if longest < 13*time.Second { // once in 10^9 runs
+			s.Errorf("eight lists of one of 600 nodes began within %v", longest)
+		}
+		grow(601)
+		p = s.new(config.Config{}).start() // it counts the nodes anew
+		ask(0, 1, 13*time.Second, handover.ErrNotListed)
+		ask(0, 0, 0, handover.ErrNotListed)
+		s.pass(time.Hour)
+		ask(0, 1, 13*time.Second, handover.ErrNotListed)
+		if err := s.server.DeleteClaim("ns", "0"); err != nil {
+			s.Fatal(err)
+		}
+		s.pass(time.Hour)
+		ask(250, 2, 13*time.Second, nil)
 	})
 }
 

@@ -31,7 +31,10 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
-	claimed map[string][]string // what the last list of claims has shown; of the one call of ClaimsOf
+	claims claimReader // for the driver
+	// Of the one call of ClaimsOf: what the last list of claims has shown, and until when they are too many for one.
+	claimed map[string][]string
+	recount time.Time
 
 	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
 	paused  sighting
@@ -53,6 +56,7 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 	c.client = kubeapi.New(kubeapi.Options{
 		Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String(), Dial: c.options.Dial,
 	})
+	c.claims.client = c.client
 	if early.NodeConfig.Dir == "" {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
@@ -22,7 +23,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		return nil
 	}
 	driver := draplugin.New(draplugin.Options{
-		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: claimReader{c.client},
+		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
 		Leads: d.Lead.Leads(),
 	})
@@ -81,42 +82,79 @@ func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 
 // Claim returns what of a claim belongs to the driver, and whether there is one of that name.
 func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error) {
-	claim, err = claimReader{c.client}.Claim(ctx, namespace, name)
-	if kubeapi.IsNotFound(err) {
+	read, err := c.client.ResourceClaim(ctx, namespace, name)
+	switch {
+	case kubeapi.IsNotFound(err):
 		return dra.Claim{}, false, nil
+	case err != nil:
+		return dra.Claim{}, false, err
 	}
-	return claim, err == nil, err
+	return driverClaim(read), true, nil
 }
 
 // ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU, which gpu returns for the name of a
 // device. Claims that only look at devices are none. One call is made at a time.
 //
 // The claims of the whole cluster are listed only if that may show that a GPU is free: as long as claims that were seen before have each of
-// the GPUs, these alone are read. Lists of the nodes of a cluster are spread by their number.
+// the GPUs, these alone are read. Lists of the nodes of a cluster are spread by their number and by that of claims.
+//
+// Where the claims may not be listed, or are too many for a list by each node, the error is handover.ErrNotListed. What is returned then is
+// for the claims that kubelet asked for last.
 func (c *Cluster) ClaimsOf(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) (map[string][]string, error) {
 	if held := c.stillClaimed(ctx, node, gpus, gpu); held != nil {
 		return held, nil
 	}
-	if err := c.spread.pause(ctx, c.client); err != nil {
-		return nil, err
-	}
-	all, err := c.client.ResourceClaims(ctx)
-	switch {
-	case kubeapi.IsForbidden(err):
-		return nil, errors.Join(handover.ErrMayNotList, err)
-	case err != nil:
-		return nil, err
-	}
 	claimed := map[string][]string{}
-	for _, claim := range all {
+	take := func(claim kubeapi.ResourceClaim) {
 		for uuid := range claimedGPUs(claim, node, gpu) {
 			claimed[uuid] = append(claimed[uuid], claim.Namespace+"/"+claim.Name)
 		}
 	}
+	missing := c.listClaims(ctx, take)
+	switch {
+	case errors.Is(missing, handover.ErrNotListed):
+		asked, err := c.claims.last(ctx, gpus, gpu)
+		if err != nil {
+			return nil, err
+		}
+		for _, claim := range asked {
+			take(claim)
+		}
+	case missing != nil:
+		return nil, missing
+	}
 	c.claimed = claimed
-	return claimed, nil
+	return claimed, missing
+}
+
+// recountClaims is how long claims that are too many are not counted again.
+const recountClaims = time.Hour
+
+// listClaims calls take with each claim of the cluster, at a time that is not that of all nodes. The error is handover.ErrNotListed if the
+// list is not made.
+func (c *Cluster) listClaims(ctx context.Context, take func(kubeapi.ResourceClaim)) error {
+	if time.Now().Before(c.recount) {
+		return errors.Join(handover.ErrNotListed, errTooManyPages)
+	}
+	if err := c.spread.pause(ctx, c.client); err != nil {
+		return err
+	}
+	count, err := c.client.CountResourceClaims(ctx)
+	if err == nil {
+		err = c.spread.pauseForPages(ctx, c.client, (count+kubeapi.ClaimPage-1)/kubeapi.ClaimPage)
+	}
+	if err == nil {
+		err = c.client.ResourceClaims(ctx, take)
+	}
+	if errors.Is(err, errTooManyPages) {
+		c.recount = time.Now().Add(recountClaims)
+	}
+	if kubeapi.IsForbidden(err) || errors.Is(err, errTooManyPages) {
+		return errors.Join(handover.ErrNotListed, err)
+	}
+	return err
 }
 
 // stillClaimed returns a claim for each of the GPUs that the last list has shown and that has the GPU still; nil if one has none.

@@ -2,13 +2,16 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
@@ -110,6 +113,24 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	s.server.SetFault(apiserver.Fault{Status: 403, Only: func(r apiserver.Request) bool { return r.Verb == "list" && r.Resource == "resourceclaims" }})
+	claimsOf := func() (map[string][]string, error) {
+		return c.cluster.ClaimsOf(t.Context(), nodeName, []string{"GPU-0", "GPU-1"}, c.DRA.Devices.GPU)
+	}
+	if claimed, err := claimsOf(); len(claimed) > 0 || !errors.Is(err, handover.ErrNotListed) {
+		t.Errorf("without a list: %v, error %v", claimed, err)
+	}
+	has, err := s.server.Claim("ns", "has")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What comes of the call is not looked at: the driver has read the claim.
+	_, _ = k.Prepare(t.Context(), dra.Driver, &drav1.Claim{Uid: string(has.UID), Namespace: "ns", Name: "has"})
+	claimed, err := claimsOf()
+	if want := map[string][]string{"GPU-1": {"ns/has"}}; !reflect.DeepEqual(claimed, want) || !errors.Is(err, handover.ErrNotListed) {
+		t.Errorf("after kubelet has asked for a claim: %v, error %v, want %v", claimed, err, want)
+	}
+	s.server.SetFault(apiserver.Fault{})
 	c.configure(func(now *config.Config) { now.DRA.Mode = config.DRAOff })
 	s.until("the GPU that no claim has is the device plugin's", func() bool { return owners.Value()["GPU-0"] == dra.OwnedByPlugin })
 	if owners.Value()["GPU-1"] == dra.OwnedByPlugin || len(k.Registered()) == 0 {

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -18,6 +19,10 @@ import (
 const (
 	nodesPerSecond = 50
 	maxSpread      = 5 * time.Minute
+	// pagesPerSecond is how many pages of ResourceClaims all nodes together list in a second. A page costs the API server 12 ms of CPU time.
+	pagesPerSecond = 10
+	// maxListing is how long the lists of all nodes together may take. The GPUs that they are about are idle for as long.
+	maxListing = 2 * time.Minute
 	// unknownNodes is the number of nodes where they may not be counted.
 	unknownNodes = 1000
 	// countPatience is how long the first requests wait for the number of nodes.
@@ -150,20 +155,48 @@ func (s *spread) of(ctx context.Context, c counter) (time.Duration, error) {
 
 // pause waits a random time, as all nodes do that begin the same at once, or until ctx ends.
 func (s *spread) pause(ctx context.Context, c counter) error {
+	nodes, err := s.size(ctx, c)
+	if err != nil {
+		return err
+	}
+	return wait(ctx, rand.N(spreadOf(nodes)))
+}
+
+// errTooManyPages is the error of a list that would take all nodes together too long.
+var errTooManyPages = errors.New("the cluster has too many nodes and ResourceClaims for a list of all claims by each node")
+
+// pauseForPages waits a random time before a list of so many pages, which all nodes make, or until ctx ends. It returns errTooManyPages at
+// once if all nodes together need longer than maxListing.
+func (s *spread) pauseForPages(ctx context.Context, c counter, pages int) error {
+	nodes, err := s.size(ctx, c)
+	switch most := int(maxListing.Seconds()) * pagesPerSecond; {
+	case err != nil:
+		return err
+	case pages <= 1: // as little as the pause before it is for
+		return nil
+	case nodes > most/pages:
+		return errTooManyPages
+	}
+	return wait(ctx, rand.N(time.Duration(nodes*pages)*time.Second/pagesPerSecond))
+}
+
+// size returns the number of nodes. It may count them.
+func (s *spread) size(ctx context.Context, c counter) (int, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
+	defer unlock()
 	err = s.count(ctx, c)
-	limit := spreadOf(s.nodes)
-	unlock()
-	if err != nil {
-		return err
-	}
+	return s.nodes, err
+}
+
+// wait returns nil after a time, or the error of ctx.
+func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(rand.N(limit)):
+	case <-time.After(d):
 		return nil
 	}
 }

@@ -30,13 +30,13 @@ const (
 	askInterval = time.Second
 	// listFirst and listMost are the times between two lists of the claims of the cluster, the first and the longest.
 	listFirst, listMost = 2 * time.Second, 15 * time.Second
-	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed.
-	// Kubelet gives a call of the driver 45 s.
+	// claimGrace is how long a GPU must be in no record, with a taint in its slice and then in no slice, where claims are not listed. Kubelet
+	// gives a call of the driver 45 s.
 	claimGrace = time.Minute
 )
 
-// ErrMayNotList is the error of a list of claims that this program has no right to.
-var ErrMayNotList = errors.New("this program may not list ResourceClaims")
+// ErrNotListed is the error of a list of claims that is not made: this program has no right to it, or it would be too large.
+var ErrNotListed = errors.New("the ResourceClaims of the cluster are not listed")
 
 // Users knows which pods hold devices of the device plugin.
 type Users interface {
@@ -61,8 +61,8 @@ type Options struct {
 	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
 	Records *feed.Feed[map[string][]claims.Holder]
 	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it returns their names, "NAMESPACE/NAME", by
-	// the UUID of the GPU. The error says why they are not known; it is ErrMayNotList if a right is missing. Without the function no GPU
-	// goes from a slice to the device plugin. It is not called again before it returns.
+	// the UUID of the GPU. The error says why they are not known. If it is ErrNotListed, there may be others beside those that are returned.
+	// Without the function no GPU goes from a slice to the device plugin. It is not called again before it returns.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
 	// Clock is the clock for all waits; nil means the real one.
 	Clock clock.WithTicker
@@ -74,6 +74,7 @@ type ownedGPU struct {
 	epoch uint64    // rises with what the evidence below is about
 	since time.Time // of the epoch
 	wait  string
+	late  bool // in no slice, and yet the API server has a claim with it
 }
 
 // An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
@@ -198,7 +199,7 @@ func (a *Arbiter) decide(
 		}
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
 		before := g.OwnerFacts
-		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0
+		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0 || g.late
 		if before.Published != g.Published || before.Claimed != g.Claimed {
 			a.renew(g)
 		}
@@ -214,7 +215,7 @@ func (a *Arbiter) decide(
 			a.renew(g)
 		}
 		switch {
-		case g.Claimed && (g.Before == dra.LeavesDRA || g.Before == dra.LeavesPlugin):
+		case holder >= 0 && (g.Before == dra.LeavesDRA || g.Before == dra.LeavesPlugin):
 			h := records[found.UUID][holder]
 			g.wait = "claim " + h.Namespace + "/" + h.Name + " has it"
 		case g.Before == dra.OwnedByNobody && g.Published:
@@ -266,7 +267,7 @@ func (m *moves) log(ctx context.Context) {
 func (a *Arbiter) renew(g *ownedGPU) {
 	g.epoch++
 	g.since = a.options.Clock.Now()
-	g.Free, g.Unclaimed, g.wait = false, false, ""
+	g.Free, g.Unclaimed, g.wait, g.late = false, false, "", false
 }
 
 // leaving returns the GPUs that leave the device plugin and that its lists are made without, with their epochs.
@@ -334,22 +335,21 @@ func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) evid
 
 // take takes in evidence. It counts for a GPU about which nothing has changed since it was asked for.
 func (a *Arbiter) take(answer evidence) {
-	mayNot := errors.Is(answer.err, ErrMayNotList)
+	notListed := errors.Is(answer.err, ErrNotListed)
 	for uuid, epoch := range answer.epochs {
 		g := a.gpus[uuid]
 		if g == nil || g.epoch != epoch {
 			continue
 		}
-		g.wait = answer.has[uuid]
-		if mayNot && a.options.Clock.Since(g.since) < claimGrace {
+		switch g.wait = answer.has[uuid]; {
+		case g.wait != "":
+			g.late = answer.claims && g.Before == dra.OwnedByNobody
+		case notListed && a.options.Clock.Since(g.since) < claimGrace:
 			g.wait = "claims that have it may be under way"
-		}
-		if answer.err != nil && !mayNot && g.wait == "" {
+		case answer.err != nil && !notListed:
 			g.wait = answer.err.Error()
+		default:
+			g.Free, g.Unclaimed = !answer.claims, answer.claims
 		}
-		if g.wait != "" {
-			continue
-		}
-		g.Free, g.Unclaimed = !answer.claims, answer.claims
 	}
 }

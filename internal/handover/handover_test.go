@@ -364,69 +364,6 @@ func TestTheLeadComesBack(t *testing.T) {
 	})
 }
 
-// TestToPlugin: a GPU leaves its slice once no claim has it, and goes to the device plugin once no slice has it and no claim got it meanwhile.
-func TestToPlugin(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, config.DRAAll)
-		r.published.Publish(map[string]bool{"a": true, "b": true})
-		r.start()
-		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
-		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}, "b": {{Admin: true}}})
-		r.set(func() { r.claimed = map[string][]string{"b": {"ns/pending"}} })
-		r.mode(config.DRAOff)
-		r.after(time.Minute, dra.LeavesDRA, dra.LeavesDRA, "a:claim ns/c has it b:claim ns/pending was given it")
-		r.set(func() { r.claimed = nil })
-		r.after(2*time.Minute, dra.LeavesDRA, dra.OwnedByNobody, "b:it may be in a ResourceSlice still")
-		before := r.listed
-		if r.after(time.Hour, dra.LeavesDRA, dra.OwnedByNobody, ""); r.listed != before {
-			t.Error("claims are listed although a record and a slice say enough")
-		}
-		// The scheduler gave it away by the slice of before.
-		r.set(func() { r.claimed = map[string][]string{"b": {"ns/late"}} })
-		r.published.Publish(map[string]bool{"a": true})
-		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByNobody, "ns/late")
-		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}, "b": {{Namespace: "ns", Name: "late"}}})
-		r.after(0, dra.LeavesDRA, dra.LeavesDRA, "claim ns/late has it")
-		r.set(func() { r.claimed = nil })
-		r.records.Publish(map[string][]claims.Holder{})
-		r.after(10*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "")
-		r.published.Publish(map[string]bool{})
-		r.after(10*time.Second, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
-	})
-}
-
-// TestToPluginWithoutAPIServer: nothing goes to the device plugin, also not after a restart.
-func TestToPluginWithoutAPIServer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, config.DRAOff)
-		r.set(func() { r.failed = errors.New("away") })
-		r.published.Publish(map[string]bool{"a": true})
-		r.start()
-		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "away")
-		r.lists = nil
-		r.start()
-		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
-	})
-}
-
-// TestToPluginWithoutTheRightToList: records count, and a time in which a claim that was under way comes to have one.
-func TestToPluginWithoutTheRightToList(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, config.DRAOff)
-		r.set(func() { r.failed = fmt.Errorf("list: %w", handover.ErrMayNotList) })
-		r.published.Publish(map[string]bool{"a": true})
-		r.start()
-		r.after(50*time.Second, dra.LeavesDRA, dra.OwnedByPlugin, "may be under way")
-		r.after(2*time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "")
-		r.published.Publish(map[string]bool{})
-		r.after(50*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "may be under way")
-		r.after(2*time.Minute, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
-	})
-}
-
 // TestAnswerThatCameTooLate is about a GPU of which more is known meanwhile.
 func TestAnswerThatCameTooLate(t *testing.T) {
 	t.Parallel()

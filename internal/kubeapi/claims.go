@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
+	"strconv"
 )
 
 // A ResourceClaim is a claim for devices, as far as a driver has to know it.
@@ -113,42 +115,65 @@ func (o *claimObject) claim() ResourceClaim {
 	return claim
 }
 
-// claimPage is how many claims one answer has at most. A claim has some kB.
-const claimPage = "250"
+// ClaimPage is how many claims one page of a list has at most. A claim has some kB.
+const ClaimPage = 250
 
-// ResourceClaims returns all claims of the cluster as they are now. It is for the rare moment in which it has to be certain that none has a
-// device.
-func (c *Client) ResourceClaims(ctx context.Context) ([]ResourceClaim, error) {
-	var all []ResourceClaim
+// ResourceClaims calls take with each claim of the cluster as they are now, in pages of ClaimPage. No page is kept. It is for the rare
+// moment in which it has to be certain that no claim has a device.
+func (c *Client) ResourceClaims(ctx context.Context, take func(ResourceClaim)) error {
 	for next := ""; ; {
-		var text []byte
-		err := c.resourceAPI(func(path string) (err error) {
-			query := url.Values{"limit": {claimPage}}
-			if next != "" {
-				query.Set("continue", next)
-			}
-			text, err = c.send(ctx, request{verb: http.MethodGet, path: path + "/resourceclaims", query: query})
-			return err
-		})
+		page, err := c.claims(ctx, ClaimPage, next)
 		if err != nil {
-			return nil, fmt.Errorf("list ResourceClaims: %w", err)
-		}
-		var page struct {
-			Metadata struct {
-				Continue string `json:"continue"`
-			} `json:"metadata"`
-			Items []claimObject `json:"items"`
-		}
-		if err := json.Unmarshal(text, &page); err != nil {
-			return nil, fmt.Errorf("read the answer of the API server: %w", err)
+			return err
 		}
 		for i := range page.Items {
-			all = append(all, page.Items[i].claim())
+			take(page.Items[i].claim())
 		}
 		if next = page.Metadata.Continue; next == "" {
-			return all, nil
+			return nil
 		}
 	}
+}
+
+// CountResourceClaims returns how many claims the cluster has. Where the API server does not say it, there are math.MaxInt32 and more.
+func (c *Client) CountResourceClaims(ctx context.Context) (int, error) {
+	page, err := c.claims(ctx, 1, "")
+	switch {
+	case err != nil:
+		return 0, err
+	case page.Metadata.Continue != "" && page.Metadata.RemainingItemCount < 1:
+		return math.MaxInt32, nil
+	}
+	return len(page.Items) + int(min(page.Metadata.RemainingItemCount, math.MaxInt32)), nil
+}
+
+// A claimList is a page of claims.
+type claimList struct {
+	Metadata struct {
+		Continue           string `json:"continue"`
+		RemainingItemCount int64  `json:"remainingItemCount"`
+	} `json:"metadata"`
+	Items []claimObject `json:"items"`
+}
+
+// claims returns a page of so many claims, the first one or the one that follows.
+func (c *Client) claims(ctx context.Context, limit int, next string) (page claimList, err error) {
+	query := url.Values{"limit": {strconv.Itoa(limit)}}
+	if next != "" {
+		query.Set("continue", next)
+	}
+	var text []byte
+	err = c.resourceAPI(func(path string) (err error) {
+		text, err = c.send(ctx, request{verb: http.MethodGet, path: path + "/resourceclaims", query: query})
+		return err
+	})
+	if err != nil {
+		return claimList{}, fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	if err := json.Unmarshal(text, &page); err != nil {
+		return claimList{}, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return page, nil
 }
 
 // resourceVersions are those of the API of Dynamic Resource Allocation, the newest first. What is read of objects is the same in all.

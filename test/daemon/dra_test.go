@@ -334,61 +334,6 @@ func TestClaims(t *testing.T) {
 	c.prepared("two", second)
 }
 
-// newLateClaim returns a daemon whose GPUs go back to the device plugin while no slice can be written. A claim comes for a GPU that is
-// nobody's then, and in a slice still.
-func newLateClaim(t *testing.T) (c *claimable, gpu, claim string) {
-	t.Helper()
-	c = newClaimable(t, "dra")
-	c.published(8)
-	const name = "gpu-4"
-	gpu = c.devices()[name]
-	writes := apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
-	c.api.SetFault(writes)
-	c.mode("{mode: plugin}")
-	c.owner(gpu, "nobody")
-	claim = c.claim("late", name)
-	return c, gpu, claim
-}
-
-// TestClaimThatComesTooLate: the scheduler gives a GPU away by a slice of before, and the claim is refused. Kubelet can have it given back all
-// the same, although nothing is published or prepared any more, and the GPU goes to the device plugin then.
-func TestClaimThatComesTooLate(t *testing.T) {
-	t.Parallel()
-	c, _, late := newLateClaim(t)
-	if _, err := c.prepare(t.Context(), "late", late); err == nil {
-		t.Fatal("a claim is prepared whose device is in no slice")
-	}
-	c.api.SetFault(apiserver.Fault{})
-	c.allocatable(7)
-	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
-	limited, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	c.release(limited, "late", late)
-	if limited.Err() != nil {
-		t.Error("the claim cannot be given back")
-	}
-	c.allocatable(8)
-}
-
-// TestRefusedClaimIsAskedForAgain: kubelet asks again for a claim that was refused, by its next look at the pod. The claim of a GPU that is
-// nobody's is refused each time, and prepared when GPUs are given to claims again.
-func TestRefusedClaimIsAskedForAgain(t *testing.T) {
-	t.Parallel()
-	c, uuid, late := newLateClaim(t)
-	for range 2 {
-		if _, err := c.prepare(t.Context(), "late", late); err == nil {
-			t.Fatal("a claim is prepared whose device is in no slice")
-		}
-	}
-	c.mode("{mode: dra}")
-	c.eventually("the claim is prepared", func() bool {
-		_, err := c.prepare(t.Context(), "late", late)
-		return err == nil
-	})
-	c.owner(uuid, "dra")
-	c.release(t.Context(), "late", late)
-}
-
 // owner waits until a GPU has an owner.
 func (c *claimable) owner(uuid, want string) {
 	c.t.Helper()

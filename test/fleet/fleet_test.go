@@ -236,34 +236,40 @@ func labels() map[string]string {
 // createNodes makes the nodes, each as large as one with twenty images and kubelet's labels.
 func createNodes(t *testing.T, admin *kubernetes.Clientset) {
 	t.Helper()
-	names := make(chan string)
+	start := time.Now()
+	each(t, *nodeCount, func(i int) error {
+		name := nodeName(i)
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}}
+		for i := range 20 {
+			n.Status.Images = append(n.Status.Images, corev1.ContainerImage{SizeBytes: int64(i), Names: []string{
+				fmt.Sprintf("registry.example/some/longer/path/image-%d@sha256:%064d", i, i),
+			}})
+		}
+		_, err := admin.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		return err
+	})
+	t.Logf("%d nodes created in %v", *nodeCount, time.Since(start).Round(time.Second))
+}
+
+// each calls do with each number below count, some at a time.
+func each(t *testing.T, count int, do func(i int) error) {
+	t.Helper()
+	var next atomic.Int64
 	var workers sync.WaitGroup
 	var failed atomic.Pointer[error]
 	for range 16 {
 		workers.Go(func() {
-			for name := range names {
-				n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}}
-				for i := range 20 {
-					n.Status.Images = append(n.Status.Images, corev1.ContainerImage{SizeBytes: int64(i), Names: []string{
-						fmt.Sprintf("registry.example/some/longer/path/image-%d@sha256:%064d", i, i),
-					}})
-				}
-				if _, err := admin.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
+			for i := next.Add(1) - 1; i < int64(count); i = next.Add(1) - 1 {
+				if err := do(int(i)); err != nil {
 					failed.Store(&err)
 				}
 			}
 		})
 	}
-	start := time.Now()
-	for i := range *nodeCount {
-		names <- nodeName(i)
-	}
-	close(names)
 	workers.Wait()
 	if err := failed.Load(); err != nil {
 		t.Fatal(*err)
 	}
-	t.Logf("%d nodes created in %v", *nodeCount, time.Since(start).Round(time.Second))
 }
 
 // startAPIServer starts etcd and the API server, which end with the test, and returns a client with all rights.

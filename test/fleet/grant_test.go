@@ -19,6 +19,7 @@ func grant(t *testing.T, admin *kubernetes.Clientset) {
 			APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"},
 			Verbs: []string{"list", "watch", "create", "update", "delete"},
 		},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get", "list"}},
 		{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	}}
 	if _, err := admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {

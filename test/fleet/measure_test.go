@@ -80,15 +80,29 @@ func (b *bystander) ask(ctx context.Context, api kubernetes.Interface) {
 	}
 }
 
-func (b *bystander) String() string {
+// bystanderFor returns a bystander that has asked for some time.
+func bystanderFor(ctx context.Context, api kubernetes.Interface, d time.Duration) *bystander {
+	asking, enough := context.WithTimeout(ctx, d)
+	defer enough()
+	b := &bystander{}
+	b.ask(asking, api)
+	return b
+}
+
+// quantile returns how long the answer took that this part of all took no longer than.
+func (b *bystander) quantile(q float64) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	slices.Sort(b.took)
-	at := func(q float64) time.Duration {
-		if len(b.took) == 0 {
-			return 0
-		}
-		return b.took[int(q*float64(len(b.took)-1))].Round(time.Millisecond)
+	if len(b.took) == 0 {
+		return 0
 	}
-	return fmt.Sprintf("answers to another client, as it sees them: %d, p50 %v, p99 %v; %d failed", len(b.took), at(0.5), at(0.99), b.failed)
+	slices.Sort(b.took)
+	return b.took[int(q*float64(len(b.took)-1))].Round(time.Millisecond)
+}
+
+func (b *bystander) String() string {
+	p50, p99 := b.quantile(0.5), b.quantile(0.99)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return fmt.Sprintf("answers to another client, as it sees them: %d, p50 %v, p99 %v; %d failed", len(b.took), p50, p99, b.failed)
 }
