@@ -33,12 +33,13 @@ type Given struct {
 	mpsRoot string
 	common  json.RawMessage
 	devices map[string]json.RawMessage // edits by UUID
+	imex    []*specs.DeviceNode        // of IMEX channel 0; nil where the node has none
 }
 
 // Given returns what containers are given with the devices of a Snapshot. If files of the driver cannot be read, the error says which,
 // and those that were found before are used. If none were found before, no device is given.
 func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) (Given, error) {
-	e.IDs, e.Void = edits.ByUUID, true
+	e.IDs, e.Void, e.IMEX = edits.ByUUID, true, true
 	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e, Options: o}
 	made, err := wanted.specs(w.root, &w.found)
 	spec := made[edits.CDIGPU]
@@ -47,7 +48,7 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 	}
 	spec.Kind = claimVendor + "/" + claimClass
 	for _, class := range slices.Sorted(maps.Keys(made)) {
-		if class == edits.CDIGPU {
+		if class == edits.CDIGPU || class == edits.CDIIMEX {
 			continue
 		}
 		for _, d := range made[class].Devices {
@@ -57,9 +58,15 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 	}
 	named := *spec
 	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"}) // the UID of a claim may begin with a digit
+	if imex := made[edits.CDIIMEX]; imex != nil {
+		named.Devices = append(named.Devices, imex.Devices...)
+	}
 	version, problem := specs.MinimumRequiredVersion(&named)
 	spec.Version = version
 	g := Given{version: version, mpsRoot: e.MPSRoot, devices: map[string]json.RawMessage{}}
+	if imex := made[edits.CDIIMEX]; imex != nil {
+		g.imex = imex.Devices[0].ContainerEdits.DeviceNodes
+	}
 	add := func(e specs.ContainerEdits) json.RawMessage {
 		text, err := json.Marshal(e)
 		problem = errors.Join(problem, err, (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate())
@@ -85,6 +92,9 @@ func (g Given) Has(uuid string) bool {
 	return known
 }
 
+// HasIMEX reports whether the node has the IMEX channel that a container can be given.
+func (g Given) HasIMEX() bool { return len(g.imex) > 0 }
+
 // A claimSpec is a specs.Spec whose parts are JSON already.
 type claimSpec struct {
 	Version string          `json:"cdiVersion"`
@@ -107,6 +117,8 @@ type ClaimedDevice struct {
 	Env []string
 	// Metadata is where the container sees the metadata file of the device, by its path on the host.
 	Metadata map[string]string
+	// IMEX gives the containers IMEX channel 0.
+	IMEX bool
 }
 
 // Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
@@ -128,14 +140,18 @@ func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) 
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// with returns the edits of a device with what makes a container a client of an MPS daemon, and with its metadata files.
+// with returns the edits of a device with what makes a container a client of an MPS daemon, with the IMEX channel, and with its metadata
+// files.
 func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
-	if device.MPS == "" && len(device.Metadata) == 0 {
+	if device.MPS == "" && !device.IMEX && len(device.Metadata) == 0 {
 		return given, nil
 	}
 	var all specs.ContainerEdits
 	if err := json.Unmarshal(given, &all); err != nil {
 		return nil, err
+	}
+	if device.IMEX {
+		all.DeviceNodes = append(all.DeviceNodes, g.imex...)
 	}
 	if device.MPS != "" {
 		client := edits.MPSClient(g.mpsRoot, device.MPS)

@@ -66,6 +66,7 @@ type node struct {
 	snapshot inventory.Snapshot
 	slices   bool // time slices can be set
 	mps      bool // control daemons of MPS can be run
+	imex     bool // the configuration of the node allows IMEX channels
 	noUVM    bool // nvidia-uvm is not there, and it is waited for that
 }
 
@@ -95,6 +96,9 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 		if chosen[i], err = n.settings(configs, &devices[i]); err != nil {
 			return nil, err
 		}
+	}
+	if slices.ContainsFunc(devices, func(d recordDevice) bool { return d.IMEX }) && !n.snapshot.Control.Has(inventory.NodeIMEXChannel0) {
+		return nil, fail(CauseNotReady, "the IMEX channel /dev/%s is not there yet", inventory.NodeIMEXChannel0)
 	}
 	return devices, shareByMPS(claim.UID, devices, chosen)
 }
@@ -231,9 +235,11 @@ func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, er
 			return nil, fail(CauseConfig, "%s", noMPS)
 		case c.Interval != 0 && !n.slices:
 			return nil, fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
+		case c.IMEX && !n.imex:
+			return nil, fail(CauseConfig, "imex.channelIDs: this node gives no IMEX channel; its configuration file needs imex.channelIDs: [0], too")
 		}
 		if d.Settings = c.String(); !d.AdminAccess {
-			d.Interval = c.Interval
+			d.Interval, d.IMEX = c.Interval, c.IMEX
 		}
 		return &configs[i], nil
 	}

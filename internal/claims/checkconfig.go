@@ -27,7 +27,7 @@ func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	if err != nil {
 		return err
 	}
-	anything := node{slices: true, mps: true}
+	anything := node{slices: true, mps: true, imex: true}
 	var devices []recordDevice
 	var chosen []*claimConfig
 	counted := true // how many devices a configuration is for

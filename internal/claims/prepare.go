@@ -222,6 +222,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	}
 	n := node{
 		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
+		imex: c.options.Configs.Value().Edits.IMEX,
 	}
 	n.noUVM = c.waitsForUVM(n.snapshot)
 	devices, err := n.resolve(claim)
@@ -349,12 +350,12 @@ func (c *Claims) writeSpec(r record) error {
 		if c.absent(d) {
 			continue
 		}
-		claimed := cdi.ClaimedDevice{UUID: d.uuid()}
+		claimed := cdi.ClaimedDevice{UUID: d.uuid(), IMEX: d.IMEX}
 		if d.MPS != nil {
 			claimed.MPS, claimed.Env = mps.ClaimDir(d.MPS.ID), d.MPS.env()
 		}
 		devices[r.cdiName(d)] = claimed
-		unknown = unknown || !given.Has(d.uuid())
+		unknown = unknown || !given.Has(d.uuid()) || d.IMEX && !given.HasIMEX()
 	}
 	if unknown {
 		if _, err := os.Stat(path); err != nil {

@@ -93,6 +93,8 @@ type recordDevice struct {
 	MPS *recordMPS `json:"mps,omitempty"`
 	// Attributes are those with which the device was published, for metadata files; nil without them.
 	Attributes map[string]dra.Attribute `json:"attributes,omitempty"`
+	// IMEX says that the claim has asked for IMEX channel 0.
+	IMEX bool `json:"imexChannel,omitempty"`
 
 	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is
 	// counted.

@@ -40,6 +40,8 @@ type DeviceConfig struct {
 	Interval int
 	// MPS is for the strategy MPS only.
 	MPS MPSLimits
+	// IMEX gives the containers IMEX channel 0.
+	IMEX bool
 }
 
 // MPSLimits are the limits of a client of an MPS control daemon.
@@ -56,6 +58,10 @@ type MPSLimits struct {
 
 // String says in one line what the configuration does.
 func (c DeviceConfig) String() string {
+	if c.IMEX {
+		c.IMEX = false
+		return c.String() + ", IMEX channel 0"
+	}
 	if c.Strategy == TimeSlicing {
 		if c.Kind == MIGConfig {
 			return c.Kind + ": time-slicing"
@@ -98,6 +104,10 @@ func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 	default:
 		if sharing, given := root.object("sharing"); given {
 			p.sharing(sharing, &c)
+		}
+		if imex, given := root.object("imex"); given {
+			c.IMEX = imex.zero("channelIDs")
+			imex.close()
 		}
 		root.close()
 	}

@@ -116,6 +116,16 @@ func (o object) object(name string) (object, bool) {
 	return object{o.parser, o.path + name + ".", fields}, given
 }
 
+// zero reads a list that has the number 0 alone, or nothing, and reports whether it has the number.
+func (o object) zero(name string) bool {
+	list, _ := take[[]any](o, name, "a list")
+	if len(list) > 1 || len(list) == 1 && list[0] != json.Number("0") {
+		o.parser.problem(o.path+name, "must be [] or [0]")
+		return false
+	}
+	return len(list) == 1
+}
+
 // memory reads a quantity of at least 1 MiB, in bytes; 0 if none is given.
 func (o object) memory(name string) int64 {
 	field := o.fields[name]
