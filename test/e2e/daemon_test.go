@@ -192,16 +192,11 @@ func seesItsGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 
 func nineStaysPending(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	createPod(ctx, t, n, "nine", gpu, gpus+1)
-	waitPod(ctx, t, n, "nine", func(pod *corev1.Pod) error {
-		for _, condition := range pod.Status.Conditions {
-			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable &&
-				strings.Contains(condition.Message, gpu) && pod.Status.Phase == corev1.PodPending {
-				return nil
-			}
-		}
-		return fmt.Errorf("the scheduler has not refused the pod: %v", pod.Status.Conditions)
-	})
+	waitUnschedulable(ctx, t, n, "nine")
 	explains(ctx, t, n, "nine", "No node has 9 "+gpu+" free; nearest is node "+node.Name)
+	deletePod(ctx, t, n, "nine")
+	explainsTaint(ctx, t, n)
+	explainsQuota(ctx, t, n)
 }
 
 func kubeletRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {

@@ -2,10 +2,18 @@ package e2e
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
@@ -21,10 +29,108 @@ func explains(ctx context.Context, t *testing.T, n *node.Node, pod string, parts
 		t.Errorf("kubectl gpu why %s: %v: %s", pod, err, out)
 		return
 	}
-	t.Logf("kubectl gpu why %s: %s", pod, strings.TrimSpace(string(out)))
+	has(t, pod, string(out), parts)
+}
+
+// has wants each of these parts in what kubectl gpu why says.
+func has(t *testing.T, name, says string, parts []string) {
+	t.Helper()
+	t.Logf("kubectl gpu why %s: %s", name, strings.TrimSpace(says))
 	for _, part := range parts {
-		if !strings.Contains(string(out), part) {
-			t.Errorf("kubectl gpu why %s says %q, want %q in it", pod, out, part)
+		if !strings.Contains(says, part) {
+			t.Errorf("kubectl gpu why %s says %q, want %q in it", name, says, part)
 		}
 	}
+}
+
+// waitUnschedulable waits until the scheduler has found no node for a pod.
+func waitUnschedulable(ctx context.Context, t *testing.T, n *node.Node, name string) {
+	t.Helper()
+	waitPod(ctx, t, n, name, func(pod *corev1.Pod) error {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+				return nil
+			}
+		}
+		return fmt.Errorf("the scheduler has not refused the pod: %v", pod.Status.Conditions)
+	})
+}
+
+// explainsTaint: a taint of the Node keeps a pod away, which runs when the taint has gone.
+func explainsTaint(ctx context.Context, t *testing.T, n *node.Node) {
+	const taint = "e2e.example.com/team"
+	kubectl(ctx, t, n, "taint", "node", node.Name, taint+"=x:NoSchedule")
+	removed := false
+	remove := func(ctx context.Context) {
+		if _, err := n.Kubectl(ctx, "taint", "node", node.Name, taint+"-"); err != nil && !removed {
+			t.Error(err)
+		}
+		removed = true
+	}
+	t.Cleanup(func() { remove(context.Background()) })
+	createPod(ctx, t, n, "kept-away", gpu, 1)
+	waitUnschedulable(ctx, t, n, "kept-away")
+	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has", "the pod does not tolerate its taint "+taint+":NoSchedule: give the pod a toleration, or remove the taint")
+	remove(ctx)
+	waitPod(ctx, t, n, "kept-away", isRunning)
+	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name+" and has its GPUs.")
+	deletePod(ctx, t, n, "kept-away")
+}
+
+// explainsQuota: a quota of a namespace keeps a controller from making its pod.
+func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
+	const name = "limited"
+	none := corev1.ResourceList{"requests." + gpu: apiresource.MustParse("0")}
+	persist(ctx, t, "make a namespace with a quota", func(ctx context.Context) error {
+		if _, err := n.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		quotas := n.Client.CoreV1().ResourceQuotas(name)
+		quota, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ResourceQuotaSpec{Hard: none}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			quota, err = quotas.Get(ctx, name, metav1.GetOptions{})
+		}
+		if err != nil {
+			return err
+		}
+		// The node has no controller of quotas.
+		quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
+		_, err = quotas.UpdateStatus(ctx, quota, metav1.UpdateOptions{})
+		return err
+	})
+	wait(ctx, t, func(ctx context.Context) error { // the API server has to see the quota
+		_, err := n.Client.CoreV1().Pods(name).Create(ctx, podOf("tried", gpu, 1), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil || !strings.Contains(err.Error(), "exceeded quota") {
+			return fmt.Errorf("a pod is not refused for the quota: %w", err)
+		}
+		return nil
+	})
+	template := podOf("", gpu, 1)
+	template.Labels, template.Spec.RestartPolicy = map[string]string{"app": name}, corev1.RestartPolicyAlways
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: template.Labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: template.ObjectMeta, Spec: template.Spec},
+	}}
+	persist(ctx, t, "make a DaemonSet", func(ctx context.Context) error {
+		if _, err := n.Client.AppsV1().DaemonSets(name).Create(ctx, set, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		return nil
+	})
+	t.Cleanup(func() {
+		ctx := context.Background()
+		if err := errors.Join(n.Client.AppsV1().DaemonSets(name).Delete(ctx, name, metav1.DeleteOptions{}),
+			n.Client.CoreV1().ResourceQuotas(name).Delete(ctx, name, metav1.DeleteOptions{})); err != nil {
+			t.Error(err)
+		}
+	})
+	var says string
+	wait(ctx, t, func(ctx context.Context) error {
+		out, err := exec.CommandContext(ctx, kubectlGPU(), "--kubeconfig", n.Kubeconfig(), "--namespace", name, "why", name).CombinedOutput()
+		if says = string(out); err == nil || !strings.Contains(says, "could not make one") {
+			return fmt.Errorf("kubectl gpu why %s: %w: %s", name, err, out)
+		}
+		return nil
+	})
+	has(t, name, says, []string{"DaemonSet limited could not make one", "exceeded quota: limited, requested: requests." + gpu + "=1, used: requests." + gpu + "=0, limited: requests." + gpu + "=0"})
 }
