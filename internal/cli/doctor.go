@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -119,7 +120,7 @@ func examine(ctx context.Context, c config.Config, problem, hostRoot string) (fi
 		at += "; the GPUs are simulated: " + simulated
 	}
 	facts := p.Gather(ctx)
-	facts.Daemon = told
+	facts.Daemon, facts.Today = told, time.Now()
 	facts.Settings = doctor.Settings{
 		Problem: problem, ConfigFile: c.File, CDI: c.Edits.UsesCDI(), DeviceNodes: c.Edits.DeviceNodes,
 		Envvar:       slices.Contains(c.Edits.Strategies, edits.EnvVar),

@@ -20,7 +20,7 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 	var known []string
 	for key := range keysOf(reflect.TypeFor[v1.Config](), "") {
 		block, _, _ := strings.Cut(key, ".")
-		if slices.Contains([]string{"flags", "imex", "features", "mig"}, block) {
+		if slices.Contains([]string{"flags", "imex", "features", "mig", "driver"}, block) {
 			known = append(known, key)
 		}
 	}
@@ -129,7 +129,8 @@ var everything = []string{
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition", "--node-taint", "--node-quiesce", "--node-change-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-reset-in-vm", "--mig-disruption=pause",
-	"--validate", "--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status", "--dra-metadata",
+	"--driver-at-least=580", "--driver-below=600", "--validate", "--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
+	"--dra-metadata",
 }
 
 const everyBlock = `

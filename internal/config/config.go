@@ -71,6 +71,8 @@ type Config struct {
 
 	// Driver says where the driver is.
 	Driver Driver
+	// Accepted are the versions of the driver with which devices are given to pods.
+	Accepted DriverRange
 	// IMEXRequired makes devices Unhealthy while the node lacks the IMEX channel that containers are to be given.
 	IMEXRequired bool
 	// Health are the rules by which faults open and close.

@@ -181,6 +181,7 @@ func (d *document) resolve(c *Config, s Sources) {
 	d.health(c, s)
 	d.mig(c, s)
 	d.features(c, s)
+	d.driver(c)
 	d.blocks(c)
 	d.dra(c, s)
 }

@@ -308,7 +308,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "text after JSON", file: `{"version": "v1"}` + "\nversion: v1\n",
 			want: []string{"file: has text after its document that is not YAML: line 1: did not find expected <document start>"},
 		},
-		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a mapping with the keys version, flags, resources, sharing, imex, selectors, units, health, features, mig, dra"}},
+		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a mapping with the keys version, flags, resources, sharing, imex, selectors, units, health, driver, features, mig, dra"}},
 		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must refer to a mapping"}},
 		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
 		{
@@ -367,7 +367,7 @@ func TestWarnings(t *testing.T) {
 	want := []string{
 		"CDI_FEATURE_FLAGS: has no effect: this program does not use NVIDIA's CDI spec generator",
 		`environment: DP_DISABLE_HEALTHCHECKS: "often" is neither an XID nor "all" and is left out`,
-		"line 2: flag: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, health, features, mig, dra",
+		"line 2: flag: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, health, driver, features, mig, dra",
 		"line 4: flags.MigStrategy: is read as migStrategy",
 		"line 6: flags.plugin.deviceIdStrategies: unknown key, ignored; known keys: passDeviceSpecs, deviceListStrategy, " +
 			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, voidVisibleDevices, " +

@@ -231,6 +231,16 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
 	},
 	{
+		flag: "driver-at-least", env: []string{"DRIVER_AT_LEAST"}, key: "driver.atLeast",
+		usage: "oldest driver with which devices are offered, such as 580 or 580.95.05",
+		set:   driverVersion(func(c *Config) *string { return &c.Accepted.AtLeast }),
+	},
+	{
+		flag: "driver-below", env: []string{"DRIVER_BELOW"}, key: "driver.below",
+		usage: "oldest driver that is too new for that",
+		set:   driverVersion(func(c *Config) *string { return &c.Accepted.Below }),
+	},
+	{
 		flag: "validate", env: []string{"VALIDATE"}, key: "health.validate", fallback: "false", kind: kindBool,
 		usage: "offer devices only after CUDA is proven to work on them",
 		set:   truth(func(c *Config) *bool { return &c.Validate }),

@@ -128,7 +128,7 @@ func (d *daemon) mayGive(devices []resource.Device) error {
 			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", device.GPU)
 		}
 	}
-	return d.unproven(devices)
+	return d.unready(devices)
 }
 
 // pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.

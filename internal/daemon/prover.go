@@ -104,9 +104,14 @@ func (d *daemon) used(ctx context.Context, device proof.Device) error {
 	return nil
 }
 
-// unproven returns why devices are not given to a pod: CUDA is not proven on one of them. It is nil where they may be.
-func (d *daemon) unproven(devices []resource.Device) error {
-	held := d.proofs.Unproven(d.monitor.Snapshots().Value())
+// unready returns why devices are not given to a pod: the driver is not accepted, or CUDA is not proven on one of them. It is nil where they
+// may be.
+func (d *daemon) unready(devices []resource.Device) error {
+	s := d.monitor.Snapshots().Value()
+	if why := d.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
+		return errors.New(why)
+	}
+	held := d.proofs.Unproven(s)
 	for _, device := range devices {
 		if why := held[device.UUID]; why != "" {
 			return fmt.Errorf("%s: %s", device.UUID, why)
@@ -115,9 +120,9 @@ func (d *daemon) unproven(devices []resource.Device) error {
 	return nil
 }
 
-// inspectForClaim returns why a claim does not get its devices now. That CUDA is not proven on one of them may pass.
+// inspectForClaim returns why a claim does not get its devices now. What they lack may come.
 func (d *daemon) inspectForClaim(ctx context.Context, devices []resource.Device) error {
-	if err := d.unproven(devices); err != nil {
+	if err := d.unready(devices); err != nil {
 		return fmt.Errorf("%w yet: %w", inventory.ErrInUse, err)
 	}
 	return (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect(ctx, devices)

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // Severity is how bad a finding is.
@@ -60,7 +61,8 @@ type Fact[T any] struct {
 // NodeFacts are what is known of a node. Paths are those that the node has.
 type NodeFacts struct {
 	Settings     Settings
-	Simulated    bool // the GPUs are; the files of the driver are then those of the simulated node
+	Today        time.Time // zero if it does not matter
+	Simulated    bool      // the GPUs are; the files of the driver are then those of the simulated node
 	GPUs         Fact[[]PCIDevice]
 	NVSwitches   Fact[[]PCIDevice]
 	Module       Fact[string]   // the version of the loaded kernel module; empty if it is not loaded
@@ -113,7 +115,7 @@ var Checks = []Check{
 		"gpus", "GPUs on the PCI bus are bound to the driver `nvidia`", "`/sys/bus/pci`", gpus,
 	},
 	{
-		"driver", "the kernel module is loaded, NVML's library is there, and both have one version",
+		"driver", "the kernel module is loaded, NVML's library is there, both have one version, and NVIDIA maintains its branch",
 		"`/proc/driver/nvidia/version` or `/sys/module/nvidia/version`; the driver root", driver,
 	},
 	{

@@ -132,6 +132,7 @@ func driver(f *NodeFacts, r *findings) {
 			module, l.Version), []string{"/proc/driver/nvidia/version: " + module, l.Path}, "systemctl reboot")
 		return
 	}
+	maintained(f, r)
 	if len(l.Others) > 0 {
 		r.info("Libraries of other versions of the driver are in the same folder", []string{l.Path, "others: " + strings.Join(l.Others, ", ")})
 	}

@@ -213,7 +213,7 @@ var justDaemon = []string{"daemon", "dra"}
 // TestFindings: each check in both directions. The good node is the other direction of all of them.
 func TestFindings(t *testing.T) {
 	t.Parallel()
-	for _, r := range slices.Concat(driverRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
+	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
 		t.Run(r.check+" "+r.name, r.run)
 	}
 }
@@ -222,7 +222,7 @@ func TestFindings(t *testing.T) {
 func TestEveryCheckHasBothDirections(t *testing.T) {
 	t.Parallel()
 	content, not := map[string]bool{}, map[string]bool{}
-	for _, r := range slices.Concat(driverRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
+	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
 		content[r.check] = content[r.check] || r.severity == doctor.OK
 		not[r.check] = not[r.check] || r.severity > doctor.OK
 	}

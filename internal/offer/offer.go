@@ -154,10 +154,24 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	// Looked at first: an answer that comes now must not make a reason of before count.
 	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
+	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
+		plan = plan.Under(holdsOnAll(plan, why))
+	}
 	if l.Proofs == nil {
 		return plan
 	}
 	return plan.Under(holdsOfProofs(plan, l.Proofs.Unproven(snapshot)))
+}
+
+// holdsOnAll returns holds on all devices, which are listed as Unhealthy.
+func holdsOnAll(plan resource.Plan, why string) []resource.Hold {
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+		}
+	}
+	return holds
 }
 
 // holdsOfProofs returns the holds on devices on which CUDA is not proven.

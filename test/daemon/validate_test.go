@@ -228,3 +228,39 @@ func TestQuiesceEndsProofs(t *testing.T) {
 	v.call("resume", nil)
 	v.shows(8, 8)
 }
+
+// TestDriversThatAreNotAccepted: no device is on offer with a driver outside of the range, and pods that hold one keep it.
+func TestDriversThatAreNotAccepted(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	file := s.Path("config.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`driver: {below: "100"}`)
+	s.Args = append(s.Args, "--config-file", file)
+	mark := s.Mark()
+	s.start()
+	for _, d := range s.next(mark, standin.Listed).Devices {
+		if d.GetHealth() == "Healthy" {
+			t.Errorf("the first list has %s as Healthy", d.GetID())
+		}
+	}
+	s.shows(8, 0)
+	if held := s.status().Holds; len(held) != 8 || !strings.Contains(held[0].Reason, "is not accepted: driver.below is 100") {
+		t.Errorf("held: %v", held)
+	}
+	write(`driver: {atLeast: "100"}`)
+	s.shows(8, 8)
+	s.admit("work", 2)
+	write(`driver: {below: "100"}`)
+	s.shows(8, 0)
+	if n := len(s.Events(mark)); n == 0 {
+		t.Error("nothing happened")
+	}
+}

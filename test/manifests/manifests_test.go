@@ -182,6 +182,10 @@ func TestChartValues(t *testing.T) {
 		{name: "kernel log", values: "{kernelLog: true}", log: true, env: map[string]string{"KERNEL_LOG": "true"}},
 		{name: "kernel log and MIG", values: "{kernelLog: true, migStrategy: single}", log: true, admin: true,
 			env: map[string]string{"KERNEL_LOG": "true", "MIG_STRATEGY": "single", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
+		{
+			name: "drivers that are accepted", values: `{driver: {atLeast: 580, below: "595.10"}}`,
+			env: map[string]string{"DRIVER_AT_LEAST": "580", "DRIVER_BELOW": "595.10"},
+		},
 		{name: "CUDA is proven first", values: "{validate: true}", env: map[string]string{"VALIDATE": "true"}},
 		{name: "no kernel log, whatever the file says", values: "{kernelLog: false}", env: map[string]string{"KERNEL_LOG": "false"}},
 		{name: "the node's processes, for what a file asks for", values: "{hostPID: true}", pids: true},

@@ -28,12 +28,22 @@ type Config struct {
 	Units *Units `json:"units,omitempty"`
 	// Health changes how faults are judged. An extension.
 	Health *Health `json:"health,omitempty"`
+	// Driver says which versions of the driver are accepted. An extension.
+	Driver *Driver `json:"driver,omitempty"`
 	// Features says what the node tells the cluster. An extension.
 	Features *Features `json:"features,omitempty"`
 	// MIG says how GPUs are to be divided in multi-instance mode. An extension.
 	MIG *MIG `json:"mig,omitempty"`
 	// DRA says which GPUs pods get by Dynamic Resource Allocation. An extension.
 	DRA *DRA `json:"dra,omitempty"`
+}
+
+// Driver is an extension: with a driver of another version no device is given to pods.
+type Driver struct {
+	// AtLeast is the oldest version that is accepted, such as "580" or "580.95.05"; none by default.
+	AtLeast *string `json:"atLeast,omitempty"`
+	// Below is the oldest version that is not accepted any more; none by default.
+	Below *string `json:"below,omitempty"`
 }
 
 // DRA is an extension: which GPUs pods get by Dynamic Resource Allocation. Anything but the mode plugin needs the program gpu-node-agent.

@@ -1,0 +1,48 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A DriverRange are versions of the driver, such as "580" or "580.95.05".
+type DriverRange struct {
+	// AtLeast is the oldest version, and Below the oldest that is too new; empty for none.
+	AtLeast, Below string
+}
+
+// Refuses returns why a driver is not accepted; empty if it is, or if its version is not known.
+func (r DriverRange) Refuses(d inventory.Driver) string {
+	switch {
+	case d.Version == "":
+		return ""
+	case r.AtLeast != "" && d.Before(r.AtLeast):
+		return fmt.Sprintf("driver %s is not accepted: driver.atLeast is %s", d.Version, r.AtLeast)
+	case r.Below != "" && !d.Before(r.Below):
+		return fmt.Sprintf("driver %s is not accepted: driver.below is %s", d.Version, r.Below)
+	}
+	return ""
+}
+
+var versionText = regexp.MustCompile(`^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$`)
+
+// driverVersion sets an option that is a version of the driver.
+func driverVersion(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, text string) error {
+		if text != "" && !versionText.MatchString(text) {
+			return fmt.Errorf("%q is not a version such as 580 or 580.95.05", text)
+		}
+		*field(c) = text
+		return nil
+	}
+}
+
+// driver judges which drivers are accepted.
+func (d *document) driver(c *Config) {
+	r := c.Accepted
+	if r.AtLeast != "" && r.Below != "" && !(inventory.Driver{Version: r.AtLeast}).Before(r.Below) {
+		d.refuse("driver", fmt.Sprintf("no driver is accepted: atLeast is %s and below is %s", r.AtLeast, r.Below))
+	}
+}

@@ -1,0 +1,42 @@
+package config_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// TestDriversThatAreAccepted: those from one version on, and those before another one. A driver that has not answered is not refused.
+func TestDriversThatAreAccepted(t *testing.T) {
+	t.Parallel()
+	for file, versions := range map[string]map[string]string{
+		"":                               {"": "", "340.108": "", "620.1": ""},
+		`driver: {atLeast: "580.95.05"}`: {"": "", "580.95.05": "", "580.126": "", "595.1": "", "580.95.04": "atLeast is 580.95.05", "580": "atLeast"},
+		`driver: {below: "595"}`:         {"": "", "580.95.05": "", "595": "below is 595", "595.0.1": "below", "610.43.02": "below"},
+		`driver: {atLeast: "580", below: "580.100"}`: {"580.95.05": "", "580.100": "below", "575.1": "atLeast"},
+	} {
+		c, _, err := sources(t, "", "").Resolve("", []byte(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for version, want := range versions {
+			if got := c.Accepted.Refuses(inventory.Driver{Version: version}); (got == "") != (want == "") || !strings.Contains(got, want) {
+				t.Errorf("%s: driver %q is refused: %q, want %q", file, version, got, want)
+			}
+		}
+	}
+	for file, want := range map[string]string{
+		`driver: {atLeast: "R580"}`:                  `driver.atLeast: "R580" is not a version such as 580 or 580.95.05`,
+		`driver: {atLeast: "595", below: "595"}`:     "driver: no driver is accepted: atLeast is 595 and below is 595",
+		`driver: {atLeast: "580", below: "570.100"}`: "no driver is accepted",
+	} {
+		if _, _, err := sources(t, "", "").Resolve("", []byte(file)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", file, err, want)
+		}
+	}
+	c, _, err := sources(t, "DRIVER_BELOW=600", "--driver-at-least=595").Resolve("", []byte(`driver: {atLeast: "580"}`))
+	if err != nil || c.Accepted.AtLeast != "595" || c.Accepted.Below != "600" {
+		t.Errorf("%+v, %v", c.Accepted, err)
+	}
+}
