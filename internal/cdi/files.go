@@ -12,6 +12,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 // The options of mounts of files and of mounts of sockets.
@@ -131,23 +132,31 @@ func (w Wanted) hook(root fs.FS, programs *programs) hook {
 			hookEnableCUDACompat, hookDisableNodeChanges, hookUpdateProfile, hookApplyMemoryLimits,
 		})...)
 	}
-	// An older driver cannot, and the error would fail a container that sets the variables.
-	if major, _, _ := strings.Cut(w.Snapshot.Driver.Version, "."); atLeast(major, limitsSince) {
-		return h
+	if !resource.DriverLimitsMemory(w.Snapshot.Driver.Version) { // the error would fail a container that sets the variables
+		h.known = slices.DeleteFunc(h.known, func(name string) bool { return name == hookApplyMemoryLimits })
 	}
-	h.known = slices.DeleteFunc(h.known, func(name string) bool { return name == hookApplyMemoryLimits })
 	return h
 }
 
-// limitsSince is the first branch of the driver that limits the memory of containers.
-const limitsSince = 615
+func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }
 
-func atLeast(text string, least int) bool {
-	number, err := strconv.Atoi(text)
-	return err == nil && number >= least
+// calls reports whether a subcommand is called.
+func (h hook) calls(name string) bool {
+	return h.found() && slices.Contains(h.known, name) && !slices.Contains(h.disabled, name)
 }
 
-func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }
+// unlimited returns why the driver is not told of limits of containers, in a sentence without a full stop; empty if it is.
+func (h hook) unlimited(root fs.FS) string {
+	switch {
+	case !h.calls(hookApplyMemoryLimits):
+		return "limits by the driver need driver " + strconv.Itoa(resource.DriverLimitsSince) + " and NVIDIA's hook with the subcommand " +
+			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and check --nvidia-cdi-hook-path " +
+			"and --cdi-disable-hooks"
+	case !exists(root, "sys/fs/cgroup/cgroup.controllers"):
+		return "limits by the driver need cgroup v2, and this node has cgroup v1"
+	}
+	return ""
+}
 
 // hooks returns what the runtime is to run for every container.
 func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
@@ -197,7 +206,7 @@ func (h hook) symlinks(links [][2]string) []*specs.Hook {
 // run returns one call of the hook; nil if the hook does not know the subcommand, or is not to be called so. nvidia-ctk has its subcommands
 // below a command of its own.
 func (h hook) run(when, name string, args ...string) []*specs.Hook {
-	if !h.found() || !slices.Contains(h.known, name) || slices.Contains(h.disabled, name) {
+	if !h.calls(name) {
 		return nil
 	}
 	call := []string{path.Base(h.path)}

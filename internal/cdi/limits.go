@@ -20,26 +20,32 @@ func isToken(d resource.Device) bool { return d.Sharing == resource.Percentage }
 // limits returns the specs of the limits that containers with units of memory are given, one device for each size that a GPU of the node
 // has. The sizes do not depend on the configuration: a container that starts again needs the name that it was given.
 func (w Wanted) limits() map[edits.CDIClass]*specs.Spec {
-	given := func(d resource.Device) bool { return d.Sharing == resource.InMPSUnits }
-	if !slices.ContainsFunc(w.Plan.Resources, func(r resource.Resource) bool { return slices.ContainsFunc(r.Devices, given) }) {
-		return nil
+	has := func(mode resource.SharingMode) bool {
+		given := func(d resource.Device) bool { return d.Sharing == mode }
+		return slices.ContainsFunc(w.Plan.Resources, func(r resource.Resource) bool { return slices.ContainsFunc(r.Devices, given) })
 	}
+	byMPS, byDriver := has(resource.InMPSUnits), has(resource.InDriverUnits)
 	all, most := map[edits.CDIClass]*specs.Spec{}, 0
 	add := func(l edits.Limit) {
 		if all[l.Class] == nil {
 			all[l.Class] = newSpec(l.Class)
 		}
 		all[l.Class].Devices = append(all[l.Class].Devices, specs.Device{
-			Name: l.CDIName, ContainerEdits: specs.ContainerEdits{Env: []string{l.Variable + "=" + l.Value}},
+			Name: l.CDIName, ContainerEdits: specs.ContainerEdits{Env: l.Env},
 		})
 	}
 	for _, g := range w.Snapshot.GPUs {
 		most = max(most, int(g.MemoryBytes>>20))
 	}
 	for mib := memoryStep; mib <= most; mib += memoryStep {
-		add(edits.MemoryLimit(mib))
+		if byMPS {
+			add(edits.MemoryLimit(mib))
+		}
+		if byDriver {
+			add(edits.DriverMemoryLimit(mib))
+		}
 	}
-	for percentage := threadStep; percentage <= 100; percentage += threadStep {
+	for percentage := threadStep; byMPS && percentage <= 100; percentage += threadStep {
 		add(edits.ThreadLimit(percentage))
 	}
 	return all

@@ -1,7 +1,10 @@
 package cdi_test
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -42,5 +45,56 @@ func TestLimitsOfUnitsResolve(t *testing.T) {
 	}
 	if (cdi.Written{}).Lacks(w)["percentage"] == "" {
 		t.Error("percentages are given without a spec")
+	}
+}
+
+// Units by the driver are given out only where NVIDIA's hook sets their limits, and each limit is in a spec.
+func TestLimitsByTheDriver(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		driver, hook string
+		v1           bool
+		disabled     []string
+		want         string // in why the units are not given out
+	}{
+		"all is there":     {driver: version, hook: newHook},
+		"an older toolkit": {driver: version, hook: "update-ldcache", want: "install NVIDIA's container toolkit 1.20.1"},
+		"no toolkit":       {driver: version, want: "which was not seen"},
+		"disabled":         {driver: version, hook: newHook, disabled: []string{"apply-cuda-memory-limits"}, want: "check --nvidia-cdi-hook-path and --cdi-disable-hooks"},
+		"cgroup v1":        {driver: version, hook: newHook, v1: true, want: "need cgroup v2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, driverFiles()...)
+			h.library(t, "driver-root/usr/lib/x86_64-linux-gnu/libcuda.so."+version, "libcuda.so.1")
+			if tt.hook != "" {
+				h.program(t, "driver-root/usr/bin/nvidia-cdi-hook", tt.hook)
+			}
+			if !tt.v1 {
+				h.add(t, "sys/fs/cgroup/cgroup.controllers")
+			}
+			w := wanted()
+			w.Options.DisabledHooks = tt.disabled
+			w.Snapshot.GPUs[0].MemoryBytes = 4 << 30
+			w.Plan = resource.New(w.Snapshot, resource.Options{
+				Units: resource.Units{Name: "volcano.sh/gpu-mem.128Mi", Driver: true}, MIG: resource.MIGNone,
+				Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Units: true}},
+			})
+			written, err := h.writer.Apply(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := written.Lacks(w)["GPU-a"]; (why == "") != (tt.want == "") || !strings.Contains(why, tt.want) {
+				t.Errorf("units are not given out because %q, want %q", why, tt.want)
+			}
+			devices := h.spec(t, "driver-memory-limit").Devices
+			want := []string{"NVIDIA_GPU_MEMORY_REQUEST=0", "NVIDIA_GPU_MEMORY_LIMIT=4096"}
+			if len(devices) != 32 || !slices.Equal(devices[31].ContainerEdits.Env, want) {
+				t.Errorf("%d limits, want 32, the last with %q", len(devices), want)
+			}
+			if _, err := os.Stat(filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-thread-limit.json")); err == nil {
+				t.Error("there are limits of threads, which only MPS has")
+			}
+		})
 	}
 }

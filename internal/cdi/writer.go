@@ -41,6 +41,7 @@ func NewWriter(dir string, root fs.FS) *Writer {
 type Written struct {
 	devices    map[string]bool // of the class edits.CDIGPU
 	companions map[edits.CDIClass]bool
+	unlimited  string // why containers cannot be held to limits by the driver; empty if they can
 	err        error
 }
 
@@ -51,7 +52,7 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	if err != nil {
 		err = fmt.Errorf("make CDI specs: %w", err)
 	}
-	written := Written{devices: map[string]bool{}, companions: map[edits.CDIClass]bool{}}
+	written := Written{devices: map[string]bool{}, companions: map[edits.CDIClass]bool{}, unlimited: w.found.hook.unlimited(w.root)}
 	for class, spec := range made {
 		names, problem := w.write(class, spec, wanted.Edits.IDs)
 		if problem != nil {
@@ -185,11 +186,25 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 	}
 	for _, r := range wanted.Plan.Resources {
 		for _, d := range r.Members() {
-			limits := d.Sharing != resource.InMPSUnits && !isToken(d) || w.companions[edits.CDIMemory] && w.companions[edits.CDIThreads]
-			if !companions || !limits || !isToken(d) && !w.devices[edits.CDIName(d, wanted.Edits.IDs)] {
+			switch {
+			case !companions || !w.limits(d.Sharing) || !isToken(d) && !w.devices[edits.CDIName(d, wanted.Edits.IDs)]:
 				lacks[d.UUID] = why
+			case d.Sharing == resource.InDriverUnits && w.unlimited != "":
+				lacks[d.UUID] = w.unlimited
 			}
 		}
 	}
 	return lacks
+}
+
+// limits reports whether the limits of devices that are shared so are in specs.
+func (w Written) limits(mode resource.SharingMode) bool {
+	switch mode {
+	case resource.InMPSUnits, resource.Percentage:
+		return w.companions[edits.CDIMemory] && w.companions[edits.CDIThreads]
+	case resource.InDriverUnits:
+		return w.companions[edits.CDIDriverMemory]
+	case resource.Unshared, resource.TimeSliced, resource.MPS, resource.InUnits:
+	}
+	return true
 }

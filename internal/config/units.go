@@ -22,10 +22,8 @@ func (d *document) units(c *Config) {
 	if given == nil {
 		given = &v1.Units{}
 	}
-	u := resource.Units{
-		ReserveMiB: unitsReserve, Measured: given.ReserveMiB == nil,
-		MPS: !d.either("units.enforce", given.Enforce, "mps", "none"),
-	}
+	u := resource.Units{ReserveMiB: unitsReserve, Measured: given.ReserveMiB == nil}
+	u.MPS, u.Driver = d.enforce(given.Enforce)
 	if d.either("units.fit", given.Fit, "one", "sum") {
 		u.Fit = resource.FitSum
 	}
@@ -66,9 +64,26 @@ func (d *document) units(c *Config) {
 		d.warn("units", d.line("units"), "has no effect without a selector with units: true")
 	case selected:
 		c.Resource.Units = u
+		if u.Driver && !c.Edits.OnlyCDI() {
+			d.refuse("units.enforce", "driver needs --device-list-strategy=cdi-cri or cdi-annotations, and no other: the hook that sets limits is "+
+				"called by CDI")
+		}
 		if u.MPS && c.Edits.MPSRoot == "" && !c.Discovery.On && d.reads("mps-root") {
 			d.refuse("selectors", "units need --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps, or enforce: "+
 				"none in the block units")
 		}
 	}
+}
+
+// enforce returns who holds containers to the limits of their units.
+func (d *document) enforce(given *string) (mps, driver bool) {
+	switch {
+	case given == nil || *given == "mps":
+		return true, false
+	case *given == "driver":
+		return false, true
+	case *given != "none":
+		d.refuse("units.enforce", fmt.Sprintf("%q is not one of: mps, driver, none", *given))
+	}
+	return false, false
 }

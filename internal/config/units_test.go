@@ -38,7 +38,12 @@ func TestUnits(t *testing.T) {
 		{name: "percentages", file: selected + "units: {percentage: mem}", err: `units.percentage: "mem" is not the beginning of a resource name`},
 		{name: "fit", file: selected + "units: {fit: two}", err: `units.fit: "two" is not one of: one, sum`},
 		{name: "fill", file: selected + "units: {fill: x}", err: `units.fill: "x" is not one of: fullest, emptiest`},
-		{name: "enforce", file: selected + "units: {enforce: x}", err: `units.enforce: "x" is not one of: mps, none`},
+		{name: "enforce", file: selected + "units: {enforce: x}", err: `units.enforce: "x" is not one of: mps, driver, none`},
+		{name: "the driver", file: "flags: {plugin: {deviceListStrategy: cdi-cri}}\nselectors: [{indices: ['0'], units: true}]\nunits: {enforce: driver}",
+			want: resource.Units{Name: usual.Name, ReserveMiB: 1024, Measured: true, Driver: true}},
+		{name: "the driver without CDI", file: selected + "units: {enforce: driver}", err: "units.enforce: driver needs --device-list-strategy=cdi-cri"},
+		{name: "the driver and another strategy", file: "flags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}\n" +
+			"selectors: [{indices: ['0'], units: true}]\nunits: {enforce: driver}", err: "units.enforce: driver needs"},
 		{name: "reserve", file: selected + "units: {reserveMiB: -1}", err: `units.reserveMiB: must be 0 or more, not -1`},
 		{name: "two forms", file: "selectors: [{indices: ['0'], units: true, replicas: 2}]", err: "units cannot be combined with rename or replicas"},
 	} {

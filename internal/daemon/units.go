@@ -34,7 +34,7 @@ func gpusInUnits(plan resource.Plan, prober *mps.Prober) map[string]receipt.GPU 
 			continue
 		}
 		for _, d := range r.Members() {
-			g := receipt.GPU{MPS: d.Sharing == resource.InMPSUnits}
+			g := receipt.GPU{MPS: d.Sharing == resource.InMPSUnits, Driver: d.Sharing == resource.InDriverUnits}
 			if g.MPS {
 				g.Away, g.OwnLimits = unready[d.MPSDaemon()], prober.OwnLimits(d.MPSDaemon())
 			}

@@ -14,31 +14,50 @@ const (
 	CDIThreads CDIClass = "thread-limit"
 )
 
-// A Limit is a limit that a container gets by one variable of its environment. As a CDI device it wins over a variable of the pod.
+// CDIDriverMemory is the class of limits that the driver holds the cgroup of a container to. NVIDIA's hook sets them.
+const CDIDriverMemory CDIClass = "driver-memory-limit"
+
+// A Limit is a limit that a container gets by variables of its environment. As a CDI device it wins over variables of the pod.
 type Limit struct {
 	Class CDIClass
 	// CDIName is the device part of the limit's CDI name.
-	CDIName         string
-	Variable, Value string
+	CDIName string
+	// Env has the variables, each as NAME=VALUE.
+	Env []string
 }
+
+// The variables of clients of MPS.
+const (
+	memoryVariable = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+	threadVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+)
 
 // MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in MiB.
 func MemoryLimit(mib int) Limit {
-	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", fmt.Sprintf("0=%dM", mib)}
+	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib)}}
+}
+
+// DriverMemoryLimit returns the limit of the memory of a GPU that all processes of a container may have together, in MiB. Nothing is
+// requested: what the driver keeps for a cgroup stays behind when the cgroup goes.
+func DriverMemoryLimit(mib int) Limit {
+	env := []string{"NVIDIA_GPU_MEMORY_REQUEST=0", fmt.Sprintf("NVIDIA_GPU_MEMORY_LIMIT=%d", mib)}
+	return Limit{CDIDriverMemory, fmt.Sprintf("%dMi", mib), env}
 }
 
 // ThreadLimit returns the limit of the threads of a GPU that a process of a container may use, in percent.
 func ThreadLimit(percentage int) Limit {
-	return Limit{CDIThreads, fmt.Sprint(percentage), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", fmt.Sprint(percentage)}
+	return Limit{CDIThreads, fmt.Sprint(percentage), []string{fmt.Sprintf("%s=%d", threadVariable, percentage)}}
 }
 
 // limitOf returns the limit that the devices of a request bring; false if they bring none.
 func limitOf(devices []resource.Device) (limit Limit, limited bool) {
-	mib, percentage := 0, 0
+	mib, driver, percentage := 0, 0, 0
 	for _, d := range devices {
 		switch d.Sharing {
 		case resource.InMPSUnits:
 			mib += resource.UnitMiB(d.Resource)
+		case resource.InDriverUnits:
+			driver += resource.UnitMiB(d.Resource)
 		case resource.Percentage:
 			percentage++
 		case resource.Unshared, resource.TimeSliced, resource.MPS, resource.InUnits:
@@ -47,6 +66,8 @@ func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 	switch {
 	case mib > 0:
 		return MemoryLimit(mib), true
+	case driver > 0:
+		return DriverMemoryLimit(driver), true
 	case percentage > 0:
 		return ThreadLimit(percentage), true
 	}
@@ -56,7 +77,10 @@ func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 // limit gives the container the limit that its devices bring: also by a variable where one of the strategies is not CDI.
 func (c *container) limit() {
 	if c.limited && !c.options.OnlyCDI() {
-		c.edits.Env[c.bound.Variable] = c.bound.Value
+		for _, variable := range c.bound.Env {
+			name, value, _ := strings.Cut(variable, "=")
+			c.edits.Env[name] = value
+		}
 	}
 }
 
@@ -88,21 +112,33 @@ func (e Edits) Limits() (mib, percentage int) {
 		}
 		return n
 	}
-	mib = read(e.Env[MemoryLimit(0).Variable], "0=%dM")
-	percentage = read(e.Env[ThreadLimit(0).Variable], "%d")
-	names := slices.Clone(e.CDIDevices)
-	for _, listed := range e.Annotations {
-		names = append(names, strings.Split(listed, ",")...)
-	}
-	for _, name := range names {
-		if size, is := strings.CutPrefix(name, qualified(CDIMemory, "")); is {
-			mib = read(size, "%dMi")
+	mib = read(e.Env[memoryVariable], "0=%dM")
+	percentage = read(e.Env[threadVariable], "%d")
+	for _, name := range e.cdiNames() {
+		for _, class := range []CDIClass{CDIMemory, CDIDriverMemory} {
+			if size, is := strings.CutPrefix(name, qualified(class, "")); is {
+				mib = read(size, "%dMi")
+			}
 		}
 		if size, is := strings.CutPrefix(name, qualified(CDIThreads, "")); is {
 			percentage = read(size, "%d")
 		}
 	}
 	return mib, percentage
+}
+
+// cdiNames returns the CDI devices of the edits, in each form in which runtimes are told.
+func (e Edits) cdiNames() []string {
+	names := slices.Clone(e.CDIDevices)
+	for _, listed := range e.Annotations {
+		names = append(names, strings.Split(listed, ",")...)
+	}
+	return names
+}
+
+// IsLimitedByDriver reports whether the driver holds the container to its limit.
+func (e Edits) IsLimitedByDriver() bool {
+	return slices.ContainsFunc(e.cdiNames(), func(name string) bool { return strings.HasPrefix(name, qualified(CDIDriverMemory, "")) })
 }
 
 // IsMPSClient reports whether the container is a client of an MPS control daemon.

@@ -34,6 +34,8 @@ func TestLimitsOfUnits(t *testing.T) {
 			"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=768M", "CUDA_MPS_PIPE_DIRECTORY": "/mps/gpu.GPU-a/pipe"}}},
 		{"by CDI", unit(resource.InMPSUnits), []edits.Strategy{edits.CDICRI},
 			edits.Edits{Mounts: mounts, Env: pipe, CDIDevices: []string{kind + "gpu=GPU-a", kind + "memory-limit=768Mi"}}},
+		{"by the driver", unit(resource.InDriverUnits), []edits.Strategy{edits.CDICRI},
+			edits.Edits{Env: map[string]string{}, CDIDevices: []string{kind + "gpu=GPU-a", kind + "driver-memory-limit=768Mi"}}},
 		{"only counted", unit(resource.InUnits), []edits.Strategy{edits.EnvVar}, edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-a"}}},
 		{"a percentage by variables", tokens, []edits.Strategy{edits.EnvVar}, edits.Edits{Env: map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}}},
 		{"a percentage by CDI", tokens, []edits.Strategy{edits.CDICRI},

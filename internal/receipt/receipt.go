@@ -18,14 +18,17 @@ import (
 
 // The layers.
 const (
-	byMPS   = "mps"
-	byNoOne = "none"
+	byMPS    = "mps"
+	byDriver = "driver"
+	byNoOne  = "none"
 )
 
 // A GPU is what is known of a GPU in units.
 type GPU struct {
 	// MPS says that limits of its units are to be held by MPS.
 	MPS bool
+	// Driver says that limits of its units are to be held by the driver.
+	Driver bool
 	// Away is why the control daemon of the GPU does not serve; empty if it does, or there is none.
 	Away string
 	// OwnLimits are limits that the control daemon has for all clients; empty if there are none.
@@ -116,11 +119,14 @@ func (c *container) receipt(mib int, answers Answers) status.Receipt {
 	r.Layer = byNoOne
 	given := editsOf(memory)
 	limit, _ := given.Limits()
-	if given.IsMPSClient() {
+	switch {
+	case given.IsMPSClient():
 		r.Layer = byMPS
-		if limit != mib {
-			r.Differences = append(r.Differences, fmt.Sprintf("it was given a limit of %d MiB", limit))
-		}
+	case given.IsLimitedByDriver():
+		r.Layer = byDriver
+	}
+	if r.Layer != byNoOne && limit != mib {
+		r.Differences = append(r.Differences, fmt.Sprintf("it was given a limit of %d MiB", limit))
 	}
 	if r.Percentage == 0 {
 		return r
@@ -154,6 +160,10 @@ func now(layer string, gpus map[string]GPU, uuid string) []string {
 		return []string{"the GPU is no longer offered in units"}
 	case layer == byNoOne && gpu.MPS:
 		return []string{"it started without limits, and the configuration wants them by MPS"}
+	case layer == byNoOne && gpu.Driver:
+		return []string{"it started without limits, and the configuration wants them by the driver"}
+	case layer == byDriver && !gpu.Driver:
+		return []string{"it started with a limit by the driver, and the configuration wants none"}
 	case layer == byMPS && !gpu.MPS:
 		return []string{"it started as a client of MPS, and the configuration wants none"}
 	case layer == byMPS && gpu.Away != "":

@@ -133,3 +133,36 @@ func TestReceiptsOfTwoGPUs(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 }
+
+// TestReceiptsByTheDriver: a container that the driver limits says so, and how its GPU is offered otherwise now is a difference.
+func TestReceiptsByTheDriver(t *testing.T) {
+	t.Parallel()
+	for what, o := range map[string]edits.Options{
+		"cdi-cri":         {Strategies: []edits.Strategy{edits.CDICRI}},
+		"cdi-annotations": {Strategies: []edits.Strategy{edits.CDIAnnotations}, AnnotationPrefix: "cdi.k8s.io/"},
+	} {
+		limited := given(t, o, mem, resource.InDriverUnits, ids(0, 2, "GPU-a")...)
+		counted := given(t, o, mem, resource.InUnits, ids(0, 2, "GPU-a")...)
+		var devices []kubelet.ContainerDevice
+		for _, id := range limited.IDs {
+			devices = append(devices, kubelet.ContainerDevice{Resource: mem, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
+		}
+		for _, tt := range []struct {
+			answer  kubelet.Answer
+			gpu     receipt.GPU
+			layer   string
+			differs []string
+		}{
+			{answer: limited, gpu: receipt.GPU{Driver: true}, layer: "driver"},
+			{answer: limited, layer: "driver", differs: []string{"it started with a limit by the driver, and the configuration wants none"}},
+			{answer: counted, gpu: receipt.GPU{Driver: true}, layer: "none",
+				differs: []string{"it started without limits, and the configuration wants them by the driver"}},
+		} {
+			got := receipt.Of(devices, receipt.Answers{All: []kubelet.Answer{tt.answer}}, map[string]receipt.GPU{"GPU-a": tt.gpu})
+			want := status.Receipt{MemoryMiB: 2 << 10, Layer: tt.layer, Since: at, Differences: tt.differs}
+			if len(got) != 1 || !cmp.Equal(want, *got[0].Receipt) {
+				t.Errorf("%s: %+v, want %+v", what, got, want)
+			}
+		}
+	}
+}

@@ -52,7 +52,7 @@ func (d Device) MPSDaemon() string {
 		return d.Resource
 	case InMPSUnits:
 		return "gpu." + d.UUID
-	case Unshared, TimeSliced, InUnits, Percentage:
+	case Unshared, TimeSliced, InUnits, InDriverUnits, Percentage:
 	}
 	return ""
 }

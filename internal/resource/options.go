@@ -148,6 +148,8 @@ const (
 	InUnits
 	// InMPSUnits devices are such units; CUDA's Multi-Process Service enforces what a container uses.
 	InMPSUnits
+	// InDriverUnits devices are such units; the driver limits what the cgroup of a container uses.
+	InDriverUnits
 	// Percentage devices are tokens of the node, each for one percent of the threads that a container may use.
 	Percentage
 )
@@ -164,6 +166,8 @@ func (m SharingMode) String() string {
 		return "units"
 	case InMPSUnits:
 		return "units by mps"
+	case InDriverUnits:
+		return "units by driver"
 	case Percentage:
 		return "percentage"
 	}

@@ -41,6 +41,7 @@ type planner struct {
 	options   Options
 	control   inventory.ControlNodes
 	cuda      string               // inventory.Driver.CUDA
+	driver    string               // inventory.Driver.Version
 	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
 	resources map[string]*gathered // by name
 	units     []unitGPU
@@ -52,7 +53,8 @@ type planner struct {
 // devices were there in the last scan that succeeded. The same arguments give the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
 	p := planner{
-		options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, resources: map[string]*gathered{}, unread: map[int]string{},
+		options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, driver: snapshot.Driver.Version,
+		resources: map[string]*gathered{}, unread: map[int]string{},
 	}
 	for _, l := range snapshot.LeftOut {
 		p.unread[l.Index] = l.Reason

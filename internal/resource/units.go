@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -25,6 +26,8 @@ type Units struct {
 	Percentage string
 	// MPS has limits enforced by CUDA's Multi-Process Service. Otherwise units are only counted.
 	MPS bool
+	// Driver has limits enforced by the driver on the cgroup of each container. It excludes MPS.
+	Driver bool
 }
 
 // Fit says which of the free units of a node are on offer.
@@ -115,6 +118,16 @@ func (u Units) reserveMiB(g inventory.GPU) int {
 	return int((g.ReservedBytes + 1<<20 - 1) >> 20)
 }
 
+// DriverLimitsSince is the first branch of the driver that limits the memory of containers.
+const DriverLimitsSince = 615
+
+// DriverLimitsMemory reports whether a driver of this version, such as 615.71.05, limits the memory of containers.
+func DriverLimitsMemory(version string) bool {
+	branch, _, _ := strings.Cut(version, ".")
+	number, err := strconv.Atoi(branch)
+	return err == nil && number >= DriverLimitsSince
+}
+
 // placeUnits adds a GPU as units of its memory, and reports whether it did. Otherwise the GPU stays as it would be without Units, with
 // the reason in a warning.
 func (p *planner) placeUnits(c candidate) bool {
@@ -129,6 +142,8 @@ func (p *planner) placeUnits(c candidate) bool {
 		why = "the driver does not say how much memory it has"
 	case count < 1:
 		why = fmt.Sprintf("of its %d MiB nothing is left after the reserve of %d MiB", c.gpu.MemoryBytes>>20, reserve)
+	case p.options.Units.Driver && !DriverLimitsMemory(p.driver):
+		why = fmt.Sprintf("limits by the driver need driver %d, and this one is %q", DriverLimitsSince, p.driver)
 	case p.options.Units.MPS && c.gpu.ComputeCapability.Major < 7:
 		why = "limits by MPS need compute capability 7.0"
 	case p.options.Units.MPS && !cudaAtLeast(p.cuda, 11, 5, true):
@@ -140,8 +155,11 @@ func (p *planner) placeUnits(c candidate) bool {
 	}
 	d := p.device(c)
 	d.Resource, d.Sharing = p.options.Units.Name, InUnits
-	if p.options.Units.MPS {
+	switch {
+	case p.options.Units.MPS:
 		d.Sharing = InMPSUnits
+	case p.options.Units.Driver:
+		d.Sharing = InDriverUnits
 	}
 	p.units = append(p.units, unitGPU{device: d, count: count, clients: mpsClients(*c.gpu, p.cuda)})
 	return true

@@ -51,6 +51,7 @@ func TestUnitsOfAPlan(t *testing.T) {
 		name    string
 		gpus    []inventory.GPU
 		cuda    string
+		driver  string
 		units   resource.Units
 		want    []string
 		warning string
@@ -79,6 +80,9 @@ func TestUnitsOfAPlan(t *testing.T) {
 			warning: "limits by MPS need compute capability 7.0"},
 		{name: "an old driver", gpus: []inventory.GPU{memory(0, 8)}, cuda: "11.4", units: resource.Units{MPS: true}, want: []string{"nvidia.com/gpu 0"},
 			warning: "limits by MPS need a driver for CUDA 11.5, and this one is for 11.4"},
+		{name: "the driver", gpus: []inventory.GPU{old}, driver: "615.71.05", units: resource.Units{Driver: true}, want: []string{unitsName + " 0×16"}},
+		{name: "a driver that cannot limit", gpus: []inventory.GPU{memory(0, 8)}, driver: "610.3", units: resource.Units{Driver: true},
+			want: []string{"nvidia.com/gpu 0"}, warning: `limits by the driver need driver 615, and this one is "610.3"`},
 		{name: "without MPS", gpus: []inventory.GPU{old}, cuda: "11.4", want: []string{unitsName + " 0×16"}},
 		{name: "a MIG device", gpus: []inventory.GPU{mig}, want: []string{"nvidia.com/mig-1g.10gb 0:0"}, warning: "it is a MIG device"},
 	} {
@@ -86,7 +90,7 @@ func TestUnitsOfAPlan(t *testing.T) {
 			t.Parallel()
 			o := inUnits(tt.units, "0")
 			o.MIG = resource.MIGMixed
-			plan := resource.New(inventory.Snapshot{GPUs: tt.gpus, Driver: inventory.Driver{CUDA: tt.cuda}}, o)
+			plan := resource.New(inventory.Snapshot{GPUs: tt.gpus, Driver: inventory.Driver{CUDA: tt.cuda, Version: tt.driver}}, o)
 			if diff := cmp.Diff(tt.want, counts(plan)); diff != "" {
 				t.Errorf("resources (-want +got):\n%s", diff)
 			}

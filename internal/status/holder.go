@@ -25,7 +25,8 @@ type Receipt struct {
 	// MemoryMiB is the memory of its units, and Percentage the part of the threads that it may use; 0 if it asked for none.
 	MemoryMiB  int `json:"memoryMiB"`
 	Percentage int `json:"percentage,omitempty"`
-	// Layer is mps where its processes are clients of MPS with limits, none where units are only counted, and empty where that is not known.
+	// Layer is mps where its processes are clients of MPS with limits, driver where the driver limits its cgroup, none where units are only
+	// counted, and empty where that is not known.
 	Layer string `json:"layer,omitempty"`
 	// Since is when it was given the units; zero if that is not known.
 	Since time.Time `json:"since,omitzero"`

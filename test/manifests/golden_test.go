@@ -20,6 +20,7 @@ var goldens = map[string]string{
 	"mig-mixed":    "{migStrategy: mixed}",
 	"time-slicing": "{config: {map: {default: \"version: v1\\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\"}}}",
 	"cdi":          "{deviceListStrategy: [cdi-annotations, cdi-cri], nvidiaDriverRoot: /run/nvidia/driver, cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook}}",
+	"units":        "{config: {map: {default: \"version: v1\\nselectors: [{indices: [0], units: true}]\"}}}",
 	"simulated":    "{simulate: dgx-h100, affinity: null}",
 	"gfd":          "{gfd: {enabled: true}}",
 	"mps":          "{config: {map: {default: \"version: v1\\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\"}}}",

@@ -31,6 +31,7 @@ func TestPolicyOfUnits(t *testing.T) {
 		"{" + unitsFile("size: 1Gi, name: a.b/c, percentage: a.b/d") + "}":                                                          {"['a.b/c.1Gi']", "['a.b/d.percentage']"},
 		"{" + unitsFile("size: 1Gi") + ", units: {name: a.b/c, size: 256Mi, percentage: a.b/d}}":                                    {"['a.b/c.256Mi']", "['a.b/d.percentage']"},
 		"{" + unitsFile(`percentage: ""`) + "}":                                                                                     {},
+		"{" + unitsFile("enforce: driver") + "}":                                                                                    {},
 		"{" + unitsFile("enforce: none") + "}":                                                                                      {},
 		"{" + unitsFile("") + ", units: {enabled: false}}":                                                                          {},
 		"{" + unitsFile("") + ", admissionPolicy: {enabled: false}}":                                                                {},

@@ -241,7 +241,8 @@ type Units struct {
 	Fit *string `json:"fit,omitempty"`
 	// Fill is fullest (default): a container gets the fullest GPU that has enough; or emptiest.
 	Fill *string `json:"fill,omitempty"`
-	// Enforce is mps (default): limits are enforced by CUDA's Multi-Process Service; or none: units are only counted.
+	// Enforce is mps (default): limits are enforced by CUDA's Multi-Process Service; driver: by the driver, from 615 on; or none: units are
+	// only counted.
 	Enforce *string `json:"enforce,omitempty"`
 }
 

@@ -231,7 +231,7 @@ node has no device nodes. */}}
 {{- if kindIs "invalid" $enabled }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
 {{- with fromYaml . }}{{ with .sharing }}{{ $enabled = or $enabled .mps }}{{ end }}
-{{- $enforced := ne (dig "enforce" "mps" (default dict .units)) "none" }}{{ range .selectors }}{{ $enabled = or $enabled (and .units $enforced) }}{{ end }}{{ end }}
+{{- $enforced := eq (dig "enforce" "mps" (default dict .units)) "mps" }}{{ range .selectors }}{{ $enabled = or $enabled (and .units $enforced) }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if $enabled }}true{{ end }}
@@ -772,7 +772,7 @@ and for pods with HAMi's words (hami) the only ones and the size in MiB. A value
 {{- $size := default (default "128Mi" .size) $values.size }}
 {{- $percentage := dig "percentage" "volcano.sh/gpu-core" . }}
 {{- if not (kindIs "invalid" $values.percentage) }}{{ $percentage = $values.percentage }}{{ end }}
-{{- if eq "none" (default "mps" .enforce) }}{{ $percentage = "" }}{{ end }}
+{{- if ne "mps" (default "mps" .enforce) }}{{ $percentage = "" }}{{ end }}
 {{- if $percentage }}{{ $percentage = printf "%s.percentage" $percentage }}{{ end }}
 {{- $pair := dict "memory" (printf "%s.%s" $name $size) "percentage" (default "" $percentage) "mib" (get (dict "128Mi" 128 "256Mi" 256 "1Gi" 1024) $size) }}
 {{- $_ := set $pairs (toJson $pair) $pair }}
