@@ -88,7 +88,7 @@ var draOptions = []option{
 	},
 	{
 		flag: "dra-metadata", env: []string{"DRA_METADATA"}, key: "dra.metadata", fallback: "false", kind: kindBool,
-		usage: "give the containers of each claim that is prepared from now on a file that says which GPUs and MIG devices they have (KEP-5304)",
+		usage: "give containers of new claims a file that says which GPUs and MIG devices they have (KEP-5304)",
 		set:   truth(func(c *Config) *bool { return &c.DRA.Metadata }),
 	},
 }

@@ -59,6 +59,9 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	}
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
+		o.Containers = func() (map[string][]kubelet.SeenContainer, error) {
+			return kubelet.SeenContainers(kubelet.PodCgroups, "/proc")
+		}
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 	}
 	if d.cluster != nil && c.NodeName != "" {
@@ -84,6 +87,7 @@ func (d *daemon) draTasks() []Task {
 	return []Task{
 		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
 		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
+		{Name: "containers of claims", Run: d.dra.Claims.Compare, Lead: true},
 		d.told.Deciding(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
 		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
 	}
@@ -162,6 +166,7 @@ func (d *daemon) allocation() *status.DRA {
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
 		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,
 	}
+	s.Pods = status.DRAPods(d.dra.Claims.Compared().Value())
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		used = used || owners[g.UUID] != dra.OwnedByPlugin

@@ -42,7 +42,8 @@ const (
 var deviceNodes = regexp.MustCompile(`device nodes: /dev/(nvidia\d+)\n`)
 
 // claimsByHelm: with the values of docs/dra.md a label of the Node says whether it has the daemon, and another one has its GPUs go into slices,
-// and back. helm test has a pod with a claim and one that asks for nvidia.com/gpu, which see one GPU each. Two pods share a claim by MPS.
+// and back. helm test has a pod with a claim and one that asks for nvidia.com/gpu, which see one GPU each. Two pods share a claim by MPS,
+// whose status and metadata say which GPU that is.
 func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
@@ -51,7 +52,11 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	installDriver(ctx, t)
 	values := agentValues + documented(t, "docs/dra.md", `the story "claims by Helm"`) +
 		"test: {deviceClass: gpu.nvidia.com}\nnodeSelector: {" + gpuLabel + ": \"on\"}\nmps: {enabled: true}\n"
-	helm(ctx, t, n, append([]string{"install", "--set", "features.labels=node"}, chartWith(t, values)...)...)
+	set := "features.labels=node,dra.claimStatus=true,dra.metadata=true"
+	if *long { // the daemon sees the device nodes of containers
+		set += ",hostPID=true,securityContext.privileged=true"
+	}
+	helm(ctx, t, n, append([]string{"install", "--set", set}, chartWith(t, values)...)...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			explain(t, n)
@@ -103,7 +108,7 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 		}
 		kubectl(ctx, t, n, "--namespace", namespace, "delete", "pod", pod)
 	}
-	sharedByMPS(ctx, t, n, held)
+	sharedByMPS(ctx, t, n, held, all)
 
 	start = time.Now()
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, enableLabel+"=pgpu")
@@ -143,7 +148,7 @@ func bringMPS(ctx context.Context, t *testing.T, n *node.Node) {
 
 // sharedByMPS: two pods on one claim that is shared by MPS are clients of one control daemon, which has the claim's limits. After them nothing
 // is left of it.
-func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string) {
+func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string, all []simulated) {
 	t.Helper()
 	const name = "shared-by-mps"
 	start := time.Now()
@@ -186,6 +191,8 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string)
 	}
 	if len(seen) != 2 || seen[0] != seen[1] || slices.Contains(held, seen[0]) {
 		t.Errorf("the pods that share a claim see %v, want one and the same GPU, and not of %v", seen, held)
+	} else {
+		tellsDevices(ctx, t, n, name, name+"-2", uuidOfNode(all, seen[0]))
 	}
 	log, err := os.ReadFile("/run/nvidia/mps/claims/" + string(claim.UID) + "-0/log/control.log")
 	if daemons := strings.Count(string(log), "Starting control daemon"); daemons != 1 {
@@ -200,7 +207,7 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string)
 		if _, mark := os.Stat("/run/nvidia/mps/.exclusive"); err == nil && (len(left) > 0 || mark == nil) {
 			err = fmt.Errorf("%v are left of MPS; GPUs are exclusive: %t", left, mark == nil)
 		}
-		return errors.Join(err, prepared(0))
+		return errors.Join(err, prepared(0), noMetadata())
 	})
 	phase("nothing is left of MPS after the pods", start)
 	if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {

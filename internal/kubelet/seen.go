@@ -1,0 +1,119 @@
+package kubelet
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// A SeenContainer is a container of a pod, by its processes.
+type SeenContainer struct {
+	// Nodes are the names below /dev of the NVIDIA device nodes that it has, such as nvidia0 and nvidia-caps/nvidia-cap3.
+	Nodes []string
+	// Hidden says that its device nodes cannot be seen, or are those of the node: its processes are in another PID namespace, this process has
+	// not the rights, or the container is privileged.
+	Hidden bool
+}
+
+// podUID is the UID in the name of a pod's cgroup.
+var podUID = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})`)
+
+// SeenContainers returns the containers of all pods, by the UID of the pod. Cgroups is the node's /sys/fs/cgroup, of version 2, and proc
+// its /proc. The error says why no pod can be seen. It reads some files for each container.
+func SeenContainers(cgroups, proc string) (map[string][]SeenContainer, error) {
+	if _, err := os.ReadDir(cgroups); err != nil {
+		return nil, err
+	}
+	all := map[string][]SeenContainer{}
+	_ = filepath.WalkDir(cgroups, func(path string, entry fs.DirEntry, err error) error { // a pod that is gone meanwhile has no containers
+		if err != nil || !entry.IsDir() {
+			return nil
+		}
+		if found := podUID.FindStringSubmatch(entry.Name()); found != nil {
+			uid := strings.ReplaceAll(found[1], "_", "-")
+			all[uid] = seenContainers(path, proc)
+			return fs.SkipDir
+		}
+		if below, err := filepath.Rel(cgroups, path); err != nil || strings.Count(below, "/") >= cgroupDepth-1 {
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return all, nil
+}
+
+// seenContainers returns the containers of a pod, each of which has a cgroup below that of the pod.
+func seenContainers(pod, proc string) (all []SeenContainer) {
+	entries, _ := os.ReadDir(pod)
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		if pid, runs := firstProcess(filepath.Join(pod, e.Name())); runs {
+			all = append(all, seenContainer(filepath.Join(proc, strconv.Itoa(pid))))
+		}
+	}
+	return all
+}
+
+// firstProcess returns a process of a cgroup or one below it; 0 for one of another PID namespace.
+func firstProcess(cgroup string) (pid int, runs bool) {
+	_ = filepath.WalkDir(cgroup, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return nil
+		}
+		text, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if first := strings.Fields(string(text)); len(first) > 0 {
+			pid, _ = strconv.Atoi(first[0])
+			runs = true
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return pid, runs
+}
+
+// capSysAdmin is the bit of the capability that privileged containers have: they see all devices of the node.
+const capSysAdmin = 21
+
+// seenContainer returns what a process of a container sees. One that ends meanwhile is hidden.
+func seenContainer(process string) SeenContainer {
+	status, err := os.ReadFile(filepath.Join(process, "status"))
+	_, rest, _ := strings.Cut(string(status), "\nCapEff:")
+	line, _, _ := strings.Cut(rest, "\n")
+	effective, problem := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	mounts, unread := os.ReadFile(filepath.Join(process, "mountinfo"))
+	if err != nil || problem != nil || unread != nil || effective&(1<<capSysAdmin) != 0 || hasNodesDev(string(mounts)) {
+		return SeenContainer{Hidden: true}
+	}
+	dev := filepath.Join(process, "root", "dev")
+	entries, err := os.ReadDir(dev)
+	if err != nil {
+		return SeenContainer{Hidden: true}
+	}
+	var seen SeenContainer
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "nvidia") && !e.IsDir() {
+			seen.Nodes = append(seen.Nodes, e.Name())
+		}
+	}
+	capabilities, _ := os.ReadDir(filepath.Join(dev, "nvidia-caps"))
+	for _, e := range capabilities {
+		seen.Nodes = append(seen.Nodes, "nvidia-caps/"+e.Name())
+	}
+	return seen
+}
+
+// hasNodesDev reports whether the /dev of a container is that of the node, by its mountinfo.
+func hasNodesDev(mountinfo string) bool {
+	for line := range strings.Lines(mountinfo) {
+		before, after, _ := strings.Cut(line, " - ")
+		if at := strings.Fields(before); len(at) > 4 && at[4] == "/dev" && strings.HasPrefix(after, "devtmpfs ") {
+			return true
+		}
+	}
+	return false
+}
