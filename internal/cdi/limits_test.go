@@ -54,14 +54,16 @@ func TestLimitsByTheDriver(t *testing.T) {
 	for name, tt := range map[string]struct {
 		driver, hook string
 		v1           bool
+		gone         bool // the hook is removed later
 		disabled     []string
 		want         string // in why the units are not given out
 	}{
-		"all is there":     {driver: version, hook: newHook},
-		"an older toolkit": {driver: version, hook: "update-ldcache", want: "install NVIDIA's container toolkit 1.20.1"},
-		"no toolkit":       {driver: version, want: "which was not seen"},
-		"disabled":         {driver: version, hook: newHook, disabled: []string{"apply-cuda-memory-limits"}, want: "check --nvidia-cdi-hook-path and --cdi-disable-hooks"},
-		"cgroup v1":        {driver: version, hook: newHook, v1: true, want: "need cgroup v2"},
+		"all is there":        {driver: version, hook: newHook},
+		"an older toolkit":    {driver: version, hook: "update-ldcache", want: "install NVIDIA's container toolkit 1.20.1"},
+		"a toolkit that goes": {driver: version, hook: newHook, gone: true, want: "which was not seen"},
+		"no toolkit":          {driver: version, want: "which was not seen"},
+		"disabled":            {driver: version, hook: newHook, disabled: []string{"apply-cuda-memory-limits"}, want: "check --nvidia-cdi-hook-path and --cdi-disable-hooks"},
+		"cgroup v1":           {driver: version, hook: newHook, v1: true, want: "need cgroup v2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -81,6 +83,15 @@ func TestLimitsByTheDriver(t *testing.T) {
 				Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Units: true}},
 			})
 			written, err := h.writer.Apply(w)
+			if tt.gone {
+				if len(written.Lacks(w)) > 0 {
+					t.Errorf("with the toolkit: %v", written.Lacks(w))
+				}
+				if err := os.Remove(filepath.Join(h.root, "driver-root/usr/bin/nvidia-cdi-hook")); err != nil {
+					t.Fatal(err)
+				}
+				written, err = h.writer.Apply(w)
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
