@@ -14,8 +14,8 @@ import (
 // metadataFolder is where containers find the files.
 const metadataFolder = "/var/run/kubernetes.io/dra-device-attributes"
 
-// metadataVersions are those of the API metadata.resource.k8s.io, the newest first, with the same fields. Readers of Kubernetes 1.36 know the
-// last one alone.
+// metadataVersions are those of the API metadata.resource.k8s.io, the newest first, with the same fields. Readers of Kubernetes 1.36 know
+// the last one alone.
 var metadataVersions = []string{"v1beta1", "v1alpha1"}
 
 // DeviceMetadata is what the containers of a claim are told of a device.
