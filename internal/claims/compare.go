@@ -39,17 +39,21 @@ func (c *Claims) Compare(ctx context.Context) error {
 		return nil
 	}
 	told := map[string]string{} // the difference, by the UID of the pod
-	timer := c.options.Clock.NewTimer(compareEvery)
-	defer timer.Stop()
 	for {
+		_, configured := c.options.Configs.Latest()
+		_, used := c.inUse.Latest()
+		if !c.gives() && len(c.all()) == 0 {
+			if c.compared.Publish(Comparison{}); !feed.AnyOf(ctx, configured, used) {
+				return nil
+			}
+			continue
+		}
+		timer := c.options.Clock.NewTimer(compareEvery)
 		select {
 		case <-ctx.Done():
+			timer.Stop()
 			return nil
 		case <-timer.C():
-			timer.Reset(compareEvery)
-		}
-		if !c.gives() && len(c.all()) == 0 {
-			continue
 		}
 		looked := make(chan Comparison, 1)
 		go func() { looked <- c.compare(ctx, told) }() // the file system of a container may hang

@@ -80,6 +80,12 @@ func TestCompare(t *testing.T) {
 		problem = errors.New("no cgroups")
 		mu.Unlock()
 		want("nothing is seen", claims.Comparison{Hidden: 2}, nil)
+		r.unprepare(c, "uid-2")
+		r.unprepare(c, "uid-3")
+		r.mode(config.DRAOff)
+		want("no claims are given", claims.Comparison{}, nil)
+		r.mode(config.DRAAll)
+		want("and given again", claims.Comparison{}, nil)
 		mu.Lock()
 		hangs = true
 		mu.Unlock()
