@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
@@ -24,8 +25,9 @@ import (
 const (
 	// atOnce is how many daemons are asked at the same time.
 	atOnce = 20
-	// answerTimeout bounds the answer of one daemon.
+	// answerTimeout and maxAnswer bound the answer of one daemon. A status has some 100 kB.
 	answerTimeout = 15 * time.Second
+	maxAnswer     = 8 << 20
 	// program is the name of the daemon's program and of its container.
 	program = "gpu-device-plugin"
 )
@@ -71,21 +73,24 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 
 // status asks the daemon of one pod for its status, with the containers that hold devices if it can tell them.
 func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
 	defer cancel()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	full := func() { stop(fmt.Errorf("its answer has more than %d MiB", maxAnswer>>20)) }
 	for _, arguments := range [][]string{{"status", "-o", "json", "--holders"}, {"status", "-o", "json"}} {
-		var out, problems bytes.Buffer
+		out, problems := bounded{full: full}, bounded{full: full}
 		err = c.Run(ctx, pod, &out, &problems, arguments...)
+		if cause := context.Cause(ctx); cause != nil { // the output may be written to still
+			return s, cause
+		}
 		if err == nil {
-			if err = json.Unmarshal(out.Bytes(), &s); err != nil {
+			if err = json.Unmarshal(out.text.Bytes(), &s); err != nil {
 				err = fmt.Errorf("its answer cannot be read: %w", err)
 			}
 			return s, err
 		}
-		if ctx.Err() != nil { // the output may be written to still
-			return s, fmt.Errorf("no answer within %v", answerTimeout)
-		}
-		if text := strings.TrimSpace(problems.String()); text != "" {
+		if text := strings.TrimSpace(problems.text.String()); text != "" {
 			err = errors.New(text)
 		}
 		if !strings.Contains(err.Error(), "unknown flag") { // a daemon of before v0.2 does not know --holders
@@ -93,6 +98,20 @@ func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, 
 		}
 	}
 	return s, err
+}
+
+// A bounded writer keeps maxAnswer bytes, and calls full for what is more.
+type bounded struct {
+	text bytes.Buffer
+	full func()
+}
+
+func (b *bounded) Write(part []byte) (int, error) {
+	if b.text.Len()+len(part) > maxAnswer {
+		b.full()
+		return len(part), nil // an error would not end the command
+	}
+	return b.text.Write(part)
 }
 
 // Statuses asks the daemons of pods, at most 20 at once, and returns what each of them answers, in the order of the pods.
@@ -124,11 +143,7 @@ func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
 			for _, container := range pod.Spec.Containers {
 				for _, port := range container.Ports {
 					if port.Name == "metrics" {
-						text, err := c.core.RESTClient().Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
-							Name(fmt.Sprintf("%s:%d", pod.Name, port.ContainerPort)).Suffix("metrics").DoRaw(ctx)
-						if err == nil {
-							texts[i] = string(text)
-						}
+						texts[i] = c.metrics(ctx, pod, port.ContainerPort)
 					}
 				}
 			}
@@ -139,14 +154,36 @@ func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
 	return texts
 }
 
-// DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two of them during a roll-out.
+// metrics returns what a port of a pod serves as metrics; empty where that fails or is more than maxAnswer.
+func (c *Client) metrics(ctx context.Context, pod *corev1.Pod, port int32) string {
+	answer, err := c.core.RESTClient().Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
+		Name(fmt.Sprintf("%s:%d", pod.Name, port)).Suffix("metrics").Stream(ctx)
+	if err != nil {
+		return ""
+	}
+	defer answer.Close()
+	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer+1))
+	if err != nil || len(text) > maxAnswer {
+		return ""
+	}
+	return string(text)
+}
+
+// DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two of them during a roll-out. Where pods of
+// all namespaces may not be listed, they are those of kube-system.
 func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, error) {
 	if _, err := c.core.Nodes().Get(ctx, node, metav1.GetOptions{}); err != nil {
 		return nil, err
 	}
-	l, err := c.core.Pods(c.options.DaemonNamespace).List(ctx, metav1.ListOptions{
-		FieldSelector: "spec.nodeName=" + node, LabelSelector: c.options.DaemonSelector,
-	})
+	o := metav1.ListOptions{FieldSelector: "spec.nodeName=" + node, LabelSelector: c.options.DaemonSelector}
+	l, err := c.core.Pods(c.options.DaemonNamespace).List(ctx, o)
+	advice := "give --daemon-selector and --daemon-namespace where they have others"
+	if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
+		advice = "you may not list pods of all namespaces, so that " + defaultNamespace + " alone was looked at: give --daemon-namespace"
+		if l, err = c.core.Pods(defaultNamespace).List(ctx, o); err != nil {
+			err = fmt.Errorf("%s: %w", advice, err)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the daemon's pod of node %s: %w", node, err)
 	}
@@ -157,8 +194,8 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 		}
 	}
 	if len(pods) == 0 {
-		return nil, fmt.Errorf("no pod of the daemon runs on node %s; its pods are found by the labels %s: give --daemon-selector and "+
-			"--daemon-namespace where they have others", node, c.options.DaemonSelector)
+		return nil, fmt.Errorf("no pod of the daemon runs on node %s; its pods are found by the labels %s; %s",
+			node, c.options.DaemonSelector, advice)
 	}
 	for _, p := range pods {
 		if p.Namespace != pods[0].Namespace {
