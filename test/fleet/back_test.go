@@ -24,9 +24,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// TestGoingBack has the device plugin of all nodes get all GPUs back from Dynamic Resource Allocation at once, in a cluster with eight claims
-// for each node. The claims are for other nodes, so that none of these nodes has to wait for a pod. 99 of 100 answers to another client are
-// to take no longer than a second meanwhile.
+// configured is the time in which the kubelets of all nodes bring a new configuration file to their pods.
+const configured = time.Minute
+
+// TestGoingBack has the device plugin of all nodes get all GPUs back from Dynamic Resource Allocation, by a new configuration file, in a
+// cluster with eight claims for each node. The claims are for other nodes, so that none of these nodes has to wait for a pod. 99 of 100
+// answers to another client are to take no longer than a second meanwhile.
 func TestGoingBack(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
@@ -64,10 +67,8 @@ func TestGoingBack(t *testing.T) {
 	asking, enough := context.WithCancel(ctx)
 	running.Go(func() { others.ask(asking, admin) })
 	measured(t, "got their GPUs back", processes, &back, *nodeCount, *limit, func() {
-		for _, n := range nodes {
-			c := n.config
-			c.DRA.Mode = config.DRAOff
-			n.configs.Publish(c)
+		for i, n := range nodes {
+			running.Go(func() { n.goBack(ctx, configured*time.Duration(i)/time.Duration(len(nodes))) })
 		}
 	})
 	enough()
@@ -128,6 +129,17 @@ func newReturning(kubeconfig, name string, machine inventory.Snapshot) *returnin
 		StateDir: dir, Node: name, Snapshots: feed.New(machine), Configs: r.configs, Owners: r.owners,
 	})
 	return r
+}
+
+// goBack has the device plugin be given all GPUs after a time.
+func (r *returning) goBack(ctx context.Context, after time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(after):
+		c := r.config
+		c.DRA.Mode = config.DRAOff
+		r.configs.Publish(c)
+	}
 }
 
 // run does what gpu-node-agent does with the GPUs until ctx ends. When the device plugin has all of them, it is counted.
