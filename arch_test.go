@@ -36,14 +36,13 @@ var imports = map[string][]string{
 	"cmd/kubectl-gpu":       {"internal/status", "internal/version"}, // a module of its own: ADR 57
 	"api/config/v1":         {},
 
-	"internal/inventory":  {},
-	"internal/feed":       {},
-	"internal/files":      {},
-	"internal/logwriter":  {},
-	"internal/supervise":  {},
-	"internal/version":    {},
-	"internal/driverroot": {},
-	"internal/lead":       {"internal/feed", "internal/files"},
+	"internal/inventory": {},
+	"internal/feed":      {},
+	"internal/files":     {},
+	"internal/logwriter": {},
+	"internal/supervise": {},
+	"internal/version":   {}, "internal/driverroot": {},
+	"internal/lead": {"internal/feed", "internal/files"},
 
 	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
 	"internal/simulator": {"internal/files"},
@@ -110,6 +109,7 @@ var imports = map[string][]string{
 		"internal/kubelet", // for the values of its accounts
 		"internal/mps",     // for the values that a control daemon is asked for with
 	},
+	"internal/reset": {"internal/feed", "internal/files", "internal/inventory"},
 	"internal/proof": {"internal/config", "internal/cuda", "internal/feed", "internal/files", "internal/inventory"},
 	"internal/offer": {
 		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",

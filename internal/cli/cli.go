@@ -58,9 +58,9 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newRecordCommand(),
 		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
-		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
+		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newResetCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
 		p.newDiscoveryCommand(),
-		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(),
+		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(), newSimulatedSMICommand(),
 	)
 	if p.Cluster != nil {
 		root.AddCommand(p.Cluster.Commands()...)

@@ -67,6 +67,7 @@ var faultCommands = []faultCommand{
 	{simulator.KindProcesses, "Set the number of compute processes on a GPU", []string{"gpu", "count"}},
 	{simulator.KindDriver, "Unload or replace the driver", []string{"driver"}},
 	{simulator.KindReset, "Reset a GPU: it loses its MIG instances and its faults", []string{"gpu"}},
+	{simulator.KindSMIReset, "Set what nvidia-smi does when a GPU is to be reset", []string{"gpu", "state"}},
 	{simulator.KindReboot, "Restart the node: a new boot ID, and GPUs without faults", nil},
 }
 
@@ -96,7 +97,8 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 			fs.StringVar(&fault.Value, "value", "", `what the call returns: text, or a number; "\xff" in quotes as in Go's source`)
 		},
 		"state": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.State, "state", "", "of the fabric: not-started, in-progress or completed; of persistence mode: on or off")
+			fs.StringVar(&fault.State, "state", "", "of the fabric: not-started, in-progress or completed; of persistence mode: on or off;\n"+
+				"of a reset: works, fails, hangs, another (the next GPU is reset) or peers (all with this state go together)")
 		},
 		"count": func(fs *pflag.FlagSet) {
 			fs.Uint64Var(&fault.Count, "count", 0, "how many; of calls that hang or are slow, all if not given")

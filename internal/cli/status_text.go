@@ -85,6 +85,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
 		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
+		{"reset", s.Reset.Line(s.GPUs)},
 	} {
 		if line.text != "" {
 			v.sentence(w, line.what+": "+line.text)

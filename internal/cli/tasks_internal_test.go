@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -84,7 +85,7 @@ func TestWatchOfADaemonThatGoes(t *testing.T) {
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		stream := func(ctx context.Context, send func(any) error) error {
+		stream := func(ctx context.Context, _ json.RawMessage, send func(any) error) error {
 			if err := send(status.Status{Version: "v1", Summary: status.Summary{State: "ready", Text: "fine"}}); err != nil {
 				return err
 			}

@@ -39,7 +39,7 @@ func newWatcher(out io.Writer, format string, v view) (*watcher, error) {
 func (w *watcher) follow(ctx context.Context, socket string) error {
 	var printed error
 	for {
-		err := control.Follow(ctx, socket, daemon.CallStatusWatch, func(s status.Status) error {
+		err := control.Follow(ctx, socket, daemon.CallStatusWatch, nil, func(s status.Status) error {
 			printed = w.receive(s)
 			return printed
 		})

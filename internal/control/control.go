@@ -26,9 +26,10 @@ const (
 // A Handler answers one kind of call. What it returns is sent as JSON; the sentence of its error is sent as it is.
 type Handler func(ctx context.Context, arguments json.RawMessage) (any, error)
 
-// A Stream answers a call that is followed: each value that it sends reaches the client as JSON. The error of send says that the client
-// takes no more values. Its ctx ends when the client has gone or the server ends; the sentence of another error is sent as it is.
-type Stream func(ctx context.Context, send func(any) error) error
+// A Stream answers a call that is followed, with its arguments: each value that it sends reaches the client as JSON. The error of send says
+// that the client takes no more values. Its ctx ends when the client has gone or the server ends; the sentence of another error is sent as
+// it is.
+type Stream func(ctx context.Context, arguments json.RawMessage, send func(any) error) error
 
 var (
 	// ErrNoDaemon is wrapped by the error of a Call that found nobody at the socket.
@@ -61,10 +62,10 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 	return a.decode(call, result)
 }
 
-// Follow makes a call and passes each of its results to take, until ctx ends, take fails, or the daemon or the connection ends. It
+// Follow makes a call with arguments and passes each of its results to take, until ctx ends, take fails, or the daemon or the connection ends. It
 // returns the error of take, an error that wraps ErrNoDaemon or ErrEnded, or what the daemon refused.
-func Follow[T any](ctx context.Context, socket, call string, take func(T) error) error {
-	conn, err := dial(ctx, socket, call, nil)
+func Follow[T any](ctx context.Context, socket, call string, arguments any, take func(T) error) error {
+	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
 		return err
 	}

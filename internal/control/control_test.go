@@ -35,7 +35,7 @@ func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 		"echo": func(_ context.Context, arguments json.RawMessage) (any, error) { return arguments, nil },
 		"fail": func(context.Context, json.RawMessage) (any, error) { return nil, errors.New("no GPU 9 here") },
 	}, map[string]control.Stream{
-		"count": func(ctx context.Context, send func(any) error) error {
+		"count": func(ctx context.Context, _ json.RawMessage, send func(any) error) error {
 			for i := 0; ctx.Err() == nil; i++ {
 				if err := send(i); err != nil {
 					return err
@@ -43,14 +43,14 @@ func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 			}
 			return ctx.Err()
 		},
-		"once": func(ctx context.Context, send func(any) error) error {
+		"once": func(ctx context.Context, _ json.RawMessage, send func(any) error) error {
 			if err := send("first"); err != nil {
 				return err
 			}
 			<-ctx.Done()
 			return ctx.Err()
 		},
-		"break": func(_ context.Context, send func(any) error) error {
+		"break": func(_ context.Context, _ json.RawMessage, send func(any) error) error {
 			return errors.Join(send("first"), errors.New("the monitor has ended"))
 		},
 	})

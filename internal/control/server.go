@@ -202,7 +202,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		log.Info("Cannot read control call", "reason", err.Error())
 	case s.streams[r.Call] != nil:
 		stop()
-		err := s.stream(ctx, conn, s.streams[r.Call])
+		err := s.stream(ctx, conn, r.Arguments, s.streams[r.Call])
 		log.Info("Followed control call ended", "call", r.Call)
 		if err == nil || ctx.Err() != nil {
 			return
@@ -237,7 +237,7 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 }
 
 // stream sends the client what run sends, until the client has gone or ctx ends. It returns nil when the client has gone.
-func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) error {
+func (s *Server) stream(ctx context.Context, conn *net.UnixConn, arguments json.RawMessage, run Stream) error {
 	if err := allowed(conn); err != nil {
 		return err
 	}
@@ -260,7 +260,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) err
 	})
 	values := json.NewEncoder(conn)
 	gone := false
-	err := run(following, func(value any) error {
+	err := run(following, arguments, func(value any) error {
 		encoded, err := json.Marshal(value)
 		if err != nil {
 			return fmt.Errorf("encode a value: %w", err)
@@ -278,6 +278,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) err
 	if gone || following.Err() != nil {
 		return nil
 	}
+	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // that of the last value may be over
 	return err
 }
 

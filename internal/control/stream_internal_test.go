@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,7 +21,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	begin := make(chan struct{})
 	server := NewServer(socket, nil, map[string]Stream{
-		"count": func(ctx context.Context, send func(any) error) error {
+		"count": func(ctx context.Context, _ json.RawMessage, send func(any) error) error {
 			for <-begin; ctx.Err() == nil; {
 				if err := send("a value"); err != nil {
 					return err
@@ -28,7 +29,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 			}
 			return ctx.Err()
 		},
-		"one": func(_ context.Context, send func(any) error) error { return send("a value") },
+		"one": func(_ context.Context, _ json.RawMessage, send func(any) error) error { return send("a value") },
 	})
 	server.sendTimeout = 50 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
@@ -47,7 +48,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 	}
 	poll.Until(t, "they have places", func() bool { return len(server.followed) == maxStreams })
 	enough := errors.New("enough")
-	follow := func() error { return Follow(t.Context(), socket, "one", func(string) error { return enough }) }
+	follow := func() error { return Follow(t.Context(), socket, "one", nil, func(string) error { return enough }) }
 	if err := follow(); err == nil || errors.Is(err, enough) {
 		t.Fatalf("one more is let in: %v", err)
 	}
@@ -60,11 +61,11 @@ func TestAValueThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	server := NewServer(socket, nil, map[string]Stream{
-		"bad": func(_ context.Context, send func(any) error) error { return send(func() {}) },
+		"bad": func(_ context.Context, _ json.RawMessage, send func(any) error) error { return send(func() {}) },
 	})
 	go func() { _ = server.Run(t.Context()) }()
 	_ = connect(t, socket).Close()
-	err := Follow(t.Context(), socket, "bad", func(any) error { return nil })
+	err := Follow(t.Context(), socket, "bad", nil, func(any) error { return nil })
 	if err == nil || !strings.Contains(err.Error(), "encode a value") {
 		t.Errorf("Follow() = %v, want that the value cannot be encoded", err)
 	}
@@ -92,15 +93,15 @@ func TestTheEndOfAStream(t *testing.T) {
 		run    Stream
 		want   error
 	}{
-		"the client has gone": {true, func(ctx context.Context, _ func(any) error) error { <-ctx.Done(); return broken }, nil},
-		"the client does not read": {false, func(_ context.Context, send func(any) error) error {
+		"the client has gone": {true, func(ctx context.Context, _ json.RawMessage, _ func(any) error) error { <-ctx.Done(); return broken }, nil},
+		"the client does not read": {false, func(_ context.Context, _ json.RawMessage, send func(any) error) error {
 			for {
 				if err := send(strings.Repeat("x", 1<<16)); err != nil {
 					return err
 				}
 			}
 		}, nil},
-		"the stream breaks": {false, func(context.Context, func(any) error) error { return broken }, broken},
+		"the stream breaks": {false, func(context.Context, json.RawMessage, func(any) error) error { return broken }, broken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -122,7 +123,7 @@ func TestTheEndOfAStream(t *testing.T) {
 			server.sendTimeout = 50 * time.Millisecond
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := server.stream(ctx, conn, tt.run); !errors.Is(err, tt.want) || ctx.Err() != nil {
+			if err := server.stream(ctx, conn, nil, tt.run); !errors.Is(err, tt.want) || ctx.Err() != nil {
 				t.Errorf("stream() = %v, want %v", err, tt.want)
 			}
 		})

@@ -22,7 +22,7 @@ func TestFollow(t *testing.T) {
 
 	enough := errors.New("enough")
 	var got []int
-	err := control.Follow(t.Context(), socket, "count", func(i int) error {
+	err := control.Follow(t.Context(), socket, "count", nil, func(i int) error {
 		if got = append(got, i); i == 1000 {
 			return enough
 		}
@@ -32,21 +32,21 @@ func TestFollow(t *testing.T) {
 		t.Errorf("Follow() = %v after %d values", err, len(got))
 	}
 	take := func(string) error { return nil }
-	if err := control.Follow(t.Context(), socket, "break", take); err == nil || err.Error() != "the monitor has ended" {
+	if err := control.Follow(t.Context(), socket, "break", nil, take); err == nil || err.Error() != "the monitor has ended" {
 		t.Errorf("Follow() = %v, want the sentence of the daemon", err)
 	}
-	if err := control.Follow(t.Context(), socket, "braek", take); err == nil || !strings.Contains(err.Error(), "break, count, echo, fail, once") {
+	if err := control.Follow(t.Context(), socket, "braek", nil, take); err == nil || !strings.Contains(err.Error(), "break, count, echo, fail, once") {
 		t.Errorf("Follow() = %v, want the names of the known calls", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := control.Follow(ctx, socket, "once", func(string) error { cancel(); return nil }); !errors.Is(err, control.ErrEnded) {
+	if err := control.Follow(ctx, socket, "once", nil, func(string) error { cancel(); return nil }); !errors.Is(err, control.ErrEnded) {
 		t.Errorf("Follow() = %v when its ctx ends", err)
 	}
 	followed := make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		ended <- control.Follow(t.Context(), socket, "once", func(string) error { close(followed); return nil })
+		ended <- control.Follow(t.Context(), socket, "once", nil, func(string) error { close(followed); return nil })
 	}()
 	select {
 	case <-followed:
@@ -57,7 +57,7 @@ func TestFollow(t *testing.T) {
 	if err := <-ended; !errors.Is(err, control.ErrEnded) {
 		t.Errorf("Follow() = %v when the daemon ends", err)
 	}
-	if err := control.Follow(t.Context(), socket, "once", take); !errors.Is(err, control.ErrNoDaemon) {
+	if err := control.Follow(t.Context(), socket, "once", nil, take); !errors.Is(err, control.ErrNoDaemon) {
 		t.Errorf("Follow() = %v without a daemon", err)
 	}
 }
@@ -69,7 +69,7 @@ func TestFollowersAreBounded(t *testing.T) {
 	start(t, socket)
 	const limit = 8
 	follow := func(ctx context.Context, took chan<- struct{}) error {
-		return control.Follow(ctx, socket, "once", func(string) error { took <- struct{}{}; return nil })
+		return control.Follow(ctx, socket, "once", nil, func(string) error { took <- struct{}{}; return nil })
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	took, ended := make(chan struct{}, limit+1), make(chan error, limit)
@@ -100,7 +100,7 @@ func TestFollowersAreBounded(t *testing.T) {
 	again, stop := context.WithCancel(t.Context())
 	defer stop()
 	poll.Until(t, "there is room again", func() bool { // the server sees the ends a little later
-		return errors.Is(control.Follow(again, socket, "once", func(string) error { stop(); return nil }), control.ErrEnded)
+		return errors.Is(control.Follow(again, socket, "once", nil, func(string) error { stop(); return nil }), control.ErrEnded)
 	})
 }
 
@@ -146,7 +146,7 @@ func TestAFollowerThatDoesNotRead(t *testing.T) {
 		if _, err := fmt.Fprintln(silent, `{"call": "count"}`); err != nil {
 			t.Fatal(err)
 		}
-		if err := control.Follow(t.Context(), socket, "count", func(i int) error {
+		if err := control.Follow(t.Context(), socket, "count", nil, func(i int) error {
 			if i == 100_000 { // by then the other's buffer is full
 				return errors.New("enough")
 			}

@@ -123,8 +123,8 @@ func (d *daemon) mayChangeHardware() error {
 	return nil
 }
 
-// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice, or CUDA is not proven on them. Kubelet
-// may allocate them for a moment after they have left the list. It asks no disk.
+// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice, their GPU is being reset, or CUDA is
+// not proven on them. Kubelet may allocate them for a moment after they have left the list. It asks no disk.
 func (d *daemon) mayGive(devices []resource.Device) error {
 	owners := d.owners.Value()
 	for _, device := range devices {

@@ -11,8 +11,10 @@ const (
 	CallHealthClear    = "health.clear"
 	CallMIGApply       = "mig.apply"
 	CallMIGStatus      = "mig.status"
+	CallReset          = "reset"
 	CallRecordStart    = "record.start"
 	CallRecordStop     = "record.stop"
 	CallSimulateInject = "simulate.inject"
 	CallSimulateList   = "simulate.list"
+	CallSimulateReset  = "simulate.reset"
 )

@@ -29,6 +29,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
@@ -106,6 +107,7 @@ type daemon struct {
 	former         *Former
 	told           *Told
 	proofs         *proof.Proofs
+	resets         *reset.Resets
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil when there is nothing to register with
 	account        *kubelet.PodResources
@@ -176,7 +178,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
-	d.proofs = d.newProofs(ctx)
+	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
 	if d.dra = d.newDRA(c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
@@ -330,7 +332,7 @@ func (d *daemon) outputs() []Task {
 	}
 	tasks = append(tasks, d.draTasks()...)
 	tasks = append(tasks, Task{Name: "verdicts on CUDA", Run: d.proofs.Follow},
-		d.told.Deciding(Task{Name: "proofs of CUDA", Run: d.proofs.Run}),
+		d.told.Deciding(Task{Name: "proofs of CUDA", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
 		Task{Name: "heard of GPUs", Run: d.told.Follow}, d.told.Deciding(Task{Name: "told of GPUs", Run: d.told.Tell}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})

@@ -104,8 +104,8 @@ func (d *daemon) used(ctx context.Context, device proof.Device) error {
 	return nil
 }
 
-// unready returns why devices are not given to a pod: the driver is not accepted, or CUDA is not proven on one of them. It is nil where they
-// may be.
+// unready returns why devices are not given to a pod: the driver is not accepted, the GPU of one of them is being reset, or CUDA is not
+// proven on one. It is nil where they may be.
 func (d *daemon) unready(devices []resource.Device) error {
 	s := d.monitor.Snapshots().Value()
 	if why := d.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
@@ -113,6 +113,9 @@ func (d *daemon) unready(devices []resource.Device) error {
 	}
 	held := d.proofs.Unproven(s)
 	for _, device := range devices {
+		if err := d.resets.Withheld(device.GPU); err != nil {
+			return err
+		}
 		if why := held[device.UUID]; why != "" {
 			return fmt.Errorf("%s: %s", device.UUID, why)
 		}

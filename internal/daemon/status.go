@@ -31,8 +31,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value(), d.former.Waits()),
 		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
-		Validation: d.validation(seen.Snapshot),
-		CUDA:       seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
+		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(),
+		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 	}
 	addUnits(s.GPUs, offered)

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"reflect"
 	"time"
 
@@ -17,7 +18,11 @@ const (
 )
 
 func (d *daemon) streams() map[string]control.Stream {
-	return map[string]control.Stream{CallStatusWatch: d.watch}
+	return map[string]control.Stream{
+		CallStatusWatch:   func(ctx context.Context, _ json.RawMessage, send func(any) error) error { return d.watch(ctx, send) },
+		CallReset:         d.reset,
+		CallSimulateReset: d.simulateReset,
+	}
 }
 
 // watch sends the status now, and again whenever more of it changes than the time of the last look. Nothing of this runs while nobody

@@ -62,9 +62,9 @@ type loop struct {
 
 	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
 
-	waiters, informed []waiter            // those of a look that has not begun yet, and of the look that is running
-	driverCalls       []driverCall        // to run in the course of that look
-	sessionless       []func(stays error) // to run before that look, while there is no session; stays says why there is one
+	waiters, informed []waiter      // those of a look that has not begun yet, and of the look that is running
+	driverCalls       []driverCall  // to run in the course of that look
+	sessionless       []sessionless // to run before that look
 }
 
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
@@ -73,6 +73,7 @@ func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 		state: nodeState{
 			policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter,
 			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), noted: ledger.NewBook(),
+			withheldGPUs: make(map[string]inventory.Health),
 		},
 	}
 }

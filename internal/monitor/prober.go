@@ -80,23 +80,22 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 }
 
 // without runs what needs that there is no session, or tells it why there is one.
-func (e *prober) without(ctx context.Context, run []func(stays error)) {
-	if len(run) == 0 {
-		return
-	}
-	stays := e.leave(ctx)
-	for _, r := range run {
-		r(stays)
+func (e *prober) without(ctx context.Context, all []sessionless) {
+	for _, s := range all {
+		s.run(ctx, e.leave(ctx, s.keeps))
 	}
 }
 
-// leave closes the session. The error says why it stays.
-func (e *prober) leave(ctx context.Context) error {
+// leave closes the session; with keeps, only if no GPU loses settings. The error says why it stays.
+func (e *prober) leave(ctx context.Context, keeps bool) error {
 	if e.session == nil {
 		return e.close(ctx, closePatience)
 	}
 	if e.session.Hanging() {
 		return fmt.Errorf("close the session: a call has not returned: %w", inventory.ErrNoAnswer)
+	}
+	if !keeps {
+		return e.close(ctx, closePatience)
 	}
 	lost, err := e.session.LostByClose(ctx)
 	switch {

@@ -167,20 +167,10 @@ func (m *Monitor) setMIGMode(ctx context.Context, uuid string, mode inventory.MI
 	if err := m.options.Modes.Check(); err != nil {
 		return err
 	}
-	var failed error
-	err := m.during(ctx, func(l *loop, once func(func())) {
-		l.sessionless = append(l.sessionless, func(stays error) {
-			once(func() {
-				if failed = stays; failed == nil {
-					klog.FromContext(ctx).Info("Released the driver for a change of a MIG mode", "gpu", uuid, "mode", mode)
-					failed = m.options.Modes.Set(ctx, uuid, mode)
-				}
-			})
-		})
+	_, err := m.withoutSession(ctx, true, func(context.Context) error {
+		klog.FromContext(ctx).Info("Released the driver for a change of a MIG mode", "gpu", uuid, "mode", mode)
+		return m.options.Modes.Set(ctx, uuid, mode)
 	})
-	if failed != nil { // also where the look failed
-		return failed
-	}
 	return err
 }
 

@@ -41,6 +41,8 @@ type nodeState struct {
 	unanswered map[string]time.Time
 	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at again; zero if it is wanted.
 	withheld time.Time
+	// withheldGPUs are the GPUs, by UUID, on which an operator wants no work, with the verdict that says so.
+	withheldGPUs map[string]inventory.Health
 	// node is the reason that holds for all GPUs at once, empty if there is none.
 	node string
 	// gpus is what is known of each GPU by UUID, also of GPUs that are not there now.
@@ -317,10 +319,10 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		known := t.gpus[g.UUID]
-		g.Health, g.Reset = t.health(known.Device), known.ResetSeen()
+		g.Health, g.Reset = t.health(g.UUID, known.Device), known.ResetSeen()
 		g.MIGDevices = slices.Clone(g.MIGDevices)
 		for j := range g.MIGDevices {
-			g.MIGDevices[j].Health = t.verdict(known.Instances[j].Device)
+			g.MIGDevices[j].Health = t.verdict(g.UUID, known.Instances[j].Device)
 		}
 	}
 	t.published = s
@@ -336,12 +338,12 @@ func (t *nodeState) changed() bool {
 	}
 	for i, g := range t.scan.GPUs {
 		was, known := p.GPUs[i], t.gpus[g.UUID]
-		g.Health, g.Reset = t.health(known.Device), known.ResetSeen()
+		g.Health, g.Reset = t.health(g.UUID, known.Device), known.ResetSeen()
 		if len(was.MIGDevices) != len(g.MIGDevices) {
 			return true
 		}
 		for j, m := range g.MIGDevices {
-			m.Health = t.verdict(known.Instances[j].Device)
+			m.Health = t.verdict(g.UUID, known.Instances[j].Device)
 			if was.MIGDevices[j] != m {
 				return true
 			}
@@ -358,17 +360,20 @@ func (t *nodeState) changed() bool {
 func (t *nodeState) awaitsLinks() bool { return t.scan.LinksDue && !t.linksLate && t.stale == "" }
 
 // health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
-func (t *nodeState) health(d health.Device) inventory.Health {
-	h := t.verdict(d)
+func (t *nodeState) health(gpu string, d health.Device) inventory.Health {
+	h := t.verdict(gpu, d)
 	if t.node != "" && h.State != inventory.Healthy {
 		h.Reason = t.node
 	}
 	return h
 }
 
-// verdict is the verdict on a device. An operator's word to give the GPUs no work holds also where checks are off.
-func (t *nodeState) verdict(d health.Device) inventory.Health {
+// verdict is the verdict on a device of a GPU, by UUID. An operator's word to give the GPUs no work holds also where checks are off.
+func (t *nodeState) verdict(gpu string, d health.Device) inventory.Health {
 	verdict := t.policy.Verdict(d)
+	if h, is := t.withheldGPUs[gpu]; is {
+		verdict = inventory.Worst(verdict, h)
+	}
 	if t.withheld.IsZero() {
 		return verdict
 	}

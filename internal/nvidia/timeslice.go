@@ -77,8 +77,8 @@ func AwaitProgram(ctx context.Context, patience time.Duration, run func() error)
 	}
 }
 
-// setTimeSlice runs the program, and waits until it has ended.
-func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
+// smi returns the driver's own program below a driver root, a path of this process, with arguments. Ctx ends it.
+func smi(ctx context.Context, driverRoot string, args ...string) *exec.Cmd {
 	program := "nvidia-smi"
 	for _, folder := range []string{"usr/bin", "bin", "usr/local/nvidia/bin", "opt/bin"} {
 		if found, err := driverroot.ResolveIn(driverRoot, path.Join(folder, program)); err == nil {
@@ -86,11 +86,17 @@ func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) er
 			break
 		}
 	}
-	c := exec.CommandContext(ctx, program, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
+	c := exec.CommandContext(ctx, program, args...)
 	c.WaitDelay = smiWaitDelay
 	if library := locate(driverRoot); library != "" {
 		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader need not know the driver root
 	}
+	return c
+}
+
+// setTimeSlice runs the program, and waits until it has ended.
+func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
+	c := smi(ctx, driverRoot, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
 	output, err := c.CombinedOutput()
 	if err == nil {
 		return nil

@@ -36,7 +36,8 @@ type Fault struct {
 	Value string `json:"value,omitempty"`
 	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
 	Driver string `json:"driver,omitempty"`
-	// State is the state of the fabric: "not-started", "in-progress" or "completed"; or that of persistence mode: "on" or "off".
+	// State is the state of the fabric: "not-started", "in-progress" or "completed"; that of persistence mode:
+	// "on" or "off"; or what a reset does: "works", "fails", "hangs", "another" or "peers".
 	State string `json:"state,omitempty"`
 	// Link is the number of an NVLink; none means all of the GPU.
 	Link *int `json:"link,omitempty"`
@@ -83,6 +84,7 @@ const (
 	KindClients        Kind = "clients"             // processes have the GPU open, and compute nothing
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
 	KindReset          Kind = "reset"               // a GPU is reset: it loses its MIG instances, from Hopper on the mode too
+	KindSMIReset       Kind = "smi-reset"           // what nvidia-smi does when it is to reset a GPU
 	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new and reset
 )
 
@@ -133,6 +135,7 @@ func rules() map[Kind]rule {
 		KindClients:        {oneGPU, []string{"clients"}, on(func(g *gpu, f Fault) { g.clients = slices.Clone(f.Clients) })},
 		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
 		KindReset:          {oneGPU, nil, (*Node).resetLocked},
+		KindSMIReset:       {oneGPU, []string{"state"}, (*Node).smiResetLocked},
 		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
 	}
 }

@@ -308,6 +308,7 @@ func (n *Node) faultsLocked(g *gpu) []string {
 	say(len(g.cut) > 0, "%d NVLinks are cut", len(g.cut))
 	say(g.pending != g.mig, "another multi-instance mode is pending")
 	say(g.processes > 0, "%d processes compute", g.processes)
+	say(g.smiReset != "", "nvidia-smi --gpu-reset: %s", g.smiReset)
 	say(len(g.clients) > 0, "%d processes have it open", len(g.clients))
 	for _, c := range g.layout.devices {
 		say(c.processes > 0, "%d processes compute on MIG device %d:%d", c.processes, g.slot, c.index)

@@ -30,6 +30,7 @@ type readings struct {
 	cut       map[int]bool // NVLinks that do not work
 	processes int          // that compute on the GPU
 	clients   []string     // that have it open: the UIDs of their pods
+	smiReset  string       // what nvidia-smi does when it is to be reset
 }
 
 // A fabric says how far the GPU's registration with the NVSwitch fabric is, relative to one that is complete.

@@ -76,6 +76,8 @@ type Status struct {
 	DRA *DRA `json:"dra,omitempty"`
 	// Validation is on which devices CUDA is proven to work; nil where that is not asked for.
 	Validation *Validation `json:"validation,omitempty"`
+	// Reset is the last reset that was asked for by the command reset; nil if there was none since the start of the daemon.
+	Reset *Reset `json:"reset,omitempty"`
 	// Holds are the devices that are not given out for a while.
 	Holds []Hold `json:"holds,omitempty"`
 

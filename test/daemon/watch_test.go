@@ -277,7 +277,7 @@ func TestWatchOfNoChange(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	sent, ended := make(chan told.Status, 100), make(chan error, 1)
 	go func() {
-		ended <- control.Follow(ctx, s.ControlSocket(), "status.watch", func(now told.Status) error {
+		ended <- control.Follow(ctx, s.ControlSocket(), "status.watch", nil, func(now told.Status) error {
 			sent <- now
 			return nil
 		})

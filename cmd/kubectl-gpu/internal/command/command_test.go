@@ -318,6 +318,8 @@ func TestCommandsOfANode(t *testing.T) {
 		{"quiesce a -- --allocate", "ran quiesce --allocate\n", "daemon-a quiesce --allocate"},
 		{"doctor b", "ran doctor\n", "old-b doctor"},
 		{"quiesce b", "ran quiesce\nran quiesce\n", "old-b quiesce, new-b quiesce"},
+		{"reset b --gpu 3 --gpu 4 --wait 10m", "ran reset --gpu=3,4 --wait=10m0s\n", "old-b reset --gpu=3,4 --wait=10m0s"},
+		{"reset a --gpu GPU-x", "ran reset --gpu=GPU-x\n", "daemon-a reset --gpu=GPU-x"},
 		{"resume b", "ran resume\nran resume\n", "old-b resume, new-b resume"},
 	} {
 		got := s.must(strings.Fields(tt.arguments)...)

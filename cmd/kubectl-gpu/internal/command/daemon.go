@@ -3,6 +3,8 @@ package command
 import (
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -26,6 +28,32 @@ func (p *plugin) newResume() *cobra.Command {
 		"  kubectl gpu resume node-1", true)
 }
 
+func (p *plugin) newReset() *cobra.Command {
+	var gpus []string
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use: "reset NODE --gpu GPU", Short: "Reset GPUs of a node",
+		Example: "  kubectl gpu reset node-1 --gpu 3\n  kubectl gpu reset node-1 --gpu 2,3 --wait 30m",
+		Long: "reset runs gpu-device-plugin reset in the daemon's pod on the node NODE: the GPUs are withdrawn from new pods, the driver is\n" +
+			"released, and nvidia-smi --gpu-reset resets them together. Pods and processes that use them are named, and nothing is reset,\n" +
+			"unless --wait is given. The wait may outlive this command: it ends after --wait.",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: p.completeNodes(1),
+		RunE: func(cmd *cobra.Command, arguments []string) error {
+			words := []string{"reset", "--gpu=" + strings.Join(gpus, ",")}
+			if wait != 0 {
+				words = append(words, "--wait="+wait.String())
+			}
+			return p.inPods(cmd, arguments[0], false, words)
+		},
+	}
+	cmd.Flags().StringSliceVar(&gpus, "gpu", nil, "index or UUID of a GPU; may be repeated")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for the pods and processes that use the GPUs; 0: not at all")
+	if err := cmd.MarkFlagRequired("gpu"); err != nil {
+		panic(err) // the flag was declared above
+	}
+	return cmd
+}
+
 // forward returns a command that runs the daemon's command of the same name in the pod of a node. During a roll-out a node has two pods of
 // the daemon. Then it is run in the one that leads; with each, in all of them, because each of them has the driver open.
 func (p *plugin) forward(name, short, example string, each bool) *cobra.Command {
@@ -45,26 +73,31 @@ func (p *plugin) forward(name, short, example string, each bool) *cobra.Command 
 			} else if at == 0 {
 				return errors.New("give a node before --")
 			}
-			client, err := p.client()
-			if err != nil {
-				return err
-			}
-			pods, err := client.DaemonsOf(cmd.Context(), arguments[0])
-			if err != nil {
-				return err
-			}
-			if !each {
-				pods = pods[:1]
-			}
-			var failed error
-			for _, pod := range pods {
-				err := client.Run(cmd.Context(), pod, cmd.OutOrStdout(), cmd.ErrOrStderr(), append([]string{name}, arguments[1:]...)...)
-				if err != nil && len(pods) > 1 {
-					fmt.Fprintf(cmd.ErrOrStderr(), "in pod %s/%s: %v\n", pod.Namespace, pod.Name, err)
-				}
-				failed = errors.Join(failed, err)
-			}
-			return failed
+			return p.inPods(cmd, arguments[0], each, append([]string{name}, arguments[1:]...))
 		},
 	}
+}
+
+// inPods runs a command in the pod of the daemon on a node; with each, in all of them.
+func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []string) error {
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	pods, err := client.DaemonsOf(cmd.Context(), node)
+	if err != nil {
+		return err
+	}
+	if !each {
+		pods = pods[:1]
+	}
+	var failed error
+	for _, pod := range pods {
+		err := client.Run(cmd.Context(), pod, cmd.OutOrStdout(), cmd.ErrOrStderr(), words...)
+		if err != nil && len(pods) > 1 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "in pod %s/%s: %v\n", pod.Namespace, pod.Name, err)
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
 }

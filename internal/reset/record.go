@@ -1,0 +1,96 @@
+package reset
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// File is the name of the file in the state directory that says that GPUs are being reset.
+const File = "reset.json"
+
+const (
+	fileVersion = 1
+	maxFile     = 1 << 20
+	// diskPatience is how long it is waited for the disk.
+	diskPatience = 2 * time.Second
+)
+
+// A record says that GPUs are being reset.
+type record struct {
+	Version int       `json:"version"`
+	GPUs    []string  `json:"gpus"`
+	Since   time.Time `json:"since"`
+	// Phase is waiting or resetting.
+	Phase Phase `json:"phase"`
+	// Boot is the boot ID of the node then.
+	Boot string `json:"boot,omitempty"`
+}
+
+func (r *Resets) path() string { return filepath.Join(r.options.StateDir, File) }
+
+// note writes down how far a reset is.
+func (a *attempt) note(ctx context.Context, p Phase) error {
+	if a.options.StateDir == "" {
+		return nil
+	}
+	now := record{Version: fileVersion, GPUs: a.status.GPUs, Since: a.status.Since, Phase: p, Boot: a.options.BootID}
+	err := a.disk.Do(ctx, diskPatience, func() error { return files.WriteState(a.path(), now) })
+	if err != nil {
+		return fmt.Errorf("no GPU is reset, as that cannot be noted: %w", err)
+	}
+	return nil
+}
+
+// forget removes the note.
+func (r *Resets) forget(ctx context.Context) error {
+	if r.options.StateDir == "" {
+		return nil
+	}
+	return r.disk.Do(ctx, diskPatience, func() error { return files.Remove(r.path()) })
+}
+
+// Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged by their readings. It returns nil when
+// ctx ends. It is for the process that leads.
+func (r *Resets) Run(ctx context.Context) error {
+	if err := r.takeOver(ctx); err != nil {
+		klog.FromContext(ctx).Info("Cannot read whether an earlier process was resetting GPUs", "reason", err.Error())
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (r *Resets) takeOver(ctx context.Context) error {
+	if r.options.StateDir == "" || !r.busy.TryLock() { // this process resets GPUs itself
+		return nil
+	}
+	defer r.busy.Unlock()
+	found := make(chan record, 1)
+	err := r.disk.Do(ctx, diskPatience, func() error {
+		var left record
+		is, err := files.ReadState(r.path(), maxFile, fileVersion, &left)
+		if is {
+			found <- left
+		}
+		return err
+	})
+	select {
+	case left := <-found:
+		if left.Boot == "" || r.options.BootID == "" || left.Boot == r.options.BootID {
+			why := "the daemon ended before the GPUs were reset"
+			if left.Phase == PhaseResetting {
+				why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and they are judged by their readings"
+			}
+			klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
+			r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
+		}
+		return r.forget(ctx)
+	default:
+		return err
+	}
+}

@@ -1,0 +1,94 @@
+package simulator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// What nvidia-smi does when a GPU is to be reset.
+const (
+	resetWorks   = ""
+	resetFails   = "fails"   // the driver refuses
+	resetHangs   = "hangs"   // it does not return until another one is injected
+	resetAnother = "another" // it resets the next GPU, and says that it was this one
+	resetPeers   = "peers"   // it works with all GPUs for which the same was injected, and not with some of them
+)
+
+func (n *Node) smiResetLocked(f Fault, t target) error {
+	var err error
+	t.gpu.smiReset, err = choose("state", f.State, map[string]string{
+		"works": resetWorks, resetFails: resetFails, resetHangs: resetHangs, resetAnother: resetAnother, resetPeers: resetPeers,
+	})
+	return err
+}
+
+// Reset does what nvidia-smi --gpu-reset does with the GPUs at some PCI addresses. It returns what that prints, and whether it succeeds.
+// A reset that hangs ends with ctx.
+func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for {
+		gpus := make([]*gpu, 0, len(addresses))
+		hangs := false
+		for _, a := range addresses {
+			i := slices.IndexFunc(n.gpus, func(g *gpu) bool { return strings.EqualFold(g.spec.BDF, a) && !g.removed && !g.lost })
+			if i < 0 {
+				return "Unable to determine the device handle for GPU " + a + ": Unknown Error", false
+			}
+			gpus = append(gpus, n.gpus[i])
+			hangs = hangs || n.gpus[i].smiReset == resetHangs
+		}
+		if !hangs {
+			return n.smiLocked(gpus)
+		}
+		changed := n.changed
+		n.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			n.mu.Lock()
+			return "", false
+		}
+		n.mu.Lock()
+	}
+}
+
+// smiLocked resets GPUs, or says why not.
+func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
+	var refused, missing []string
+	for _, g := range gpus {
+		if len(n.sessions) > 0 || g.busy() {
+			refused = append(refused, "  GPU "+g.spec.BDF+": In use by another client")
+		}
+		if g.smiReset == resetFails {
+			refused = append(refused, "  GPU "+g.spec.BDF+": Unknown Error")
+		}
+	}
+	if len(refused) > 0 {
+		return "The following GPUs could not be reset:\n" + strings.Join(refused, "\n"), false
+	}
+	for _, peer := range n.gpus {
+		needs := slices.ContainsFunc(gpus, func(g *gpu) bool { return g.smiReset == resetPeers }) && peer.smiReset == resetPeers
+		if needs && !slices.Contains(gpus, peer) {
+			missing = append(missing, strconv.Itoa(peer.slot))
+		}
+	}
+	if len(missing) > 0 {
+		return "GPU Reset couldn't progress because the specified devices do not meet the reset criterion (e.g. NVLink connected GPUs must be " +
+			"reset together). Please append the following device indexes to the command line and retry.\n" + strings.Join(missing, ","), false
+	}
+	for _, g := range gpus {
+		at := g
+		if g.smiReset == resetAnother {
+			at = n.gpus[(g.slot+1)%len(n.gpus)]
+		}
+		at.readings = readings{aggregate: at.aggregate, smiReset: at.smiReset}
+		at.reset()
+		said += fmt.Sprintf("GPU %s was successfully reset.\n", g.spec.BDF)
+	}
+	n.changeLocked()
+	return said + "All done.\n", true
+}

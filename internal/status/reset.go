@@ -1,0 +1,39 @@
+package status
+
+import (
+	"strings"
+	"time"
+)
+
+// A Reset is a reset of GPUs that was asked for by the command reset.
+type Reset struct {
+	// GPUs are the UUIDs.
+	GPUs []string `json:"gpus"`
+	// Phase is waiting, resetting, hangs, done, failed or interrupted.
+	Phase string `json:"phase"`
+	// Since is when it was asked for.
+	Since time.Time `json:"since"`
+	// Reason is what is waited for, or why the GPUs were not reset.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Line says how far the reset is, with the indexes of the GPUs, in words for people; empty for nil.
+func (r *Reset) Line(gpus []Device) string {
+	if r == nil {
+		return ""
+	}
+	names := make([]string, len(r.GPUs))
+	for i, uuid := range r.GPUs {
+		names[i] = uuid
+		for _, d := range gpus {
+			if d.UUID == uuid {
+				names[i] = d.Index
+			}
+		}
+	}
+	text := "GPU " + strings.Join(names, ", ") + ", asked for at " + Stamp(r.Since) + ", " + r.Phase
+	if r.Reason != "" {
+		text += ": " + r.Reason
+	}
+	return text
+}
