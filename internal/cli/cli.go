@@ -58,8 +58,8 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newRecordCommand(),
 		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
-		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newResetCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
-		p.newDiscoveryCommand(),
+		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
+		p.newDiscoveryCommand(), newResetCommand(),
 		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(), newSimulatedSMICommand(),
 	)
 	if p.Cluster != nil {

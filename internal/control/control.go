@@ -62,8 +62,8 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 	return a.decode(call, result)
 }
 
-// Follow makes a call with arguments and passes each of its results to take, until ctx ends, take fails, or the daemon or the connection ends. It
-// returns the error of take, an error that wraps ErrNoDaemon or ErrEnded, or what the daemon refused.
+// Follow makes a call with arguments and passes each of its results to take, until ctx ends, take fails, or the daemon or the connection
+// ends. It returns the error of take, an error that wraps ErrNoDaemon or ErrEnded, or what the daemon refused.
 func Follow[T any](ctx context.Context, socket, call string, arguments any, take func(T) error) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {

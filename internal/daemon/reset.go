@@ -150,16 +150,17 @@ func (d *daemon) lastReset() *status.Reset {
 // the control socket of the daemon, and those of nvidia-smi --gpu-reset.
 const SimulatedSMICommand = "simulated-nvidia-smi"
 
-// SMIArguments are those of CallSimulateReset, and SMIAnswer what nvidia-smi prints, and whether it succeeds.
-type (
-	SMIArguments struct {
-		Addresses []string `json:"addresses"`
-	}
-	SMIAnswer struct {
-		Said string `json:"said"`
-		OK   bool   `json:"ok"`
-	}
-)
+// SMIArguments are those of CallSimulateReset.
+type SMIArguments struct {
+	// Addresses are the PCI addresses of the GPUs.
+	Addresses []string `json:"addresses"`
+}
+
+// An SMIAnswer is what nvidia-smi prints, and whether it succeeds.
+type SMIAnswer struct {
+	Said string `json:"said"`
+	OK   bool   `json:"ok"`
+}
 
 func (d *daemon) simulateReset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
 	if d.node == nil {

@@ -38,8 +38,8 @@ func NewResets(timeout time.Duration, run func(ctx context.Context, addresses []
 }
 
 // Reset resets the GPUs with some PCI addresses together. It returns a few seconds after ctx has ended, then with an error that wraps
-// context.Canceled, and after the timeout, with context.DeadlineExceeded. If the reset does not end, the error wraps ErrResetHangs, and ended
-// is called when it has.
+// context.Canceled, and after the timeout, with context.DeadlineExceeded. If the reset does not end, the error wraps ErrResetHangs, and
+// ended is called when it has.
 func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("an earlier reset has not ended")

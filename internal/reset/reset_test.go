@@ -212,7 +212,9 @@ func TestNobodyWaitsAnyMore(t *testing.T) {
 		outcome = r.begin(ctx, 0, "0")
 		time.Sleep(time.Second)
 		cancel()
-		<-outcome
+		if err := <-outcome; !errors.Is(err, context.Canceled) {
+			t.Errorf("Reset() = %v", err)
+		}
 		if s := r.Status().Value(); s.Phase != reset.PhaseResetting {
 			t.Errorf("status %+v", s)
 		}
