@@ -7,11 +7,35 @@ import (
 	"strings"
 	"testing"
 
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
+
+// hostile holds what wins where a pod sets the variables of limits itself: by CDI the limit does, once, whatever the pod says.
+func hostile(t *testing.T, cache *cdilib.Cache) {
+	t.Helper()
+	for _, own := range [][]string{
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=9G", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=99"},
+	} {
+		spec := &oci.Spec{Process: &oci.Process{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=all"}, own...)}, Hooks: &oci.Hooks{}}
+		if _, err := cache.InjectDevices(spec, "k8s.device-plugin.nvidia.com/memory-limit=256Mi", "k8s.device-plugin.nvidia.com/thread-limit=25"); err != nil {
+			t.Fatal(err)
+		}
+		last := map[string]string{} // of two values of a variable, the last counts
+		for _, e := range spec.Process.Env {
+			name, value, _ := strings.Cut(e, "=")
+			last[name] = value
+		}
+		if last["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=256M" || last["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] != "25" {
+			t.Errorf("a pod with %q gets %q", own, spec.Process.Env)
+		}
+	}
+}
 
 // Every limit that a container with units can be given is in a spec, and stays there when the reserve changes.
 func TestLimitsOfUnitsResolve(t *testing.T) {
@@ -43,6 +67,7 @@ func TestLimitsOfUnitsResolve(t *testing.T) {
 	if env := h.spec(t, "memory-limit").Devices[1].ContainerEdits.Env; !slices.Equal(env, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=256M"}) {
 		t.Errorf("the second limit is %q", env)
 	}
+	hostile(t, cache)
 	if (cdi.Written{}).Lacks(w)["percentage"] == "" {
 		t.Error("percentages are given without a spec")
 	}

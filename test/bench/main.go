@@ -57,7 +57,7 @@ func measure(ctx context.Context, daemon, only string) error {
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
 	}
-	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, driverFigures,
+	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, unitFigures, resourceFigures, healthFigures, driverFigures,
 		metricsFigures, footprintFigures, layoutFigures, clusterFigures, claimFigures)
 	for _, f := range figures {
 		if !wanted.MatchString(f.name) {

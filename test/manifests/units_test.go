@@ -9,6 +9,8 @@ import (
 
 	"helm.sh/helm/v3/pkg/chartutil"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // mutating is an API server with MutatingAdmissionPolicies.
@@ -56,6 +58,34 @@ func TestPolicyOfUnits(t *testing.T) {
 	objects, _, err := renderFor("1.29", "{units: {enabled: true}}")
 	if err != nil || bytes.Contains(objects, []byte("AdmissionPolicy")) {
 		t.Errorf("a policy for Kubernetes 1.29, or error %v", err)
+	}
+}
+
+// TestMPSOfUnits: the chart has the control daemons where limits of units are enforced by them, with the file of the units, and the daemon
+// finds their state.
+func TestMPSOfUnits(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]bool{
+		"{" + unitsFile("") + "}":                                                     true,
+		"{" + unitsFile("fit: sum, enforce: mps") + "}":                               true,
+		"{" + unitsFile("enforce: none") + "}":                                        false,
+		"{config: {map: {default: \"units: {size: 1Gi}\"}}}":                          false, // nothing selects a GPU
+		"{config: {default: a, map: {a: \"{}\", b: \"selectors: [{units: true}]\"}}}": true,  // a node may choose it
+	} {
+		var there, finds bool
+		for _, o := range decode(t, "chart", render(t, values)) {
+			d, is := o.(*appsv1.DaemonSet)
+			if !is {
+				continue
+			}
+			there = there || d.Name == "gpu-device-plugin-mps-control-daemon"
+			for _, c := range d.Spec.Template.Spec.Containers {
+				finds = finds || d.Name == "gpu-device-plugin" && slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "MPS_ROOT" })
+			}
+		}
+		if there != want || want && !finds {
+			t.Errorf("%s: control daemons %t, their state for the daemon %t, want %t", values, there, finds, want)
+		}
 	}
 }
 

@@ -127,6 +127,10 @@ func TestControlDaemons(t *testing.T) {
 				t.Errorf("without a daemon: %q, %v", out, err)
 			}
 			first := m.start(t)
+			// Of a GPU in units: no limit of its own, which the answer to the second of two commands says by having none.
+			if out, err := m.ask(t, "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0"); err != nil || out != "100.0" {
+				t.Errorf("limits of a daemon that was given none: %q, %v", out, err)
+			}
 			for _, tt := range []struct{ set, get, want string }{
 				{"set_default_active_thread_percentage 33", "get_default_active_thread_percentage", "33.0"},
 				{"set_default_device_pinned_mem_limit 0 20389M", "get_default_device_pinned_mem_limit 0", "19G"},
@@ -137,6 +141,9 @@ func TestControlDaemons(t *testing.T) {
 				if out, err := m.ask(t, tt.get); err != nil || out != tt.want {
 					t.Errorf("%s: %q, %v; want %q", tt.get, out, err, tt.want)
 				}
+			}
+			if out, err := m.ask(t, "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0"); err != nil || out != "33.0\n19G" {
+				t.Errorf("limits in one answer: %q, %v", out, err)
 			}
 			answer, _ := m.ask(t, "get_default_device_pinned_mem_limit 0")
 			found("MPS", name, "a limit of 20389M is answered with %q", answer)

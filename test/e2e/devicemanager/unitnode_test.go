@@ -48,7 +48,8 @@ func newUnitNode(t *testing.T) *unitNode {
 	n := &unitNode{node: newNode(t), programs: t.TempDir(), reserveMiB: 1024}
 	root := "github.com/gpu-device-plugin/gpu-device-plugin/"
 	for name, from := range map[string]string{"gpu-device-plugin": "cmd/gpu-device-plugin", "nvidia-cuda-mps-control": "test/mps"} {
-		if out, err := exec.CommandContext(t.Context(), "go", "build", "-mod=mod", "-o", filepath.Join(n.programs, name), root+from).CombinedOutput(); err != nil {
+		c := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(n.programs, name), root+from)
+		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("build %s: %v: %s", name, err, out)
 		}
 	}
@@ -169,7 +170,7 @@ func (n *unitNode) status(t *testing.T) (s status.Status) {
 // untilSo waits until something is so.
 func untilSo(t *testing.T, what func() string, is func() bool) {
 	t.Helper()
-	deadline, look := time.NewTimer(time.Minute), time.NewTicker(5*time.Millisecond)
+	deadline, look := time.NewTimer(patience), time.NewTicker(5*time.Millisecond)
 	defer deadline.Stop()
 	defer look.Stop()
 	for !is() {

@@ -206,7 +206,10 @@ func (s *unitStory) admit(t *testing.T) {
 	for of, count := range p.asked {
 		container.Resources.Limits[v1.ResourceName(of)] = *apiresource.NewQuantity(int64(count), apiresource.DecimalSI)
 	}
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}, Spec: v1.PodSpec{Containers: []v1.Container{container}}}
+	pod := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)},
+		Spec:       v1.PodSpec{Containers: []v1.Container{container}},
+	}
 	s.node.mu.Lock()
 	s.node.pods[name] = pod
 	s.node.mu.Unlock()
@@ -255,7 +258,8 @@ func (p *unitPod) check(t *testing.T, s *unitStory, name string, env map[string]
 		}
 	}
 	want := map[string]string{
-		"NVIDIA_VISIBLE_DEVICES": p.gpu, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": fmt.Sprintf("0=%dM", mib), "CUDA_MPS_PIPE_DIRECTORY": "/mps/gpu." + p.gpu + "/pipe",
+		"NVIDIA_VISIBLE_DEVICES": p.gpu, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": fmt.Sprintf("0=%dM", mib),
+		"CUDA_MPS_PIPE_DIRECTORY": "/mps/gpu." + p.gpu + "/pipe",
 	}
 	wantCDI := []string{"k8s.device-plugin.nvidia.com/gpu=" + p.gpu, fmt.Sprintf("k8s.device-plugin.nvidia.com/memory-limit=%dMi", mib)}
 	if percent := p.asked[unitPercent]; percent > 0 {

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// unitFigures are those of GPUs in units.
+var unitFigures = []figure{
+	{"Choice among units of 128 MiB, 8 × 141 GB, 160 wanted", "1 ms", choiceOfUnits},
+	{"List of units of 128 MiB, 8 × 141 GB", "3 MB", listOfUnits},
+}
+
+// unitsOf returns the units of a node with eight GPUs of 141 GB.
+func unitsOf(ctx context.Context) (resource.Resource, error) {
+	const name = "volcano.sh/gpu-mem.128Mi"
+	snapshot, err := scan(ctx, "dgx-h200")
+	if err != nil {
+		return resource.Resource{}, err
+	}
+	plan := resource.New(snapshot, resource.Options{
+		Units:     resource.Units{Name: name, ReserveMiB: 1024, MPS: true},
+		Selectors: []resource.Selector{{Where: "selectors[0]", Models: []resource.Pattern{"*"}, Units: true}},
+	})
+	r, planned := plan.Resource(name)
+	if !planned {
+		return r, fmt.Errorf("the node has no units: %q", plan.Warnings)
+	}
+	return r, nil
+}
+
+// choiceOfUnits measures the choice where all units are free, which is the most work.
+func choiceOfUnits(ctx context.Context, _ string) (string, error) {
+	r, err := unitsOf(ctx)
+	if err != nil {
+		return "", err
+	}
+	all := make([]string, 0, len(r.Devices))
+	for _, d := range r.Devices {
+		all = append(all, d.ID)
+	}
+	times := make([]time.Duration, 0, 200)
+	for range cap(times) {
+		began := time.Now()
+		if _, err := r.Prefer(all, nil, 160); err != nil {
+			return "", err
+		}
+		times = append(times, time.Since(began))
+	}
+	slices.Sort(times)
+	return fmt.Sprintf("median %.0f µs, p99 %.0f µs of %d units", micros(times[len(times)/2]), micros(times[len(times)*99/100]), len(all)), nil
+}
+
+// listOfUnits says how long the list is that kubelet gets.
+func listOfUnits(ctx context.Context, _ string) (string, error) {
+	r, err := unitsOf(ctx)
+	if err != nil {
+		return "", err
+	}
+	list := &pluginapi.ListAndWatchResponse{}
+	for _, d := range r.Devices {
+		list.Devices = append(list.Devices, &pluginapi.Device{
+			ID: d.ID, Health: pluginapi.Unhealthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(d.NUMANode)}}},
+		})
+	}
+	return fmt.Sprintf("%.2f MB for %d units", float64(proto.Size(list))/1e6, len(list.Devices)), nil
+}
