@@ -42,6 +42,7 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	if out := daemonExec(ctx, t, n, "status"); !strings.Contains(out, "claim: default/claims-gpu-") {
 		t.Errorf("status does not show the claim:\n%s", out)
 	}
+	explainsClaims(ctx, t, n)
 
 	start = time.Now()
 	runPod(ctx, t, n, "extended", gpu, 1)

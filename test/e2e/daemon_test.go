@@ -82,6 +82,7 @@ func TestCluster(t *testing.T) {
 	tell(ctx, t, n, []named{
 		{name: "upgrade to a broken version", story: brokenVersion},
 		{name: "under the GPU operator", story: underTheOperator},
+		{name: "under an earlier GPU operator", story: underAnEarlierOperator, long: true},
 		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart},
 		{name: "installed by Helm", story: installedByHelm},
 		{name: "another plugin comes and goes", story: otherPlugin},

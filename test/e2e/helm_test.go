@@ -373,9 +373,12 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 
 	// To ours, which is installed first.
 	end := watch(ctx, t, kubelet, gpu, "to ours, which is installed first")
+	endChurn := startChurn(ctx, t, n)
 	install()
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	theirs.Stop()
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	noneFailed(t, endChurn(), "to ours, which is installed first")
 	served("to ours, which is installed first", "to-1", false)
 	lowest, longest := end().below(gpus)
 	switch {
@@ -387,6 +390,7 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 
 	// Back to theirs, which is started first. Kubelet 1.36 ends theirs, too, when ours ends, and theirs must be started again.
 	end = watch(ctx, t, kubelet, gpu, "back to theirs, which is started first")
+	endChurn = startChurn(ctx, t, n)
 	theirs = start()
 	uninstall()
 	if lowest, _ := end().below(gpus); lowest < gpus {
@@ -396,6 +400,7 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 		theirs.Stop()
 		theirs = start()
 	}
+	noneFailed(t, endChurn(), "back to theirs, which is started first")
 	served("back, theirs started first", "back-2", true)
 
 	// To ours, after theirs ended, in the release of theirs and with its values.
@@ -406,6 +411,14 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	t.Logf("theirs ended, then helm upgrade: all GPUs after %v", time.Since(began).Round(time.Millisecond))
 	served("to ours, after theirs ended", "to-2", false)
+}
+
+// noneFailed: on 1.37 no short pod fails while a plugin gives the node to another one.
+func noneFailed(t *testing.T, churn *churn, what string) {
+	t.Helper()
+	if isKubelet("1.37") && len(churn.refused) > 0 {
+		t.Errorf("%s: %d of %d pods failed, want none", what, len(churn.refused), churn.made)
+	}
 }
 
 // chartLikeNVIDIAs returns a chart with one small object.

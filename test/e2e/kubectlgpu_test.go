@@ -11,9 +11,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
@@ -133,4 +135,71 @@ func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
 		return nil
 	})
 	has(t, name, says, []string{"DaemonSet limited could not make one", "exceeded quota: limited, requested: requests." + gpu + "=1, used: requests." + gpu + "=0, limited: requests." + gpu + "=0"})
+}
+
+// explainsClaims: a selector, another claim, a taint and a constraint each keep a pod with a claim from running. The pod named claims has a claim on
+// a GPU.
+func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	free, taken := "", ""
+	for _, d := range devicesOf(ctx, t, n) {
+		if uuid := ptr.Deref(d.Attributes["uuid"].StringValue, ""); heldByClaim(ctx, t, n, d.Name) {
+			taken = uuid
+		} else {
+			free = uuid
+		}
+	}
+	simulate(ctx, t, "xid", "--gpu", free, "--xid", "48")
+	waitDevices(ctx, t, n, gpus-3)
+	uuid := func(u string) string { return "device.attributes['gpu.nvidia.com'].uuid == '" + u + "'" }
+	match := resourceapi.FullyQualifiedName("gpu.nvidia.com/uuid")
+	for name, tt := range map[string]struct {
+		selector string
+		count    int64
+		match    *resourceapi.FullyQualifiedName
+		says     []string
+	}{
+		"why-selector": {"device.attributes['gpu.nvidia.com'].productName == 'Tesla T4'", 1, nil,
+			[]string{"No node has devices for request gpu of claim why-selector-gpu-", "'Tesla T4'\" of the request excludes gpu-"}},
+		"why-taken":      {uuid(taken), 1, nil, []string{"another claim excludes gpu-"}},
+		"why-taint":      {uuid(free), 1, nil, []string{"the taint gpu.nvidia.com/xid=48:NoSchedule excludes gpu-"}},
+		"why-many":       {"", gpus, nil, []string{"; there are 4 devices of 8"}},
+		"why-constraint": {"", 2, &match, []string{"the constraint matchAttribute gpu.nvidia.com/uuid of claim why-constraint-gpu-", "node " + node.Name + " has enough without"}},
+	} {
+		spec := *oneGPU.DeepCopy()
+		spec.Devices.Requests[0].Exactly.Count = tt.count
+		if tt.selector != "" {
+			spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: tt.selector}}}
+		}
+		if tt.match != nil {
+			spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: tt.match}}
+		}
+		makeTemplate(ctx, t, n, name, spec)
+		startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(name)}))
+		waitUnschedulable(ctx, t, n, name)
+		explains(ctx, t, n, name, tt.says...)
+		deletePod(ctx, t, n, name)
+	}
+	simulate(ctx, t, "restore", "--gpu", free)
+	waitDevices(ctx, t, n, gpus-2)
+}
+
+// heldByClaim reports whether a claim has a device.
+func heldByClaim(ctx context.Context, t *testing.T, n *node.Node, device string) bool {
+	t.Helper()
+	claims, err := n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range claims.Items {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if r.Device == device {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -44,10 +44,36 @@ NVIDIA_DEV_ROOT=/
 DEV_ROOT_CTR_PATH=/host
 `
 
-// underTheOperator: the DaemonSets of NVIDIA's GPU operator start the image compat in the place of NVIDIA's. They wait for the operator's
+// underTheOperator and underAnEarlierOperator do this for two releases of the operator.
+func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	installModules(t, "gdrdrv", "nvidia_fs")
+	underOperator(ctx, t, n, kubelet, "operator-26.7", "NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED")
+}
+
+func underAnEarlierOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	underOperator(ctx, t, n, kubelet, "operator")
+}
+
+// installModules says which modules of the kernel are loaded, as far as the plugin's script is concerned.
+func installModules(t *testing.T, modules ...string) {
+	t.Helper()
+	const folder = "/run/nvidia/modules"
+	makeFolder(t, folder)
+	text := "Module Size Used by\n"
+	for _, m := range modules {
+		text += m + " 24576 0\n"
+	}
+	if err := os.WriteFile(filepath.Join(folder, "loaded"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// underOperator: the DaemonSets of NVIDIA's GPU operator start the image compat in the place of NVIDIA's. They wait for the operator's
 // validations; a label of the node chooses the configuration; a pod gets its GPU by CDI; and labels of the node remove the pods and bring
 // them back, as they do while the MIG layout or the driver changes. Before and after, the daemon of the other stories serves the GPUs.
-func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+func underOperator(
+	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, fixture string, companions ...string,
+) {
 	before := waitPod(ctx, t, n, holder, isRunning)
 	startProxy(t)
 	installDriver(ctx, t)
@@ -55,7 +81,7 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	makeNodes(t, driverRoot, all)
 	installToolkit(t)
 	installMPS(t)
-	apply(ctx, t, n, "operator")
+	apply(ctx, t, n, fixture)
 	t.Cleanup(func() { leaveTheOperator(t, n) })
 	publishCA(ctx, t, n, operatorNamespace)
 
@@ -71,6 +97,7 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 
 	// The daemon that was there serves until the operator's has the driver.
 	end := watch(ctx, t, kubelet, gpu, "the operator's plugin takes over")
+	endChurn := startChurn(ctx, t, n)
 	start := time.Now()
 	validate(t, "driver-ready", driverReady)
 	for _, app := range apps {
@@ -87,6 +114,7 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	})
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
 	phase("the operator's plugin serves", start)
+	noneFailed(t, endChurn(), "the operator's plugin takes over")
 	if lowest, longest := end().below(gpus); lowest < gpus && isKubelet("1.37") {
 		t.Errorf("the kubelet counted %d for %v while the operator's plugin took over, want %d throughout", lowest, longest, gpus)
 	}
@@ -94,6 +122,11 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	pod := runPod(ctx, t, n, "under-the-operator", gpu, 1)
 	if found := strings.Fields(shell(ctx, t, n, pod.Name, "ls /dev/nvidia[0-9]* /usr/bin/nvidia-smi")); len(found) != 2 {
 		t.Errorf("the pod has %v, want one GPU and nvidia-smi", found)
+	}
+	for _, name := range companions { // the simulated node has no device nodes of them, but the runtime is told
+		if got := strings.TrimSpace(shell(ctx, t, n, pod.Name, "echo $"+name)); got != "enabled" {
+			t.Errorf("the operator's script found the module for %s, and the pod has the value %q", name, got)
+		}
 	}
 	discovered(ctx, t, n)
 	if _, err := os.Stat("/run/nvidia/mps/shm"); err != nil {
@@ -144,14 +177,20 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	}
 	deletePod(ctx, t, n, "with-the-hosts-driver")
 
-	// Back, in the other order: the operator's pods first.
+	// Back: ours is there before the operator's pods go.
+	end = watch(ctx, t, kubelet, gpu, "back from the operator's plugin")
+	endChurn = startChurn(ctx, t, n)
+	apply(ctx, t, n, "overlay")
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=false", deployDiscovery+"=false")
 	for _, app := range apps {
 		wait(ctx, t, func(ctx context.Context) error { return operandIsGone(ctx, n, app) })
 	}
-	apply(ctx, t, n, "overlay")
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	noneFailed(t, endChurn(), "back from the operator's plugin")
+	if lowest, longest := end().below(gpus); lowest < gpus && isKubelet("1.37") {
+		t.Errorf("the kubelet counted %d for %v while the operator's plugin went, want %d throughout", lowest, longest, gpus)
+	}
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
