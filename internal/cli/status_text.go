@@ -86,6 +86,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
 		{"reset", s.Reset.Line(s.GPUs)},
+		{"steps", stepsLine(s.Steps)},
 	} {
 		if line.text != "" {
 			v.sentence(w, line.what+": "+line.text)
@@ -103,6 +104,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
 		{"metrics", s.MetricsAbsent}, {"CUDA", validationSentences(s.Validation)},
+		{"waits", waitSentences(s, v)},
 	} {
 		for _, sentence := range kind.sentences {
 			if rest == "" {

@@ -51,3 +51,32 @@ func validationSentences(s *status.Validation) []string {
 	}
 	return sentences
 }
+
+// stepsLine says how long after the start of the daemon each state was reached until pods get GPUs; empty where they are not followed.
+func stepsLine(steps []status.ReadyStep) string {
+	var parts []string
+	for _, s := range steps {
+		text := s.Name + " not yet"
+		if s.Reached {
+			text = fmt.Sprintf("%s %.1f s", s.Name, s.Seconds)
+		}
+		parts = append(parts, text)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return strings.Join(parts, ", ") + " after the start of the daemon"
+}
+
+// waitSentences say what pods wait for until they get GPUs, since when, and what to do.
+func waitSentences(s status.Status, v view) []string {
+	step, waits := s.Waits()
+	if !waits {
+		return nil
+	}
+	text := fmt.Sprintf("%s, since %s: %s", step.Name, v.since(step.Since), step.Text)
+	if step.Remedy != "" {
+		text += "; " + step.Remedy
+	}
+	return []string{text}
+}

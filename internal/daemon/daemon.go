@@ -32,6 +32,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
@@ -108,6 +109,7 @@ type daemon struct {
 	told           *Told
 	proofs         *proof.Proofs
 	resets         *reset.Resets
+	progress       *status.Progress
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil when there is nothing to register with
 	account        *kubelet.PodResources
@@ -137,6 +139,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	c := o.Config
 	d := &daemon{
 		cluster:        o.Cluster,
+		progress:       status.NewProgress(time.Now()),
 		config:         c,
 		asked:          o.Signals,
 		reexecutions:   o.Reexecutions,

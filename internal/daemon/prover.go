@@ -142,8 +142,9 @@ func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 	}
 	for _, device := range proof.Devices(s) {
 		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting, Reason: progress.Waiting[device.UUID]}
+		shown.InUse = progress.InUse[device.UUID]
 		if verdict, valid := d.proofs.Record(s, device); valid {
-			shown.Result, shown.Since, shown.Reason = status.Proven, status.Moment(verdict.At), ""
+			shown.Result, shown.Since, shown.Reason, shown.InUse = status.Proven, status.Moment(verdict.At), "", false
 			shown.Milliseconds, shown.MemoryBytes = verdict.Milliseconds, verdict.MemoryBytes
 			if verdict.Failure != nil {
 				shown.Result, shown.Reason, shown.Retry = status.Failed, verdict.Failure.Error(), status.Moment(progress.Retry[device.UUID])

@@ -7,9 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -67,8 +70,27 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	for _, r := range seen.Retries {
 		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
 	}
+	d.addSteps(&s, seen)
 	s.Summary = status.Summarize(s)
 	return s, nil
+}
+
+// addSteps adds the states until pods get the GPUs, where something is asked for that they wait for.
+func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
+	c := d.watcher.Configs().Value()
+	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
+		return
+	}
+	e := status.Evidence{Refused: c.Accepted.Refuses(seen.Snapshot.Driver), Answers: seen.Answers}
+	if seen.Snapshot.LacksUVM(!c.Edits.GivesNodes()) {
+		e.LacksNode = "/dev/nvidia-uvm"
+	}
+	for _, r := range d.set.Status() {
+		if r.Since.After(e.Agrees) {
+			e.Agrees = r.Since
+		}
+	}
+	s.Steps = d.progress.Steps(*s, e, time.Now())
 }
 
 // absent returns which metrics of GPUs the driver does not let this process have, a sentence for each reason.

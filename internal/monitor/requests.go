@@ -32,6 +32,8 @@ type Status struct {
 	Err error
 	// Looked is when the last look that succeeded ended; zero before the first.
 	Looked time.Time
+	// Answers is since when looks succeed, if the last one did.
+	Answers time.Time
 	// Quiesced is since when the driver is released and left alone, until Resume; zero while it is not. Allocate says that GPUs are
 	// given to new work meanwhile.
 	Quiesced time.Time
@@ -43,7 +45,7 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
-			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked,
+			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked, Answers: l.state.answers,
 			Quiesced: l.quiesced, Allocate: l.isQuiesced() && l.state.withheld.IsZero(),
 			Unwatched: l.state.unwatched, Retries: l.state.retries(),
 			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),

@@ -21,6 +21,7 @@ type nodeState struct {
 	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot says of it; unloaded,
 	// that the driver was gone since the last look that succeeded.
 	looked   time.Time
+	answers  time.Time // since when looks succeed
 	began    time.Time // when the last look began
 	err      error
 	stale    string
@@ -101,6 +102,9 @@ func (t *nodeState) look(l look, now time.Time) {
 		t.unloaded = t.unloaded || errors.Is(l.err, inventory.ErrNoDriver)
 		t.silence(t.scan.GPUs, t.policy, t.stale, now)
 		return
+	}
+	if t.looked.IsZero() || t.stale != "" {
+		t.answers = now
 	}
 	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
 	t.links(&l.snapshot, now)

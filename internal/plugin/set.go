@@ -110,6 +110,8 @@ type Status struct {
 	Devices, Healthy int
 	// Agreed says that kubelet's own account of the resource was the list, when the two were compared last in this life.
 	Agreed bool
+	// Since is since when Agreed is true; zero if it is not.
+	Since time.Time
 	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty while all is well.
 	Problem string
 	// Departing are the devices that left the plan and are still listed, by ID.
@@ -201,6 +203,7 @@ type served struct {
 	epoch   uint64
 	phase   Phase
 	agreed  bool
+	since   time.Time // agreed became true
 	problem string
 	started bool
 	adopted bool               // adopt was called
@@ -303,6 +306,9 @@ func (s *Set) Status() []Status {
 		view := entry.list.views.Value()
 		status := Status{Resource: name, Phase: entry.phase, Agreed: entry.agreed, Problem: entry.problem,
 			Devices: len(view.response.Devices), Healthy: len(view.healthy()), Departing: entry.list.departures()}
+		if entry.agreed {
+			status.Since = entry.since
+		}
 		statuses = append(statuses, status)
 	}
 	return statuses
@@ -406,6 +412,9 @@ func (s *Set) setPhase(entry *served, p Phase) {
 func (s *Set) setDifference(entry *served, difference string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if difference == "" && !entry.agreed {
+		entry.since = s.collaborators.Clock.Now()
+	}
 	entry.agreed, entry.problem = difference == "", difference
 }
 

@@ -65,6 +65,8 @@ type Proofs struct {
 type Status struct {
 	// Waiting says why devices are not proven yet, by UUID.
 	Waiting map[string]string
+	// InUse are the devices of them that wait for those who use them.
+	InUse map[string]bool
 	// Retry is when a device is tried again that failed, by UUID.
 	Retry map[string]time.Time
 	// Done is how long after the start of this process there was a verdict on each device for the first time; 0 before.

@@ -401,7 +401,7 @@ func (l *loop) saveLate(ctx context.Context) time.Time {
 
 // show publishes how far the loop is.
 func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
-	next := Status{Waiting: map[string]string{}, Retry: map[string]time.Time{}, Done: l.status.Value().Done}
+	next := Status{Waiting: map[string]string{}, InUse: map[string]bool{}, Retry: map[string]time.Time{}, Done: l.status.Value().Done}
 	if l.unsaved != nil {
 		next.Unsaved = l.unsaved.Error()
 	}
@@ -413,6 +413,9 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 		case t == nil:
 		case !valid:
 			next.Waiting[d.UUID] = t.waits
+			if t.inUse {
+				next.InUse[d.UUID] = true
+			}
 		case v.Failure != nil && !t.next.IsZero():
 			next.Retry[d.UUID] = t.next
 		}
@@ -423,7 +426,8 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 			"sinceStart", next.Done.Round(time.Millisecond))
 	}
 	was := l.status.Value()
-	if was.Done != next.Done || was.Unsaved != next.Unsaved || !maps.Equal(was.Waiting, next.Waiting) || !maps.Equal(was.Retry, next.Retry) {
+	if was.Done != next.Done || was.Unsaved != next.Unsaved || !maps.Equal(was.Waiting, next.Waiting) ||
+		!maps.Equal(was.InUse, next.InUse) || !maps.Equal(was.Retry, next.Retry) {
 		l.status.Publish(next)
 	}
 	for uuid := range l.known {

@@ -22,6 +22,7 @@ const (
 	AllHealthy     Reason = "AllHealthy"
 	GPUUnknown     Reason = "GPUUnknown"
 	MonitorStalled Reason = "MonitorStalled"
+	GPUNotReady    Reason = "GPUNotReady"
 )
 
 // released is the message of a node whose driver was released.
@@ -50,6 +51,7 @@ var conditionRows = []struct {
 	{False, GPULost, "At least one GPU is Lost or cannot be read, or all GPUs of a node that had some are gone"},
 	{Unknown, DriverNotReady, "The driver does not answer, is not there or was released, and no device was known to be bad"},
 	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, and there is no verdict on it yet"},
+	{Unknown, GPUNotReady, "A step of `status` is not reached for a minute"},
 	{Unknown, MonitorStalled, "The last look at the GPUs ended more than 2 minutes ago, and no device was known to be bad"},
 }
 
@@ -95,6 +97,9 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 		return Condition{False, GPULost, "no GPU is found any more"}, true
 	case len(unknown) > 0:
 		return Condition{Unknown, GPUUnknown, list("no verdict yet: ", unknown)}, true
+	}
+	if step, late := late(s, now); late {
+		return Condition{Unknown, GPUNotReady, line(waitsFor(step))}, true
 	}
 	return Condition{True, AllHealthy, "all GPUs are healthy"}, true
 }

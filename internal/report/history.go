@@ -37,6 +37,7 @@ type History struct {
 	leftOut map[string]bool      // what was told to be left out
 	failed  map[string]bool      // the errors of NVSwitches that were told
 	labels  labelsTold           // why they are not as they are wanted
+	steps   map[string]bool      // those of which an Event told that they are reached, and that they are not
 	layout  layoutTold           // what was told of the MIG layout
 	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
 	gpus    map[string]string    // the names of the GPUs that were there, by UUID
@@ -84,7 +85,7 @@ func (h *History) Recall(c Condition, hadGPUs bool) {
 func (h *History) init() {
 	if h.bad == nil {
 		h.leftOut, h.failed, h.bad, h.gpus = map[string]bool{}, map[string]bool{}, map[string]verdict{}, map[string]string{}
-		h.used, h.denied = map[string]time.Time{}, map[string]string{}
+		h.used, h.denied, h.steps = map[string]time.Time{}, map[string]string{}, map[string]bool{}
 	}
 }
 
@@ -105,6 +106,11 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	batch := Batch{}
 	withheld, due := h.labelsEvents(s, now)
 	all, batch.Again = append(all, withheld...), due
+	steps, due := h.stepEvents(s, now)
+	all = append(all, steps...)
+	if !due.IsZero() && (batch.Again.IsZero() || due.Before(batch.Again)) {
+		batch.Again = due
+	}
 	denied := map[string]string{}
 	for _, c := range all {
 		c.At, c.AtStart, c.Note = now, !h.begun, line(c.Note)

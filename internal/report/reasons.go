@@ -17,6 +17,8 @@ const (
 	DriverNotReady   Reason = "DriverNotReady"
 	DriverReleased   Reason = "DriverReleased"
 	DriverReady      Reason = "DriverReady"
+	GPUStepReached   Reason = "GPUStepReached"
+	GPUStepMissing   Reason = "GPUStepMissing"
 	ConfigRejected   Reason = "ConfigRejected"
 	ConfigApplied    Reason = "ConfigApplied"
 	ResourceLeftOut  Reason = "ResourceLeftOut"
@@ -65,6 +67,11 @@ var Rows = []Row{
 	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is not there"},
 	{DriverReleased, normal, "KeepDevices", false, "The driver was released by `quiesce`"},
 	{DriverReady, normal, "ReadDevices", false, "The driver answers again"},
+	{
+		GPUStepReached, normal, "Proceed", false,
+		"With `--validate` or a range of drivers, a step until pods get GPUs was reached",
+	},
+	{GPUStepMissing, warning, "Wait", false, "It was not reached for a minute"},
 	{
 		ConfigRejected, warning, "KeepConfiguration", false,
 		"The configuration file as it is now is refused; the last good one stays in force",

@@ -74,6 +74,9 @@ type Status struct {
 	MIG *MIGLayout `json:"mig,omitempty"`
 	// DRA is what is known of Dynamic Resource Allocation; nil where it is not used.
 	DRA *DRA `json:"dra,omitempty"`
+	// Steps are the states that the node goes through until pods get its GPUs, in their order; nil where neither proofs nor certain drivers
+	// are asked for.
+	Steps []ReadyStep `json:"steps,omitempty"`
 	// Validation is on which devices CUDA is proven to work; nil where that is not asked for.
 	Validation *Validation `json:"validation,omitempty"`
 	// Reset is the last reset that was asked for by the command reset; nil if there was none since the start of the daemon.
@@ -209,6 +212,8 @@ type Validated struct {
 	Result string    `json:"result"`
 	Since  time.Time `json:"since,omitzero"`
 	Reason string    `json:"reason,omitempty"`
+	// InUse says that it waits for those who use it.
+	InUse bool `json:"inUse,omitempty"`
 	// Retry is when a device that failed is tried again.
 	Retry time.Time `json:"retry,omitzero"`
 	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had.

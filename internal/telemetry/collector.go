@@ -17,6 +17,10 @@ func sendStatus(out *page, s status.Status) {
 			sendGPU(out, d, s.GPUs)
 		}
 	}
+	for _, step := range s.Steps {
+		stepReached.sendBool(out, step.Reached, step.Name)
+		stepChange.sendTime(out, step.Since, step.Name)
+	}
 	if s.Validation != nil {
 		for _, d := range s.Validation.Devices {
 			cudaProven.sendBool(out, d.Result == status.Proven, d.UUID, d.Index)

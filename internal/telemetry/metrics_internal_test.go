@@ -35,6 +35,7 @@ func full() status.Status {
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
 		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)}, {Function: "f", Since: at}},
 		MIG:   &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"}, Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven}, {Index: "1", Result: status.Failed}}},
+		Steps:     []status.ReadyStep{{Name: status.StepDriver, Reached: true, Since: time.Unix(1, 0)}},
 		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at, Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
 		GPUs: []status.Device{
 			{

@@ -106,6 +106,14 @@ var (
 		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID", "index"}, series: "1 a GPU or MIG device",
 		help: "1 if CUDA is proven to work on a GPU or MIG device, by its UUID and its index i or i:j. Only with --validate.",
 	}
+	stepReached = metric{
+		name: "gpu_device_plugin_step_reached", kind: gauge, labels: []string{"step"}, series: "5",
+		help: "1 if a step of `status` is reached, 0 if not.",
+	}
+	stepChange = metric{
+		name: "gpu_device_plugin_step_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"step"}, series: "5",
+		help: "When that changed, in seconds since 1970.",
+	}
 	gpuStateChange = metric{
 		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu"}, series: onePerGPU,
 		help: "When the GPU entered its state, in seconds since 1970.",
@@ -247,7 +255,8 @@ var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
-	gpuHealth, gpuUnits, gpuFault, cudaProven, gpuStateChange, migDevices, xidEvents, xidLast, recoveries, switchErrors,
+	gpuHealth, gpuUnits, gpuFault, cudaProven, stepReached, stepChange, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
+	switchErrors,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,

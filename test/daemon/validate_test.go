@@ -229,6 +229,42 @@ func TestQuiesceEndsProofs(t *testing.T) {
 	v.shows(8, 8)
 }
 
+// TestANewNodeIsReady: with the stand-in for libcuda, 8 GPUs are proven and on offer within 15 s of the driver's answer, and the steps are
+// in their order. The bound is wide for a busy machine: make bench has how long it takes.
+func TestANewNodeIsReady(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	cuda.Install(t, root)
+	s := open(t, node.Setup{Args: []string{"--driver-root-ctr-path", root, "--validate"}})
+	s.start()
+	var steps []told.ReadyStep
+	s.eventually("pods get GPUs", func() bool {
+		now := s.status()
+		_, waits := now.Waits()
+		steps = now.Steps
+		return !waits && len(steps) > 0
+	})
+	s.shows(8, 8)
+	var names []string
+	for i, step := range steps {
+		names = append(names, step.Name)
+		if step.Seconds == 0 || i > 0 && step.Seconds < steps[i-1].Seconds {
+			t.Errorf("%s was reached after %v s, and the step before it after %v s", step.Name, step.Seconds, steps[max(0, i-1)].Seconds)
+		}
+	}
+	if got := strings.Join(names, ", "); got != "driver, device nodes, containers, CUDA, kubelet" {
+		t.Errorf("steps %s", got)
+	}
+	if took := steps[4].Seconds - steps[0].Seconds; took > 15 {
+		t.Errorf("8 GPUs are on offer %.1f s after the driver's answer", took)
+	}
+	text := s.command("status")
+	if !strings.Contains(text, "steps: driver ") || !strings.Contains(text, "after the start of the daemon") {
+		t.Errorf("status prints %s", text)
+	}
+	t.Logf("%+v", steps)
+}
+
 // TestDriversThatAreNotAccepted: no device is on offer with a driver outside of the range, and pods that hold one keep it.
 func TestDriversThatAreNotAccepted(t *testing.T) {
 	t.Parallel()

@@ -69,7 +69,7 @@ func newRoot() *cobra.Command {
 		"labels of the daemon's pods")
 	root.PersistentFlags().StringVar(&p.options.DaemonNamespace, "daemon-namespace", "", "namespace of the daemon's pods; default: any")
 	p.addOutput(root)
-	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(),
+	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(), p.newValidate(),
 		p.newReset(), p.newQuiesce(), p.newResume())
 	return root
 }

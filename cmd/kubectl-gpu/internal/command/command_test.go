@@ -317,6 +317,8 @@ func TestCommandsOfANode(t *testing.T) {
 		{"status a -- -o wide", "ran status -o wide\n", "daemon-a status -o wide"},
 		{"quiesce a -- --allocate", "ran quiesce --allocate\n", "daemon-a quiesce --allocate"},
 		{"doctor b", "ran doctor\n", "old-b doctor"},
+		{"validate b", "ran validate\n", "old-b validate"},
+		{"validate b --gpu 3,4 -- -o yaml", "ran validate --gpu=3,4 -o yaml\n", "old-b validate --gpu=3,4 -o yaml"},
 		{"quiesce b", "ran quiesce\nran quiesce\n", "old-b quiesce, new-b quiesce"},
 		{"reset b --gpu 3 --gpu 4 --wait 10m", "ran reset --gpu=3,4 --wait=10m0s\n", "old-b reset --gpu=3,4 --wait=10m0s"},
 		{"reset a --gpu GPU-x", "ran reset --gpu=GPU-x\n", "daemon-a reset --gpu=GPU-x"},

@@ -18,6 +18,13 @@ func (p *plugin) newDoctor() *cobra.Command {
 	return p.forward("doctor", "Show what is wrong with a node, and the commands that cure it", "  kubectl gpu doctor node-1", false)
 }
 
+func (p *plugin) newValidate() *cobra.Command {
+	cmd := p.forward("validate", "Prove that CUDA works on the GPUs of a node that no process uses",
+		"  kubectl gpu validate node-1\n  kubectl gpu validate node-1 --gpu 3", false)
+	cmd.Flags().String("gpu", "", "GPUs and MIG devices to try, by index or UUID, separated by commas; default: all")
+	return cmd
+}
+
 func (p *plugin) newQuiesce() *cobra.Command {
 	return p.forward("quiesce", "Release the driver of a node, so that GPUs can be reset or the driver replaced",
 		"  kubectl gpu quiesce node-1", true)
@@ -73,7 +80,11 @@ func (p *plugin) forward(name, short, example string, each bool) *cobra.Command 
 			} else if at == 0 {
 				return errors.New("give a node before --")
 			}
-			return p.inPods(cmd, arguments[0], each, append([]string{name}, arguments[1:]...))
+			command := []string{name}
+			if gpu := cmd.Flags().Lookup("gpu"); gpu != nil && gpu.Changed {
+				command = append(command, "--gpu="+gpu.Value.String())
+			}
+			return p.inPods(cmd, arguments[0], each, append(command, arguments[1:]...))
 		},
 	}
 }
