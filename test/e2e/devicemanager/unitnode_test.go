@@ -84,8 +84,8 @@ func (n *unitNode) run(t *testing.T, command string) *process {
 	t.Helper()
 	n.started++
 	p := &process{socket: filepath.Join(n.folder, fmt.Sprint("c", n.started)), ended: make(chan struct{})}
-	arguments := []string{"--simulate", "h100-nvl-x4", "--config-file", filepath.Join(n.folder, "config.yaml"), "--mps-root", "/run/nvidia/mps",
-		"--mps-root-ctr-path", filepath.Join(n.folder, "mps")}
+	arguments := []string{"--simulate", "h100-nvl-x4", "--config-file", filepath.Join(n.folder, "config.yaml"),
+		"--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", filepath.Join(n.folder, "mps")}
 	if command == "" {
 		arguments = append(arguments, "--kubelet-socket", filepath.Join(n.dir, "kubelet.sock"), "--pod-resources-socket", n.podResourcesSocket,
 			"--control-socket", p.socket, "--state-dir", filepath.Join(n.folder, "state"), "--cdi-dir", filepath.Join(n.folder, "cdi"),
