@@ -2,6 +2,7 @@
 package cuda
 
 import (
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -26,18 +27,27 @@ type Library struct {
 // library without cuCtxSynchronize.
 func Install(t testing.TB, root string, flags ...string) *Library {
 	t.Helper()
-	l := &Library{folder: filepath.Join(root, "usr", "lib64")}
-	if err := os.MkdirAll(l.folder, 0o755); err != nil {
+	if err := Build(t.Context(), root, flags...); err != nil {
 		t.Fatal(err)
 	}
+	return &Library{folder: folder(root)}
+}
+
+func folder(root string) string { return filepath.Join(root, "usr", "lib64") }
+
+// Build is Install for a program that is no test.
+func Build(ctx context.Context, root string, flags ...string) error {
+	if err := os.MkdirAll(folder(root), 0o755); err != nil {
+		return err
+	}
 	flags = append(flags, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", "-Wl,-soname,libcuda.so.1",
-		"-o", filepath.Join(l.folder, "libcuda.so.1"), "-xc", "-")
-	c := exec.CommandContext(t.Context(), "gcc", flags...)
+		"-o", filepath.Join(folder(root), "libcuda.so.1"), "-xc", "-")
+	c := exec.CommandContext(ctx, "gcc", flags...)
 	c.Stdin = strings.NewReader(source)
 	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("this test needs gcc and the C library's headers to compile a library: install them (%v)\n%s", err, out)
+		return fmt.Errorf("gcc and the C library's headers are needed to compile a library: install them (%w)\n%s", err, out)
 	}
-	return l
+	return nil
 }
 
 // Fail has a function fail for a device, by UUID: by an error of CUDA, or "wrong", "hang", "crash" or "leak".
