@@ -26,7 +26,7 @@ func (r DriverRange) Refuses(d inventory.Driver) string {
 	return ""
 }
 
-var versionText = regexp.MustCompile(`^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$`)
+var versionText = regexp.MustCompile(`^\d{1,5}(\.\d{1,5}){0,3}$`)
 
 // driverVersion sets an option that is a version of the driver.
 func driverVersion(field func(*Config) *string) func(*Config, string) error {

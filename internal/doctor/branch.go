@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// maintainedUntil is the last month in which NVIDIA maintains a branch of the driver: those of its tables of supported data center drivers for
-// releases 570, 615 and 620 (docs.nvidia.com/datacenter/tesla/drivers).
+// maintainedUntil is the last month in which NVIDIA maintains a branch of the driver: those of its tables of supported data center drivers
+// for releases 570, 615 and 620 (docs.nvidia.com/datacenter/tesla/drivers).
 var maintainedUntil = map[int]time.Time{
 	535: month(2026, time.June),
 	570: month(2026, time.February),
