@@ -93,6 +93,7 @@ func (c control) ask(ctx context.Context, command string, timeout time.Duration)
 	program.Stdout, program.Stderr = output, output
 	err := program.Run()
 	answer, whole := output.text()
+	command, _, _ = strings.Cut(command, "\n") // the first of several will do for a sentence
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "", errNoProgram
