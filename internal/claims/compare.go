@@ -125,7 +125,10 @@ func nodesOf(s inventory.Snapshot, records []record, namespace string) map[strin
 			continue
 		}
 		for _, d := range r.Devices {
-			g, _ := s.GPU(d.GPU)
+			g, there := s.GPU(d.GPU)
+			if !there {
+				continue
+			}
 			nodes[gpuNode(g)] = true
 			for _, m := range g.MIGDevices {
 				if m.UUID == d.uuid() {

@@ -68,6 +68,11 @@ func TestCompare(t *testing.T) {
 		parts := []string{"nvidia1", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31"}
 		want("as recorded", claims.Comparison{Same: 3}, all{"pod-1": has("nvidia0"), "pod-2": has(parts...), "pod-3": has("nvidia2"), "x": has()})
 		want("of another namespace", claims.Comparison{Same: 1, Differ: 1}, all{"pod-1": has("nvidia0"), "pod-3": has("nvidia2", "nvidia0")})
+		gone := s
+		gone.GPUs = s.GPUs[:2]
+		r.publish(gone)
+		want("whose own GPU is gone", claims.Comparison{Differ: 1}, all{"pod-3": has("nvidia0")})
+		r.publish(s)
 		want("another MIG device", claims.Comparison{Differ: 1}, all{"pod-2": has("nvidia1", "nvidia-caps/nvidia-cap40")})
 		want("hidden", claims.Comparison{Hidden: 1}, all{"pod-1": {{Hidden: true}}, "x": {{Hidden: true}}})
 		want("a later pod of a claim", claims.Comparison{Same: 1}, all{"x": has("nvidia2")})

@@ -21,7 +21,7 @@ type recordMetadata struct {
 }
 
 // labelForm is that of a DNS label: names in the API that become part of a path.
-var labelForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+var labelForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // describe notes in a record what metadata files say of its devices, which are published in a pool.
 func (n node) describe(r *record, claim dra.Claim) {

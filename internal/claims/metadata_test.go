@@ -135,6 +135,14 @@ func TestMetadataOfShares(t *testing.T) {
 	if now := r.seen("uid-2"); len(now) > 0 {
 		t.Errorf("a request that is no label has %v", now)
 	}
+	long := claim("uid-3", gpuA)
+	long.PodClaim = strings.Repeat("a", 64) // the API server takes 256 KiB
+	r.unprepare(c, "uid-1")
+	r.prepare(c, long)
+	const direct = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/claim-uid-3/gpu/gpu.nvidia.com-metadata.json"
+	if now := r.seen("uid-3"); now[direct] == "" {
+		t.Errorf("with a name that is too long for a label containers find %v", slices.Sorted(maps.Keys(now)))
+	}
 }
 
 type metadata struct {

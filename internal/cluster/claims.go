@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
-// A claimReader reads claims for the driver, and keeps which claim it read last for each device.
+// A claimReader reads claims for the driver, and keeps which claim it read last for each device. Those that only look at a device do not
+// count: another claim may have it.
 type claimReader struct {
 	client *kubeapi.Client
 
@@ -31,7 +32,9 @@ func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Cl
 		if r.read == nil {
 			r.read = map[string]string{}
 		}
-		r.read[result.Device] = namespace + "/" + name
+		if !result.AdminAccess {
+			r.read[result.Device] = namespace + "/" + name
+		}
 	}
 	return claim, nil
 }

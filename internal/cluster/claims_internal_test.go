@@ -24,10 +24,9 @@ func TestClaimReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Stop)
-	opaque := func(driver, text string) resourceapi.DeviceConfiguration {
-		return resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(text)}},
-		}
+	opaque := func(driver, text string) (c resourceapi.DeviceConfiguration) {
+		c.Opaque = &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(text)}}
+		return c
 	}
 	if err := server.ChangeClaim("ns", "a", func(c *resourceapi.ResourceClaim) {
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
@@ -69,8 +68,8 @@ func TestClaimReader(t *testing.T) {
 	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
 		server.SetResourceVersions(version)
 		got, err := reader.Claim(t.Context(), "ns", "a")
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%s: %v (-want +got):\n%s", version, err, diff)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" || len(reader.read) != 1 { // without the device that it only looks at
+			t.Errorf("%s: %v, read last: %v (-want +got):\n%s", version, err, reader.read, diff)
 		}
 	}
 }
