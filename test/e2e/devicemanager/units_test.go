@@ -122,13 +122,10 @@ func (s *unitStory) free() []int {
 	over := map[string]int{}
 	for _, p := range s.pods {
 		for _, id := range p.units {
-			var number int
-			_, text, _ := strings.Cut(id, "::")
-			_, _ = fmt.Sscan(text, &number)
-			if number < s.size() {
+			if s.isPlanned(id) {
 				used[p.gpu]++
 			} else {
-				over[p.gpu]++ // it is of no unit that is left
+				over[p.gpu]++
 			}
 		}
 	}
@@ -143,6 +140,26 @@ func (s *unitStory) free() []int {
 		at++
 	}
 	return free
+}
+
+// isPlanned reports whether a unit is of the plan still: with a larger reserve there are fewer.
+func (s *unitStory) isPlanned(id string) bool {
+	var number int
+	_, text, _ := strings.Cut(id, "::")
+	_, _ = fmt.Sscan(text, &number)
+	return number < s.size()
+}
+
+// left returns how many units pods hold that left the plan.
+func (s *unitStory) left() (left int) {
+	for _, p := range s.pods {
+		for _, id := range p.units {
+			if !s.isPlanned(id) {
+				left++
+			}
+		}
+	}
+	return left
 }
 
 // settle waits until what is on offer beside what pods hold is what is free on the emptiest GPU.
@@ -165,7 +182,7 @@ func (s *unitStory) withoutMPS(t *testing.T) {
 	t.Helper()
 	s.mps.end(t, syscall.SIGTERM)
 	untilSo(t, func() string { return fmt.Sprintf("units are on offer: %v", s.Resources()) }, func() bool {
-		return s.Resources()[unitMemory].Allocatable == 0
+		return s.Resources()[unitMemory].Allocatable <= s.left() // those are held, and given to nobody else
 	})
 	c := kubelet.Container{Pod: "none", Name: "main", Resource: unitMemory, Count: 1}
 	if _, err := s.Admit(t.Context(), c); err == nil {
