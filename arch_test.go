@@ -79,7 +79,7 @@ var imports = map[string][]string{
 	"internal/featurefile": {"internal/feed", "internal/files"},
 	"internal/status":      {"internal/inventory", "internal/health", "internal/resource"},
 	"internal/telemetry": {
-		"internal/inventory", "internal/status", "internal/feed", "internal/supervise",
+		"internal/inventory", "internal/status", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/doctor":    {"internal/inventory", "internal/status"},

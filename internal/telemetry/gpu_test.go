@@ -368,6 +368,7 @@ type lister struct {
 	err     error
 	hangs   bool
 	asked   int
+	disk    chan struct{} // nil, or the receipts of units wait until it is closed
 }
 
 func (l *lister) set(change func(*lister)) {
@@ -389,7 +390,13 @@ func (l *lister) ContainerDevices(ctx context.Context) (devices []kubelet.Contai
 	return devices, err
 }
 
-func (*lister) UnitHolders([]kubelet.ContainerDevice) []status.Holder { return nil }
+func (l *lister) UnitHolders(devices []kubelet.ContainerDevice) []status.Holder {
+	var disk chan struct{}
+	if l.set(func(l *lister) { disk = l.disk }); disk != nil {
+		<-disk
+	}
+	return make([]status.Holder, len(devices))
+}
 
 // TestFollowPods: kubelet is asked at the pace of samples, what it said counts while it fails for a short while, and nobody is asked
 // while there are no metrics.
@@ -451,5 +458,41 @@ func TestFollowPods(t *testing.T) {
 		}
 		cancel()
 		<-done
+	})
+}
+
+// TestFollowPodsWhileTheDiskHangs: receipts of units are read from kubelet's disk. While that does not answer, pods have no receipts, and all
+// else goes on, the end, too.
+func TestFollowPodsWhileTheDiskHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
+		disk := make(chan struct{})
+		l := &lister{devices: []kubelet.ContainerDevice{{ID: "GPU-a", Pod: "p"}}, disk: disk}
+		settings, pods := feed.New(telemetry.GPUSettings{Every: 10 * time.Second}), feed.New(telemetry.PodDevices{})
+		done := make(chan struct{})
+		go func() {
+			telemetry.FollowPods(ctx, l, settings, pods, clock.RealClock{})
+			close(done)
+		}()
+		has := func(what string, units int) {
+			t.Helper()
+			time.Sleep(30 * time.Second) // the bubble's clock
+			synctest.Wait()
+			got := pods.Value()
+			if age := time.Since(got.Asked); len(got.Devices) != 1 || len(got.Units) != units || age > 20*time.Second {
+				t.Errorf("%s: %+v, %v old", what, got, age)
+			}
+		}
+		has("the disk hangs", 0)
+		l.set(func(l *lister) { l.disk = nil })
+		close(disk)
+		has("it answers again", 1)
+		disk = make(chan struct{})
+		l.set(func(l *lister) { l.disk = disk })
+		has("it hangs again", 0)
+		cancel()
+		<-done
+		close(disk)
 	})
 }

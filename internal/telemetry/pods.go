@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -25,14 +26,14 @@ type PodDevices struct {
 	// Asked is when kubelet said so; zero if it did not.
 	Asked   time.Time
 	Devices []kubelet.ContainerDevice
-	// Units are the containers that have units of GPUs.
+	// Units are the containers that have units of GPUs; nil while kubelet's disk does not answer, too.
 	Units []status.Holder
 }
 
 // A PodLister knows which containers hold which devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
-	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt.
+	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt. It may wait for kubelet's disk.
 	UnitHolders([]kubelet.ContainerDevice) []status.Holder
 }
 
@@ -40,7 +41,7 @@ type PodLister interface {
 // metrics of GPUs nobody is asked.
 func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices], c clock.Clock) {
 	log := klog.FromContext(ctx)
-	failures := 0
+	disk, failures := files.NewDisk(), 0
 	for {
 		s, changed := settings.Latest()
 		var due <-chan time.Time
@@ -52,7 +53,12 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 			switch {
 			case err == nil:
 				failures = 0
-				pods.Publish(PodDevices{Asked: c.Now(), Devices: devices, Units: lister.UnitHolders(devices)})
+				now := PodDevices{Asked: c.Now(), Devices: devices}
+				units := make(chan []status.Holder, 1)
+				if disk.Do(ctx, podsTimeout, func() error { units <- lister.UnitHolders(devices); return nil }) == nil {
+					now.Units = <-units
+				}
+				pods.Publish(now)
 			case ctx.Err() == nil:
 				if failures++; failures == maxPodsFailures {
 					log.Info("Metrics of GPUs name no pods: kubelet does not say which pods hold devices", "reason", err.Error())
