@@ -1,12 +1,17 @@
 package kubelet
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // A SeenContainer is a container of a pod, by its processes.
@@ -14,7 +19,7 @@ type SeenContainer struct {
 	// Nodes are the names below /dev of the NVIDIA device nodes that it has, such as nvidia0 and nvidia-caps/nvidia-cap3.
 	Nodes []string
 	// Hidden says that its device nodes cannot be seen, or are those of the node: its processes are in another PID namespace, this process has
-	// not the rights, or the container is privileged.
+	// not the rights, the container is privileged, or its /dev has a link or too many entries.
 	Hidden bool
 }
 
@@ -90,8 +95,9 @@ func seenContainer(process string) SeenContainer {
 		return SeenContainer{Hidden: true}
 	}
 	dev := filepath.Join(process, "root", "dev")
-	entries, err := os.ReadDir(dev)
-	if err != nil {
+	entries, err := readFolder(dev)
+	capabilities, failed := readFolder(filepath.Join(dev, "nvidia-caps"))
+	if err != nil || failed != nil && !errors.Is(failed, fs.ErrNotExist) {
 		return SeenContainer{Hidden: true}
 	}
 	var seen SeenContainer
@@ -100,11 +106,32 @@ func seenContainer(process string) SeenContainer {
 			seen.Nodes = append(seen.Nodes, e.Name())
 		}
 	}
-	capabilities, _ := os.ReadDir(filepath.Join(dev, "nvidia-caps"))
 	for _, e := range capabilities {
 		seen.Nodes = append(seen.Nodes, "nvidia-caps/"+e.Name())
 	}
 	return seen
+}
+
+// maxEntries is how many entries of a folder of a container are read. The container can make any number of them.
+const maxEntries = 4096
+
+// readFolder returns the entries of a folder of a container, by name. More than maxEntries are an error, and so is a link: it would lead to
+// a folder of this process.
+func readFolder(path string) ([]fs.DirEntry, error) {
+	folder, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	entries, err := folder.ReadDir(maxEntries + 1)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err == nil && len(entries) > maxEntries:
+		err = fmt.Errorf("%s has more than %d entries", path, maxEntries)
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, err
 }
 
 // hasNodesDev reports whether the /dev of a container is that of the node, by its mountinfo.

@@ -1,6 +1,7 @@
 package kubelet_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -47,10 +48,21 @@ func TestSeenContainers(t *testing.T) {
 	write(pod+"cri-e.scope/cgroup.procs", "")
 	write("cgroup/kubepods/besteffort/pod"+other+"/a/cgroup.procs", "41\n")
 	process("41", plain, mounted)
+	write(pod+"cri-f.scope/cgroup.procs", "51\n") // a container can make any entries in its /dev
+	process("51", plain, mounted, "nvidia2")
+	for i := range 5000 {
+		write(fmt.Sprintf("proc/51/root/dev/nvidia-%d", i), "")
+	}
+	write(pod+"cri-g.scope/cgroup.procs", "61\n")
+	process("61", plain, mounted, "nvidia3")
+	write("node/folder", "") // of this process, and no part of the container
+	if err := os.Symlink(filepath.Join(root, "node"), filepath.Join(root, "proc/61/root/dev/nvidia-caps")); err != nil {
+		t.Fatal(err)
+	}
 	write("cgroup/system.slice/a.service/cgroup.procs", "1\n")
 	got, err := kubelet.SeenContainers(filepath.Join(root, "cgroup"), filepath.Join(root, "proc"))
 	want := map[string][]kubelet.SeenContainer{
-		uid:   {{Nodes: []string{"nvidia1", "nvidiactl", "nvidia-caps/nvidia-cap3"}}, {Hidden: true}, {Hidden: true}, {Hidden: true}},
+		uid:   {{Nodes: []string{"nvidia1", "nvidiactl", "nvidia-caps/nvidia-cap3"}}, {Hidden: true}, {Hidden: true}, {Hidden: true}, {Hidden: true}, {Hidden: true}},
 		other: {{Hidden: true}},
 	}
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
