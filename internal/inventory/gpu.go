@@ -62,8 +62,8 @@ type GPU struct {
 // Equal reports whether two GPUs are the same in every respect.
 func (g GPU) Equal(other GPU) bool {
 	return g.UUID == other.UUID && g.Index == other.Index && g.Minor == other.Minor && g.BDF == other.BDF &&
-		g.Binding == other.Binding &&
-		g.Model == other.Model && g.MemoryBytes == other.MemoryBytes && g.ReservedBytes == other.ReservedBytes && g.Architecture == other.Architecture &&
+		g.Binding == other.Binding && g.Model == other.Model && g.Architecture == other.Architecture &&
+		g.MemoryBytes == other.MemoryBytes && g.ReservedBytes == other.ReservedBytes &&
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
 		g.Brand == other.Brand && g.AddressingMode == other.AddressingMode && g.PCIeRoot == other.PCIeRoot &&
 		g.Class == other.Class && g.Clique == other.Clique && g.VGPU == other.VGPU &&

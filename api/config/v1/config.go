@@ -234,8 +234,8 @@ type Units struct {
 	// Percentage is the beginning of the name of the resource of percentages, which ".percentage" ends; volcano.sh/gpu-core by default.
 	// Empty: there is none.
 	Percentage *string `json:"percentage,omitempty"`
-	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more. By default it is what NVML says that the driver keeps, and
-	// 512 more with MPS; 1024 where NVML does not say.
+	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more. By default it is what NVML says that the driver keeps,
+	// and 512 more with MPS; 1024 where NVML does not say.
 	ReserveMiB *int `json:"reserveMiB,omitempty"`
 	// Fit is one (default): what is free on the GPU with the most free units is on offer; or sum: what is free on all.
 	Fit *string `json:"fit,omitempty"`
