@@ -57,21 +57,29 @@ func (c *Claims) Compare(ctx context.Context) error {
 		}
 		looked := make(chan Comparison, 1)
 		go func() { looked <- c.compare(ctx, told) }() // the file system of a container may hang
-		select {
-		case <-ctx.Done():
-			return nil
-		case now := <-looked:
-			c.compared.Publish(now)
+		timer.Reset(compareEvery)
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+				return nil
+			case <-timer.C(): // what was seen before may not be so any more
+				_, namespaces := c.ofContainers()
+				c.compared.Publish(Comparison{Hidden: len(namespaces)})
+				timer.Reset(compareEvery)
+			case now := <-looked:
+				c.compared.Publish(now)
+				waiting = false
+			}
 		}
+		timer.Stop()
 	}
 }
 
-// compare makes one comparison. Told are the differences that were logged.
-func (c *Claims) compare(ctx context.Context, told map[string]string) (result Comparison) {
-	containers, err := c.options.Containers()
-	namespaces := map[string]string{} // by the UID of a pod with a claim
-	var records []record
-	for _, r := range c.all() { // after the containers: a record is there before its containers
+// ofContainers returns the records of claims that containers can have, and the namespaces of their pods by UID.
+func (c *Claims) ofContainers() (records []record, namespaces map[string]string) {
+	namespaces = map[string]string{}
+	for _, r := range c.all() {
 		if r.former(c.options.BootID) {
 			continue
 		}
@@ -80,6 +88,13 @@ func (c *Claims) compare(ctx context.Context, told map[string]string) (result Co
 			namespaces[uid] = r.Namespace
 		}
 	}
+	return records, namespaces
+}
+
+// compare makes one comparison. Told are the differences that were logged.
+func (c *Claims) compare(ctx context.Context, told map[string]string) (result Comparison) {
+	containers, err := c.options.Containers()
+	records, namespaces := c.ofContainers() // after the containers: a record is there before its containers
 	if err != nil {
 		return Comparison{Hidden: len(namespaces)}
 	}

@@ -91,11 +91,20 @@ func TestCompare(t *testing.T) {
 		want("no claims are given", claims.Comparison{}, nil)
 		r.mode(config.DRAAll)
 		want("and given again", claims.Comparison{}, nil)
+		r.prepare(c, whole)
+		mu.Lock()
+		problem = nil
+		mu.Unlock()
+		r.options.Owners.Publish(dra.All(s.GPUs))
+		want("prepared again", claims.Comparison{Same: 1}, all{"pod-1": has("nvidia0")})
 		mu.Lock()
 		hangs = true
 		mu.Unlock()
-		time.Sleep(time.Minute)
+		time.Sleep(2 * time.Minute)
 		synctest.Wait()
+		if got := c.Compared().Value(); got != (claims.Comparison{Hidden: 1}) {
+			t.Errorf("a look that hangs: %+v", got)
+		}
 		end()
 		running.Wait()
 		close(hang)
