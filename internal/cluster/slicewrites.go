@@ -318,7 +318,7 @@ func (p *publisher) pause(step dra.Write, there map[string]dra.PublishedSlice) t
 	l, now := &p.ledger, time.Now()
 	switch {
 	case step.New && l.generation > 0: // another program has removed it
-		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= calm { // kubelet, when it started
+		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= l.pace+calm { // kubelet, when it started
 			l.paced, l.pace = n, 0
 		}
 		return l.restored.Add(l.pace).Sub(now)
