@@ -231,7 +231,7 @@ func (d *daemon) newLead() *lead.Lead {
 	name, _ := os.Hostname() // of a pod, its name
 	o := lead.Options{
 		Name: name + ", version " + version.String(), Token: kubelet.NewToken(),
-		Busy: func() bool { return len(d.driver.Calls()) > 0 },
+		Busy: func() bool { return len(d.driver.Calls()) > 0 || d.resets.Runs() },
 	}
 	switch {
 	case d.directory != nil:

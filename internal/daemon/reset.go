@@ -68,7 +68,12 @@ func (d *daemon) newResets() *reset.Resets {
 			for _, g := range gpus {
 				uuids, addresses = append(uuids, g.UUID), append(addresses, g.BDF)
 			}
-			err := d.monitor.Reset(ctx, uuids, func(ctx context.Context) error { return program.Reset(ctx, addresses, ended) })
+			err := d.monitor.Reset(ctx, uuids, func(ctx context.Context) error {
+				if err := d.mayReset(); err != nil { // another process may have started since
+					return err
+				}
+				return program.Reset(ctx, addresses, ended)
+			})
 			if errors.Is(err, nvidia.ErrResetHangs) {
 				return fmt.Errorf("%w: %w", reset.ErrHangs, err)
 			}
@@ -131,7 +136,7 @@ func (d *daemon) usersOf(ctx context.Context, g inventory.GPU) (users []string, 
 	for _, p := range found[g.UUID] {
 		users = append(users, fmt.Sprintf("process %d", p.PID))
 	}
-	if len(users) > 0 || err == nil {
+	if len(users) > 0 || err == nil || errors.Is(err, inventory.ErrUnusable) { // what has such a GPU open, nvidia-smi finds
 		return users, release, nil
 	}
 	return nil, release, err

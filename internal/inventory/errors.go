@@ -24,6 +24,8 @@ var (
 	// ErrResetRequired: the GPU has to be reset, or the node restarted, before the MIG mode that was set is in force.
 	ErrResetRequired = errors.New("takes effect when the GPU is reset or the node is restarted: drain the node, end what has the GPU open, " +
 		"and run nvidia-smi --gpu-reset -i INDEX, or restart the node; a virtual machine has to be restarted")
+	// ErrUnusable: the GPU answers nothing: it wants a reset first, or is lost.
+	ErrUnusable = errors.New("the GPU is lost, or wants a reset first")
 	// ErrNewSession: what the driver holds changed since it was opened, and only a new session sees it: close this one
 	// and open another at once.
 	ErrNewSession = errors.New("the driver's devices changed: a new session is needed")

@@ -101,7 +101,7 @@ func (sl *slot) leftOut() inventory.LeftOut {
 func (s *scanner) find(uuid string) (*slot, error) {
 	g, ok := s.last.GPU(uuid)
 	if !ok {
-		return nil, errors.New("this session has seen no such GPU")
+		return nil, fmt.Errorf("this session has seen no such GPU: %w", inventory.ErrUnusable)
 	}
 	return s.slots[g.Index], nil
 }

@@ -14,8 +14,8 @@ import (
 // driver leaves out those that have no number in this process's PID namespace: only in the node's own one, or in one
 // that all containers are below, are all of them seen.
 //
-// The error wraps inventory.ErrNotSupported where the GPU cannot tell, and inventory.ErrNoAnswer when the driver did not
-// answer by the deadline of ctx.
+// The error wraps inventory.ErrNotSupported where the GPU cannot tell, inventory.ErrUnusable where it answers nothing, and
+// inventory.ErrNoAnswer when the driver did not answer by the deadline of ctx.
 func (s *Session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
 	return ask(ctx, s, "list the processes on", uuid, processes)
 }
@@ -23,6 +23,9 @@ func (s *Session) Processes(ctx context.Context, uuid string) ([]inventory.Proce
 func processes(gpu device) ([]inventory.Process, error) {
 	found, ret := gpu.GetComputeRunningProcesses() // by the newest of its versions that the library has
 	if err := failure("nvmlDeviceGetComputeRunningProcesses", ret); err != nil {
+		if contact(ret) >= inventory.ContactResetRequired {
+			err = fmt.Errorf("%w: %w", inventory.ErrUnusable, err)
+		}
 		return nil, err
 	}
 	processes := make([]inventory.Process, len(found))

@@ -45,8 +45,8 @@ type Options struct {
 	Users func(ctx context.Context, gpu inventory.GPU) (users []string, release func(), err error)
 	// Clients returns who has a GPU open, in words for people, as far as this process sees it.
 	Clients func(gpu inventory.GPU) []string
-	// Run resets GPUs while this process has released the driver. It returns in bounded time, with context.Canceled when the daemon ends. When
-	// the error wraps ErrHangs, ended is called once the reset has ended.
+	// Run resets GPUs while this process has released the driver, if May allows it then. It returns in bounded time, with context.Canceled
+	// when the daemon ends. When the error wraps ErrHangs, ended is called once the reset has ended.
 	Run func(ctx context.Context, gpus []inventory.GPU, ended func()) error
 	// May returns why this process may not reset GPUs now; nil if it may.
 	May func() error
@@ -118,6 +118,12 @@ func (r *Resets) Withheld(gpu string) error {
 	case PhaseDone, PhaseFailed, PhaseInterrupted:
 	}
 	return nil
+}
+
+// Runs reports whether the driver's program resets GPUs, or hangs.
+func (r *Resets) Runs() bool {
+	phase := r.status.Value().Phase
+	return phase == PhaseResetting || phase == PhaseHangs
 }
 
 // An Order is what an operator asks for.
@@ -248,6 +254,9 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 	began := a.options.Clock.Now()
 	a.show(ctx, PhaseWaiting, "withdrawn from new pods")
 	for {
+		if err := a.options.May(); err != nil { // a roll-out has begun
+			return nil, err
+		}
 		var users []string
 		var unknown error
 		releases = nil
@@ -351,7 +360,9 @@ func selected(s inventory.Snapshot, names []string) ([]inventory.GPU, error) {
 		case s.GPUs[i].BDF == "":
 			return nil, fmt.Errorf("--gpu: the PCI address of GPU %s is not known", name)
 		}
-		gpus = append(gpus, s.GPUs[i])
+		if !slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.UUID == s.GPUs[i].UUID }) {
+			gpus = append(gpus, s.GPUs[i])
+		}
 	}
 	if len(gpus) == 0 {
 		return nil, errors.New("--gpu: name at least one GPU by its index or UUID")

@@ -186,6 +186,59 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestMayNotAnyMore: another process starts, or leads, while users are waited for. Nothing is reset, also where the users end just then.
+func TestMayNotAnyMore(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []bool{false, true} {
+		dir := t.TempDir()
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(dir)
+			r.users = []string{"pod a/b"}
+			outcome := r.begin(t.Context(), time.Hour, "0")
+			time.Sleep(time.Minute)
+			r.set(func() {
+				r.may = errors.New("another process runs")
+				if ends {
+					r.users = nil
+				}
+			})
+			time.Sleep(2 * time.Second)
+			select {
+			case err := <-outcome:
+				if err == nil || !strings.Contains(err.Error(), "another process runs") {
+					t.Errorf("Reset() = %v", err)
+				}
+			default:
+				t.Error("it waits still")
+				r.set(func() { r.users = nil })
+				if err := <-outcome; err != nil {
+					t.Error(err)
+				}
+			}
+			if len(r.runs) > 0 {
+				t.Errorf("reset were %v", r.runs)
+			}
+			r.free(t, dir)
+		})
+	}
+}
+
+// TestAGPUNamedTwice is reset once.
+func TestAGPUNamedTwice(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(dir)
+		if err := <-r.begin(t.Context(), 0, "0", "GPU-a", "1", "0"); err != nil {
+			t.Error(err)
+		}
+		if want := []string{"0000:01:00.0", "0000:02:00.0"}; !slices.Equal(r.runs, want) {
+			t.Errorf("reset were %v", r.runs)
+		}
+		r.free(t, dir)
+	})
+}
+
 // TestNobodyWaitsAnyMore: a reset is given up while it waits, and goes on while it is made.
 func TestNobodyWaitsAnyMore(t *testing.T) {
 	t.Parallel()

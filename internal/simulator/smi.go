@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
 // What nvidia-smi does when a GPU is to be reset.
@@ -87,6 +89,7 @@ func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 		}
 		at.readings = readings{aggregate: at.aggregate, smiReset: at.smiReset}
 		at.reset()
+		n.failures = slices.DeleteFunc(n.failures, func(f failure) bool { return f.slot == at.slot && f.ret == nvml.ERROR_RESET_REQUIRED })
 		said += fmt.Sprintf("GPU %s was successfully reset.\n", g.spec.BDF)
 	}
 	n.changeLocked()

@@ -55,6 +55,13 @@ func TestResets(t *testing.T) {
 	}
 	s.shows(8, 6)
 
+	s.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Return: "RESET_REQUIRED"})
+	s.shows(8, 5)
+	if out, ok := s.resets("--gpu", "3"); !ok { // it cannot tell its processes
+		t.Errorf("a GPU that answers only that it wants a reset: %s", out)
+	}
+	s.shows(8, 6)
+
 	s.smi("4", "fails")
 	out, ok := s.resets("--gpu", "4")
 	if ok || !strings.Contains(out, "nvidia-smi: exit status 255: The following GPUs could not be reset: GPU 0000:") {
