@@ -19,6 +19,9 @@ var podOf = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})\b`)
 })
 
+// maxComm is how long the name of a process is in the kernel, which takes any bytes of the process.
+const maxComm = 16
+
 // Clients returns the processes that have the GPU with a minor number open, by /proc below root, but for those of this pod. They may
 // compute nothing, so that the driver does not tell of them. The error says that there may be others: without hostPID and CAP_SYS_PTRACE
 // the kernel does not show them.
@@ -49,7 +52,7 @@ func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 			continue
 		}
 		name, _ := fs.ReadFile(root, folder+"/comm")
-		clients = append(clients, inventory.DriverClient{PID: pid, Name: strings.TrimSpace(string(name)), Pod: pod})
+		clients = append(clients, inventory.DriverClient{PID: pid, Name: printable(name, maxComm), Pod: pod})
 	}
 	if hidden > 0 {
 		err = fmt.Errorf("it is not shown what some processes (%d) have open: that takes hostPID and CAP_SYS_PTRACE", hidden)

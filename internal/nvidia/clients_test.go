@@ -43,7 +43,7 @@ func TestClients(t *testing.T) {
 	process("5000002", "nv-hostengine", "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod"+under(pod)+".slice/cri-containerd-a.scope",
 		"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia12")
 	process("5000003", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+"/abc\n0::/system.slice/containerd.service", "/dev/nvidia1")
-	process("5000004", "static", "0::/kubepods/podaaaabbbbccccddddeeeeffff00001111/x", "/dev/nvidia1")
+	process("5000004", "st\x1b]0;a\x07at\nic", "0::/kubepods/podaaaabbbbccccddddeeeeffff00001111/x", "/dev/nvidia1")
 	process("5000005", "nvidia-persiste", "0::/../../../../system.slice/nvidia-persistenced.service", "/dev/nvidia1")
 	process("5000006", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/x", "/dev/nvidia1")
 	process("self", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/y", "/dev/nvidia1")
@@ -52,7 +52,7 @@ func TestClients(t *testing.T) {
 	got, err := nvidia.Clients(root, 1)
 	want := []inventory.DriverClient{
 		{PID: 5000002, Name: "nv-hostengine", Pod: pod}, {PID: 5000003, Name: "dcgm-exporter", Pod: pod},
-		{PID: 5000004, Name: "static", Pod: "aaaabbbbccccddddeeeeffff00001111"}, {PID: 5000005, Name: "nvidia-persiste"},
+		{PID: 5000004, Name: "st]0;aat ic", Pod: "aaaabbbbccccddddeeeeffff00001111"}, {PID: 5000005, Name: "nvidia-persiste"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)

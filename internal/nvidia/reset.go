@@ -80,7 +80,7 @@ func SMIReset(driverRoot string, instead ...string) func(ctx context.Context, ad
 		switch {
 		case err != nil:
 			return fmt.Errorf("nvidia-smi: %w: %s", err, cmp.Or(said, "it printed nothing"))
-		case !strings.Contains(said, resetDone):
+		case !strings.Contains(string(output), resetDone):
 			return fmt.Errorf("nvidia-smi does not say that the GPU was reset: %s", cmp.Or(said, "it printed nothing"))
 		}
 		return nil

@@ -26,9 +26,10 @@ func TestSMIReset(t *testing.T) { // not parallel: a process that is forked mean
 		"no reset": {
 			`echo "Resetting GPU 00000000:1B:00.0 is not supported."`, "does not say that the GPU was reset: Resetting GPU",
 		},
-		"no word":   {"exit 3", "nvidia-smi: exit status 3: it printed nothing"},
-		"garbage":   {`head -c 100000 /dev/zero | tr '\0' '\377'; exit 1`, "exit status 1: it printed nothing"},
-		"very much": {`yes word | head -n 100000; exit 1`, "word word"},
+		"many warnings": {`yes word | head -n 1000; echo "GPU 0000:1b:00.0 was successfully reset."`, ""},
+		"no word":       {"exit 3", "nvidia-smi: exit status 3: it printed nothing"},
+		"garbage":       {`head -c 100000 /dev/zero | tr '\0' '\377'; exit 1`, "exit status 1: it printed nothing"},
+		"very much":     {`yes word | head -n 100000; exit 1`, "word word"},
 	} {
 		root := writeTree(t, map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\n" + test.script + "\n"})
 		if err := os.Chmod(filepath.Join(root, "usr/bin/nvidia-smi"), 0o700); err != nil {
