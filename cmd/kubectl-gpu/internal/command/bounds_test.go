@@ -26,6 +26,18 @@ func TestAnswerWithoutEnd(t *testing.T) {
 	}
 }
 
+// TestAnswerForATerminal: what a pod prints cannot change the terminal, as its labels alone say that it is the daemon's.
+func TestAnswerForATerminal(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("a", 8, nil)
+	s.addDaemon("daemon-a", "a", func([]string) (string, string, int) { return "\x1b[2Jan\tanswer\n", "\x1b]0;title\a\n", 3 })
+	out, problems, code := s.run("doctor", "a")
+	if code != 3 || out != "^[[2Jan\tanswer\n" || !strings.Contains(problems, "^[]0;title") || strings.Contains(problems, "\x1b") {
+		t.Errorf("exit status %d\n%q\n%q", code, problems, out)
+	}
+}
+
 // TestDaemonWhereAllNamespacesAreForbidden: its pod is looked for in kube-system, and what was not looked at is said.
 func TestDaemonWhereAllNamespacesAreForbidden(t *testing.T) {
 	t.Parallel()

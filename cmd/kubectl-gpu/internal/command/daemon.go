@@ -3,10 +3,12 @@ package command
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/printers"
 )
 
 func (p *plugin) newStatus() *cobra.Command {
@@ -103,12 +105,20 @@ func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []stri
 		pods = pods[:1]
 	}
 	var failed error
+	out, problems := escaped{cmd.OutOrStdout()}, escaped{cmd.ErrOrStderr()}
 	for _, pod := range pods {
-		err := client.Run(cmd.Context(), pod, cmd.OutOrStdout(), cmd.ErrOrStderr(), words...)
+		err := client.Run(cmd.Context(), pod, out, problems, words...)
 		if err != nil && len(pods) > 1 {
 			fmt.Fprintf(cmd.ErrOrStderr(), "in pod %s/%s: %v\n", pod.Namespace, pod.Name, err)
 		}
 		failed = errors.Join(failed, err)
 	}
 	return failed
+}
+
+// An escaped writer writes what cannot change a terminal.
+type escaped struct{ to io.Writer }
+
+func (e escaped) Write(part []byte) (int, error) {
+	return len(part), printers.WriteEscaped(e.to, string(part))
 }
