@@ -233,8 +233,8 @@ check-vet:
 
 .PHONY: check-lint
 check-lint: $(GOLANGCI_BIN)
-	$(GOLANGCI_BIN) run ./...
-	@set -e; for m in $(MODULES); do echo "golangci-lint run $$m"; (cd $$m && $(GOLANGCI_BIN) run ./...); done
+	$(GOLANGCI_BIN) run --allow-parallel-runners ./...
+	@set -e; for m in $(MODULES); do echo "golangci-lint run $$m"; (cd $$m && $(GOLANGCI_BIN) run --allow-parallel-runners ./...); done
 
 .PHONY: check-log
 check-log:
