@@ -189,7 +189,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		d.mig = d.newMIG()
 		d.dividing = d.mig.Holds()
 	}
-	d.told = NewTold(d.lead, d.owners, d.dividing, d.proofs.Records(), d.mig != nil)
+	d.told = NewTold(d.lead, d.owners, d.dividing, d.proofs.Records(), d.resets.Status(), d.mig != nil)
 	return d, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -23,6 +24,7 @@ type Told struct {
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
 	proofs   *feed.Feed[proof.Records]
+	resets   *feed.Feed[reset.Status]
 	divides  bool
 
 	deciders *feed.Feed[int] // how many tasks run that publish these feeds
@@ -30,12 +32,31 @@ type Told struct {
 }
 
 // NewTold returns what a process tells and hears. Who gives out each GPU is published to owners; holds on GPUs that are being divided anew
-// to dividing, nil where nobody changes layouts; verdicts on CUDA to proofs. Divides says that this process changes layouts.
+// to dividing, nil where nobody changes layouts; verdicts on CUDA to proofs. Standbys are told of resets as holds. Divides says that this
+// process changes layouts.
 func NewTold(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], proofs *feed.Feed[proof.Records],
-	divides bool,
+	resets *feed.Feed[reset.Status], divides bool,
 ) *Told {
-	return &Told{lead: l, owners: owners, dividing: dividing, proofs: proofs, divides: divides, deciders: feed.New(0)}
+	return &Told{lead: l, owners: owners, dividing: dividing, proofs: proofs, resets: resets, divides: divides, deciders: feed.New(0)}
+}
+
+// heldFor returns holds with those on GPUs that are being reset. Without other holds all GPUs have an entry, as the standby may give them.
+func heldFor(s reset.Status, dividing map[string]resource.GPUHold, owners dra.Owners) map[string]resource.GPUHold {
+	if !s.Withholds() {
+		return dividing
+	}
+	holds := maps.Clone(dividing)
+	if holds == nil {
+		holds = map[string]resource.GPUHold{}
+		for uuid := range owners {
+			holds[uuid] = resource.GPUHold{}
+		}
+	}
+	for _, uuid := range s.GPUs {
+		holds[uuid] = resource.GPUHold{Reason: "it is being reset"}
+	}
+	return holds
 }
 
 // told is the form of it.
@@ -54,14 +75,15 @@ func (t *Told) Tell(ctx context.Context) error {
 		dividing, divided := t.dividing.Latest()
 		owners, decided := t.owners.Latest()
 		proofs, proven := t.proofs.Latest()
+		resets, begun := t.resets.Latest()
 		if owners != nil {
-			text, err := json.Marshal(told{owners, dividing, proofs})
+			text, err := json.Marshal(told{owners, heldFor(resets, dividing, owners), proofs})
 			if err != nil {
 				return err
 			}
 			t.lead.Tell(text)
 		}
-		if feed.AnyOf(ctx, decided, divided, proven); ctx.Err() != nil {
+		if feed.AnyOf(ctx, decided, divided, proven, begun); ctx.Err() != nil {
 			return nil
 		}
 	}

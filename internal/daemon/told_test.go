@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -25,6 +26,7 @@ type teller struct {
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
 	proofs   *feed.Feed[proof.Records]
+	resets   *feed.Feed[reset.Status]
 }
 
 // newTeller returns that of a process that does not change layouts.
@@ -32,8 +34,9 @@ func newTeller(dir, token string) *teller {
 	p := &teller{
 		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
 		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(proof.Records(nil)),
+		resets: feed.New(reset.Status{}),
 	}
-	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, p.proofs, false)
+	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, p.proofs, p.resets, false)
 	return p
 }
 
@@ -69,6 +72,24 @@ func await[T any](t *testing.T, what string, f *feed.Feed[T], is func(T) bool) {
 }
 
 func yes(is bool) bool { return is }
+
+// TestResetsAreTold: a standby gives no GPU to pods that is being reset, and all of them afterwards.
+func TestResetsAreTold(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
+	leading.run(t)
+	await(t, "the first leads", leading.lead.Leads(), yes)
+	standby.run(t)
+	leading.owners.Publish(dra.Owners{"GPU-1": dra.OwnedByPlugin, "GPU-2": dra.OwnedByPlugin})
+	for _, phase := range []reset.Phase{reset.PhaseWaiting, reset.PhaseDone, reset.PhaseResetting, reset.PhaseFailed} {
+		leading.resets.Publish(reset.Status{GPUs: []string{"GPU-1"}, Phase: phase})
+		held := phase == reset.PhaseWaiting || phase == reset.PhaseResetting
+		await(t, "it is told of "+string(phase), standby.dividing, func(holds map[string]resource.GPUHold) bool {
+			return held && holds["GPU-1"].Reason != "" && len(holds) == 2 && holds["GPU-2"].Reason == "" || !held && holds == nil
+		})
+	}
+}
 
 // TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before.
 func TestOwnersAreTold(t *testing.T) {

@@ -110,14 +110,15 @@ func (r *Resets) Status() *feed.Feed[Status] { return r.status }
 
 // Withheld returns why a GPU, by UUID, may not be given to a pod: it is being reset. It is nil where it may be.
 func (r *Resets) Withheld(gpu string) error {
-	switch s := r.status.Value(); s.Phase {
-	case PhaseWaiting, PhaseResetting, PhaseHangs:
-		if slices.Contains(s.GPUs, gpu) {
-			return fmt.Errorf("GPU %s is being reset", gpu)
-		}
-	case PhaseDone, PhaseFailed, PhaseInterrupted:
+	if s := r.status.Value(); s.Withholds() && slices.Contains(s.GPUs, gpu) {
+		return fmt.Errorf("GPU %s is being reset", gpu)
 	}
 	return nil
+}
+
+// Withholds reports whether the GPUs are not given to pods.
+func (s Status) Withholds() bool {
+	return s.Phase == PhaseWaiting || s.Phase == PhaseResetting || s.Phase == PhaseHangs
 }
 
 // Runs reports whether the driver's program resets GPUs, or hangs.
