@@ -124,7 +124,9 @@ func (n *node) answers(ctx context.Context) error {
 	select {
 	case <-time.After(delay):
 	case <-ctx.Done():
-		return ctx.Err()
+		if !hung { // a driver that hangs gives no answer, whichever of the two ends first
+			return ctx.Err()
+		}
 	}
 	if hung {
 		return inventory.ErrNoAnswer
