@@ -13,8 +13,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// TestRollOut: while the next version comes and the last one goes, every pod starts at the first attempt, and what the last one prepared is
-// unprepared by the next.
+// TestRollOut: while the last version goes and the next one is there, every pod starts at the first attempt, and what the last one prepared
+// is unprepared by the next. The two have no lead here, so no claim may come or go while the next one reads the records: of real processes
+// one alone has records (TestOneDecides of test/daemon).
 func TestRollOut(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -22,6 +23,7 @@ func TestRollOut(t *testing.T) {
 	last := n.startRegistered()
 	before := n.pod("gpu-7")
 	n.runs(before)
+	next := n.startRegistered()
 	stop, ended := make(chan struct{}), make(chan int)
 	go func() {
 		started := 0
@@ -42,7 +44,6 @@ func TestRollOut(t *testing.T) {
 			}
 		}
 	}()
-	next := n.startRegistered()
 	calls := next.calls(preparing)
 	n.eventually("the next one prepares claims", func() error {
 		if next.calls(preparing) < calls+20 {
