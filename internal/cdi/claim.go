@@ -20,12 +20,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// The CDI names that containers with a ResourceClaim are given, and the file of a claim, are those of NVIDIA's driver: a claim that it
-// prepared has one file.
-const (
-	claimVendor = "k8s.gpu.nvidia.com"
-	claimClass  = "claim"
-)
+// ClaimSpecs are the CDI specs of the claims of a driver, and metadata files beside them. Their names and those of their CDI devices have
+// the name of the driver, as with all drivers that use Kubernetes' library: a claim that NVIDIA's driver prepared under the same name has
+// one file, and one that has devices of two drivers has two.
+type ClaimSpecs struct {
+	// Dir is the folder in which runtimes look for specs, and Driver the name of the driver.
+	Dir, Driver string
+}
+
+const claimClass = "claim"
+
+func vendorOf(driver string) string { return "k8s." + driver }
 
 // Given has the files and devices that a container gets with each GPU and MIG device of a node. It is immutable.
 type Given struct {
@@ -46,7 +51,7 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 	if spec == nil {
 		return Given{}, err
 	}
-	spec.Kind = claimVendor + "/" + claimClass
+	spec.Kind = vendorOf("driver") + "/" + claimClass // the version is the same for all names
 	for _, class := range slices.Sorted(maps.Keys(made)) {
 		if class == edits.CDIGPU || class == edits.CDIIMEX {
 			continue
@@ -122,9 +127,9 @@ type ClaimedDevice struct {
 }
 
 // Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
-// ClaimNote: runtimes take it for a comment.
-func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
-	spec := claimSpec{Version: g.version, Kind: claimVendor + "/" + claimClass, Edits: g.common}
+// ClaimSpecs.Note: runtimes take it for a comment.
+func (g Given) Claim(driver, uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
+	spec := claimSpec{Version: g.version, Kind: vendorOf(driver) + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		given, known := g.devices[devices[name].UUID]
 		if !known {
@@ -172,22 +177,25 @@ func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessag
 // notePrefix is what the line of the note begins with.
 const notePrefix = "# "
 
-// ClaimFile is the path of a claim's spec file. Its content is a note and JSON, which are YAML.
-func ClaimFile(dir, uid string) string {
-	return filepath.Join(dir, cdilib.GenerateTransientSpecName(claimVendor, claimClass, uid)+claimSuffix)
+// name is what the names of a claim's files begin with.
+func (s ClaimSpecs) name(uid string) string {
+	return cdilib.GenerateTransientSpecName(vendorOf(s.Driver), claimClass, uid)
 }
+
+// File is the path of a claim's spec file. Its content is a note and JSON, which are YAML.
+func (s ClaimSpecs) File(uid string) string { return filepath.Join(s.Dir, s.name(uid)+claimSuffix) }
 
 const claimSuffix = ".yaml"
 
-// ClaimFiles returns the UIDs of the claims that have a spec file in a folder. A folder that is not there has none.
-func ClaimFiles(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+// Claims returns the UIDs of the claims that have a spec file. A folder that is not there has none.
+func (s ClaimSpecs) Claims() ([]string, error) {
+	entries, err := os.ReadDir(s.Dir)
 	if err != nil && !files.IsAbsent(err) {
 		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
 	}
 	var uids []string
 	for _, e := range entries {
-		rest, is := strings.CutPrefix(e.Name(), cdilib.GenerateTransientSpecName(claimVendor, claimClass, ""))
+		rest, is := strings.CutPrefix(e.Name(), s.name(""))
 		if uid, ends := strings.CutSuffix(rest, claimSuffix); is && ends {
 			uids = append(uids, uid)
 		}
@@ -199,19 +207,19 @@ func ClaimFiles(dir string) ([]string, error) {
 const metadataSuffix = ".metadata"
 
 // MetadataFile is the path of the metadata file for a request of a claim: beside its spec, as the runtime has to find both.
-func MetadataFile(dir, uid, request string) string {
-	return filepath.Join(dir, cdilib.GenerateTransientSpecName(claimVendor, claimClass, uid)+"."+request+metadataSuffix)
+func (s ClaimSpecs) MetadataFile(uid, request string) string {
+	return filepath.Join(s.Dir, s.name(uid)+"."+request+metadataSuffix)
 }
 
-// MetadataFiles returns the paths of all metadata files in a folder, by the UID of the claim. A folder that cannot be read has none.
-func MetadataFiles(dir string) map[string][]string {
-	entries, _ := os.ReadDir(dir)
+// MetadataFiles returns the paths of all metadata files, by the UID of the claim. A folder that cannot be read has none.
+func (s ClaimSpecs) MetadataFiles() map[string][]string {
+	entries, _ := os.ReadDir(s.Dir)
 	all := map[string][]string{}
 	for _, e := range entries {
-		rest, is := strings.CutPrefix(e.Name(), cdilib.GenerateTransientSpecName(claimVendor, claimClass, ""))
+		rest, is := strings.CutPrefix(e.Name(), s.name(""))
 		name, ends := strings.CutSuffix(rest, metadataSuffix)
 		if dot := strings.LastIndexByte(name, '.'); is && ends && dot > 0 {
-			all[name[:dot]] = append(all[name[:dot]], filepath.Join(dir, e.Name()))
+			all[name[:dot]] = append(all[name[:dot]], filepath.Join(s.Dir, e.Name()))
 		}
 	}
 	return all
@@ -229,9 +237,9 @@ func WriteMetadata(path string, content []byte) (written bool, err error) {
 	return true, files.Replace(path, content, readableByAll)
 }
 
-// ClaimNote returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.
-func ClaimNote(dir, uid string) []byte {
-	text, err := files.Read(ClaimFile(dir, uid), maxClaimFile)
+// Note returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.
+func (s ClaimSpecs) Note(uid string) []byte {
+	text, err := files.Read(s.File(uid), maxClaimFile)
 	if note, is := bytes.CutPrefix(text, []byte(notePrefix)); is && err == nil {
 		note, _, _ = bytes.Cut(note, []byte("\n"))
 		return note
@@ -242,17 +250,17 @@ func ClaimNote(dir, uid string) []byte {
 // maxClaimFile is the largest spec of a claim that is read, in bytes.
 const maxClaimFile = 2 << 20
 
-// ClaimDevice is the CDI name of a claim's device.
-func ClaimDevice(uid, device string) string {
-	return claimVendor + "/" + claimClass + "=" + uid + "-" + device
+// Device is the CDI name of a claim's device.
+func (s ClaimSpecs) Device(uid, device string) string {
+	return vendorOf(s.Driver) + "/" + claimClass + "=" + uid + "-" + device
 }
 
-// WriteClaim replaces the spec file of a claim. It does not wait for the disk: the file can be written again from the record of the claim.
-func WriteClaim(dir, uid string, content []byte) error {
-	err := files.Replace(ClaimFile(dir, uid), content, readableByAll)
+// Write replaces the spec file of a claim. It does not wait for the disk: the file can be written again from the record of the claim.
+func (s ClaimSpecs) Write(uid string, content []byte) error {
+	err := files.Replace(s.File(uid), content, readableByAll)
 	if errors.Is(err, os.ErrNotExist) {
-		if err = os.MkdirAll(dir, 0o755); err == nil {
-			err = files.Replace(ClaimFile(dir, uid), content, readableByAll)
+		if err = os.MkdirAll(s.Dir, 0o755); err == nil {
+			err = files.Replace(s.File(uid), content, readableByAll)
 		}
 	}
 	return err

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
@@ -50,7 +49,7 @@ func (r *rig) checkpoint(content string) {
 	if err := os.WriteFile(r.options.Checkpoint, []byte(content), 0o600); err != nil {
 		r.tb.Fatal(err)
 	}
-	if err := cdi.WriteClaim(r.options.CDIDir, "uid-gpu", []byte(`{"cdiVersion":"0.3.0","kind":"k8s.gpu.nvidia.com/claim","devices":[
+	if err := r.specs().Write("uid-gpu", []byte(`{"cdiVersion":"0.3.0","kind":"k8s.gpu.nvidia.com/claim","devices":[
 {"name":"uid-gpu-gpu-0","containerEdits":{"deviceNodes":[{"path":"/dev/old"}]}}]}`)); err != nil {
 		r.tb.Fatal(err)
 	}

@@ -77,7 +77,7 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 		return nil, err
 	}
 	if len(claim.Results) == 0 {
-		return nil, fail(CauseMalformed, "the claim has no device of the driver %s", dra.Driver)
+		return nil, fail(CauseMalformed, "the claim has no device of the driver %s", cmp.Or(n.pool.Driver, dra.Driver))
 	}
 	if n.snapshot.Generation == 0 {
 		return nil, fail(CauseNotReady, "the GPUs of the node are not known yet: the driver has not answered")

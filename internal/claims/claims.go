@@ -6,6 +6,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -28,6 +29,8 @@ import (
 
 // Options are what Claims are made of.
 type Options struct {
+	// DriverName is that of the DRA driver; empty for dra.Driver.
+	DriverName string
 	// Pools are the devices that are published.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
@@ -143,6 +146,7 @@ func New(o Options) *Claims {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	o.DriverName = cmp.Or(o.DriverName, dra.Driver)
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
 	}
@@ -169,7 +173,10 @@ func New(o Options) *Claims {
 		o.Alone = always
 	}
 	return &Claims{
-		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, clock: o.Clock, step: func() {}, lead: leads, written: &sync.Map{}},
+		options: o, store: store{
+			dir: o.StateDir, specs: cdi.ClaimSpecs{Dir: o.CDIDir, Driver: o.DriverName}, clock: o.Clock, step: func() {}, lead: leads,
+			written: &sync.Map{},
+		},
 		locks: locks{last: map[string]chan struct{}{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
 		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}), changed: feed.New(struct{}{}),
@@ -269,6 +276,8 @@ type ClaimStatus struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	// Driver is the name of the driver under which it was prepared; empty for dra.Driver.
+	Driver string `json:"driver,omitempty"`
 	// Since is when the claim was first prepared.
 	Since time.Time `json:"since"`
 	// Restarted says that the node was restarted since: the claim will be prepared again before its next pod starts.

@@ -13,9 +13,10 @@ import (
 func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
 	uuids := map[kubelet.ClaimResource]string{}
 	for _, c := range prepared {
+		driver := cmp.Or(c.Driver, dra.Driver)
 		for _, d := range c.Devices {
 			if !d.Admin {
-				uuids[kubelet.ClaimResource{Namespace: c.Namespace, Name: c.Name, Driver: dra.Driver, Device: d.Name, ShareID: d.ShareID}] = d.uuid()
+				uuids[kubelet.ClaimResource{Namespace: c.Namespace, Name: c.Name, Driver: driver, Device: d.Name, ShareID: d.ShareID}] = d.uuid()
 			}
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -343,7 +342,7 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	stop()
 	r.publish(inventory.Snapshot{})
 	c, _ = r.start()
-	if err := os.Remove(cdi.ClaimFile(r.options.CDIDir, "uid-1")); err != nil {
+	if err := os.Remove(r.specs().File("uid-1")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "is not known yet") {
@@ -431,7 +430,7 @@ func TestNoGrowth(t *testing.T) {
 			r.unprepare(c, uid)
 		}
 		old := time.Now().Add(-time.Hour)
-		spec := cdi.ClaimFile(r.options.CDIDir, "uid-0")
+		spec := r.specs().File("uid-0")
 		spec = filepath.Join(filepath.Dir(spec), "."+filepath.Base(spec)+".5.tmp") // of a process that was killed
 		others := filepath.Join(r.options.CDIDir, ".another.yaml.5.tmp")
 		for _, path := range []string{left, spec, others} {

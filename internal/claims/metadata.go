@@ -65,7 +65,7 @@ func (r record) metadata() (map[string][]byte, error) {
 	claim := dra.Claim{UID: r.UID, Namespace: r.Namespace, Name: r.Name, PodClaim: r.Metadata.PodClaim}
 	for request, of := range devices {
 		var err error
-		if contents[request], err = dra.MetadataFile(claim, full[request], of); err != nil {
+		if contents[request], err = dra.MetadataFile(r.Driver, claim, full[request], of); err != nil {
 			return nil, err
 		}
 	}
@@ -82,7 +82,7 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 		if err := c.store.lead(); err != nil {
 			return err
 		}
-		written, err := cdi.WriteMetadata(cdi.MetadataFile(c.options.CDIDir, r.UID, request), contents[request])
+		written, err := cdi.WriteMetadata(c.store.specs.MetadataFile(r.UID, request), contents[request])
 		if err != nil {
 			return err
 		}
@@ -99,7 +99,7 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 		if claimed.Metadata == nil { // several requests can have one device
 			claimed.Metadata = map[string]string{}
 		}
-		claimed.Metadata[cdi.MetadataFile(c.options.CDIDir, r.UID, request)] = dra.MetadataPath(r.Name, r.Metadata.PodClaim, request)
+		claimed.Metadata[c.store.specs.MetadataFile(r.UID, request)] = dra.MetadataPath(r.Driver, r.Name, r.Metadata.PodClaim, request)
 		devices[r.cdiName(d)] = claimed
 	}
 	return nil
@@ -107,7 +107,7 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 
 // removeMetadata removes the metadata files of a claim whose spec is not there.
 func (c *Claims) removeMetadata(uid string) (err error) {
-	for _, path := range cdi.MetadataFiles(c.options.CDIDir)[uid] {
+	for _, path := range c.store.specs.MetadataFiles()[uid] {
 		if err := c.store.lead(); err != nil {
 			return err
 		}

@@ -55,7 +55,7 @@ func (c *Claims) Prepare(
 // prepare is one try of Prepare. Before is what givenBack returned when the call began.
 func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dra.Prepared, error) {
 	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) && !r.addsPods(claim) {
-		return r.prepared(), nil
+		return c.answerFor(r), nil
 	}
 	locks := c.locks.begin()
 	defer locks.end()
@@ -105,7 +105,7 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 			return nil, fail(CauseDevice, "the device %s (%s) is not there any more", d.Device, d.uuid())
 		}
 	}
-	return r.prepared(), nil
+	return c.answerFor(r), nil
 }
 
 // absent reports whether a look has shown that a device of a claim is not there any more: its GPU was removed, or it was a MIG device. What
@@ -154,12 +154,12 @@ func (c *Claims) wait(ctx context.Context, try func() error) error {
 	}
 }
 
-// prepared is the answer to kubelet for a claim that is prepared.
-func (r record) prepared() (all []dra.Prepared) {
+// answerFor is the answer to kubelet for a claim that is prepared.
+func (c *Claims) answerFor(r record) (all []dra.Prepared) {
 	for _, d := range r.Devices {
 		all = append(all, dra.Prepared{
 			Requests: []string{d.request()}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
-			CDIDeviceIDs: []string{cdi.ClaimDevice(r.UID, r.cdiName(d))},
+			CDIDeviceIDs: []string{c.store.specs.Device(r.UID, r.cdiName(d))},
 		})
 	}
 	return all
@@ -230,7 +230,8 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 		return record{}, err
 	}
 	r := record{
-		Version: recordVersion, Boot: c.options.BootID, UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
+		Version: recordVersion, Boot: c.options.BootID, Driver: recordDriver(c.options.DriverName),
+		UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
 		Prepared: c.options.Clock.Now().UTC(), Pods: claim.Pods, Devices: devices,
 	}
 	if former.UID != "" {
@@ -342,7 +343,7 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 // writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime
 // refuses to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
-	path := cdi.ClaimFile(c.options.CDIDir, r.UID)
+	path := c.store.specs.File(r.UID)
 	devices := map[string]cdi.ClaimedDevice{}
 	given := c.given.Load()
 	unknown := given == nil
@@ -377,7 +378,7 @@ func (c *Claims) writeSpec(r record) error {
 	if err != nil {
 		return err
 	}
-	content, err := given.Claim(r.UID, devices, note)
+	content, err := given.Claim(r.driver(), r.UID, devices, note)
 	if err != nil {
 		return err
 	}
@@ -387,7 +388,7 @@ func (c *Claims) writeSpec(r record) error {
 		}
 		c.store.step()
 		defer c.store.step()
-		if err := cdi.WriteClaim(c.options.CDIDir, r.UID, content); err != nil {
+		if err := c.store.specs.Write(r.UID, content); err != nil {
 			return err
 		}
 	}
@@ -451,7 +452,7 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	if err := c.store.lead(); err != nil {
 		return err
 	}
-	if err := files.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil {
+	if err := files.Remove(c.store.specs.File(uid)); err != nil {
 		return err
 	}
 	c.store.step()

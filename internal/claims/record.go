@@ -2,6 +2,7 @@ package claims
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -46,8 +47,10 @@ const (
 
 // A record is what is noted of a claim. It is immutable.
 type record struct {
-	Version   int    `json:"version"`
-	Boot      string `json:"boot,omitempty"` // the node's boot ID when the claim was prepared
+	Version int    `json:"version"`
+	Boot    string `json:"boot,omitempty"` // the node's boot ID when the claim was prepared
+	// Driver is the name of the driver under which it was prepared; empty for dra.Driver.
+	Driver    string `json:"driver,omitempty"`
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -164,6 +167,17 @@ func (d recordDevice) request() string {
 // String names the claim.
 func (r record) String() string { return r.Namespace + "/" + r.Name }
 
+// driver returns the name of the driver under which the claim was prepared.
+func (r record) driver() string { return cmp.Or(r.Driver, dra.Driver) }
+
+// recordDriver returns what a record has for the name of a driver. Former versions know no other name than dra.Driver.
+func recordDriver(name string) string {
+	if name == dra.Driver {
+		return ""
+	}
+	return name
+}
+
 // former reports whether the node was restarted since the claim was prepared: no container of it runs.
 func (r record) former(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
 
@@ -216,7 +230,7 @@ func (r *record) inherit(from record) {
 // A store has the records of one folder on disk.
 type store struct {
 	dir   string
-	specs string // the folder of CDI specs
+	specs cdi.ClaimSpecs
 	clock clock.PassiveClock
 	step  func()       // called before and after each change of a file; tests end the process there
 	lead  func() error // why this process may not write; nil if it may
@@ -285,7 +299,7 @@ func encode(r record) ([]byte, error) {
 
 // copied returns the copy of a record that is in the spec of its claim.
 func (s store) copied(uid string) (r record, found bool) {
-	note := cdi.ClaimNote(s.specs, uid)
+	note := s.specs.Note(uid)
 	if note == nil {
 		return record{}, false
 	}
@@ -314,11 +328,11 @@ func (s store) uids() ([]string, error) {
 	if err != nil && !files.IsAbsent(err) {
 		return nil, fmt.Errorf("list the records of claims: %w", err)
 	}
-	all, err := cdi.ClaimFiles(s.specs)
+	all, err := s.specs.Claims()
 	if err != nil {
 		return nil, err
 	}
-	all = slices.AppendSeq(all, maps.Keys(cdi.MetadataFiles(s.specs)))
+	all = slices.AppendSeq(all, maps.Keys(s.specs.MetadataFiles()))
 	for _, e := range entries {
 		if uid, is := strings.CutSuffix(e.Name(), recordSuffix); is && validUID(uid) {
 			all = append(all, uid)

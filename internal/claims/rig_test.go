@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -308,10 +309,15 @@ func (r *rig) record(uid string) string {
 	return string(text)
 }
 
+// specs are the CDI specs of claims.
+func (r *rig) specs() cdi.ClaimSpecs {
+	return cdi.ClaimSpecs{Dir: r.options.CDIDir, Driver: cmp.Or(r.options.DriverName, dra.Driver)}
+}
+
 // spec reads the spec of a claim as a runtime does; nil if there is none.
 func (r *rig) spec(uid string) *specs.Spec {
 	r.tb.Helper()
-	path := cdi.ClaimFile(r.options.CDIDir, uid)
+	path := r.specs().File(uid)
 	if _, err := os.Stat(path); os.IsNotExist(err) {
 		return nil
 	}

@@ -158,7 +158,7 @@ func textOf(err error) string {
 
 // sweepSpecs removes what a process that was killed has left of specs.
 func (c *Claims) sweepSpecs() error {
-	prefix := "." + strings.TrimSuffix(filepath.Base(cdi.ClaimFile(c.options.CDIDir, "")), ".yaml")
+	prefix := "." + strings.TrimSuffix(filepath.Base(c.store.specs.File("")), ".yaml")
 	return sweepTemporary(c.options.CDIDir, prefix, c.options.Clock)
 }
 
@@ -275,7 +275,8 @@ func (c *Claims) showLocked() {
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
 		s := ClaimStatus{
-			UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID), Making: r.intent(),
+			UID: r.UID, Namespace: r.Namespace, Name: r.Name, Driver: r.Driver, Since: r.Prepared,
+			Restarted: r.former(c.options.BootID), Making: r.intent(),
 		}
 		if r.Released {
 			s.Released = cmp.Or(c.left[r.UID], "they are to be destroyed")

@@ -46,7 +46,7 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 		}
 	}
 	var values chartValues
-	values.DRA.Classes = dra.Classes(append(resources, madeResources(pool, resources, c.Resource)...))
+	values.DRA.Classes = dra.Classes(pool.Driver, append(resources, madeResources(pool, resources, c.Resource)...))
 	if len(replicas) > 0 {
 		values.DRA.ShareBy, values.DRA.Shares = dra.ByCount, min(slices.Max(replicas), resource.MPSClients)
 		if len(slices.Compact(replicas)) > 1 {

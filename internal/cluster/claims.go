@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -14,10 +15,13 @@ import (
 // count: another claim may have it.
 type claimReader struct {
 	client *kubeapi.Client
+	driver string // its name; empty for dra.Driver
 
 	mu   sync.Mutex        // guards read
 	read map[string]string // names of claims, "NAMESPACE/NAME", by the name of the device
 }
+
+func (r *claimReader) name() string { return cmp.Or(r.driver, dra.Driver) }
 
 // Claim returns the claim of that name: what of its allocation belongs to the driver.
 func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Claim, error) {
@@ -25,7 +29,7 @@ func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Cl
 	if err != nil {
 		return dra.Claim{}, err
 	}
-	claim := driverClaim(found)
+	claim := driverClaim(found, r.name())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, result := range claim.Results {
@@ -65,8 +69,8 @@ func (r *claimReader) last(
 	return all, nil
 }
 
-// driverClaim returns what of a claim belongs to the driver.
-func driverClaim(c kubeapi.ResourceClaim) dra.Claim {
+// driverClaim returns what of a claim belongs to the driver of that name.
+func driverClaim(c kubeapi.ResourceClaim, driver string) dra.Claim {
 	claim := dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, PodClaim: c.PodClaim}
 	for _, pod := range c.Pods {
 		claim.Pods = append(claim.Pods, pod.UID)
@@ -75,7 +79,7 @@ func driverClaim(c kubeapi.ResourceClaim) dra.Claim {
 		return claim
 	}
 	for _, result := range c.Allocation.Results {
-		if result.Driver != dra.Driver {
+		if result.Driver != driver {
 			continue
 		}
 		mine := dra.Result{
@@ -88,7 +92,7 @@ func driverClaim(c kubeapi.ResourceClaim) dra.Claim {
 		claim.Results = append(claim.Results, mine)
 	}
 	for _, config := range c.Allocation.Config {
-		if config.Opaque.Driver == dra.Driver {
+		if config.Opaque.Driver == driver {
 			claim.Configs = append(claim.Configs, dra.OpaqueConfig{
 				Source: config.Source, Requests: config.Requests, Parameters: config.Opaque.Parameters,
 			})

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"reflect"
 	"slices"
@@ -110,7 +111,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 		health[h.Device] = h
 	}
 	claim := claims[i]
-	wanted := claimDevices(pool.Name, claim, health, w.written, time.Now())
+	wanted := claimDevices(pool, claim, health, w.written, time.Now())
 	if reflect.DeepEqual(wanted, w.written) {
 		return nil
 	}
@@ -129,7 +130,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 
 // claimDevices returns what the status of a claim is to say. Before is what it said; a condition that is the same has the same time.
 func claimDevices(
-	pool string, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus, now time.Time,
+	pool dra.Pool, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus, now time.Time,
 ) (all []kubeapi.ClaimDeviceStatus) {
 	for i, d := range claim.Devices {
 		ready := kubeapi.ClaimCondition{Type: "Ready", Status: "True", Reason: "Prepared"}
@@ -144,7 +145,7 @@ func claimDevices(
 			}
 			healthy.Reason, healthy.Message = string(h.Verdict), h.Message
 		}
-		device := kubeapi.ClaimDeviceStatus{Driver: dra.Driver, Pool: pool, Device: d.Device, ShareID: d.ShareID}
+		device := kubeapi.ClaimDeviceStatus{Driver: cmp.Or(pool.Driver, dra.Driver), Pool: pool.Name, Device: d.Device, ShareID: d.ShareID}
 		for j, condition := range []kubeapi.ClaimCondition{ready, healthy} {
 			condition.LastTransitionTime = now.UTC().Truncate(time.Second)
 			switch {

@@ -22,7 +22,9 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	if d.DRA == nil || d.Config.NodeName == "" {
 		return nil
 	}
+	c.claims.driver = d.DRA.Devices.Driver()
 	driver := draplugin.New(draplugin.Options{
+		Driver:      c.claims.driver,
 		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
 		Leads: d.Lead.Leads(),
@@ -89,7 +91,7 @@ func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.
 	case err != nil:
 		return dra.Claim{}, false, err
 	}
-	return driverClaim(read), true, nil
+	return driverClaim(read, c.claims.name()), true, nil
 }
 
 // ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU, which gpu returns for the name of a
@@ -108,7 +110,7 @@ func (c *Cluster) ClaimsOf(
 	}
 	claimed := map[string][]string{}
 	take := func(claim kubeapi.ResourceClaim) {
-		for uuid := range claimedGPUs(claim, node, gpu) {
+		for uuid := range c.claimedGPUs(claim, node, gpu) {
 			claimed[uuid] = append(claimed[uuid], claim.Namespace+"/"+claim.Name)
 		}
 	}
@@ -171,7 +173,7 @@ func (c *Cluster) stillClaimed(
 				if err != nil && !kubeapi.IsNotFound(err) {
 					return nil
 				}
-				has[name] = claimedGPUs(claim, node, gpu)
+				has[name] = c.claimedGPUs(claim, node, gpu)
 			}
 			if has[name][uuid] {
 				still[uuid] = []string{name}
@@ -186,13 +188,13 @@ func (c *Cluster) stillClaimed(
 }
 
 // claimedGPUs returns the GPUs of a node of which a claim was given devices, by UUID.
-func claimedGPUs(claim kubeapi.ResourceClaim, node string, gpu func(device string) (uuid string, known bool)) map[string]bool {
+func (c *Cluster) claimedGPUs(claim kubeapi.ResourceClaim, node string, gpu func(device string) (uuid string, known bool)) map[string]bool {
 	found := map[string]bool{}
 	if claim.Allocation == nil {
 		return found
 	}
 	for _, r := range claim.Allocation.Results {
-		if r.Driver != dra.Driver || r.Pool != node || r.AdminAccess {
+		if r.Driver != c.claims.name() || r.Pool != node || r.AdminAccess {
 			continue
 		}
 		if uuid, known := gpu(r.Device); known {

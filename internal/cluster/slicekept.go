@@ -115,7 +115,7 @@ func (p *publisher) keepsMore(ctx context.Context) bool {
 // try returns what the API server would keep of a slice of a pool.
 func (p *publisher) try(ctx context.Context, pool dra.Pool, i int) (dra.Slice, error) {
 	s := kubeapi.Slice{
-		Name: pool.SliceName(triedSlice), Driver: dra.Driver, Pool: pool.Name, Generation: p.ledger.generation, Count: len(pool.Slices),
+		Name: pool.SliceName(triedSlice), Driver: p.devices.Driver(), Pool: pool.Name, Generation: p.ledger.generation, Count: len(pool.Slices),
 	}
 	if err := fill(&s, pool.Slices[i]); err != nil {
 		return dra.Slice{}, err

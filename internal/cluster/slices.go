@@ -7,7 +7,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
@@ -118,7 +117,7 @@ func (p *publisher) watch(ctx context.Context) {
 		}
 		return now, []<-chan struct{}{registered, changed}
 	}, func(ctx context.Context, now watched) error { // it returns nil
-		p.client.WatchSlices(ctx, clock.RealClock{}, dra.Driver, now.only, p.there, p.problem)
+		p.client.WatchSlices(ctx, clock.RealClock{}, p.devices.Driver(), now.only, p.there, p.problem)
 		return nil
 	})
 }

@@ -310,7 +310,7 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 
 // errOtherPublisher is the problem of slices that another program changes again and again.
 var errOtherPublisher = &errNotNow{
-	"another program changes the ResourceSlices of " + dra.Driver + " on this node: remove it, or have this one give no GPUs by claims",
+	"another program changes the ResourceSlices of this driver on this node: remove it, or have this one give no GPUs by claims",
 }
 
 // pause returns how long a write has to wait.
@@ -350,7 +350,7 @@ func (p *publisher) write(
 	}
 	sent := step.Published.Slice
 	s := view[step.Name]
-	s.Name, s.Driver, s.Pool = step.Name, dra.Driver, step.Published.Pool
+	s.Name, s.Driver, s.Pool = step.Name, p.devices.Driver(), step.Published.Pool
 	s.Generation, s.Count = step.Published.Generation, step.Published.Count
 	if err := fill(&s, sent.Timed(there[step.Name].Slice)); err != nil {
 		return err
@@ -374,7 +374,7 @@ func (p *publisher) write(
 
 // look reads the slices as they are now.
 func (p *publisher) look(ctx context.Context) error {
-	listed, err := p.client.Slices(ctx, dra.Driver)
+	listed, err := p.client.Slices(ctx, p.devices.Driver())
 	if err != nil {
 		return err
 	}

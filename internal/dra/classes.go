@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -44,16 +45,17 @@ type NamedDevice struct {
 
 // Classes returns a class for each resource. Devices of resources are told apart by the first of these that does: whether they are shared,
 // MIG profiles, models, UUIDs.
-func Classes(of []NamedResource) []DeviceClass {
+func Classes(driver string, of []NamedResource) []DeviceClass {
+	driver = cmp.Or(driver, Driver)
 	var all []DeviceClass
 	for i, r := range of {
 		if len(r.Devices) == 0 {
 			continue
 		}
 		others := slices.Delete(slices.Clone(of), i, i+1)
-		c := DeviceClass{Name: className(r.Name), ExtendedResourceName: r.Name, Selector: r.selector(others)}
+		c := DeviceClass{Name: className(r.Name), ExtendedResourceName: r.Name, Selector: r.selector(driver, others)}
 		if profiles := r.values(NamedDevice.profile); r.MPS && slices.Equal(profiles, []string{""}) {
-			c.Config = []ClassConfig{{ClassParameters{Driver, map[string]any{
+			c.Config = []ClassConfig{{ClassParameters{driver, map[string]any{
 				"apiVersion": ConfigVersion, "kind": GPUConfig, "sharing": map[string]any{"strategy": string(MPS)},
 			}}}}
 		}
@@ -85,9 +87,9 @@ func (r NamedResource) values(of func(NamedDevice) string) []string {
 }
 
 // selector returns the expression that is true for the devices of a resource, and for none of others.
-func (r NamedResource) selector(others []NamedResource) string {
+func (r NamedResource) selector(driver string, others []NamedResource) string {
 	profiles := r.values(NamedDevice.profile)
-	parts := []string{fmt.Sprintf("device.driver == '%s'", Driver)}
+	parts := []string{fmt.Sprintf("device.driver == '%s'", driver)}
 	kinds := []string{typeMIG}
 	if i := slices.Index(profiles, ""); i >= 0 {
 		if profiles = slices.Delete(profiles, i, i+1); len(profiles) == 0 {
@@ -95,9 +97,9 @@ func (r NamedResource) selector(others []NamedResource) string {
 		}
 		kinds = append([]string{typeGPU}, kinds...)
 	}
-	parts = append(parts, attributeIn("type", kinds))
+	parts = append(parts, attributeIn(driver, "type", kinds))
 	if len(kinds) == 1 && kinds[0] == typeMIG {
-		parts = append(parts, attributeIn("profile", profiles))
+		parts = append(parts, attributeIn(driver, "profile", profiles))
 	}
 	domain, shared, _ := strings.Cut(SharedAttribute, "/")
 	isShared := fmt.Sprintf("'%s' in device.attributes['%s']", shared, domain)
@@ -113,7 +115,7 @@ func (r NamedResource) selector(others []NamedResource) string {
 		of   func(NamedDevice) string
 	}{{"productName", NamedDevice.model}, {"uuid", NamedDevice.uuid}} {
 		if len(rivals) > 0 && !slices.ContainsFunc(rivals, func(o NamedResource) bool { return !r.apartFrom(o, attribute.of) }) {
-			parts = append(parts, attributeIn(attribute.name, r.values(attribute.of)))
+			parts = append(parts, attributeIn(driver, attribute.name, r.values(attribute.of)))
 			break
 		}
 	}
@@ -127,8 +129,8 @@ func (r NamedResource) apartFrom(other NamedResource, of func(NamedDevice) strin
 }
 
 // attributeIn returns the expression that is true for devices with one of the values.
-func attributeIn(name string, values []string) string {
-	attribute := fmt.Sprintf("device.attributes['%s'].%s", Driver, name)
+func attributeIn(driver, name string, values []string) string {
+	attribute := fmt.Sprintf("device.attributes['%s'].%s", driver, name)
 	if len(values) == 1 {
 		return fmt.Sprintf("%s == '%s'", attribute, values[0])
 	}

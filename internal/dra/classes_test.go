@@ -60,7 +60,7 @@ func TestClasses(t *testing.T) {
 		"without devices": {of: []dra.NamedResource{{Name: "nvidia.com/gpu"}}},
 	} {
 		var got []string
-		for _, c := range dra.Classes(tt.of) {
+		for _, c := range dra.Classes("", tt.of) {
 			selector := strings.TrimPrefix(c.Selector, "device.driver == 'gpu.nvidia.com' && ")
 			if len(c.Config) > 0 {
 				c.Name += " by MPS"
@@ -70,5 +70,16 @@ func TestClasses(t *testing.T) {
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
+	}
+}
+
+// TestClassesOfAnotherName: attributes without a domain are in that of the driver's name, and configuration is for the driver of that name.
+func TestClassesOfAnotherName(t *testing.T) {
+	t.Parallel()
+	c := dra.Classes("gpu.example.com", []dra.NamedResource{{Name: "nvidia.com/gpu", Devices: []dra.NamedDevice{{UUID: "a"}}, Shared: true, MPS: true}})[0]
+	want := "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu' && " +
+		"'shared' in device.attributes['gpu-device-plugin.github.io']"
+	if c.Selector != want || c.Config[0].Opaque.Driver != "gpu.example.com" {
+		t.Errorf("a class %+v", c)
 	}
 }

@@ -2,6 +2,7 @@ package dra
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
 	"path"
@@ -38,11 +39,12 @@ type DeviceMetadata struct {
 
 // MetadataPath returns where a container finds the file for a request of a claim. PodClaim is the name that the pod has for a claim that
 // was made from a template; empty for any other claim.
-func MetadataPath(claim, podClaim, request string) string {
+func MetadataPath(driver, claim, podClaim, request string) string {
+	name := cmp.Or(driver, Driver) + "-metadata.json"
 	if podClaim != "" {
-		return path.Join(metadataFolder, "resourceclaimtemplates", podClaim, request, Driver+"-metadata.json")
+		return path.Join(metadataFolder, "resourceclaimtemplates", podClaim, request, name)
 	}
-	return path.Join(metadataFolder, "resourceclaims", claim, request, Driver+"-metadata.json")
+	return path.Join(metadataFolder, "resourceclaims", claim, request, name)
 }
 
 // A metadataObject is the content of the file in one version.
@@ -75,14 +77,14 @@ type metadataDevice struct {
 
 // MetadataFile returns the content of the file for a request of a claim, which is "<request>/<subrequest>" for an alternative of
 // firstAvailable.
-func MetadataFile(claim Claim, request string, devices []DeviceMetadata) ([]byte, error) {
+func MetadataFile(driver string, claim Claim, request string, devices []DeviceMetadata) ([]byte, error) {
 	var stream bytes.Buffer
 	object := metadataObject{
 		Kind: "DeviceMetadata", Metadata: claimMetadata{claim.Name, claim.Namespace, claim.UID, 1}, PodClaim: claim.PodClaim,
 		Requests: []metadataRequest{{Name: request}},
 	}
 	for _, d := range devices {
-		described := metadataDevice{Driver: Driver, Pool: d.Pool, Name: d.Device, Attributes: d.attributes()}
+		described := metadataDevice{Driver: cmp.Or(driver, Driver), Pool: d.Pool, Name: d.Device, Attributes: d.attributes()}
 		object.Requests[0].Devices = append(object.Requests[0].Devices, described)
 	}
 	for _, version := range metadataVersions {

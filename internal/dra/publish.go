@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
@@ -20,7 +21,7 @@ func (p Pool) SliceName(i int) string {
 	if digits := len(number); digits > 1 {
 		number = string(rune('a'+digits-2)) + number
 	}
-	node, rest := p.Name, "-"+Driver+"-"+number
+	node, rest := p.Name, "-"+cmp.Or(p.Driver, Driver)+"-"+number
 	if len(node)+len(rest) > maxName {
 		hash := fnv.New32a()
 		_, _ = hash.Write([]byte(node)) // never fails

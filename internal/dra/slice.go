@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -9,13 +10,15 @@ import (
 	"time"
 )
 
-// Driver is the name of the driver: that of NVIDIA's.
+// Driver is the name of the driver where no other one is set: that of NVIDIA's. In options and values, an empty name means this one.
 const Driver = "gpu.nvidia.com"
 
 // A Pool is the devices of a node.
 type Pool struct {
 	// Name is the name of the pool and of the node.
 	Name string
+	// Driver is the name of the driver that publishes it.
+	Driver string
 	// Slices are the devices in the order in which the scheduler tries them. There is always one at least: a node without devices has an
 	// empty slice, which says so.
 	Slices []Slice
@@ -27,7 +30,7 @@ type Pool struct {
 
 // Equal reports whether two pools are the same.
 func (p Pool) Equal(other Pool) bool {
-	return p.Name == other.Name && p.LinksDue == other.LinksDue && slices.Equal(p.LeftOut, other.LeftOut) &&
+	return p.Name == other.Name && p.Driver == other.Driver && p.LinksDue == other.LinksDue && slices.Equal(p.LeftOut, other.LeftOut) &&
 		slices.EqualFunc(p.Slices, other.Slices, Slice.Equal)
 }
 
@@ -72,7 +75,7 @@ func (p Pool) List() List {
 	for i, slice := range p.Slices {
 		l.Items = append(l.Items, ResourceSlice{
 			APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice", Metadata: Metadata{p.SliceName(i)},
-			Spec: ResourceSliceSpec{Driver: Driver, NodeName: p.Name, Pool: ResourcePool{p.Name, 1, len(p.Slices)}, Slice: slice},
+			Spec: ResourceSliceSpec{Driver: cmp.Or(p.Driver, Driver), NodeName: p.Name, Pool: ResourcePool{p.Name, 1, len(p.Slices)}, Slice: slice},
 		})
 	}
 	return l
@@ -97,7 +100,7 @@ func (s Slice) Equal(other Slice) bool {
 type Device struct {
 	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>". It is unique in the pool.
 	Name string `json:"name"`
-	// Attributes are by name; a name without domain is in that of Driver.
+	// Attributes are by name; a name without domain is in that of the driver's name.
 	Attributes map[string]Attribute `json:"attributes"`
 	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
 	// ConsumesCounters is what a device that is made for a claim takes of the counters of its GPU.

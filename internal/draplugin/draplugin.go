@@ -1,4 +1,4 @@
-// Package draplugin is the driver gpu.nvidia.com of Dynamic Resource Allocation as kubelet sees it: one socket in kubelet's folder for
+// Package draplugin is the driver of Dynamic Resource Allocation as kubelet sees it: one socket in kubelet's folder for
 // plugins, with which kubelet registers it, has claims prepared and unprepared, and follows the health of devices.
 //
 // It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out: its Claims keep what is prepared. The
@@ -8,6 +8,7 @@
 package draplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,8 +77,10 @@ type ClaimReader interface {
 type Options struct {
 	// RegistryDir is the folder in which kubelet looks for the sockets of plugins, with the path that it has on the node.
 	RegistryDir string
-	Claims      Claims
-	Reader      ClaimReader
+	// Driver is the name of the driver; empty for dra.Driver.
+	Driver string
+	Claims Claims
+	Reader ClaimReader
 	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
@@ -124,6 +127,7 @@ func New(o Options) *Plugin {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	if o.Problems == nil {
 		o.Problems = feed.New(map[string]string(nil))
 	}
@@ -177,7 +181,7 @@ func (s *Plugin) change(change func(*Status)) {
 // did.
 func (s *Plugin) live(parent context.Context) error {
 	log := klog.FromContext(parent)
-	f := &folder{path: s.o.RegistryDir, token: s.token, left: kubelet.Sweep{Clock: s.o.Clock, After: leftAfter}}
+	f := &folder{path: s.o.RegistryDir, driver: s.o.Driver, token: s.token, left: kubelet.Sweep{Clock: s.o.Clock, After: leftAfter}}
 	if !s.awaitTurn(parent, f) {
 		return nil
 	}

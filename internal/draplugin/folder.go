@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
@@ -19,10 +18,11 @@ const socketKind = "dra"
 
 // A folder is kubelet's for the sockets of plugins, as a life sees it.
 type folder struct {
-	path  string
-	token string // of this process
-	left  kubelet.Sweep
-	seen  time.Time // when another process of this program had a socket there last
+	path   string
+	driver string // its name
+	token  string // of this process
+	left   kubelet.Sweep
+	seen   time.Time // when another process of this program had a socket there last
 }
 
 // others are the other drivers of the same name.
@@ -30,6 +30,12 @@ type others struct {
 	foreign string // socket of another program's that accepts connections
 	beside  bool   // another process of this program has a socket
 	serves  bool   // one of these accepts connections: it has not ended
+}
+
+// registers reports whether a socket has the name that all drivers give theirs that use Kubernetes' library.
+func registers(socket, driver string) bool {
+	rest, is := strings.CutPrefix(socket, driver)
+	return is && (strings.HasPrefix(rest, "-") || strings.HasPrefix(rest, ".sock"))
 }
 
 // look returns which other drivers have sockets in the folder. It removes those that dead processes of this program left. Sockets of
@@ -50,7 +56,7 @@ func (f *folder) look(ctx context.Context) (found others) {
 		case ours && token == f.token: // of this process
 		case ours && kind == socketKind:
 			names = append(names, name)
-		case strings.HasPrefix(name, dra.Driver) && found.foreign == "": // as all drivers name theirs that use Kubernetes' library
+		case registers(name, f.driver) && found.foreign == "":
 			if err := kubelet.DialOnce(ctx, filepath.Join(f.path, name)); !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
 				found.foreign = name
 			}

@@ -12,7 +12,6 @@ import (
 	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
@@ -43,7 +42,7 @@ func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*r
 		})
 	}
 	return &registerapi.PluginInfo{
-		Type: registerapi.DRAPlugin, Name: dra.Driver, Endpoint: r.life.path, SupportedVersions: []string{
+		Type: registerapi.DRAPlugin, Name: r.life.o.Driver, Endpoint: r.life.path, SupportedVersions: []string{
 			drav1.DRAPluginService, drav1beta1.DRAPluginService,
 			healthv1.DRAResourceHealthService, healthv1alpha1.DRAResourceHealthService,
 		},

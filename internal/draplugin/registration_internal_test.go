@@ -103,7 +103,7 @@ func TestForeignCounts(t *testing.T) {
 	foreign := listen(t, filepath.Join(dir, "gpu.nvidia.com-reg.sock"))
 	defer func() { _ = foreign.Close() }()
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
-	l.look(t.Context(), &folder{path: dir})
+	l.look(t.Context(), &folder{path: dir, driver: l.o.Driver})
 	for what, change := range map[string]func(){
 		"kubelet registered the driver": func() { l.set(func(r *registration) { r.done, r.left = true, false }) },
 		"kubelet left":                  func() { l.set(func(r *registration) { r.left = true }) },
@@ -127,7 +127,7 @@ func TestLookAtItsEnd(t *testing.T) {
 	}
 	ctx, end := context.WithCancel(t.Context())
 	end()
-	if found := (&folder{path: dir}).look(ctx); found.foreign != "" {
+	if found := (&folder{path: dir, driver: "gpu.nvidia.com"}).look(ctx); found.foreign != "" {
 		t.Errorf("found %+v", found)
 	}
 }

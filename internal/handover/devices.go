@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,6 +39,8 @@ const retryInterval = 10 * time.Second
 type DevicesOptions struct {
 	// StateDir is the state directory; without one, numbers last as long as the process.
 	StateDir string
+	// Driver is the name of the driver; empty for dra.Driver.
+	Driver string
 	// Node is the name of the node.
 	Node      string
 	Snapshots *feed.Feed[inventory.Snapshot]
@@ -92,11 +95,15 @@ func NewDevices(o DevicesOptions) *Devices {
 	if o.Lead == nil {
 		o.Lead = func() error { return nil }
 	}
+	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
 		numbers: dra.Numbers{},
 	}
 }
+
+// Driver returns the name of the driver.
+func (d *Devices) Driver() string { return d.o.Driver }
 
 // Pools returns the feed of what is to be published. A pool without a name is not known yet. A pool without slices shall not exist.
 func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
@@ -192,7 +199,7 @@ func (d *Devices) pool(
 	}
 	// The first slice has the first GPU: an empty one would be a write more for each node that starts.
 	if !inSlice && (leaves || c.Mode == config.DRAOff) {
-		return dra.Pool{Name: d.o.Node}, true
+		return dra.Pool{Name: d.o.Node, Driver: d.o.Driver}, true
 	}
 	if divisions == nil {
 		return d.pools.Value(), true
@@ -207,6 +214,7 @@ func (d *Devices) pool(
 		})
 	}
 	pool := dra.New(s, d.o.Node, numbers, owners, divisions).SharedBy(c.ShareBy, c.Shares)
+	pool.Driver = d.o.Driver
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
 		if err != nil {
