@@ -134,6 +134,7 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 			users[path] = name
 		}
 	}
+	explainsCounters(ctx, t, n)
 	if after := versions(slicesOf(ctx, t, n)); !maps.Equal(before, after) {
 		t.Errorf("slices were written for claims: %v, then %v", before, after)
 	}

@@ -163,7 +163,7 @@ func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
 			[]string{"No node has devices for request gpu of claim why-selector-gpu-", "'Tesla T4'\" of the request excludes gpu-"}},
 		"why-taken":      {uuid(taken), 1, nil, []string{"another claim excludes gpu-"}},
 		"why-taint":      {uuid(free), 1, nil, []string{"the taint gpu.nvidia.com/xid=48:NoSchedule excludes gpu-"}},
-		"why-many":       {"", gpus, nil, []string{"; there are 4 devices of 8"}},
+		"why-many":       {"", gpus, nil, []string{"; it has 4 of 8 devices"}},
 		"why-constraint": {"", 2, &match, []string{"the constraint matchAttribute gpu.nvidia.com/uuid of claim why-constraint-gpu-", "node " + node.Name + " has enough without"}},
 	} {
 		spec := *oneGPU.DeepCopy()
@@ -182,6 +182,23 @@ func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
 	}
 	simulate(ctx, t, "restore", "--gpu", free)
 	waitDevices(ctx, t, n, gpus-2)
+}
+
+// explainsCounters: a pod wants two whole GPUs as MIG devices, and pods with claims have some of the counters of one GPU at least.
+func explainsCounters(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	const name = "why-counter"
+	spec := *oneGPU.DeepCopy()
+	r := spec.Devices.Requests[0].Exactly
+	r.DeviceClassName, r.Count = "mig.nvidia.com", 2
+	r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: "device.attributes['gpu.nvidia.com'].profile == '7g.40gb'",
+	}}}
+	makeTemplate(ctx, t, n, name, spec)
+	startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(name)}))
+	waitUnschedulable(ctx, t, n, name)
+	explains(ctx, t, n, name, "the counter ", ", of which 0 is left, excludes gpu-", "of 2 devices")
+	deletePod(ctx, t, n, name)
 }
 
 // heldByClaim reports whether a claim has a device.

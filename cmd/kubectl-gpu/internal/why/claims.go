@@ -213,7 +213,7 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 			return "", most
 		}
 		if left > 0 || reason == "" {
-			reason = strings.TrimPrefix(reason+fmt.Sprintf("; there are %d devices of %d", left, alternatives[i].Count), "; ")
+			reason = strings.TrimPrefix(reason+fmt.Sprintf("; it has %d of %d devices", left, alternatives[i].Count), "; ")
 		}
 		text = cmp.Or(text, reason)
 	}
