@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
-var minutes = flag.Bool("minutes", false, "also run the scenarios that wait for kubelet's five minutes")
+var minutes = flag.Bool("minutes", false, "also run the scenarios that wait for kubelet's five minutes, and 2,000 random pods")
 
 // TestScenarios holds the table true.
 func TestScenarios(t *testing.T) {

@@ -38,7 +38,6 @@ type unitStory struct {
 // TestRandomPodsOfUnits: pods with units, percentages, replicas and whole GPUs come and go, while processes are killed, replaced and
 // reconfigured. A pod for which the node's count has room never fails, has what it asked for, and leaves nothing.
 func TestRandomPodsOfUnits(t *testing.T) {
-	t.Parallel()
 	pods := 200
 	if *minutes {
 		pods = 2000
