@@ -89,6 +89,7 @@ func TestCluster(t *testing.T) {
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
 		{name: "upgrades that take devices away", story: takenAway},
+		{name: "upgrades that take devices away without the taint", story: takenAwayUntainted, long: true},
 		{name: "MIG layouts by label", story: dividedByLabel},
 		{name: "policies for pods", story: policiesOfUnits},
 		{name: "claims", story: givesClaims, claims: true},

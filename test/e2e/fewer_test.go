@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -16,8 +17,28 @@ import (
 // takenAway: upgrades of the release switch time-slicing off, by which 26 devices become 8, while short pods come and go. The node is tainted
 // before, and no pod fails. With -long there are 300 pods.
 func takenAway(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	const values = `
-features: {changeTaint: true}
+	changes := 1
+	if *long {
+		changes = 6
+	}
+	churn := takeDevicesAway(ctx, t, n, kubelet, true, changes)
+	if failed := churn.avoidable(); len(failed) > 0 {
+		t.Errorf("%d of %d pods failed, want none", len(failed), churn.made)
+	}
+}
+
+// takenAwayUntainted is the control run: the same without the taint. How many pods fail depends on the moment, and is logged alone.
+func takenAwayUntainted(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	churn := takeDevicesAway(ctx, t, n, kubelet, false, 6)
+	t.Logf("without the taint %d of %d pods failed", len(churn.refused), churn.made)
+}
+
+// takeDevicesAway makes so many changes, with features.changeTaint or without, and returns what became of the pods.
+func takeDevicesAway(
+	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, taint bool, changes int,
+) *churn {
+	t.Helper()
+	values := fmt.Sprintf("features: {events: true, changeTaint: %t}\n", taint) + `
 devicePlugin:
   containers:
     main:
@@ -33,10 +54,6 @@ devicePlugin:
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	const held = 2 // GPUs that a pod holds whole
 	waitAllocatable(ctx, t, kubelet, gpu, 4*(gpus-held)+held, stepLimit)
-	changes := 1
-	if *long {
-		changes = 6 // about 300 pods
-	}
 	end := startChurn(ctx, t, n)
 	for i := range changes {
 		if i > 0 {
@@ -45,7 +62,7 @@ devicePlugin:
 		}
 		start := time.Now()
 		upgrade(ctx, t, n, values+whole)
-		waitNodeSays(ctx, t, n, "a taint before devices go, and no taint afterwards", start, stepLimit, func(object *corev1.Node) bool {
+		waitNodeSays(ctx, t, n, "the count of whole GPUs, without the taint", start, stepLimit, func(object *corev1.Node) bool {
 			count := object.Status.Allocatable[gpu]
 			return count.Value() == gpus && !slices.ContainsFunc(object.Spec.Taints, func(t corev1.Taint) bool {
 				return t.Key == "gpu-device-plugin.github.io/fewer-devices"
@@ -57,12 +74,10 @@ devicePlugin:
 			shown.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
 	}
 	churn := end()
-	if failed := churn.avoidable(); len(failed) > 0 {
-		t.Errorf("%d of %d pods failed, want none", len(failed), churn.made)
-	}
 	log := kubectl(ctx, t, n, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet, "--tail", "-1")
-	if !strings.Contains(log, "Changed the taint for fewer devices") {
-		t.Error("the node was not tainted")
+	if tainted := strings.Contains(log, "Changed the taint for fewer devices"); tainted != taint {
+		t.Errorf("the node was tainted: %t, want %t", tainted, taint)
 	}
 	waitPod(ctx, t, n, holder, isSame(before))
+	return churn
 }
