@@ -16,6 +16,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -63,9 +64,9 @@ func (o objects) GetClientFor(version, kind string) (dynamic.NamespaceableResour
 		}
 		all = append(all, object)
 	}
-	resource := group.WithResource(strings.ToLower(kind) + "s")
+	resource, _ := meta.UnsafeGuessKindToResource(group.WithKind(kind))
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{resource: kind + "List"}, all...)
-	return client.Resource(resource), kind != "Node", nil
+	return client.Resource(resource), kind != "Node" && kind != "RuntimeClass", nil
 }
 
 // render returns the chart's objects for values, a YAML text.

@@ -196,16 +196,30 @@ it is true. A value of the chart counts before the files. */}}
 {{- if .Values.dra.enabled }}{{ include "gpu-device-plugin.says" (list . "dra" "dynamicMIG") }}{{ end }}
 {{- end }}
 
-{{- /* Whether the daemon has the node's /dev, in a privileged container: where it divides GPUs, unless a value says otherwise. A simulated
-node has no device nodes. */}}
+{{- /* Whether the nodes have no runtime of NVIDIA's. */}}
+{{- define "gpu-device-plugin.withoutRuntime" -}}
+{{- if eq "none" (toString .Values.runtime) }}true{{ end }}
+{{- end }}
+
+{{- /* The device list strategy, as a text; empty where a file says it. */}}
+{{- define "gpu-device-plugin.strategy" -}}
+{{- $strategy := .Values.deviceListStrategy }}
+{{- if kindIs "slice" $strategy }}{{ $strategy = join "," $strategy }}{{ end }}
+{{- if and (empty $strategy) (include "gpu-device-plugin.withoutRuntime" .) }}{{ $strategy = "cdi-cri" }}{{ end }}
+{{- default "" $strategy }}
+{{- end }}
+
+{{- /* Whether the daemon has the node's /dev, in a privileged container: without NVIDIA's runtime, and where it divides GPUs, unless a value says
+otherwise. A simulated node has no device nodes. */}}
 {{- define "gpu-device-plugin.hostDev" -}}
 {{- $own := default dict .Values.securityContext }}
-{{- if and .Values.hostDev $own (not $own.privileged) }}
-{{- fail "hostDev is true, and securityContext is not privileged: the container could open no device of the node's /dev" }}
+{{- $without := include "gpu-device-plugin.withoutRuntime" . }}
+{{- if and (or .Values.hostDev $without) $own (not $own.privileged) }}
+{{- fail (printf "%s, and securityContext is not privileged: the container could open no device of the node's /dev" (ternary "runtime is none" "hostDev is true" (ne "" $without))) }}
 {{- end }}
 {{- $on := .Values.hostDev }}
 {{- if kindIs "invalid" $on }}
-{{- $on = and (include "gpu-device-plugin.divides" .) (not .Values.simulate) (or (not $own) $own.privileged) }}
+{{- $on = or $without (and (include "gpu-device-plugin.divides" .) (not .Values.simulate) (or (not $own) $own.privileged)) }}
 {{- end }}
 {{- if $on }}true{{ end }}
 {{- end }}
@@ -214,8 +228,9 @@ node has no device nodes. */}}
 {{- define "gpu-device-plugin.cdi" -}}
 {{- $enabled := .Values.cdi.enabled }}
 {{- if kindIs "invalid" $enabled }}
-{{- $enabled = contains "cdi" (toString .Values.deviceListStrategy) }}
-{{- if empty .Values.deviceListStrategy }}
+{{- $strategy := include "gpu-device-plugin.strategy" . }}
+{{- $enabled = contains "cdi" $strategy }}
+{{- if not $strategy }}
 {{- $enabled = not (empty .Values.config.name) }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
 {{- with fromYaml . }}{{ with .flags }}{{ with .plugin }}{{ $enabled = or $enabled (contains "cdi" (toString .deviceListStrategy)) }}{{ end }}{{ end }}{{ end }}
@@ -440,7 +455,7 @@ such as nvidia.com/mig.config. */}}
 {{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to divide GPUs, to take back what work leaves on GPUs, or because NVIDIA's
 runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it, as for volume-mounts. */}}
 {{- define "gpu-device-plugin.admin" -}}
-{{- $mounts := contains "volume-mounts" (toString .Values.deviceListStrategy) }}
+{{- $mounts := contains "volume-mounts" (include "gpu-device-plugin.strategy" .) }}
 {{- $mig := or (include "gpu-device-plugin.maySeeMIG" .) (include "gpu-device-plugin.divides" .) }}
 {{- if or $mig (contains "reset" (toString .Values.preStartChecks)) $mounts }}true{{ end }}
 {{- end }}
@@ -469,6 +484,41 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- range $nodes }}{{ if hasKey (default dict .metadata.labels) "nvidia.com/gpu.deploy.client" }}{{ $found = true }}{{ end }}{{ end }}
 {{- if not $found }}
 {{- fail "gpuOperatorClient is true, and no Node has the label nvidia.com/gpu.deploy.client, so no node would have a pod: it is for clusters with NVIDIA's GPU operator" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* runtime: none where another value needs NVIDIA's runtime, where a RuntimeClass nvidia is not this release's, or where a node may not know the
+handler runc. helm template has no cluster to look at. */}}
+{{- define "gpu-device-plugin.refuseRuntime" -}}
+{{- if include "gpu-device-plugin.withoutRuntime" . }}
+{{- if regexMatch "envvar|volume-mounts" (include "gpu-device-plugin.strategy" .) }}
+{{- fail "runtime is none, and deviceListStrategy has envvar or volume-mounts, which only NVIDIA's runtime understands: leave it out, or set cdi-cri" }}
+{{- end }}
+{{- range $key, $value := dict "hostDev" .Values.hostDev "cdi.enabled" .Values.cdi.enabled }}
+{{- if eq "false" (toString $value) }}{{ fail (printf "runtime is none, and %s is false: without NVIDIA's runtime it is needed; leave it out" $key) }}{{ end }}
+{{- end }}
+{{- if include "gpu-device-plugin.mps" . }}
+{{- fail "runtime is none, and GPUs are shared by MPS: the container of its control daemon gets nvidia-cuda-mps-control from NVIDIA's runtime; leave one of them out" }}
+{{- end }}
+{{- with lookup "node.k8s.io/v1" "RuntimeClass" "" "nvidia" }}
+{{- $by := default dict .metadata.annotations }}
+{{- if not (and (eq $.Release.Name (toString (get $by "meta.helm.sh/release-name"))) (eq $.Release.Namespace (toString (get $by "meta.helm.sh/release-namespace")))) }}
+{{- fail (printf "runtime is none, and there is a RuntimeClass nvidia with the handler %s, which is not of this release: its handler cannot be changed. Where NVIDIA's GPU operator or toolkit made it, leave runtime out; or set hostDev: true and deviceListStrategy: cdi-cri, which are the same without a RuntimeClass" .handler) }}
+{{- end }}
+{{- end }}
+{{- range (lookup "v1" "Node" "" "").items }}
+{{- $labels := default dict .metadata.labels }}
+{{- $chosen := ne "windows" (toString (get $labels "kubernetes.io/os")) }}
+{{- range $key, $value := default dict $.Values.nodeSelector }}{{ $chosen = and $chosen (eq $value (toString (get $labels $key))) }}{{ end }}
+{{- $status := default dict .status }}
+{{- $version := dig "nodeInfo" "containerRuntimeVersion" "" $status }}
+{{- $handlers := list }}
+{{- range $status.runtimeHandlers }}{{ $handlers = append $handlers (toString .name) }}{{ end }}
+{{- $known := and (regexMatch "^containerd://v?([2-9]|[1-9][0-9]+)[.]" $version) (or (not $handlers) (has "runc" $handlers)) }}
+{{- if and $chosen (not $known) }}
+{{- fail (printf "runtime is none, and the Node %s has the runtime %q with the handlers [%s]: only containerd 2.0 and newer is known to have CDI on and the handler runc; set nodeSelector to a label of nodes that have it" .metadata.name $version (join " " (compact $handlers))) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -543,8 +593,8 @@ pattern of what needs rights, whether the pod has them, and the value that gives
 {{- $rows := list
   (list "flags.migStrategy" .Values.migStrategy "single|mixed" true "migStrategy")
   (list "flags.nvidiaDriverRoot" .Values.nvidiaDriverRoot "/" true "nvidiaDriverRoot")
-  (list "flags.plugin.deviceListStrategy" .Values.deviceListStrategy "cdi" (include "gpu-device-plugin.cdi" .) "cdi.enabled")
-  (list "flags.plugin.deviceListStrategy" .Values.deviceListStrategy "volume-mounts" $admin "deviceListStrategy")
+  (list "flags.plugin.deviceListStrategy" (include "gpu-device-plugin.strategy" .) "cdi" (include "gpu-device-plugin.cdi" .) "cdi.enabled")
+  (list "flags.plugin.deviceListStrategy" (include "gpu-device-plugin.strategy" .) "volume-mounts" $admin "deviceListStrategy")
   (list "flags.plugin.preStartChecks" .Values.preStartChecks "clean" .Values.hostPID "preStartChecks, or hostPID")
   (list "flags.plugin.preStartChecks" .Values.preStartChecks "reset" (and .Values.hostPID $admin) "preStartChecks")
   (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
@@ -605,6 +655,7 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- fail "dra.dynamicMIG is given, and dra.enabled is not true" }}
 {{- end }}
 {{- include "gpu-device-plugin.refuseClient" . }}
+{{- include "gpu-device-plugin.refuseRuntime" . }}
 {{- include "gpu-device-plugin.refuseSelector" . }}
 {{- include "gpu-device-plugin.refuseUngranted" . }}
 {{- if .Values.features.nodeConfig }}
@@ -658,7 +709,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "COMPATIBILITY" .Values.compatibility)
   (list "MIG_STRATEGY" .Values.migStrategy)
   (list "FAIL_ON_INIT_ERROR" $fail)
-  (list "DEVICE_LIST_STRATEGY" .Values.deviceListStrategy)
+  (list "DEVICE_LIST_STRATEGY" (include "gpu-device-plugin.strategy" .))
   (list "DEVICE_ID_STRATEGY" .Values.deviceIDStrategy)
   (list "DEVICE_DISCOVERY_STRATEGY" .Values.deviceDiscoveryStrategy)
   (list "SHARED_DEVICES_ALLOCATION_POLICY" .Values.sharedDevicesAllocationPolicy)
