@@ -145,7 +145,8 @@ var Checks = []Check{
 		"the node's `/etc`, its processes, and the containerd program", containerRuntime,
 	},
 	{
-		"nvidia-runtime", "NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class",
+		"nvidia-runtime",
+		"NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class; whether `runtime: none` works",
 		"as `container-runtime`", nvidiaRuntime,
 	},
 	{

@@ -116,20 +116,23 @@ func restartOf(r Runtime) string {
 	return "containerd config dump > /dev/null   # prints the error"
 }
 
-// judgeCDI judges whether a runtime knows devices by their CDI names. CRI-O always does.
-func judgeCDI(f *NodeFacts, r Runtime, to *findings) {
-	on, said := r.CDI != nil && *r.CDI, "enable_cdi is not set"
-	if r.CDI != nil {
-		said = fmt.Sprintf("enable_cdi = %v", *r.CDI)
-	}
-	unknown := false
+// cdi reports whether CDI is on in a runtime, and whether that is known. CRI-O always has it on.
+func (r Runtime) cdi() (on, isKnown bool) {
 	switch {
 	case r.Name == CRIO:
-		on = true
-	case r.CDI == nil && r.Major == 0:
-		unknown = true
-	case r.CDI == nil:
-		on = r.Major >= 2
+		return true, true
+	case r.CDI != nil:
+		return *r.CDI, true
+	}
+	return r.Major >= 2, r.Major != 0
+}
+
+// judgeCDI judges whether a runtime knows devices by their CDI names.
+func judgeCDI(f *NodeFacts, r Runtime, to *findings) {
+	on, isKnown := r.cdi()
+	said := "enable_cdi is not set"
+	if r.CDI != nil {
+		said = fmt.Sprintf("enable_cdi = %v", *r.CDI)
 	}
 	enable := r.configure("--cdi.enabled")
 	used := "the device list strategy uses it"
@@ -137,10 +140,10 @@ func judgeCDI(f *NodeFacts, r Runtime, to *findings) {
 		used = "claims of Dynamic Resource Allocation use it"
 	}
 	switch uses := f.Settings.CDI || f.Settings.Claims; {
-	case !uses && !on && !unknown:
+	case !uses && !on && isKnown:
 		to.info("CDI is off in containerd; the device list strategy does not use it", r.evidence(said))
 	case !uses:
-	case unknown:
+	case !isKnown:
 		to.skip("The version of containerd is not known, and its configuration does not say whether CDI is on: it is off by default "+
 			"in 1.7 and on in 2", "containerd --version")
 	case !on:
@@ -174,24 +177,48 @@ func nvidiaRuntime(f *NodeFacts, r *findings) {
 	}
 	for _, one := range f.Runtimes.Value {
 		h, isDefault, found := one.nvidia()
+		works, without := one.withoutNVIDIA()
+		evidence := one.evidence("without NVIDIA's runtime: " + without)
+		if found {
+			evidence = one.evidence(h.Name+": "+h.Program, "without NVIDIA's runtime: "+without)
+		}
 		switch {
 		case h.Absent:
-			r.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start", h.Name),
-				one.evidence(h.Name+": "+h.Program), "ls -l "+h.Program)
+			r.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start", h.Name), evidence, "ls -l "+h.Program)
 		case found && isDefault:
-			r.ok("NVIDIA's runtime is the default of "+one.Name, one.evidence(h.Name+": "+h.Program)...)
+			r.ok("NVIDIA's runtime is the default of "+one.Name, evidence...)
 		case found && needed:
 			r.info("NVIDIA's runtime is a runtime class of "+one.Name+" and not the default: pods with GPUs need runtimeClassName",
-				one.evidence(h.Name+": "+h.Program), "kubectl get runtimeclass "+h.Name)
+				evidence, "kubectl get runtimeclass "+h.Name)
 		case found:
-			r.ok("NVIDIA's runtime is a runtime class of "+one.Name, one.evidence(h.Name+": "+h.Program)...)
+			r.ok("NVIDIA's runtime is a runtime class of "+one.Name, evidence...)
 		case needed:
+			remedy := one.configure("--set-as-default")
+			if works {
+				remedy = append(remedy, "# or without NVIDIA's runtime: runtime: none in the chart's values")
+			}
 			r.fail(one.Name+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
-				one.evidence("default runtime: "+orNone(one.Default)), one.configure("--set-as-default")...)
+				append(evidence, "default runtime: "+orNone(one.Default)), remedy...)
 		default:
-			r.ok("NVIDIA's runtime is not needed: devices are passed by CDI", one.evidence()...)
+			r.ok("NVIDIA's runtime is not needed: devices are passed by CDI", evidence...)
 		}
 	}
+}
+
+// withoutNVIDIA says whether pods can get GPUs by the chart's value runtime: none, or why not.
+func (r Runtime) withoutNVIDIA() (works bool, says string) {
+	on, isKnown := r.cdi()
+	switch {
+	case r.Name != Containerd:
+		return false, "the chart does not know the default handler of " + r.Name + "; hostDev: true and deviceListStrategy: cdi-cri work"
+	case r.Major == 0:
+		return false, "the version of containerd is not known; 2.0 and newer have what runtime: none needs"
+	case r.Major < 2:
+		return false, "containerd is older than 2.0, which runtime: none needs"
+	case isKnown && !on:
+		return false, "CDI is off in containerd, and runtime: none needs it"
+	}
+	return true, "runtime: none works"
 }
 
 func visibleDevices(f *NodeFacts, r *findings) {

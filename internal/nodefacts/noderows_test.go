@@ -126,6 +126,33 @@ var runtimeRows = []row{
 		check: "nvidia-runtime", severity: doctor.OK, says: "not needed",
 	},
 	{
+		name: "not there, and not needed by the chart", change: changes{dropIn: gone}, settings: func(s *doctor.Settings) { s.Envvar = true },
+		check: "nvidia-runtime", severity: doctor.Error, says: "containerd does not have NVIDIA's runtime", shows: "runtime: none works",
+		remedy: "# or without NVIDIA's runtime: runtime: none in the chart's values",
+	},
+	{
+		name: "both ways", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "without NVIDIA's runtime: runtime: none works",
+	},
+	{
+		name: "one way on containerd 1.7", change: changes{config: containerd1, dropIn: gone},
+		facts: func(f *doctor.NodeFacts) { f.Runtimes.Value[0].Major = 1 },
+		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "containerd is older than 2.0",
+	},
+	{
+		name: "one way while the version is not known", facts: func(f *doctor.NodeFacts) { f.Runtimes.Value[0].Major = 0 },
+		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "the version of containerd is not known",
+		also: []string{"container-runtime"},
+	},
+	{
+		name: "one way with CDI off", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "enable_cdi = false"},
+		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "CDI is off in containerd",
+		also: []string{"container-runtime"},
+	},
+	{
+		name: "one way on CRI-O", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf.d/10-nvidia": crioConf},
+		check: "nvidia-runtime", severity: doctor.OK, says: "the default of CRI-O", shows: "does not know the default handler of CRI-O; hostDev: true",
+	},
+	{
 		name: "no program", change: changes{"usr/bin/nvidia-container-runtime": gone},
 		check: "nvidia-runtime", severity: doctor.Error, says: "program of the runtime nvidia is not there",
 	},
