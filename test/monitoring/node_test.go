@@ -22,7 +22,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-const resource = "nvidia.com/gpu"
+const (
+	resource = "nvidia.com/gpu"
+	units    = "volcano.sh/gpu-mem.1Gi"
+)
 
 // A watched is a node whose daemon is scraped by a Prometheus every second.
 type watched struct {
@@ -70,7 +73,7 @@ scrape_configs:
 	if err := w.StartDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	w.allocatable(8)
+	w.allocatable(resource, 8)
 	return w
 }
 
@@ -101,17 +104,17 @@ func (w *watched) write(path, text string) {
 	}
 }
 
-// allocatable waits until kubelet has so many Healthy GPUs.
-func (w *watched) allocatable(count int) {
+// allocatable waits until kubelet has so many Healthy devices of a resource.
+func (w *watched) allocatable(resource string, count int) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	if err := w.WaitFor(ctx, func() bool { return w.Allocatable(resource) == count }); err != nil {
-		w.t.Fatalf("%d Healthy GPUs: %v", count, err)
+		w.t.Fatalf("%d of %s: %v", count, resource, err)
 	}
 }
 
-func (w *watched) admit(pod string, devices int) {
+func (w *watched) admit(pod, resource string, devices int) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
@@ -210,8 +213,8 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 		w.hasData(name, expressions[name])
 		delete(expressions, name)
 	}
-	w.admit("training", 2)
-	w.admit("serving", 1)
+	w.admit("training", resource, 2)
+	w.admit("serving", resource, 1)
 	w.hasData("pods of GPUs", `DCGM_FI_DEV_FB_USED{exported_pod="training",exported_namespace="default",exported_container="main"}`)
 	w.hasData("native histogram", `histogram_count(gpu_device_plugin_rpc_duration_seconds{method="Allocate"}) > 1`)
 	promtool(t, w.exposition(), "check", "metrics", "--lint", "all")
@@ -221,6 +224,13 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 		}
 	}
 
+	w.write(w.config, "version: v1\nselectors: [{indices: [7], units: true}]\nunits: {size: 1Gi, enforce: none}\n")
+	w.allocatable(units, 79)
+	w.admit("part", units, 4)
+	w.write(w.config, "version: v1\n")
+	fires("GPUUnitsDiffer")
+	w.Remove("part")
+	w.allocatable(resource, 8)
 	w.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 48})
 	fires("GPUXidCritical")
 	fires("GPUUnhealthy")
@@ -241,12 +251,12 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 	if err := w.Do(t.Context(), "health", "clear", "--gpu", "4"); err != nil { // its part was replaced
 		t.Error(err)
 	}
-	w.allocatable(8)
+	w.allocatable(resource, 8)
 	for range 7 {
 		if err := w.Restart(); err != nil {
 			t.Fatal(err)
 		}
-		w.allocatable(8)
+		w.allocatable(resource, 8)
 	}
 	fires("GPURegistrationChurn")
 	w.Stop()
@@ -254,7 +264,7 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 	if err := w.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	w.allocatable(8)
+	w.allocatable(resource, 8)
 	w.inject(simulator.Fault{Kind: simulator.KindHang})
 	fires("GPUPluginStalled")
 	end := time.Now()
