@@ -101,6 +101,7 @@ func TestCluster(t *testing.T) {
 		{name: "MIG devices made for claims", story: madeForClaims, long: true, claims: true},
 		{name: "pace of claims", story: paceOfClaims, long: true, claims: true},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
+		{name: "NVIDIA's chart and back while pods come and go", story: takesOverUnderLoad, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},
 	})
@@ -259,16 +260,23 @@ func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 
 // rolledOut asks whether the only pod of the DaemonSet is one of its newest revision.
 func rolledOut(ctx context.Context, n *node.Node) error {
+	if err := setRolledOut(ctx, n); err != nil {
+		return err
+	}
+	_, err := daemonPod(ctx, n)
+	return err
+}
+
+// setRolledOut asks whether the DaemonSet is rolled out. Others may have pods in its namespace.
+func setRolledOut(ctx context.Context, n *node.Node) error {
 	set, err := n.Client.AppsV1().DaemonSets(namespace).Get(ctx, daemonSet, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	s := set.Status
-	if s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 {
+	if s := set.Status; s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 {
 		return fmt.Errorf("the DaemonSet is not rolled out: %+v", s)
 	}
-	_, err = daemonPod(ctx, n)
-	return err
+	return nil
 }
 
 // daemonPod returns the daemon's pod, which must be the only one.

@@ -298,17 +298,7 @@ func removeChart(t *testing.T, n *node.Node, sets []*appsv1.DaemonSet) {
 			t.Logf("the logs of %s, error %v:\n%s", set.Name, err, out)
 		}
 	}
-	for _, set := range sets {
-		if _, err := n.Kubectl(ctx, "--namespace", set.Namespace, "delete", "daemonset", set.Name); err != nil {
-			t.Error(err)
-		}
-		wait(ctx, t, func(ctx context.Context) error {
-			if pod, err := setPod(ctx, n, set.Namespace, set.Name); err == nil {
-				return fmt.Errorf("pod %s is there still", pod.Name)
-			}
-			return nil
-		})
-	}
+	removeSets(ctx, t, n, sets)
 	for _, args := range [][]string{
 		{"label", "node", node.Name, mpsCapable + "-", configLabel + "-"},
 		{"--namespace", chartNamespace, "delete", "--all", "--ignore-not-found", "nodefeatures"},
@@ -318,6 +308,20 @@ func removeChart(t *testing.T, n *node.Node, sets []*appsv1.DaemonSet) {
 		}
 	}
 	waitAllocatables(ctx, t, n, map[string]int{})
+}
+
+// removeSets removes DaemonSets, and waits until their pods have gone.
+func removeSets(ctx context.Context, t *testing.T, n *node.Node, sets []*appsv1.DaemonSet) {
+	t.Helper()
+	for _, set := range sets {
+		kubectl(ctx, t, n, "--namespace", set.Namespace, "delete", "--ignore-not-found", "daemonset", set.Name)
+		wait(ctx, t, func(ctx context.Context) error {
+			if pod, err := setPod(ctx, n, set.Namespace, set.Name); err == nil {
+				return fmt.Errorf("pod %s is there still", pod.Name)
+			}
+			return nil
+		})
+	}
 }
 
 // makeRuntimeClass makes the RuntimeClass of the README. Its handler is that of all other pods: this machine has no runtime of NVIDIA's.
