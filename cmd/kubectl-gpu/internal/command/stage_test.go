@@ -201,6 +201,18 @@ func (s *stage) addPod(name, node string, gpus int, phase corev1.PodPhase) {
 	})
 }
 
+// addWaiting adds the pod p, whose container waits on node a.
+func (s *stage) addWaiting(reason, message string) {
+	s.t.Helper()
+	s.add("pods", &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
+		Spec:       corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+		}}},
+	})
+}
+
 const metrics = `# TYPE DCGM_FI_DEV_GPU_UTIL gauge
 DCGM_FI_DEV_GPU_UTIL{UUID="GPU-0",gpu="0"} 87
 # TYPE DCGM_FI_DEV_FB_USED gauge

@@ -68,6 +68,31 @@ func TestWhyOfResources(t *testing.T) {
 			}}}
 			s.add("pods", pod)
 		}, "Container main has lost GPU-3: Lost: XID 79; cure: reboot. The pod is not touched: delete it to get another GPU."},
+		"lost by a sidecar": {func(s *stage) {
+			lost := []corev1.ResourceStatus{
+				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3", Health: corev1.ResourceHealthStatusUnhealthy}}},
+			}
+			s.add("pods", &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
+				Spec:       corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{Name: "c"}}},
+				Status: corev1.PodStatus{Phase: corev1.PodRunning, InitContainerStatuses: []corev1.ContainerStatus{
+					{Name: "first", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}, AllocatedResourcesStatus: lost},
+					{Name: "sidecar", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, AllocatedResourcesStatus: lost},
+				}},
+			})
+		}, "Container sidecar has lost GPU-3: "},
+		"a check before the start": {func(s *stage) {
+			s.addWaiting("CreateContainerConfigError",
+				"device plugin PreStartContainer rpc failed with err: rpc error: start a container on nvidia.com/gpu: GPU-3 is in use.")
+		},
+			"Container c waits for its GPU: device plugin PreStartContainer rpc failed with err: rpc error: start a container on nvidia.com/gpu: " +
+				"GPU-3 is in use. It starts by itself when the GPU is good; to get another GPU, delete the pod."},
+		"a file that is missing": {func(s *stage) { s.addWaiting("CreateContainerConfigError", `secret "s" not found`) },
+			`Container c does not start on node a (CreateContainerConfigError): secret "s" not found.`},
+		"an image that is missing": {func(s *stage) { s.addWaiting("ErrImagePull", "") },
+			"Container c does not start on node a (ErrImagePull)."},
+		"a container that is being made": {func(s *stage) { s.addWaiting("ContainerCreating", "") },
+			"It is on node a, and its containers are being made."},
 		"no GPU asked for": {func(s *stage) {
 			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}})
 		}, "It asks for no GPU"},

@@ -89,11 +89,22 @@ func rejected(p *corev1.Pod) string {
 
 // waiting explains containers that do not start on the pod's node; empty if none waits.
 func waiting(o Objects) string {
-	for _, c := range slices.Concat(o.Pod.Status.InitContainerStatuses, o.Pod.Status.ContainerStatuses) {
-		if w := c.State.Waiting; w != nil && w.Reason == "CreateContainerConfigError" {
-			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; to get another GPU, delete the pod.",
-				c.Name, strings.TrimSuffix(w.Message, "."))
+	for _, c := range containers(o.Pod) {
+		w := c.State.Waiting
+		if w == nil {
+			continue
 		}
+		message := strings.TrimSuffix(w.Message, ".")
+		switch {
+		case strings.Contains(message, "PreStartContainer"): // kubelet's word for the check of a device plugin
+			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; to get another GPU, delete the pod.",
+				c.Name, message)
+		case o.Pod.Status.Phase != corev1.PodPending || w.Reason == "" || w.Reason == "ContainerCreating" || w.Reason == "PodInitializing":
+			continue
+		case message != "":
+			message = ": " + message
+		}
+		return fmt.Sprintf("Container %s does not start on node %s (%s)%s.", c.Name, o.Pod.Spec.NodeName, w.Reason, message)
 	}
 	if o.Pod.Status.Phase != corev1.PodPending {
 		return ""
@@ -109,29 +120,38 @@ func waiting(o Objects) string {
 
 // HasLost reports whether kubelet says that a device of a pod is Unhealthy.
 func HasLost(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
-		return slices.ContainsFunc(c.AllocatedResourcesStatus, func(r corev1.ResourceStatus) bool {
-			return slices.ContainsFunc(r.Resources, func(h corev1.ResourceHealth) bool { return h.Health == corev1.ResourceHealthStatusUnhealthy })
-		})
-	})
+	_, uuid := lost(p)
+	return uuid != ""
+}
+
+// lost returns the first device of a container that is Unhealthy. A container that has ended does not use its devices.
+func lost(p *corev1.Pod) (container, uuid string) {
+	for _, c := range containers(p) {
+		for _, r := range c.AllocatedResourcesStatus {
+			for _, d := range r.Resources {
+				if d.Health == corev1.ResourceHealthStatusUnhealthy && c.State.Terminated == nil {
+					uuid, _, _ := strings.Cut(string(d.ResourceID), "::")
+					return c.Name, uuid
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
+// containers returns the status of all containers of a pod.
+func containers(p *corev1.Pod) []corev1.ContainerStatus {
+	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
 // held explains a pod that has its GPUs.
 func held(o Objects) string {
-	for _, c := range o.Pod.Status.ContainerStatuses {
-		for _, r := range c.AllocatedResourcesStatus {
-			for _, d := range r.Resources {
-				if d.Health != corev1.ResourceHealthStatusUnhealthy {
-					continue
-				}
-				uuid, _, _ := strings.Cut(string(d.ResourceID), "::")
-				reason := o.Illness[uuid]
-				if reason == "" {
-					reason = "kubectl gpu list " + o.Pod.Spec.NodeName + " -o wide has the reason and the cure"
-				}
-				return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.", c.Name, uuid, reason)
-			}
+	if container, uuid := lost(o.Pod); uuid != "" {
+		reason := o.Illness[uuid]
+		if reason == "" {
+			reason = "kubectl gpu list " + o.Pod.Spec.NodeName + " -o wide has the reason and the cure"
 		}
+		return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.", container, uuid, reason)
 	}
 	return fmt.Sprintf("It runs on node %s and has its GPUs.", o.Pod.Spec.NodeName)
 }
