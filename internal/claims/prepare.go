@@ -456,8 +456,10 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 		return err
 	}
 	c.store.step()
-	if err := c.removeMetadata(uid); err != nil {
-		return err
+	if r.Metadata != nil { // otherwise the folder need not be read
+		if err := c.removeMetadata(uid); err != nil {
+			return err
+		}
 	}
 	if gone {
 		if err := c.store.remove(uid); err != nil {
