@@ -373,7 +373,7 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 
 	// To ours, which is installed first.
 	end := watch(ctx, t, kubelet, gpu, "to ours, which is installed first")
-	endChurn := shortPods(ctx, t, n)
+	endChurn := startChurn(ctx, t, n)
 	install()
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	theirs.Stop()
@@ -390,7 +390,7 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 
 	// Back to theirs, which is started first. Kubelet 1.36 ends theirs, too, when ours ends, and theirs must be started again.
 	end = watch(ctx, t, kubelet, gpu, "back to theirs, which is started first")
-	endChurn = shortPods(ctx, t, n)
+	endChurn = startChurn(ctx, t, n)
 	theirs = start()
 	uninstall()
 	if lowest, _ := end().below(gpus); lowest < gpus {
@@ -411,15 +411,6 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	t.Logf("theirs ended, then helm upgrade: all GPUs after %v", time.Since(began).Round(time.Millisecond))
 	served("to ours, after theirs ended", "to-2", false)
-}
-
-// shortPods is startChurn in the nightly run. Four nodes with such pods at the same time are too much for two cores: in CI there are none.
-func shortPods(ctx context.Context, t *testing.T, n *node.Node) func() *churn {
-	t.Helper()
-	if !*long {
-		return func() *churn { return &churn{} }
-	}
-	return startChurn(ctx, t, n)
 }
 
 // noneFailed: on 1.37 no short pod fails while a plugin gives the node to another one.

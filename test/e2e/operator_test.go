@@ -97,7 +97,7 @@ func underOperator(
 
 	// The daemon that was there serves until the operator's has the driver.
 	end := watch(ctx, t, kubelet, gpu, "the operator's plugin takes over")
-	endChurn := shortPods(ctx, t, n)
+	endChurn := startChurn(ctx, t, n)
 	start := time.Now()
 	validate(t, "driver-ready", driverReady)
 	for _, app := range apps {
@@ -179,7 +179,7 @@ func underOperator(
 
 	// Back: ours is there before the operator's pods go.
 	end = watch(ctx, t, kubelet, gpu, "back from the operator's plugin")
-	endChurn = shortPods(ctx, t, n)
+	endChurn = startChurn(ctx, t, n)
 	apply(ctx, t, n, "overlay")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=false", deployDiscovery+"=false")
