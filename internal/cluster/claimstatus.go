@@ -115,10 +115,10 @@ func (w *statusWriter) write(ctx context.Context) error {
 	if reflect.DeepEqual(wanted, w.written) {
 		return nil
 	}
-	err := w.client.ApplyClaimDevices(ctx, claim.Namespace, claim.Name, claim.UID, wanted)
+	err := w.client.WriteClaimDevices(ctx, claim.Namespace, claim.Name, claim.UID, wanted)
 	switch {
 	case err == nil:
-	case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err) && !kubeapi.IsConflict(err):
+	case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err):
 		return err
 	default: // the claim is gone or is another one, or this is not allowed: the same write would fail again
 		klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name),

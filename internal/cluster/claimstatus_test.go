@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -27,6 +29,9 @@ func (s *stage) claimStatusOf(name string) string {
 	}
 	text := ""
 	for _, d := range claim.Status.Devices {
+		if d.Driver == network.Driver {
+			continue
+		}
 		var data map[string]any
 		if err := json.Unmarshal(d.Data.Raw, &data); err != nil {
 			s.Fatal(err)
@@ -39,10 +44,26 @@ func (s *stage) claimStatusOf(name string) string {
 	return text
 }
 
+// network is what another driver says of its device.
+var network = resourceapi.AllocatedDeviceStatus{Driver: "network.example.com", Pool: nodeName, Device: "gpu-0"}
+
+// isGiven gives a claim a device by parameters with spaces and names that are not sorted, and one of another driver, which says something of it.
+func isGiven(claim *resourceapi.ResourceClaim) {
+	config := resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClaim}
+	config.Opaque = &resourceapi.OpaqueDeviceConfiguration{
+		Driver: dra.Driver, Parameters: runtime.RawExtension{Raw: []byte(`{"kind": "GpuConfig", "apiVersion": "resource.nvidia.com/v1beta1"}`)},
+	}
+	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: dra.Driver, Pool: nodeName, Device: "gpu-0"}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{result}, Config: []resourceapi.DeviceAllocationConfiguration{config},
+	}}
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{network}
+}
+
 // writesOfClaims counts the writes of the status of claims.
 func (s *stage) writesOfClaims() (n int) {
 	for request, count := range s.server.Requests() {
-		if request.Verb == "apply" && request.Resource == "resourceclaims/status" {
+		if request.Verb == "update" && request.Resource == "resourceclaims/status" {
 			n += count
 		}
 	}
@@ -57,7 +78,7 @@ func TestClaimStatus(t *testing.T) {
 		since := time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)
 		uids := map[string]string{}
 		for _, name := range []string{"a", "b"} {
-			if err := s.server.ChangeClaim("ns", name, func(*resourceapi.ResourceClaim) {}); err != nil {
+			if err := s.server.ChangeClaim("ns", name, isGiven); err != nil {
 				s.Fatal(err)
 			}
 			object, err := s.server.Claim("ns", name)
@@ -134,6 +155,9 @@ func TestClaimStatus(t *testing.T) {
 		const want = "gpu.nvidia.com " + nodeName + " gpu-0 map[memory:1.073741824e+09 memoryIsLimit:true parentUUID:GPU-a uuid:MIG-a] " +
 			"Ready=False(NotUsable the MPS control daemon died since "
 		s.until("b says what is wrong", func() bool { return strings.HasPrefix(s.claimStatusOf("b"), want) })
+		if claim, err := s.server.Claim("ns", "b"); err != nil || len(claim.Status.Devices) != 2 || !reflect.DeepEqual(claim.Status.Devices[0], network) {
+			s.Errorf("the status of another driver is not kept: %+v, %v", claim.Status.Devices, err)
+		}
 	})
 }
 

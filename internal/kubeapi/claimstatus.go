@@ -1,9 +1,17 @@
 package kubeapi
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // claimManager is the field manager of the status of claims.
@@ -30,15 +38,26 @@ type ClaimCondition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime"`
 }
 
-// ApplyClaimDevices has the status of a claim say of its devices of this driver what is given, and nothing else. The claim has to have the
-// UID. It needs the right to patch resourceclaims/status, and associated-node:patch for resourceclaims/driver.
-func (c *Client) ApplyClaimDevices(ctx context.Context, namespace, name, uid string, devices []ClaimDeviceStatus) error {
+// WriteClaimDevices has the status of a claim say what is given of the devices of these drivers and pools. What it says of others stays.
+// A claim that is gone, or has another UID, makes the error one that IsNotFound knows. It needs the rights to get resourceclaims and to
+// update resourceclaims/status, and associated-node:update for resourceclaims/driver.
+//
+// The claim goes there and back in Kubernetes' own encoding, which alone keeps the text of the parameters in the allocation. JSON loses
+// their spaces, and an apply or a merge the order of their names; from Kubernetes 1.36 on that is refused as a change of the allocation.
+func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid string, devices []ClaimDeviceStatus) error {
 	err := c.resourceAPI(func(path string) error {
-		object := map[string]any{
-			"apiVersion": path[len("/apis/"):], "kind": "ResourceClaim", "metadata": metadata{Name: name, Namespace: namespace, UID: uid},
-			"status": map[string]any{"devices": devices},
+		path += "/namespaces/" + namespace + "/resourceclaims/" + name
+		claim, err := c.send(ctx, request{verb: http.MethodGet, path: path, accept: protobuf})
+		if err != nil {
+			return err
 		}
-		_, err := c.apply(ctx, path+"/namespaces/"+namespace+"/resourceclaims/"+name+"/status", claimManager, object, true)
+		body, err := withDevices(claim, uid, devices)
+		if err != nil {
+			return err
+		}
+		_, err = c.send(ctx, request{
+			verb: http.MethodPut, path: path + "/status", contentType: protobuf, body: body, query: url.Values{"fieldManager": {claimManager}},
+		})
 		return err
 	})
 	if err != nil {
@@ -46,3 +65,135 @@ func (c *Client) ApplyClaimDevices(ctx context.Context, namespace, name, uid str
 	}
 	return nil
 }
+
+const (
+	// protobuf is the media type of Kubernetes' own encoding: the prefix, and a message Unknown of apimachinery.
+	protobuf       = "application/vnd.kubernetes.protobuf"
+	protobufPrefix = "k8s\x00"
+)
+
+// The numbers of fields, as the files generated.proto of k8s.io/api and k8s.io/apimachinery have them.
+const (
+	unknownRaw       = 2
+	claimMetadata    = 1
+	claimStatus      = 3
+	metadataUID      = 5
+	statusDevices    = 4
+	deviceDriver     = 1
+	devicePool       = 2
+	deviceDevice     = 3
+	deviceConditions = 4
+	deviceData       = 5
+	deviceShareID    = 7
+	rawExtensionRaw  = 1
+	statusMessage    = 3 // of a Status, which is the answer to a request that is refused
+	statusReason     = 4
+)
+
+// withDevices returns a claim in Kubernetes' encoding, with what its status says of devices.
+func withDevices(claim []byte, uid string, devices []ClaimDeviceStatus) ([]byte, error) {
+	own := make([][]byte, len(devices))
+	for i, d := range devices {
+		var err error
+		if own[i], err = d.encode(); err != nil {
+			return nil, err
+		}
+	}
+	editStatus := func(status []byte) ([]byte, error) {
+		kept, err := editFields(status, statusDevices, func(device []byte) ([]byte, error) {
+			driver, pool := textOf(device, deviceDriver), textOf(device, devicePool)
+			if slices.ContainsFunc(devices, func(d ClaimDeviceStatus) bool { return d.Driver == driver && d.Pool == pool }) {
+				return nil, nil
+			}
+			return device, nil
+		})
+		for _, d := range own {
+			kept = appendField(kept, statusDevices, d)
+		}
+		return kept, err
+	}
+	message, isProtobuf := bytes.CutPrefix(claim, []byte(protobufPrefix))
+	if !isProtobuf {
+		return nil, errors.New("read the answer of the API server: it is not in Kubernetes' encoding")
+	}
+	message, err := editFields(message, unknownRaw, func(claim []byte) ([]byte, error) {
+		if is := textOf(fieldOf(claim, claimMetadata), metadataUID); is != uid {
+			return nil, &Refused{Code: http.StatusNotFound, Reason: "NotFound", Message: "it was made anew, and has the UID " + is}
+		}
+		return editFields(claim, claimStatus, editStatus)
+	})
+	return append([]byte(protobufPrefix), message...), err
+}
+
+func (d ClaimDeviceStatus) encode() ([]byte, error) {
+	data, err := json.Marshal(d.Data)
+	if err != nil {
+		return nil, fmt.Errorf("encode the status of a device: %w", err)
+	}
+	b := appendField(nil, deviceDriver, []byte(d.Driver))
+	b = appendField(b, devicePool, []byte(d.Pool))
+	b = appendField(b, deviceDevice, []byte(d.Device))
+	for _, c := range d.Conditions {
+		b = appendField(b, deviceConditions, c.encode())
+	}
+	b = appendField(b, deviceData, appendField(nil, rawExtensionRaw, data))
+	if d.ShareID != "" {
+		b = appendField(b, deviceShareID, []byte(d.ShareID))
+	}
+	return b, nil
+}
+
+func (c ClaimCondition) encode() []byte {
+	b := appendField(nil, 1, []byte(c.Type))
+	b = appendField(b, 2, []byte(c.Status))
+	seconds := uint64(max(c.LastTransitionTime.Unix(), 0))
+	b = appendField(b, 4, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), seconds))
+	b = appendField(b, 5, []byte(c.Reason))
+	return appendField(b, 6, []byte(c.Message))
+}
+
+func appendField(b []byte, number protowire.Number, value []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), value)
+}
+
+// editFields returns a message in which edit changed each field of a number, or removed it by nil.
+func editFields(message []byte, number protowire.Number, edit func([]byte) ([]byte, error)) (edited []byte, err error) {
+	for len(message) > 0 {
+		field, value, length := nextField(message)
+		if length < 0 {
+			return nil, fmt.Errorf("read the answer of the API server: %w", protowire.ParseError(length))
+		}
+		if field != number || value == nil {
+			edited = append(edited, message[:length]...)
+		} else if value, err = edit(value); err != nil {
+			return nil, err
+		} else if value != nil {
+			edited = appendField(edited, number, value)
+		}
+		message = message[length:]
+	}
+	return edited, nil
+}
+
+// nextField returns the number of the first field of a message, its value, which is nil for a number, and its length; -1 or less if the
+// message is damaged.
+func nextField(message []byte) (protowire.Number, []byte, int) {
+	number, kind, length := protowire.ConsumeField(message)
+	if length < 0 || kind != protowire.BytesType {
+		return number, nil, length
+	}
+	_, _, tag := protowire.ConsumeTag(message)
+	value, _ := protowire.ConsumeBytes(message[tag:])
+	return number, value, length
+}
+
+// fieldOf returns the value of a field of a message; nil where there is none.
+func fieldOf(message []byte, number protowire.Number) (value []byte) {
+	_, _ = editFields(message, number, func(v []byte) ([]byte, error) {
+		value = v
+		return v, nil
+	})
+	return value
+}
+
+func textOf(message []byte, number protowire.Number) string { return string(fieldOf(message, number)) }

@@ -201,6 +201,7 @@ type request struct {
 	path        string // such as /api/v1/nodes/a/status
 	query       url.Values
 	contentType string // of the body
+	accept      string // the media type of the answer; empty for JSON
 	body        []byte
 	most        int64 // bytes of the answer; 0 for maxAnswer
 	urgent      bool  // is not counted among those that are limited
@@ -322,7 +323,7 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask the API server: %w", err)
 	}
-	sent.Header.Set("Accept", "application/json")
+	sent.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	if r.contentType != "" {
 		sent.Header.Set("Content-Type", r.contentType)
 	}
@@ -371,6 +372,10 @@ func refused(answer *http.Response) error {
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	if status := fieldOf(bytes.TrimPrefix(text, []byte(protobufPrefix)), unknownRaw); answer.Header.Get("Content-Type") == protobuf {
+		r.Reason, r.Message = textOf(status, statusReason), shortened(textOf(status, statusMessage))
+		return r
+	}
 	if err == nil && json.Unmarshal(text, &s) == nil && s.Kind == "Status" {
 		for _, cause := range s.Details.Causes {
 			switch cause.Reason {
@@ -380,7 +385,11 @@ func refused(answer *http.Response) error {
 				r.Unknown = true
 			}
 		}
-		r.Reason, r.Message = s.Reason, strings.ToValidUTF8(s.Message[:min(len(s.Message), maxMessage)], "")
+		r.Reason, r.Message = s.Reason, shortened(s.Message)
 	}
 	return r
+}
+
+func shortened(message string) string {
+	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
 }

@@ -7,12 +7,15 @@ import (
 	"net/http"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
 )
 
@@ -74,7 +77,23 @@ func (r resource) patched(k key, old runtime.Object, subresource string, p patch
 	if err := r.protect(subresource, object, old); err != nil {
 		return nil, err
 	}
+	if err := keepsAllocation(object, old); err != nil {
+		return nil, err
+	}
 	return fields.Update(old, object, p.manager)
+}
+
+// keepsAllocation refuses a write that changes what a claim was given, which from Kubernetes 1.36 on needs a right that only the scheduler
+// has. As in the real server, parameters that mean the same in another text are a change.
+func keepsAllocation(object, old runtime.Object) error {
+	after, ok := object.(*resourceapi.ResourceClaim)
+	before, existed := old.(*resourceapi.ResourceClaim)
+	if !ok || !existed || equality.Semantic.DeepEqual(after.Status.Allocation, before.Status.Allocation) {
+		return nil
+	}
+	return apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), after.Name, field.ErrorList{
+		field.Forbidden(field.NewPath("status", "allocation"), "changing status.allocation requires permission for resourceclaims/binding"),
+	})
 }
 
 func (r resource) merge(before []byte, p patch) ([]byte, error) {
@@ -136,5 +155,8 @@ func (r resource) applied(
 	if err != nil {
 		return nil, err
 	}
-	return object, r.protect(subresource, object, old)
+	if err := r.protect(subresource, object, old); err != nil {
+		return nil, err
+	}
+	return object, keepsAllocation(object, old)
 }

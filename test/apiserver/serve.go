@@ -21,7 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 const bodyLimit = 3 << 20 // the API server's own, in bytes
@@ -48,8 +50,23 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		content := status.Status()
 		content.Kind, content.APIVersion = "Status", "v1"
+		if acceptsProtobuf(r) {
+			_ = writeProtobuf(w, int(content.Code), &content)
+			return
+		}
 		write(w, int(content.Code), &content)
 	}
+}
+
+// acceptsProtobuf reports whether a client wants nothing but Kubernetes' own encoding.
+func acceptsProtobuf(r *http.Request) bool {
+	return r.Header.Get("Accept") == runtime.ContentTypeProtobuf
+}
+
+func writeProtobuf(w http.ResponseWriter, code int, object runtime.Object) error {
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	w.WriteHeader(code)
+	return protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(object, w)
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
@@ -94,6 +111,9 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, t target, foun
 		object, err := s.store.get(t.key)
 		if err != nil {
 			return err
+		}
+		if acceptsProtobuf(r) && t.version == t.resource.kind.Version { // of other versions the stand-in has JSON alone
+			return writeProtobuf(w, http.StatusOK, object)
 		}
 		return t.write(w, http.StatusOK, object)
 	case "list":
@@ -292,22 +312,24 @@ func (s *Server) replace(w http.ResponseWriter, t target, body []byte, manager s
 	if err != nil {
 		return err
 	}
-	var version struct {
-		Metadata struct{ ResourceVersion string }
+	written, err := meta.Accessor(object)
+	if err != nil {
+		return fmt.Errorf("replace object: %w", err)
 	}
-	if err := json.Unmarshal(body, &version); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
+	version := written.GetResourceVersion()
 	replaced, err := s.store.update(t.key, func(old runtime.Object) (runtime.Object, error) {
 		if old == nil {
 			return nil, apierrors.NewNotFound(t.resource.group(), t.key.name)
 		}
 		m, err := meta.Accessor(old)
-		if err == nil && m.GetResourceVersion() != version.Metadata.ResourceVersion {
+		if err == nil && m.GetResourceVersion() != version {
 			err = apierrors.NewConflict(t.resource.group(), t.key.name, errors.New("the object has been modified"))
 		}
 		if err == nil {
 			err = t.resource.protect(t.subresource, object, old)
+		}
+		if err == nil {
+			err = keepsAllocation(object, old)
 		}
 		return object, err
 	})

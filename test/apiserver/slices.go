@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -229,7 +230,7 @@ func (t target) spoken(object any) (any, error) {
 // understood returns the body of a request about an object in the version that is stored, without the fields that are dropped, and with
 // the defaults of taints.
 func (s *Server) understood(t target, body []byte) ([]byte, error) {
-	if !t.resource.versioned {
+	if !t.resource.versioned || t.subresource != "" && t.version == t.resource.kind.Version && bytes.HasPrefix(body, []byte("k8s\x00")) {
 		return body, nil
 	}
 	object, kind, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // JSON, YAML or protobuf

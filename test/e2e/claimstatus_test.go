@@ -73,16 +73,23 @@ func writesOwnStatusOnly(ctx context.Context, t *testing.T, n *node.Node, claim 
 	bound := clientWith(t, kubectl(ctx, t, n, "--namespace", namespace, "create", "token", "gpu-device-plugin",
 		"--bound-object-kind", "Pod", "--bound-object-name", theDaemonPod(ctx, t, n).Name))
 	claims := bound.ResourceV1().ResourceClaims(corev1.NamespaceDefault)
-	for _, status := range []string{
-		`{"devices": [{"driver": "example.com", "pool": "` + node.Name + `", "device": "gpu-0"}]}`,
-		`{"devices": []}`, // a merge patch replaces the list: that is the driver's own right
-		`{"devices": [{"driver": "gpu.nvidia.com", "pool": "other", "device": "gpu-0"}]}`,
-		`{"reservedFor": []}`, `{"allocation": null}`,
+	now, err := claims.Get(ctx, claim, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*resourceapi.ResourceClaimStatus){
+		"what is there":      func(*resourceapi.ResourceClaimStatus) {},
+		"nothing":            func(s *resourceapi.ResourceClaimStatus) { s.Devices = nil },
+		"of another driver":  func(s *resourceapi.ResourceClaimStatus) { s.Devices[0].Driver = "example.com" },
+		"of another pool":    func(s *resourceapi.ResourceClaimStatus) { s.Devices[0].Pool = "other" },
+		"other pods":         func(s *resourceapi.ResourceClaimStatus) { s.ReservedFor = nil },
+		"another allocation": func(s *resourceapi.ResourceClaimStatus) { s.Allocation = nil },
 	} {
-		_, err := claims.Patch(ctx, claim, types.MergePatchType, []byte(`{"status": `+status+`}`),
-			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
-		if allowed := status == `{"devices": []}`; (err == nil) != allowed {
-			t.Errorf("the account writes %s: %v", status, err)
+		object := now.DeepCopy()
+		change(&object.Status)
+		_, err := claims.UpdateStatus(ctx, object, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		if allowed := name == "nothing" || name == "what is there"; (err == nil) != allowed {
+			t.Errorf("the account writes %s: %v", name, err)
 		}
 	}
 	label := []byte(`{"metadata": {"labels": {"a": "b"}}}`)

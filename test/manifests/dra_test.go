@@ -88,8 +88,8 @@ func TestDRAValues(t *testing.T) {
 		wanted := append([]string{claims, "policy gpu-device-plugin-slices",
 			"cluster: resource.k8s.io resourceslices get,list,watch,create,update,delete"}, anyRights...)
 		if strings.Contains(values, "claimStatus: true") {
-			wanted = append(wanted, "cluster: resource.k8s.io resourceclaims/status patch", "policy gpu-device-plugin-claims",
-				"cluster: resource.k8s.io resourceclaims/driver associated-node:patch")
+			wanted = append(wanted, "cluster: resource.k8s.io resourceclaims/status update", "policy gpu-device-plugin-claims",
+				"cluster: resource.k8s.io resourceclaims/driver associated-node:update")
 		}
 		if slices.Sort(wanted); !slices.Equal(rights(t, objects), wanted) {
 			t.Errorf("%s: rights %q, want %q", values, rights(t, objects), wanted)
