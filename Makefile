@@ -112,8 +112,9 @@ LONG := bench|faults|fleet|monitoring|mps|soak
 
 # Tests mostly wait for sockets and processes, so more of them run at a time than there are cores. make check vets.
 TESTFLAGS := -vet=off -parallel 16
-# make test also runs twice as many packages at a time.
+# So do packages. What waits the longest begins first.
 PACKAGES = -p $$((2 * $$(nproc)))
+FIRST := ./test/daemon ./test/mps ./test/soak
 
 .PHONY: test
 test: ## Run the tests of every package, and one story of the whole daemon (some minutes the first time)
@@ -122,7 +123,7 @@ test: ## Run the tests of every package, and one story of the whole daemon (some
 
 .PHONY: test-all
 test-all: ## Run all tests with the race detector, long sequences, whole daemons, MPS and a short soak
-	$(GO) test -race $(TESTFLAGS) -timeout 15m ./...
+	$(GO) test -race $(TESTFLAGS) $(PACKAGES) -timeout 15m $(FIRST) ./...
 	cd cmd/kubectl-gpu && $(GO) test -race $(TESTFLAGS) -timeout 15m ./...
 
 # A number of inputs, not a duration: at the end of a duration `go test` may take its own deadline for a failure.

@@ -279,16 +279,9 @@ func setRolledOut(ctx context.Context, n *node.Node) error {
 	return nil
 }
 
-// daemonPod returns the daemon's pod, which must be the only one.
+// daemonPod returns the pod of the daemon's DaemonSet, which must be the only one.
 func daemonPod(ctx context.Context, n *node.Node) (*corev1.Pod, error) {
-	pods, err := n.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	if len(pods.Items) != 1 {
-		return nil, fmt.Errorf("%d pods of the daemon, want 1", len(pods.Items))
-	}
-	return &pods.Items[0], nil
+	return setPod(ctx, n, namespace, daemonSet)
 }
 
 // theDaemonPod is daemonPod for when there is no upgrade going on.
