@@ -32,13 +32,13 @@ const (
 // story is one thing that the daemon does on a node where it is running and one pod holds two GPUs.
 type story func(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient)
 
-// named is a story with its name. One that is long is told in a long run alone. In one that is about claims kubelet looks at a pod as
-// rarely as it does by default.
+// named is a story with its name. One that is long is told in a long run alone. One that is about what older kubelets do like the newest is
+// told on them in a long run alone.
 type named struct {
 	name   string
 	story  story
 	long   bool
-	claims bool
+	newest bool
 }
 
 // TestDaemon has the stories of the daemon, its kubelet and its configuration.
@@ -83,27 +83,38 @@ func TestCluster(t *testing.T) {
 		{name: "upgrade to a broken version", story: brokenVersion},
 		{name: "under the GPU operator", story: underTheOperator},
 		{name: "under an earlier GPU operator", story: underAnEarlierOperator, long: true},
-		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart},
-		{name: "installed by Helm", story: installedByHelm},
+		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart, newest: true},
+		{name: "installed by Helm", story: installedByHelm, newest: true},
 		{name: "another plugin comes and goes", story: otherPlugin},
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
-		{name: "in the cluster", story: inTheCluster},
+		{name: "in the cluster", story: inTheCluster, newest: true},
 		{name: "upgrades that take devices away", story: takenAway},
 		{name: "upgrades that take devices away without the taint", story: takenAwayUntainted, long: true},
-		{name: "MIG layouts by label", story: dividedByLabel},
+		{name: "MIG layouts by label", story: dividedByLabel, newest: true},
 		{name: "policies for pods", story: policiesOfUnits},
-		{name: "claims", story: givesClaims, claims: true},
-		{name: "claims by Helm", story: claimsByHelm, claims: true},
-		{name: "claims by an older API", story: claimsByOlderAPI, long: true, claims: true},
-		{name: "claims in shares", story: claimsInShares, long: true, claims: true},
-		{name: "claims of pods deleted by force", story: deletedByForce, long: true, claims: true},
-		{name: "claims without API server", story: claimsWithoutAPIServer, long: true, claims: true},
-		{name: "MIG devices made for claims", story: madeForClaims, long: true, claims: true},
-		{name: "pace of claims", story: paceOfClaims, long: true, claims: true},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "NVIDIA's chart and back while pods come and go", story: takesOverUnderLoad, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},
+	})
+}
+
+// TestClaims has the stories of claims for GPUs. Kubelet looks at a pod as rarely as it does by default.
+func TestClaims(t *testing.T) {
+	ctx, n := startNode(t)
+	if err := n.SetKubelet("syncFrequency", "1m"); err != nil {
+		t.Fatal(err)
+	}
+	restartKubelet(ctx, t, n)
+	tell(ctx, t, n, []named{
+		{name: "claims", story: givesClaims},
+		{name: "claims by Helm", story: claimsByHelm},
+		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
+		{name: "claims in shares", story: claimsInShares, long: true},
+		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
+		{name: "claims without API server", story: claimsWithoutAPIServer, long: true},
+		{name: "MIG devices made for claims", story: madeForClaims, long: true},
+		{name: "pace of claims", story: paceOfClaims, long: true},
 	})
 }
 
@@ -120,17 +131,12 @@ func tell(ctx context.Context, t *testing.T, n *node.Node, stories []named) {
 	runPod(ctx, t, n, holder, gpu, 2)
 	phase("pod with two GPUs runs", start)
 
-	claims := false
 	for _, s := range stories {
-		if s.long && !*long {
+		if (s.long || s.newest && isKubelet("1.36")) && !*long {
 			continue
 		}
 		start := time.Now()
 		ok := t.Run(s.name, func(t *testing.T) {
-			if s.claims != claims {
-				claims = s.claims
-				setSyncFrequency(ctx, t, n, kubelet, claims)
-			}
 			s.story(ctx, t, n, kubelet)
 		})
 		if !ok {
@@ -138,20 +144,6 @@ func tell(ctx context.Context, t *testing.T, n *node.Node, stories []named) {
 		}
 		phase(s.name, start)
 	}
-}
-
-// setSyncFrequency has kubelet look at a pod anew as often as it does by default, or every two seconds, for stories that change a ConfigMap.
-func setSyncFrequency(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, byDefault bool) {
-	t.Helper()
-	frequency := "2s"
-	if byDefault {
-		frequency = "1m"
-	}
-	if err := n.SetKubelet("syncFrequency", frequency); err != nil {
-		t.Fatal(err)
-	}
-	restartKubelet(ctx, t, n)
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 }
 
 // apply applies the manifests as one of the overlays in testdata has them.
