@@ -60,7 +60,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
 		o.Containers = func() (map[string][]kubelet.SeenContainer, error) {
-			return kubelet.SeenContainers(kubelet.PodCgroups, "/proc")
+			return kubelet.SeenContainers(kubelet.PodCgroups, "/proc", func(string) bool { return true })
 		}
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 	}

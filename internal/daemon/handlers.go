@@ -64,7 +64,7 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 		s.HoldersError = err.Error()
 	}
 	s.Holders = holders(s.GPUs, devices)
-	receipts := d.unitHolders(devices)
+	receipts := d.unitHolders(ctx, devices)
 	for i := range s.Holders {
 		h := &s.Holders[i]
 		for _, r := range receipts {

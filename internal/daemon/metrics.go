@@ -39,14 +39,14 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 type podDevices struct {
 	account *kubelet.PodResources
 	dra     *DRA // nil where there are no claims
-	units   func([]kubelet.ContainerDevice) []status.Holder
+	units   func(context.Context, []kubelet.ContainerDevice) []status.Holder
 }
 
 func (d *daemon) podDevices() podDevices { return podDevices{d.account, d.dra, d.unitHolders} }
 
 // UnitHolders implements telemetry.PodLister.
-func (p podDevices) UnitHolders(devices []kubelet.ContainerDevice) []status.Holder {
-	return p.units(devices)
+func (p podDevices) UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
+	return p.units(ctx, devices)
 }
 
 // ContainerDevices implements telemetry.PodLister.

@@ -16,6 +16,8 @@ import (
 
 // A SeenContainer is a container of a pod, by its processes.
 type SeenContainer struct {
+	// Cgroup is the folder of its cgroup.
+	Cgroup string
 	// Nodes are the names below /dev of the NVIDIA device nodes that it has, such as nvidia0 and nvidia-caps/nvidia-cap3.
 	Nodes []string
 	// Hidden says that its device nodes cannot be seen, or are those of the node: its processes are in another PID namespace, this process has
@@ -26,9 +28,9 @@ type SeenContainer struct {
 // podUID is the UID in the name of a pod's cgroup.
 var podUID = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})`)
 
-// SeenContainers returns the containers of all pods, by the UID of the pod. Cgroups is the node's /sys/fs/cgroup, of version 2, and proc
-// its /proc. The error says why no pod can be seen. It reads some files for each container.
-func SeenContainers(cgroups, proc string) (map[string][]SeenContainer, error) {
+// SeenContainers returns the containers of the pods that are wanted, by the UID of the pod. Cgroups is the node's /sys/fs/cgroup, of
+// version 2, and proc its /proc. The error says why no pod can be seen. It reads some files for each container.
+func SeenContainers(cgroups, proc string, wanted func(uid string) bool) (map[string][]SeenContainer, error) {
 	if _, err := os.ReadDir(cgroups); err != nil {
 		return nil, err
 	}
@@ -38,8 +40,9 @@ func SeenContainers(cgroups, proc string) (map[string][]SeenContainer, error) {
 			return nil
 		}
 		if found := podUID.FindStringSubmatch(entry.Name()); found != nil {
-			uid := strings.ReplaceAll(found[1], "_", "-")
-			all[uid] = seenContainers(path, proc)
+			if uid := strings.ReplaceAll(found[1], "_", "-"); wanted(uid) {
+				all[uid] = seenContainers(path, proc)
+			}
 			return fs.SkipDir
 		}
 		if below, err := filepath.Rel(cgroups, path); err != nil || strings.Count(below, "/") >= cgroupDepth-1 {
@@ -57,8 +60,11 @@ func seenContainers(pod, proc string) (all []SeenContainer) {
 		if !e.IsDir() {
 			continue
 		}
-		if pid, runs := firstProcess(filepath.Join(pod, e.Name())); runs {
-			all = append(all, seenContainer(filepath.Join(proc, strconv.Itoa(pid))))
+		cgroup := filepath.Join(pod, e.Name())
+		if pid, runs := firstProcess(cgroup); runs {
+			c := seenContainer(filepath.Join(proc, strconv.Itoa(pid)))
+			c.Cgroup = cgroup
+			all = append(all, c)
 		}
 	}
 	return all

@@ -16,6 +16,7 @@ import (
 func TestSeenContainers(t *testing.T) {
 	t.Parallel()
 	const uid, other = "fc441736-117b-4514-bd97-131200757cde", "00000000-117b-4514-bd97-131200757cde"
+	const unwanted = "11111111-117b-4514-bd97-131200757cde"
 	root := t.TempDir()
 	write := func(path, text string) {
 		t.Helper()
@@ -47,6 +48,7 @@ func TestSeenContainers(t *testing.T) {
 	write(pod+"cri-d.scope/cgroup.procs", "0\n")
 	write(pod+"cri-e.scope/cgroup.procs", "")
 	write("cgroup/kubepods/besteffort/pod"+other+"/a/cgroup.procs", "41\n")
+	write("cgroup/kubepods/besteffort/pod"+unwanted+"/a/cgroup.procs", "41\n")
 	process("41", plain, mounted)
 	write(pod+"cri-f.scope/cgroup.procs", "51\n") // a container can make any entries in its /dev
 	process("51", plain, mounted, "nvidia2")
@@ -60,15 +62,21 @@ func TestSeenContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	write("cgroup/system.slice/a.service/cgroup.procs", "1\n")
-	got, err := kubelet.SeenContainers(filepath.Join(root, "cgroup"), filepath.Join(root, "proc"))
+	got, err := kubelet.SeenContainers(filepath.Join(root, "cgroup"), filepath.Join(root, "proc"), func(uid string) bool { return uid != unwanted })
+	hidden := func(pod, name string) kubelet.SeenContainer {
+		return kubelet.SeenContainer{Cgroup: filepath.Join(root, pod, name), Hidden: true}
+	}
 	want := map[string][]kubelet.SeenContainer{
-		uid:   {{Nodes: []string{"nvidia1", "nvidiactl", "nvidia-caps/nvidia-cap3"}}, {Hidden: true}, {Hidden: true}, {Hidden: true}, {Hidden: true}, {Hidden: true}},
-		other: {{Hidden: true}},
+		uid: {
+			{Cgroup: filepath.Join(root, pod, "cri-a.scope"), Nodes: []string{"nvidia1", "nvidiactl", "nvidia-caps/nvidia-cap3"}},
+			hidden(pod, "cri-b.scope"), hidden(pod, "cri-c.scope"), hidden(pod, "cri-d.scope"), hidden(pod, "cri-f.scope"), hidden(pod, "cri-g.scope"),
+		},
+		other: {hidden("cgroup/kubepods/besteffort/pod"+other, "a")},
 	}
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if _, err := kubelet.SeenContainers(filepath.Join(root, "none"), "/proc"); err == nil {
+	if _, err := kubelet.SeenContainers(filepath.Join(root, "none"), "/proc", nil); err == nil {
 		t.Error("without cgroups: no error")
 	}
 }

@@ -46,6 +46,26 @@ func TestProcessesAndRemnantsOfASimulatedGPU(t *testing.T) {
 	})
 }
 
+// TestMemoryLimits: what the driver says of each cgroup is kept apart, and what it does not say is left out.
+func TestMemoryLimits(t *testing.T) {
+	n := newNode(2)
+	n.limits = map[string]int{uuid(0) + " a": 4096, uuid(0) + " b": 0, uuid(1) + " a": 1024}
+	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		got, err := m.MemoryLimits(t.Context(), map[string][]string{uuid(0): {"gone", "a", "b"}, uuid(1): {"a"}})
+		want := map[string]map[string]int{uuid(0): {"a": 4096, "b": 0}, uuid(1): {"a": 1024}}
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+		n.mu.Lock()
+		n.useErr = inventory.ErrNotSupported
+		n.mu.Unlock()
+		got, err = m.MemoryLimits(t.Context(), map[string][]string{uuid(0): {"a"}})
+		if diff := cmp.Diff(map[string]map[string]int{uuid(0): {}}, got); err != nil || diff != "" {
+			t.Errorf("an older driver: %v (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
 func TestWhatTheDriverDoesNotDo(t *testing.T) {
 	for name, test := range map[string]struct {
 		err         error

@@ -37,7 +37,9 @@ type node struct {
 
 	processes map[string][]inventory.Process // by UUID
 
-	useErr  error    // of Processes and Clean
+	limits map[string]int // of memory, by UUID and cgroup
+
+	useErr  error    // of Processes, MemoryLimit and Clean
 	cleaned []string // UUID and remnant
 
 	opened, closed, scans, reads, retries, samples int
@@ -201,6 +203,19 @@ func (s *session) Processes(ctx context.Context, uuid string) ([]inventory.Proce
 	s.node.mu.Lock()
 	defer s.node.mu.Unlock()
 	return s.node.processes[uuid], s.node.useErr
+}
+
+func (s *session) MemoryLimit(ctx context.Context, uuid, cgroup string) (int, error) {
+	if err := s.node.answers(ctx); err != nil {
+		return 0, err
+	}
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	mib, known := s.node.limits[uuid+" "+cgroup]
+	if !known && s.node.useErr == nil {
+		return 0, errors.New("no such cgroup")
+	}
+	return mib, s.node.useErr
 }
 
 // Clean also sets the count of memory errors to zero, as a driver does.

@@ -40,6 +40,8 @@ type Session interface {
 	Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error)
 	// Processes returns the processes that compute on a GPU of the last Scan, as far as this process can see them.
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
+	// MemoryLimit returns how much memory of a GPU of the last Scan the processes of a cgroup may use, in MiB; 0 where that is not limited.
+	MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int, err error)
 	// Clean takes back what earlier work left behind on a GPU of the last Scan.
 	Clean(ctx context.Context, uuid string, what inventory.Remnant) error
 	// SetComputeMode says which processes may compute on a GPU of the last Scan, and returns what held before.

@@ -96,6 +96,31 @@ func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]in
 	return found, failed
 }
 
+// MemoryLimits returns how much memory of GPUs, by UUID, the processes of cgroups may use, in MiB, by the folder of the cgroup; 0 where
+// that is not limited. What cannot be read is left out: a GPU that has no limits or does not answer, and a cgroup that has ended. The error says
+// that nothing could be read by the time ctx ended.
+func (m *Monitor) MemoryLimits(ctx context.Context, cgroups map[string][]string) (map[string]map[string]int, error) {
+	limits := map[string]map[string]int{}
+	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {
+		for uuid, folders := range cgroups {
+			limits[uuid] = map[string]int{}
+			for _, folder := range folders {
+				mib, err := s.MemoryLimit(ctx, uuid, folder)
+				if errors.Is(err, inventory.ErrNotSupported) || errors.Is(err, inventory.ErrNoAnswer) {
+					break // the others would not be told either
+				}
+				if err == nil {
+					limits[uuid][folder] = mib
+				}
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return limits, nil
+}
+
 // Clean takes back what earlier work left behind on the given GPUs, by UUID. What the driver refuses is logged, and what it
 // does not support skipped. The error says why it was not tried by the time ctx ended.
 func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Remnant) error {

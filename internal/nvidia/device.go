@@ -257,6 +257,13 @@ func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
 	return command(d, "ClearEccErrorCounts", func() nvml.Return { return d.handle.ClearEccErrorCounts(counter) })
 }
 
+// GetMemoryLimits returns what the driver lets the processes of a cgroup use, by the folder of the cgroup, since R615.
+func (d device) GetMemoryLimits(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
+	return invoke(d.api, "nvmlDeviceGetMemoryLimits_v1", func() (nvml.MemoryLimits_v1, nvml.Return) {
+		return d.handle.GetMemoryLimits_v1(cgroup)
+	})
+}
+
 func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
 	return invoke(d.api, "nvmlDeviceGetComputeMode", d.handle.GetComputeMode)
 }

@@ -36,7 +36,7 @@ var functions = []string{
 	"nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit",
 	"nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock",
 	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceResetApplicationsClocks", "nvmlDeviceClearEccErrorCounts",
-	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
+	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetMemoryLimits_v1",
 	"nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo",
 	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization",
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetPcieThroughput",

@@ -98,6 +98,8 @@ func TestFunctionsOfNewerDrivers(t *testing.T) {
 				}
 				_, err = r.Processes(r.ctx, uuid)
 				answered("processes", err)
+				_, err = r.MemoryLimit(r.ctx, uuid, "/")
+				answered("memory limit", err)
 				_, err = r.SetComputeMode(r.ctx, uuid, inventory.ComputeExclusiveProcess)
 				answered("compute mode", err)
 				answered("clocks", r.Clean(r.ctx, uuid, inventory.RemnantClocks))

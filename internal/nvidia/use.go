@@ -41,6 +41,18 @@ func processes(gpu device) ([]inventory.Process, error) {
 	return processes, nil
 }
 
+// MemoryLimit returns how much memory of a GPU that an earlier Scan of this session found the processes of a cgroup may use, in MiB; 0
+// where the driver limits nothing. The cgroup is its folder, of version 2. The errors are those of Processes: a driver before R615 has no limits.
+func (s *Session) MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int, err error) {
+	return ask(ctx, s, "read the memory limit of a cgroup on", uuid, func(gpu device) (int, error) {
+		limits, ret := gpu.GetMemoryLimits(cgroup)
+		if err := failure("nvmlDeviceGetMemoryLimits_v1", ret); err != nil || limits.HardLimit == nvml.DEVICE_MEMORY_LIMIT_MAX {
+			return 0, err
+		}
+		return int(limits.HardLimit >> 20), nil
+	})
+}
+
 // Clean takes back what earlier work left behind on a GPU that an earlier Scan of this session found. It needs root and
 // CAP_SYS_ADMIN. After inventory.ErrNoAnswer it may still happen. The error wraps inventory.ErrNotSupported where the
 // driver or the GPU has no such thing.

@@ -3,6 +3,8 @@ package nvidia_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +32,45 @@ func TestProcesses(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("GPU %d (-want +got):\n%s", gpu, diff)
 		}
+	}
+}
+
+// TestMemoryLimit: a cgroup has the limit that the driver says, none, or has ended; drivers before R615 have no limits.
+func TestMemoryLimit(t *testing.T) {
+	t.Parallel()
+	limited, free := t.TempDir(), t.TempDir()
+	text := "drm/0000:03:00.0/vram0 max\nnvidia/0000:43:00.0 4294967296\nnvidia/0000:52:00.0 8589934592\n"
+	if err := os.WriteFile(filepath.Join(limited, "dmem.max"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	profile, err := simulator.Load("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile.Driver = "615.71.05"
+	node := simulator.New(profile)
+	s, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(t.Context())
+	seen, err := s.Scan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid := seen.GPUs[1].UUID
+	for folder, want := range map[string]int{limited: 4096, free: 0} {
+		if got, err := s.MemoryLimit(t.Context(), uuid, folder); err != nil || got != want {
+			t.Errorf("limit %d, want %d, %v", got, want, err)
+		}
+	}
+	if _, err := s.MemoryLimit(t.Context(), uuid, filepath.Join(free, "ended")); !errors.Is(err, nvml.ERROR_OPERATING_SYSTEM) {
+		t.Errorf("a cgroup that has ended: %v", err)
+	}
+	old := newRig(t, "dgx-h100")
+	old.scan()
+	if _, err := old.MemoryLimit(old.ctx, old.uuid(1), limited); !errors.Is(err, inventory.ErrNotSupported) {
+		t.Errorf("an older driver: %v", err)
 	}
 }
 

@@ -33,6 +33,16 @@ type GPU struct {
 	Away string
 	// OwnLimits are limits that the control daemon has for all clients; empty if there are none.
 	OwnLimits string
+	// Read are what the driver says of the cgroups of pods with units of the GPU, by the UID of the pod. A pod without is not seen.
+	Read map[string][]Cgroup
+}
+
+// A Cgroup is that of a container. Which container of its pod it is, is not known.
+type Cgroup struct {
+	// LimitMiB is how much of the GPU's memory its processes may use; 0 where the driver limits nothing.
+	LimitMiB int
+	// HasGPU says that the container has the device node of the GPU. Where false, it may have none, or that is not seen.
+	HasGPU bool
 }
 
 // Answers are what kubelet keeps of Allocate. Err is why it is not known.
@@ -69,6 +79,9 @@ func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU)
 		}
 		for _, uuid := range order {
 			r := c.receipt(given[uuid], answers)
+			if uid := answers.pod(c); r.Layer == byDriver && uid != "" {
+				readBack(&r, gpus[uuid].Read[uid], answers.asked(uid, uuid))
+			}
 			if len(order) > 1 {
 				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one", len(order)))
 			}
@@ -146,6 +159,47 @@ func (a Answers) of(name string, p part) (kubelet.Answer, bool) {
 		}
 	}
 	return kubelet.Answer{}, false
+}
+
+// pod returns the UID of a container's pod; empty if that is not known.
+func (a Answers) pod(c *container) string {
+	answer, _ := a.of(c.name, c.memory)
+	return answer.PodUID
+}
+
+// asked returns the MiB of a GPU that containers of a pod were given, init containers among them.
+func (a Answers) asked(pod, gpu string) (all []int) {
+	for _, answer := range a.All {
+		mib := 0
+		for _, id := range answer.IDs {
+			if uuid, _ := resource.SplitID(id); answer.PodUID == pod && uuid == gpu {
+				mib += resource.UnitMiB(answer.Resource)
+			}
+		}
+		all = append(all, mib)
+	}
+	return all
+}
+
+// readBack adds to a receipt what the driver says. Of a pod's containers, which may not have started, it is only known which limits they
+// asked for: the limit of this one is there, or a container with the GPU has one that none of them asked for.
+func readBack(r *status.Receipt, cgroups []Cgroup, asked []int) {
+	if slices.ContainsFunc(cgroups, func(c Cgroup) bool { return c.LimitMiB == r.MemoryMiB }) {
+		r.ReadMiB = r.MemoryMiB
+		return
+	}
+	for _, c := range cgroups {
+		switch {
+		case !c.HasGPU || c.LimitMiB > 0 && slices.Contains(asked, c.LimitMiB):
+		case c.LimitMiB == 0:
+			r.Differences = append(r.Differences, "the driver says that it has no limit")
+			return
+		default:
+			r.ReadMiB = c.LimitMiB
+			r.Differences = append(r.Differences, fmt.Sprintf("the driver says that its limit is %d MiB", c.LimitMiB))
+			return
+		}
+	}
 }
 
 func editsOf(a kubelet.Answer) edits.Edits {

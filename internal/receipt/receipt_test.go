@@ -166,3 +166,43 @@ func TestReceiptsByTheDriver(t *testing.T) {
 		}
 	}
 }
+
+// TestReadBack: what the driver says of the cgroups of a pod is joined with what its containers were given. What may be another container,
+// or one that has not started, is no difference.
+func TestReadBack(t *testing.T) {
+	t.Parallel()
+	o := edits.Options{Strategies: []edits.Strategy{edits.CDICRI}}
+	main, other := given(t, o, mem, resource.InDriverUnits, ids(0, 2, "GPU-a")...), given(t, o, mem, resource.InDriverUnits, ids(2, 6, "GPU-a")...)
+	other.Container = "other"
+	var devices []kubelet.ContainerDevice
+	for _, id := range main.IDs {
+		devices = append(devices, kubelet.ContainerDevice{Resource: mem, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
+	}
+	sandbox := receipt.Cgroup{}
+	for name, tt := range map[string]struct {
+		cgroups []receipt.Cgroup
+		read    int
+		differs []string
+	}{
+		"not seen":                 {},
+		"not started":              {cgroups: []receipt.Cgroup{sandbox}},
+		"an init container runs":   {cgroups: []receipt.Cgroup{sandbox, {}}},
+		"the other one runs":       {cgroups: []receipt.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true}}},
+		"as asked for":             {cgroups: []receipt.Cgroup{sandbox, {LimitMiB: 2048}}, read: 2048},
+		"as asked for, both":       {cgroups: []receipt.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true}, {LimitMiB: 2048, HasGPU: true}}, read: 2048},
+		"no limit":                 {cgroups: []receipt.Cgroup{sandbox, {HasGPU: true}}, differs: []string{"the driver says that it has no limit"}},
+		"another limit":            {cgroups: []receipt.Cgroup{{LimitMiB: 3000, HasGPU: true}}, read: 3000, differs: []string{"the driver says that its limit is 3000 MiB"}},
+		"another limit, not known": {cgroups: []receipt.Cgroup{{LimitMiB: 3000}}},
+	} {
+		gpus := map[string]receipt.GPU{"GPU-a": {Driver: true, Read: map[string][]receipt.Cgroup{"uid": tt.cgroups, "another": {{HasGPU: true}}}}}
+		got := receipt.Of(devices, receipt.Answers{All: []kubelet.Answer{other, main}}, gpus)
+		want := status.Receipt{MemoryMiB: 2048, Layer: "driver", ReadMiB: tt.read, Since: at, Differences: tt.differs}
+		if len(got) != 1 || !cmp.Equal(want, *got[0].Receipt) {
+			t.Errorf("%s: %+v, want %+v", name, *got[0].Receipt, want)
+		}
+	}
+	gpus := map[string]receipt.GPU{"GPU-a": {Driver: true, Read: map[string][]receipt.Cgroup{"uid": {{LimitMiB: 2048}}}}}
+	if text := receipt.Of(devices, receipt.Answers{All: []kubelet.Answer{main}}, gpus)[0].Receipt.String(); !strings.HasPrefix(text, "2048 MiB, by driver, read back") {
+		t.Error(text)
+	}
+}

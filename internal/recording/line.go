@@ -58,6 +58,7 @@ const (
 	callRetry         = "Retry"
 	callSample        = "Sample"
 	callProcesses     = "Processes"
+	callMemoryLimit   = "MemoryLimit"
 	callClean         = "Clean"
 	callComputeMode   = "SetComputeMode"
 	callPartitions    = "Partitions"

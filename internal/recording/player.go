@@ -239,6 +239,8 @@ func (unplayed) Processes(context.Context, string) ([]inventory.Process, error) 
 	return nil, errUnplayed
 }
 
+func (unplayed) MemoryLimit(context.Context, string, string) (int, error) { return 0, errUnplayed }
+
 func (unplayed) Clean(context.Context, string, inventory.Remnant) error { return errUnplayed }
 
 func (unplayed) SetComputeMode(context.Context, string, inventory.ComputeMode) (inventory.ComputeMode, error) {

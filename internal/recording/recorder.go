@@ -257,6 +257,10 @@ func (s *session) Processes(ctx context.Context, uuid string) ([]inventory.Proce
 	return recorded(s, callProcesses, uuid, nil, func() ([]inventory.Process, error) { return s.Session.Processes(ctx, uuid) })
 }
 
+func (s *session) MemoryLimit(ctx context.Context, uuid, cgroup string) (int, error) {
+	return recorded(s, callMemoryLimit, uuid, nil, func() (int, error) { return s.Session.MemoryLimit(ctx, uuid, cgroup) })
+}
+
 func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant) error {
 	return acted(s, callClean, uuid, what, func() error { return s.Session.Clean(ctx, uuid, what) })
 }

@@ -1,6 +1,11 @@
 package simulator
 
 import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
@@ -97,6 +102,24 @@ func (d device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	return ask(d, "DeviceGetMemoryInfo_v2", func(g *gpu) (nvml.Memory_v2, nvml.Return) {
 		return d.session.node.memoryLocked(g), nvml.SUCCESS
+	})
+}
+
+// GetMemoryLimits_v1 returns the limits of a cgroup of this machine: the line "nvidia/<PCI address> <bytes>" of the file dmem.max in its
+// folder, as the kernel's controller has for other drivers; no limits without one.
+func (d device) GetMemoryLimits_v1(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
+	return ask(d, "DeviceGetMemoryLimits_v1", func(g *gpu) (nvml.MemoryLimits_v1, nvml.Return) {
+		limits := nvml.MemoryLimits_v1{NameSpace: cgroup, HardLimit: nvml.DEVICE_MEMORY_LIMIT_MAX}
+		if _, err := os.Stat(cgroup); err != nil {
+			return limits, nvml.ERROR_OPERATING_SYSTEM
+		}
+		text, _ := os.ReadFile(filepath.Join(cgroup, "dmem.max"))
+		for line := range strings.Lines(string(text)) {
+			if bytes, is := strings.CutPrefix(strings.TrimSpace(line), "nvidia/"+g.spec.BDF+" "); is {
+				limits.HardLimit, _ = strconv.ParseUint(bytes, 10, 64)
+			}
+		}
+		return limits, nvml.SUCCESS
 	})
 }
 

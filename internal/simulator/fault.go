@@ -398,6 +398,7 @@ var calls = []string{
 	"DeviceGetMaxPcieLinkWidth",
 	"DeviceGetMemoryInfo",
 	"DeviceGetMemoryInfo_v2",
+	"DeviceGetMemoryLimits_v1",
 	"DeviceGetMigDeviceHandleByIndex",
 	"DeviceGetMigMode",
 	"DeviceGetMinorNumber",

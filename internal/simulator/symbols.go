@@ -26,6 +26,7 @@ var symbolBranches = map[string]int{
 	"nvmlDeviceGetRepairStatus":                   580,
 	"nvmlDeviceGetUnrepairableMemoryFlag_v1":      590,
 	"nvmlDeviceGetGpuFabricInfo_v4":               615,
+	"nvmlDeviceGetMemoryLimits_v1":                615,
 	"nvmlDeviceGetBankRemapperStatus_v1":          615,
 	"nvmlEventSetWait_v3":                         615,
 	"nvmlEventSetRegisterGpuOperationalEvents_v1": 615,

@@ -28,6 +28,8 @@ type Receipt struct {
 	// Layer is mps where its processes are clients of MPS with limits, driver where the driver limits its cgroup, none where units are only
 	// counted, and empty where that is not known.
 	Layer string `json:"layer,omitempty"`
+	// ReadMiB is the limit that the driver says it has for the container's cgroup; 0 if it was not read.
+	ReadMiB int `json:"readMiB,omitempty"`
 	// Since is when it was given the units; zero if that is not known.
 	Since time.Time `json:"since,omitzero"`
 	// Differences are sentences: how what it was given, as kubelet keeps it, and what the MPS control daemon says now differ from what it
@@ -48,6 +50,9 @@ func (r Receipt) Short() string {
 		text += ", by a layer that is not known"
 	default:
 		text += ", by " + r.Layer
+	}
+	if r.ReadMiB > 0 {
+		text += ", read back"
 	}
 	if len(r.Differences) > 0 {
 		text += ", not as asked for"

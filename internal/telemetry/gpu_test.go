@@ -390,7 +390,7 @@ func (l *lister) ContainerDevices(ctx context.Context) (devices []kubelet.Contai
 	return devices, err
 }
 
-func (l *lister) UnitHolders(devices []kubelet.ContainerDevice) []status.Holder {
+func (l *lister) UnitHolders(_ context.Context, devices []kubelet.ContainerDevice) []status.Holder {
 	var disk chan struct{}
 	if l.set(func(l *lister) { disk = l.disk }); disk != nil {
 		<-disk

@@ -33,8 +33,9 @@ type PodDevices struct {
 // A PodLister knows which containers hold which devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
-	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt. It may wait for kubelet's disk.
-	UnitHolders([]kubelet.ContainerDevice) []status.Holder
+	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt. It may wait for kubelet's disk, also after
+	// the end of ctx.
+	UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder
 }
 
 // FollowPods asks which containers hold devices, as often as the settings say, and publishes it until ctx ends. While there are no
@@ -55,9 +56,11 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 				failures = 0
 				now := PodDevices{Asked: c.Now(), Devices: devices}
 				units := make(chan []status.Holder, 1)
-				if disk.Do(ctx, podsTimeout, func() error { units <- lister.UnitHolders(devices); return nil }) == nil {
+				reading, end := context.WithTimeout(ctx, podsTimeout)
+				if disk.Do(ctx, podsTimeout, func() error { units <- lister.UnitHolders(reading, devices); return nil }) == nil {
 					now.Units = <-units
 				}
+				end()
 				pods.Publish(now)
 			case ctx.Err() == nil:
 				if failures++; failures == maxPodsFailures {
