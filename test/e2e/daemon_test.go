@@ -192,6 +192,7 @@ func nineStaysPending(ctx context.Context, t *testing.T, n *node.Node, _ podreso
 	deletePod(ctx, t, n, "nine")
 	explainsTaint(ctx, t, n)
 	explainsQuota(ctx, t, n)
+	explainsImage(ctx, t, n)
 }
 
 func kubeletRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {

@@ -137,6 +137,24 @@ func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
 	has(t, name, says, []string{"DaemonSet limited could not make one", "exceeded quota: limited, requested: requests." + gpu + "=1, used: requests." + gpu + "=0, limited: requests." + gpu + "=0"})
 }
 
+// explainsImage: the node does not have the image of a pod that was given its GPU.
+func explainsImage(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	pod := podOf("without-image", gpu, 1)
+	pod.Spec.Containers[0].Image = "docker.io/library/none:e2e"
+	startPod(ctx, t, n, pod)
+	waitPod(ctx, t, n, pod.Name, func(pod *corev1.Pod) error {
+		for _, s := range pod.Status.ContainerStatuses {
+			if w := s.State.Waiting; w != nil && w.Reason == "ErrImageNeverPull" {
+				return nil
+			}
+		}
+		return fmt.Errorf("the container does not wait for its image: %+v", pod.Status)
+	})
+	explains(ctx, t, n, pod.Name, "Container main does not start on node "+node.Name+" (ErrImageNeverPull): ")
+	deletePod(ctx, t, n, pod.Name)
+}
+
 // explainsClaims: a selector, another claim, a taint and a constraint each keep a pod with a claim from running. The pod named claims has a claim on
 // a GPU.
 func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {

@@ -163,6 +163,7 @@ func checksBeforeStart(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	if !strings.Contains(waiting.Message, held) {
 		t.Errorf("the pod's status does not name %s: %s", held, waiting.Message)
 	}
+	explains(ctx, t, n, "waits", "Container main waits for its GPU: ", held, "to get another GPU, delete the pod.")
 	daemonExec(ctx, t, n, "simulate", "processes", "--gpu", held, "--count", "0")
 	waitPod(ctx, t, n, "waits", isRunning)
 	if got := visibleDevices(ctx, t, n, "waits"); !slices.Equal(got, []string{held}) {
