@@ -138,8 +138,8 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 			m := g.MIGDevices[i]
 			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Health, m.Health)
 			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start, Size: m.Placement.Size}
-		} else if g.MIG == inventory.MIGEnabled {
-			continue // it was divided since it was published
+		} else if d.Undivide = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.Undivide {
+			continue // it was divided since it was published, or adminAccess only looks
 		}
 		d.GPU, d.BDF = g.UUID, g.BDF
 		return d, fit(name, health, published, result)
@@ -182,6 +182,12 @@ func fit(name string, health inventory.Health, published dra.Device, result dra.
 		return fail(CauseHealth, "%s is %s: %s", name, health.State, health.Why())
 	}
 	return nil
+}
+
+// waits reports whether a claim gets a device only after a change of its GPU: until then it is not known what containers are given with it.
+func (n node) waits(d recordDevice) bool {
+	g, _ := n.snapshot.GPU(d.GPU)
+	return d.uuid() == "" || d.Undivide && g.MIG == inventory.MIGEnabled
 }
 
 // tolerates is Kubernetes' rule.
@@ -256,7 +262,7 @@ func (n node) free(wanted record, records map[string]record, boot string, held [
 			return err
 		}
 		for uid, r := range records {
-			if uid == wanted.UID || r.former(boot) {
+			if uid == wanted.UID || r.former(boot) || r.Destroyed {
 				continue
 			}
 			for _, other := range r.Devices {

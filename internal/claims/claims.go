@@ -132,6 +132,11 @@ type given struct {
 	generation uint64
 }
 
+// since reports whether it is known what containers are given with a device, by UUID, by the Snapshot of a generation or a later one.
+func (g *given) since(generation uint64, uuid string) bool {
+	return g != nil && g.generation >= generation && g.Has(uuid)
+}
+
 // A tombstone says that a claim was given back: a call that began to prepare it before must not do so any more. It is kept for longer than
 // any call can last.
 type tombstone struct {
@@ -285,8 +290,10 @@ type ClaimStatus struct {
 	// Making says that MIG devices are being made for the claim.
 	Making bool `json:"-"`
 	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
-	Released string         `json:"released,omitempty"`
-	Devices  []DeviceStatus `json:"devices"`
+	Released string `json:"released,omitempty"`
+	// Destroyed says that they are not, and that the MIG mode of their GPUs is on still.
+	Destroyed bool           `json:"destroyed,omitempty"`
+	Devices   []DeviceStatus `json:"devices"`
 }
 
 // A DeviceStatus is a device of a claim.

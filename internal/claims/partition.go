@@ -94,24 +94,27 @@ func (r record) made() map[string][]int {
 
 // intent reports whether devices of the claim are to be made still.
 func (r record) intent() bool {
-	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.MIG != nil && d.MIG.Dynamic && d.MIG.UUID == "" })
+	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
+		return d.Undivide || d.MIG != nil && d.MIG.Dynamic && d.MIG.UUID == ""
+	})
 }
 
 // partition is device for a device that is made for the claim.
 func (n node) partition(d recordDevice, published dra.Device, result dra.Result) (recordDevice, error) {
 	p := published.Partition
 	g, found := n.snapshot.GPU(published.GPU())
-	if !found || g.MIG != inventory.MIGEnabled {
+	if !found || g.MIG != inventory.MIGEnabled && !p.Switched {
 		return d, fail(CauseDevice, "the GPU of the device %s (%s) is not there any more, or not in MIG mode", result.Device, published.GPU())
 	}
 	name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Health
 	d.GPU, d.BDF = g.UUID, g.BDF
 	d.MIG = &recordMIG{
 		Profile: p.Profile, ProfileID: p.Placement.Profile, Start: p.Placement.Start, Size: p.Placement.Size, Slices: p.Slices, Dynamic: true,
+		Switched: p.Switched,
 	}
 	for _, m := range g.MIGDevices {
 		if result.AdminAccess && m.Placement == p.Placement && m.Attributes.CISlices == m.Attributes.GISlices {
-			d.MIG.Dynamic, d.MIG.UUID, d.MIG.GI, d.MIG.CI = false, m.UUID, m.GI, m.CI
+			d.MIG.Dynamic, d.MIG.Switched, d.MIG.UUID, d.MIG.GI, d.MIG.CI = false, false, m.UUID, m.GI, m.CI
 			health = inventory.Worst(health, m.Health)
 		}
 	}
@@ -134,31 +137,35 @@ func (c *Claims) divided(ctx context.Context, uuid string) (layout.GPU, error) {
 	switch {
 	case g.Unread != "":
 		return g, errors.New(g.Unread)
-	case g.Mode != g.Pending:
+	case g.Mode != g.Pending && !g.Resetless:
 		return g, fmt.Errorf("the MIG mode of GPU %s is being changed", uuid)
 	}
 	return g, nil
 }
 
-// room returns what is in the way of the devices that are to be made for a claim. The caller has the locks of its GPUs.
-func (c *Claims) room(ctx context.Context, r record) error {
+// room returns what is in the way of the devices that are to be made for a claim, and otherwise its record. The caller has the locks of its
+// GPUs.
+func (c *Claims) room(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
 	for uuid, positions := range r.made() {
 		g, err := c.divided(ctx, uuid)
 		if err != nil {
-			return fail(CauseDriver, "it is not known how GPU %s is divided: %w", uuid, err)
+			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", uuid, err)
 		}
-		if g.Mode != inventory.MIGEnabled {
-			return fail(CauseDevice, "GPU %s is not in MIG mode any more", uuid)
+		if g.Mode != inventory.MIGEnabled && !r.switches(uuid) {
+			return r, fail(CauseDevice, "GPU %s is not in MIG mode any more", uuid)
+		}
+		if err := c.inMode(ctx, g, inventory.MIGEnabled, r.switches(uuid)); err != nil {
+			return r, causedError{refusal(err), err}
 		}
 		for _, at := range positions {
 			if err := r.Devices[at].free(g.Instances); err != nil {
-				return err
+				return r, err
 			}
 		}
 	}
-	return nil
+	return c.undivided(ctx, r)
 }
 
 // makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with, and
@@ -183,22 +190,17 @@ func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, ea
 			}
 			return all, nil
 		}
-		err := c.change(ctx, &r, uuid, wanted)
-		if err == nil {
+		if err := c.change(ctx, &r, uuid, wanted); err != nil {
+			return r, c.abandon(ctx, r, fmt.Errorf("the MIG devices of the claim cannot be made: %w", err))
+		}
+	}
+	for _, d := range r.Devices {
+		if !d.Undivide {
 			continue
 		}
-		err = fail(CauseDriver, "the MIG devices of the claim cannot be made: %w", err)
-		if ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded) {
-			return r, err // a step may still happen: the next call goes on from there
+		if err := c.undivide(ctx, d.GPU); err != nil {
+			return r, c.abandon(ctx, r, fmt.Errorf("the GPU cannot be given as a whole: %w", err))
 		}
-		if undone := c.destroy(ctx, r, recordMIG.is); undone != nil {
-			return r, fail(CauseDriver, "%w; and it could not be undone: %w", err, undone)
-		}
-		if gone := c.store.remove(r.UID); gone != nil {
-			return r, gone
-		}
-		c.drop(r.UID)
-		return r, err
 	}
 	made, err := c.find(ctx, r)
 	if err != nil {
@@ -209,6 +211,23 @@ func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, ea
 	}
 	c.keep(made)
 	return made, nil
+}
+
+// abandon takes back what was made for a claim before a step failed, and returns why the claim is not prepared. The caller has the locks of
+// the claim and its GPUs.
+func (c *Claims) abandon(ctx context.Context, r record, err error) error {
+	late := ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded)
+	if err = (causedError{refusal(err), err}); late {
+		return err // a step may still happen: the next call goes on from there
+	}
+	if undone := errors.Join(c.destroy(ctx, r, recordMIG.is), c.rest(ctx, r)); undone != nil {
+		return fail(CauseDriver, "%w; and it could not be undone: %w", err, undone)
+	}
+	if gone := c.store.remove(r.UID); gone != nil {
+		return gone
+	}
+	c.drop(r.UID)
+	return err
 }
 
 // find waits until the node shows the devices that were made for a claim, and returns the record with their UUIDs.
@@ -222,10 +241,16 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 		_, renewed := c.renewed.Latest()
 		given, missing := c.given.Load(), ""
 		for i, d := range r.Devices {
+			g, found := s.GPU(d.GPU)
+			if d.Undivide {
+				if r.Devices[i].Undivide = !found || g.MIG == inventory.MIGEnabled || !given.since(s.Generation, d.GPU); r.Devices[i].Undivide {
+					missing = d.Device
+				}
+				continue
+			}
 			if d.MIG == nil || !d.MIG.Dynamic {
 				continue
 			}
-			g, _ := s.GPU(d.GPU)
 			at := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
 				return m.GI == d.MIG.GI && m.Placement == d.MIG.placement() && m.Attributes.CISlices == m.Attributes.GISlices
 			})
@@ -236,7 +261,7 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 			m, noted := g.MIGDevices[at], *d.MIG
 			noted.UUID, noted.GI, noted.CI = m.UUID, m.GI, m.CI
 			r.Devices[i].MIG = &noted
-			if given == nil || given.generation < s.Generation || !given.Has(m.UUID) {
+			if !given.since(s.Generation, m.UUID) {
 				missing = d.Device
 			}
 		}
@@ -325,16 +350,14 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func
 	if err != nil || g.Mode != inventory.MIGEnabled && len(instances) == 0 {
 		return err
 	}
+	if err := c.inMode(ctx, g, inventory.MIGEnabled, r.switches(uuid)); err != nil {
+		return err
+	}
 	change := layout.Restore(g, inventory.MIGEnabled, instances)
-	switch {
-	case g.Mode != inventory.MIGEnabled:
-		return fmt.Errorf("GPU %s is not in MIG mode", uuid)
-	case change.Reason != "":
+	if change.Reason != "" {
 		return errors.New(change.Reason)
 	}
-	err = mig.Make(ctx, noting{c.options.Driver, c, r}, uuid, change, func() error { c.store.step(); return nil })
-	c.store.step()
-	return err
+	return c.steps(ctx, noting{c.options.Driver, c, r}, change)
 }
 
 // giveBack destroys what was made for a claim that is given back. It reports whether the record can go; it stays, as released, where the
@@ -352,20 +375,31 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 		noted = c.store.write(r)
 		c.keep(r)
 	}
-	if err = c.endMPS(ctx, r); err == nil {
-		err = c.destroy(ctx, r, recordMIG.own)
+	if !r.Destroyed {
+		if err = c.endMPS(ctx, r); err == nil {
+			err = c.destroy(ctx, r, recordMIG.own)
+		}
 	}
 	if err == nil {
-		return true, nil
+		if err = c.rest(ctx, r); err == nil {
+			return true, nil
+		}
+		if !r.Destroyed {
+			r.Destroyed, noted = true, nil
+			if problem := c.store.write(r); problem != nil { // it is written later
+				klog.FromContext(ctx).V(2).Info("Cannot note that MIG devices are destroyed", "claim", r.String(), "reason", problem.Error())
+			}
+			c.keep(r)
+		}
 	}
 	c.leave(r, err)
 	switch {
-	case errors.Is(err, inventory.ErrInUse):
+	case errors.Is(err, inventory.ErrInUse) && !r.Destroyed:
 		return false, fail(CauseInUse, "a MIG device of the claim is in use still: %w", err)
 	case noted != nil:
 		return false, noted
 	}
-	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later",
+	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later, or MIG mode is switched off later",
 		"claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
 	return false, nil
 }

@@ -242,7 +242,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	}
 	given := c.given.Load()
 	for _, d := range r.Devices {
-		if given == nil || d.uuid() != "" && !given.Has(d.uuid()) {
+		if given == nil || !n.waits(d) && !given.Has(d.uuid()) {
 			return record{}, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
 		}
 	}
@@ -256,7 +256,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	if err := n.free(r, c.all(), c.options.BootID, held); err != nil {
 		return record{}, err
 	}
-	if err := c.room(ctx, r); err != nil {
+	if r, err = c.room(ctx, r); err != nil {
 		return record{}, err
 	}
 	if err := c.inspect(ctx, n.snapshot, r); err != nil {

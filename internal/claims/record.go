@@ -63,6 +63,8 @@ type record struct {
 	Adopted bool `json:"adopted,omitempty"`
 	// Released says that the claim was given back, and that MIG devices which were made for it are to be destroyed still.
 	Released bool `json:"released,omitempty"`
+	// Destroyed says of a released claim that they are, and that the MIG mode of their GPUs is to be switched off still.
+	Destroyed bool `json:"destroyed,omitempty"`
 	// Metadata says that containers get metadata files; nil if they do not.
 	Metadata *recordMetadata `json:"metadata,omitempty"`
 	Devices  []recordDevice  `json:"devices"`
@@ -96,6 +98,8 @@ type recordDevice struct {
 	MPS *recordMPS `json:"mps,omitempty"`
 	// Attributes are those with which the device was published, for metadata files; nil without them.
 	Attributes map[string]dra.Attribute `json:"attributes,omitempty"`
+	// Undivide says of a whole GPU that its MIG mode is to be switched off for the claim still.
+	Undivide bool `json:"undivide,omitempty"`
 	// IMEX says that the claim has asked for IMEX channel 0.
 	IMEX bool `json:"imexChannel,omitempty"`
 
@@ -120,6 +124,8 @@ type recordMIG struct {
 	Made      bool `json:"made,omitempty"`
 	ProfileID int  `json:"profileID,omitempty"`
 	Slices    int  `json:"slices,omitempty"`
+	// Switched says that the MIG mode of the GPU is switched on for it, and off when no claim needs it any more.
+	Switched bool `json:"switched,omitempty"`
 }
 
 // A toleration is a dra.Toleration with the names that Kubernetes has for its fields.

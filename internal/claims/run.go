@@ -279,7 +279,7 @@ func (c *Claims) showLocked() {
 			Restarted: r.former(c.options.BootID), Making: r.intent(),
 		}
 		if r.Released {
-			s.Released = cmp.Or(c.left[r.UID], "they are to be destroyed")
+			s.Released, s.Destroyed = cmp.Or(c.left[r.UID], "they are to be destroyed"), r.Destroyed
 		}
 		for _, d := range r.Devices {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})

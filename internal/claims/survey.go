@@ -17,7 +17,8 @@ const surveyAgain = 10 * time.Second
 
 // A survey is what was found of a GPU.
 type survey struct {
-	look  string // how the GPU was when it was asked
+	bound uint64 // the binding of the GPU when it was asked
+	look  string // how the GPU was then
 	found dra.Divided
 	again bool // it gave no answer
 }
@@ -55,7 +56,7 @@ func (c *Claims) Divide(ctx context.Context) error {
 func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config, surveys map[string]survey) (again bool) {
 	divisions := dra.Divisions{}
 	for _, g := range s.GPUs {
-		if g.MIG != inventory.MIGEnabled {
+		if g.MIG != inventory.MIGEnabled && !asks(g, configured.DRA) {
 			delete(surveys, g.UUID)
 			continue
 		}
@@ -66,13 +67,13 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 			}
 			continue
 		}
-		look := fmt.Sprint(g.Binding)
+		look := fmt.Sprint(g.Binding, configured.DRA.SwitchMIG)
 		for _, m := range g.MIGDevices {
 			look += fmt.Sprintf(" %s/%d/%d", m.UUID, m.GI, m.CI)
 		}
 		before, asked := surveys[g.UUID]
 		if !asked || before.look != look || before.again || !reflect.DeepEqual(before.found.Own, places(own)) {
-			now := survey{look: look}
+			now := survey{bound: g.Binding, look: look}
 			var err error
 			if now.found, err = c.ask(ctx, g.UUID); err != nil {
 				if now.again = true; !asked || before.found.Profiles == nil {
@@ -80,6 +81,8 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 				} else {
 					now.found = before.found
 				}
+			} else if before.found.Switched && now.found.Switched && before.bound == g.Binding {
+				now.found.Profiles = before.found.Profiles // as the other mode tells them
 			}
 			surveys[g.UUID] = now
 		}
@@ -111,14 +114,19 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 		return dra.Divided{}, err
 	}
 	found := dra.Divided{Profiles: g.Profiles, Own: places(own)}
-	if len(g.Profiles) == 0 {
+	switches := c.options.Configs.Value().DRA.SwitchMIG && g.Resetless
+	switch {
+	case len(g.Profiles) == 0:
 		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
+	case g.Mode != inventory.MIGEnabled && !switches:
+		found.Fixed = "MIG mode is off, and the driver resets the GPU to switch it on"
 	}
 	for _, i := range g.Instances {
 		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.own(i) }) {
 			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile, i.Start)
 		}
 	}
+	found.Switched = switches && found.Fixed == ""
 	return found, nil
 }
 
@@ -139,14 +147,13 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 	for _, g := range s.GPUs {
 		own := c.own(g.UUID, records)
 		switch {
-		case g.MIG != inventory.MIGEnabled:
-		case c.options.Configs.Value().DRA.DynamicMIG:
+		case asks(g, c.options.Configs.Value().DRA):
 			found, err := c.division(ctx, g.UUID, own)
 			if err != nil {
 				found = dra.Divided{Own: places(own), Fixed: err.Error()}
 			}
 			divisions[g.UUID] = found
-		case len(own) > 0:
+		case g.MIG == inventory.MIGEnabled && len(own) > 0:
 			divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
 		}
 	}
@@ -157,7 +164,7 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 func (c *Claims) own(uuid string, records map[string]record) (all []recordMIG) {
 	for _, r := range records {
 		for _, at := range r.made()[uuid] {
-			if !r.former(c.options.BootID) {
+			if !r.former(c.options.BootID) && !r.Destroyed {
 				all = append(all, *r.Devices[at].MIG)
 			}
 		}

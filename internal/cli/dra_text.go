@@ -81,6 +81,10 @@ func claimSentences(s *status.DRA, v view) []string {
 			sentence = fmt.Sprintf("%s/%s was given back, but MIG devices that were made for it (%s) are there still: %s; no claim gets their part "+
 				"of the GPU until they are destroyed, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
+		if c.Destroyed {
+			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried every 10 s to "+
+				"switch it off", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+		}
 		if c.Problem != "" {
 			sentence += "; " + c.Problem
 		}

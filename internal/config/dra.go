@@ -18,6 +18,9 @@ type DRA struct {
 	GPUs resource.Selector
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
 	DynamicMIG bool
+	// SwitchMIG has the MIG mode of GPUs that change it without a reset be switched on for claims with such MIG devices, and off for claims with
+	// the whole GPU.
+	SwitchMIG bool
 	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a GPU alone.
 	Shares int
 	// ShareBy is what is counted of them. Without a limit, Shares does not count.
@@ -68,6 +71,12 @@ var draOptions = []option{
 		usage: "make MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get by Dynamic Resource " +
 			"Allocation and that nothing else has divided",
 		set: truth(func(c *Config) *bool { return &c.DRA.DynamicMIG }),
+	},
+	{
+		flag: "dra-switch-mig", env: []string{"DRA_SWITCH_MIG"}, key: "dra.switchMIG", fallback: "false", kind: kindBool,
+		usage: "with dra.dynamicMIG, switch MIG mode on for claims with MIG devices, and off for claims with the whole GPU, on GPUs that change " +
+			"it without a reset (Hopper and later)",
+		set: truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
 	},
 	{
 		flag: "dra-shares", env: []string{"DRA_SHARES"}, key: "dra.shares", fallback: "0",
@@ -134,12 +143,7 @@ func (d *document) dra(c *Config, s Sources) {
 	case c.DRA.Mode != DRASplit && selected:
 		d.warn("dra.gpus", d.line("dra.gpus"), "has no effect without the mode split")
 	}
-	switch {
-	case c.DRA.ShareBy == dra.ByCount && c.DRA.Shares == 0 && d.reads("dra-share-by"):
-		d.problem("--dra-share-by", d.line("dra.shareBy"), "count needs dra.shares: how many shares a device has")
-	case c.DRA.ShareBy == dra.Unlimited && c.DRA.Shares > 0:
-		d.warn("dra.shares", d.line("dra.shares"), "has no effect with dra.shareBy: unlimited")
-	}
+	d.shares(c)
 	if c.DRA.Mode == DRAOff || s.Discovery {
 		return
 	}
@@ -166,6 +170,24 @@ func (d *document) dra(c *Config, s Sources) {
 	}
 	for _, rule := range c.Resource.Sharing.Rules {
 		d.apart(rule.Where, c.DRA.GPUs, resource.Selector{Where: rule.Where, Devices: rule.Devices})
+	}
+}
+
+// shares judges which GPUs are given in shares.
+func (d *document) shares(c *Config) {
+	switch {
+	case c.DRA.ShareBy == dra.ByCount && c.DRA.Shares == 0 && d.reads("dra-share-by"):
+		d.problem("--dra-share-by", d.line("dra.shareBy"), "count needs dra.shares: how many shares a device has")
+	case c.DRA.ShareBy == dra.Unlimited && c.DRA.Shares > 0:
+		d.warn("dra.shares", d.line("dra.shares"), "has no effect with dra.shareBy: unlimited")
+	}
+	switch {
+	case !c.DRA.SwitchMIG || !d.reads("dra-switch-mig"):
+	case !c.DRA.DynamicMIG:
+		d.problem("--dra-switch-mig", d.line("dra.switchMIG"), "needs dra.dynamicMIG: true")
+	case c.DRA.Shares > 0, c.DRA.ShareBy == dra.Unlimited:
+		d.problem("--dra-switch-mig", d.line("dra.switchMIG"),
+			"a GPU of which MIG devices can be made is not given in shares; remove dra.shares and dra.shareBy, or dra.switchMIG")
 	}
 }
 

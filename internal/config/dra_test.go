@@ -81,13 +81,17 @@ func TestMetadata(t *testing.T) {
 func TestShareBy(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{
-		"version: v1":                          "memory",
-		"dra: {shares: 4, shareBy: memory}":    "memory",
-		"dra: {shares: 4, shareBy: count}":     "count",
-		"dra: {shareBy: unlimited}":            "unlimited",
-		"dra: {shareBy: count}":                "error: count needs dra.shares",
-		"dra: {shares: 4, shareBy: size}":      "error: must be memory, count or unlimited, not \"size\"",
-		"dra: {shares: 4, shareBy: unlimited}": "warning: has no effect with dra.shareBy: unlimited",
+		"version: v1":                                                  "memory",
+		"dra: {shares: 4, shareBy: memory}":                            "memory",
+		"dra: {dynamicMIG: true, switchMIG: true}":                     "memory",
+		"dra: {switchMIG: true}":                                       "error: needs dra.dynamicMIG: true",
+		"dra: {dynamicMIG: true, switchMIG: true, shares: 4}":          "error: a GPU of which MIG devices can be made is not given in shares",
+		"dra: {dynamicMIG: true, switchMIG: true, shareBy: unlimited}": "error: a GPU of which MIG devices can be made is not given in shares",
+		"dra: {shares: 4, shareBy: count}":                             "count",
+		"dra: {shareBy: unlimited}":                                    "unlimited",
+		"dra: {shareBy: count}":                                        "error: count needs dra.shares",
+		"dra: {shares: 4, shareBy: size}":                              "error: must be memory, count or unlimited, not \"size\"",
+		"dra: {shares: 4, shareBy: unlimited}":                         "warning: has no effect with dra.shareBy: unlimited",
 	} {
 		c, warnings, err := sources(t, "", "").Resolve("a.yaml", []byte(file))
 		got := string(c.DRA.ShareBy)

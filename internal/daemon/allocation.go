@@ -173,7 +173,9 @@ func (d *daemon) allocation() *status.DRA {
 		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]), Waiting: waits[g.UUID]})
 	}
 	for _, c := range d.dra.Claims.Status().Value() {
-		shown := status.DRAClaim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since), Released: c.Released}
+		shown := status.DRAClaim{
+			UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since), Released: c.Released, Destroyed: c.Destroyed,
+		}
 		for _, device := range c.Devices {
 			shown.Devices = append(shown.Devices, device.Name)
 			if device.Share > 0 {

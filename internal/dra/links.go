@@ -10,17 +10,17 @@ import (
 // Domain is the domain of the attributes that NVIDIA's driver does not have.
 const Domain = "gpu-device-plugin.github.io"
 
-// links is how the GPUs of a node that are not divided are connected.
+// links is how the GPUs of a node that are given as a whole are connected.
 type links struct {
 	graph  *topology.Graph
 	places map[int]int               // by position: the place in the order of groups
 	first  map[string]map[int]string // by attribute and position: the device that the group is called after
 }
 
-func newLinks(gpus []inventory.GPU, numbers Numbers) links {
+func newLinks(gpus []inventory.GPU, numbers Numbers, divisions Divisions) links {
 	var whole []inventory.GPU
 	for _, g := range gpus {
-		if g.MIG != inventory.MIGEnabled {
+		if divisions.whole(g) {
 			whole = append(whole, g)
 		}
 	}

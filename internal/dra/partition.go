@@ -9,17 +9,57 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Divisions say how GPUs in MIG mode are divided, by the UUID of the GPU.
+// Divisions say how GPUs in MIG mode are divided, and those whose mode claims switch, by the UUID of the GPU.
 type Divisions map[string]Divided
+
+// divides reports whether MIG devices are made of a GPU for claims.
+func (d Divisions) divides(g inventory.GPU) bool {
+	division, known := d[g.UUID]
+	return known && division.Fixed == "" && (g.MIG == inventory.MIGEnabled || division.Switched)
+}
+
+// whole reports whether a GPU is given as a whole, which may be one way of several.
+func (d Divisions) whole(g inventory.GPU) bool { return g.MIG != inventory.MIGEnabled || d[g.UUID].Switched && d.divides(g) }
+
+// Steady returns a Snapshot without what MIG mode changes of GPUs whose mode claims switch: their links and their memory are as in the
+// Snapshot that Steady returned last. So no slice is written because the mode changes.
+func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapshot {
+	switched := func(uuid string) bool {
+		g, _ := s.GPU(uuid)
+		return g.MIG == inventory.MIGEnabled && divisions.whole(g)
+	}
+	s.GPUs = slices.Clone(s.GPUs)
+	for i, g := range s.GPUs {
+		was, known := before.GPU(g.UUID)
+		if !known {
+			continue
+		}
+		if switched(g.UUID) {
+			s.GPUs[i].MemoryBytes, s.GPUs[i].AddressingMode, s.GPUs[i].Clique = was.MemoryBytes, was.AddressingMode, was.Clique
+		}
+		s.GPUs[i].Links = slices.Clone(g.Links)
+		for j, l := range g.Links {
+			at := slices.IndexFunc(was.Links, func(o inventory.Link) bool { return o.Peer == l.Peer })
+			if at >= 0 && (switched(g.UUID) || switched(l.Peer)) {
+				s.GPUs[i].Links[j] = was.Links[at]
+				s.GPUs[i].Links[j].PeerIndex = l.PeerIndex
+			}
+		}
+	}
+	return s
+}
 
 // A Divided says how claims have divided a GPU in MIG mode, and what they can still have.
 type Divided struct {
 	// Profiles are the MIG profiles of the GPU.
 	Profiles []inventory.MIGProfile
+	// Switched says that MIG mode is switched on for claims with MIG devices of the GPU, and off for those with the whole of it. Then both are
+	// published, whichever mode is in force.
+	Switched bool
 	// Own are the places of the GPU instances that were made for claims.
 	Own []inventory.MIGPlacement
-	// Fixed is why nothing is made of the GPU for claims, a sentence without a full stop; empty if something is. The MIG devices of a fixed
-	// GPU that were not made for claims are published as they are.
+	// Fixed is why nothing is made of the GPU for claims, a sentence without a full stop; empty if something is. A fixed GPU, or its MIG
+	// devices that were not made for claims, are published as they are.
 	Fixed string
 }
 
@@ -30,6 +70,8 @@ type Partition struct {
 	// Slices is how many compute slices it has.
 	Slices    int
 	Placement inventory.MIGPlacement
+	// Switched says that MIG mode is switched on for it.
+	Switched bool
 }
 
 // A CounterSet has the counters that the devices of a GPU share. The scheduler gives out devices while each counter is large enough.
@@ -130,7 +172,10 @@ func partitions(
 		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Attributes.GISlices, b.Attributes.GISlices),
 			cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))
 	})
-	names := map[string]bool{}
+	names, most := map[string]bool{}, maxPartitions
+	if division.Switched { // the GPU itself is one more
+		most--
+	}
 	for _, p := range profiles {
 		for _, start := range byConflicts(p, profiles) {
 			m := inventory.MIGDevice{
@@ -141,8 +186,8 @@ func partitions(
 			switch {
 			case reason == "" && names[name]:
 				reason = fmt.Sprintf("another MIG device is called %s, too", name)
-			case reason == "" && len(found) == maxPartitions:
-				reason = fmt.Sprintf("a GPU can have %d devices at most", maxPartitions)
+			case reason == "" && len(found) == most:
+				reason = fmt.Sprintf("a GPU can have %d devices at most", most)
 			}
 			if reason != "" {
 				leftOut = append(leftOut, fmt.Sprintf("MIG device %s at memory slice %d of GPU %d (%s): %s", p.Name, start, g.Index, g.UUID, reason))
@@ -151,11 +196,20 @@ func partitions(
 			names[name] = true
 			d := migDevice(name, g, m, driver)
 			d.ConsumesCounters = []CounterUse{{set.Name, uses(p, start, profiles)}}
-			d.Partition = &Partition{p.Name, p.Attributes.GISlices, m.Placement}
+			d.Partition = &Partition{p.Name, p.Attributes.GISlices, m.Placement, division.Switched}
 			found = append(found, d)
 		}
 	}
 	return found, set, leftOut
+}
+
+// undivided returns the device of a whole GPU whose MIG mode claims switch: it takes all counters.
+func undivided(g inventory.GPU, driver inventory.Driver, number int, links links, set CounterSet) Device {
+	d := wholeGPU(g, driver, number, links)
+	if d.Switched = true; len(set.Counters) > 0 {
+		d.ConsumesCounters = []CounterUse{{set.Name, set.Counters}}
+	}
+	return d
 }
 
 // byConflicts returns the memory slices at which instances of a profile can begin: first those that leave the most room to other instances.
@@ -188,11 +242,14 @@ func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice 
 // own reports whether a MIG device was made for a claim.
 func (d Divided) own(m inventory.MIGDevice) bool { return slices.Contains(d.Own, m.Placement) }
 
-// Unpartitioned returns the pool without the devices that need counters, and without counters.
+// Unpartitioned returns the pool without the MIG devices that need counters, and without counters. So a whole GPU needs none.
 func (p Pool) Unpartitioned() Pool {
 	kept := []Slice{}
 	for _, slice := range p.Slices {
-		devices := slices.DeleteFunc(slices.Clone(slice.Devices), func(d Device) bool { return len(d.ConsumesCounters) > 0 })
+		devices := slices.DeleteFunc(slices.Clone(slice.Devices), func(d Device) bool { return len(d.ConsumesCounters) > 0 && !d.Switched })
+		for i := range devices {
+			devices[i].ConsumesCounters = nil
+		}
 		if len(devices) > 0 {
 			kept = append(kept, Slice{Devices: devices})
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// undivided is why a GPU in MIG mode is not a device.
-const undivided = "MIG is enabled on it, but it has no MIG devices; create MIG devices, or turn MIG mode off"
+// noDevices is why a GPU in MIG mode is not a device.
+const noDevices = "MIG is enabled on it, but it has no MIG devices; create MIG devices, or turn MIG mode off"
 
 // The API server refuses a slice with more devices of which one has a taint. A slice holds the GPUs of eight numbers, each with eight
 // devices at most: no GPU can be divided further.
@@ -29,7 +29,7 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divi
 	for _, out := range s.LeftOut {
 		p.LeftOut = append(p.LeftOut, fmt.Sprintf("GPU %d: %s", out.Index, out.Reason))
 	}
-	links := newLinks(s.GPUs, numbers)
+	links := newLinks(s.GPUs, numbers, divisions)
 	gpus := slices.Clone(s.GPUs)
 	slices.SortStableFunc(gpus, func(a, b inventory.GPU) int {
 		return cmp.Or(
@@ -42,13 +42,15 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divi
 			continue
 		}
 		number := numbers[g.UUID]
-		division, divided := divisions[g.UUID]
-		divided = divided && division.Fixed == "" && g.MIG == inventory.MIGEnabled
+		division, divided := divisions[g.UUID], divisions.divides(g)
 		var devices []Device
 		var leftOut []string
 		var set CounterSet
 		if divided {
 			devices, set, leftOut = partitions(g, s.Driver, number, division)
+			if division.Switched {
+				devices, divided = append([]Device{undivided(g, s.Driver, number, links, set)}, devices...), len(devices) > 0
+			}
 		} else {
 			devices, leftOut = fixed(g, s.Driver, number, links, division)
 		}
@@ -96,14 +98,14 @@ func (s *shelf[T]) add(group int, content ...T) {
 
 // fixed returns the devices of a GPU that is given as it is, and what is not one and why.
 func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device, leftOut []string) {
-	if g.MIG != inventory.MIGEnabled {
-		return []Device{wholeGPU(g, driver, number, links)}, nil
-	}
 	if division.Fixed != "" {
 		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are made for claims: %s", g.Index, g.UUID, division.Fixed))
 	}
+	if g.MIG != inventory.MIGEnabled {
+		return []Device{wholeGPU(g, driver, number, links)}, leftOut
+	}
 	if len(g.MIGDevices) == 0 {
-		return nil, append(leftOut, fmt.Sprintf("GPU %d (%s): %s", g.Index, g.UUID, undivided))
+		return nil, append(leftOut, fmt.Sprintf("GPU %d (%s): %s", g.Index, g.UUID, noDevices))
 	}
 	migs := slices.Clone(g.MIGDevices)
 	slices.SortStableFunc(migs, func(a, b inventory.MIGDevice) int {

@@ -109,6 +109,8 @@ type Device struct {
 	Taints []Taint `json:"taints,omitempty"`
 	// Partition is made when a claim gets the device; nil for a device that exists already.
 	Partition *Partition `json:"-"`
+	// Switched says of a whole GPU that its MIG mode is switched off when a claim gets it.
+	Switched bool `json:"-"`
 	// SmallestShare is the smallest part of the memory that a claim can have of a device that is given in shares, in bytes; 0 for a device
 	// that only one claim can have.
 	SmallestShare Capacity `json:"-"`
@@ -116,7 +118,8 @@ type Device struct {
 	SharedBy ShareBy `json:"-"`
 }
 
-// Equal reports whether two devices are the same for the API, which does not have Partition: the name and the counters tell it.
+// Equal reports whether two devices are the same for the API, which has neither Partition nor Switched: the name and the counters
+// tell them.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
 		d.SmallestShare == other.SmallestShare && d.SharedBy == other.SharedBy && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&

@@ -15,7 +15,7 @@ import (
 
 func TestEqual(t *testing.T) {
 	t.Parallel()
-	const partition = ".Devices[0].Partition (not nil)" // the API has none: name and counters tell it
+	const partition, switched = ".Devices[0].Partition (not nil)", ".Devices[0].Switched" // the API has neither: name and counters tell it
 	slice := func() dra.Slice {
 		since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 		return dra.Slice{Devices: []dra.Device{{
@@ -24,8 +24,8 @@ func TestEqual(t *testing.T) {
 			ConsumesCounters: []dra.CounterUse{{Counters: map[string]dra.Capacity{"a": 1}}},
 		}}, SharedCounters: []dra.CounterSet{{Counters: map[string]dra.Capacity{"a": 1}}}}
 	}
-	equality.Check(t, slice, dra.Slice.Equal, partition)
-	equality.Check(t, func() dra.Pool { return dra.Pool{Slices: []dra.Slice{slice()}} }, dra.Pool.Equal, ".Slices[0]"+partition)
+	equality.Check(t, slice, dra.Slice.Equal, partition, switched)
+	equality.Check(t, func() dra.Pool { return dra.Pool{Slices: []dra.Slice{slice()}} }, dra.Pool.Equal, ".Slices[0]"+partition, ".Slices[0]"+switched)
 	one, two := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC), time.Date(2026, 11, 1, 13, 0, 0, 0, time.FixedZone("", 3600))
 	for _, test := range []struct {
 		a, b dra.Taint

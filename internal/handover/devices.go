@@ -62,7 +62,8 @@ type Devices struct {
 	pools       *feed.Feed[dra.Pool]
 	published   *feed.Feed[map[string]bool]
 	publication *feed.Feed[Publication]
-	problem     string // why numbers cannot be written, as it was told last
+	problem     string             // why numbers cannot be written, as it was told last
+	steady      inventory.Snapshot // without what the MIG mode changes of GPUs whose mode claims switch
 
 	lost       atomic.Bool // it is not known what is published
 	publishing sync.Mutex  // held while the file of published is read or written
@@ -213,7 +214,8 @@ func (d *Devices) pool(
 			return !has
 		})
 	}
-	pool := dra.New(s, d.o.Node, numbers, owners, divisions).SharedBy(c.ShareBy, c.Shares)
+	d.steady = dra.Steady(s, d.steady, divisions)
+	pool := dra.New(d.steady, d.o.Node, numbers, owners, divisions).SharedBy(c.ShareBy, c.Shares)
 	pool.Driver = d.o.Driver
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem

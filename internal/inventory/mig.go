@@ -6,6 +6,8 @@ type Partitions struct {
 	PCIDevice, PCISubsystem uint32
 	// Mode is the mode that is in force. Pending is the mode after the next reset of the GPU.
 	Mode, Pending MIGMode
+	// Resetless says that the driver changes the mode without a reset of the GPU.
+	Resetless bool
 	// Profiles are the profiles of GPU instances that the driver has for this GPU; none where it does not tell, or not all of each.
 	Profiles []MIGProfile
 	// Instances are the GPU instances by ascending Start, those without a compute instance too.

@@ -102,6 +102,12 @@ func resetsForMIGMode(gpu device) bool {
 	return ret == nvml.SUCCESS && architecture == nvml.DEVICE_ARCH_AMPERE
 }
 
+// resetless reports whether it is known that the driver changes the MIG mode of a GPU without a reset.
+func resetless(gpu device) bool {
+	_, ret := gpu.GetArchitecture()
+	return ret == nvml.SUCCESS && !resetsForMIGMode(gpu)
+}
+
 // LostByClose returns what GPUs would lose if this session ended while nobody else has them open: settings of a GPU without persistence
 // mode. Empty for nothing. The error says that a GPU could not be asked.
 func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {

@@ -32,7 +32,7 @@ func partitions(gpu device) (inventory.Partitions, error) {
 	case err != nil:
 		return p, err
 	}
-	p.Mode, p.Pending = modeOf(modes.current), modeOf(modes.pending)
+	p.Mode, p.Pending, p.Resetless = modeOf(modes.current), modeOf(modes.pending), resetless(gpu)
 	profiles, err := readProfiles(gpu)
 	complete := true
 	for _, known := range profiles {

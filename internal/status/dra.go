@@ -72,6 +72,8 @@ type DRAClaim struct {
 	Problem string `json:"problem,omitempty"`
 	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
 	Released string `json:"released,omitempty"`
+	// Destroyed says that they are not there any more, and that the MIG mode of their GPUs is on still.
+	Destroyed bool `json:"destroyed,omitempty"`
 }
 
 // DRAShare is the part that a claim has of the memory of a device.

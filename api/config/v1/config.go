@@ -54,6 +54,8 @@ type DRA struct {
 	GPUs *GPUSelection `json:"gpus,omitempty"`
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode without other MIG devices.
 	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
+	// SwitchMIG has claims get MIG devices or the whole of a GPU: MIG mode is switched on and off for them, where that needs no reset.
+	SwitchMIG *bool `json:"switchMIG,omitempty"`
 	// Shares is how many claims at most can have parts of the memory of one GPU, from 2 to 48; 0 (default): a claim has a GPU alone.
 	Shares *int `json:"shares,omitempty"`
 	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has one of Shares shares of a device;
