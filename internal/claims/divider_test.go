@@ -39,6 +39,10 @@ type divider struct {
 	// pending is the mode after a reset, if it is another, and unread why it is not known how the GPU is divided.
 	pending inventory.MIGMode
 	unread  string
+	// switches says that the mode is changed without a reset; it is in a file then. Processes use the GPU, and inUse refuses another mode, which
+	// is pending then.
+	switches, inUse bool
+	processes       []inventory.Process
 	// looks and makes are called before it is told how the GPU is divided, and before a GPU instance is made.
 	looks, makes func()
 }
@@ -65,6 +69,51 @@ func (r *rig) divide() *divider {
 	r.configs.Publish(configured)
 	d.show()
 	return d
+}
+
+// switching has MIG mode be switched for claims.
+func (r *rig) switching() *divider {
+	d := r.divide()
+	d.switches = true
+	configured := r.configs.Value()
+	configured.DRA.SwitchMIG = true
+	r.configs.Publish(configured)
+	d.show()
+	return d
+}
+
+// now returns the mode that is in force.
+func (d *divider) now() inventory.MIGMode {
+	if !d.switches {
+		return d.mode
+	}
+	if _, err := os.Stat(d.path() + ".mig"); err != nil {
+		return inventory.MIGDisabled
+	}
+	return inventory.MIGEnabled
+}
+
+// turn switches the mode, if it may be.
+func (d *divider) turn(wanted inventory.MIGMode) (err error) {
+	switch used := d.inUse || len(d.processes) > 0 || len(d.read()) > 0; {
+	case wanted == d.now():
+		d.pending = inventory.MIGUnsupported
+	case used:
+		d.pending = wanted
+		return fmt.Errorf("switch: %w", inventory.ErrInUse)
+	case wanted == inventory.MIGEnabled:
+		err = os.WriteFile(d.path()+".mig", nil, 0o600)
+	default:
+		err = os.Remove(d.path() + ".mig")
+	}
+	return err
+}
+
+// set changes the driver.
+func (d *divider) set(change func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change()
 }
 
 func (d *divider) path() string { return filepath.Join(d.rig.dir, "instances.json") }
@@ -141,7 +190,7 @@ func (d *divider) Partitions(_ context.Context, uuid string) (inventory.Partitio
 	if d.err != nil || uuid != "GPU-b" {
 		return inventory.Partitions{}, errors.Join(d.err)
 	}
-	p := inventory.Partitions{Mode: d.mode, Pending: cmp.Or(d.pending, d.mode), Unread: d.unread, Profiles: profiles}
+	p := inventory.Partitions{Mode: d.now(), Pending: cmp.Or(d.pending, d.now()), Resetless: d.switches, Unread: d.unread, Profiles: profiles}
 	for _, i := range d.read() {
 		p.Instances = append(p.Instances, i.GPUInstance)
 	}
@@ -150,7 +199,9 @@ func (d *divider) Partitions(_ context.Context, uuid string) (inventory.Partitio
 }
 
 func (d *divider) Processes(context.Context, []string) (map[string][]inventory.Process, error) {
-	return nil, nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return map[string][]inventory.Process{"GPU-b": d.processes}, nil
 }
 
 func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGStep) (int, error) {
@@ -187,6 +238,10 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 		all[at].Computes = nil
 	case inventory.MIGDestroyInstance:
 		all = slices.Delete(all, at, at+1)
+	case inventory.MIGEnable:
+		return 0, d.turn(inventory.MIGEnabled)
+	case inventory.MIGDisable:
+		return 0, d.turn(inventory.MIGDisabled)
 	default:
 		d.rig.tb.Errorf("step %+v", step)
 	}
@@ -220,7 +275,7 @@ func (d *divider) Look(context.Context) (inventory.Snapshot, error) {
 func (d *divider) show() inventory.Snapshot {
 	s := snapshot()
 	s.Generation += d.shown.Add(1)
-	s.GPUs[1].MIGDevices = nil
+	s.GPUs[1].MIG, s.GPUs[1].MIGDevices = d.now(), nil
 	for _, i := range d.read() {
 		if len(i.Computes) == 0 {
 			continue
@@ -231,7 +286,7 @@ func (d *divider) show() inventory.Snapshot {
 			Placement: inventory.MIGPlacement{Profile: p.ID, Start: i.Start, Size: i.Size}, Attributes: p.Attributes, Health: healthy,
 		})
 	}
-	d.rig.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), dra.Divisions{"GPU-b": {Profiles: profiles}}))
+	d.rig.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), dra.Divisions{"GPU-b": {Profiles: profiles, Switched: d.switches}}))
 	d.rig.snapshots.Publish(s)
 	return s
 }

@@ -37,7 +37,10 @@ var calls = map[string]func(context.Context, *claims.Claims) error{
 
 // madeClaim is a claim for which a MIG device is made, shared by MPS if the call says so.
 func madeClaim(call string) dra.Claim {
-	if strings.Contains(call, "MPS") {
+	switch {
+	case strings.Contains(call, "whole"):
+		return claim("uid-1", gpuB)
+	case strings.Contains(call, "MPS"):
 		return byMPS("uid-1", `"defaultActiveThreadPercentage":50`, half0)
 	}
 	return claim("uid-1", half0)
@@ -67,6 +70,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 		return
 	}
 	killedWhileDividing(t)
+	killedWhileSwitching(t)
 	killedWhileSharing(t)
 	for name := range calls {
 		for _, before := range []string{"nothing", "prepared", "prepared before a restart of the node"} {
@@ -224,7 +228,11 @@ func dieAtStep(t *testing.T) {
 		call = shareCalls[name]
 	}
 	if call == nil {
-		r.divide()
+		if strings.Contains(name, "switched") {
+			r.switching()
+		} else {
+			r.divide()
+		}
 		if call = calls["Unprepare"]; strings.HasPrefix(name, "Prepare") {
 			call = func(ctx context.Context, c *claims.Claims) error {
 				_, err := ask(ctx, c, madeClaim(name))

@@ -278,6 +278,7 @@ func part(uid string, gib int, devices ...string) dra.Claim {
 // The names of the devices of the rig.
 const (
 	gpuA  = "gpu-0"
+	gpuB  = "gpu-1"
 	migB0 = "gpu-1-mig-3g40gb-9-0"
 	migB1 = "gpu-1-mig-3g40gb-9-4"
 	gpuC  = "gpu-2"

@@ -109,7 +109,8 @@ func (c *Claims) undivided(ctx context.Context, r record) (record, error) {
 		case err != nil:
 			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", d.GPU, err)
 		case g.Mode != inventory.MIGEnabled && g.Pending != inventory.MIGEnabled:
-			r.Devices[i].Undivide = false
+			seen, _ := c.options.Snapshots.Value().GPU(d.GPU)
+			r.Devices[i].Undivide = seen.MIG == inventory.MIGEnabled // then it is waited for a look
 			continue
 		case len(g.Instances) > 0:
 			return r, fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",

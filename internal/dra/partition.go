@@ -19,7 +19,9 @@ func (d Divisions) divides(g inventory.GPU) bool {
 }
 
 // whole reports whether a GPU is given as a whole, which may be one way of several.
-func (d Divisions) whole(g inventory.GPU) bool { return g.MIG != inventory.MIGEnabled || d[g.UUID].Switched && d.divides(g) }
+func (d Divisions) whole(g inventory.GPU) bool {
+	return g.MIG != inventory.MIGEnabled || d[g.UUID].Switched && d.divides(g)
+}
 
 // Steady returns a Snapshot without what MIG mode changes of GPUs whose mode claims switch: their links and their memory are as in the
 // Snapshot that Steady returned last. So no slice is written because the mode changes.
