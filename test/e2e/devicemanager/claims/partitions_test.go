@@ -22,6 +22,12 @@ import (
 // divide returns the pool of the first GPUs of a machine, which are in MIG mode without instances, and its slices as objects of the API.
 func divide(t *testing.T, name string, gpus int) (dra.Pool, []*resourceapi.ResourceSlice) {
 	t.Helper()
+	return divideOr(t, name, gpus, false)
+}
+
+// divideOr is divide, for GPUs that can also be given as a whole if they are switched.
+func divideOr(t *testing.T, name string, gpus int, switched bool) (dra.Pool, []*resourceapi.ResourceSlice) {
+	t.Helper()
 	s := scan(t, name, inventory.Health{State: inventory.Healthy})
 	profile, err := simulator.Load(name)
 	if err != nil {
@@ -44,7 +50,7 @@ func divide(t *testing.T, name string, gpus int) (dra.Pool, []*resourceapi.Resou
 			t.Fatal(err)
 		}
 		s.GPUs[i].MIG, s.GPUs[i].MIGDevices = inventory.MIGEnabled, nil
-		divisions[s.GPUs[i].UUID] = dra.Divided{Profiles: p.Profiles}
+		divisions[s.GPUs[i].UUID] = dra.Divided{Profiles: p.Profiles, Switched: switched}
 	}
 	pool := dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs[:min(gpus, len(s.GPUs))]), divisions)
 	return pool, objects(t, pool)
@@ -57,10 +63,12 @@ var divisibles = []string{"a30-x4", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b20
 func TestDividedSlicesAreValid(t *testing.T) {
 	for _, name := range divisibles {
 		for _, gpus := range []int{1, 2, 8} {
-			_, all := divide(t, name, gpus)
-			for i, slice := range all {
-				if errs := refused(t, slice); len(errs) > 0 {
-					t.Errorf("%s, %d GPUs, slice %d is refused: %v", name, gpus, i, errs)
+			for _, switched := range []bool{false, true} {
+				_, all := divideOr(t, name, gpus, switched)
+				for i, slice := range all {
+					if errs := refused(t, slice); len(errs) > 0 {
+						t.Errorf("%s, %d GPUs, slice %d is refused: %v", name, gpus, i, errs)
+					}
 				}
 			}
 		}
@@ -135,6 +143,57 @@ func TestDividedClaims(t *testing.T) {
 				t.Errorf("%d claims stayed Pending, and at most %d MIG devices were given: the node was never full", pending, most)
 			}
 		})
+	}
+}
+
+// TestSwitchedClaims has claims with whole GPUs and with MIG devices come and go on a node that switches MIG mode for them: the scheduler gives
+// a GPU as a whole or in parts, and never both at a time.
+func TestSwitchedClaims(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a while: run it without -short")
+	}
+	pool, all := divideOr(t, "dgx-h100", 4, true)
+	devices := map[string]dra.Device{}
+	for _, slice := range pool.Slices {
+		for _, d := range slice.Devices {
+			devices[d.Name] = d
+		}
+	}
+	s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+	random, given, wholes, parts, pending := rand.New(rand.NewPCG(5, 6)), []string(nil), 0, 0, 0
+	for range 400 {
+		if random.IntN(5) < 2 && len(given) > 0 {
+			i := random.IntN(len(given))
+			s.taken.Delete(id(given[i]))
+			given = slices.Delete(given, i, i+1)
+			continue
+		}
+		class, selector := "gpu.nvidia.com", "true"
+		if random.IntN(3) > 0 {
+			class, selector = "mig.nvidia.com", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%dg.%d0gb'", 1+random.IntN(2), 1+random.IntN(2))
+		}
+		_, got := s.allocate(request(t, class, 1, "", selector))
+		if len(got) == 0 {
+			pending++
+			continue
+		}
+		whole := devices[got[0]].Partition == nil
+		if whole != (class == "gpu.nvidia.com") {
+			t.Fatalf("%s was given for %s", got[0], class)
+		}
+		for _, other := range given {
+			if o := devices[other]; o.GPU() == devices[got[0]].GPU() && (whole || o.Partition == nil) {
+				t.Fatalf("%s was given while %s is taken", got[0], other)
+			}
+		}
+		if given = append(given, got[0]); whole {
+			wholes++
+		} else {
+			parts++
+		}
+	}
+	if pending == 0 || wholes < 4 || parts < 4 {
+		t.Errorf("%d claims stayed Pending, %d whole GPUs and %d MIG devices were given", pending, wholes, parts)
 	}
 }
 
