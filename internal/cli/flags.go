@@ -21,8 +21,8 @@ var (
 	planFlags = slices.Concat(nodeFlags, judgedFlags, []string{
 		"driver-root", "dev-root", "device-list-strategy", "device-id-strategy", "pass-device-specs", "void-visible-devices",
 		"cdi-annotation-prefix",
-		"gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids", "imex-required", "cdi-dir", "dra-dynamic-mig", "dra-shares",
-		"dra-share-by", "node-name",
+		"gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids", "imex-required", "cdi-dir", "dra-dynamic-mig",
+		"dra-switch-mig", "dra-shares", "dra-share-by", "node-name",
 	})
 	replayFlags = append([]string{"config-file"}, judgedFlags...)
 	doctorFlags = slices.Concat(nodeFlags, judgedFlags, []string{

@@ -115,6 +115,7 @@ func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	c.DRA.GPUs.Exclude, c.DRA.GPUs.Rename, c.DRA.GPUs.Replicas = true, "a", 1            // it only selects
 	c.DRA.GPUs.Units = true
 	c.Resource.Units.Driver = true // excludes MPS
+	c.DRA.SwitchMIG = true         // excludes shares
 	for _, path := range zeros(reflect.ValueOf(c), "Config") {
 		t.Errorf("%s is not set by anything", path)
 	}

@@ -74,8 +74,7 @@ var draOptions = []option{
 	},
 	{
 		flag: "dra-switch-mig", env: []string{"DRA_SWITCH_MIG"}, key: "dra.switchMIG", fallback: "false", kind: kindBool,
-		usage: "with dra.dynamicMIG, switch MIG mode on for claims with MIG devices, and off for claims with the whole GPU, on GPUs that change " +
-			"it without a reset (Hopper and later)",
+		usage: "with dra.dynamicMIG, switch MIG mode on for MIG devices, and off for the whole GPU, where that needs no reset (Hopper and later)",
 		set: truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
 	},
 	{

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -9,9 +10,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // partitions returns how many MIG devices are in slices that are made for claims.
@@ -76,6 +80,58 @@ func TestDynamicMIG(t *testing.T) {
 		shown = c.command("mig", "status")
 		return strings.Contains(shown, "all-balanced of configuration file: success")
 	})
+}
+
+// TestSwitchedMIG: a Hopper GPU is given as a whole or in parts, with no write of slices. Nothing is changed while a process uses it: a claim
+// waits for that, and a pod ends without. The device plugin gets the GPU once MIG mode is off.
+func TestSwitchedMIG(t *testing.T) {
+	t.Parallel()
+	const half, other = "gpu-2-mig-3g40gb-9-0", "gpu-2-mig-1g10gb-19-6"
+	c := newClaimable(t, "dra, dynamicMIG: true, switchMIG: true")
+	c.eventually("all GPUs and their parts are in slices", func() bool { return c.partitions() == 8*26 })
+	written := c.sliceWrites()
+	process := func(count uint64) { // so many use GPU 2
+		c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "2", Count: count})
+	}
+	process(1)
+	uid := c.claim("half", half)
+	limited, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := c.prepare(limited, "half", uid); err == nil {
+		t.Error("MIG mode was switched on while a process used the GPU")
+	}
+	process(0)
+	otherUID, parts := c.claim("other", other), map[string]bool{}
+	for _, id := range append(c.prepared("half", uid), c.prepared("other", otherUID)...) {
+		parts[id] = true
+	}
+	whole := c.claim("whole", "gpu-3")
+	if c.prepared("whole", whole); len(parts) != 2 {
+		t.Errorf("the parts are %v", parts)
+	}
+	specs, err := filepath.Glob(filepath.Join(c.Path("cdi"), "*claim*"+uid+"*"))
+	if err != nil || len(specs) != 1 {
+		t.Fatalf("specs %q and %v", specs, err)
+	}
+	if text, err := os.ReadFile(specs[0]); err != nil || !strings.Contains(string(text), "/dev/nvidia-caps/") {
+		t.Errorf("the CDI spec of a part (%v): %s", err, text)
+	}
+	if now := c.sliceWrites(); now != written {
+		t.Errorf("slices: %s, then %s", written, now)
+	}
+
+	c.mode("{mode: plugin}")
+	c.allocatable(6)
+	c.release(t.Context(), "other", otherUID)
+	process(1)
+	c.release(t.Context(), "half", uid)
+	c.eventually("status says that MIG mode is on still", func() bool {
+		return strings.Contains(c.command("status", "-o", "wide"), "default/half was given back, and its MIG devices ("+half+") are destroyed, but MIG mode is on still: ")
+	})
+	c.release(t.Context(), "whole", whole)
+	c.allocatable(7)
+	process(0)
+	c.allocatable(8)
 }
 
 // dividedProfile returns the path of the profile of a machine with two GPUs, of which the second is in MIG mode and has no MIG devices.

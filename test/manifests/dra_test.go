@@ -49,6 +49,7 @@ func TestDRAValues(t *testing.T) {
 		"{dra: {enabled: true}, config: {name: a, default: b}}":                    "",
 		"{dra: {enabled: true, mode: plugin}, kubeletRoot: /data/kubelet/}":        "DRA_MODE=plugin KUBELET_ROOT=/data/kubelet",
 		"{dra: {enabled: true, dynamicMIG: true}}":                                 "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
+		"{dra: {enabled: true, dynamicMIG: true, switchMIG: true}}":                "DRA_MODE=dra DRA_DYNAMIC_MIG=true DRA_SWITCH_MIG=true",
 		"{dra: {enabled: true, dynamicMIG: true}, mig: {enabled: true}}":           "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true}, config: {map: {a: \"dra: {dynamicMIG: true}\"}}}":  "DRA_MODE=dra",
 		"{dra: {enabled: true, claimStatus: true, shares: 2, shareBy: count}}":     "DRA_MODE=dra DRA_SHARES=2 DRA_SHARE_BY=count DRA_CLAIM_STATUS=true",

@@ -654,6 +654,9 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- if and .Values.dra.dynamicMIG (not .Values.dra.enabled) }}
 {{- fail "dra.dynamicMIG is given, and dra.enabled is not true" }}
 {{- end }}
+{{- if and .Values.dra.switchMIG (ne .Values.dra.dynamicMIG true) }}
+{{- fail "dra.switchMIG is given, and dra.dynamicMIG is not true" }}
+{{- end }}
 {{- include "gpu-device-plugin.refuseClient" . }}
 {{- include "gpu-device-plugin.refuseRuntime" . }}
 {{- include "gpu-device-plugin.refuseSelector" . }}
@@ -750,6 +753,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DRA_CLAIM_STATUS" .Values.dra.claimStatus)
   (list "DRA_METADATA" .Values.dra.metadata)
   (list "DRA_DYNAMIC_MIG" .Values.dra.dynamicMIG)
+  (list "DRA_SWITCH_MIG" .Values.dra.switchMIG)
   (list "KUBELET_ROOT" (include "gpu-device-plugin.kubeletRoot" .))
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
