@@ -387,7 +387,7 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 		if !r.Destroyed {
 			r.Destroyed, noted = true, nil
 			if problem := c.store.write(r); problem != nil { // it is written later
-				klog.FromContext(ctx).V(2).Info("Cannot note that MIG devices are destroyed", "claim", r.String(), "reason", problem.Error())
+				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", r.String(), "reason", problem.Error())
 			}
 			c.keep(r)
 		}
@@ -399,7 +399,7 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 	case noted != nil:
 		return false, noted
 	}
-	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later, or MIG mode is switched off later",
+	klog.FromContext(ctx).V(2).Info("What was made for a claim that was given back is taken back later",
 		"claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
 	return false, nil
 }

@@ -20,8 +20,7 @@ func TestStatusOfDRA(t *testing.T) {
 			{Index: 3, Owner: "leaving-plugin"}, {Index: 4, Owner: "nobody"}, {Index: 5}},
 		Claims: []status.DRAClaim{{Namespace: "a", Name: "b", Devices: []string{"gpu-2", "gpu-1"}, Since: now.Add(-time.Minute),
 			Shares: []status.DRAShare{{Device: "gpu-1", MemoryBytes: 20 << 30}, {Device: "gpu-2", MemoryBytes: 10 << 30, Limited: true}}},
-			{Namespace: "a", Name: "c", Devices: []string{"gpu-3-mig-1g10gb-19-0"}, Released: "the driver does not answer"},
-			{Namespace: "a", Name: "d", Devices: []string{"gpu-4-mig-1g10gb-19-0"}, Released: "in use", Destroyed: true}},
+			{Namespace: "a", Name: "c", Devices: []string{"gpu-3-mig-1g10gb-19-0"}, Released: "the driver does not answer"}, {Namespace: "a", Name: "d", Devices: []string{"gpu-4-mig-1g10gb-19-0"}, Released: "in use", Destroyed: true}},
 	}}
 	var out bytes.Buffer
 	printStatus(&out, s, view{wide: true, now: now})
@@ -36,8 +35,7 @@ owner: GPU 5: it is not known yet who gives it out
 claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z; 20480 MiB of gpu-1, not a limit; 10240 MiB of gpu-2, a limit by MPS
 claim: a/c was given back, but MIG devices that were made for it (gpu-3-mig-1g10gb-19-0) are there still: the driver does not answer; no claim gets `+
 		`their part of the GPU until they are destroyed, which is tried every 10 s
-claim: a/d was given back, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destroyed, but MIG mode is on still: in use; it is tried every 10 s to `+
-		`switch it off
+claim: a/d was given back, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destroyed, but MIG mode is on still: in use; it is tried every 10 s to switch it off
 `, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

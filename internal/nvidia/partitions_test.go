@@ -30,6 +30,9 @@ func TestPartitions(t *testing.T) {
 	if whole.Mode != inventory.MIGDisabled || whole.Pending != inventory.MIGDisabled || len(whole.Instances) > 0 || whole.PCIDevice != 0x20b210de {
 		t.Errorf("GPU 0: %+v", whole)
 	}
+	if hopper := newRig(t, "dgx-h100").partitions(0); whole.Resetless || !hopper.Resetless || len(hopper.Profiles) != len(whole.Profiles) {
+		t.Errorf("an A100 changes its mode without a reset: %t, and a Hopper GPU: %t", whole.Resetless, hopper.Resetless)
+	}
 	half := whole.Profiles[2]
 	if a := (inventory.MIGAttributes{Multiprocessors: 42, GISlices: 3, CISlices: 3, CopyEngines: 3, Decoders: 2}); half.Attributes != a || half.MemoryBytes != 40192<<20 {
 		t.Errorf("profile %s has %+v and %d MiB, want %+v", half.Name, half.Attributes, half.MemoryBytes>>20, a)
