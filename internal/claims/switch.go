@@ -16,9 +16,9 @@ import (
 //
 //   - The records say which mode a GPU needs: on for a claim with such MIG devices, off for one with the whole GPU. No two claims that
 //     differ in that have a GPU at the same time.
-//   - The record of a claim with MIG devices is there from before the mode is switched on until it is off again, if no other such claim has
-//     the GPU then. The claim can be given back before: then the record says that all but the mode is as before, and keeps no claim waiting.
-//     It keeps the GPU from the device plugin.
+//   - The record of a claim with such MIG devices is there from before the mode is switched on until it is off again, unless another claim
+//     with some has the GPU then. The claim can be given back before: its record then says that the MIG devices are destroyed. It keeps no
+//     claim waiting, and keeps the GPU from the device plugin.
 //   - The mode of a GPU that a process uses is never switched, nor that of one on which another program has made an instance.
 
 // asks reports whether it is asked how a GPU can be divided for claims.
@@ -70,7 +70,7 @@ func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPU
 	return err
 }
 
-// errDivided is why the mode of a GPU is not switched off on which there is an instance of another program.
+// errDivided is why the mode of a GPU is not switched off on which there is an instance that the claim does not have.
 var errDivided = errors.New("it was not made for a claim")
 
 // undivide switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
@@ -134,19 +134,14 @@ func refusal(err error) Cause {
 	return CauseDriver
 }
 
-// rest switches the MIG mode of GPUs off that was switched on for a claim, if no other claim needs it and nobody else has an instance there.
-// The caller has the locks of the GPUs.
+// rest switches the MIG mode of GPUs off that was switched on for a claim, unless there is an instance still, of another claim or another
+// program. The caller has the locks of the GPUs.
 func (c *Claims) rest(ctx context.Context, r record) (err error) {
 	if r.former(c.options.BootID) {
 		return nil // the restart of the node has switched it off
 	}
-	records := c.all()
 	for _, uuid := range r.gpus() {
-		needed := false
-		for uid, other := range records {
-			needed = needed || uid != r.UID && !other.Destroyed && !other.former(c.options.BootID) && len(other.made()[uuid]) > 0
-		}
-		if !r.switches(uuid) || needed {
+		if !r.switches(uuid) {
 			continue
 		}
 		if problem := c.undivide(ctx, uuid); !errors.Is(problem, errDivided) {

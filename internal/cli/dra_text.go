@@ -82,8 +82,8 @@ func claimSentences(s *status.DRA, v view) []string {
 				"of the GPU until they are destroyed, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Destroyed {
-			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried every 10 s to "+
-				"switch it off", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried "+
+				"every 10 s to switch it off", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Problem != "" {
 			sentence += "; " + c.Problem

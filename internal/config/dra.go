@@ -18,8 +18,8 @@ type DRA struct {
 	GPUs resource.Selector
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
 	DynamicMIG bool
-	// SwitchMIG has the MIG mode of GPUs that change it without a reset be switched on for claims with such MIG devices, and off for claims with
-	// the whole GPU.
+	// SwitchMIG has the MIG mode of GPUs that change it without a reset be switched on for claims with such MIG devices, and off for claims
+	// with the whole GPU.
 	SwitchMIG bool
 	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a GPU alone.
 	Shares int
@@ -75,7 +75,7 @@ var draOptions = []option{
 	{
 		flag: "dra-switch-mig", env: []string{"DRA_SWITCH_MIG"}, key: "dra.switchMIG", fallback: "false", kind: kindBool,
 		usage: "with dra.dynamicMIG, switch MIG mode on for MIG devices, and off for the whole GPU, where that needs no reset (Hopper and later)",
-		set: truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
+		set:   truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
 	},
 	{
 		flag: "dra-shares", env: []string{"DRA_SHARES"}, key: "dra.shares", fallback: "0",
