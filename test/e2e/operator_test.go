@@ -51,6 +51,8 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 }
 
 func underAnEarlierOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	// The namespace of the story before may be going still.
+	kubectl(ctx, t, n, "delete", "--ignore-not-found", "--kustomize", filepath.Join(*source, "test/e2e/testdata/operator"))
 	underOperator(ctx, t, n, kubelet, "operator")
 }
 
@@ -209,6 +211,11 @@ func leaveTheOperator(t *testing.T, n *node.Node) {
 				out, err := operandLog(ctx, n, app, container)
 				t.Logf("the log of %s in %s, error %v:\n%s", container, app, err, out)
 			}
+		}
+	}
+	for _, name := range []string{"driver-ready", "toolkit-ready"} { // as the validator does when it ends
+		if err := os.Remove(filepath.Join(validations, name)); err != nil && !os.IsNotExist(err) {
+			t.Error(err)
 		}
 	}
 	for _, args := range [][]string{
