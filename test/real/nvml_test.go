@@ -120,8 +120,8 @@ func (l *branchLibrary) LookupSymbol(name string) error {
 // there. Those that 340 has are left out. What a function tells is unknown where it is missing, and nothing else is.
 var since = map[int][]string{
 	0: {
-		"DeviceGetAddressingMode", "DeviceGetRepairStatus", "DeviceGetTemperatureV", "DeviceGetUnrepairableMemoryFlag",
-		"SystemEventSetCreate", "SystemEventSetFree", "SystemEventSetWait", "SystemRegisterEvents",
+		"DeviceGetAddressingMode", "DeviceGetMemoryLimits", "DeviceGetRepairStatus", "DeviceGetTemperatureV",
+		"DeviceGetUnrepairableMemoryFlag", "SystemEventSetCreate", "SystemEventSetFree", "SystemEventSetWait", "SystemRegisterEvents",
 	},
 	390: {
 		"DeviceGetCudaComputeCapability", "DeviceGetFieldValues", "DeviceGetGridLicensableFeatures", "DeviceGetNvLinkRemotePciInfo",
