@@ -94,7 +94,7 @@ func TestClassesOfResources(t *testing.T) {
 					want[strings.TrimPrefix(r.Name, "nvidia.com/")+".nvidia.com"] = len(r.Devices)
 				}
 			}
-			made := dra.Classes(named)
+			made := dra.Classes("", named)
 			if len(made) != len(want) || len(want) == 0 {
 				t.Fatalf("classes %+v, want those for %v", made, want)
 			}
