@@ -109,7 +109,7 @@ var imports = map[string][]string{
 		"internal/kubelet", // for the values of its accounts
 		"internal/mps",     // for the values that a control daemon is asked for with
 	},
-	"internal/reset": {"internal/feed", "internal/files", "internal/inventory"},
+	"internal/reset": {"internal/feed", "internal/files", "internal/inventory"}, "internal/reboot": {"internal/files"},
 	"internal/proof": {"internal/config", "internal/cuda", "internal/feed", "internal/files", "internal/inventory"},
 	"internal/offer": {
 		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",

@@ -24,7 +24,7 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 			known = append(known, key)
 		}
 	}
-	known = append(known, "health.kernelLog", "health.validate", "dra.mode", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata") // the others have no flag
+	known = append(known, "health.kernelLog", "health.rebootFile", "health.validate", "dra.mode", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata") // the others have no flag
 	var claimed []string
 	for _, o := range config.Options() {
 		if o.Key != "" {
@@ -131,7 +131,7 @@ var everything = []string{
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition", "--node-taint", "--node-quiesce", "--node-change-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-reset-in-vm", "--mig-disruption=pause",
-	"--driver-at-least=580", "--driver-below=600", "--validate", "--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
+	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
 	"--dra-metadata",
 }
 

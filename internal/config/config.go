@@ -79,6 +79,8 @@ type Config struct {
 	Health health.Policy
 	// KernelLog has XIDs read from the kernel's log, too.
 	KernelLog bool
+	// RebootFile is by which a restart of the node is asked for; empty for none.
+	RebootFile string
 	// Validate has devices be held until CUDA is proven to work on them.
 	Validate bool
 	// Resource decides what is offered.

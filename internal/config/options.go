@@ -241,6 +241,11 @@ var daemonOptions = []option{
 		set:   driverVersion(func(c *Config) *string { return &c.Accepted.Below }),
 	},
 	{
+		flag: "reboot-file", env: []string{"REBOOT_FILE"}, key: "health.rebootFile",
+		usage: "file by which a restart of the node is asked for while a GPU needs one; empty: none",
+		set:   absolute(func(c *Config) *string { return &c.RebootFile }),
+	},
+	{
 		flag: "validate", env: []string{"VALIDATE"}, key: "health.validate", fallback: "false", kind: kindBool,
 		usage: "offer devices only after CUDA is proven to work on them",
 		set:   truth(func(c *Config) *bool { return &c.Validate }),

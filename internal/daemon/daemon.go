@@ -338,7 +338,8 @@ func (d *daemon) outputs() []Task {
 		d.told.Deciding(Task{Name: "proofs of CUDA", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
 		Task{Name: "heard of GPUs", Run: d.told.Follow}, d.told.Deciding(Task{Name: "told of GPUs", Run: d.told.Tell}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
-		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})
+		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true},
+		Task{Name: "request of a restart", Run: d.askForReboot, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
 			d.told.Deciding(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))

@@ -266,6 +266,9 @@ type Health struct {
 	Reopen *string `json:"reopen,omitempty"`
 	// KernelLog is true to read XIDs from the kernel log as well; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
+	// RebootFile is the absolute path of the file by which a restart of the node is asked for while a GPU needs one, such as
+	// /var/run/reboot-required, which kured takes; none by default.
+	RebootFile *string `json:"rebootFile,omitempty"`
 	// Validate is true to offer devices only after CUDA is proven to work on them; the default is false.
 	Validate *bool `json:"validate,omitempty"`
 	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.

@@ -1,0 +1,184 @@
+// Package reboot asks for a restart of the node by a file, as kured and other programs look for it. Nothing here restarts a node.
+//
+// Others write the same file, such as Debian's packages. Only a file whose text is this program's is removed.
+package reboot
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+const (
+	// begins is how the text of this program's file begins.
+	begins = "gpu-device-plugin asks for a restart of this node: "
+	// maxText is the longest text that may be this program's, in bytes.
+	maxText = 4096
+	// retry is how long after an error it is tried again.
+	retry = 30 * time.Second
+)
+
+// A Sentinel is what the file is to be: kured's word for it.
+type Sentinel struct {
+	// Path is the file; empty for none. One that was written before is removed.
+	Path string
+	// Known is whether it is known that the node needs a restart, or needs none. Otherwise the file stays as it is.
+	Known bool
+	// Reason is why the node needs a restart; empty where it needs none.
+	Reason string
+}
+
+// An Asker keeps the file. One process of a node does so at a time.
+type Asker struct {
+	// Wanted returns what is wanted, and channels that are closed when that may change.
+	Wanted func() (wanted Sentinel, configured, looked <-chan struct{})
+	Clock  clock.Clock
+
+	asked   string // the path of the last file that may be this program's
+	problem string // that was logged last
+}
+
+// Run writes and removes the file until ctx ends, and then returns nil. The file stays then.
+func (a *Asker) Run(ctx context.Context) error {
+	for {
+		wanted, configured, looked := a.Wanted()
+		err := a.step(ctx, wanted)
+		var again <-chan time.Time
+		if err != nil {
+			again = a.Clock.After(retry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configured:
+		case <-looked:
+		case <-again:
+		}
+	}
+}
+
+func (a *Asker) step(ctx context.Context, w Sentinel) error {
+	var err error
+	if a.asked != "" && a.asked != w.Path {
+		if err = withdraw(ctx, a.asked); err == nil {
+			a.asked = ""
+		}
+	}
+	if w.Path != "" && w.Known && err == nil {
+		a.asked = w.Path
+		if w.Reason == "" {
+			err = withdraw(ctx, w.Path)
+		} else {
+			err = ask(ctx, w.Path, w.Reason)
+		}
+	}
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	if problem != "" && problem != a.problem {
+		klog.FromContext(ctx).Info("Cannot keep the file that asks for a restart of the node", "reason", problem)
+	}
+	a.problem = problem
+	return err
+}
+
+// A file is written under the first of these names before it has its own, and judged under the second one before it is removed. A process that
+// is killed there leaves it, and the next step ends what was begun.
+func unfinished(path string) string { return beside(path, "new") }
+func removed(path string) string    { return beside(path, "old") }
+
+func beside(path, what string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpu-device-plugin."+what)
+}
+
+// isOurs reports whether a file has this program's text, and no more than that.
+func isOurs(path string) (bool, error) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case !info.Mode().IsRegular() || info.Size() > maxText:
+		return false, nil
+	}
+	text, err := files.Read(path, maxText)
+	if files.IsAbsent(err) { // removed meanwhile
+		return false, nil
+	}
+	line, rest, ended := strings.Cut(string(text), "\n")
+	return err == nil && strings.HasPrefix(line, begins) && ended && rest == "", err
+}
+
+// ask makes the file, unless there is one: then a restart is asked for already.
+func ask(ctx context.Context, path, reason string) error {
+	if err := settle(path); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	made := unfinished(path)
+	text := begins + strings.Join(strings.Fields(reason), " ")
+	text = strings.ToValidUTF8(text[:min(len(text), maxText-1)], "") + "\n"
+	if err := os.WriteFile(made, []byte(text), 0o644); err != nil {
+		return err
+	}
+	err := os.Link(made, path) // it replaces nothing
+	if left := os.Remove(made); err == nil {
+		err = left
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err == nil {
+		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason", reason)
+	}
+	return err
+}
+
+// withdraw removes the file if it is this program's. It is judged under another name, so that what somebody writes meanwhile stays.
+func withdraw(ctx context.Context, path string) error {
+	if err := settle(path); err != nil {
+		return err
+	}
+	if ours, err := isOurs(path); err != nil || !ours {
+		return err
+	}
+	if err := os.Rename(path, removed(path)); err != nil && !files.IsAbsent(err) {
+		return err
+	}
+	klog.FromContext(ctx).Info("Asking for no restart of the node any more", "file", path)
+	return settle(path)
+}
+
+// settle ends what a process that was killed has begun. A file of somebody else that was to be removed gets its name again, unless there is
+// one.
+func settle(path string) error {
+	if err := os.Remove(unfinished(path)); err != nil && !files.IsAbsent(err) {
+		return err
+	}
+	left := removed(path)
+	ours, err := isOurs(left)
+	if err != nil {
+		return err
+	}
+	if !ours {
+		if err := os.Link(left, path); err != nil && !files.IsAbsent(err) && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if err := os.Remove(left); err != nil && !files.IsAbsent(err) {
+		return err
+	}
+	return nil
+}

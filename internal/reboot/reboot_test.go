@@ -1,0 +1,183 @@
+package reboot_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reboot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+const (
+	apt    = "*** System restart required ***\n"
+	reason = "GPU 3 is Lost: XID 79"
+	ours   = "gpu-device-plugin asks for a restart of this node: " + reason + "\n"
+)
+
+// start has an Asker follow what is published until ctx ends.
+func start(ctx context.Context, t *testing.T, wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
+	t.Helper()
+	a := &reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+		w, changed := wanted.Latest()
+		return w, changed, nil
+	}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := a.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	return done
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settled waits until the file has a text, empty for none, and nothing else is in its folder.
+func settled(t *testing.T, path, want string) {
+	t.Helper()
+	poll.Until(t, fmt.Sprintf("the file has %q, and nothing else is in its folder", want), func() bool {
+		entries, err := os.ReadDir(filepath.Dir(path))
+		return err == nil && read(t, path) == want && (want == "") == (len(entries) == 0) && len(entries) <= 1
+	})
+}
+
+// TestAskAndWithdraw: the file is there while there is a reason, also over restarts of the process; what is not known changes nothing.
+func TestAskAndWithdraw(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "reboot-required")
+	wanted := feed.New(reboot.Sentinel{Path: path})
+	ctx, end := context.WithCancel(t.Context())
+	ended := start(ctx, t, wanted)
+	wanted.Publish(reboot.Sentinel{Path: path, Known: true, Reason: "GPU 3 is Lost:\n XID 79"})
+	settled(t, path, ours)
+	end()
+	<-ended
+	settled(t, path, ours) // a restart of the process withdraws nothing
+
+	wanted = feed.New(reboot.Sentinel{Path: path})
+	ctx, end = context.WithCancel(t.Context())
+	defer end()
+	start(ctx, t, wanted)
+	wanted.Publish(reboot.Sentinel{Path: path, Known: true, Reason: reason})
+	settled(t, path, ours)
+	wanted.Publish(reboot.Sentinel{Path: path, Known: true}) // the node was restarted
+	settled(t, path, "")
+	wanted.Publish(reboot.Sentinel{Path: path, Known: true, Reason: reason})
+	settled(t, path, ours)
+	wanted.Publish(reboot.Sentinel{}) // switched off
+	settled(t, path, "")
+}
+
+// TestFileOfOthers: a file that others have written stays as it is, whatever they have written and whenever.
+func TestFileOfOthers(t *testing.T) {
+	t.Parallel()
+	for what, text := range map[string]string{"apt's": apt, "ours and more": ours + apt, "another text": "a\n" + ours, "unfinished": strings.TrimSpace(ours)} {
+		path := filepath.Join(t.TempDir(), "reboot-required")
+		write(t, path, text)
+		wanted := feed.New(reboot.Sentinel{Path: path, Known: true, Reason: reason})
+		other := filepath.Join(t.TempDir(), "other")
+		start(t.Context(), t, wanted)
+		for range 3 {
+			wanted.Publish(reboot.Sentinel{Path: path, Known: true})
+			wanted.Publish(reboot.Sentinel{Path: path, Known: true, Reason: reason})
+		}
+		wanted.Publish(reboot.Sentinel{Path: other, Known: true, Reason: reason})
+		settled(t, other, ours) // so everything before is done
+		if got := read(t, path); got != text {
+			t.Errorf("%s: the file has %q", what, got)
+		}
+	}
+	folder := filepath.Join(t.TempDir(), "reboot-required")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wanted := feed.New(reboot.Sentinel{Path: folder, Known: true, Reason: reason})
+	start(t.Context(), t, wanted)
+	other := filepath.Join(t.TempDir(), "other")
+	wanted.Publish(reboot.Sentinel{Path: other, Known: true, Reason: reason})
+	settled(t, other, ours)
+	if _, err := os.Stat(folder); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKilled: what a process that was killed has left is ended by the next one: an unfinished file asks for nothing, and one that was to be
+// judged before its removal gets its name again where it is somebody else's.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ what, name, left, there, known, want string }{
+		{"while it wrote", "new", "gpu-dev", "", "", ""},
+		{"while it wrote, with a reason", "new", "", "", reason, ours},
+		{"after it had the name", "new", ours, ours, reason, ours},
+		{"while it removed", "old", ours, "", "", ""},
+		{"while it judged the file of somebody else", "old", apt, "", "", apt},
+		{"while it judged that, which was written again", "old", apt + "old", apt, "", apt},
+		{"while it removed, and there is a reason again", "old", ours, "", reason, ours},
+	} {
+		path := filepath.Join(t.TempDir(), "reboot-required")
+		write(t, filepath.Join(filepath.Dir(path), ".reboot-required.gpu-device-plugin."+tt.name), tt.left)
+		if tt.there != "" {
+			write(t, path, tt.there)
+		}
+		t.Log(tt.what)
+		start(t.Context(), t, feed.New(reboot.Sentinel{Path: path, Known: true, Reason: tt.known}))
+		settled(t, path, tt.want)
+	}
+}
+
+// TestWrittenMeanwhile: a request that somebody else writes at any moment, as apt does, is never lost while this program asks and withdraws
+// without a pause.
+func TestWrittenMeanwhile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "reboot-required")
+	var steps atomic.Int64
+	now := make(chan struct{})
+	close(now)
+	a := &reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+		return reboot.Sentinel{Path: path, Known: true, Reason: []string{reason, ""}[steps.Add(1)%2]}, now, nil
+	}}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- a.Run(ctx) }()
+	defer func() {
+		end()
+		<-ended
+	}()
+	for range 200 {
+		write(t, path+".apt", apt)
+		if err := os.Rename(path+".apt", path); err != nil { // whole: no half of it is seen
+			t.Fatal(err)
+		}
+		began := steps.Load()
+		poll.Until(t, "what was under way has ended", func() bool { return steps.Load() >= began+2 })
+		poll.Until(t, "the request of somebody else is there", func() bool { return read(t, path) == apt })
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+}
