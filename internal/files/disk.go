@@ -41,3 +41,18 @@ func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) e
 		return ErrHangs
 	}
 }
+
+// Within returns what read returns of the disk, and its error; the zero value where Do ends before it.
+func Within[T any](ctx context.Context, d *Disk, limit time.Duration, read func() (T, error)) (value T, err error) {
+	found := make(chan T, 1) // read may end later
+	err = d.Do(ctx, limit, func() error {
+		v, err := read()
+		found <- v
+		return err
+	})
+	select {
+	case value = <-found:
+	default:
+	}
+	return value, err
+}

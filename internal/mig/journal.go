@@ -148,27 +148,24 @@ func mode(enabled bool) inventory.MIGMode {
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
 		former := o.Former(ctx) // what it notes from now on may not be read
-		contents := make(chan map[string]journalRecord, 1)
-		err := j.disk.Do(ctx, diskTimeout, func() error {
+		read, err := files.Within(ctx, j.disk, diskTimeout, func() (map[string]journalRecord, error) {
 			if j.dir == "" {
-				return errors.New("there is no state directory for the journal of MIG layouts")
+				return nil, errors.New("there is no state directory for the journal of MIG layouts")
 			}
-			err := os.MkdirAll(j.dir, 0o700)
-			contents <- j.read(ctx)
-			return err
+			if err := os.MkdirAll(j.dir, 0o700); err != nil {
+				return nil, err
+			}
+			return j.read(ctx), nil
 		})
 		pause := retryFirst
-		var read map[string]journalRecord
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
 		case former != nil:
 			pause, err = later, fmt.Errorf("%w: %w", errFormer, former)
-			read = <-contents
 		default:
 			o.Begins(ctx)
-			read = <-contents
 		}
 		j.take(ctx, read, err)
 		if err == nil {

@@ -108,18 +108,15 @@ func (p *Proofs) recall(ctx context.Context) {
 	if p.records.Value() != nil {
 		return
 	}
-	read := make(chan Records, 1)
-	err := p.disk.Do(ctx, diskPatience, func() error {
-		var f form
-		_, err := files.ReadState(p.path(), maxFile, fileVersion, &f)
-		read <- f.Devices
-		return err
+	saved, err := files.Within(ctx, p.disk, diskPatience, func() (f form, err error) {
+		_, err = files.ReadState(p.path(), maxFile, fileVersion, &f)
+		return f, err
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Beginning without what was proven of CUDA before", "dir", p.options.StateDir, "reason", err.Error())
 		return
 	}
-	p.saved = <-read
+	p.saved = saved.Devices
 	p.records.Publish(p.saved)
 }
 

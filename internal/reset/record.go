@@ -70,27 +70,23 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		return nil
 	}
 	defer r.busy.Unlock()
-	found := make(chan record, 1)
-	err := r.disk.Do(ctx, diskPatience, func() error {
-		var left record
-		is, err := files.ReadState(r.path(), maxFile, fileVersion, &left)
-		if is {
-			found <- left
+	left, err := files.Within(ctx, r.disk, diskPatience, func() (left *record, err error) {
+		var found record
+		if is, err := files.ReadState(r.path(), maxFile, fileVersion, &found); !is {
+			return nil, err
 		}
-		return err
+		return &found, nil
 	})
-	select {
-	case left := <-found:
-		if left.Boot == "" || r.options.BootID == "" || left.Boot == r.options.BootID {
-			why := "the daemon ended before the GPUs were reset"
-			if left.Phase == PhaseResetting {
-				why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and they are judged by their readings"
-			}
-			klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
-			r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
-		}
-		return r.forget(ctx)
-	default:
+	if left == nil {
 		return err
 	}
+	if left.Boot == "" || r.options.BootID == "" || left.Boot == r.options.BootID {
+		why := "the daemon ended before the GPUs were reset"
+		if left.Phase == PhaseResetting {
+			why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and they are judged by their readings"
+		}
+		klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
+		r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
+	}
+	return r.forget(ctx)
 }

@@ -55,11 +55,11 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 			case err == nil:
 				failures = 0
 				now := PodDevices{Asked: c.Now(), Devices: devices}
-				units := make(chan []status.Holder, 1)
 				reading, end := context.WithTimeout(ctx, podsTimeout)
-				if disk.Do(ctx, podsTimeout, func() error { units <- lister.UnitHolders(reading, devices); return nil }) == nil {
-					now.Units = <-units
-				}
+				// Without an answer of the disk there are none, as nothing old may be taken for new.
+				now.Units, _ = files.Within(ctx, disk, podsTimeout, func() ([]status.Holder, error) {
+					return lister.UnitHolders(reading, devices), nil
+				})
 				end()
 				pods.Publish(now)
 			case ctx.Err() == nil:
