@@ -203,6 +203,22 @@ func (s ClaimSpecs) Claims() ([]string, error) {
 	return uids, nil
 }
 
+// ClaimDrivers returns the names of drivers whose claims have spec files in a folder. A folder that is not there has none.
+func ClaimDrivers(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !files.IsAbsent(err) {
+		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
+	}
+	var drivers []string
+	for _, e := range entries {
+		rest, is := strings.CutPrefix(e.Name(), vendorOf(""))
+		if driver, _, claimed := strings.Cut(rest, "-"+claimClass+"_"); is && claimed && !slices.Contains(drivers, driver) {
+			drivers = append(drivers, driver)
+		}
+	}
+	return drivers, nil
+}
+
 // metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the folder of specs.
 const metadataSuffix = ".metadata"
 

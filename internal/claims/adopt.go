@@ -82,6 +82,13 @@ type deviceName struct {
 	Name string `json:"DeviceName"`
 }
 
+func parseCheckpoint(text []byte) (c checkpoint, err error) {
+	if err = json.Unmarshal(text, &c); err == nil && c.V2 == nil {
+		err = errors.New("it has no part v2")
+	}
+	return c, err
+}
+
 // record returns the record of a claim that NVIDIA's driver has prepared, or why there cannot be one.
 func (p preparedClaim) record(uid string) (record, error) {
 	type identity struct {
@@ -132,7 +139,7 @@ func (p preparedClaim) record(uid string) (record, error) {
 // unprepared here. It reports whether that is over: as long as that driver runs, or no GPU is to be given to claims here, they are its own.
 func (c *Claims) adopt(ctx context.Context) bool {
 	switch {
-	case c.options.Checkpoint == "":
+	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver: // kubelet calls the driver that prepared a claim
 		return true
 	case !c.gives():
 		return false
@@ -143,18 +150,15 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	}
 	log := klog.FromContext(ctx)
 	marker := filepath.Join(c.store.folder(), adoptedFile)
-	if before, _ := files.Read(marker, maxRecord); err == nil && string(before) == checksum(text) {
+	if err == nil && c.adopted(text) {
 		return true
 	}
-	if c.nvidiaRuns(ctx) {
+	if c.nvidiaSocket(ctx) != "" {
 		return false
 	}
 	var noted checkpoint
 	if err == nil {
-		err = json.Unmarshal(text, &noted)
-	}
-	if err == nil && noted.V2 == nil {
-		err = errors.New("it has no part v2")
+		noted, err = parseCheckpoint(text)
 	}
 	if err != nil {
 		log.Error(err, "Cannot take over the claims of NVIDIA's driver", "path", c.options.Checkpoint)
@@ -177,9 +181,15 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	return true
 }
 
-// nvidiaRuns reports whether NVIDIA's driver listens: at dra.sock in the folder of its checkpoint, or dra-<UID of its pod>.sock where it is
+// adopted reports whether the claims of a checkpoint were taken over.
+func (c *Claims) adopted(checkpoint []byte) bool {
+	before, _ := files.Read(filepath.Join(c.store.folder(), adoptedFile), maxRecord)
+	return string(before) == checksum(checkpoint)
+}
+
+// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at dra.sock in the folder of its checkpoint, or dra-<UID of its pod>.sock where it is
 // updated by a second one beside it, or at a socket by which kubelet registers it.
-func (c *Claims) nvidiaRuns(ctx context.Context) bool {
+func (c *Claims) nvidiaSocket(ctx context.Context) string {
 	folder := filepath.Dir(c.options.Checkpoint)
 	registry := filepath.Join(folder, "..", "..", "plugins_registry")
 	for in, prefix := range map[string]string{folder: "dra", registry: dra.Driver} {
@@ -187,12 +197,12 @@ func (c *Claims) nvidiaRuns(ctx context.Context) bool {
 			if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, ".sock") {
 				continue
 			}
-			if kubelet.DialOnce(ctx, filepath.Join(in, name)) == nil {
-				return true
+			if path := filepath.Join(in, name); kubelet.DialOnce(ctx, path) == nil {
+				return path
 			}
 		}
 	}
-	return false
+	return ""
 }
 
 // adoptClaim records a claim unless it has a record.

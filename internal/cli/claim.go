@@ -21,10 +21,11 @@ import (
 
 func newClaimCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "claim", Short: "Check the configuration of GPUs in ResourceClaims", Args: noArguments}
-	cmd.AddCommand(&cobra.Command{
+	driver := ""
+	check := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check the configuration of GPUs in ResourceClaims, ResourceClaimTemplates and DeviceClasses",
-		Long: "check reads manifests and checks the opaque configuration for the driver gpu.nvidia.com in them: GpuConfig and\n" +
+		Long: "check reads manifests and checks the opaque configuration in them: GpuConfig and\n" +
 			"MigDeviceConfig of resource.nvidia.com/v1beta1. It prints what each does, with all defaults, or its problems. The API server\n" +
 			"does not check it: a driver refuses it when a pod starts. Other objects are ignored.",
 		Example: "  gpu-device-plugin claim check claims.yaml",
@@ -32,7 +33,7 @@ func newClaimCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, paths []string) error {
 			problems := 0
 			for _, path := range paths {
-				lines, found, err := checkClaims(path)
+				lines, found, err := (claimCheck{driver}).file(path)
 				if err != nil {
 					return err
 				}
@@ -48,7 +49,9 @@ func newClaimCommand() *cobra.Command {
 			}
 			return nil
 		},
-	})
+	}
+	check.Flags().StringVar(&driver, "dra-driver-name", dra.Driver, "name of the driver that the configuration is for")
+	cmd.AddCommand(check)
 	return cmd
 }
 
@@ -102,8 +105,11 @@ type claimConfig struct {
 
 var documentEnd = regexp.MustCompile(`(?m)^---.*$`)
 
-// checkClaims returns a line for each configuration in a file and each of its problems, and how many problems there are.
-func checkClaims(path string) (lines []string, problems int, err error) {
+// A claimCheck checks manifests for the driver of a name.
+type claimCheck struct{ driver string }
+
+// file returns a line for each configuration in a file and each of its problems, and how many problems there are.
+func (k claimCheck) file(path string) (lines []string, problems int, err error) {
 	data, err := files.Read(path, maxManifest)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read manifest: %w", err)
@@ -113,23 +119,31 @@ func checkClaims(path string) (lines []string, problems int, err error) {
 		if err != nil {
 			return nil, 0, fmt.Errorf("read manifest %s: %w", path, err)
 		}
-		found, bad, err := checkObject(text)
+		found, bad, err := k.object(text)
 		if err != nil {
 			return nil, 0, fmt.Errorf("read manifest %s: %w", path, err)
 		}
 		lines, problems = append(lines, found...), problems+bad
 	}
 	if len(lines) == 0 {
-		lines = []string{path + ": no configuration for " + dra.Driver}
+		lines = []string{path + ": no configuration for " + k.driver}
 	}
 	return lines, problems, nil
 }
 
-// kindOf is the kind of configuration that the devices of NVIDIA's classes take.
-var kindOf = map[string]string{"gpu.nvidia.com": dra.GPUConfig, "mig.nvidia.com": dra.MIGConfig}
+// kindOf returns the kind of configuration that the devices of the driver's classes take; empty for any other class.
+func (k claimCheck) kindOf(class string) string {
+	switch gpu, mig := dra.ClassNames(k.driver); class {
+	case gpu:
+		return dra.GPUConfig
+	case mig:
+		return dra.MIGConfig
+	}
+	return ""
+}
 
-// checkObject is checkClaims for one object. An object of another kind has nothing to check, whatever its fields are.
-func checkObject(text []byte) (lines []string, problems int, err error) {
+// object is file for one object. An object of another kind has nothing to check, whatever its fields are.
+func (k claimCheck) object(text []byte) (lines []string, problems int, err error) {
 	var o claimObject
 	kind := struct{ Kind string }{}
 	if bytes.Equal(text, []byte("null")) {
@@ -145,7 +159,7 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 		return nil, 0, err
 	}
 	for _, item := range o.Items {
-		found, bad, more := checkObject(item)
+		found, bad, more := k.object(item)
 		lines, problems, err = append(lines, found...), problems+bad, errors.Join(err, more)
 	}
 	claim := o.Spec.claimSpec
@@ -154,7 +168,7 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 	}
 	var configs []dra.OpaqueConfig
 	for i, c := range append(claim.Devices.Config, o.Spec.Config...) {
-		if c.Opaque.Driver != dra.Driver {
+		if c.Opaque.Driver != k.driver {
 			continue
 		}
 		where := fmt.Sprintf("%s %s, config %d", o.Kind, o.Metadata.Name, i)
@@ -168,27 +182,27 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+": "+found.String())
 		}
 	}
-	for _, part := range partsOf(claim) {
+	for _, part := range k.partsOf(claim) {
 		lines = append(lines, fmt.Sprintf("%s %s, %s", o.Kind, o.Metadata.Name, part))
 	}
 	if problems > 0 {
 		return lines, problems, err
 	}
-	for _, refused := range refusals(claim.Devices.Requests, configs) {
+	for _, refused := range k.refusals(claim.Devices.Requests, configs) {
 		lines, problems = append(lines, fmt.Sprintf("%s %s: %s", o.Kind, o.Metadata.Name, refused)), problems+1
 	}
 	return lines, problems, err
 }
 
 // partsOf returns a line for each request of a part of the memory of a GPU.
-func partsOf(claim claimSpec) (lines []string) {
+func (k claimCheck) partsOf(claim claimSpec) (lines []string) {
 	parts := map[string]string{}
 	for _, r := range claim.Devices.Requests {
-		r.describe("", parts)
+		r.describe(k.driver, "", parts)
 	}
 	for _, request := range slices.Sorted(maps.Keys(parts)) {
 		limit := "nothing keeps processes to it, unless the DeviceClass wants MPS"
-		if strategy := strategyOf(request, claim.Devices.Config); strategy == dra.MPS {
+		if strategy := k.strategyOf(request, claim.Devices.Config); strategy == dra.MPS {
 			limit = "MPS keeps each process to it"
 		} else if strategy != "" {
 			limit = "nothing keeps processes to it without MPS"
@@ -199,12 +213,12 @@ func partsOf(claim claimSpec) (lines []string) {
 }
 
 // strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty without one.
-func strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
+func (k claimCheck) strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
 	parent, _, _ := strings.Cut(request, "/")
 	for _, c := range slices.Backward(configs) {
 		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
 		named := len(c.Requests) == 0 || slices.Contains(c.Requests, request) || slices.Contains(c.Requests, parent)
-		if named && c.Opaque.Driver == dra.Driver && len(wrong) == 0 && found.Kind == dra.GPUConfig {
+		if named && c.Opaque.Driver == k.driver && len(wrong) == 0 && found.Kind == dra.GPUConfig {
 			return found.Strategy
 		}
 	}
@@ -221,18 +235,18 @@ func (r claimRequest) devices() claimDevices {
 
 // describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for
 // them.
-func (r claimRequest) describe(prefix string, parts map[string]string) {
+func (r claimRequest) describe(class, prefix string, parts map[string]string) {
 	of := r.devices()
-	if memory, wanted := of.Capacity.Requests[dra.MemoryCapacity]; wanted && of.DeviceClassName == dra.Driver {
+	if memory, wanted := of.Capacity.Requests[dra.MemoryCapacity]; wanted && of.DeviceClassName == class {
 		parts[prefix+r.Name] = fmt.Sprint(memory)
 	}
 	for _, alternative := range r.FirstAvailable {
-		alternative.describe(prefix+r.Name+"/", parts)
+		alternative.describe(class, prefix+r.Name+"/", parts)
 	}
 }
 
 // refusals returns why the claim will not be prepared although each of its configurations is right, whichever alternatives it gets.
-func refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
+func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
 	for choice, more := 0, true; more; choice++ {
 		var asked []claims.RequestedDevices
 		more = false
@@ -245,7 +259,7 @@ func refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []st
 			}
 			_, part := of.Capacity.Requests[dra.MemoryCapacity]
 			asked = append(asked, claims.RequestedDevices{
-				Name: name, Kind: kindOf[of.DeviceClassName], Count: of.count(), Admin: of.AdminAccess, Part: part,
+				Name: name, Kind: k.kindOf(of.DeviceClassName), Count: of.count(), Admin: of.AdminAccess, Part: part,
 			})
 		}
 		if err := claims.CheckConfig(asked, configs); err != nil && !slices.Contains(reasons, err.Error()) {

@@ -14,6 +14,9 @@ func allocationLine(s *status.DRA) string {
 		return ""
 	}
 	parts := []string{"mode " + s.Mode}
+	if s.DriverName != "" {
+		parts = append(parts, "driver "+s.DriverName)
+	}
 	switch {
 	case s.Driver.Foreign != "":
 		parts = append(parts, "another driver of the same name registers at "+s.Driver.Foreign)
@@ -30,8 +33,10 @@ func allocationLine(s *status.DRA) string {
 	if s.NoShares {
 		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
 	}
-	if s.Problem != "" {
-		parts = append(parts, s.Problem)
+	for _, problem := range []string{s.Problem, s.Driver.Rival, s.Kept} {
+		if problem != "" {
+			parts = append(parts, problem)
+		}
 	}
 	return strings.Join(parts, "; ")
 }

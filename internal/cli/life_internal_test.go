@@ -160,7 +160,7 @@ func TestStrategyOfARequest(t *testing.T) {
 		if err := yaml.UnmarshalStrict([]byte(test.configs), &configs); err != nil {
 			t.Fatal(err)
 		}
-		if got := strategyOf("a/b", configs); got != test.want {
+		if got := (claimCheck{dra.Driver}).strategyOf("a/b", configs); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}

@@ -53,7 +53,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	if err != nil {
 		return dra.Pool{}, err
 	}
-	o := claims.Options{Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil)}
+	o := claims.Options{Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil), DriverName: c.DRA.DriverName}
 	numbers := dra.Numbers{}
 	if c.Simulate == "" && c.StateDir != "" {
 		o.StateDir = c.StateDir
@@ -73,7 +73,9 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 			}
 		}
 	}
-	return dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).SharedBy(c.DRA.ShareBy, c.DRA.Shares), nil
+	pool := dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).SharedBy(c.DRA.ShareBy, c.DRA.Shares)
+	pool.Driver = c.DRA.DriverName
+	return pool, nil
 }
 
 // divided tells how GPUs are divided, and does nothing else of a claims.Divider.

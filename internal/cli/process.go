@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/logwriter"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
@@ -26,8 +27,8 @@ type ownProcess struct {
 	json    bool
 }
 
-// untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the driver was replaced, it starts a
-// new process of this program in the place of this one.
+// untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the driver was replaced, or the
+// DRA driver has another name on the node, it starts a new process of this program in the place of this one.
 func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) error, signals ...os.Signal) error {
 	p := &ownProcess{log: logInBackground()}
 	flush := func() { p.log.FlushWithin(maxFlush) }
@@ -40,6 +41,10 @@ func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) err
 	switch {
 	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
 		log.Info("Restarting with the driver that is there now", "reason", err.Error())
+		flush()
+		return reexec()
+	case errors.Is(err, handover.ErrOtherName) && ctx.Err() == nil:
+		log.Info("Restarting with the name of the driver under which claims have devices", "reason", err.Error())
 		flush()
 		return reexec()
 	case err == nil:

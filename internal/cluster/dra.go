@@ -27,6 +27,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		Driver:      c.claims.driver,
 		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
+		Rival: d.DRA.Claims.Rival,
 		Leads: d.Lead.Leads(),
 	})
 	ready := func(ctx context.Context) (bool, string) {
@@ -40,7 +41,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
 			for ctx.Err() == nil {
 				s, changed := driver.Status().Latest()
-				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign})
+				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign, Rival: s.Rival})
 				feed.AnyOf(ctx, changed)
 			}
 			return nil

@@ -51,7 +51,7 @@ func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publish
 func (p *publisher) publish() *publisher {
 	ctx, cancel := context.WithCancel(p.logging())
 	p.devices = handover.NewDevices(handover.DevicesOptions{
-		StateDir: p.Config.StateDir, Node: nodeName, Snapshots: p.Snapshots, Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
+		StateDir: p.Config.StateDir, Driver: p.Config.DRA.DriverName, Node: nodeName, Snapshots: p.Snapshots, Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
 	})
 	p.connect(ctx)
 	p.cluster.Count(p.count)

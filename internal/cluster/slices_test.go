@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -36,6 +37,25 @@ func TestOneWriteForAChange(t *testing.T) {
 		if len(owners) != 1 || owners[0].UID != s.node().UID || owners[0].Kind != "Node" {
 			s.Errorf("the owners are %+v, want the node", owners)
 		}
+	})
+}
+
+// Slices have the name of the driver. While NVIDIA's driver, of another name, may give the GPUs, no device is in them.
+func TestSlicesOfAnotherName(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.newPublisher(config.Config{StateDir: s.TempDir(), DRA: config.DRA{DriverName: "gpu.example.com"}}, snapshotOf(2)).publish()
+		p.registered(1)
+		s.untilPool("1: 0 1")
+		if slice := s.server.Slices()[0]; slice.Spec.Driver != "gpu.example.com" || slice.Name != nodeName+"-gpu.example.com-0" {
+			s.Errorf("the slice %s of the driver %s", slice.Name, slice.Spec.Driver)
+		}
+		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, Rival: "NVIDIA's driver runs"})
+		s.untilPool("1: ")
+		if published := p.devices.Published().Value(); len(published) > 0 {
+			s.Errorf("GPUs count as published: %v", published)
+		}
+		p.registered(1)
+		s.untilPool("1: 0 1")
 	})
 }
 

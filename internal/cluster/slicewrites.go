@@ -228,6 +228,9 @@ func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 // state returns the pool that is to be there, and what is.
 func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]dra.PublishedSlice, error) {
 	pool, there := p.devices.Pools().Value(), map[string]dra.PublishedSlice{}
+	if p.driver.Value().Rival != "" {
+		pool = pool.Withheld()
+	}
 	if p.ledger.noTaints {
 		pool = pool.Untainted()
 	}

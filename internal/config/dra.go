@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,8 @@ import (
 // DRA says which GPUs pods get by Dynamic Resource Allocation, and not by the device plugin.
 type DRA struct {
 	Mode DRAMode
+	// DriverName is the name of the driver. It is that of the start: a change of the file needs a restart.
+	DriverName string
 	// GPUs selects them with DRASplit.
 	GPUs resource.Selector
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
@@ -67,6 +70,11 @@ var draOptions = []option{
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
 	},
 	{
+		flag: "dra-driver-name", env: []string{"DRA_DRIVER_NAME"}, key: "dra.driverName", fallback: dra.Driver,
+		usage: "name of the driver of Dynamic Resource Allocation, also in ResourceSlices and claims",
+		set:   setDriverName,
+	},
+	{
 		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false", kind: kindBool,
 		usage: "make MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get by Dynamic Resource " +
 			"Allocation and that nothing else has divided",
@@ -99,6 +107,19 @@ var draOptions = []option{
 		usage: "give containers of new claims a file that says which GPUs and MIG devices they have (KEP-5304)",
 		set:   truth(func(c *Config) *bool { return &c.DRA.Metadata }),
 	},
+}
+
+// driverForm is that of a DNS subdomain. Kubernetes allows maxDriverName characters.
+var driverForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+const maxDriverName = 63
+
+func setDriverName(c *Config, text string) error {
+	if len(text) > maxDriverName || !driverForm.MatchString(text) {
+		return fmt.Errorf("must be a DNS subdomain of at most %d characters, such as gpu.example.com, not %q", maxDriverName, text)
+	}
+	c.DRA.DriverName = text
+	return nil
 }
 
 // setShares takes no more than can be clients of the one MPS server that a GPU has.

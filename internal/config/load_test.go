@@ -58,7 +58,7 @@ func defaults() config.Config {
 			MachineTypeFile: "/sys/class/dmi/id/product_name",
 		},
 		MIG:   config.MIG{EvictTimeout: 10 * time.Minute},
-		DRA:   config.DRA{ShareBy: "memory"},
+		DRA:   config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
 		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
 	}
 }

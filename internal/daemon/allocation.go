@@ -8,10 +8,13 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -23,20 +26,21 @@ import (
 )
 
 // newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory: then no GPU is given in that way.
-func (d *daemon) newDRA(c config.Config) *DRA {
+func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
 	}
+	d.nameDriver(ctx, &c)
 	a := &DRA{
 		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
 	devices := handover.DevicesOptions{
-		StateDir: c.StateDir, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
+		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
 		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check,
 	}
 	a.Devices = handover.NewDevices(devices)
 	o := claims.Options{
-		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
+		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
 		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
 		Alone: d.mayChangeHardware,
@@ -73,6 +77,28 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	h.Records = a.Claims.InUse()
 	a.Arbiter = handover.New(h)
 	return a
+}
+
+// nameTimeout is how long the start of the process waits for the files that say under which name claims have devices.
+const nameTimeout = 2 * time.Second
+
+// nameDriver has the driver keep its name as long as claims have devices under it, or may get some.
+func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
+	type found struct{ name, kept string }
+	names := make(chan found, 1)
+	err := files.NewDisk().Do(ctx, nameTimeout, func() error {
+		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
+		names <- found{name, kept}
+		return err
+	})
+	if err != nil { // an earlier lead's slices are found again before this process publishes any
+		klog.FromContext(ctx).Error(err, "Cannot read under which name of the driver claims have devices")
+		return
+	}
+	now := <-names
+	if c.DRA.DriverName, d.keptName = now.name, now.kept; d.keptName != "" {
+		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name", "reason", d.keptName)
+	}
 }
 
 // callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet waits for 45 s.
@@ -162,9 +188,13 @@ func (d *daemon) allocation() *status.DRA {
 	}
 	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
 	s := &status.DRA{
-		Mode: d.watcher.Configs().Value().DRA.Mode.String(), Driver: d.dra.Driver.Value(), Slices: published.Slices,
+		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(), Kept: d.keptName,
+		Driver: d.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
 		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,
+	}
+	if s.DriverName == dra.Driver {
+		s.DriverName = ""
 	}
 	s.Pods = status.DRAPods(d.dra.Claims.Compared().Value())
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}

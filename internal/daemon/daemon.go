@@ -127,6 +127,7 @@ type daemon struct {
 	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
 	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
 	dra            *DRA                                    // nil where no GPU can be given by Dynamic Resource Allocation
+	keptName       string                                  // why the driver has another name than the configuration
 	labels         *Labels
 	labelsProblem  *feed.Feed[error] // why the labels of the node are not as they are wanted
 	asked          <-chan os.Signal  // signals to handle
@@ -182,7 +183,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
 	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
-	if d.dra = d.newDRA(c); d.dra != nil {
+	if d.dra = d.newDRA(ctx, c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
 	if d.wishes != nil {

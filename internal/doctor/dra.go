@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// draDriver is the name of the DRA driver for GPUs, NVIDIA's and this program's.
+// draDriver is the name of NVIDIA's DRA driver for GPUs, and by default this program's.
 const draDriver = "gpu.nvidia.com"
 
 // allocation judges Dynamic Resource Allocation: what kubelet and the API server have of it, and that each GPU is given in one way.
@@ -25,15 +25,17 @@ func allocation(f *NodeFacts, r *findings) {
 	}
 	const registrations = "journalctl -u kubelet -n 200 | grep -iE 'plugin_manager|plugin_watcher|dra'"
 	const served = "kubectl get --raw /apis/resource.k8s.io"
-	slicesOfNode := "kubectl get resourceslices --field-selector spec.driver=" + draDriver + ",spec.nodeName=NODE"
+	driver := cmp.Or(s.DRA.DriverName, draDriver)
+	slicesOfNode := "kubectl get resourceslices --field-selector spec.driver=" + driver + ",spec.nodeName=NODE"
 	switch d := s.DRA.Driver; {
 	case d.Foreign != "":
-		r.fail("Another driver of the name "+draDriver+" is registered with kubelet: this one publishes nothing as long as it is there",
+		r.fail("Another driver of the name "+driver+" is registered with kubelet: this one publishes nothing as long as it is there",
 			[]string{d.Foreign}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu|dra'", slicesOfNode)
 	case !d.Registered && f.Settings.Claims:
 		r.fail("Kubelet has not registered the driver for claims: "+cmp.Or(d.Problem, "it has not looked at its socket yet"), nil,
 			registrations, "ls -l /var/lib/kubelet/plugins_registry   # in the container: the same path has to be mounted")
 	}
+	driverName(s.DRA, r)
 	if s.DRA.Problem != "" {
 		r.fail("The ResourceSlices of this node are not as they are to be: "+s.DRA.Problem, nil, served, slicesOfNode)
 	}
@@ -69,6 +71,17 @@ func allocation(f *NodeFacts, r *findings) {
 	if !r.found() {
 		published := status.Count(s.DRA.Slices, "ResourceSlice")
 		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(given, "GPU"), len(s.DRA.GPUs), published), "status: dra")
+	}
+}
+
+// driverName judges the name of the driver.
+func driverName(s *status.DRA, r *findings) {
+	if s.Driver.Rival != "" {
+		r.fail("No GPU is given to claims: "+s.Driver.Rival, nil,
+			"kubectl get resourceslices --field-selector spec.driver="+draDriver+",spec.nodeName=NODE")
+	}
+	if s.Kept != "" {
+		r.warn("The driver has not the name of the configuration: "+s.Kept, nil, "gpu-device-plugin status   # which claims are prepared")
 	}
 }
 

@@ -29,6 +29,12 @@ type ClassParameters struct {
 	Parameters map[string]any `json:"parameters"`
 }
 
+// ClassNames returns the names of the classes of whole GPUs and of MIG devices: gpu.nvidia.com and mig.nvidia.com for the driver
+// gpu.nvidia.com.
+func ClassNames(driver string) (gpu, mig string) {
+	return driver, "mig." + strings.TrimPrefix(driver, "gpu.")
+}
+
 // A NamedResource is a resource of the device plugin.
 type NamedResource struct {
 	Name    string
@@ -53,7 +59,7 @@ func Classes(driver string, of []NamedResource) []DeviceClass {
 			continue
 		}
 		others := slices.Delete(slices.Clone(of), i, i+1)
-		c := DeviceClass{Name: className(r.Name), ExtendedResourceName: r.Name, Selector: r.selector(driver, others)}
+		c := DeviceClass{Name: className(driver, r.Name), ExtendedResourceName: r.Name, Selector: r.selector(driver, others)}
 		if profiles := r.values(NamedDevice.profile); r.MPS && slices.Equal(profiles, []string{""}) {
 			c.Config = []ClassConfig{{ClassParameters{driver, map[string]any{
 				"apiVersion": ConfigVersion, "kind": GPUConfig, "sharing": map[string]any{"strategy": string(MPS)},
@@ -66,8 +72,12 @@ func Classes(driver string, of []NamedResource) []DeviceClass {
 
 var notInClass = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// className returns the name of the class for a resource: gpu.nvidia.com for nvidia.com/gpu.
-func className(resource string) string {
+// className returns the name of the class for a resource: that of GPUs for nvidia.com/gpu.
+func className(driver, resource string) string {
+	if resource == "nvidia.com/gpu" {
+		gpu, _ := ClassNames(driver)
+		return gpu
+	}
 	domain, name, _ := strings.Cut(strings.ToLower(resource), "/")
 	return strings.Trim(notInClass.ReplaceAllString(name, "-"), "-.") + "." + domain
 }

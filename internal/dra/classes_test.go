@@ -79,7 +79,7 @@ func TestClassesOfAnotherName(t *testing.T) {
 	c := dra.Classes("gpu.example.com", []dra.NamedResource{{Name: "nvidia.com/gpu", Devices: []dra.NamedDevice{{UUID: "a"}}, Shared: true, MPS: true}})[0]
 	want := "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu' && " +
 		"'shared' in device.attributes['gpu-device-plugin.github.io']"
-	if c.Selector != want || c.Config[0].Opaque.Driver != "gpu.example.com" {
+	if c.Name != "gpu.example.com" || c.Selector != want || c.Config[0].Opaque.Driver != "gpu.example.com" {
 		t.Errorf("a class %+v", c)
 	}
 }

@@ -141,6 +141,14 @@ func (p Pool) Untainted() Pool {
 	return p
 }
 
+// Withheld returns the pool without devices: this driver gives none for now.
+func (p Pool) Withheld() Pool {
+	if len(p.Slices) > 0 {
+		p.Slices = []Slice{{Devices: []Device{}}}
+	}
+	return p
+}
+
 // Timed returns a slice whose taints without a time have that of the same taint in another slice.
 func (s Slice) Timed(other Slice) Slice {
 	before := map[string][]Taint{}

@@ -81,6 +81,8 @@ type Options struct {
 	Driver string
 	Claims Claims
 	Reader ClaimReader
+	// Rival returns why a driver of another name may give the same GPUs; empty if none does. Without the function none does.
+	Rival func(context.Context) string
 	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
@@ -105,6 +107,8 @@ type Status struct {
 	// Foreign is the socket of another program's driver of the same name that runs on the node; empty if there is none. While there is
 	// one, this one does not register, and nobody may publish devices.
 	Foreign string
+	// Rival is why a driver of another name may give the same GPUs; empty if none does. While one does, no device may be in a slice.
+	Rival string
 }
 
 // A Plugin is the driver. Make it with New.
@@ -260,7 +264,15 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 	if beside != s.beside.Value() {
 		s.beside.Publish(beside)
 	}
+	rival := ""
+	if s.o.Rival != nil {
+		rival = s.o.Rival(ctx)
+	}
 	s.change(func(status *Status) {
+		if rival != "" && status.Rival == "" {
+			klog.FromContext(ctx).Info("No GPU is given to claims", "reason", rival)
+		}
+		status.Rival = rival
 		if others.foreign != "" && status.Foreign == "" {
 			klog.FromContext(ctx).Info("Another driver of the same name registers with kubelet; this one does not until that one has ended",
 				"socket", others.foreign)

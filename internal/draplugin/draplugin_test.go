@@ -1,6 +1,7 @@
 package draplugin_test
 
 import (
+	"context"
 	"net"
 	"strings"
 	"testing"
@@ -93,6 +94,11 @@ func TestForeign(t *testing.T) {
 	listen("nic.example.com-0b1c-reg.sock") // of a driver with another name, which is nothing to this one
 	foreign := listen("gpu.nvidia.com-0b1c-reg.sock")
 	d := n.start(t, nil)
+	beside := n.startProcess(t, draplugin.Options{Driver: "gpu.example.com", Rival: func(context.Context) string { return "NVIDIA's is there" }})
+	if s := beside.await(t, "a driver of another name", func(s draplugin.Status) bool { return s.Registered }); s.Foreign != "" || s.Rival == "" {
+		t.Errorf("beside NVIDIA's driver: %+v", s)
+	}
+	beside.stop()
 	isForeign := func(s draplugin.Status) bool { return s.Foreign != "" && !s.Registered }
 	status := d.await(t, "a foreign driver", isForeign)
 	if !strings.Contains(status.Problem, "gpu.nvidia.com-0b1c-reg.sock; remove that driver") || len(n.sockets(t)) != 2 {

@@ -1,12 +1,14 @@
 package handover
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
@@ -14,6 +16,8 @@ import (
 type publishedState struct {
 	Version int      `json:"version"`
 	GPUs    []string `json:"gpus"`
+	// Driver is the name of the driver that publishes them; empty for dra.Driver.
+	Driver string `json:"driver,omitempty"`
 }
 
 // readPublished reads which GPUs may be in slices. Where the file was damaged, that is not known until SetPublished is called.
@@ -38,6 +42,9 @@ func (d *Devices) readPublished() error {
 	if _, err := os.Lstat(path + files.Damaged); !found && err == nil {
 		d.lose("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
 		return nil
+	}
+	if len(kept.GPUs) > 0 && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
+		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
 	}
 	gpus := map[string]bool{}
 	for _, uuid := range kept.GPUs {
@@ -82,6 +89,9 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 			return err
 		}
 		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus))}
+		if d.o.Driver != dra.Driver {
+			state.Driver = d.o.Driver
+		}
 		if err := files.WriteState(filepath.Join(d.o.StateDir, publishedFile), state); err != nil {
 			return fmt.Errorf("write which GPUs are in slices: %w", err)
 		}

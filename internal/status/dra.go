@@ -6,6 +6,9 @@ import "time"
 type DRA struct {
 	// Mode is plugin, dra or split.
 	Mode string `json:"mode"`
+	// DriverName is the name of the driver; empty for gpu.nvidia.com. Kept is why that is not the one of the configuration; empty if it is.
+	DriverName string `json:"driverName,omitempty"`
+	Kept       string `json:"driverNameKept,omitempty"`
 	// Driver is the state of the driver's registration at kubelet.
 	Driver DRADriver `json:"driver"`
 	// Slices, Devices and Generation are how many ResourceSlices the API server has of the node, with how many devices, and the generation
@@ -45,6 +48,8 @@ type DRADriver struct {
 	Problem string `json:"problem,omitempty"`
 	// Foreign is the socket of another program's driver of the same name; empty if there is none.
 	Foreign string `json:"foreign,omitempty"`
+	// Rival is why NVIDIA's driver, of another name, may give the same GPUs: then this one gives none. Empty if that driver is not there.
+	Rival string `json:"rival,omitempty"`
 }
 
 // DRAGPU is who gives out a GPU.

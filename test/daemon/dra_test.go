@@ -37,6 +37,7 @@ type claimable struct {
 	api       *apiserver.Server
 	plugins   *plugins.Kubelet
 	file      string        // the configuration
+	driver    string        // its name; empty for draDriver
 	callLimit time.Duration // of kubelet's calls for a claim; 0 for a long one
 
 	mu        sync.Mutex
@@ -116,7 +117,7 @@ func (c *claimable) claim(name, device string) (uid string) {
 		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{
 			{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver, AllocationMode: "ExactCount", Count: 1}}}
 		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: draDriver, Pool: nodeName, Device: device}},
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: cmp.Or(c.driver, draDriver), Pool: nodeName, Device: device}},
 		}}
 	}); err != nil {
 		c.t.Fatal(err)
@@ -130,7 +131,7 @@ func (c *claimable) claim(name, device string) (uid string) {
 
 // prepare has kubelet start a pod on a claim, and returns the names of its CDI devices.
 func (c *claimable) prepare(ctx context.Context, name, uid string) ([]string, error) {
-	answers, err := c.plugins.Prepare(ctx, draDriver, &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
+	answers, err := c.plugins.Prepare(ctx, cmp.Or(c.driver, draDriver), &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
 	if err == nil && answers[uid].GetError() != "" {
 		err = errors.New(answers[uid].GetError())
 	}
@@ -158,7 +159,7 @@ func (c *claimable) prepared(name, uid string) (ids []string) {
 // release has the last pod on a claim end: kubelet asks until the driver has given it back, and the claim is deleted.
 func (c *claimable) release(ctx context.Context, name, uid string) {
 	for ctx.Err() == nil {
-		answers, err := c.plugins.Unprepare(ctx, draDriver, &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
+		answers, err := c.plugins.Unprepare(ctx, cmp.Or(c.driver, draDriver), &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
 		if err == nil && answers[uid].GetError() == "" {
 			break
 		}

@@ -53,6 +53,7 @@ func TestDRAValues(t *testing.T) {
 		"{dra: {enabled: true, dynamicMIG: true}, mig: {enabled: true}}":           "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true}, config: {map: {a: \"dra: {dynamicMIG: true}\"}}}":  "DRA_MODE=dra",
 		"{dra: {enabled: true, claimStatus: true, shares: 2, shareBy: count}}":     "DRA_MODE=dra DRA_SHARES=2 DRA_SHARE_BY=count DRA_CLAIM_STATUS=true",
+		"{dra: {enabled: true, driverName: gpu.nvidia.com}}":                       "DRA_MODE=dra",
 		"{dra: {enabled: true, metadata: true}}":                                   "DRA_MODE=dra DRA_METADATA=true",
 		"{dra: {enabled: true, deviceClasses: false, extendedResourceName: \"\"}}": "DRA_MODE=dra",
 	} {
@@ -94,6 +95,61 @@ func TestDRAValues(t *testing.T) {
 		}
 		if slices.Sort(wanted); !slices.Equal(rights(t, objects), wanted) {
 			t.Errorf("%s: rights %q, want %q", values, rights(t, objects), wanted)
+		}
+	}
+}
+
+// TestDriverName: the name of the driver is that of the daemon, of classes, rights and admission policies. A name that only the daemon would
+// have is refused.
+func TestDriverName(t *testing.T) {
+	t.Parallel()
+	const name = "gpu.example.com"
+	const values = "{dra: {enabled: true, driverName: " + name + ", claimStatus: true}}"
+	text := render(t, values)
+	objects := decode(t, "chart", text)
+	for _, e := range daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec.Containers[0].Env {
+		if e.Name == "DRA_DRIVER_NAME" && e.Value != name {
+			t.Errorf("the daemon is told %s", e.Value)
+		}
+	}
+	var classes []string
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *resourcev1.DeviceClass:
+			classes = append(classes, o.Name)
+			if s := o.Spec.Selectors[0].CEL.Expression; !strings.HasPrefix(s, "device.driver == '"+name+"' && device.attributes['"+name+"'].type == ") {
+				t.Errorf("the class %s selects %s", o.Name, s)
+			}
+		case *rbacv1.ClusterRole:
+			for _, r := range o.Rules {
+				if slices.Contains(r.Resources, "resourceclaims/driver") && !slices.Equal(r.ResourceNames, []string{name}) {
+					t.Errorf("the account may write the status for %q", r.ResourceNames)
+				}
+			}
+		}
+	}
+	if slices.Sort(classes); !slices.Equal(classes, []string{name, "mig.example.com"}) {
+		t.Errorf("the classes %q", classes)
+	}
+	kept := map[string]bool{"{name: plugins, mountPath: /var/lib/kubelet/plugins/gpu.nvidia.com, readOnly: true}": true,
+		"path: /var/lib/kubelet/plugins/gpu.nvidia.com": true} // the folder is that of NVIDIA's driver
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "- ")
+		if strings.Contains(line, "gpu.nvidia.com") && !kept[line] && !strings.Contains(line, "hostPath: {path: /var/lib/kubelet/plugins/gpu.nvidia.com,") {
+			t.Errorf("a line with NVIDIA's name: %s", line)
+		}
+	}
+	inFile := "{dra: {enabled: true}, config: {map: {a: \"dra: {driverName: " + name + "}\"}}}"
+	if _, notes, err := renderFor("1.37", inFile); err != nil || !strings.Contains(notes, "set dra.driverName.") {
+		t.Errorf("a name in a file alone: %v, notes:\n%s", err, notes)
+	}
+	for bad, want := range map[string]string{
+		"{dra: {enabled: true, driverName: GPU_x}}":                                                                "driverName",
+		"{dra: {enabled: true}, extraArgs: [--dra-driver-name=" + name + "]}":                                      "set dra.driverName",
+		"{dra: {enabled: true}, devicePlugin: {containers: {main: {env: [{name: DRA_DRIVER_NAME, value: a.b}]}}}}": "set dra.driverName",
+	} {
+		if _, err := renderChart(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", bad, err)
 		}
 	}
 }

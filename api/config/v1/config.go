@@ -50,6 +50,9 @@ type Driver struct {
 type DRA struct {
 	// Mode is plugin (default): no GPU; dra: all GPUs; or split: those of GPUs. The other GPUs are those of the device plugin.
 	Mode *string `json:"mode,omitempty"`
+	// DriverName is the name of the driver at kubelet, in ResourceSlices and in claims: a DNS subdomain of at most 63 characters; by default
+	// gpu.nvidia.com. It counts from a restart on, and not before no claim has a device under the name before.
+	DriverName *string `json:"driverName,omitempty"`
 	// GPUs selects GPUs with the mode split.
 	GPUs *GPUSelection `json:"gpus,omitempty"`
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode without other MIG devices.

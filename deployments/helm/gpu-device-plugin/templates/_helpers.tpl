@@ -357,6 +357,11 @@ rollingUpdate:
 {{- if $dra.enabled }}{{ default (ternary "" "dra" (not (empty $said))) $dra.mode }}{{ end }}
 {{- end }}
 
+{{- /* The name of the driver that the daemon is told; empty for the usual one. */}}
+{{- define "gpu-device-plugin.draDriverName" -}}
+{{- if and .Values.dra.enabled (ne .Values.dra.driverName "gpu.nvidia.com") }}{{ .Values.dra.driverName }}{{ end }}
+{{- end }}
+
 {{- /* The newest version of the API of Dynamic Resource Allocation that the API server has; empty for none. */}}
 {{- define "gpu-device-plugin.resourceVersion" -}}
 {{- $version := "" }}
@@ -370,7 +375,7 @@ rollingUpdate:
 {{- define "gpu-device-plugin.testClass" -}}
 {{- $mode := include "gpu-device-plugin.draMode" . }}
 {{- $class := .Values.test.deviceClass }}
-{{- if and (kindIs "invalid" $class) (has $mode (list "dra" "split")) }}{{ $class = "gpu.nvidia.com" }}{{ end }}
+{{- if and (kindIs "invalid" $class) (has $mode (list "dra" "split")) }}{{ $class = .Values.dra.driverName }}{{ end }}
 {{- if and .Values.dra.enabled (include "gpu-device-plugin.resourceVersion" .) }}{{ default "" $class }}{{ end }}
 {{- end }}
 
@@ -567,6 +572,7 @@ variable, the flag, the value that grants it, a pattern of what needs that, and 
   (list "NODE_CHANGE_TAINT" "node-change-taint" "features.changeTaint" "true" (include "gpu-device-plugin.feature" (list . "changeTaint")))
   (list "NODE_QUIESCE" "node-quiesce" "features.quiesce" "true" (include "gpu-device-plugin.feature" (list . "quiesce")))
   (list "DRA_MODE" "dra-mode" "dra.enabled" "dra|split" $dra)
+  (list "DRA_DRIVER_NAME" "dra-driver-name" "dra.driverName" "." false)
 }}
 {{- $pattern := index $row 3 }}
 {{- if not (last $row) }}
@@ -605,6 +611,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "mig.enabled" .Values.mig.enabled "true" true "mig.enabled")
   (list "mig.disruption" .Values.mig.disruption "evict|pause" true "mig.disruption")
   (list "dra.mode" .Values.dra.mode "dra|split" .Values.dra.enabled "dra.enabled")
+  (list "dra.driverName" (include "gpu-device-plugin.draDriverName" .) "." false "dra.driverName")
 }}
 {{- range list "events" "condition" "taint" "changeTaint" "quiesce" }}
 {{- $rows = append $rows (list (printf "features.%s" .) (get $.Values.features .) "true|pods" true (printf "features.%s" .)) }}
@@ -751,6 +758,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_DISRUPTION" .Values.mig.disruption)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
+  (list "DRA_DRIVER_NAME" (include "gpu-device-plugin.draDriverName" .))
   (list "DRA_SHARES" .Values.dra.shares)
   (list "DRA_SHARE_BY" .Values.dra.shareBy)
   (list "DRA_CLAIM_STATUS" .Values.dra.claimStatus)

@@ -1,0 +1,77 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// Drivers returns the names of the driver under which claims of this program are prepared, with the names of the claims, by the records in
+// a state directory and the copies in CDI specs. It looks for copies under each name that specs have, and under the one that is wanted. It
+// writes nothing.
+func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
+	drivers, err := cdi.ClaimDrivers(cdiDir)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string][]string{}
+	for _, driver := range slices.Compact(slices.Sorted(slices.Values(append(drivers, wanted)))) {
+		records, err := store{dir: stateDir, specs: cdi.ClaimSpecs{Dir: cdiDir, Driver: driver}, clock: clock.RealClock{}}.all()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range records {
+			if of := found[r.driver()]; !slices.Contains(of, r.String()) {
+				found[r.driver()] = append(of, r.String())
+			}
+		}
+	}
+	for _, of := range found {
+		slices.Sort(of)
+	}
+	return found, nil
+}
+
+// Rival returns why NVIDIA's driver may give GPUs of this node to claims, a sentence with the remedy; empty if it does not. Where this
+// driver has NVIDIA's name, kubelet knows one of the two at a time, and its claims are taken over. Under another name both can be
+// registered: then this one gives nothing.
+func (c *Claims) Rival(ctx context.Context) string {
+	if c.options.DriverName == dra.Driver || c.options.Checkpoint == "" {
+		return ""
+	}
+	if socket := c.nvidiaSocket(ctx); socket != "" {
+		return "NVIDIA's driver " + dra.Driver + " runs on this node and may give its GPUs to claims: it listens at " + socket +
+			"; remove that driver from the node"
+	}
+	var noted checkpoint
+	text, err := files.Read(c.options.Checkpoint, maxCheckpoint)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && c.adopted(text):
+		return ""
+	case err == nil:
+		noted, err = parseCheckpoint(text)
+	}
+	if err != nil {
+		return fmt.Sprintf("it is not known which claims NVIDIA's driver has prepared: %s: %v; remove the file when no pod has such a claim",
+			c.options.Checkpoint, err)
+	}
+	if former := (record{Boot: noted.V2.NodeBootID}).former(c.options.BootID); former || len(noted.V2.PreparedClaims) == 0 {
+		return ""
+	}
+	var names []string
+	for _, claim := range noted.V2.PreparedClaims {
+		names = append(names, claim.Namespace+"/"+claim.Name)
+	}
+	slices.Sort(names)
+	return "NVIDIA's driver has prepared claims on this node: " + strings.Join(names[:min(len(names), 3)], ", ") +
+		"; delete their pods while it runs, or remove " + c.options.Checkpoint + " when no such pod is left"
+}
