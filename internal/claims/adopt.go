@@ -187,8 +187,8 @@ func (c *Claims) adopted(checkpoint []byte) bool {
 	return string(before) == checksum(checkpoint)
 }
 
-// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at dra.sock in the folder of its checkpoint, or dra-<UID of its pod>.sock where it is
-// updated by a second one beside it, or at a socket by which kubelet registers it.
+// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at dra.sock in the folder of its checkpoint,
+// or dra-<UID of its pod>.sock where it is updated by a second one beside it, or at a socket by which kubelet registers it.
 func (c *Claims) nvidiaSocket(ctx context.Context) string {
 	folder := filepath.Dir(c.options.Checkpoint)
 	registry := filepath.Join(folder, "..", "..", "plugins_registry")

@@ -35,12 +35,14 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
 	devices := handover.DevicesOptions{
-		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
+		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName,
+		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
 		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check,
 	}
 	a.Devices = handover.NewDevices(devices)
 	o := claims.Options{
-		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
+		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor,
+		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
 		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
 		Alone: d.mayChangeHardware,

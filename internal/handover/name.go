@@ -30,8 +30,8 @@ func DriverName(stateDir, cdiDir, wanted string) (name, kept string, err error) 
 	if err != nil {
 		return wanted, "", err
 	}
-	const remedy = "set dra.driverName to %[1]s and dra.mode to plugin until no GPU of the node is in a ResourceSlice and no claim is prepared, " +
-		"and change the name then"
+	const remedy = "set dra.driverName to %[1]s and dra.mode to plugin until no GPU of the node is in a ResourceSlice and no claim is " +
+		"prepared, and change the name then"
 	for _, driver := range slices.Sorted(maps.Keys(prepared)) {
 		if driver == wanted {
 			continue

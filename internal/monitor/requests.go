@@ -97,8 +97,8 @@ func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]in
 }
 
 // MemoryLimits returns how much memory of GPUs, by UUID, the processes of cgroups may use, in MiB, by the folder of the cgroup; 0 where
-// that is not limited. What cannot be read is left out: a GPU that has no limits or does not answer, and a cgroup that has ended. The error says
-// that nothing could be read by the time ctx ended.
+// that is not limited. What cannot be read is left out: a GPU that has no limits or does not answer, and a cgroup that has ended. The error
+// says that nothing could be read by the time ctx ended.
 func (m *Monitor) MemoryLimits(ctx context.Context, cgroups map[string][]string) (map[string]map[string]int, error) {
 	limits := map[string]map[string]int{}
 	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {

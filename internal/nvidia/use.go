@@ -42,7 +42,8 @@ func processes(gpu device) ([]inventory.Process, error) {
 }
 
 // MemoryLimit returns how much memory of a GPU that an earlier Scan of this session found the processes of a cgroup may use, in MiB; 0
-// where the driver limits nothing. The cgroup is its folder, of version 2. The errors are those of Processes: a driver before R615 has no limits.
+// where the driver limits nothing. The cgroup is its folder, of version 2. The errors are those of Processes: a driver before R615 has no
+// limits.
 func (s *Session) MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int, err error) {
 	return ask(ctx, s, "read the memory limit of a cgroup on", uuid, func(gpu device) (int, error) {
 		limits, ret := gpu.GetMemoryLimits(cgroup)

@@ -92,8 +92,8 @@ func (a *Asker) step(ctx context.Context, w Sentinel) error {
 	return err
 }
 
-// A file is written under the first of these names before it has its own, and judged under the second one before it is removed. A process that
-// is killed there leaves it, and the next step ends what was begun.
+// A file is written under the first of these names before it has its own, and judged under the second one before it is removed. A process
+// that is killed there leaves it, and the next step ends what was begun.
 func unfinished(path string) string { return beside(path, "new") }
 func removed(path string) string    { return beside(path, "old") }
 

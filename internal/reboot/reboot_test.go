@@ -166,7 +166,9 @@ func TestWrittenMeanwhile(t *testing.T) {
 	go func() { ended <- a.Run(ctx) }()
 	defer func() {
 		end()
-		<-ended
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}()
 	for range 200 {
 		write(t, path+".apt", apt)
