@@ -79,32 +79,62 @@ func (c control) environment() []string {
 		"CUDA_MPS_LOG_DIRECTORY="+c.folder(logFolder))
 }
 
+const (
+	// A daemon takes no command for a moment when a client comes or goes. It is asked so often, with this pause.
+	maxAsked   = 5
+	pauseAsked = 50 * time.Millisecond
+	// noDaemon is what the driver's program says where there is no daemon.
+	noDaemon = "Cannot find MPS control daemon process"
+)
+
 // ask gives the daemon a command and returns what it answers. An error means that there is no daemon, or that it has not
 // answered within timeout; a command that it refuses is none.
-func (c control) ask(ctx context.Context, command string, timeout time.Duration) (string, error) {
+func (c control) ask(ctx context.Context, command string, timeout time.Duration) (answer string, err error) {
 	if _, err := os.Stat(c.folder(pipeFolder)); err != nil {
 		return "", fmt.Errorf("%w: run mps-control-daemon on this node, with the same directory of MPS state", err)
 	}
 	asking, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	program := exec.CommandContext(asking, controlProgram)
+	for asked := 1; ; asked++ {
+		answer, err = c.askOnce(asking, command)
+		var refused *exec.ExitError
+		switch {
+		case ctx.Err() != nil:
+			return "", ctx.Err()
+		case asking.Err() != nil:
+			return "", fmt.Errorf("%s: no answer within %s", firstLine(command), timeout)
+		case !errors.As(err, &refused) || strings.Contains(err.Error(), noDaemon) || asked == maxAsked:
+			return answer, err
+		}
+		select {
+		case <-asking.Done():
+		case <-time.After(pauseAsked):
+		}
+	}
+}
+
+// firstLine is the first of several commands, which will do for a sentence.
+func firstLine(command string) string {
+	first, _, _ := strings.Cut(command, "\n")
+	return first
+}
+
+func (c control) askOnce(ctx context.Context, command string) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	program := exec.CommandContext(ctx, controlProgram)
 	program.Env, program.Stdin, program.WaitDelay = c.environment(), strings.NewReader(command+"\n"), time.Second
 	output := &bounded{full: cancel}
 	program.Stdout, program.Stderr = output, output
 	err := program.Run()
 	answer, whole := output.text()
-	command, _, _ = strings.Cut(command, "\n") // the first of several will do for a sentence
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "", errNoProgram
 	case !whole:
-		return "", fmt.Errorf("%s: the answer has more than %d bytes", command, maxAnswer)
-	case ctx.Err() != nil:
-		return "", ctx.Err()
-	case asking.Err() != nil:
-		return "", fmt.Errorf("%s: no answer within %s", command, timeout)
+		return "", fmt.Errorf("%s: the answer has more than %d bytes", firstLine(command), maxAnswer)
 	case err != nil:
-		return "", fmt.Errorf("%s: %w: %q", command, err, answer)
+		return "", fmt.Errorf("%s: %w: %q", firstLine(command), err, answer)
 	}
 	return answer, nil
 }

@@ -2,6 +2,7 @@ package mps_test
 
 import (
 	"context"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -169,6 +170,34 @@ func TestNewResourcesPutOffNoLook(t *testing.T) {
 	}
 	if got := c.timers.Load(); got != 1 {
 		t.Errorf("%d timers for the next look were begun before it came, want 1", got)
+	}
+}
+
+// TestBusyDaemon: a control daemon that takes no command for a moment, as when a client comes or goes, gets its limits and counts as ready.
+func TestBusyDaemon(t *testing.T) {
+	n := newNode(t)
+	t.Setenv("MPS_STAND_IN", "busy")
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	p := n.probe(one)
+	n.untilReason(p, one, "")
+	_, changed := p.Unready().Latest()
+	asked := func() int {
+		log, err := os.ReadFile(n.path(one + "/log/control.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(log), "Cmd:get_default_active_thread_percentage")
+	}
+	before := asked()
+	n.until("ten probes", func() bool {
+		p.clock.Step(time.Second)
+		return asked() >= before+10
+	})
+	select {
+	case <-changed:
+		t.Errorf("a daemon that was busy for a moment is not ready: %q", p.Unready().Value()[one])
+	default:
 	}
 }
 
