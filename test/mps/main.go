@@ -9,8 +9,8 @@
 //
 // Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log. The environment variable
 // MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits, "old" does not know how to serve several
-// users, "endless" prints answers that have no end, "mute" answers nothing, "busy" takes every second command alone, as the real one does for a
-// moment when a client comes or goes.
+// users, "endless" prints answers that have no end, "mute" answers nothing, "busy" takes every second command alone, as the real
+// one does for a moment when a client comes or goes.
 //
 // MPS_STAND_IN_GPUS is a folder in which a daemon locks a file for each of its GPUs, as long as it lives. A daemon that finds a GPU locked
 // adds a line to the file "shared" there.
