@@ -76,7 +76,7 @@ func TestDaemon(t *testing.T) {
 	})
 }
 
-// TestCluster has the stories of what installs the daemon.
+// TestCluster has the stories of what installs the daemon, and of what the cluster knows of it and has it do.
 func TestCluster(t *testing.T) {
 	ctx, n := startNode(t)
 	tell(ctx, t, n, []named{
@@ -87,25 +87,15 @@ func TestCluster(t *testing.T) {
 		{name: "installed by Helm", story: installedByHelm, newest: true},
 		{name: "another plugin comes and goes", story: otherPlugin},
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
+		{name: "in the cluster", story: inTheCluster, newest: true},
 		{name: "upgrades that take devices away", story: takenAway},
 		{name: "upgrades that take devices away without the taint", story: takenAwayUntainted, long: true},
+		{name: "MIG layouts by label", story: dividedByLabel, newest: true},
 		{name: "policies for pods", story: policiesOfUnits},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "NVIDIA's chart and back while pods come and go", story: takesOverUnderLoad, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},
-	})
-}
-
-// TestAgent has the stories of what gpu-node-agent tells the cluster, and of what the cluster has it do.
-func TestAgent(t *testing.T) {
-	if isKubelet("1.36") && !*long {
-		t.Skip("the newest kubelet alone, but for a long run: nothing here is about kubelet")
-	}
-	ctx, n := startNode(t)
-	tell(ctx, t, n, []named{
-		{name: "in the cluster", story: inTheCluster},
-		{name: "MIG layouts by label", story: dividedByLabel},
 	})
 }
 
