@@ -74,11 +74,16 @@ func (m recordMIG) own(i inventory.GPUInstance) bool { return m.is(i) || m.begun
 func (d recordDevice) free(instances []inventory.GPUInstance) error {
 	for _, i := range instances {
 		if m := d.MIG; !m.is(i) && i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
-			return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
-				i.ID, i.Profile, i.Start, d.GPU, d.Device)
+			return d.blockedBy(i)
 		}
 	}
 	return nil
+}
+
+// blockedBy is the error of a GPU instance that is in the way of a device.
+func (d recordDevice) blockedBy(i inventory.GPUInstance) error {
+	return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
+		i.ID, i.Profile, i.Start, d.GPU, d.Device)
 }
 
 // made returns the positions of the devices that are made for the claim, by the UUID of the GPU.

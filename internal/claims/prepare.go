@@ -75,10 +75,10 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 			"which has not been unprepared yet", resultNames(claim.Results), r.names())
 	}
 	var err error
-	if rival := c.Rival(ctx); !earlier && rival != "" {
-		return nil, fail(CauseDevice, "%s", rival)
-	}
 	if !earlier {
+		if rival := c.Rival(ctx); rival != "" {
+			return nil, fail(CauseDevice, "%s", rival)
+		}
 		if r, err = c.record(ctx, locks, claim, r, before); err != nil {
 			return nil, err
 		}

@@ -113,8 +113,7 @@ func (c *Claims) undivided(ctx context.Context, r record) (record, error) {
 			r.Devices[i].Undivide = seen.MIG == inventory.MIGEnabled // then it is waited for a look
 			continue
 		case len(g.Instances) > 0:
-			return r, fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
-				g.Instances[0].ID, g.Instances[0].Profile, g.Instances[0].Start, d.GPU, d.Device)
+			return r, d.blockedBy(g.Instances[0])
 		}
 		if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
 			return r, causedError{refusal(err), err}

@@ -87,17 +87,14 @@ const nameTimeout = 2 * time.Second
 // nameDriver has the driver keep its name as long as claims have devices under it, or may get some.
 func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 	type found struct{ name, kept string }
-	names := make(chan found, 1)
-	err := files.NewDisk().Do(ctx, nameTimeout, func() error {
+	now, err := files.Within(ctx, files.NewDisk(), nameTimeout, func() (found, error) {
 		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
-		names <- found{name, kept}
-		return err
+		return found{name, kept}, err
 	})
 	if err != nil { // an earlier lead's slices are found again before this process publishes any
 		klog.FromContext(ctx).Error(err, "Cannot read under which name of the driver claims have devices")
 		return
 	}
-	now := <-names
 	if c.DRA.DriverName, d.keptName = now.name, now.kept; d.keptName != "" {
 		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name", "reason", d.keptName)
 	}
