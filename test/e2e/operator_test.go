@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,6 +182,7 @@ func underOperator(
 	deletePod(ctx, t, n, "with-the-hosts-driver")
 
 	// Back: ours is there before the operator's pods go.
+	keepLog(t, n, pluginApp, "nvidia-device-plugin")
 	end = watch(ctx, t, kubelet, gpu, "back from the operator's plugin")
 	endChurn = startChurn(ctx, t, n)
 	apply(ctx, t, n, "overlay")
@@ -299,6 +302,32 @@ func operandLog(ctx context.Context, n *node.Node, app, container string) (strin
 		return "", err
 	}
 	return n.Kubectl(ctx, "-n", operatorNamespace, "logs", pod.Name, "--container", container)
+}
+
+// keepLog follows the log of a container of an operand. A test that fails prints it, after the pod has gone too.
+func keepLog(t *testing.T, n *node.Node, app, container string) {
+	t.Helper()
+	pod, err := operand(t.Context(), n, app)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := &corev1.PodLogOptions{Container: container, Follow: true}
+	log, err := n.Client.CoreV1().Pods(operatorNamespace).GetLogs(pod.Name, options).Stream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		text    strings.Builder
+		reading sync.WaitGroup
+	)
+	reading.Go(func() { _, err = io.Copy(&text, log) })
+	t.Cleanup(func() { // the test's context has ended, and so has the stream
+		reading.Wait()
+		_ = log.Close()
+		if t.Failed() {
+			t.Logf("the log of %s in %s, which has gone, until %v:\n%s", container, pod.Name, err, &text)
+		}
+	})
 }
 
 // waitLog waits until a container of an operand has written a text.
