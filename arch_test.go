@@ -33,7 +33,7 @@ const everything = "*"
 var imports = map[string][]string{
 	"cmd/gpu-device-plugin": {"internal/cli"},
 	"cmd/gpu-node-agent":    {"internal/cli", "internal/cluster"},
-	"cmd/kubectl-gpu":       {"internal/status", "internal/version"}, // a module of its own: ADR 57
+	"cmd/kubectl-gpu":       {"internal/inventory", "internal/status", "internal/version"}, // a module of its own: ADR 57
 	"api/config/v1":         {},
 
 	"internal/inventory": {},

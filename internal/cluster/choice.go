@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // choose returns the name of the file that a node with this value of the label uses, among the names of those that there are; the
@@ -45,16 +46,12 @@ func choose(o config.NodeConfig, value string, names []string) (string, error) {
 // namedDefault is the name of the file that the fallback named uses.
 const namedDefault = "default"
 
-// list returns names for people. A directory may have very many files.
+// list returns names for people.
 func list(names []string) string {
-	const most = 10
-	switch {
-	case len(names) == 0:
+	if len(names) == 0 {
 		return "no files"
-	case len(names) > most:
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 	}
-	return strings.Join(names, ", ")
+	return inventory.Few(names)
 }
 
 // configurations returns the names of the files of a directory, in order. Those of a ConfigMap are links; names that begin with a dot

@@ -304,8 +304,8 @@ func TestChoose(t *testing.T) {
 		"no files":                       {label: "a", problem: "no files"},
 		"kubelet's own names":            {label: "..data", files: []string{"..data", "a"}, problem: "it has: a"},
 		"a folder":                       {label: "folder", files: []string{"folder/a", "b"}, problem: "it has: b"},
-		"ten files":                      {label: "x", files: strings.Split("abcdefghij", ""), problem: "a, b, c, d, e, f, g, h, i, j"},
-		"very many files are not listed": {label: "x", files: strings.Split("abcdefghijklm", ""), problem: "i, j and 3 more"},
+		"eight files":                    {label: "x", files: strings.Split("abcdefgh", ""), problem: "a, b, c, d, e, f, g, h"},
+		"very many files are not listed": {label: "x", files: strings.Split("abcdefghijklm", ""), problem: "g, h and 5 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {

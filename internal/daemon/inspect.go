@@ -139,9 +139,6 @@ func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, foun
 	return inventory.Health{}, false
 }
 
-// maxListed is how many processes are named. The event of a pod has room for a thousand bytes.
-const maxListed = 5
-
 // inUse returns an error, which wraps inventory.ErrInUse, that names the processes on the first device that has some; nil if none has.
 func inUse(devices []resource.Device, processes map[string][]inventory.Process) error {
 	for _, d := range devices {
@@ -150,14 +147,11 @@ func inUse(devices []resource.Device, processes map[string][]inventory.Process) 
 			continue
 		}
 		var list []string
-		for _, p := range found[:min(len(found), maxListed)] {
+		for _, p := range found {
 			list = append(list, process(p))
 		}
-		if more := len(found) - len(list); more > 0 {
-			list = append(list, fmt.Sprintf("and %d more", more))
-		}
 		return fmt.Errorf("%s is still %w; compute processes of earlier work: %d (%s); end them on the node, or wait until "+
-			"they have ended", name(d), inventory.ErrInUse, len(found), strings.Join(list, ", "))
+			"they have ended", name(d), inventory.ErrInUse, len(found), inventory.Few(list))
 	}
 	return nil
 }

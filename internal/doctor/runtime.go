@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // Runtime is a container runtime of the node.
@@ -317,7 +319,7 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 	}
 	if len(unlinked) > 0 {
 		r.info("Links to device nodes are missing in /dev/char: with runc 1.1.3 to 1.1.6, or systemd before 240, containers lose their GPUs "+
-			"at `systemctl daemon-reload`", append(evidence, fmt.Sprintf("%s and %d more do not exist", unlinked[0], len(unlinked)-1)),
+			"at `systemctl daemon-reload`", append(evidence, inventory.Few(unlinked)+" do not exist"),
 			"nvidia-ctk system create-dev-char-symlinks --create-all")
 		return
 	}

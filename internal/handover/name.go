@@ -8,19 +8,16 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // ErrOtherName is why this process cannot lead: claims have, or may get, GPUs under another name of the driver. Kubelet can end their pods
 // only by the driver of that name, so a new process keeps it.
 var ErrOtherName = errors.New("the driver has another name on this node")
-
-// maxNamed is how many claims a reason names.
-const maxNamed = 3
 
 // DriverName returns the name that the driver has on a node: the one that is wanted, or else the one under which claims have devices there,
 // or GPUs may be in slices, by the files in the state directory and the CDI specs in a folder. Kept is then the reason, a sentence with the
@@ -36,13 +33,8 @@ func DriverName(stateDir, cdiDir, wanted string) (name, kept string, err error) 
 		if driver == wanted {
 			continue
 		}
-		named := prepared[driver]
-		what := strings.Join(named[:min(len(named), maxNamed)], ", ")
-		if more := len(named) - maxNamed; more > 0 {
-			what += fmt.Sprintf(" and %d more", more)
-		}
 		return driver, fmt.Sprintf("dra.driverName is %[2]s, and the driver keeps the name %[1]s, under which these claims have devices: %[3]s; "+
-			remedy, driver, wanted, what), nil
+			remedy, driver, wanted, inventory.Few(prepared[driver])), nil
 	}
 	text, err := files.Read(filepath.Join(stateDir, publishedFile), maxFile)
 	var published publishedState

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // A File has layouts by name: the configuration file v1 of NVIDIA's mig-parted, in which devices may also be UUIDs of GPUs.
@@ -92,23 +94,9 @@ func (f File) Layout(name string) (Layout, error) {
 	}
 	items, ok := f.layouts[name]
 	if !ok {
-		return Layout{}, fmt.Errorf("no layout is called %.100q: give one of %s", name, some(names))
+		return Layout{}, fmt.Errorf("no layout is called %.100q: give one of %s", name, inventory.Few(names))
 	}
 	return Layout{Name: name, Items: items}, nil
-}
-
-// maxNames is about how many bytes of names an error has. A file may have thousands of layouts.
-const maxNames = 800
-
-// some lists names, and says how many are left out where there are too many to list.
-func some(names []string) string {
-	length := 0
-	for i, n := range names {
-		if length += len(n) + len(", "); length > maxNames {
-			return fmt.Sprintf("%s and %d more", strings.Join(names[:i], ", "), len(names)-i)
-		}
-	}
-	return strings.Join(names, ", ")
 }
 
 // onlyKeys refuses other keys than the given ones.

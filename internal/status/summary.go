@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // A Summary is a Status in one line.
@@ -112,7 +114,7 @@ func inPhase(resources []Resource, phase string) string {
 			names = append(names, r.Name)
 		}
 	}
-	return few(names)
+	return inventory.Few(names)
 }
 
 // problems returns what is not served as it could be.
@@ -135,7 +137,7 @@ func problems(s Status) []string {
 		}
 	}
 	if len(sick) > 0 {
-		problems = append(problems, few(sick))
+		problems = append(problems, inventory.Few(sick))
 	}
 	for _, r := range s.Resources {
 		if r.Server != serving || r.Problem != "" {
@@ -233,7 +235,7 @@ func Count(n int, what string) string {
 	return fmt.Sprint(n, " ", what)
 }
 
-// maxCounts is how many things of one kind a Summary names.
+// maxCounts is how many resources a Summary counts.
 const maxCounts = 3
 
 // counts says how many devices pods can get of each resource.
@@ -246,12 +248,4 @@ func counts(resources []Resource) []string {
 		counts = append(counts, fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices))
 	}
 	return counts
-}
-
-// few joins the first things of many, and says how many more there are.
-func few(all []string) string {
-	if len(all) <= maxCounts {
-		return strings.Join(all, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(all[:maxCounts], ", "), len(all)-maxCounts)
 }

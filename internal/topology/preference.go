@@ -3,7 +3,8 @@ package topology
 import (
 	"fmt"
 	"slices"
-	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // Policy says how devices that share a physical GPU are chosen. With one device to each GPU all policies are the same:
@@ -159,7 +160,7 @@ type UnknownDeviceError struct {
 
 func (e *UnknownDeviceError) Error() string {
 	return fmt.Sprintf("the request requires %s, which this resource does not have: "+
-		"the list of devices has changed while the pod was admitted; create the pod anew", list(e.IDs))
+		"the list of devices has changed while the pod was admitted; create the pod anew", inventory.Few(e.IDs))
 }
 
 // TooFewError says that a request wants more devices than are available to it.
@@ -175,14 +176,5 @@ func (e *TooFewError) Error() string {
 		return fmt.Sprintf("the request wants %d, and none of those it offers is on this node", e.Wanted)
 	}
 	return fmt.Sprintf("the request wants %d, and of those it offers only %d are on this node: %s",
-		e.Wanted, len(e.Available), list(e.Available))
-}
-
-// list names IDs in a sentence, a few of many.
-func list(ids []string) string {
-	const most = 16
-	if len(ids) <= most {
-		return strings.Join(ids, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), len(ids)-most)
+		e.Wanted, len(e.Available), inventory.Few(e.Available))
 }

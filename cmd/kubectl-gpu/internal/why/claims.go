@@ -15,6 +15,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // An allocation asks the scheduler's own allocator.
@@ -246,7 +248,7 @@ func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceap
 	}
 	var parts []string
 	for _, reason := range reasons {
-		parts = append(parts, fmt.Sprintf("%s excludes %s", reason, names(by[reason])))
+		parts = append(parts, fmt.Sprintf("%s excludes %s", reason, inventory.Few(by[reason])))
 	}
 	return strings.Join(parts, "; "), left
 }
@@ -359,13 +361,4 @@ func (a *allocation) counterOf(of *resourceapi.ResourceSlice, d resourceapi.Devi
 func tolerates(by resourceapi.DeviceToleration, t resourceapi.DeviceTaint) bool {
 	return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == "" || by.Key == t.Key) &&
 		(by.Operator == resourceapi.DeviceTolerationOpExists || by.Value == t.Value)
-}
-
-// names returns names for people. There may be very many.
-func names(all []string) string {
-	const most = 8
-	if len(all) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
-	}
-	return strings.Join(all, ", ")
 }
