@@ -23,11 +23,11 @@ const page = 500
 // Missing of the Facts, and the rest is there.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
 	names = slices.Compact(slices.Sorted(slices.Values(names))) // nothing is counted twice
-	return c.read(ctx, names, "spec.driver="+view.Driver, view.HasGPU)
+	return c.read(ctx, names, view.HasGPUs)
 }
 
-// read reads these nodes, the slices that a field selector selects, and the claims that are wanted.
-func (c *Client) read(ctx context.Context, names []string, selector string, wanted func(*resourceapi.ResourceClaim) bool) view.Facts {
+// read reads these nodes, and the slices that are wanted.
+func (c *Client) read(ctx context.Context, names []string, wanted func(*resourceapi.ResourceSlice) bool) view.Facts {
 	var f view.Facts
 	var mu sync.Mutex // guards f
 	var all sync.WaitGroup
@@ -42,8 +42,8 @@ func (c *Client) read(ctx context.Context, names []string, selector string, want
 	}
 	read("nodes", func() (err error) { f.Nodes, err = c.nodes(ctx, names); return err })
 	read("pods", func() (err error) { f.Pods, err = c.pods(ctx, names); return err })
-	read("ResourceSlices", func() (err error) { f.Slices, err = c.slices(ctx, names, selector); return err })
-	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx, wanted); return err })
+	read("ResourceSlices", func() (err error) { f.Slices, err = c.slices(ctx, names, wanted); return err })
+	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx); return err })
 	all.Wait()
 	slices.Sort(f.Missing)
 	f.Missing = append(f.Missing, f.Disputed(c.IsDaemon)...)
@@ -173,28 +173,29 @@ func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error
 	return all, forbidden
 }
 
-// slices returns the ResourceSlices of some nodes, or of all, that a field selector selects.
-func (c *Client) slices(ctx context.Context, names []string, selector string) ([]resourceapi.ResourceSlice, error) {
+// slices returns the ResourceSlices of some nodes, or of all, that are wanted.
+func (c *Client) slices(
+	ctx context.Context, names []string, wanted func(*resourceapi.ResourceSlice) bool,
+) ([]resourceapi.ResourceSlice, error) {
 	list := c.resource.ResourceSlices().List
-	o := metav1.ListOptions{FieldSelector: selector}
-	return paged(ctx, o, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
+	return paged(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
 		for i := range l.Items {
 			s := &l.Items[i]
-			if node := s.Spec.NodeName; len(names) == 0 || node != nil && slices.Contains(names, *node) {
+			if node := s.Spec.NodeName; wanted(s) && (len(names) == 0 || node != nil && slices.Contains(names, *node)) {
 				s.ManagedFields = nil
-				some = append(some, *s)
+				some = append(some, *s.DeepCopy())
 			}
 		}
 		return some
 	})
 }
 
-// claims returns the ResourceClaims that are wanted.
-func (c *Client) claims(ctx context.Context, wanted func(*resourceapi.ResourceClaim) bool) ([]resourceapi.ResourceClaim, error) {
+// claims returns the ResourceClaims that have devices.
+func (c *Client) claims(ctx context.Context) ([]resourceapi.ResourceClaim, error) {
 	list := c.resource.ResourceClaims(metav1.NamespaceAll).List
 	return paged(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceClaimList) (some []resourceapi.ResourceClaim) {
 		for i := range l.Items {
-			if claim := &l.Items[i]; wanted(claim) {
+			if claim := &l.Items[i]; claim.Status.Allocation != nil {
 				claim.ManagedFields = nil
 				some = append(some, *claim.DeepCopy())
 			}

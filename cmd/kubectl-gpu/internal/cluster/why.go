@@ -21,7 +21,7 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 		return o, nil, c.whyNoPod(ctx, namespace, name, err)
 	}
 	// The scheduler allocates devices of all drivers together.
-	f := c.read(ctx, nil, "", func(c *resourceapi.ResourceClaim) bool { return c.Status.Allocation != nil })
+	f := c.read(ctx, nil, func(*resourceapi.ResourceSlice) bool { return true })
 	o.Nodes, o.Pods, o.Claims, missing = f.Nodes, f.Pods, f.Claims, f.Missing
 	for i := range f.Slices {
 		o.Slices = append(o.Slices, &f.Slices[i])

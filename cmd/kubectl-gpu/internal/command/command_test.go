@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/command"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -133,6 +134,54 @@ func TestClaims(t *testing.T) {
 	s.addDaemon("daemon-a", "a", nil)
 	list("Healthy", "--ask", "never")
 	list("Unknown") // it does not answer
+}
+
+// TestDriverOfAnotherName: GPUs are those of any driver whose devices compute with CUDA, also of two on one node. A device of another driver is
+// none, whatever its name and pool, nor is what of a pool is older than its newest slice.
+func TestDriverOfAnotherName(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	capability := "9.0.0"
+	of := func(driver string, generation int64, o *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+		o.Name, o.Spec.Driver, o.Spec.Pool.Generation = fmt.Sprintf("%s-%s-%d", *o.Spec.NodeName, driver, generation), driver, generation
+		return o
+	}
+	computes := func(name string) resourceapi.Device {
+		d := device(name)
+		d.Attributes["cudaComputeCapability"] = resourceapi.DeviceAttribute{VersionValue: &capability}
+		d.Attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: ptr.To("GPU-example-" + name)}
+		return d
+	}
+	by := func(driver string, c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+		for i := range c.Status.Allocation.Devices.Results {
+			c.Status.Allocation.Devices.Results[i].Driver = driver
+		}
+		return c
+	}
+	for _, node := range []string{"a", "b"} {
+		s.addNode(node, 0, func(n *corev1.Node) { n.Labels, n.Status.Capacity, n.Status.Allocatable = nil, nil, nil })
+	}
+	s.add("resourceslices", of("gpu.example.com", 1, slice("a", computes("gpu-5"))))
+	s.add("resourceslices", of("gpu.example.com", 2, slice("a", computes("gpu-0"), computes("gpu-1"))))
+	s.add("resourceslices", of("gpu.nvidia.com", 1, slice("a", device("gpu-0"))))
+	s.add("resourceslices", of("net.example.com", 9, slice("a", device("gpu-0"), device("gpu-7"))))
+	s.add("resourceclaims", by("gpu.example.com", claim("training", "a", "p", "gpu-0")))
+	s.add("resourceclaims", by("net.example.com", claim("network", "a", "q", "gpu-0", "gpu-1")))
+	looks := by("gpu.example.com", claim("looks", "a", "r", "gpu-1"))
+	looks.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	s.add("resourceclaims", looks)
+	want := "NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE\na NVIDIA H100 3 1 3 - 580.95.5 - -"
+	if diff := cmp.Diff(want, fields(s.must())); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	out, _, _ := s.run("list")
+	want = `NODE GPU MODEL STATE HELD BY UTIL MEMORY
+a gpu-0 NVIDIA H100 Unknown team/p (claim training) - -
+a gpu-1 NVIDIA H100 Unknown team/r (claim looks) - -
+a gpu-0 NVIDIA H100 Unknown - - -`
+	if diff := cmp.Diff(want, fields(out)); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
 }
 
 // TestList: a line a GPU from the daemon, with its containers, MIG devices and measurements.

@@ -21,7 +21,6 @@ import (
 const (
 	Domain        = "gpu-device-plugin.github.io"
 	ConditionType = "GPUHealthy"
-	Driver        = "gpu.nvidia.com"
 	Resources     = "nvidia.com/" // the prefix of the names of resources
 	productLabel  = "nvidia.com/gpu.product"
 	countLabel    = "nvidia.com/gpu.count"
@@ -31,12 +30,15 @@ const (
 	strategyLabel = "nvidia.com/mig.strategy"
 )
 
+// usualDriver is the name of the driver of GPUs where none is configured.
+const usualDriver = "gpu.nvidia.com"
+
 // Facts are what the API server has.
 type Facts struct {
 	Nodes  []corev1.Node
-	Pods   []corev1.Pod // that ask for GPUs, and the daemon's
-	Slices []resourceapi.ResourceSlice
-	Claims []resourceapi.ResourceClaim // that have a GPU
+	Pods   []corev1.Pod                // that ask for GPUs, and the daemon's
+	Slices []resourceapi.ResourceSlice // of drivers of GPUs; of other drivers, too, in those for package why
+	Claims []resourceapi.ResourceClaim // that have devices, of any driver
 	// Missing are sentences: what could not be read, and why.
 	Missing []string
 }
@@ -62,12 +64,52 @@ func Requests(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	return requests
 }
 
-// HasGPU reports whether a claim has a GPU or MIG device.
-func HasGPU(c *resourceapi.ResourceClaim) bool {
-	return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results, isGPU)
+// HasGPUs reports whether a slice is of a driver of NVIDIA GPUs. Such a driver can have any name: its devices say that they compute with
+// CUDA.
+func HasGPUs(s *resourceapi.ResourceSlice) bool {
+	return s.Spec.Driver == usualDriver || slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+		_, computes := d.Attributes["cudaComputeCapability"]
+		return computes
+	})
 }
 
-func isGPU(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == Driver }
+// drivers returns the names of the drivers of GPUs.
+func (f Facts) drivers() map[string]bool {
+	names := map[string]bool{usualDriver: true}
+	for i := range f.Slices {
+		if HasGPUs(&f.Slices[i]) {
+			names[f.Slices[i].Spec.Driver] = true
+		}
+	}
+	return names
+}
+
+// A deviceName is what a device is called at the API server.
+type deviceName struct{ driver, pool, device string }
+
+// given returns the claims that have GPUs and MIG devices, by the device; those that only look at it too.
+func (f Facts) given() map[deviceName][]given {
+	drivers, all := f.drivers(), map[deviceName][]given{}
+	for i := range f.Claims {
+		c := &f.Claims[i]
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if drivers[r.Driver] {
+				name := deviceName{r.Driver, r.Pool, r.Device}
+				all[name] = append(all[name], given{c, r.AdminAccess != nil && *r.AdminAccess})
+			}
+		}
+	}
+	return all
+}
+
+// given is a claim that has a device, or that looks at it as an administrator.
+type given struct {
+	claim *resourceapi.ResourceClaim
+	admin bool
+}
 
 // IsOver reports whether a pod has ended.
 func IsOver(p *corev1.Pod) bool {

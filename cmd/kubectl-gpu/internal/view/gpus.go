@@ -63,9 +63,8 @@ func (h Holder) String() string {
 // those of their slices.
 func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) []GPU {
 	rows := []GPU{}
-	devices, recorded := f.devices(), f.recorded()
+	devices, claimed, recorded := f.devices(), f.claimed(), f.recorded()
 	for _, name := range f.nodeNames(daemons) {
-		claimed := f.claimed(name)
 		a, asked := answers[name]
 		if !asked || a.Err != nil {
 			outdated := "" // why the slices may be
@@ -76,16 +75,16 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) [
 				outdated = "the daemon of the node does not answer"
 			}
 			for _, d := range devices[name] {
-				if d.Counted && len(claimed[d.Name]) == 0 {
+				if d.Counted && len(claimed[d.name]) == 0 {
 					continue // a way to divide a GPU that nobody has taken
 				}
-				rows = append(rows, sliceRow(name, d, append(claimed[d.Name], recorded[d.UUID]...), outdated))
+				rows = append(rows, sliceRow(name, d, append(claimed[d.name], recorded[d.UUID]...), outdated))
 			}
 			continue
 		}
 		byUUID := map[string][]Holder{}
 		for _, d := range devices[name] {
-			byUUID[d.UUID] = append(byUUID[d.UUID], claimed[d.Name]...)
+			byUUID[d.UUID] = append(byUUID[d.UUID], claimed[d.name]...)
 		}
 		for _, d := range a.Status.GPUs {
 			rows = append(rows, answerRow(name, d, a.Status, append(byUUID[d.UUID], recorded[d.UUID]...)))
@@ -96,7 +95,7 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) [
 
 // sliceRow returns the row of a device that is known by its slice alone. Outdated says why the slice may be; empty if it is not.
 func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
-	row := GPU{Node: node, Index: d.Name, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders), HoldersKnown: true}
+	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders), HoldersKnown: true}
 	if d.Profile != "" {
 		row.Model = "MIG " + d.Profile
 	}
@@ -136,19 +135,13 @@ func unique(holders []Holder) []Holder {
 	return all
 }
 
-// claimed returns the pods that have the devices of a node by claims, by the name of the device.
-func (f Facts) claimed(node string) map[string][]Holder {
-	holders := map[string][]Holder{}
-	for _, c := range f.Claims {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			if !isGPU(r) || r.Pool != node {
-				continue
-			}
-			for _, user := range podsOf(c.Status.ReservedFor) {
-				holders[r.Device] = append(holders[r.Device], Holder{Namespace: c.Namespace, Pod: user, Claim: c.Name})
+// claimed returns the pods that have devices by claims.
+func (f Facts) claimed() map[deviceName][]Holder {
+	holders := map[deviceName][]Holder{}
+	for name, claims := range f.given() {
+		for _, g := range claims {
+			for _, user := range podsOf(g.claim.Status.ReservedFor) {
+				holders[name] = append(holders[name], Holder{Namespace: g.claim.Namespace, Pod: user, Claim: g.claim.Name})
 			}
 		}
 	}

@@ -136,30 +136,34 @@ func (n *Node) addAnswer(a Answer) {
 
 // A Device is one of a ResourceSlice.
 type Device struct {
-	Name, UUID, Model, Profile, DriverVersion string
+	name                                deviceName
+	UUID, Model, Profile, DriverVersion string
 	// Tainted says that no new claim gets it, and Counted that it takes counters that other devices take too.
 	Tainted, Counted bool
 }
 
 // devices returns the devices in slices, by node. Of a pool that is being written anew the newest generation counts.
 func (f Facts) devices() map[string][]Device {
-	newest := map[string]int64{}
+	drivers, newest := f.drivers(), map[deviceName]int64{}
 	for _, s := range f.Slices {
-		newest[s.Spec.Pool.Name] = max(newest[s.Spec.Pool.Name], s.Spec.Pool.Generation)
+		pool := deviceName{driver: s.Spec.Driver, pool: s.Spec.Pool.Name}
+		newest[pool] = max(newest[pool], s.Spec.Pool.Generation)
 	}
 	devices := map[string][]Device{}
 	for _, s := range f.Slices {
-		if s.Spec.NodeName == nil || s.Spec.Driver != Driver || s.Spec.Pool.Generation < newest[s.Spec.Pool.Name] {
+		pool := deviceName{driver: s.Spec.Driver, pool: s.Spec.Pool.Name}
+		if s.Spec.NodeName == nil || !drivers[s.Spec.Driver] || s.Spec.Pool.Generation < newest[pool] {
 			continue
 		}
 		for _, d := range s.Spec.Devices {
-			devices[*s.Spec.NodeName] = append(devices[*s.Spec.NodeName], device(d))
+			pool.device = d.Name
+			devices[*s.Spec.NodeName] = append(devices[*s.Spec.NodeName], device(pool, d))
 		}
 	}
 	return devices
 }
 
-func device(d resourceapi.Device) Device {
+func device(name deviceName, d resourceapi.Device) Device {
 	text := func(name resourceapi.QualifiedName) string {
 		a := d.Attributes[name]
 		switch {
@@ -171,7 +175,7 @@ func device(d resourceapi.Device) Device {
 		return ""
 	}
 	return Device{
-		Name: d.Name, UUID: text("uuid"), Model: text("productName"), Profile: text("profile"), DriverVersion: text("driverVersion"),
+		name: name, UUID: text("uuid"), Model: text("productName"), Profile: text("profile"), DriverVersion: text("driverVersion"),
 		Counted: len(d.ConsumesCounters) > 0 && text("type") == "mig",
 		Tainted: slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != "None" }),
 	}
@@ -195,16 +199,9 @@ func (f Facts) taken(nodes map[string]*corev1.Node) map[string]int64 {
 			taken[p.Spec.NodeName] += n
 		}
 	}
-	seen := map[[2]string]bool{} // several claims may have shares of a device
-	for _, c := range f.Claims {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			if key := [2]string{r.Pool, r.Device}; isGPU(r) && (r.AdminAccess == nil || !*r.AdminAccess) && !seen[key] {
-				seen[key] = true
-				taken[r.Pool]++ // the pool of a node has its name
-			}
+	for name, claims := range f.given() { // several claims may have shares of a device
+		if slices.ContainsFunc(claims, func(g given) bool { return !g.admin }) {
+			taken[name.pool]++ // the pool of a node has its name
 		}
 	}
 	return taken
