@@ -13,7 +13,8 @@ import (
 
 // askForReboot keeps the file that asks for a restart of the node, while the configuration wants one.
 func (d *daemon) askForReboot(ctx context.Context) error {
-	asker := reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (w reboot.Sentinel, configured, looked <-chan struct{}) {
+	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(d.node)}
+	asker.Wanted = func() (w reboot.Sentinel, configured, looked <-chan struct{}) {
 		c, configured := d.watcher.Configs().Latest()
 		if c.RebootFile == "" {
 			return w, configured, nil
@@ -21,7 +22,7 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 		s, looked := d.monitor.Snapshots().Latest()
 		w = reboot.Sentinel{Path: c.RebootFile, Known: s.Driver != inventory.Driver{} && s.Stale == "", Reason: NeedsReboot(s)}
 		return w, configured, looked
-	}}
+	}
 	return asker.Run(ctx)
 }
 

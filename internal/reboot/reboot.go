@@ -1,6 +1,9 @@
 // Package reboot asks for a restart of the node by a file, as kured and other programs look for it. Nothing here restarts a node.
 //
 // Others write the same file, such as Debian's packages. Only a file whose text is this program's is removed.
+//
+// The text ends with the boot ID. Where the file outlives a restart of the node, it asks for no other one: the driver may not come, so that
+// nothing is known, and the node would be restarted again and again.
 package reboot
 
 import (
@@ -21,6 +24,8 @@ import (
 const (
 	// begins is how the text of this program's file begins.
 	begins = "gpu-device-plugin asks for a restart of this node: "
+	// ofBoot is before the boot ID, which a parenthesis ends.
+	ofBoot = " (boot "
 	// maxText is the longest text that may be this program's, in bytes.
 	maxText = 4096
 	// retry is how long after an error it is tried again.
@@ -42,6 +47,8 @@ type Asker struct {
 	// Wanted returns what is wanted, and channels that are closed when that may change.
 	Wanted func() (wanted Sentinel, configured, looked <-chan struct{})
 	Clock  clock.Clock
+	// BootID is that of the node; empty if it is not known. Then a file from before a restart stays as long as nothing is known.
+	BootID string
 
 	asked   string // the path of the last file that may be this program's
 	problem string // that was logged last
@@ -73,13 +80,8 @@ func (a *Asker) step(ctx context.Context, w Sentinel) error {
 			a.asked = ""
 		}
 	}
-	if w.Path != "" && w.Known && err == nil {
-		a.asked = w.Path
-		if w.Reason == "" {
-			err = withdraw(ctx, w.Path)
-		} else {
-			err = ask(ctx, w.Path, w.Reason)
-		}
+	if w.Path != "" && err == nil {
+		err = a.keep(ctx, w)
 	}
 	problem := ""
 	if err != nil {
@@ -92,6 +94,36 @@ func (a *Asker) step(ctx context.Context, w Sentinel) error {
 	return err
 }
 
+// keep writes or removes the file of a path.
+func (a *Asker) keep(ctx context.Context, w Sentinel) error {
+	if of, err := bootOf(w.Path); err != nil || of != "" && a.BootID != "" && of != a.BootID {
+		if err == nil {
+			err = withdraw(ctx, w.Path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !w.Known {
+		return nil
+	}
+	a.asked = w.Path
+	if w.Reason == "" {
+		return withdraw(ctx, w.Path)
+	}
+	return ask(ctx, w.Path, a.text(w.Reason))
+}
+
+// text is what the file has for a reason.
+func (a *Asker) text(reason string) string {
+	end := "\n"
+	if a.BootID != "" {
+		end = ofBoot + a.BootID + ")\n"
+	}
+	text := begins + strings.Join(strings.Fields(reason), " ")
+	return strings.ToValidUTF8(text[:min(len(text), maxText-len(end))], "") + end
+}
+
 // A file is written under the first of these names before it has its own, and judged under the second one before it is removed. A process
 // that is killed there leaves it, and the next step ends what was begun.
 func unfinished(path string) string { return beside(path, "new") }
@@ -101,26 +133,44 @@ func beside(path, what string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpu-device-plugin."+what)
 }
 
-// isOurs reports whether a file has this program's text, and no more than that.
-func isOurs(path string) (bool, error) {
+// read returns the line of a file that has this program's text, and no more than that; empty for another file.
+func read(path string) (line string, err error) {
 	switch info, err := os.Lstat(path); {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
+	case files.IsAbsent(err):
+		return "", nil
 	case err != nil:
-		return false, err
+		return "", err
 	case !info.Mode().IsRegular() || info.Size() > maxText:
-		return false, nil
+		return "", nil
 	}
 	text, err := files.Read(path, maxText)
 	if files.IsAbsent(err) { // removed meanwhile
-		return false, nil
+		return "", nil
 	}
 	line, rest, ended := strings.Cut(string(text), "\n")
-	return err == nil && strings.HasPrefix(line, begins) && ended && rest == "", err
+	if err != nil || !strings.HasPrefix(line, begins) || !ended || rest != "" {
+		return "", err
+	}
+	return line, nil
+}
+
+func isOurs(path string) (bool, error) {
+	line, err := read(path)
+	return line != "", err
+}
+
+// bootOf returns the boot ID in this program's file; empty where there is none.
+func bootOf(path string) (string, error) {
+	line, err := read(path)
+	line, ended := strings.CutSuffix(line, ")")
+	if at := strings.LastIndex(line, ofBoot); at >= 0 && ended {
+		return line[at+len(ofBoot):], err
+	}
+	return "", err
 }
 
 // ask makes the file, unless there is one: then a restart is asked for already.
-func ask(ctx context.Context, path, reason string) error {
+func ask(ctx context.Context, path, text string) error {
 	if err := settle(path); err != nil {
 		return err
 	}
@@ -128,12 +178,10 @@ func ask(ctx context.Context, path, reason string) error {
 		return err
 	}
 	made := unfinished(path)
-	text := begins + strings.Join(strings.Fields(reason), " ")
-	text = strings.ToValidUTF8(text[:min(len(text), maxText-1)], "") + "\n"
-	if err := os.WriteFile(made, []byte(text), 0o644); err != nil {
-		return err
+	err := create(made, text)
+	if err == nil {
+		err = os.Link(made, path) // it replaces nothing
 	}
-	err := os.Link(made, path) // it replaces nothing
 	if left := os.Remove(made); err == nil {
 		err = left
 	}
@@ -141,9 +189,19 @@ func ask(ctx context.Context, path, reason string) error {
 		return nil
 	}
 	if err == nil {
-		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason", reason)
+		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason", strings.TrimSpace(text))
 	}
 	return err
+}
+
+// create makes a file that is not there; it follows no link.
+func create(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }
 
 // withdraw removes the file if it is this program's. It is judged under another name, so that what somebody writes meanwhile stays.

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/utils/clock"
+	clocktest "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reboot"
@@ -27,7 +31,13 @@ const (
 // start has an Asker follow what is published until ctx ends.
 func start(ctx context.Context, t *testing.T, wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
 	t.Helper()
-	a := &reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+	return startOf(ctx, t, "", wanted)
+}
+
+// startOf does so on a node with a boot ID.
+func startOf(ctx context.Context, t *testing.T, boot string, wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
+	t.Helper()
+	a := &reboot.Asker{Clock: clock.RealClock{}, BootID: boot, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
 		w, changed := wanted.Latest()
 		return w, changed, nil
 	}}
@@ -147,6 +157,106 @@ func TestKilled(t *testing.T) {
 		t.Log(tt.what)
 		start(t.Context(), t, feed.New(reboot.Sentinel{Path: path, Known: true, Reason: tt.known}))
 		settled(t, path, tt.want)
+	}
+}
+
+// TestFormerBoot: a file that has outlived a restart of the node asks for no other one, also while nothing is known, as where the driver does
+// not come. Where that cannot be told, it stays.
+func TestFormerBoot(t *testing.T) {
+	t.Parallel()
+	of := func(boot string) string { return strings.TrimSpace(ours) + " (boot " + boot + ")\n" }
+	long := strings.Repeat("é", 4096)
+	for what, tt := range map[string]struct{ there, boot, reason, want string }{
+		"another boot":                    {of("1"), "2", "", ""},
+		"another boot, and a reason anew": {of("1"), "2", reason, of("2")},
+		"the same boot":                   {of("2"), "2", "", of("2")},
+		"a boot that is not known":        {of("1"), "", "", of("1")},
+		"a file without a boot":           {ours, "2", "", ours},
+		"the file of somebody else":       {apt + "(boot 1)\n", "2", "", apt + "(boot 1)\n"},
+		"a long reason":                   {"", "2", long, "gpu-device-plugin asks for a restart of this node: " + long[:4034] + " (boot 2)\n"},
+	} {
+		path := filepath.Join(t.TempDir(), "reboot-required")
+		if tt.there != "" {
+			write(t, path, tt.there)
+		}
+		t.Log(what)
+		wanted := feed.New(reboot.Sentinel{Path: path})
+		if tt.reason != "" {
+			wanted = feed.New(reboot.Sentinel{Path: path, Known: true, Reason: tt.reason})
+		}
+		ctx, end := context.WithCancel(t.Context())
+		ended := startOf(ctx, t, tt.boot, wanted)
+		settled(t, path, tt.want)
+		end()
+		<-ended
+		settled(t, path, tt.want)
+	}
+}
+
+// TestLinks: a link in the place of a file is not followed. One with the name of the file is somebody else's.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	path, elsewhere := filepath.Join(folder, "reboot-required"), filepath.Join(t.TempDir(), "elsewhere")
+	write(t, elsewhere, ours)
+	link := func(name string) {
+		t.Helper()
+		if err := os.Symlink(elsewhere, filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link(".reboot-required.gpu-device-plugin.new")
+	wanted := feed.New(reboot.Sentinel{Path: path, Known: true, Reason: reason + " again"})
+	start(t.Context(), t, wanted)
+	settled(t, path, strings.TrimSpace(ours)+" again\n")
+	wanted.Publish(reboot.Sentinel{Path: path, Known: true})
+	settled(t, path, "")
+	link("reboot-required")
+	other := filepath.Join(t.TempDir(), "other")
+	for _, w := range []reboot.Sentinel{{Path: path, Known: true, Reason: reason}, {Path: path, Known: true}, {Path: other, Known: true, Reason: reason}} {
+		wanted.Publish(w)
+	}
+	settled(t, other, ours)
+	if to, err := os.Readlink(path); err != nil || to != elsewhere {
+		t.Errorf("the link leads to %q, %v", to, err)
+	}
+	if got := read(t, elsewhere); got != ours {
+		t.Errorf("what a link leads to has %q", got)
+	}
+}
+
+// TestFullDisk: where the text does not fit on the disk, no part of it is left; it is written when there is room.
+func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the process
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	var before syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(bytes uint64) {
+		t.Helper()
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: bytes, Max: before.Max}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() { limit(before.Cur) }()
+	limit(10)
+	path := filepath.Join(t.TempDir(), "reboot-required")
+	now := clocktest.NewFakeClock(time.Now())
+	a := &reboot.Asker{Clock: now, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+		return reboot.Sentinel{Path: path, Known: true, Reason: reason}, nil, nil
+	}}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	poll.Until(t, "it has tried", now.HasWaiters)
+	settled(t, path, "")
+	limit(before.Cur)
+	now.Step(time.Minute)
+	settled(t, path, ours)
+	end()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

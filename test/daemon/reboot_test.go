@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,6 +55,20 @@ func TestRebootIsAskedFor(t *testing.T) {
 	other.ends(d)
 	_ = other.StopDaemon()
 	has("the request is kept while there is no process", asks)
+
+	before := "gpu-device-plugin asks for a restart of this node: GPU 0 is Lost: XID 79 (boot 00000000-0000-0000-0000-000000000000)\n"
+	if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	profile, args := s.Profile, s.Args
+	s.Args = append(slices.Clone(args), "--fail-on-init-error=false")
+	s.broken(simulator.Fault{Kind: simulator.KindDriver, Driver: "no-library"})
+	s.start()
+	has("what was asked for before a restart of the node, after which the driver does not come", "")
+	if err := s.StopDaemon(); err != nil {
+		t.Error(err)
+	}
+	s.Profile, s.Args = profile, args
 
 	s.start() // by what is on disk, the GPU is lost still
 	s.shows(8, 6)
