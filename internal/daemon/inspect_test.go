@@ -210,7 +210,7 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		},
 		"many processes": {
 			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 50}}, devices: []string{"3"},
-			words: refusedIfClean(": 50 (", "PID 100007 with 1024 MiB and 42 more)"),
+			words: refusedIfClean(": 50 (", "PID 100018 with 1024 MiB and 31 more)"),
 		},
 		"processes on another GPU": {
 			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"0"},

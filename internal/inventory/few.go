@@ -1,15 +1,20 @@
 package inventory
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
-// Few joins names for people. Of many it has the first eight, as many as most nodes have GPUs, and says how many more there are.
+// Few joins names for people. Of many it has the first ones, up to 500 bytes, and says how many more there are: an Event of Kubernetes
+// has room for 1,024 bytes.
 func Few(names []string) string {
-	const most = 8
-	if len(names) <= most {
-		return strings.Join(names, ", ")
+	const most = 500
+	text := ""
+	for i, name := range names {
+		if i > 0 {
+			name = ", " + name
+			if len(text)+len(name) > most {
+				return fmt.Sprintf("%s and %d more", text, len(names)-i)
+			}
+		}
+		text += name
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	return text
 }

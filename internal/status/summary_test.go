@@ -100,11 +100,11 @@ func TestSummarize(t *testing.T) {
 			s.GPUs, s.Resources, s.Readiness.Reason = nil, nil, "nothing to serve: this node has no GPU"
 		}, "ready: nothing to serve: this node has no GPU"},
 		"many": {func(s *status.Status) {
-			for range 10 {
+			for range 50 {
 				s.GPUs = append(s.GPUs, status.Device{Index: "9", State: "Lost"})
 				s.Resources = append(s.Resources, status.Resource{Name: "c/d", Server: "serving"})
 			}
-		}, "degraded: " + strings.Repeat("GPU 9 Lost, ", 7) + "GPU 9 Lost and 2 more; a/b: 2 of 2; c/d: 0 of 0; c/d: 0 of 0; 8 more resources"},
+		}, "degraded: " + strings.Repeat("GPU 9 Lost, ", 40) + "GPU 9 Lost and 9 more; a/b: 2 of 2; c/d: 0 of 0; c/d: 0 of 0; 48 more resources"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -287,7 +287,10 @@ func TestPreferErrors(t *testing.T) {
 		{
 			"too few of many", all, nil, 33,
 			"the request wants 33, and of those it offers only 32 are on this node: " +
-				"GPU-00::0, GPU-00::1, GPU-00::2, GPU-00::3, GPU-01::0, GPU-01::1, GPU-01::2, GPU-01::3 and 24 more",
+				"GPU-00::0, GPU-00::1, GPU-00::2, GPU-00::3, GPU-01::0, GPU-01::1, GPU-01::2, GPU-01::3, " +
+				"GPU-02::0, GPU-02::1, GPU-02::2, GPU-02::3, GPU-03::0, GPU-03::1, GPU-03::2, GPU-03::3, " +
+				"GPU-04::0, GPU-04::1, GPU-04::2, GPU-04::3, GPU-05::0, GPU-05::1, GPU-05::2, GPU-05::3, " +
+				"GPU-06::0, GPU-06::1, GPU-06::2, GPU-06::3, GPU-07::0, GPU-07::1, GPU-07::2, GPU-07::3",
 		},
 	}
 	for _, tt := range tests {
