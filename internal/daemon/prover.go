@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -65,43 +67,58 @@ const reservePatience = 10 * time.Second
 
 // reserve keeps a device from pods and claims until release is called. A hold is on it: it is listed as Unhealthy.
 func (d *daemon) reserve(ctx context.Context, device proof.Device) (release func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, reservePatience)
-	defer cancel()
-	release = func() {}
-	if d.dra != nil {
-		if release, err = d.dra.Claims.Reserve(ctx, device.GPU, device.UUID); err != nil {
-			return nil, err
-		}
+	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID}, func(ctx context.Context) ([]inventory.Process, error) {
+		found, err := d.monitor.Processes(ctx, []string{device.GPU})
+		return device.Computes(found[device.GPU]), err
+	})
+	if len(users) > 0 {
+		err = errors.New("in use by " + users[0])
 	}
-	if err := d.used(ctx, device); err != nil {
-		release()
-		return nil, err
-	}
-	return release, nil
+	return release, err
 }
 
-// used returns who uses a device, or why that is not known; nil if nobody does.
-func (d *daemon) used(ctx context.Context, device proof.Device) error {
-	if h, divided := d.dividing.Value()[device.GPU]; divided && h.Reason != "" {
-		return errors.New(h.Reason)
+// usersOf returns who uses one of some devices of a GPU, by UUID: the GPU or MIG devices of it, the first of which is to be reserved.
+// Processes, which computing returns, are looked for where no claim or pod does. Without users and error, neither pods nor claims get the
+// device until release is called.
+func (d *daemon) usersOf(
+	ctx context.Context, gpu string, devices []string, computing func(context.Context) ([]inventory.Process, error),
+) (users []string, release func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, reservePatience)
+	defer cancel()
+	if h, divided := d.dividing.Value()[gpu]; divided && h.Reason != "" {
+		return nil, nil, errors.New(h.Reason)
+	}
+	release = func() {}
+	if d.dra != nil {
+		if release, err = d.dra.Claims.Reserve(ctx, gpu, devices[0]); err != nil {
+			for _, c := range claims.Of(d.dra.Claims.Status().Value(), devices[:1]) {
+				users, err = append(users, "the claim "+c.Namespace+"/"+c.Name), nil
+			}
+			return users, nil, err
+		}
 	}
 	if d.directory != nil {
-		held, err := d.set.Users(ctx, []string{device.UUID})
-		if len(held) > 0 {
-			return fmt.Errorf("in use by pod %s", held[0].Pod)
-		}
-		if err != nil {
-			return err
+		var held []kubelet.HeldDevice
+		held, err = d.set.Users(ctx, devices)
+		for _, h := range held {
+			users = append(users, "pod "+h.Pod)
 		}
 	}
-	found, err := d.monitor.Processes(ctx, []string{device.GPU})
-	if err != nil {
-		return err
+	if err == nil && len(users) == 0 {
+		var processes []inventory.Process
+		processes, err = computing(ctx)
+		for _, p := range processes {
+			users = append(users, fmt.Sprintf("process %d", p.PID))
+		}
 	}
-	if computes := device.Computes(found[device.GPU]); len(computes) > 0 {
-		return fmt.Errorf("in use by process %d", computes[0].PID)
+	switch {
+	case len(users) > 0:
+		err = nil
+	case err == nil:
+		return nil, release, nil
 	}
-	return nil
+	release()
+	return users, nil, err
 }
 
 // unready returns why devices are not given to a pod: the driver is not accepted, the GPU of one of them is being reset, or CUDA is not

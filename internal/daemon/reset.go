@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
@@ -55,7 +54,7 @@ func (d *daemon) newResets() *reset.Resets {
 	}
 	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot, instead...))
 	return reset.New(reset.Options{
-		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Users: d.usersOf, May: d.mayReset,
+		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Users: d.resetUsers, May: d.mayReset,
 		Clients: func(g inventory.GPU) (open []string) {
 			clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // those that it does not show may be there all the same
 			for _, c := range clients {
@@ -97,49 +96,19 @@ func (d *daemon) mayReset() error {
 	return nil
 }
 
-// usersOf returns who uses a GPU or a part of it. Claims do not get it until release is called.
-func (d *daemon) usersOf(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, reservePatience)
-	defer cancel()
-	if h, divided := d.dividing.Value()[g.UUID]; divided && h.Reason != "" {
-		return nil, nil, errors.New(h.Reason)
+// resetUsers returns who uses a GPU or a part of it. Claims do not get it until release is called.
+func (d *daemon) resetUsers(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
+	devices := []string{g.UUID}
+	for _, m := range g.MIGDevices {
+		devices = append(devices, m.UUID)
 	}
-	release = func() {}
-	if d.dra != nil {
-		if release, err = d.dra.Claims.Reserve(ctx, g.UUID, g.UUID); err != nil {
-			for _, c := range claims.Of(d.dra.Claims.Status().Value(), []string{g.UUID}) {
-				users, err = append(users, "the claim "+c.Namespace+"/"+c.Name), nil
-			}
-			return users, nil, err
+	return d.usersOf(ctx, g.UUID, devices, func(ctx context.Context) ([]inventory.Process, error) {
+		found, err := d.monitor.Processes(ctx, []string{g.UUID})
+		if errors.Is(err, inventory.ErrUnusable) { // what has such a GPU open, nvidia-smi finds
+			err = nil
 		}
-	}
-	defer func() {
-		if err != nil || len(users) > 0 {
-			release()
-			release = nil
-		}
-	}()
-	if d.directory != nil {
-		devices := []string{g.UUID}
-		for _, m := range g.MIGDevices {
-			devices = append(devices, m.UUID)
-		}
-		held, err := d.set.Users(ctx, devices)
-		for _, h := range held {
-			users = append(users, "pod "+h.Pod)
-		}
-		if err != nil && len(users) == 0 {
-			return nil, release, err
-		}
-	}
-	found, err := d.monitor.Processes(ctx, []string{g.UUID})
-	for _, p := range found[g.UUID] {
-		users = append(users, fmt.Sprintf("process %d", p.PID))
-	}
-	if len(users) > 0 || err == nil || errors.Is(err, inventory.ErrUnusable) { // what has such a GPU open, nvidia-smi finds
-		return users, release, nil
-	}
-	return nil, release, err
+		return found[g.UUID], err
+	})
 }
 
 // lastReset is what the status says of the last reset; nil where there was none.
