@@ -211,7 +211,8 @@ func (n *node) active() []*v1.Pod {
 	return pods
 }
 
-// pod makes a pod with one claim, to which the scheduler gave these devices: "gpu-0", "other:x" of another driver, or "gpu-0/SHARE", a quarter of its memory.
+// pod makes a pod with one claim, to which the scheduler gave these devices: "gpu-0", "DRIVER:gpu-0"
+// where the driver has another name, "other:x" of another driver, or "gpu-0/SHARE", a quarter of its memory.
 func (n *node) pod(devices ...string) *v1.Pod {
 	n.t.Helper()
 	n.mu.Lock()
@@ -233,8 +234,10 @@ func (n *node) pod(devices ...string) *v1.Pod {
 		c.Status.Allocation = &resourceapi.AllocationResult{}
 		for _, device := range devices {
 			result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: policy.Driver, Pool: nodeName, Device: device}
-			if other, ok := strings.CutPrefix(device, "other:"); ok {
-				result.Driver, result.Device = otherDriver, other
+			if driver, other, ok := strings.Cut(device, ":"); ok {
+				if result.Driver, result.Device = driver, other; driver == "other" {
+					result.Driver = otherDriver
+				}
 			}
 			if device, share, ok := strings.Cut(result.Device, "/"); ok {
 				id := types.UID(share)
