@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -257,39 +256,5 @@ func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the proc
 	end()
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-// TestWrittenMeanwhile: a request that somebody else writes at any moment, as apt does, is never lost while this program asks and withdraws
-// without a pause.
-func TestWrittenMeanwhile(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "reboot-required")
-	var steps atomic.Int64
-	now := make(chan struct{})
-	close(now)
-	a := &reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
-		return reboot.Sentinel{Path: path, Known: true, Reason: []string{reason, ""}[steps.Add(1)%2]}, now, nil
-	}}
-	ctx, end := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- a.Run(ctx) }()
-	defer func() {
-		end()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	for range 200 {
-		write(t, path+".apt", apt)
-		if err := os.Rename(path+".apt", path); err != nil { // whole: no half of it is seen
-			t.Fatal(err)
-		}
-		began := steps.Load()
-		poll.Until(t, "what was under way has ended", func() bool { return steps.Load() >= began+2 })
-		poll.Until(t, "the request of somebody else is there", func() bool { return read(t, path) == apt })
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Fatal(err)
-		}
 	}
 }
