@@ -187,38 +187,6 @@ func (s ClaimSpecs) File(uid string) string { return filepath.Join(s.Dir, s.name
 
 const claimSuffix = ".yaml"
 
-// Claims returns the UIDs of the claims that have a spec file. A folder that is not there has none.
-func (s ClaimSpecs) Claims() ([]string, error) {
-	entries, err := os.ReadDir(s.Dir)
-	if err != nil && !files.IsAbsent(err) {
-		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
-	}
-	var uids []string
-	for _, e := range entries {
-		rest, is := strings.CutPrefix(e.Name(), s.name(""))
-		if uid, ends := strings.CutSuffix(rest, claimSuffix); is && ends {
-			uids = append(uids, uid)
-		}
-	}
-	return uids, nil
-}
-
-// ClaimDrivers returns the names of drivers whose claims have spec files in a folder. A folder that is not there has none.
-func ClaimDrivers(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !files.IsAbsent(err) {
-		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
-	}
-	var drivers []string
-	for _, e := range entries {
-		rest, is := strings.CutPrefix(e.Name(), vendorOf(""))
-		if driver, _, claimed := strings.Cut(rest, "-"+claimClass+"_"); is && claimed && !slices.Contains(drivers, driver) {
-			drivers = append(drivers, driver)
-		}
-	}
-	return drivers, nil
-}
-
 // metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the folder of specs.
 const metadataSuffix = ".metadata"
 
@@ -227,18 +195,34 @@ func (s ClaimSpecs) MetadataFile(uid, request string) string {
 	return filepath.Join(s.Dir, s.name(uid)+"."+request+metadataSuffix)
 }
 
-// MetadataFiles returns the paths of all metadata files, by the UID of the claim. A folder that cannot be read has none.
-func (s ClaimSpecs) MetadataFiles() map[string][]string {
-	entries, _ := os.ReadDir(s.Dir)
-	all := map[string][]string{}
+// A ClaimFile is a spec or a metadata file of a claim.
+type ClaimFile struct {
+	// Driver is the name of the driver, and UID that of the claim.
+	Driver, UID string
+	Path        string
+	Metadata    bool
+}
+
+// ClaimFiles returns the files of all claims, of all drivers, in a folder of specs. A folder that is not there has none.
+func ClaimFiles(dir string) (all []ClaimFile, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !files.IsAbsent(err) {
+		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
+	}
 	for _, e := range entries {
-		rest, is := strings.CutPrefix(e.Name(), s.name(""))
-		name, ends := strings.CutSuffix(rest, metadataSuffix)
-		if dot := strings.LastIndexByte(name, '.'); is && ends && dot > 0 {
-			all[name[:dot]] = append(all[name[:dot]], filepath.Join(s.Dir, e.Name()))
+		rest, named := strings.CutPrefix(e.Name(), vendorOf(""))
+		driver, rest, claimed := strings.Cut(rest, "-"+claimClass+"_")
+		uid, isSpec := strings.CutSuffix(rest, claimSuffix)
+		name, isMetadata := strings.CutSuffix(rest, metadataSuffix)
+		if isMetadata {
+			dot := strings.LastIndexByte(name, '.')
+			uid, isMetadata = name[:max(dot, 0)], dot > 0
+		}
+		if named && claimed && (isSpec || isMetadata) {
+			all = append(all, ClaimFile{driver, uid, filepath.Join(dir, e.Name()), isMetadata})
 		}
 	}
-	return all
+	return all, nil
 }
 
 // WriteMetadata writes a metadata file if it is not so already, and reports whether it did. Containers have the file that was there when

@@ -30,18 +30,21 @@ func TestSpecOfAClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := cdi.ClaimSpecs{Dir: h.specs, Driver: "gpu.nvidia.com"}
-	if uids, err := files.Claims(); err != nil || len(uids) > 0 {
-		t.Errorf("files of claims in a folder that is not there: %q, %v", uids, err)
+	there := func(when string, want ...cdi.ClaimFile) {
+		t.Helper()
+		if got, err := cdi.ClaimFiles(h.specs); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: the files of claims are %+v, %v, want %+v", when, got, err, want)
+		}
 	}
+	there("a folder that is not there")
 	for range 2 { // the first makes the folder
 		if err := files.Write("uid", text); err != nil {
 			t.Fatal(err)
 		}
 	}
 	h.apply(t, w) // other specs are no claims
-	if uids, err := files.Claims(); err != nil || !slices.Equal(uids, []string{"uid"}) {
-		t.Errorf("files of the claims %q, %v", uids, err)
-	}
+	spec0 := cdi.ClaimFile{Driver: "gpu.nvidia.com", UID: "uid", Path: files.File("uid")}
+	there("beside other specs", spec0)
 	if note := string(files.Note("uid")) + string(files.Note("other")); note != "note" {
 		t.Errorf("note %q", note)
 	}
@@ -72,9 +75,14 @@ func TestSpecOfAClaim(t *testing.T) {
 	if mine == nil || theirs == nil || mine.GetSpec().GetPath() != other.File("uid") || theirs.GetSpec().GetPath() != files.File("uid") {
 		t.Errorf("the devices of a claim by two drivers: %v, %v", mine, theirs)
 	}
-	if uids, err := files.Claims(); err != nil || !slices.Equal(uids, []string{"uid"}) {
-		t.Errorf("files of the claims of one of two drivers: %q, %v", uids, err)
+	described := files.MetadataFile("uid", "request")
+	for _, path := range []string{described, described + ".tmp", files.File("x") + "~", files.MetadataFile("", "request"), filepath.Join(h.specs, "k8s.a.yaml")} {
+		if _, err := cdi.WriteMetadata(path, nil); err != nil {
+			t.Fatal(err)
+		}
 	}
+	there("with another driver's and with metadata", cdi.ClaimFile{Driver: "gpu.example.com", UID: "uid", Path: other.File("uid")},
+		cdi.ClaimFile{Driver: "gpu.nvidia.com", UID: "uid", Path: described, Metadata: true}, spec0)
 	file := filepath.Join(h.root, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -82,7 +90,7 @@ func TestSpecOfAClaim(t *testing.T) {
 	if err := (cdi.ClaimSpecs{Dir: file, Driver: "gpu.nvidia.com"}).Write("uid", text); err == nil {
 		t.Error("written into a file")
 	}
-	if uids, err := (cdi.ClaimSpecs{Dir: filepath.Join(h.root, "a\x00b"), Driver: "gpu.nvidia.com"}).Claims(); err == nil {
-		t.Errorf("files of claims in a folder that cannot be read: %q", uids)
+	if found, err := cdi.ClaimFiles(filepath.Join(h.root, "a\x00b")); err == nil {
+		t.Errorf("files of claims in a folder that cannot be read: %+v", found)
 	}
 }

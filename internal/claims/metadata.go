@@ -82,7 +82,7 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 		if err := c.store.lead(); err != nil {
 			return err
 		}
-		written, err := cdi.WriteMetadata(c.store.specs.MetadataFile(r.UID, request), contents[request])
+		written, err := cdi.WriteMetadata(c.store.specsOf(r).MetadataFile(r.UID, request), contents[request])
 		if err != nil {
 			return err
 		}
@@ -99,19 +99,23 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 		if claimed.Metadata == nil { // several requests can have one device
 			claimed.Metadata = map[string]string{}
 		}
-		claimed.Metadata[c.store.specs.MetadataFile(r.UID, request)] = dra.MetadataPath(r.Driver, r.Name, r.Metadata.PodClaim, request)
+		claimed.Metadata[c.store.specsOf(r).MetadataFile(r.UID, request)] = dra.MetadataPath(r.Driver, r.Name, r.Metadata.PodClaim, request)
 		devices[r.cdiName(d)] = claimed
 	}
 	return nil
 }
 
 // removeMetadata removes the metadata files of a claim whose spec is not there.
-func (c *Claims) removeMetadata(uid string) (err error) {
-	for _, path := range c.store.specs.MetadataFiles()[uid] {
+func (c *Claims) removeMetadata(r record) error {
+	all, err := cdi.ClaimFiles(c.options.CDIDir)
+	for _, f := range all {
+		if !f.Metadata || f.UID != r.UID || f.Driver != r.driver() {
+			continue
+		}
 		if err := c.store.lead(); err != nil {
 			return err
 		}
-		err = errors.Join(err, files.Remove(path))
+		err = errors.Join(err, files.Remove(f.Path))
 		c.store.step()
 	}
 	return err

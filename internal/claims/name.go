@@ -13,18 +13,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // Drivers returns the names of the driver under which claims of this program are prepared, with the names of the claims, by the records in
 // a state directory and the copies in CDI specs. It looks for copies under each name that specs have, and under the one that is wanted. It
 // writes nothing.
 func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
-	drivers, err := cdi.ClaimDrivers(cdiDir)
+	specs, err := cdi.ClaimFiles(cdiDir)
 	if err != nil {
 		return nil, err
 	}
+	drivers := map[string]bool{wanted: true}
+	for _, f := range specs {
+		drivers[f.Driver] = true
+	}
 	found := map[string][]string{}
-	for _, driver := range slices.Compact(slices.Sorted(slices.Values(append(drivers, wanted)))) {
+	for driver := range drivers {
 		records, err := store{dir: stateDir, specs: cdi.ClaimSpecs{Dir: cdiDir, Driver: driver}, clock: clock.RealClock{}}.all()
 		if err != nil {
 			return nil, err
@@ -39,6 +44,23 @@ func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
 		slices.Sort(of)
 	}
 	return found, nil
+}
+
+// named returns an error if there are records, and none of them is of a driver of this name.
+func named(records map[string]record, driver string) error {
+	var other string
+	var claims []string
+	for _, r := range records {
+		if r.driver() == driver {
+			return nil
+		}
+		other, claims = r.driver(), append(claims, r.String())
+	}
+	if len(claims) == 0 {
+		return nil
+	}
+	slices.Sort(claims)
+	return fmt.Errorf("%w: claims are prepared under %s: %s", dra.ErrOtherName, other, inventory.Few(claims))
 }
 
 // Rival returns why NVIDIA's driver may give GPUs of this node to claims, a sentence with the remedy; empty if it does not. Where this

@@ -1,15 +1,19 @@
 package claims_test
 
 import (
+	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
 const otherName = "gpu.example.com"
@@ -46,6 +50,42 @@ func TestPreparedUnderAnotherName(t *testing.T) {
 	r.unprepare(c, "uid-1")
 	if drivers, err := claims.Drivers(r.options.StateDir, r.options.CDIDir, "gpu.nvidia.com"); err != nil || len(drivers) > 0 {
 		t.Errorf("when the claim was given back: %v, %v", drivers, err)
+	}
+}
+
+// TestRecordsOfAnotherName: a process that begins to lead under another name than the claims that are prepared ends, as kubelet can end their
+// pods only by the driver of that name. Where there are claims of both names it serves those of its own.
+func TestRecordsOfAnotherName(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, stop := r.start()
+	r.prepare(c, claim("uid-1", "gpu-0"))
+	stop()
+	r.options.DriverName = otherName
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := claims.New(r.options).Run(ctx); !errors.Is(err, dra.ErrOtherName) || !strings.Contains(err.Error(), "gpu.nvidia.com: default/claim-uid-1") {
+		t.Errorf("with a claim of another name: %v", err)
+	}
+	if r.record("uid-1") == "" || r.nodes("k8s.gpu.nvidia.com/claim=uid-1-gpu-0") == "" {
+		t.Error("the claim has no record or no spec any more")
+	}
+	beside := newRig(t)
+	beside.options.DriverName = otherName
+	c, stop = beside.start()
+	beside.prepare(c, claim("uid-2", "gpu-2"))
+	stop()
+	if err := os.Rename(filepath.Join(beside.options.StateDir, "claims", "uid-2.json"), filepath.Join(r.options.StateDir, "claims", "uid-2.json")); err != nil {
+		t.Fatal(err)
+	}
+	c, _ = r.start()
+	if r.nodes("k8s.gpu.nvidia.com/claim=uid-1-gpu-0") == "" || r.nodes("k8s.gpu.example.com/claim=uid-2-gpu-2") == "" {
+		t.Error("a claim has no spec under its own name")
+	}
+	r.unprepare(c, "uid-2")
+	r.unprepare(c, "uid-1")
+	if left := files(t, r.options.CDIDir); len(left) > 0 {
+		t.Errorf("left are %q", left)
 	}
 }
 

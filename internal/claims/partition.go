@@ -409,6 +409,37 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 	return false, nil
 }
 
+// clear removes what is left of a claim that was given back and is to be prepared again. Where nothing but the MIG mode of a GPU is left,
+// its record gets another UID: the claim waits for that no more than other claims do. The caller has the lock of the claim.
+func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
+	const undone = "the MIG devices that the claim had before are not destroyed yet: "
+	gone, err := c.remove(ctx, locks, r)
+	if gone || err != nil {
+		if err != nil {
+			err = fail(CauseNotReady, undone+"%w", err)
+		}
+		return err
+	}
+	own := r.UID
+	c.mu.Lock()
+	r, why := c.records[own], c.left[own]
+	c.mu.Unlock()
+	if !r.Destroyed {
+		return fail(CauseNotReady, undone+"%s", why)
+	}
+	r.UID = fmt.Sprintf("%s-%d", own, r.Prepared.UnixNano())
+	if err := c.store.write(r); err != nil {
+		return err
+	}
+	c.keep(r)
+	c.leave(r, errors.New(why))
+	if err := c.store.remove(own); err != nil {
+		return err
+	}
+	c.drop(own)
+	return nil
+}
+
 // leave shows why MIG devices are left of a claim that was given back.
 func (c *Claims) leave(r record, why error) {
 	c.mu.Lock()

@@ -64,10 +64,11 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	}
 	r, found := c.all()[claim.UID]
 	if found && r.Released {
-		if gone, err := c.giveBack(ctx, locks, r); !gone {
-			return nil, fail(CauseNotReady, "the MIG devices that the claim had before are not destroyed yet: %s", errorOrNone(err))
+		if err := c.clear(ctx, locks, r); err != nil {
+			return nil, err
 		}
-		r, found = record{}, false
+		locks.end() // those of all GPUs are taken at once
+		return c.prepare(ctx, claim, before)
 	}
 	earlier := found && !r.former(c.options.BootID)
 	if earlier && !r.is(claim) {
@@ -162,7 +163,7 @@ func (c *Claims) answerFor(r record) (all []dra.Prepared) {
 	for _, d := range r.Devices {
 		all = append(all, dra.Prepared{
 			Requests: []string{d.request()}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
-			CDIDeviceIDs: []string{c.store.specs.Device(r.UID, r.cdiName(d))},
+			CDIDeviceIDs: []string{c.store.specsOf(r).Device(r.UID, r.cdiName(d))},
 		})
 	}
 	return all
@@ -346,7 +347,8 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 // writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime
 // refuses to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
-	path := c.store.specs.File(r.UID)
+	specs := c.store.specsOf(r)
+	path := specs.File(r.UID)
 	devices := map[string]cdi.ClaimedDevice{}
 	given := c.given.Load()
 	unknown := given == nil
@@ -391,7 +393,7 @@ func (c *Claims) writeSpec(r record) error {
 		}
 		c.store.step()
 		defer c.store.step()
-		if err := c.store.specs.Write(r.UID, content); err != nil {
+		if err := specs.Write(r.UID, content); err != nil {
 			return err
 		}
 	}
@@ -439,7 +441,7 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	if err := locks.claim(ctx, uid); err != nil {
 		return causedError{CauseLate, err}
 	}
-	r := c.all()[uid]
+	r, known := c.all()[uid]
 	if still != nil && !still(r) {
 		return nil
 	}
@@ -447,28 +449,11 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	if err := c.ended(r); err != nil {
 		return err
 	}
-	c.settle(r, false)
-	gone, err := c.giveBack(ctx, locks, r)
-	if err != nil {
+	if r.UID = uid; !known {
+		r.Driver = recordDriver(c.options.DriverName)
+	}
+	if _, err := c.remove(ctx, locks, r); err != nil {
 		return err
-	}
-	if err := c.store.lead(); err != nil {
-		return err
-	}
-	if err := files.Remove(c.store.specs.File(uid)); err != nil {
-		return err
-	}
-	c.store.step()
-	if r.Metadata != nil { // otherwise the folder need not be read
-		if err := c.removeMetadata(uid); err != nil {
-			return err
-		}
-	}
-	if gone {
-		if err := c.store.remove(uid); err != nil {
-			return err
-		}
-		c.drop(uid)
 	}
 	c.stopMPS(ctx, r)
 	if locks.end(); r.slices() {
@@ -477,4 +462,32 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	c.leaveDaemons(ctx, r)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)
 	return nil
+}
+
+// remove gives back what a claim has, and removes its files. It reports whether its record is gone, too. The caller has the lock of the
+// claim.
+func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
+	c.settle(r, false)
+	if gone, err = c.giveBack(ctx, locks, r); err != nil {
+		return false, err
+	}
+	if err := c.store.lead(); err != nil {
+		return false, err
+	}
+	if err := files.Remove(c.store.specsOf(r).File(r.UID)); err != nil {
+		return false, err
+	}
+	c.store.step()
+	if r.Metadata != nil { // otherwise the folder need not be read
+		if err := c.removeMetadata(r); err != nil {
+			return false, err
+		}
+	}
+	if gone {
+		if err := c.store.remove(r.UID); err != nil {
+			return false, err
+		}
+		c.drop(r.UID)
+	}
+	return gone, nil
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -257,6 +256,11 @@ func checksum(text []byte) string {
 
 func (s store) path(uid, suffix string) string { return filepath.Join(s.folder(), uid+suffix) }
 
+// specsOf returns the CDI specs of the driver under whose name a claim is prepared.
+func (s store) specsOf(r record) cdi.ClaimSpecs {
+	return cdi.ClaimSpecs{Dir: s.specs.Dir, Driver: r.driver()}
+}
+
 // folder is where the records are.
 func (s store) folder() string { return filepath.Join(s.dir, "claims") }
 
@@ -334,11 +338,16 @@ func (s store) uids() ([]string, error) {
 	if err != nil && !files.IsAbsent(err) {
 		return nil, fmt.Errorf("list the records of claims: %w", err)
 	}
-	all, err := s.specs.Claims()
+	beside, err := cdi.ClaimFiles(s.specs.Dir)
 	if err != nil {
 		return nil, err
 	}
-	all = slices.AppendSeq(all, maps.Keys(s.specs.MetadataFiles()))
+	var all []string
+	for _, f := range beside {
+		if f.Driver == s.specs.Driver {
+			all = append(all, f.UID)
+		}
+	}
 	for _, e := range entries {
 		if uid, is := strings.CutSuffix(e.Name(), recordSuffix); is && validUID(uid) {
 			all = append(all, uid)

@@ -25,7 +25,7 @@ func (c *Claims) Reserve(ctx context.Context, gpu, device string) (release func(
 			other := d.MIG != nil && d.uuid() != "" && d.uuid() != device && gpu != device
 			return d.GPU == gpu && !d.AdminAccess && !other
 		}
-		if err == nil && !r.former(c.options.BootID) && slices.ContainsFunc(r.Devices, has) {
+		if err == nil && !r.former(c.options.BootID) && !r.Destroyed && slices.ContainsFunc(r.Devices, has) {
 			err = fmt.Errorf("in use by the claim %s", r)
 		}
 	}

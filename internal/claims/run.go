@@ -38,12 +38,16 @@ func (c *Claims) mayChange() error {
 const every = 10 * time.Second
 
 // Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered while it runs. At the end it waits for
-// the calls that are being answered, and returns nil.
+// the calls that are being answered, and returns nil. The error wraps dra.ErrOtherName if all claims are prepared under another name of the
+// driver than this process has.
 func (c *Claims) Run(ctx context.Context) error {
 	timer := c.options.Clock.NewTimer(every)
 	defer timer.Stop()
 	defer lockOut(ctx, c.options.StateDir, c.options.Clock)()
 	for err := c.load(ctx); err != nil; err = c.load(ctx) {
+		if errors.Is(err, dra.ErrOtherName) {
+			return err
+		}
 		klog.FromContext(ctx).Error(err, "Cannot read the records of claims")
 		select {
 		case <-ctx.Done():
@@ -179,6 +183,9 @@ func (c *Claims) load(ctx context.Context) error {
 				"problem", errorOrNone(c.store.write(r)))
 		}
 	}
+	if err := named(records, c.options.DriverName); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records = records
@@ -221,7 +228,8 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	case !known:
 		var found bool
 		if r, found, _ = c.store.readOrCopied(ctx, uid); !found {
-			return c.removeMetadata(uid) // a process was killed when the claim was given back
+			// A process was killed when the claim was given back.
+			return c.removeMetadata(record{UID: uid, Driver: recordDriver(c.options.DriverName)})
 		}
 		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim", klog.KRef(r.Namespace, r.Name),
 			"uid", uid)
@@ -346,7 +354,7 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		return
 	}
 	for uid, r := range records {
-		needed := claimed[r.String()]
+		needed := claimed[r.String()] || r.Released // then it is tried more often
 		if !needed {
 			var now dra.Claim
 			now, needed, err = c.options.LookUp(ctx, r.Namespace, r.Name)

@@ -3,6 +3,7 @@ package claims_test
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -159,6 +160,11 @@ func TestModeInUse(t *testing.T) {
 		}
 	}
 	left("small: ")
+	if release, err := s.c.Reserve(t.Context(), "GPU-b", "GPU-b"); err != nil {
+		t.Errorf("a GPU that no claim has is not reserved: %v", err)
+	} else {
+		release()
+	}
 	s.again()
 	s.refused("the GPU cannot be given as a whole: ", claim("whole", gpuB))
 	s.prepare(s.c, claim("next", small0)) // at the same place
@@ -182,6 +188,36 @@ func TestModeInUse(t *testing.T) {
 	s.c.GiveBackReleased(t.Context())
 	left("")
 	s.is("the last one", inventory.MIGDisabled, "")
+}
+
+// TestTheSameClaimAgain: a claim that was given back while something keeps the MIG mode from being switched off is prepared again as another
+// claim would be, with devices of that GPU and of another one. The mode is off when it can be.
+func TestTheSameClaimAgain(t *testing.T) {
+	t.Parallel()
+	for _, again := range []string{small0, half4, gpuC, gpuB} {
+		s := newSwitched(t)
+		for range 2 {
+			s.prepare(s.c, claim("one", small0))
+			s.set(func() { s.inUse = true })
+			s.unprepare(s.c, "one")
+		}
+		given, err := ask(t.Context(), s.c, claim("one", again))
+		if whole := again == gpuB; (err == nil) == whole || whole && !strings.Contains(err.Error(), "the GPU cannot be given as a whole: ") {
+			t.Errorf("%s: %v", again, err)
+		}
+		if s.nodes(ids(given)...); len(s.c.InUse().Value()["GPU-b"]) == 0 {
+			t.Errorf("%s: the device plugin can have a GPU whose MIG mode is on still", again)
+		}
+		s.again()
+		s.unprepare(s.c, "one")
+		s.is(again+", given back", inventory.MIGEnabled, "")
+		s.set(func() { s.inUse = false })
+		s.c.GiveBackReleased(t.Context())
+		s.is(again+", at last", inventory.MIGDisabled, "")
+		if left := files(t, filepath.Join(s.options.StateDir, "claims")); len(left) > 0 {
+			t.Errorf("%s: left are %q", again, left)
+		}
+	}
 }
 
 // TestSwitchingIsTurnedOff while claims have MIG devices: the mode is off after the last one. A restart of the node has switched it off.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/logwriter"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
@@ -43,7 +43,7 @@ func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) err
 		log.Info("Restarting with the driver that is there now", "reason", err.Error())
 		flush()
 		return reexec()
-	case errors.Is(err, handover.ErrOtherName) && ctx.Err() == nil:
+	case errors.Is(err, dra.ErrOtherName) && ctx.Err() == nil:
 		log.Info("Restarting with the name of the driver under which claims have devices", "reason", err.Error())
 		flush()
 		return reexec()

@@ -89,3 +89,7 @@ type DeviceState struct {
 // ErrEnded is the error of a call that waited in this process while it handed the lead of the node over. Kubelet has to ask the process
 // that leads next.
 var ErrEnded = errors.New("another process of this program answers calls for claims now")
+
+// ErrOtherName is why a process cannot lead: claims have, or may get, GPUs under another name of the driver. Kubelet can end their pods
+// only by the driver of that name, so a new process keeps it.
+var ErrOtherName = errors.New("the driver has another name on this node")

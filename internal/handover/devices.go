@@ -148,7 +148,7 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 const diskTimeout = 2 * time.Second
 
 // Run reads the files of an earlier process, and follows the GPUs until ctx ends. Then it returns nil, and forgets what it has read. The
-// error wraps ErrOtherName if an earlier lead publishes devices under another name of the driver than this process.
+// error wraps dra.ErrOtherName if an earlier lead publishes devices under another name of the driver than this process.
 func (d *Devices) Run(ctx context.Context) error {
 	disk, known := files.NewDisk(), false
 	d.forget() // what was noted when the last time ended
@@ -156,7 +156,7 @@ func (d *Devices) Run(ctx context.Context) error {
 	for {
 		if !known || d.Lost() { // an operator who removes the damaged file says that nothing is published
 			err := disk.Do(ctx, diskTimeout, func() error { return errors.Join(d.readPublished(), d.readNumbers()) })
-			if errors.Is(err, ErrOtherName) {
+			if errors.Is(err, dra.ErrOtherName) {
 				return err
 			}
 			if known = err == nil; !known && ctx.Err() == nil {

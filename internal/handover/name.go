@@ -3,7 +3,6 @@ package handover
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -14,10 +13,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
-
-// ErrOtherName is why this process cannot lead: claims have, or may get, GPUs under another name of the driver. Kubelet can end their pods
-// only by the driver of that name, so a new process keeps it.
-var ErrOtherName = errors.New("the driver has another name on this node")
 
 // DriverName returns the name that the driver has on a node: the one that is wanted, or else the one under which claims have devices there,
 // or GPUs may be in slices, by the files in the state directory and the CDI specs in a folder. Kept is then the reason, a sentence with the

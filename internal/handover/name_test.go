@@ -71,7 +71,7 @@ func TestALeadUnderAnotherName(t *testing.T) {
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
 		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
 	})
-	if err := d.Run(t.Context()); !errors.Is(err, handover.ErrOtherName) || !strings.Contains(err.Error(), "gpu.example.com") {
+	if err := d.Run(t.Context()); !errors.Is(err, dra.ErrOtherName) || !strings.Contains(err.Error(), "gpu.example.com") {
 		t.Errorf("it ended with %v", err)
 	}
 	if pool := d.Pools().Value(); pool.Name != "" {

@@ -44,7 +44,7 @@ func (d *Devices) readPublished() error {
 		return nil
 	}
 	if len(kept.GPUs) > 0 && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
-		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
+		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
 	}
 	gpus := map[string]bool{}
 	for _, uuid := range kept.GPUs {
