@@ -164,11 +164,12 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 	})
 }
 
-// needed reports whether the own node is to be watched: for a configuration, or because a taint is to be removed or a DaemonSet has to go
-// on. ResourceSlices need no watch of it.
+// needed reports whether the own node is to be watched: for a configuration, because a taint or the request of a restart is to be removed,
+// or because a DaemonSet has to go on. ResourceSlices need no watch of it.
 func (c *Cluster) needed(now config.Config) bool {
+	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		isTainted(c.client.Nodes().Value()) || len(pausedOn(c.client.Nodes().Value())) > 0
+		isTainted(node) || node.Annotations[rebootAnnotation] != "" || len(pausedOn(node)) > 0
 }
 
 // isTainted reports whether a node has a taint of this program.
@@ -181,7 +182,8 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report),
-		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("quiesce by annotation", d, c.followRelease))
+		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("quiesce by annotation", d, c.followRelease),
+		c.underLead("request of a restart at the API server", d, c.askForReboot))
 }
 
 // Labels returns the tasks that write labels.

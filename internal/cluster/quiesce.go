@@ -245,7 +245,7 @@ func (r *releaser) write(ctx context.Context) error {
 	if is[stateAnnotation] == annotations[stateAnnotation] && is[answerAnnotation] == annotations[answerAnnotation] {
 		return nil
 	}
-	after, err := r.client.ApplyRelease(ctx, r.node.UID, r.node.ResourceVersion, annotations)
+	after, err := r.client.ApplyAnnotations(ctx, kubeapi.ForRelease, r.node.UID, r.node.ResourceVersion, annotations)
 	if kubeapi.IsOvertaken(err) { // the node is looked at before the next try
 		if node, unknown := r.client.Get(ctx); unknown == nil {
 			r.see(node, time.Now())

@@ -20,19 +20,21 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 			return w, configured, nil
 		}
 		s, looked := d.monitor.Snapshots().Latest()
-		w = reboot.Sentinel{Path: c.RebootFile, Known: s.Driver != inventory.Driver{} && s.Stale == "", Reason: NeedsReboot(s)}
+		w.Path = c.RebootFile
+		w.Reason, w.Known = NeedsReboot(s)
 		return w, configured, looked
 	}
 	return asker.Run(ctx)
 }
 
-// NeedsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none needs that.
-func NeedsReboot(s inventory.Snapshot) string {
+// NeedsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none needs that. It is not known before the
+// first look, and when looks fail.
+func NeedsReboot(s inventory.Snapshot) (reason string, known bool) {
 	var all []string
 	for _, g := range s.GPUs {
 		if g.Health.Cure == inventory.CureReboot {
 			all = append(all, fmt.Sprintf("GPU %d is %s: %s", g.Index, g.Health.State, g.Health.Reason))
 		}
 	}
-	return strings.Join(all, "; ")
+	return strings.Join(all, "; "), s.Driver != inventory.Driver{} && s.Stale == ""
 }

@@ -15,8 +15,15 @@ import (
 const (
 	labelsManager = "gpu-node-agent-labels"
 	migManager    = "gpu-node-agent-mig"
-	// Of the answer to a wish to release the driver.
-	releaseManager = "gpu-node-agent-quiesce"
+)
+
+// A Purpose is what annotations are for. Those of a Purpose are written together.
+type Purpose string
+
+// The purposes, by their field managers.
+const (
+	ForRelease Purpose = "gpu-node-agent-quiesce" // the answer to a wish to release the driver
+	ForReboot  Purpose = "gpu-node-agent-reboot"  // the request of a restart of the node
 )
 
 // apply has the API server merge fields into an object by server-side apply, and returns the object. Without force, fields that
@@ -80,14 +87,14 @@ func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels,
 	return c.readNode(text, restores)
 }
 
-// ApplyRelease gives annotations about the release of the driver to the own node, which has to have the UID and the version still. It
-// removes those that an earlier call gave and that are not among them. What another program has written there before is replaced. It
-// returns the node as it is then.
-func (c *Client) ApplyRelease(ctx context.Context, uid, version string, annotations map[string]string) (Node, error) {
+// ApplyAnnotations gives annotations to the own node, which has to have the UID and the version still. It removes those that an earlier
+// call for the same purpose gave and that are not among them. What another program has written there before is replaced. It returns the
+// node as it is then.
+func (c *Client) ApplyAnnotations(ctx context.Context, p Purpose, uid, version string, annotations map[string]string) (Node, error) {
 	restores := c.newestNode().restores
-	text, err := c.applyNode(ctx, releaseManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)
+	text, err := c.applyNode(ctx, string(p), metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)
 	if err != nil {
-		return Node{}, fmt.Errorf("answer the wish to release the driver: %w", err)
+		return Node{}, fmt.Errorf("write annotations of the node: %w", err)
 	}
 	return c.readNode(text, restores)
 }

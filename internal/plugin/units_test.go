@@ -32,7 +32,9 @@ type unitNode struct {
 func units(gpus, gib, inUnits int, rules resource.Units) resource.Plan {
 	var all []inventory.GPU
 	o := resource.Options{Units: rules, Sharing: resource.Sharing{RenameByDefault: true}}
-	o.Units.Name = mem
+	if rules.Name == "" {
+		o.Units.Name = mem
+	}
 	capability := inventory.ComputeCapability{Major: 9}
 	if !rules.MPS {
 		capability.Major = 6
@@ -233,6 +235,68 @@ func TestUnitsOfAnInitContainer(t *testing.T) {
 			}
 		}
 		n.settle(t)
+	}
+}
+
+// In a roll-out to units of another size, both sizes are asked for all the time: what pods are given of a GPU is never more than it has, and it
+// is given in one size alone until no pod holds it so.
+func TestUnitsOfAnotherSizeInARollOut(t *testing.T) {
+	t.Parallel()
+	for name, v := range map[string]standin.Version{"1.36": standin.V136, "1.37": standin.V137} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const small = "volcano.sh/gpu-mem.256Mi"
+			n, first := newUnitNode(t, v, 2, 8)
+			n.admit(t, "a", 3)
+			n.settle(t)
+			mib := map[string]int{n.pods["a"][0][:12]: 3 << 10} // by GPU
+			sizes, next := map[string]map[string]bool{n.pods["a"][0][:12]: {mem: true}}, 0
+			ask := func(resource string, size int) {
+				next++
+				got, err := n.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("p", next), Name: "c", Resource: resource, Count: 1})
+				if err != nil {
+					return // it has none, or the GPU is given in the other size
+				}
+				gpu := got.IDs[0][:12]
+				if mib[gpu] += size; mib[gpu] > n.size<<10 {
+					t.Fatalf("GPU %s has %d MiB, and %d are given", gpu, n.size<<10, mib[gpu])
+				}
+				if sizes[gpu] == nil {
+					sizes[gpu] = map[string]bool{}
+				}
+				if sizes[gpu][resource] = true; len(sizes[gpu]) > 1 {
+					t.Fatalf("GPU %s is given in units of two sizes", gpu)
+				}
+			}
+			second := n.startDaemon(t, n.clock)
+			other := byMPS
+			other.Name = small
+			n.apply(second, other)
+			for range 40 {
+				ask(small, 256)
+				ask(mem, 1024)
+				n.clock.Step(250 * time.Millisecond)
+			}
+			first.stop()
+			for range 60 {
+				ask(mem, 1024)
+				ask(small, 256)
+				n.clock.Step(250 * time.Millisecond)
+			}
+			n.Remove("a")
+			for i := range next {
+				n.Remove(fmt.Sprint("p", i+1))
+			}
+			until(t, n.clock, "both GPUs in units of the new size", func() bool {
+				free := 0
+				for _, healthy := range n.Devices(small) {
+					if healthy {
+						free++
+					}
+				}
+				return free == 32 && n.Allocatable(mem) == 0
+			})
+		})
 	}
 }
 

@@ -75,6 +75,8 @@ func driverStep(s Status, e Evidence) ReadyStep {
 	return ReadyStep{Reached: true, Text: "version " + s.Driver, Since: e.Answers}
 }
 
+// containersStep asks for one device that is not held for another reason than that CUDA is not proven on it. A GPU in MIG devices is not
+// given itself.
 func containersStep(s Status, _ Evidence) ReadyStep {
 	waits := map[string]bool{}
 	if s.Validation != nil {
@@ -82,16 +84,32 @@ func containersStep(s Status, _ Evidence) ReadyStep {
 			waits[d.UUID] = d.Result != Proven
 		}
 	}
-	held, why := map[string]bool{}, ""
+	held := map[string]string{} // why, by UUID
 	for _, h := range s.Holds {
-		if !waits[h.Device] && !held[h.Device] {
-			held[h.Device], why = true, h.Reason
+		if !waits[h.Device] {
+			held[h.Device] = h.Reason
 		}
 	}
-	if n := len(s.GPUs); n > 0 && len(held) >= n {
-		return ReadyStep{Text: why, Remedy: doctorRemedy}
+	divided := map[string]bool{}
+	for _, d := range s.GPUs {
+		divided[d.GPU] = true
 	}
-	return ReadyStep{Reached: true, Text: "what containers get is there"}
+	given := ReadyStep{Reached: true, Text: "what containers get is there"}
+	step := given
+	for _, d := range s.GPUs {
+		why, is := held[d.UUID]
+		if !is {
+			why, is = held[d.GPU]
+		}
+		switch {
+		case divided[d.UUID]:
+		case !is:
+			return given
+		default:
+			step = ReadyStep{Text: why, Remedy: doctorRemedy}
+		}
+	}
+	return step
 }
 
 func cudaStep(s Status, _ Evidence) ReadyStep {

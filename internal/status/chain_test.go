@@ -46,7 +46,7 @@ func TestSteps(t *testing.T) {
 		}, "driver: driver 550 is not accepted | device"},
 		{5 * time.Second, func() { e.Refused, s.Driver = "", "580" }, "driver 3s | device nodes: the device node /dev/nvidia-uvm is not there | containers: waits for device nodes"},
 		{6 * time.Second, func() { e.LacksNode = "" }, "driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being tried | kubelet: waits for CUDA"},
-		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device = "no CDI spec", "GPU-1" }, "driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
+		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device, s.GPUs[0].UUID = "no CDI spec", "GPU-1", "GPU-1" }, "driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
 		{9 * time.Second, func() {
 			s.Validation.Devices[0] = status.Validated{Result: status.Proven, Since: start.Add(7 * time.Second), Milliseconds: 1000}
 			s.Holds = nil
@@ -79,6 +79,14 @@ func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
 			Validation: &status.Validation{Devices: []status.Validated{{UUID: "GPU-0", Result: status.Proven}, {UUID: "GPU-1", Result: status.Failed}}},
 		}
 	}
+	parts := func(held ...string) func(*status.Status) { // of a GPU in two MIG devices
+		return func(s *status.Status) {
+			s.Validation, s.GPUs = nil, []status.Device{{UUID: "GPU-0"}, {UUID: "MIG-0", GPU: "GPU-0"}, {UUID: "MIG-1", GPU: "GPU-0"}}
+			for _, uuid := range held {
+				s.Holds = append(s.Holds, status.Hold{Device: uuid, Reason: "its device node /dev/nvidia-caps/nvidia-cap12 is not on the host"})
+			}
+		}
+	}
 	for name, tt := range map[string]struct {
 		change func(*status.Status)
 		waits  string
@@ -95,9 +103,13 @@ func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
 		"all are held": {func(s *status.Status) {
 			s.Validation, s.Holds = nil, []status.Hold{{Device: "GPU-0"}, {Device: "GPU-1"}}
 		}, status.StepContainers},
-		"none is offered": {func(s *status.Status) { s.Resources[0].Healthy = 0 }, status.StepKubelet},
-		"claims":          {func(s *status.Status) { s.Resources, s.DRA = nil, &status.DRA{} }, ""},
-		"no GPU":          {func(s *status.Status) { s.GPUs = nil }, status.StepDriver},
+		"all parts of a GPU are held":   {parts("MIG-0", "MIG-1"), status.StepContainers},
+		"the GPU of all parts is held":  {parts("GPU-0"), status.StepContainers},
+		"one of two parts is held":      {parts("MIG-0"), ""},
+		"a part that is not there, too": {parts("MIG-0", "MIG-7", "MIG-8"), ""},
+		"none is offered":               {func(s *status.Status) { s.Resources[0].Healthy = 0 }, status.StepKubelet},
+		"claims":                        {func(s *status.Status) { s.Resources, s.DRA = nil, &status.DRA{} }, ""},
+		"no GPU":                        {func(s *status.Status) { s.GPUs = nil }, status.StepDriver},
 	} {
 		s := good()
 		tt.change(&s)

@@ -253,7 +253,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}}
+taint, changeTaint, quiesce, reboot, nodeConfig, migLabel, migEvict, migPause, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -263,7 +263,7 @@ taint, changeTaint, nodeConfig, migLabel, migEvict, dra. A value counts before t
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
-{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "quiesce" }}
+{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "quiesce" "reboot" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
@@ -338,7 +338,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "quiesce" "reboot" "nodeConfig" "migLabel" "migEvict" "dra") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
@@ -571,6 +571,7 @@ variable, the flag, the value that grants it, a pattern of what needs that, and 
   (list "NODE_TAINT" "node-taint" "features.taint" "true" (include "gpu-device-plugin.feature" (list . "taint")))
   (list "NODE_CHANGE_TAINT" "node-change-taint" "features.changeTaint" "true" (include "gpu-device-plugin.feature" (list . "changeTaint")))
   (list "NODE_QUIESCE" "node-quiesce" "features.quiesce" "true" (include "gpu-device-plugin.feature" (list . "quiesce")))
+  (list "NODE_REBOOT" "node-reboot" "features.reboot" "true" (include "gpu-device-plugin.feature" (list . "reboot")))
   (list "DRA_MODE" "dra-mode" "dra.enabled" "dra|split" $dra)
   (list "DRA_DRIVER_NAME" "dra-driver-name" "dra.driverName" "." false)
 }}
@@ -613,7 +614,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "dra.mode" .Values.dra.mode "dra|split" .Values.dra.enabled "dra.enabled")
   (list "dra.driverName" (include "gpu-device-plugin.draDriverName" .) "." false "dra.driverName")
 }}
-{{- range list "events" "condition" "taint" "changeTaint" "quiesce" }}
+{{- range list "events" "condition" "taint" "changeTaint" "quiesce" "reboot" }}
 {{- $rows = append $rows (list (printf "features.%s" .) (get $.Values.features .) "true|pods" true (printf "features.%s" .)) }}
 {{- end }}
 {{- $chooses := include "gpu-device-plugin.nodeConfig" . }}
@@ -749,6 +750,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_TAINT" .Values.features.taint)
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
   (list "NODE_QUIESCE" .Values.features.quiesce)
+  (list "NODE_REBOOT" .Values.features.reboot)
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))
