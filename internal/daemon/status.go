@@ -134,7 +134,8 @@ func resources(served []plugin.Status) []status.Resource {
 	resources := make([]status.Resource, 0, len(served))
 	for _, r := range served {
 		shown := status.Resource{
-			Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Server: string(r.Phase), Agreed: r.Agreed, Problem: r.Problem,
+			Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Unoffered: r.Unoffered, Server: string(r.Phase),
+			Agreed: r.Agreed, Problem: r.Problem,
 		}
 		for _, d := range r.Departing {
 			shown.Departing = append(shown.Departing, status.Departing(d))

@@ -62,6 +62,7 @@ type view struct {
 	departing map[string]departure
 	response  *pluginapi.ListAndWatchResponse
 	refusal   string // why Allocate gives nothing in one call; empty if it may
+	unoffered int    // units of well GPUs that are not on offer
 }
 
 func newList(name string, c clock.PassiveClock) *list {
@@ -159,11 +160,15 @@ func (l *list) departures() []Departing {
 func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool) {
 	l.resource = r
 	planned := make([]*pluginapi.Device, 0, len(r.Devices)+len(l.departing))
+	unoffered := 0
 	for i, device := range r.Devices {
 		if !withheld[device.UUID] {
 			l.offered[device.UUID] = true
 		}
 		if r.InUnits() {
+			if device.Healthy && !l.units.offered[i] {
+				unoffered++
+			}
 			device.Healthy = l.units.offered[i]
 		}
 		planned = append(planned, wire(device, nil))
@@ -182,7 +187,8 @@ func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool)
 	if slices.EqualFunc(devices, before.response.Devices, sameDevice) {
 		response = before.response
 	}
-	l.views.Publish(&view{resource: r, options: o, departing: maps.Clone(l.departing), response: response})
+	l.views.Publish(&view{resource: r, options: o, departing: maps.Clone(l.departing), response: response,
+		unoffered: unoffered})
 }
 
 // leaveRoom removes planned devices from the end, until a list with the departing ones is not too long for kubelet. Devices that

@@ -108,6 +108,8 @@ type Status struct {
 	Phase    Phase
 	// Devices counts the devices that the list names, Healthy those of them that may be given out.
 	Devices, Healthy int
+	// Unoffered counts the units of well GPUs that are listed as Unhealthy because the free units of another GPU are on offer.
+	Unoffered int
 	// Agreed says that kubelet's own account of the resource was the list, when the two were compared last in this life.
 	Agreed bool
 	// Since is since when Agreed is true; zero if it is not.
@@ -305,7 +307,8 @@ func (s *Set) Status() []Status {
 		entry := s.resources[name]
 		view := entry.list.views.Value()
 		status := Status{Resource: name, Phase: entry.phase, Agreed: entry.agreed, Problem: entry.problem,
-			Devices: len(view.response.Devices), Healthy: len(view.healthy()), Departing: entry.list.departures()}
+			Devices: len(view.response.Devices), Healthy: len(view.healthy()),
+			Unoffered: view.unoffered, Departing: entry.list.departures()}
 		if entry.agreed {
 			status.Since = entry.since
 		}

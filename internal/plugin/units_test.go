@@ -208,6 +208,11 @@ func TestPodsOfUnitsFit(t *testing.T) {
 				}
 			}
 			n.settle(t)
+			for _, s := range d.Status() {
+				if s.Resource == mem && s.Healthy+s.Unoffered != s.Devices {
+					t.Errorf("%d units Healthy and %d not on offer of %d, and all GPUs are well", s.Healthy, s.Unoffered, s.Devices)
+				}
+			}
 			until(t, n.clock, "the other GPUs", func() bool {
 				return n.Allocatable("nvidia.com/gpu") == 1 && n.Allocatable("nvidia.com/gpu.shared") == 4
 			})

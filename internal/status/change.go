@@ -159,7 +159,7 @@ func facts(s Status) []Change {
 	}
 	for _, r := range s.Resources {
 		facts = append(facts, Change{Kind: kindResource, Name: r.Name, Reason: r.Problem,
-			To: fmt.Sprintf("%d of %d devices Healthy, %s", r.Healthy, r.Devices, r.Server)})
+			To: fmt.Sprintf("%d of %d devices Healthy, %s", r.Healthy+r.Unoffered, r.Devices, r.Server)})
 		if len(r.Departing) > 0 {
 			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: Count(len(r.Departing), "device"), Reason: r.Departing[0].Reason})
 		}

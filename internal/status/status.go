@@ -248,6 +248,8 @@ type Resource struct {
 	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to pods.
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`
+	// Unoffered counts the units of GPUs that are well which are not given to pods: with units.fit one, those of one GPU are on offer.
+	Unoffered int `json:"unoffered,omitempty"`
 	// Server is the phase of the resource's server: "waiting for kubelet", "registering", "serving", "silent: another server has
 	// registered", which is a later process of this program, or "silent: another program has registered".
 	Server string `json:"server"`

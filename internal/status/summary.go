@@ -171,7 +171,7 @@ func problems(s Status) []string {
 // short reports whether a resource has devices that pods cannot get.
 func (s Status) short() bool {
 	for _, r := range s.Resources {
-		if r.Healthy < r.Devices {
+		if r.Healthy+r.Unoffered < r.Devices {
 			return true
 		}
 	}
@@ -245,7 +245,11 @@ func counts(resources []Resource) []string {
 		if i == maxCounts {
 			return append(counts, Count(len(resources)-i, "more resource"))
 		}
-		counts = append(counts, fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices))
+		count := fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices)
+		if r.Unoffered > 0 {
+			count += ", as units.fit is one"
+		}
+		counts = append(counts, count)
 	}
 	return counts
 }

@@ -72,8 +72,14 @@ func TestSummarize(t *testing.T) {
 			s.Resources[0].Server, s.Readiness = "waiting for kubelet", status.Readiness{Reason: "x"}
 		},
 			"waiting for kubelet: no kubelet is there; not registered: a/b"},
-		"not ready":              {func(s *status.Status) { s.Readiness = status.Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
-		"a GPU that is sick":     {func(s *status.Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
+		"not ready":          {func(s *status.Status) { s.Readiness = status.Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
+		"a GPU that is sick": {func(s *status.Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
+		"units of other GPUs": {func(s *status.Status) { s.Resources[0].Healthy, s.Resources[0].Unoffered = 1, 1 },
+			"ready: 2 GPUs and 1 MIG device Healthy; a/b: 1 of 2, as units.fit is one"},
+		"units of a GPU that is sick": {func(s *status.Status) {
+			s.Resources[0].Healthy, s.Resources[0].Unoffered, s.Resources[0].Devices = 1, 1, 3
+		},
+			"degraded: a/b: 1 of 3, as units.fit is one"},
 		"a GPU with MIG devices": {func(s *status.Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},
 		"a MIG device with a fault of its own": {func(s *status.Status) {
 			s.GPUs[1].State, s.GPUs[1].Reason, s.GPUs[2].State, s.GPUs[2].Reason = "Lost", "x", "Lost", "y"

@@ -38,23 +38,36 @@ func proofs(ctx context.Context, daemon string) (string, error) {
 			return "", err
 		}
 		defer func() { err = errors.Join(err, n.Close()) }()
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			var s status.Status
-			if err := control.Call(ctx, n.ControlSocket(), "status", nil, &s); err != nil {
-				return "", err
-			}
-			if _, waits := s.Waits(); !waits && len(s.Steps) > 0 {
-				return proofTimes(s), nil
-			}
-			select {
-			case <-ctx.Done():
-				return "", ctx.Err()
-			case <-tick.C:
-			}
+		s, err := shownOf(ctx, n, func(s status.Status) bool {
+			_, waits := s.Waits()
+			return !waits && len(s.Steps) > 0
+		})
+		if err != nil {
+			return "", err
 		}
+		return proofTimes(s), nil
 	})
+}
+
+// shownOf returns the status of a node once that is as it should be.
+func shownOf(ctx context.Context, n *node.Node, as func(status.Status) bool) (s status.Status, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if err := control.Call(ctx, n.ControlSocket(), "status", nil, &s); err != nil {
+			return s, err
+		}
+		if as(s) {
+			return s, nil
+		}
+		select {
+		case <-ctx.Done():
+			return s, ctx.Err()
+		case <-tick.C:
+		}
+	}
 }
 
 // proofTimes returns the times of a node that is ready.

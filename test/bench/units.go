@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
@@ -12,6 +15,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // unitFigures are those of GPUs in units.
@@ -36,6 +41,30 @@ func unitsOf(ctx context.Context) (resource.Resource, error) {
 		return r, fmt.Errorf("the node has no units: %q", plan.Warnings)
 	}
 	return r, nil
+}
+
+// idleUnits is idle with all GPUs in units but one, for which kubelet's first list is awaited.
+func idleUnits(ctx context.Context, daemon string) (_ string, err error) {
+	folder, err := os.MkdirTemp("", "bench-units-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	file := filepath.Join(folder, "config.yaml")
+	const text = "version: v1\nselectors: [{indices: [1, 2, 3, 4, 5, 6, 7], units: true}]\nunits: {enforce: none, reserveMiB: 1024}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return "", err
+	}
+	n, err := registered(ctx, node.Setup{Daemon: daemon, Profile: "dgx-h200", Args: []string{"--config-file", file}})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	// A list of so many devices is made, sent and compared in the first seconds.
+	if _, err := shownOf(ctx, n, func(s status.Status) bool { return s.Readiness.Ready }); err != nil {
+		return "", err
+	}
+	return used(ctx, n, 20*time.Second)
 }
 
 // choiceOfUnits measures the choice where all units are free, which is the most work.
