@@ -216,13 +216,8 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string,
 }
 
 // paceOfClaims: on a node that gives some GPUs in each way, it takes at most a fifth longer from the creation of a claim until its pod runs
-// than from the creation of a pod that asks for nvidia.com/gpu, by the medians. Pods of both kinds take turns, and containers get the same
-// by CDI. It is measured a second time if the first one misses.
+// than from the creation of a pod that asks for nvidia.com/gpu. Containers get the same by CDI.
 func paceOfClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	const (
-		measured = 20
-		slower   = 1.2
-	)
 	withoutDaemon(ctx, t, n)
 	startProxy(t)
 	publishCA(ctx, t, n, namespace)
@@ -237,74 +232,25 @@ config: {map: {default: "dra: {mode: split, gpus: {indices: [5, 6, 7]}}"}}
 	waitDevices(ctx, t, n, 3)
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-3, stepLimit)
 
-	until := func(name string) time.Duration {
-		start := time.Now()
-		pod := podOf(name, gpu, 1)
-		var err error
-		if strings.HasPrefix(name, "claimed") {
-			claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: oneGPU}
-			pod = podWith(name, corev1.PodResourceClaim{ResourceClaimName: &name})
-			_, err = n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Create(ctx, claim, metav1.CreateOptions{})
-		}
-		if err == nil {
-			_, err = n.Client.CoreV1().Pods(corev1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		limited, cancel := context.WithTimeout(ctx, stepLimit)
-		defer cancel()
-		err = node.Wait(limited, 10*time.Millisecond, func(ctx context.Context) error {
-			pod, err := n.Client.CoreV1().Pods(corev1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			return isRunning(pod)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		took := time.Since(start)
+	seesOne := func(name string) {
 		if len(nodesIn(ctx, t, n, name)) != 1 {
 			t.Errorf("pod %s has not one GPU", name)
 		}
-		kubectl(ctx, t, n, "delete", "pod", name) // which waits until it has gone
-		if strings.HasPrefix(name, "claimed") {
-			kubectl(ctx, t, n, "delete", "resourceclaim", name)
-			// A pod without a grace period has gone before its container: the next one would wait for the GPU.
-			wait(ctx, t, func(context.Context) error { return prepared(0) })
+	}
+	claimed := func(name string) time.Duration {
+		start := time.Now()
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: oneGPU}
+		if _, err := n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
 		}
+		took := untilRuns(ctx, t, n, start, podWith(name, corev1.PodResourceClaim{ResourceClaimName: &name}), seesOne)
+		kubectl(ctx, t, n, "delete", "resourceclaim", name)
+		// A pod without a grace period has gone before its container: the next one would wait for the GPU.
+		wait(ctx, t, func(context.Context) error { return prepared(0) })
 		return took
 	}
-	measure := func(turn string, pairs int) (claimed, plain []time.Duration) {
-		for i := range pairs {
-			name := fmt.Sprintf("-%s-%d", turn, i)
-			if i%2 == 0 {
-				claimed = append(claimed, until("claimed"+name))
-			}
-			plain = append(plain, until("plain"+name))
-			if i%2 != 0 {
-				claimed = append(claimed, until("claimed"+name))
-			}
-		}
-		slices.Sort(claimed)
-		slices.Sort(plain)
-		return claimed, plain
+	plain := func(name string) time.Duration {
+		return untilRuns(ctx, t, n, time.Now(), podOf(name, gpu, 1), seesOne)
 	}
-	figures := func(of []time.Duration) string {
-		return fmt.Sprintf("median %v, p90 %v", of[len(of)/2].Round(time.Millisecond), of[len(of)*9/10].Round(time.Millisecond))
-	}
-	measure("first", 1) // of each kind reads programs from the disk
-	for _, turn := range []string{"once", "again"} {
-		claimed, plain := measure(turn, measured)
-		ratio := float64(claimed[measured/2]) / float64(plain[measured/2])
-		fmt.Printf("e2e: claim created until its pod runs: %s; nvidia.com/gpu: %s; %d each; %.2f x, to be below %.1f\n",
-			figures(claimed), figures(plain), measured, ratio, slower)
-		switch {
-		case ratio < slower:
-			return
-		case turn == "again": // a machine that is busy for some of the pods is so twice in a row hardly ever
-			t.Errorf("claims take %.2f times as long as the device plugin, want less than %.1f, as before", ratio, slower)
-		}
-	}
+	keepsPace(t, kind{"claim", claimed}, kind{gpu, plain})
 }

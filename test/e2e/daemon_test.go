@@ -68,6 +68,7 @@ func TestDaemon(t *testing.T) {
 		{name: "device nodes", story: givesDeviceNodes},
 		{name: "checks before a container starts", story: checksBeforeStart},
 		{name: "reloads that switch time-slicing", story: reloadsThatShare, long: true},
+		{name: "parts of GPUs", story: partsOfGPUs, long: true},
 		{name: "held GPUs while kubelet restarts", story: heldThroughRestarts},
 		{name: "time-slicing", story: timeSlices},
 		{name: "one form at a time", story: oneFormAtATime},

@@ -132,20 +132,23 @@ func givesDeviceNodes(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 // checksBeforeStart: a container waits for as long as processes of others compute on the GPU that its pod was given. The
 // kubelet learns that it is to ask from another registration.
 func checksBeforeStart(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	before := registrations(ctx, t, n)
-	end := watch(ctx, t, kubelet, gpu, "registered anew")
-	setConfig(ctx, t, n, "version: v1\nflags: {plugin: {preStartChecks: clean}}\n")
-	wait(ctx, t, func(ctx context.Context) error {
-		if now := registrations(ctx, t, n); now[gpu] == before[gpu] {
-			return fmt.Errorf("registrations are %v still", now)
+	registersAnew := func(config string) {
+		before := registrations(ctx, t, n)
+		end := watch(ctx, t, kubelet, gpu, "registered anew")
+		setConfig(ctx, t, n, config)
+		wait(ctx, t, func(ctx context.Context) error {
+			if now := registrations(ctx, t, n); now[gpu] == before[gpu] {
+				return fmt.Errorf("registrations are %v still", now)
+			}
+			return nil
+		})
+		waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+		// The daemon leaves the kubelet 50 ms, which 1.36 needs, between one stream and the next.
+		if _, longest := end().below(gpus); longest > far*time.Second {
+			t.Errorf("below %d for %v, want a second", gpus, longest)
 		}
-		return nil
-	})
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
-	// The daemon leaves the kubelet 50 ms, which 1.36 needs, between one stream and the next.
-	if _, longest := end().below(gpus); longest > far*time.Second {
-		t.Errorf("below %d for %v, want a second", gpus, longest)
 	}
+	registersAnew("version: v1\nflags: {plugin: {preStartChecks: clean}}\n")
 
 	for _, g := range simulatedGPUs(ctx, t, n) {
 		daemonExec(ctx, t, n, "simulate", "processes", "--gpu", g.UUID, "--count", "1")
@@ -170,6 +173,7 @@ func checksBeforeStart(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 		t.Errorf("NVIDIA_VISIBLE_DEVICES is %v, want %s", got, held)
 	}
 	daemonExec(ctx, t, n, "simulate", "restore")
+	registersAnew("version: v1\n") // a pod of the next story that came in that moment would be refused
 }
 
 // timeSlices changes the file of the running daemon, so that sixteen containers share each GPU.
