@@ -98,7 +98,13 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		each    = (80 - 1) << 30 / (128 << 20) // units of a GPU
 		wanted  = 80                           // units of a pod: no three fit on a GPU beside others
 	)
-	setConfig(ctx, t, n, fmt.Sprintf("version: v1\nselectors: [{indices: [%d, %d], units: true}]\nunits: {enforce: none, reserveMiB: 1024}\n", gpus-2, gpus-1))
+	held := heldDevices(ctx, t, kubelet, holder)
+	free := slices.DeleteFunc(simulatedGPUs(ctx, t, n), func(g simulated) bool { return slices.Contains(held, g.UUID) })
+	withoutDaemon(ctx, t, n)
+	helm(ctx, t, n, append([]string{"install"}, chartWith(t, fmt.Sprintf(
+		"config: {map: {default: 'selectors: [{uuids: [%s, %s], units: true}], units: {enforce: none, reserveMiB: 1024}'}}\n", free[0].UUID, free[1].UUID,
+	))...)...)
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-inUnits, stepLimit)
 	waitAllocatable(ctx, t, kubelet, units, each, stepLimit)
 	waitNodeCapacity(ctx, t, n, units, inUnits*each)
@@ -146,6 +152,4 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		}
 	}
 	keepsPace(t, kind{units, start(units, wanted)}, kind{gpu, start(gpu, 1)})
-	setConfig(ctx, t, n, "version: v1\n")
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 }
