@@ -102,7 +102,7 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	free := slices.DeleteFunc(simulatedGPUs(ctx, t, n), func(g simulated) bool { return slices.Contains(held, g.UUID) })
 	withoutDaemon(ctx, t, n)
 	helm(ctx, t, n, append([]string{"install"}, chartWith(t, fmt.Sprintf(
-		"config: {map: {default: 'selectors: [{uuids: [%s, %s], units: true}], units: {enforce: none, reserveMiB: 1024}'}}\n", free[0].UUID, free[1].UUID,
+		"config: {map: {default: '{selectors: [{uuids: [%s, %s], units: true}], units: {enforce: none, reserveMiB: 1024}}'}}\n", free[0].UUID, free[1].UUID,
 	))...)...)
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-inUnits, stepLimit)
