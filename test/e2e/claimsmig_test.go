@@ -158,6 +158,90 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 	made(0)
 }
 
+// switchedMachine are the values of a release that gives one Hopper GPU as a whole or in parts.
+const switchedMachine = agentValues + `
+simulate: /config/machine.yaml
+dra: {enabled: true, dynamicMIG: true, switchMIG: true}
+config:
+  default: daemon.yaml
+  map:
+    daemon.yaml: "version: v1"
+    machine.yaml: |
+      description: one H100
+      driver: 580.95.05
+      cuda: "13.0"
+      model: h100-sxm5-80gb
+      gpus:
+      - {bdf: "0000:1b:00.0", pcie: 0/0/0}
+`
+
+// wholeOrInParts: pods with a claim on the whole GPU and pods with claims on MIG devices of it come and go. They never have it at the same time, no
+// slice is written for it, and a daemon that is killed goes on with the claims.
+func wholeOrInParts(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
+	withoutDaemon(ctx, t, n)
+	startProxy(t)
+	publishCA(ctx, t, n, namespace)
+	installDriver(ctx, t)
+	helm(ctx, t, n, append([]string{"install"}, chartWith(t, switchedMachine)...)...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			explain(t, n)
+			out, err := n.Kubectl(context.Background(), "get", "pods,resourceclaims,resourceslices", "--output", "yaml")
+			t.Logf("error %v:\n%s", err, out)
+		}
+	})
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitDevices(ctx, t, n, 1+partitions)
+	makeNodes(t, driverRoot, capabilitiesOf(simulatedGPUs(ctx, t, n)))
+	makeTemplate(ctx, t, n, "whole", oneGPU)
+	makeMIGTemplate(ctx, t, n, "small", "1g.10gb")
+	before := versions(slicesOf(ctx, t, n))
+
+	create := func(name string) {
+		t.Helper()
+		startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(strings.Split(name, "-")[0])}))
+	}
+	gets := func(name string, capabilities int) {
+		t.Helper()
+		start := time.Now()
+		waitPod(ctx, t, n, name, isRunning)
+		phase("pod "+name+" runs", start)
+		seen := strings.Fields(shell(ctx, t, n, name, "cd /dev; for f in nvidia-caps/*; do [ -c $f ] && echo $f; done; true"))
+		if gpus := nodesIn(ctx, t, n, name); len(gpus) != 1 || len(seen) != capabilities {
+			t.Errorf("pod %s has the GPUs %v and the capabilities %v, want one and %d", name, gpus, seen, capabilities)
+		}
+	}
+	create("whole-0")
+	gets("whole-0", 0)
+	create("small-0")
+	waitUnschedulable(ctx, t, n, "small-0")
+	deletePod(ctx, t, n, "whole-0")
+	gets("small-0", 2)
+	create("small-1")
+	gets("small-1", 2)
+	create("whole-1")
+	waitUnschedulable(ctx, t, n, "whole-1")
+	deletePod(ctx, t, n, "small-0")
+	wait(ctx, t, func(context.Context) error { return prepared(1) })
+	waitUnschedulable(ctx, t, n, "whole-1")
+	if after := versions(slicesOf(ctx, t, n)); !maps.Equal(before, after) {
+		t.Errorf("slices were written for claims: %v, then %v", before, after)
+	}
+
+	// The simulated machine is a new one with each daemon: MIG mode is off, and the MIG device is gone. The claim is there still.
+	running := getPod(ctx, t, n, "small-1")
+	killDaemon(ctx, t, n)
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) }) // a call that kubelet cannot make comes again after a minute
+	waitDevices(ctx, t, n, 1+partitions)
+	if err := isSame(running)(getPod(ctx, t, n, "small-1")); err != nil {
+		t.Error(err)
+	}
+	deletePod(ctx, t, n, "small-1")
+	gets("whole-1", 0)
+	deletePod(ctx, t, n, "whole-1")
+	wait(ctx, t, func(context.Context) error { return prepared(0) })
+}
+
 // killDaemon kills the daemon, and waits until its container has been started again.
 func killDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()

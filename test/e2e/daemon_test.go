@@ -115,6 +115,7 @@ func TestClaims(t *testing.T) {
 		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
 		{name: "claims without API server", story: claimsWithoutAPIServer, long: true},
 		{name: "MIG devices made for claims", story: madeForClaims, long: true},
+		{name: "a GPU as a whole or in parts", story: wholeOrInParts, long: true},
 		{name: "pace of claims", story: paceOfClaims, long: true},
 	})
 }
