@@ -229,7 +229,7 @@ func dieAtStep(t *testing.T) {
 	}
 	if call == nil {
 		if strings.Contains(name, "switched") {
-			r.switching()
+			r.switching().inUse = strings.Contains(name, "again")
 		} else {
 			r.divide()
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -312,7 +313,9 @@ func TestSwitchedDivisions(t *testing.T) {
 
 // killedWhileSwitching kills a process at each step of a call that switches MIG mode.
 func killedWhileSwitching(t *testing.T) {
-	for _, name := range []string{"Prepare of a switched MIG device", "Unprepare of a switched MIG device", "Prepare of a switched whole GPU"} {
+	for _, name := range []string{
+		"Prepare of a switched MIG device", "Unprepare of a switched MIG device", "Prepare of a switched whole GPU", "Prepare of a switched MIG device again",
+	} {
 		for _, then := range []string{"given back", "retried"} {
 			t.Run(name+", "+then, func(t *testing.T) {
 				t.Parallel()
@@ -320,9 +323,12 @@ func killedWhileSwitching(t *testing.T) {
 					dir := t.TempDir()
 					r := killRig(t, dir)
 					d := r.switching()
-					if strings.HasPrefix(name, "Unprepare") {
+					if again := strings.Contains(name, "again"); again || strings.HasPrefix(name, "Unprepare") {
 						c, stop := r.start()
-						r.prepare(c, madeClaim(name))
+						if r.prepare(c, madeClaim(name)); again { // the mode cannot be switched off
+							d.set(func() { d.inUse = true })
+							r.unprepare(c, "uid-1")
+						}
 						stop()
 					}
 					if strings.Contains(name, "whole") { // something else has left the mode on
@@ -348,7 +354,8 @@ func switchRecovers(t *testing.T, dir, name, then string, step int) {
 	t.Helper()
 	r := newRigAt(t, dir)
 	s := &switched{rig: r, divider: r.switching()}
-	recorded := r.record("uid-1") != ""
+	folder := filepath.Join(r.options.StateDir, "claims")
+	recorded := len(files(t, folder)) > 0
 	whole := strings.Contains(name, "whole")
 	if now := s.now(); now == inventory.MIGEnabled && !recorded && !whole {
 		t.Errorf("%s, killed at step %d: MIG mode is on, and nothing is recorded", name, step)
@@ -367,11 +374,12 @@ func switchRecovers(t *testing.T, dir, name, then string, step int) {
 		}
 	}
 	r.unprepare(s.c, "uid-1")
-	if !whole {
+	if s.c.GiveBackReleased(t.Context()); !whole {
 		s.is(name+" and given back", inventory.MIGDisabled, "")
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil {
-		t.Errorf("%s, killed at step %d: left are record %q and spec %v", name, step, r.record("uid-1"), r.spec("uid-1"))
+	left := slices.DeleteFunc(files(t, folder), func(name string) bool { return strings.HasSuffix(name, ".tmp") })
+	if len(left) > 0 || r.spec("uid-1") != nil {
+		t.Errorf("%s, killed at step %d: left are records %q and spec %v", name, step, left, r.spec("uid-1"))
 	}
 	r.prepare(s.c, claim("whole", gpuB))
 	s.is("the whole", inventory.MIGDisabled, "")
