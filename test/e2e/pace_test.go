@@ -95,8 +95,8 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		units   = "volcano.sh/gpu-mem.128Mi"
 		percent = "volcano.sh/gpu-core.percentage"
 		inUnits = 2
-		each    = (80 - 1) << 30 / (128 << 20) // units of a GPU
-		wanted  = 80                           // units of a pod: no three fit on a GPU beside others
+		each    = (81559 - 1024) / 128 // units of a GPU
+		wanted  = 80                   // units of a pod
 	)
 	held := heldDevices(ctx, t, kubelet, holder)
 	free := slices.DeleteFunc(simulatedGPUs(ctx, t, n), func(g simulated) bool { return slices.Contains(held, g.UUID) })
