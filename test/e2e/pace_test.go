@@ -93,7 +93,6 @@ func untilRuns(
 func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (
 		units   = "volcano.sh/gpu-mem.128Mi"
-		percent = "volcano.sh/gpu-core.percentage"
 		inUnits = 2
 		each    = (81559 - 1024) / 128 // units of a GPU
 		wanted  = 80                   // units of a pod
@@ -108,7 +107,6 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-inUnits, stepLimit)
 	waitAllocatable(ctx, t, kubelet, units, each, stepLimit)
 	waitNodeCapacity(ctx, t, n, units, inUnits*each)
-	waitNodeCapacity(ctx, t, n, percent, inUnits*100/5)
 	if says := daemonExec(ctx, t, n, "status"); !strings.HasPrefix(says, "ready: ") {
 		t.Errorf("with units of one GPU on offer, status says %q", says)
 	}
@@ -120,10 +118,7 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		}
 		return seen[0]
 	}
-	pod := podOf("part-1", units, wanted)
-	pod.Spec.Containers[0].Resources.Limits[percent] = containerOf("", percent, 25).Resources.Limits[percent]
-	startPod(ctx, t, n, pod)
-	waitPod(ctx, t, n, pod.Name, isRunning)
+	runPod(ctx, t, n, "part-1", units, wanted)
 	runPod(ctx, t, n, "part-2", units, wanted)
 	if first, second := gpuOfPod("part-1"), gpuOfPod("part-2"); first != second {
 		t.Errorf("pods see %s and %s, want the fullest GPU for both", first, second)
