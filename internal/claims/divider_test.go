@@ -43,6 +43,9 @@ type divider struct {
 	// is pending then.
 	switches, inUse bool
 	processes       []inventory.Process
+	// silent is the error of a switch of the mode, which has happened nevertheless if it is to.
+	silent error
+	lost   bool // it has not
 	// looks and makes are called before it is told how the GPU is divided, and before a GPU instance is made.
 	looks, makes func()
 }
@@ -238,10 +241,12 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 		all[at].Computes = nil
 	case inventory.MIGDestroyInstance:
 		all = slices.Delete(all, at, at+1)
-	case inventory.MIGEnable:
-		return 0, d.turn(inventory.MIGEnabled)
-	case inventory.MIGDisable:
-		return 0, d.turn(inventory.MIGDisabled)
+	case inventory.MIGEnable, inventory.MIGDisable:
+		mode := map[inventory.MIGAction]inventory.MIGMode{inventory.MIGEnable: inventory.MIGEnabled, inventory.MIGDisable: inventory.MIGDisabled}[step.Action]
+		if d.silent != nil && d.lost {
+			return 0, d.silent
+		}
+		return 0, cmp.Or(d.turn(mode), d.silent)
 	default:
 		d.rig.tb.Errorf("step %+v", step)
 	}

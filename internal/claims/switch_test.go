@@ -2,6 +2,7 @@ package claims_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -258,6 +259,58 @@ func TestStepsThatFail(t *testing.T) {
 	s.unprepare(s.c, "small")
 	s.is("it failed", inventory.MIGDisabled, "")
 	s.prepare(s.c, claim("whole", gpuB))
+}
+
+// TestSwitchWithoutAnswer: a switch of the mode that gives no answer has happened or has not. Whichever it is, the next call for the claim goes on,
+// a pod can end, and other claims get the GPU; in the end the mode is off and no record is left.
+func TestSwitchWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		for _, then := range []string{"again", "given back"} {
+			s := newSwitched(t)
+			when := fmt.Sprintf("lost %v, %s", lost, then)
+			silent := func(err error) { s.set(func() { s.silent, s.lost = err, lost }) }
+			silent(inventory.ErrNoAnswer)
+			if _, err := ask(t.Context(), s.c, claim("one", small0)); err == nil {
+				t.Errorf("%s: a claim is prepared without an answer of the driver", when)
+			}
+			if len(s.c.InUse().Value()["GPU-b"]) == 0 {
+				t.Errorf("%s: the device plugin can have a GPU whose MIG mode may be on", when)
+			}
+			if then == "again" {
+				silent(nil)
+				s.prepare(s.c, claim("one", small0))
+				s.prepare(s.c, claim("two", half4))
+				s.unprepare(s.c, "two")
+				silent(inventory.ErrNoAnswer)
+			}
+			s.unprepare(s.c, "one")
+			silent(nil)
+			s.prepare(s.c, claim("next", small0))
+			s.unprepare(s.c, "next")
+			s.c.GiveBackReleased(t.Context())
+			s.is(when, inventory.MIGDisabled, "")
+
+			if err := s.turn(inventory.MIGEnabled); err != nil {
+				t.Fatal(err)
+			}
+			silent(inventory.ErrNoAnswer)
+			if _, err := ask(t.Context(), s.c, claim("whole", gpuB)); err == nil {
+				t.Errorf("%s: the whole GPU is given without an answer of the driver", when)
+			}
+			if silent(nil); then == "again" {
+				s.prepare(s.c, claim("whole", gpuB))
+				s.is(when+", the whole", inventory.MIGDisabled, "")
+			}
+			s.unprepare(s.c, "whole")
+			s.prepare(s.c, claim("last", small0))
+			s.unprepare(s.c, "last")
+			s.is(when+", at last", inventory.MIGDisabled, "")
+			if left := files(t, filepath.Join(s.options.StateDir, "claims")); len(left) > 0 {
+				t.Errorf("%s: left are %q", when, left)
+			}
+		}
+	}
 }
 
 // TestSwitchedAtOnce: of claims with the whole GPU and with parts of it, those that have it at a time go together.
