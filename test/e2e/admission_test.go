@@ -36,6 +36,8 @@ units: {hami: true, hamiNamespaces: {matchExpressions: [{key: kubernetes.io/meta
 type asking struct {
 	name              string
 	containers, inits []string // the limits of each, in YAML
+	sidecars          []string // as well, of init containers that run on
+	requests, ofPod   string   // the requests of the first container beside its limits, and the limits of the whole pod
 	notes             map[string]string
 	scheduler         string
 	namespace         string // default if empty
@@ -61,6 +63,18 @@ var asksForUnits = []asking{
 		refused: "container i0 asks for a percentage"},
 	{name: "memory of another name", containers: []string{"volcano.sh/gpu-mem.128Mi: 4, example.com/cores.percentage: 25"}, refused: "add example.com/mem.256Mi"},
 	{name: "no memory", containers: []string{"example.com/mem.256Mi: 0, example.com/cores.percentage: 25"}, refused: "container c0 asks"},
+	{name: "both in a sidecar", containers: []string{""}, sidecars: []string{"example.com/mem.256Mi: 4, example.com/cores.percentage: 25"},
+		limits: "| example.com/cores.percentage=25 example.com/mem.256Mi=4"},
+	{name: "a sidecar's percentage", containers: []string{"example.com/mem.256Mi: 4"}, sidecars: []string{"example.com/cores.percentage: 5"},
+		refused: "container s0 asks for a percentage"},
+	{name: "a percentage with an exponent", containers: []string{"example.com/cores.percentage: 1e1"}, refused: "container c0 asks"},
+	// What the API server itself refuses, so that no policy has to.
+	{name: "a part of a unit", containers: []string{"example.com/mem.256Mi: 0.5"}, refused: "must be an integer"},
+	{name: "a percentage below 0", containers: []string{"example.com/cores.percentage: -5"}, refused: "must be greater than or equal to 0"},
+	{name: "a request without a limit", containers: []string{""}, requests: "example.com/cores.percentage: 5", refused: "Limit must be set"},
+	{name: "a request of less", containers: []string{"example.com/mem.256Mi: 4, example.com/cores.percentage: 25"}, requests: "example.com/mem.256Mi: 1",
+		refused: "must be equal to"},
+	{name: "a limit of the whole pod", containers: []string{""}, ofPod: "example.com/cores.percentage: 5", refused: "spec.resources"},
 }
 
 // asksByHAMi are pods with HAMi's words.
@@ -91,6 +105,20 @@ var asksByHAMi = []asking{
 	{name: "no memory", containers: []string{"nvidia.com/gpumem: 0"}, refused: "from 1 to 16777216"},
 	{name: "too much memory", containers: []string{"nvidia.com/gpumem: 9223372036854775807"}, refused: "from 1 to 16777216"},
 	{name: "too much compute", containers: []string{"nvidia.com/gpumem: 1, nvidia.com/gpucores: 101"}, refused: "from 0 to 100"},
+	{name: "an exponent", containers: []string{"nvidia.com/gpumem: 1e3"}, limits: "example.com/mem.256Mi=4", note: "c0: nvidia.com/gpumem=1000"},
+	{name: "thousandths", containers: []string{"nvidia.com/gpu: 1000m, nvidia.com/gpumem: 256000m"},
+		limits: "example.com/mem.256Mi=1", note: "c0: nvidia.com/gpu=1 nvidia.com/gpumem=256"},
+	{name: "a fraction", containers: []string{"nvidia.com/gpumem: 0.5"}, refused: "must be an integer"},
+	{name: "below 0", containers: []string{"nvidia.com/gpumem: -256"}, refused: "must be greater than or equal to 0"},
+	{name: "compute below 0", containers: []string{"nvidia.com/gpumem: 256, nvidia.com/gpucores: -5"}, refused: "must be greater than or equal to 0"},
+	{name: "10^18", containers: []string{"nvidia.com/gpumem: 1E"}, refused: "from 1 to 16777216"},
+	{name: "10^18 GPUs", containers: []string{"nvidia.com/gpu: 1E, nvidia.com/gpumem: 256"}, refused: "nvidia.com/gpu must be 1"},
+	{name: "10^18 percent", containers: []string{"nvidia.com/gpumem: 256, nvidia.com/gpucores: 1E"}, refused: "from 0 to 100"},
+	{name: "more than an int64", containers: []string{"nvidia.com/gpumem: 1e30"}, refused: "nvidia.com/gpumem"},
+	{name: "a sidecar", containers: []string{""}, sidecars: []string{"nvidia.com/gpumem: 256, nvidia.com/gpucores: 5"},
+		limits: "| example.com/cores.percentage=5 example.com/mem.256Mi=1", note: "s0: nvidia.com/gpumem=256 nvidia.com/gpucores=5"},
+	{name: "a request alone", containers: []string{""}, requests: "nvidia.com/gpumem: 256", refused: "Limit must be set"},
+	{name: "a limit of the whole pod", containers: []string{""}, ofPod: "nvidia.com/gpumem: 256", refused: "spec.resources"},
 	{name: "units, too", containers: []string{"nvidia.com/gpumem: 1, example.com/mem.256Mi: 1"}, refused: "ask for one of them"},
 	{name: "a hundred containers", containers: slices.Repeat([]string{"nvidia.com/gpumem: 256, nvidia.com/gpucores: 5"}, 50),
 		inits:  slices.Repeat([]string{"nvidia.com/gpumem: 256, nvidia.com/gpucores: 5"}, 50),
@@ -104,15 +132,32 @@ func (a asking) pod(t *testing.T) *corev1.Pod {
 	add := func(prefix string, all []string) (made []corev1.Container) {
 		for i, text := range all {
 			c := corev1.Container{Name: fmt.Sprint(prefix, i), Image: "none"}
-			if err := yaml.Unmarshal([]byte("{"+text+"}"), &c.Resources.Limits); err != nil {
-				t.Fatal(err)
-			}
+			c.Resources.Limits = quantities(t, text)
 			made = append(made, c)
 		}
 		return made
 	}
 	pod.Spec.Containers, pod.Spec.InitContainers = add("c", a.containers), add("i", a.inits)
+	for _, c := range add("s", a.sidecars) {
+		c.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+	}
+	if a.ofPod != "" {
+		pod.Spec.Resources = &corev1.ResourceRequirements{Limits: quantities(t, a.ofPod)}
+	}
+	if a.requests != "" {
+		pod.Spec.Containers[0].Resources.Requests = quantities(t, a.requests)
+	}
 	return pod
+}
+
+// quantities reads resources in YAML.
+func quantities(t *testing.T, text string) (list corev1.ResourceList) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte("{"+text+"}"), &list); err != nil {
+		t.Fatal(err)
+	}
+	return list
 }
 
 // hold asks the API server what it would make of the pod, and says how that differs from what it should.
