@@ -148,9 +148,7 @@ const tombstoneFor = 2 * time.Minute
 
 // New returns Claims that prepare nothing before Run.
 func New(o Options) *Claims {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	o.DriverName = cmp.Or(o.DriverName, dra.Driver)
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}

@@ -24,9 +24,7 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	for _, d := range devices {
 		key := d.Claim
 		key.Pool = "" // the node has one
-		if d.ID == "" {
-			d.ID = uuids[key]
-		}
+		d.ID = cmp.Or(d.ID, uuids[key])
 		if d.ID != "" {
 			all = append(all, d)
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -111,7 +112,7 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 			fmt.Fprintf(w, "  DEVICE\tPROFILE\tPRODUCT\t%sTAINT\n", columns)
 		}
 		for _, d := range slice.Devices {
-			value := func(attribute string) string { return orDash(d.Attributes[attribute].Value) }
+			value := func(attribute string) string { return cmp.Or(d.Attributes[attribute].Value, "-") }
 			fmt.Fprintf(w, "  %s\t%s\t%s\t", d.Name, value("profile"), value("productName"))
 			for _, use := range d.ConsumesCounters {
 				fmt.Fprintf(w, "%s\t", countersText(use.Counters))
@@ -126,7 +127,7 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 			for _, t := range d.Taints {
 				taints = append(taints, strings.TrimSuffix(t.Key+"="+t.Value, "=")+":"+t.Effect)
 			}
-			fmt.Fprintln(w, orDash(strings.Join(taints, ",")))
+			fmt.Fprintln(w, cmp.Or(strings.Join(taints, ","), "-"))
 		}
 	}
 }

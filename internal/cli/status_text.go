@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -152,7 +153,7 @@ func layoutLine(m *status.MIGLayout) string {
 
 // daemonLine returns what is known of the daemon and its driver.
 func daemonLine(s status.Status, v view) []string {
-	parts := []string{"version " + s.Version, "driver " + orDash(s.Driver)}
+	parts := []string{"version " + s.Version, "driver " + cmp.Or(s.Driver, "-")}
 	if s.Simulated != "" {
 		parts = append(parts, "simulated node "+s.Simulated)
 	}
@@ -190,7 +191,7 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 	uuids := shortened(devices, v)
 	whole := status.Device{}
 	for i, d := range devices {
-		r := row{cells: []string{d.Index, uuids[i], d.Model, d.State, v.since(d.Since), orDash(d.Cure)}, colour: colours[d.State], coloured: 3}
+		r := row{cells: []string{d.Index, uuids[i], d.Model, d.State, v.since(d.Since), cmp.Or(d.Cure, "-")}, colour: colours[d.State], coloured: 3}
 		part := strings.HasPrefix(d.Index, whole.Index+":")
 		if d.Reason != "" && (!part || d.Reason != whole.Reason) {
 			r.notes = append(r.notes, d.Reason)
@@ -243,7 +244,7 @@ func retries(s status.Status, v view) []string {
 	var sentences []string
 	var known []string
 	for _, r := range s.Retries {
-		when := fmt.Sprintf("GPU %d at %s", r.Index, orDash(status.Stamp(r.Next)))
+		when := fmt.Sprintf("GPU %d at %s", r.Index, cmp.Or(status.Stamp(r.Next), "-"))
 		if !v.wide && !r.Next.IsZero() {
 			when = fmt.Sprintf("GPU %d in %s", r.Index, age(r.Next.Sub(v.now)))
 		}
@@ -280,17 +281,10 @@ func departing(resources []status.Resource) []string {
 	return sentences
 }
 
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
-}
-
 // since returns when something began: the time in a wide view, else how long ago it was.
 func (v view) since(t time.Time) string {
 	if t.IsZero() || v.wide {
-		return orDash(status.Stamp(t))
+		return cmp.Or(status.Stamp(t), "-")
 	}
 	return v.ago(t)
 }

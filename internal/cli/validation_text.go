@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -44,7 +45,7 @@ func validationSentences(s *status.Validation) []string {
 	}
 	var sentences []string
 	for _, why := range reasons {
-		sentences = append(sentences, "not proven on "+strings.Join(devices[why], ", ")+": "+orDash(why))
+		sentences = append(sentences, "not proven on "+strings.Join(devices[why], ", ")+": "+cmp.Or(why, "-"))
 	}
 	if s.Unsaved != "" {
 		sentences = append(sentences, "verdicts are not saved yet, and a restart may prove devices anew: "+s.Unsaved)

@@ -139,10 +139,8 @@ func claimDevices(
 		}
 		healthy := kubeapi.ClaimCondition{Type: "Healthy", Status: "Unknown", Reason: "NotPublished"}
 		if h, known := health[d.Device]; known {
-			healthy.Status = map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}[h.Verdict]
-			if healthy.Status == "" {
-				healthy.Status = "Unknown"
-			}
+			known := map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}
+			healthy.Status = cmp.Or(known[h.Verdict], "Unknown")
 			healthy.Reason, healthy.Message = string(h.Verdict), h.Message
 		}
 		device := kubeapi.ClaimDeviceStatus{Driver: cmp.Or(pool.Driver, dra.Driver), Pool: pool.Name, Device: d.Device, ShareID: d.ShareID}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -177,10 +178,7 @@ func (m *manager) follow(ctx context.Context, value string) error {
 			return errors.Join(unknown, err)
 		}
 	}
-	target := path(m.options, name)
-	if target == "" {
-		target = os.DevNull
-	}
+	target := cmp.Or(path(m.options, name), os.DevNull)
 	return errors.Join(unknown, m.deliver(ctx, target))
 }
 

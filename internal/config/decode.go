@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -197,7 +198,7 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 // replaces all of an earlier one. Spellings are the keys so far, by the key as the schema writes it.
 func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if node.Kind != yaml.MappingNode {
-		d.problem(at(path), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
+		d.problem(cmp.Or(path, "file"), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
 		return
 	}
 	given := map[string]bool{}
@@ -253,7 +254,7 @@ func (d *document) merge(node *yaml.Node, into reflect.Value, path string, spell
 			d.merge(item, into, path, spellings)
 		}
 	default:
-		d.problem(at(path), node.Line, "<< must refer to a mapping")
+		d.problem(cmp.Or(path, "file"), node.Line, "<< must refer to a mapping")
 	}
 }
 
@@ -347,12 +348,4 @@ func join(path, key string) string {
 		return key
 	}
 	return path + "." + key
-}
-
-// at names the top of the file in a Remark, which has no key.
-func at(path string) string {
-	if path == "" {
-		return "file"
-	}
-	return path
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -165,9 +166,7 @@ func (d *document) resolve(c *Config, s Sources) {
 			*root = "/"
 		}
 	}
-	if c.Driver.DevRoot == "" {
-		c.Driver.DevRoot = c.Driver.Root
-	}
+	c.Driver.DevRoot = cmp.Or(c.Driver.DevRoot, c.Driver.Root)
 	c.Edits.DevRoot = c.Driver.DevRoot
 	c.CDI.DriverRoot, c.CDI.ContainerDriverRoot = c.Driver.Root, c.Driver.ContainerRoot
 	c.CDI.DevicesOnly = c.Simulate != ""

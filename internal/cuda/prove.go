@@ -11,6 +11,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/hex"
 	"fmt"
@@ -62,10 +63,7 @@ func prove(driverRoot, uuid string, steps *os.File) *Failure {
 			return &Failure{Function: "setenv", Text: err.Error()}
 		}
 	}
-	library := driverroot.Locate(driverRoot, Library)
-	if library == "" {
-		library = Library
-	}
+	library := cmp.Or(driverroot.Locate(driverRoot, Library), Library)
 	var pinner runtime.Pinner
 	defer pinner.Unpin()
 	source, target := make([]uint32, numbers), make([]uint32, numbers)

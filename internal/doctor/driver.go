@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -78,7 +79,7 @@ func gpus(f *NodeFacts, r *findings) {
 		return
 	}
 	for _, g := range f.GPUs.Value {
-		evidence := []string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + orNone(g.Driver)}
+		evidence := []string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + cmp.Or(g.Driver, "none")}
 		switch g.Driver {
 		case "nvidia":
 		case "vfio-pci":
@@ -376,11 +377,4 @@ func fabricManager(f *NodeFacts, r *findings) {
 		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
 			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
 	}
-}
-
-func orNone(text string) string {
-	if text == "" {
-		return "none"
-	}
-	return text
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -117,7 +118,7 @@ func selinux(f *NodeFacts, r *findings) {
 		r.ok("SELinux does not enforce")
 		return
 	}
-	evidence := []string{"/sys/fs/selinux/enforce: 1", "type of this process: " + orNone(s.Domain)}
+	evidence := []string{"/sys/fs/selinux/enforce: 1", "type of this process: " + cmp.Or(s.Domain, "none")}
 	if s.Container && s.Domain == "container_t" {
 		r.fail("SELinux enforces, and this container has the type container_t: it may not connect to kubelet's socket", evidence,
 			"kubectl -n kube-system patch ds/gpu-device-plugin -p "+
@@ -246,7 +247,7 @@ func daemon(f *NodeFacts, r *findings) {
 		} else if remedy == nil {
 			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # when it is mended"}
 		}
-		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, orNone(g.Reason)), []string{g.UUID, "cure: " + orNone(g.Cure)}, remedy...)
+		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, cmp.Or(g.Reason, "none")), []string{g.UUID, "cure: " + cmp.Or(g.Cure, "none")}, remedy...)
 	}
 	for _, served := range s.Resources {
 		if served.Problem != "" {

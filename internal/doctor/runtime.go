@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -200,7 +201,7 @@ func nvidiaRuntime(f *NodeFacts, r *findings) {
 				remedy = append(remedy, "# or without NVIDIA's runtime: runtime: none in the chart's values")
 			}
 			r.fail(one.Name+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
-				append(evidence, "default runtime: "+orNone(one.Default)), remedy...)
+				append(evidence, "default runtime: "+cmp.Or(one.Default, "none")), remedy...)
 		default:
 			r.ok("NVIDIA's runtime is not needed: devices are passed by CDI", evidence...)
 		}
@@ -235,10 +236,7 @@ func visibleDevices(f *NodeFacts, r *findings) {
 	t := f.Toolkit.Value
 	const command = "nvidia-ctk config --in-place --set "
 	const envvar, mounts = "accept-nvidia-visible-devices-envvar-when-unprivileged", "accept-nvidia-visible-devices-as-volume-mounts"
-	where := t.File
-	if where == "" {
-		where = "no config.toml of NVIDIA's runtime: the defaults apply"
-	}
+	where := cmp.Or(t.File, "no config.toml of NVIDIA's runtime: the defaults apply")
 	evidence := []string{where, fmt.Sprintf("%s = %v", envvar, t.EnvvarUnprivileged)}
 	switch {
 	case len(f.Runtimes.Value) == 0:

@@ -3,6 +3,7 @@ package dra
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -75,7 +76,7 @@ func (c DeviceConfig) String() string {
 	if c.MPS.Memory > 0 {
 		parts = append(parts, fmt.Sprintf("%d MiB of pinned memory", c.MPS.Memory>>20))
 	}
-	for _, device := range sortedKeys(c.MPS.MemoryOf) {
+	for _, device := range slices.Sorted(maps.Keys(c.MPS.MemoryOf)) {
 		parts = append(parts, fmt.Sprintf("%d MiB on device %s", c.MPS.MemoryOf[device]>>20, device))
 	}
 	if c.MPS.MultiUser {
@@ -162,7 +163,7 @@ func (p *configParser) limits(o object, l *MPSLimits) {
 	l.Memory = o.memory("defaultPinnedDeviceMemoryLimit")
 	l.MultiUser = o.truth("multiUser")
 	each, _ := o.object("defaultPerDevicePinnedMemoryLimit")
-	for _, key := range sortedKeys(each.fields) {
+	for _, key := range slices.Sorted(maps.Keys(each.fields)) {
 		if !device.MatchString(key) {
 			p.problem(each.path+key, "is neither the UUID nor the index of a device")
 		}
@@ -171,13 +172,4 @@ func (p *configParser) limits(o object, l *MPSLimits) {
 		}
 		l.MemoryOf[key] = each.memory(key)
 	}
-}
-
-func sortedKeys[T any](m map[string]T) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -128,9 +128,7 @@ type Plugin struct {
 
 // New returns the driver of a process, which Run offers to kubelet.
 func New(o Options) *Plugin {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	if o.Problems == nil {
 		o.Problems = feed.New(map[string]string(nil))

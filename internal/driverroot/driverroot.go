@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -71,10 +72,6 @@ func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error
 
 // unreadable reports whether an error says that a file could not be looked at now, rather than that it is not there.
 func unreadable(err error) bool {
-	for _, e := range []error{syscall.EIO, syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EMFILE, syscall.ENFILE} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{syscall.EIO, syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EMFILE, syscall.ENFILE},
+		func(e error) bool { return errors.Is(err, e) })
 }

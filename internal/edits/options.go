@@ -2,6 +2,7 @@ package edits
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -32,22 +33,12 @@ type Options struct {
 
 // UsesCDI reports whether devices are passed to the runtime by names of a CDI spec.
 func (o Options) UsesCDI() bool {
-	for _, s := range o.Strategies {
-		if s.cdi() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Strategies, Strategy.cdi)
 }
 
 // OnlyCDI reports whether devices are passed to the runtime by CDI names alone.
 func (o Options) OnlyCDI() bool {
-	for _, s := range o.Strategies {
-		if !s.cdi() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(o.Strategies, func(s Strategy) bool { return !s.cdi() })
 }
 
 // GivesNodes reports whether containers are given the nodes of their devices by kubelet, which takes them from the host.

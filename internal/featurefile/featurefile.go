@@ -25,9 +25,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// DefaultFolder is where NFD's worker looks for feature files.
-const DefaultFolder = "/etc/kubernetes/node-feature-discovery/features.d"
-
 // Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon that was removed go by themselves.
 const (
 	// Lifetime is how long after it was written the file of a daemon expires.

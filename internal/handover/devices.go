@@ -87,9 +87,7 @@ type Publication struct {
 
 // NewDevices returns the devices of a node, of which nothing is known before Run.
 func NewDevices(o DevicesOptions) *Devices {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Divisions == nil {
 		o.Divisions = feed.New(dra.Divisions{})
 	}

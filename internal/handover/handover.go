@@ -6,6 +6,7 @@
 package handover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -87,9 +88,7 @@ type Arbiter struct {
 
 // New returns an Arbiter that has not decided anything.
 func New(o Options) *Arbiter {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(), gpus: map[string]*ownedGPU{}}
 }
 

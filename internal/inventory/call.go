@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -19,10 +20,7 @@ type Call struct {
 }
 
 func (c Call) String() string {
-	function := c.Function
-	if function == "" {
-		function = "reading the driver's files"
-	}
+	function := cmp.Or(c.Function, "reading the driver's files")
 	if c.GPU == NoGPU {
 		return function
 	}

@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"iter"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -29,10 +30,7 @@ var (
 // one. A driver's version that cannot be shown is in quotes. A model has only characters that can be printed, and is not longer than NVML's
 // limit.
 func Identify(s, last Snapshot) Snapshot {
-	before, owners := map[string]place{}, map[string]place{} // by UUID
-	for uuid, p := range last.places() {
-		before[uuid] = p
-	}
+	before, owners := maps.Collect(last.places()), map[string]place{} // by UUID
 	for uuid, p := range s.places() {
 		if _, claimed := owners[uuid]; !claimed || before[uuid] == p {
 			owners[uuid] = p

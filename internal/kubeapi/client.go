@@ -244,9 +244,6 @@ func IsForbidden(err error) bool { return IsCode(err, http.StatusForbidden) }
 // IsNotFound reports whether err is of a request for an object that the API server does not have, or for an API that it does not serve.
 func IsNotFound(err error) bool { return IsCode(err, http.StatusNotFound) }
 
-// IsConflict reports whether err is of a write about an object that is another one by now.
-func IsConflict(err error) bool { return IsCode(err, http.StatusConflict) }
-
 // IsWrong reports whether err is of a request that the API server never takes as it is.
 func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)

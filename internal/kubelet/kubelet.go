@@ -4,6 +4,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,9 +57,7 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes and Unix "+
 			"allows %d; choose a directory whose path is %d bytes shorter", socket, files.MaxSocketPath+excess, files.MaxSocketPath, excess)
 	}
-	if c == nil {
-		c = clock.RealClock{}
-	}
+	c = cmp.Or[clock.WithTicker](c, clock.RealClock{})
 	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse(),
 		newWatcher: fsnotify.NewWatcher}, nil
 }

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,9 +49,7 @@ type PodResources struct {
 // NewPodResources returns a client of the PodResources service at the given socket. Where that is empty, every question
 // is answered with an error. A nil clock means the real one.
 func NewPodResources(socket string, c clock.Clock) *PodResources {
-	if c == nil {
-		c = clock.RealClock{}
-	}
+	c = cmp.Or[clock.Clock](c, clock.RealClock{})
 	p := &PodResources{socket: socket, listings: pace{clock: c}, allocatable: newQuestion[map[string][]string](c, freshFor)}
 	p.listed = newQuestion[listing](c, 0)
 	p.listed.begin = p.listings.begin

@@ -10,6 +10,7 @@
 package lead
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,9 +98,7 @@ type Lead struct {
 
 // New returns the Lead of a process.
 func New(o Options) *Lead {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	if o.Busy == nil {
 		o.Busy = func() bool { return false }
 	}

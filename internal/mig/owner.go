@@ -101,9 +101,7 @@ type ownedGPU struct {
 
 // New returns an Owner that does nothing yet.
 func New(o Options) *Owner {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Held == nil {
 		o.Held = func() error { return nil }
 	}

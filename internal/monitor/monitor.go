@@ -4,6 +4,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
@@ -110,9 +111,7 @@ func (o Options) withDefaults() Options {
 	fill(&o.SuspectPoll, time.Second)
 	fill(&o.Gap, 250*time.Millisecond)
 	fill(&o.HangAfter, 8*time.Second)
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
 	}

@@ -1,6 +1,7 @@
 package nodefacts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -85,9 +86,7 @@ func readSpec(r root, file string) doctor.Spec {
 			s.Devices = append(s.Devices, part.Name)
 		}
 		for _, n := range part.Edits.DeviceNodes {
-			if n.HostPath == "" {
-				n.HostPath = n.Path
-			}
+			n.HostPath = cmp.Or(n.HostPath, n.Path)
 			named = append(named, n.HostPath)
 		}
 		for _, m := range part.Edits.Mounts {

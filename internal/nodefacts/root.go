@@ -1,6 +1,7 @@
 package nodefacts
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -26,9 +27,7 @@ func (r root) resolve(name string) (string, fs.FileInfo, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	if resolved == "" {
-		resolved = "."
-	}
+	resolved = cmp.Or(resolved, ".")
 	info, err := fs.Lstat(r.FS, resolved)
 	return resolved, info, err
 }

@@ -2,6 +2,7 @@ package nodefacts
 
 import (
 	"bytes"
+	"cmp"
 	"debug/elf"
 	"errors"
 	"io"
@@ -237,13 +238,8 @@ func majorOf(program io.ReaderAt) int {
 // crio reads the configuration of CRI-O: its file, and then the files of a folder, of which a later one wins.
 func crio(r root, p process) doctor.Runtime {
 	c := doctor.Runtime{Name: doctor.CRIO, Default: "crun", CDIFolders: cdiFolders}
-	first, folder := p.flag("--config", "-c"), p.flag("--config-dir", "-d")
-	if first == "" {
-		first = "/etc/crio/crio.conf"
-	}
-	if folder == "" {
-		folder = "/etc/crio/crio.conf.d"
-	}
+	first := cmp.Or(p.flag("--config", "-c"), "/etc/crio/crio.conf")
+	folder := cmp.Or(p.flag("--config-dir", "-d"), "/etc/crio/crio.conf.d")
 	all := table{}
 	for _, file := range append([]string{first}, r.match(folder+"/*")...) {
 		content, err := parse(r, file)

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -171,10 +172,7 @@ func (d *Driver) unloadable(lib *library) string {
 	if lib.path != "" {
 		return fmt.Sprintf("%s cannot be loaded: ldd names what it lacks", lib.path)
 	}
-	root := d.options.DriverRoot
-	if root == "" {
-		root = "/"
-	}
+	root := cmp.Or(d.options.DriverRoot, "/")
 	return fmt.Sprintf("%s is neither below the driver root %s nor where the loader looks: install the driver, or give "+
 		"the folder at which its root is mounted as the driver root", driverroot.NVML, root)
 }

@@ -224,9 +224,7 @@ func (s *scanner) connection(from, to *gpu) (inventory.Link, bool) {
 	}
 	if l.NVLinks > 0 {
 		l.NVLinkVersion = min(from.nvlink.version, to.nvlink.version)
-		if l.NVLinkVersion == 0 {
-			l.NVLinkVersion = max(from.nvlink.version, to.nvlink.version)
-		}
+		l.NVLinkVersion = cmp.Or(l.NVLinkVersion, max(from.nvlink.version, to.nvlink.version))
 	}
 	return l, l.NVLinks > 0 || l.PCIe != inventory.PCIeUnknown
 }

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -69,12 +70,7 @@ func codeOf(ret nvml.Return) string {
 }
 
 func containsAny(text string, parts []string) bool {
-	for _, part := range parts {
-		if strings.Contains(text, part) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
 }
 
 // counted counts a call. A wait for events lasts until an event or its timeout, so its duration does not count.

@@ -3,6 +3,7 @@
 package offer
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"reflect"
@@ -77,9 +78,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	var wanted config.Config
 	var epoch uint64
 	uvm := uvmWait{clock: l.Clock}
-	if uvm.clock == nil {
-		uvm.clock = clock.RealClock{}
-	}
+	uvm.clock = cmp.Or[clock.Clock](uvm.clock, clock.RealClock{})
 	for {
 		c, configured := l.Configs.Latest()
 		snapshot, looked := l.Snapshots.Latest()

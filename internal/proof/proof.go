@@ -3,6 +3,7 @@
 package proof
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"time"
@@ -83,9 +84,7 @@ type form struct {
 
 // New returns Proofs that know what earlier processes proved, where the configuration wants proofs. What cannot be read is proven anew.
 func New(ctx context.Context, o Options) *Proofs {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Disk == nil {
 		o.Disk = files.NewDisk()
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -48,9 +47,6 @@ func (r *Recording) Length() time.Duration {
 	}
 	return r.lines[len(r.lines)-1].end().Sub(r.began)
 }
-
-// Is reports whether a path names a recording.
-func Is(path string) bool { return strings.HasSuffix(path, suffix) }
 
 // Load reads a file, or the latest recording in a folder. The error says what is wrong with it.
 func Load(path string) (*Recording, error) {

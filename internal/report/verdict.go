@@ -77,10 +77,7 @@ func (v verdict) reason(before verdict) Reason {
 
 // entry is what a condition's message says of a device; it has no times and no counts. parseEntry is the way back.
 func (v verdict) entry(uuid string) string {
-	cure := v.cure
-	if cure == "" {
-		cure = "none"
-	}
+	cure := cmp.Or(v.cure, "none")
 	return fmt.Sprintf("%s %s: %s, cure: %s", uuid, v.state, v.what(), cure)
 }
 

@@ -3,6 +3,7 @@
 package reset
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,9 +100,7 @@ type Resets struct {
 
 // New returns Resets that have reset nothing yet.
 func New(o Options) *Resets {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	return &Resets{options: o, disk: files.NewDisk(), status: feed.New(Status{})}
 }
 

@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"cmp"
 	"fmt"
 )
 
@@ -31,9 +32,7 @@ func (p Plan) Conflicts(held []HeldForm) []Hold {
 	seen := map[[3]string]bool{}
 	for _, c := range held {
 		uuid, shared := SplitID(c.ID)
-		if c.GPU == "" {
-			c.GPU = gpuOf[uuid]
-		}
+		c.GPU = cmp.Or(c.GPU, gpuOf[uuid])
 		// All replicas of a device have one form, so one of them is enough.
 		if key := [3]string{c.Resource, uuid, fmt.Sprint(shared)}; !seen[key] {
 			seen[key] = true

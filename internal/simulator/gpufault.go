@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -317,18 +318,10 @@ func (n *Node) faultsLocked(g *gpu) []string {
 		say(s.slot == anywhere || s.slot == g.slot, "%s", s)
 	}
 	for _, f := range n.failures {
-		say(f.slot == anywhere || f.slot == g.slot, "%s answers %s", callWord(f.call), f.ret)
+		say(f.slot == anywhere || f.slot == g.slot, "%s answers %s", cmp.Or(f.call, "every call"), f.ret)
 	}
 	for _, a := range n.answers {
 		say(a.slot == anywhere || a.slot == g.slot, "%s answers %.40q", a.call, a.value)
 	}
 	return faults
-}
-
-// callWord names a call for people.
-func callWord(call string) string {
-	if call == "" {
-		return "every call"
-	}
-	return call
 }

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -40,9 +41,7 @@ func (l *library) Init() nvml.Return {
 	if n.driver.missing != nvml.SUCCESS {
 		return n.driver.missing
 	}
-	if l.version == "" {
-		l.version = n.driver.version
-	}
+	l.version = cmp.Or(l.version, n.driver.version)
 	if l.version != n.driver.version {
 		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
 	}

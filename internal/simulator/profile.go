@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -287,9 +288,7 @@ func (p *Profile) completeGPU(i int, models map[string]Model) error {
 	if err != nil {
 		return err
 	}
-	if g.Model == "" {
-		g.Model = p.Model
-	}
+	g.Model = cmp.Or(g.Model, p.Model)
 	m, err := modelOf(g.Model, models)
 	if err != nil {
 		return err
@@ -311,8 +310,6 @@ func (p *Profile) completeGPU(i int, models map[string]Model) error {
 		g.minor = *g.Minor
 	}
 	g.root = p.pcieRoot(i)
-	if g.UUID == "" {
-		g.UUID = "GPU-" + deriveUUID(p.Name, "gpu", fmt.Sprint(i))
-	}
+	g.UUID = cmp.Or(g.UUID, "GPU-"+deriveUUID(p.Name, "gpu", fmt.Sprint(i)))
 	return nil
 }

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -23,7 +24,7 @@ func (s *stall) String() string {
 	if s.counted {
 		how += fmt.Sprintf(", %d times more", s.left)
 	}
-	return callWord(s.call) + " " + how
+	return cmp.Or(s.call, "every call") + " " + how
 }
 
 // strikes reports whether a call on a GPU (nil: on none) is one that stalls.

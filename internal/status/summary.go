@@ -170,12 +170,7 @@ func problems(s Status) []string {
 
 // short reports whether a resource has devices that pods cannot get.
 func (s Status) short() bool {
-	for _, r := range s.Resources {
-		if r.Healthy+r.Unoffered < r.Devices {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.Resources, func(r Resource) bool { return r.Healthy+r.Unoffered < r.Devices })
 }
 
 const (

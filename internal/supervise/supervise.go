@@ -3,6 +3,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"time"
@@ -27,9 +28,7 @@ type Backoff struct {
 // Run runs life until ctx ends, and then returns nil. A life that returns nil ended as it should: the next begins at
 // once. A life that returns an error is followed by the next after the backoff; the error is logged here, once.
 func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
-	if b.Clock == nil {
-		b.Clock = clock.RealClock{}
-	}
+	b.Clock = cmp.Or[clock.Clock](b.Clock, clock.RealClock{})
 	if b.Nudge == nil {
 		b.Nudge = func() <-chan struct{} { return nil }
 	}

@@ -2,6 +2,7 @@
 package why
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -147,10 +148,7 @@ func containers(p *corev1.Pod) []corev1.ContainerStatus {
 // held explains a pod that has its GPUs.
 func held(o Objects) string {
 	if container, uuid := lost(o.Pod); uuid != "" {
-		reason := o.Illness[uuid]
-		if reason == "" {
-			reason = "kubectl gpu list " + o.Pod.Spec.NodeName + " -o wide has the reason and the cure"
-		}
+		reason := cmp.Or(o.Illness[uuid], "kubectl gpu list "+o.Pod.Spec.NodeName+" -o wide has the reason and the cure")
 		return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.", container, uuid, reason)
 	}
 	return fmt.Sprintf("It runs on node %s and has its GPUs.", o.Pod.Spec.NodeName)
