@@ -105,7 +105,7 @@ func (c *Client) applyNode(ctx context.Context, manager string, fields metadata,
 	return c.apply(ctx, nodesPath+"/"+c.node, manager, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": fields}, force)
 }
 
-// readNode returns the node of an answer to a write that was sent after so many restores of the cluster.
+// readNode returns the node of an answer to a request that was sent after so many restores of the cluster, and notes it.
 func (c *Client) readNode(text []byte, restores int) (Node, error) {
 	var n nodeObject
 	if err := json.Unmarshal(text, &n); err != nil {

@@ -98,9 +98,14 @@ func (c *Client) Problem() *feed.Feed[error] { return c.problem }
 // Get returns the own node as the API server has it now; without UID if it has none. It asks once, and publishes nothing.
 func (c *Client) Get(ctx context.Context) (Node, error) {
 	restores := c.newestNode().restores
-	node, _, err := c.list(ctx, false)
-	node.restores = restores
-	return node, err
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
+	if IsNotFound(err) {
+		return Node{restores: restores}, nil
+	}
+	if err != nil {
+		return Node{}, err
+	}
+	return c.readNode(text, restores)
 }
 
 // Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem.
