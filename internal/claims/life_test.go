@@ -31,7 +31,7 @@ func TestTheLeadChanges(t *testing.T) {
 	devices := [][]string{{gpuA}, {gpuA, migB0}, {migB0, gpuC}, {migB1}, {gpuC, gpuA}, {migB1, migB0}}
 	var owners sync.Map // claims by the device node
 	var kubelet sync.WaitGroup
-	var got, ended atomic.Int32
+	var ended atomic.Int32
 	prepare := func(wanted dra.Claim) error {
 		for {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -48,11 +48,13 @@ func TestTheLeadChanges(t *testing.T) {
 			for i := range 40 {
 				uid := fmt.Sprintf("uid-%d-%d", n, i)
 				err := prepare(claim(uid, wanted...))
-				if err != nil && !strings.Contains(err.Error(), "is in use by the claim") {
-					t.Errorf("%s: %v", uid, err)
+				for err != nil && strings.Contains(err.Error(), "is in use by the claim") {
+					<-time.After(time.Millisecond)
+					err = prepare(claim(uid, wanted...))
 				}
-				if err == nil {
-					got.Add(1)
+				if err != nil {
+					t.Errorf("%s: %v", uid, err)
+				} else {
 					var nodes []string
 					for _, d := range r.spec(uid).Devices {
 						for _, node := range d.ContainerEdits.DeviceNodes {
@@ -100,8 +102,8 @@ func TestTheLeadChanges(t *testing.T) {
 		}
 		select {
 		case <-all:
-			if got.Load() < 40 || changes < 4 {
-				t.Errorf("%d claims were prepared, and the lead changed %d times", got.Load(), changes)
+			if changes < 4 {
+				t.Errorf("the lead changed %d times", changes)
 			}
 			if left := files(t, r.options.CDIDir); len(left) != 0 {
 				t.Errorf("left specs: %v", left)
