@@ -191,7 +191,8 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 	uuids := shortened(devices, v)
 	whole := status.Device{}
 	for i, d := range devices {
-		r := row{cells: []string{d.Index, uuids[i], d.Model, d.State, v.since(d.Since), cmp.Or(d.Cure, "-")}, colour: colours[d.State], coloured: 3}
+		cells := []string{d.Index, uuids[i], d.Model, d.State, v.since(d.Since), cmp.Or(d.Cure, "-")}
+		r := row{cells: cells, colour: colours[d.State], coloured: 3}
 		part := strings.HasPrefix(d.Index, whole.Index+":")
 		if d.Reason != "" && (!part || d.Reason != whole.Reason) {
 			r.notes = append(r.notes, d.Reason)

@@ -247,7 +247,8 @@ func daemon(f *NodeFacts, r *findings) {
 		} else if remedy == nil {
 			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # when it is mended"}
 		}
-		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, cmp.Or(g.Reason, "none")), []string{g.UUID, "cure: " + cmp.Or(g.Cure, "none")}, remedy...)
+		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, cmp.Or(g.Reason, "none")),
+			[]string{g.UUID, "cure: " + cmp.Or(g.Cure, "none")}, remedy...)
 	}
 	for _, served := range s.Resources {
 		if served.Problem != "" {
