@@ -110,6 +110,7 @@ func TestClaims(t *testing.T) {
 	tell(ctx, t, n, []named{
 		{name: "claims", story: givesClaims},
 		{name: "claims by Helm", story: claimsByHelm},
+		{name: "without NVIDIA's runtime", story: withoutTheRuntime, long: true},
 		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
 		{name: "claims in shares", story: claimsInShares, long: true},
 		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
