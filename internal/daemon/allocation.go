@@ -43,7 +43,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	o := claims.Options{
 		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor,
 		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
-		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
+		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Metrics: d.counters,
 		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
 		Alone: d.mayChangeHardware,
 	}
