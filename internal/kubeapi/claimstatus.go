@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -149,7 +150,7 @@ func (c ClaimCondition) encode() []byte {
 	seconds := uint64(max(c.LastTransitionTime.Unix(), 0))
 	b = appendField(b, 4, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), seconds))
 	b = appendField(b, 5, []byte(c.Reason))
-	return appendField(b, 6, []byte(c.Message))
+	return appendField(b, 6, []byte(strings.ToValidUTF8(c.Message, "\uFFFD"))) // else the API server refuses the claim
 }
 
 func appendField(b []byte, number protowire.Number, value []byte) []byte {

@@ -52,14 +52,14 @@ func TestWriteClaimDevices(t *testing.T) {
 	full.ShareID = ptr.To("a1b2")
 	full.Data = &runtime.RawExtension{Raw: []byte(`{"uuid":"GPU-a"}`)}
 	full.Conditions = []metav1.Condition{
-		{Type: "Ready", Status: "False", Reason: "NotUsable", Message: "é\x00", LastTransitionTime: metav1.NewTime(since)},
+		{Type: "Ready", Status: "False", Reason: "NotUsable", Message: "é\x00\uFFFD", LastTransitionTime: metav1.NewTime(since)},
 		{Type: "Healthy", Status: "True", Reason: "Healthy", LastTransitionTime: metav1.NewTime(since.Add(time.Second))},
 	}
 	want.Status.Devices = append(slices.Clone(want.Status.Devices[1:]), full)
 	if err := client.WriteClaimDevices(t.Context(), "ns", "a", string(want.UID), []kubeapi.ClaimDeviceStatus{{
 		Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0", ShareID: "a1b2", Data: map[string]string{"uuid": "GPU-a"},
 		Conditions: []kubeapi.ClaimCondition{
-			{Type: "Ready", Status: "False", Reason: "NotUsable", Message: "é\x00", LastTransitionTime: since},
+			{Type: "Ready", Status: "False", Reason: "NotUsable", Message: "é\x00\xff", LastTransitionTime: since},
 			{Type: "Healthy", Status: "True", Reason: "Healthy", LastTransitionTime: since.Add(time.Second)},
 		},
 	}}); err != nil {
