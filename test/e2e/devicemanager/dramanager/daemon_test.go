@@ -90,7 +90,7 @@ func (n *node) awaitPublished() (uids []types.UID) {
 }
 
 // startDeviceManager starts a stand-in for kubelet's device manager. Without one nothing shows that no pod holds the GPUs in another way.
-func (n *node) startDeviceManager() {
+func (n *node) startDeviceManager() *standin.Kubelet {
 	n.t.Helper()
 	if err := os.Mkdir(n.path("devices"), 0o750); err != nil {
 		n.t.Fatal(err)
@@ -100,6 +100,7 @@ func (n *node) startDeviceManager() {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(devices.Stop)
+	return devices
 }
 
 // TestDaemon: the daemon as it is shipped, with kubelet's own managers: it publishes its GPUs and prepares claims, through restarts of

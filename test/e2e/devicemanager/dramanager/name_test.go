@@ -54,7 +54,7 @@ func TestAnotherName(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.startKubelet()
-	n.startDeviceManager()
+	devices := n.startDeviceManager()
 	end := n.startDaemon()
 	for _, change := range [][2]string{{policy.Driver, newName}, {newName, policy.Driver}} {
 		now, next := change[0], change[1]
@@ -76,9 +76,10 @@ func TestAnotherName(t *testing.T) {
 
 		end(syscall.SIGTERM)
 		end = n.startDaemon("--dra-driver-name", next, "--dra-mode", "plugin")
-		n.eventually("no GPU is in a slice", func() error {
-			if all := n.api.Slices(); len(all) > 0 {
-				return fmt.Errorf("there are %d slices", len(all))
+		// Kubelet, too, has removed the slices, when it started: the device plugin serves the GPUs only when this process has.
+		n.eventually("the device plugin has all GPUs, and no slice has one", func() error {
+			if all, served := n.api.Slices(), devices.Allocatable("nvidia.com/gpu"); len(all) > 0 || served != 8 {
+				return fmt.Errorf("there are %d slices, and the device plugin has %d GPUs", len(all), served)
 			}
 			return nil
 		})
