@@ -128,6 +128,9 @@ func (w *statusWriter) write(ctx context.Context) error {
 	return nil
 }
 
+// statuses are those of the condition Healthy; any other verdict is Unknown.
+var statuses = map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}
+
 // claimDevices returns what the status of a claim is to say. Before is what it said; a condition that is the same has the same time.
 func claimDevices(
 	pool dra.Pool, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus, now time.Time,
@@ -139,8 +142,7 @@ func claimDevices(
 		}
 		healthy := kubeapi.ClaimCondition{Type: "Healthy", Status: "Unknown", Reason: "NotPublished"}
 		if h, known := health[d.Device]; known {
-			known := map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}
-			healthy.Status = cmp.Or(known[h.Verdict], "Unknown")
+			healthy.Status = cmp.Or(statuses[h.Verdict], "Unknown")
 			healthy.Reason, healthy.Message = string(h.Verdict), h.Message
 		}
 		device := kubeapi.ClaimDeviceStatus{Driver: cmp.Or(pool.Driver, dra.Driver), Pool: pool.Name, Device: d.Device, ShareID: d.ShareID}

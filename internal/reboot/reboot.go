@@ -96,16 +96,12 @@ func (a *Asker) step(ctx context.Context, w Sentinel) error {
 
 // keep writes or removes the file of a path.
 func (a *Asker) keep(ctx context.Context, w Sentinel) error {
-	if of, err := bootOf(w.Path); err != nil || of != "" && a.BootID != "" && of != a.BootID {
-		if err == nil {
-			err = withdraw(ctx, w.Path)
-		}
-		if err != nil {
-			return err
-		}
+	of, err := bootOf(w.Path)
+	if err == nil && of != "" && a.BootID != "" && of != a.BootID {
+		err = withdraw(ctx, w.Path)
 	}
-	if !w.Known {
-		return nil
+	if err != nil || !w.Known {
+		return err
 	}
 	a.asked = w.Path
 	if w.Reason == "" {
@@ -189,7 +185,7 @@ func ask(ctx context.Context, path, text string) error {
 		return nil
 	}
 	if err == nil {
-		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason", strings.TrimSpace(text))
+		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason", strings.TrimPrefix(strings.TrimSpace(text), begins))
 	}
 	return err
 }
