@@ -219,6 +219,20 @@ func (s *sighting) see(node kubeapi.Node, now time.Time) {
 	}
 }
 
+// takeIn takes in the answer to a write of the node, and returns its error. Where another program has changed the node before, the node is
+// looked at for the next try.
+func (s *sighting) takeIn(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error, now time.Time) error {
+	if kubeapi.IsOvertaken(err) {
+		if node, unknown := client.Get(ctx); unknown == nil {
+			s.see(node, now)
+		}
+	}
+	if err == nil {
+		s.node, s.seen = after, now
+	}
+	return err
+}
+
 // ours returns the wanted labels without those that others own. A label is theirs as long as it has the value that they gave it.
 func (l *nodeLabeler) ours(wanted map[string]string) map[string]string {
 	set := maps.Clone(wanted)

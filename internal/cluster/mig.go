@@ -113,12 +113,7 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 		annotations = map[string]string{migReasonAnnotation: reason}
 	}
 	after, err := l.client.ApplyMIGState(ctx, l.node.UID, l.node.ResourceVersion, labels, annotations)
-	if kubeapi.IsOvertaken(err) { // the node is looked at before the next try
-		if node, unknown := l.client.Get(ctx); unknown == nil {
-			l.see(node, now)
-		}
-	}
-	if err != nil {
+	if err := l.takeIn(ctx, l.client, after, err, now); err != nil {
 		return err
 	}
 	l.cleared = ""
@@ -128,7 +123,7 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 	if state != l.state {
 		klog.FromContext(ctx).Info("Wrote the state of the MIG layout", "state", state, "reason", reason)
 	}
-	l.node, l.seen, l.state, l.wrote = after, now, state, now
+	l.state, l.wrote = state, now
 	return nil
 }
 

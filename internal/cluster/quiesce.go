@@ -246,15 +246,9 @@ func (r *releaser) write(ctx context.Context) error {
 		return nil
 	}
 	after, err := r.client.ApplyAnnotations(ctx, kubeapi.ForRelease, r.node.UID, r.node.ResourceVersion, annotations)
-	if kubeapi.IsOvertaken(err) { // the node is looked at before the next try
-		if node, unknown := r.client.Get(ctx); unknown == nil {
-			r.see(node, time.Now())
-		}
-	}
-	if err != nil {
+	if err := r.takeIn(ctx, r.client, after, err, time.Now()); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Answered a wish to release the driver", "state", r.state, "reason", r.answer.Reason)
-	r.node, r.seen = after, time.Now()
 	return nil
 }

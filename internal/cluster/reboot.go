@@ -106,15 +106,10 @@ func (r *rebooter) write(ctx context.Context, wanted string, now time.Time) erro
 		annotations = map[string]string{rebootAnnotation: wanted}
 	}
 	after, err := r.client.ApplyAnnotations(ctx, kubeapi.ForReboot, r.node.UID, r.node.ResourceVersion, annotations)
-	if kubeapi.IsOvertaken(err) { // the node is looked at before the next try
-		if node, unknown := r.client.Get(ctx); unknown == nil {
-			r.see(node, now)
-		}
-	}
-	if err != nil {
+	if err := r.takeIn(ctx, r.client, after, err, now); err != nil {
 		return err
 	}
-	r.node, r.seen, r.wrote, r.left = after, now, now, ""
+	r.wrote, r.left = now, ""
 	if wanted == "" {
 		r.left = after.Annotations[rebootAnnotation]
 	}
