@@ -58,13 +58,7 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 	restart(ctx, "--feature-gates=DRAPartitionableDevices=false")
 	t.Cleanup(func() { restart(context.Background()) })
 	helm(ctx, t, n, append([]string{"install"}, chartWith(t, dividedMachine)...)...)
-	t.Cleanup(func() {
-		if t.Failed() {
-			explain(t, n)
-			out, err := n.Kubectl(context.Background(), "get", "pods,resourceclaims,resourceslices", "--output", "yaml")
-			t.Logf("error %v:\n%s", err, out)
-		}
-	})
+	t.Cleanup(func() { explainClaims(t, n) })
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	wait(ctx, t, func(context.Context) error {
 		if logs := kubectl(ctx, t, n, "--namespace", namespace, "logs", "daemonset/"+daemonSet); !strings.Contains(logs, "does not keep counters") {
@@ -175,6 +169,16 @@ config:
       - {bdf: "0000:1b:00.0", pcie: 0/0/0}
 `
 
+// explainClaims logs what the node and the API server say about claims, where the test has failed.
+func explainClaims(t *testing.T, n *node.Node) {
+	t.Helper()
+	if t.Failed() {
+		explain(t, n)
+		out, err := n.Kubectl(context.Background(), "get", "pods,resourceclaims,resourceslices", "--output", "yaml")
+		t.Logf("error %v:\n%s", err, out)
+	}
+}
+
 // wholeOrInParts: pods with a claim on the whole GPU and pods with claims on MIG devices of it come and go. They never have it at the same time, no
 // slice is written for it, and a daemon that is killed goes on with the claims.
 func wholeOrInParts(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
@@ -183,13 +187,7 @@ func wholeOrInParts(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	publishCA(ctx, t, n, namespace)
 	installDriver(ctx, t)
 	helm(ctx, t, n, append([]string{"install"}, chartWith(t, switchedMachine)...)...)
-	t.Cleanup(func() {
-		if t.Failed() {
-			explain(t, n)
-			out, err := n.Kubectl(context.Background(), "get", "pods,resourceclaims,resourceslices", "--output", "yaml")
-			t.Logf("error %v:\n%s", err, out)
-		}
-	})
+	t.Cleanup(func() { explainClaims(t, n) })
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitDevices(ctx, t, n, 1+partitions)
 	makeNodes(t, driverRoot, capabilitiesOf(simulatedGPUs(ctx, t, n)))
