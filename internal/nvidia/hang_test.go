@@ -309,54 +309,6 @@ func TestOpenWithAGPUThatHangs(t *testing.T) {
 	}
 }
 
-// TestSlowIsNotDead has each call take 20 ms, and then 3 s: every GPU is read in the end, and no call hangs for long.
-func TestSlowIsNotDead(t *testing.T) {
-	t.Parallel()
-	for delay, limit := range map[string]time.Duration{"20ms": 5 * time.Second, "3s": time.Hour} {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			node := newNode(t, "dgx-h100")
-			r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}
-			r.inject(simulator.Fault{Kind: simulator.KindSlow, Delay: delay})
-			s, err := r.driver.Open(r.ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.Session = s
-			read := map[string]bool{}
-			for len(read) < 8 {
-				for _, g := range r.scan().GPUs {
-					_, err := r.Read(r.ctx, g.UUID)
-					var stall *inventory.Stall
-					switch {
-					case err == nil:
-						read[g.UUID] = true
-					case errors.As(err, &stall) && time.Since(stall.Call.Since) >= nodePatience:
-						t.Fatalf("GPU %d: %v since %v", g.Index, err, time.Since(stall.Call.Since))
-					}
-				}
-				if took := time.Since(start); took > limit {
-					t.Fatalf("after %v, %d GPUs were read", took, len(read))
-				}
-				time.Sleep(time.Millisecond) // the bubble's clock
-			}
-			t.Logf("with calls of %s all GPUs are read after %v", delay, time.Since(start))
-			for range 3600 {
-				time.Sleep(time.Second)
-				if s := r.scan(); !s.LinksDue && len(s.GPUs[0].Links) > 0 { // while calls are late, no links are due
-					break
-				}
-			}
-			compare(t, "links of GPU 0", 7, len(r.scan().GPUs[0].Links))
-			r.inject(restore)
-			time.Sleep(time.Minute)
-			if err := s.Close(r.ctx); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-}
-
 // TestGPUThatHangsAgainAndAgain: it is asked when its call has returned, and when that call hangs, too, only after Retry.
 func TestGPUThatHangsAgainAndAgain(t *testing.T) {
 	t.Parallel()

@@ -197,13 +197,19 @@ func (s *Session) count(ctx context.Context) error {
 
 // visit asks the GPU of a slot, as far as it is to be asked now. The caller has the turn of calls.
 func (s *Session) visit(ctx context.Context, sl *slot) error {
-	switch {
+	if sl.due() {
+		if err := s.room(ctx, sl); err != nil {
+			return err
+		}
+	}
+	switch { // a job that was waited for may have visited the GPU
 	case sl.lost():
 		return s.on(ctx, sl, s.scanner.revisit)
-	case !sl.due():
-		return nil
+	case sl.due():
+		return s.on(ctx, sl, s.scanner.visit)
 	}
-	return s.on(ctx, sl, s.scanner.visit)
+	sl.visited = false
+	return nil
 }
 
 // links asks GPUs for their links, as far as they changed. While the driver is slow each scan asks few GPUs, and the first one
@@ -213,7 +219,8 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 		return
 	}
 	for _, sl := range s.scanner.slots {
-		if !sl.linksDue || !sl.linkable() {
+		// A GPU that is being asked is not waited for: the next scan does not visit it, and finds it free.
+		if !sl.linksDue || !sl.linkable() || s.driver.calls.busy(sl.record) {
 			continue
 		}
 		peers := s.scanner.peers(sl)
@@ -227,11 +234,22 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 // linksBudget is how long a scan may have taken for another GPU to be asked for its links.
 const linksBudget = time.Second
 
+// room waits until the GPU of a slot is not being asked, and takes over what a job that was given up has learnt of it. The caller has the
+// turn of calls.
+func (s *Session) room(ctx context.Context, sl *slot) error {
+	err := s.driver.calls.room(ctx, sl.record, gpuPatience)
+	sl.stalled(err)
+	return err
+}
+
 // on asks the GPU of a slot. The caller has the turn of calls.
 func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
-	g := *sl.gpu
+	if err := s.room(ctx, sl); err != nil {
+		return err
+	}
+	g := *sl.gpu // after the wait: what an earlier job learnt holds
 	run, late := func() { ask(sl, &g) }, func() { s.late(sl, &g) }
-	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, run, late); err != nil {
+	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, run, late); err != nil {
 		sl.stalled(err)
 		return err
 	}
@@ -294,7 +312,12 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 	if err != nil {
 		return inventory.Reading{}, err
 	}
-	switch {
+	if !sl.alone && !sl.gpu.fresh && sl.hangs < maxHangs {
+		if err := s.room(ctx, sl); err != nil {
+			return inventory.Reading{}, err
+		}
+	}
+	switch { // a job that was waited for may have read the GPU
 	case sl.alone:
 		return inventory.Reading{Contact: sl.gpu.results.contact, Reason: sl.gpu.results.reason}, nil
 	case sl.gpu.fresh:
@@ -317,24 +340,28 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 }
 
 // ask puts a question to the driver about a GPU that an earlier Scan of this session found.
-func ask[T any](ctx context.Context, s *Session, what, uuid string, question func(device) (T, error)) (T, error) {
+func ask[T any](ctx context.Context, s *Session, what, uuid string, question func(device) (T, error)) (_ T, err error) {
 	var value, none T
-	err := s.enter(ctx)
+	defer func() { err = wrap(err, what+" GPU "+uuid) }()
+	if err := s.enter(ctx); err != nil {
+		return none, err
+	}
+	defer s.driver.calls.release()
+	sl, err := s.scanner.find(uuid)
 	if err == nil {
-		defer s.driver.calls.release()
-		var sl *slot
-		if sl, err = s.scanner.find(uuid); err == nil {
-			handle := sl.gpu.device
-			sl.gpu.fresh = false // what was read may change
-			var failed error
-			err = s.driver.calls.job(ctx, sl.record, gpuPatience, func() { value, failed = question(handle) }, nil)
-			if err == nil {
-				err = failed
-			}
-		}
+		err = s.driver.calls.room(ctx, sl.record, gpuPatience)
 	}
 	if err != nil {
-		return none, fmt.Errorf("%s GPU %s: %w", what, uuid, err)
+		return none, err
+	}
+	handle := sl.gpu.device
+	sl.gpu.fresh = false // what was read may change
+	var failed error
+	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, func() { value, failed = question(handle) }, nil); err != nil {
+		return none, err
+	}
+	if failed != nil {
+		return none, failed
 	}
 	return value, nil
 }

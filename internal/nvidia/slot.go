@@ -38,11 +38,7 @@ func newSlot(d *Driver, a *api, index int) *slot {
 }
 
 // due reports whether the GPU is to be visited now.
-func (sl *slot) due() bool {
-	visited := sl.visited
-	sl.visited = false
-	return !visited && !sl.alone && sl.hangs < maxHangs
-}
+func (sl *slot) due() bool { return !sl.visited && !sl.alone && sl.hangs < maxHangs }
 
 // lost reports whether the GPU answered at once that it is lost.
 func (sl *slot) lost() bool { return sl.alone && sl.stall == nil && sl.gpu.seen.UUID != "" }
