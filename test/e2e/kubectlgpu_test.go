@@ -179,7 +179,7 @@ func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
 	}{
 		"why-selector": {"device.attributes['gpu.nvidia.com'].productName == 'Tesla T4'", 1, nil,
 			[]string{"No node has devices for request gpu of claim why-selector-gpu-", "'Tesla T4'\" of the request excludes gpu-"}},
-		"why-taken":      {uuid(taken), 1, nil, []string{"another claim excludes gpu-"}},
+		"why-taken":      {uuid(taken), 1, nil, []string{"another claim excludes gpu-", " (" + corev1.NamespaceDefault + "/claims-gpu-", " of pod claims)"}},
 		"why-taint":      {uuid(free), 1, nil, []string{"the taint gpu.nvidia.com/xid=48:NoSchedule excludes gpu-"}},
 		"why-many":       {"", gpus, nil, []string{"; it has 4 of 8 devices"}},
 		"why-constraint": {"", 2, &match, []string{"the constraint matchAttribute gpu.nvidia.com/uuid of claim why-constraint-gpu-", "node " + node.Name + " has enough without"}},
@@ -215,7 +215,7 @@ func explainsCounters(ctx context.Context, t *testing.T, n *node.Node) {
 	makeTemplate(ctx, t, n, name, spec)
 	startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(name)}))
 	waitUnschedulable(ctx, t, n, name)
-	explains(ctx, t, n, name, "the counter ", ", of which 0 is left, excludes gpu-", "of 2 devices")
+	explains(ctx, t, n, name, "the counter ", ", of which 0 is left ("+corev1.NamespaceDefault+"/", " of pod ", "), excludes gpu-", "of 2 devices")
 	deletePod(ctx, t, n, name)
 }
 

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -154,7 +155,7 @@ func TestWhyOfClaims(t *testing.T) {
 		"a selector": {[]resourceapi.Device{device("gpu-0"), device("gpu-2")}, 1, `device.attributes["gpu.nvidia.com"].productName == "Tesla T4"`, "", nil,
 			`No node has devices for request r of claim own; on node a, the selector "device.attributes[\"gpu.nvidia.com\"].productName == \"Tesla T4\"" of the request excludes gpu-0, gpu-2.`},
 		"a taint":       {[]resourceapi.Device{bad}, 1, "", "", nil, "the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
-		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0; the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1; it has enough without the taints that request r of claim own does not tolerate."},
+		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0 (team/other of pod q); the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1; it has enough without the taints that request r of claim own does not tolerate."},
 		"too few":       {[]resourceapi.Device{device("gpu-0")}, 2, "", "", nil, "it has 1 of 2 devices."},
 		"a constraint": {[]resourceapi.Device{numa(device("gpu-0"), 0), numa(device("gpu-1"), 1)}, 2, "", "", &match,
 			"No node has devices for its claims with the constraint matchAttribute gpu.nvidia.com/numa of claim own; node a has enough without."},
@@ -236,7 +237,7 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 		"neither, and the nearer has a taint": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, tainted,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "it has 1 of 2 devices; and the pod does not tolerate its taint team:NoSchedule: give the pod a toleration, or remove the taint."},
 		"a counter": {counters("b", counted("taken", "4"), counted("mig-0", "4")), nil,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, another claim excludes taken; the counter slices of gpu-0, of which 3 is left, excludes mig-0."},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, another claim excludes taken (team/other of pod q); the counter slices of gpu-0, of which 3 is left (team/other of pod q), excludes mig-0."},
 		"a capacity": {[]*resourceapi.ResourceSlice{slice("a", sized("gpu-0", "24Gi"), sized("gpu-1", "39Gi"))}, nil,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: wants}}, "on node a, the capacity memory, of which 24Gi is left, excludes gpu-0; the capacity memory, of which 39Gi is left, excludes gpu-1; " +
 				"it has enough without the capacity of request r of claim own."},
@@ -288,5 +289,83 @@ func TestWhyWithoutAPod(t *testing.T) {
 	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Resource == "events" }})
 	if out, problems, code := s.run("why", "p", "-n", "team"); code != 1 || !strings.Contains(problems, "Events are not shown: you may not list them") || !strings.HasPrefix(out, "There are GPUs") {
 		t.Errorf("Events are forbidden: %d, %s%s", code, problems, out)
+	}
+}
+
+// TestWhyNamesHolders: the claims that have a device, a counter or a capacity that a pod wants are named, with the pods that they are reserved for; of many
+// the first ones. Claims of other counters and those of administrators are not.
+func TestWhyNamesHolders(t *testing.T) {
+	t.Parallel()
+	quantity := resource.MustParse
+	counted := func(name, set, counters string) resourceapi.Device {
+		d := device(name)
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: map[string]resourceapi.Counter{"slices": {Value: quantity(counters)}}}}
+		return d
+	}
+	shared := device("shared")
+	multiple := true
+	shared.AllowMultipleAllocations, shared.Capacity = &multiple, map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity("40Gi")}}
+	sets := slice("a")
+	sets.Name = "a-counters"
+	for _, set := range []string{"gpu-0", "gpu-1"} {
+		sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{Name: set, Counters: map[string]resourceapi.Counter{"slices": {Value: quantity("7")}}})
+	}
+	devices := slice("a", counted("gpu-0-mig-0", "gpu-0", "1"), counted("gpu-0-mig-1", "gpu-0", "1"), counted("gpu-0-mig-2", "gpu-0", "1"), counted("gpu-0-mig-3", "gpu-0", "1"),
+		counted("gpu-0", "gpu-0", "7"), counted("gpu-1", "gpu-1", "8"), shared)
+	for _, s := range []*resourceapi.ResourceSlice{sets, devices} {
+		s.Spec.Pool.ResourceSliceCount = 2
+	}
+	admin, share := claim("watcher", "a", "w", "gpu-0-mig-0"), claim("half", "a", "h", "shared")
+	admin.Status.Allocation.Devices.Results[0].AdminAccess = &multiple
+	id := types.UID("6d2d2a6d-7a3f-4c1e-9d0c-0d4b8f3c1a52")
+	share.Status.Allocation.Devices.Results[0].ShareID = &id
+	share.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": quantity("30Gi")}
+	several := claim("several", "a", "q", "gpu-0-mig-0")
+	for _, pod := range []string{"r", "s", "t"} {
+		several.Status.ReservedFor = append(several.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod})
+	}
+	unused := claim("unused", "a", "", "gpu-0-mig-1")
+	unused.Status.ReservedFor = nil
+	another := claim("zz", "a", "q2", "gpu-0-mig-3")
+	for name, tt := range map[string]struct {
+		device string
+		memory string
+		claims []*resourceapi.ResourceClaim
+		want   string
+	}{
+		"a counter": {"gpu-0", "", []*resourceapi.ResourceClaim{several, unused, admin},
+			"the counter slices of gpu-0, of which 5 is left (team/several of pod q, pod r, pod s and 1 more; team/unused of no pod), excludes gpu-0."},
+		"a counter of many": {"gpu-0", "", []*resourceapi.ResourceClaim{several, unused, claim("workload", "a", "x", "gpu-0-mig-2"), another},
+			"(team/several of pod q, pod r, pod s and 1 more; team/unused of no pod; team/workload of pod x and 1 more), excludes gpu-0."},
+		"a counter that nobody has": {"gpu-1", "", []*resourceapi.ResourceClaim{several}, "the counter slices of gpu-1, of which 7 is left, excludes gpu-1."},
+		"a device":                  {"gpu-0-mig-1", "", []*resourceapi.ResourceClaim{unused}, "another claim excludes gpu-0-mig-1 (team/unused of no pod)."},
+		"a capacity":                {"shared", "20Gi", []*resourceapi.ResourceClaim{share}, "the capacity memory, of which 10Gi is left (team/half of pod h), excludes shared."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			s.addNode("a", 0, func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil })
+			s.add("resourceslices", sets.DeepCopy())
+			s.add("resourceslices", devices.DeepCopy())
+			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
+				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].uuid == "GPU-` + strings.TrimPrefix(tt.device, "gpu-") + `"`}}},
+			}})
+			for _, c := range tt.claims {
+				s.add("resourceclaims", c.DeepCopy())
+			}
+			r := resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}
+			if tt.memory != "" {
+				r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": quantity(tt.memory)}}
+			}
+			own := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "own"}}
+			own.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: &r}}
+			s.add("resourceclaims", own)
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
+			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
+				t.Errorf("it says %q, want %q", got, tt.want)
+			}
+		})
 	}
 }

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -26,6 +25,9 @@ type allocation struct {
 	cache *cel.Cache
 
 	allocator structured.Allocator // nil until it is asked
+	pools     map[pool]*contents
+	onNode    map[string][]*resourceapi.ResourceSlice // by its name: those of the newest generation of their pools
+	holders   map[structured.DeviceID][]*resourceapi.ResourceClaim
 }
 
 // features are those that Kubernetes 1.36 and 1.37 have on by default.
@@ -38,23 +40,27 @@ func newAllocation(o Objects) *allocation {
 	a := &allocation{o: o, cache: cel.NewCache(256, cel.Features{EnableConsumableCapacity: true}), state: structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-	}}
-	for _, c := range o.Claims {
+	}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}}
+	for i := range o.Claims {
+		c := &o.Claims[i]
 		if c.Status.Allocation == nil {
 			continue
 		}
 		for _, r := range c.Status.Allocation.Devices.Results {
 			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			switch {
-			case r.AdminAccess != nil && *r.AdminAccess:
-			case r.ShareID != nil:
-				a.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-				a.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-			default:
-				a.state.AllocatedDevices.Insert(id)
+			if ptr.Deref(r.AdminAccess, false) {
+				continue
 			}
+			a.holders[id] = append(a.holders[id], c)
+			if r.ShareID == nil {
+				a.state.AllocatedDevices.Insert(id)
+				continue
+			}
+			a.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			a.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 		}
 	}
+	a.pools, a.onNode = newest(o.Slices)
 	return a
 }
 
@@ -95,14 +101,10 @@ func explainClaims(ctx context.Context, o Objects) string {
 		return ""
 	}
 	a := newAllocation(o)
-	with := map[string]bool{} // the nodes with devices
-	for _, s := range o.Slices {
-		with[ptr.Deref(s.Spec.NodeName, "")] = true
-	}
 	var nearest *offer
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
-		if !with[n.Name] {
+		if len(a.onNode[n.Name]) == 0 {
 			continue
 		}
 		possible, err := a.possible(ctx, n, claims)
@@ -226,14 +228,7 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string, left int) {
 	by := map[string][]string{} // the devices, by what excludes them
 	var reasons []string
-	newest := map[string]int64{}
-	for _, s := range a.o.Slices {
-		newest[s.Spec.Driver+"/"+s.Spec.Pool.Name] = max(newest[s.Spec.Driver+"/"+s.Spec.Pool.Name], s.Spec.Pool.Generation)
-	}
-	for _, s := range a.o.Slices {
-		if s.Spec.NodeName == nil || *s.Spec.NodeName != n.Name || s.Spec.Pool.Generation < newest[s.Spec.Driver+"/"+s.Spec.Pool.Name] {
-			continue
-		}
+	for _, s := range a.onNode[n.Name] {
 		for _, d := range s.Spec.Devices {
 			reason := a.excludes(ctx, s, d, r)
 			if reason == "" {
@@ -243,7 +238,11 @@ func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceap
 			if by[reason] == nil {
 				reasons = append(reasons, reason)
 			}
-			by[reason] = append(by[reason], d.Name)
+			name := d.Name
+			if reason == taken {
+				name += heldBy(a.holders[idOf(s, d)])
+			}
+			by[reason] = append(by[reason], name)
 		}
 	}
 	var parts []string
@@ -288,75 +287,15 @@ func (a *allocation) excludes(
 			return fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)
 		}
 	}
-	id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name)
+	id := idOf(s, d)
 	if a.state.AllocatedDevices.Has(id) {
-		return "another claim"
+		return taken
 	}
 	return cmp.Or(a.capacityOf(id, d, r), a.counterOf(s, d))
 }
 
-// capacityOf says of which capacity a device has too little left for a request; empty if it has enough.
-func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device, r *resourceapi.ExactDeviceRequest) string {
-	if r.Capacity == nil {
-		return ""
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.Capacity.Requests)) {
-		wanted, left := r.Capacity.Requests[name], d.Capacity[name].Value.DeepCopy()
-		if consumed := a.state.AggregatedCapacity[id][name]; consumed != nil {
-			left.Sub(*consumed)
-		}
-		if wanted.Cmp(left) > 0 {
-			return fmt.Sprintf("the capacity %s, of which %s is left,", name, left.String())
-		}
-	}
-	return ""
-}
-
-// counterOf says of which counter of the device's pool there is too little left for it beside the devices that other claims have; empty if
-// there is enough.
-func (a *allocation) counterOf(of *resourceapi.ResourceSlice, d resourceapi.Device) string {
-	if len(d.ConsumesCounters) == 0 {
-		return ""
-	}
-	left := map[string]*resource.Quantity{}
-	for _, s := range a.o.Slices {
-		if s.Spec.Driver != of.Spec.Driver || s.Spec.Pool.Name != of.Spec.Pool.Name || s.Spec.Pool.Generation != of.Spec.Pool.Generation {
-			continue
-		}
-		add := func(set string, counters map[string]resourceapi.Counter, taken bool) {
-			for name, c := range counters {
-				key := name + " of " + set
-				if left[key] == nil {
-					left[key] = &resource.Quantity{}
-				}
-				if taken {
-					left[key].Sub(c.Value)
-				} else {
-					left[key].Add(c.Value)
-				}
-			}
-		}
-		for _, set := range s.Spec.SharedCounters {
-			add(set.Name, set.Counters, false)
-		}
-		for _, other := range s.Spec.Devices {
-			if a.state.AllocatedDevices.Has(structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, other.Name)) {
-				for _, consumed := range other.ConsumesCounters {
-					add(consumed.CounterSet, consumed.Counters, true)
-				}
-			}
-		}
-	}
-	for _, consumed := range d.ConsumesCounters {
-		for _, name := range slices.Sorted(maps.Keys(consumed.Counters)) {
-			key, value := name+" of "+consumed.CounterSet, consumed.Counters[name].Value
-			if left[key] != nil && value.Cmp(*left[key]) > 0 {
-				return fmt.Sprintf("the counter %s, of which %s is left,", key, left[key].String())
-			}
-		}
-	}
-	return ""
-}
+// taken is what excludes a device that another claim has.
+const taken = "another claim"
 
 func tolerates(by resourceapi.DeviceToleration, t resourceapi.DeviceTaint) bool {
 	return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == "" || by.Key == t.Key) &&
