@@ -34,25 +34,42 @@ type record struct {
 
 func (r *Resets) path() string { return filepath.Join(r.options.StateDir, File) }
 
-// note writes down how far a reset is.
+// note writes down how far a reset is. What cannot be noted in time is taken back.
 func (a *attempt) note(ctx context.Context, p Phase) error {
-	if a.options.StateDir == "" {
-		return nil
-	}
-	now := record{Version: fileVersion, GPUs: a.status.GPUs, Since: a.status.Since, Phase: p, Boot: a.options.BootID}
-	err := a.disk.Do(ctx, diskPatience, func() error { return files.WriteState(a.path(), now) })
-	if err != nil {
+	now := &record{Version: fileVersion, GPUs: a.status.GPUs, Since: a.status.Since, Phase: p, Boot: a.options.BootID}
+	if err := a.keep(ctx, now); err != nil {
+		_ = a.forget(context.WithoutCancel(ctx)) // a disk that does not answer removes it later
 		return fmt.Errorf("no GPU is reset, as that cannot be noted: %w", err)
 	}
 	return nil
 }
 
 // forget removes the note.
-func (r *Resets) forget(ctx context.Context) error {
+func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
+
+// keep has the file say what is wanted, and nil for no file. It returns ErrHangs of package files when the disk does not answer; the disk does
+// later what is wanted last.
+func (r *Resets) keep(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
 	}
-	return r.disk.Do(ctx, diskPatience, func() error { return files.Remove(r.path()) })
+	r.noted.Store(wanted)
+	return r.disk.Do(ctx, diskPatience, r.settle)
+}
+
+// settle writes and removes the file until it says what is wanted.
+func (r *Resets) settle() (err error) {
+	for {
+		wanted := r.noted.Load()
+		if wanted == nil {
+			err = files.Remove(r.path())
+		} else {
+			err = r.options.Write(r.path(), wanted)
+		}
+		if r.noted.Load() == wanted {
+			return err
+		}
+	}
 }
 
 // Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged by their readings. It returns nil when

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -53,6 +54,8 @@ type Options struct {
 	May func() error
 	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot ID of the node.
 	StateDir, BootID string
+	// Write writes the note to a path, within any time; nil is files.WriteState.
+	Write func(path string, v any) error
 	// Clock is what is waited by; nil is the real one.
 	Clock clock.Clock
 }
@@ -94,6 +97,7 @@ type Status struct {
 type Resets struct {
 	options Options
 	disk    *files.Disk
+	noted   atomic.Pointer[record] // what the file is to say; nil for no file
 	status  *feed.Feed[Status]
 	busy    sync.Mutex // held while a reset is under way
 }
@@ -101,6 +105,9 @@ type Resets struct {
 // New returns Resets that have reset nothing yet.
 func New(o Options) *Resets {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
+	if o.Write == nil {
+		o.Write = files.WriteState
+	}
 	return &Resets{options: o, disk: files.NewDisk(), status: feed.New(Status{})}
 }
 

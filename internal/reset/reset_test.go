@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
 )
@@ -28,6 +29,7 @@ type rig struct {
 	unknown  error
 	may      error
 	run      func(ctx context.Context, ended func()) error
+	write    func(path string, v any) error // nil for the real one
 	reserved int
 	runs     []string
 }
@@ -45,6 +47,12 @@ func newRig(dir string) *rig {
 	}
 	r.Resets = reset.New(reset.Options{
 		Snapshots: r.snapshots, StateDir: dir, BootID: "boot",
+		Write: func(path string, v any) error {
+			if write := get(r, func() func(string, any) error { return r.write }); write != nil {
+				return write(path, v)
+			}
+			return files.WriteState(path, v)
+		},
 		May:     func() error { return get(r, func() error { return r.may }) },
 		Clients: func(inventory.GPU) []string { return []string{"process 7 (dcgm)"} },
 		Withhold: func(_ context.Context, gpus []string, reason string) error {
@@ -367,5 +375,74 @@ func TestADaemonThatEnds(t *testing.T) {
 			t.Errorf("the next one: %+v", s)
 		}
 		cancel()
+	})
+}
+
+// TestANoteThatComesLate: a reset that cannot be noted in time is refused. What the disk writes later is taken back, so that the next process
+// shows no reset that never ran. It is so also where the disk takes its time for the note of the second phase, and where it fails at last.
+func TestANoteThatComesLate(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		inTime int // notes that are written in time
+		fails  error
+	}{
+		"the first note": {}, "the second note": {inTime: 1}, "the first note fails": {fails: errors.New("no space left")},
+		"the second note fails": {inTime: 1, fails: errors.New("no space left")},
+	} {
+		dir := t.TempDir()
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(dir)
+			answer, notes := make(chan struct{}), 0
+			r.write = func(path string, v any) error {
+				if notes++; notes > test.inTime {
+					<-answer
+					if test.fails != nil {
+						return test.fails
+					}
+				}
+				return files.WriteState(path, v)
+			}
+			for range 2 { // the second one finds the disk as busy as before
+				if err := <-r.begin(t.Context(), 0, "0"); !errors.Is(err, files.ErrHangs) {
+					t.Errorf("%s: Reset() = %v", name, err)
+				}
+			}
+			if len(r.runs) > 0 {
+				t.Errorf("%s: reset were %v", name, r.runs)
+			}
+			close(answer)
+			r.free(t, dir)
+			next := newRig(dir)
+			go func() { _ = next.Run(t.Context()) }()
+			synctest.Wait()
+			if s := next.Status().Value(); s.Phase != "" {
+				t.Errorf("%s: the next process shows %+v", name, s)
+			}
+			r.set(func() { r.write = nil })
+			if err := <-r.begin(t.Context(), 0, "0"); err != nil {
+				t.Errorf("%s: when the disk answers: %v", name, err)
+			}
+			r.free(t, dir)
+		})
+	}
+}
+
+// TestANoteAsNobodyWaitsAnyMore: a command that ends while the disk takes its time leaves no note.
+func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(dir)
+		answer := make(chan struct{})
+		r.write = func(path string, v any) error { <-answer; return files.WriteState(path, v) }
+		ctx, cancel := context.WithCancel(t.Context())
+		outcome := r.begin(ctx, 0, "0")
+		synctest.Wait()
+		cancel()
+		if err := <-outcome; !errors.Is(err, context.Canceled) {
+			t.Errorf("Reset() = %v", err)
+		}
+		close(answer)
+		r.free(t, dir)
 	})
 }
