@@ -13,7 +13,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // A clustered node is one whose daemon has all features on that need the API server.
@@ -30,13 +29,8 @@ const healthLabel = "gpu-device-plugin.github.io/gpu.health"
 // cluster makes a node that is clustered, and starts the daemon.
 func cluster(t *testing.T, labels string) *clustered {
 	t.Helper()
-	api, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	relabel(t, api, "")
-	c := &clustered{stage: open(t, node.Setup{Daemon: nodeAgent}), api: api, labels: labels, metrics: metricsAddress(t)}
+	s, api := openAgent(t, "", "--node-labels", labels, "--node-events", "--node-condition", "--node-taint")
+	c := &clustered{stage: s, api: api, labels: labels, metrics: metricsAddress(t)}
 	for _, folder := range []string{"configs", "state"} {
 		if err := os.Mkdir(c.Path(folder), 0o700); err != nil {
 			t.Fatal(err)
@@ -46,11 +40,8 @@ func cluster(t *testing.T, labels string) *clustered {
 	c.write("state/node-config.json", `{"version": 1, "file": "whole"}`)
 	c.write("configs/whole", "version: v1\n")
 	c.write("configs/shared", "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
-	c.Args = []string{
-		"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--namespace", "gpus", "--metrics-address", c.metrics,
-		"--node-config-dir", c.Path("configs"), "--node-config-default", "whole",
-		"--node-labels", labels, "--node-events", "--node-condition", "--node-taint",
-	}
+	c.Args = append(c.Args,
+		"--namespace", "gpus", "--metrics-address", c.metrics, "--node-config-dir", c.Path("configs"), "--node-config-default", "whole")
 	c.start()
 	c.next(0, standin.Listed)
 	return c

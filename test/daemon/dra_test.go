@@ -18,14 +18,12 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 const draDriver = "gpu.nvidia.com"
@@ -58,16 +56,8 @@ func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 // openClaimable is newClaimable without a daemon.
 func openClaimable(t *testing.T, mode string, args ...string) *claimable {
 	t.Helper()
-	api, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	c := &claimable{stage: open(t, node.Setup{Daemon: nodeAgent}), api: api, users: map[string]map[string]string{}, allocated: map[string]string{},
-		given: map[string]int{}}
-	if err := api.ChangeNode(nodeName, func(*corev1.Node) {}); err != nil {
-		t.Fatal(err)
-	}
+	s, api := openAgent(t, "")
+	c := &claimable{stage: s, api: api, users: map[string]map[string]string{}, allocated: map[string]string{}, given: map[string]int{}}
 	registry := c.Path("plugins_registry")
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
@@ -75,7 +65,7 @@ func openClaimable(t *testing.T, mode string, args ...string) *claimable {
 	c.plugins = plugins.Start(plugins.Options{Dir: registry})
 	t.Cleanup(c.plugins.Stop)
 	c.file = c.write("config.yaml", "dra: {mode: "+mode+"}")
-	c.Args = []string{"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--kubelet-root", c.Path(""), "--config-file", c.file}
+	c.Args = append(c.Args, "--kubelet-root", c.Path(""), "--config-file", c.file)
 	for _, arg := range args {
 		c.Args = append(c.Args, strings.ReplaceAll(arg, "$DIR", c.Path("")))
 	}

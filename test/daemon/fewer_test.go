@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // A shrinking is a node of eight GPUs whose daemon offers 32 replicas, and taints the node before they become fewer.
@@ -31,16 +30,10 @@ const (
 
 func newShrinking(t *testing.T) *shrinking {
 	t.Helper()
-	server, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	s := &shrinking{open(t, node.Setup{Daemon: nodeAgent}), server}
+	opened, server := openAgent(t, "", "--node-change-taint")
+	s := &shrinking{opened, server}
 	s.saysOf(32)
-	s.Args = []string{
-		"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-change-taint", "--config-file", s.write("config.yaml", fourEach),
-	}
+	s.Args = append(s.Args, "--config-file", s.write("config.yaml", fourEach))
 	s.start()
 	s.allocatable(32)
 	s.eventually("the Node is watched", func() bool { return server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] > 0 })

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -62,21 +61,10 @@ func (s *stage) labelsBecome(server *apiserver.Server, when string, want map[str
 // API server that is away keeps nothing from kubelet, and is told what it missed. The driver is slow, which makes no further write.
 func TestLabels(t *testing.T) {
 	t.Parallel()
-	server, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	if err := server.ChangeNode(nodeName, func(n *corev1.Node) { n.Labels = nil }); err != nil {
-		t.Fatal(err)
-	}
-	s := open(t, node.Setup{Daemon: nodeAgent, Profile: "h100-mig-1g"})
+	s, server := openAgent(t, "h100-mig-1g", "--node-labels=node", "--mig-strategy=mixed")
 	s.broken(slowLinks...)
 	s.write("machine", "DGXH100 (rev. 2)\n")
-	s.Args = []string{
-		"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-labels=node", "--mig-strategy=mixed",
-		"--machine-type-file", s.Path("machine"),
-	}
+	s.Args = append(s.Args, "--machine-type-file", s.Path("machine"))
 	s.start()
 	all := expected(t, "h100-mig-1g-mixed")
 	s.labelsBecome(server, "start", all)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
@@ -117,6 +118,21 @@ func open(t *testing.T, setup node.Setup) *stage {
 		}
 	})
 	return &stage{n, t}
+}
+
+// openAgent is open with gpu-node-agent as the daemon, and with an API server that has the node, without labels. The profile is dgx-h100 if
+// it is empty.
+func openAgent(t *testing.T, profile string, args ...string) (*stage, *apiserver.Server) {
+	t.Helper()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	relabel(t, server, "")
+	s := open(t, node.Setup{Daemon: nodeAgent, Profile: profile})
+	s.Args = append([]string{"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName}, args...)
+	return s, server
 }
 
 // serving makes a node whose kubelet has all GPUs of the daemon.

@@ -35,16 +35,9 @@ type divisible struct {
 
 func newDivisible(t *testing.T, args ...string) *divisible {
 	t.Helper()
-	api, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	d := &divisible{open(t, node.Setup{Daemon: nodeAgent}), api}
+	s, api := openAgent(t, "", append([]string{"--mig-strategy", "mixed", "--mig-enabled", "--mig-label"}, args...)...)
+	d := &divisible{s, api}
 	d.label("")
-	d.Args = append([]string{
-		"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--mig-strategy", "mixed", "--mig-enabled", "--mig-label",
-	}, args...)
 	d.start()
 	d.shows(8, 8)
 	return d
@@ -243,17 +236,9 @@ func TestAnOrderIsAboutGPUs(t *testing.T) {
 // knows the label before the GPUs.
 func TestTheDefaultOfTheOperatorAtAStart(t *testing.T) {
 	t.Parallel()
-	api, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	d := &divisible{open(t, node.Setup{Daemon: nodeAgent, Profile: "h100-mig-1g"}), api}
+	s, api := openAgent(t, "h100-mig-1g", "--mig-strategy", "mixed", "--mig-enabled", "--mig-label", "--mig-replace", "--state-dir", t.TempDir())
+	d := &divisible{s, api}
 	d.label("all-disabled")
-	d.Args = []string{
-		"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--mig-strategy", "mixed", "--mig-enabled", "--mig-label", "--mig-replace",
-		"--state-dir", t.TempDir(),
-	}
 	for range 2 {
 		if err := api.ChangeNode(nodeName, func(n *corev1.Node) { delete(n.Labels, migState); delete(n.Annotations, migReason) }); err != nil {
 			t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 const (
@@ -21,21 +20,14 @@ const (
 // chosen is a node whose daemon takes its configuration from a label: whole has each GPU once, shared twice, and whole is the default.
 func chosen(t *testing.T, label string) (*stage, *apiserver.Server) {
 	t.Helper()
-	server, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	s := open(t, node.Setup{Daemon: nodeAgent})
+	s, server := openAgent(t, "", "--node-config-default", "whole")
 	if err := os.Mkdir(s.Path("configs"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	s.write("configs/whole", "version: v1\n")
 	s.write("configs/shared", "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
 	s.write("configs/broken", "version: v1\nflags: {migStrategy: many}\n")
-	s.Args = []string{
-		"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-config-dir", s.Path("configs"), "--node-config-default", "whole",
-	}
+	s.Args = append(s.Args, "--node-config-dir", s.Path("configs"))
 	relabel(t, server, label)
 	return s, server
 }

@@ -6,23 +6,13 @@ import (
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // TestRebootIsAskedForByTheNode: with --node-reboot the Node of a real daemon asks for a restart while only that cures a GPU, through a kill,
 // beside another process, and no longer than that.
 func TestRebootIsAskedForByTheNode(t *testing.T) {
 	t.Parallel()
-	server, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	relabel(t, server, "")
-	s := open(t, node.Setup{Daemon: nodeAgent})
-	args := []string{"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-reboot", "--state-dir", t.TempDir()}
-	s.Args = args
+	s, server := openAgent(t, "", "--node-reboot", "--state-dir", t.TempDir())
 	s.start()
 	s.shows(8, 8)
 	const key = "gpu-device-plugin.github.io/reboot.required"
@@ -45,7 +35,7 @@ func TestRebootIsAskedForByTheNode(t *testing.T) {
 	_ = s.StopDaemon() // it was killed
 	says("it is kept while there is no process", `"reason":"GPU 3 is Lost: XID 79`)
 	s.start()
-	other := s.beside(s.Profile, args...)
+	other := s.beside(s.Profile, s.Args...)
 	other.start()
 	s.eventually("the later process leads", other.leads)
 	says("it is kept by the next process", `"reason":"GPU 3 is Lost: XID 79`)

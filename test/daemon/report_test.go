@@ -14,23 +14,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // reporting is a node of one GPU whose daemon writes Events, the condition and the taint. It is not started.
 func reporting(t *testing.T, profile string) (*stage, *apiserver.Server) {
 	t.Helper()
-	server, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	relabel(t, server, "")
-	s := open(t, node.Setup{Daemon: nodeAgent, Profile: profile})
-	s.Args = []string{
-		"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-events", "--node-condition", "--node-taint",
-	}
-	return s, server
+	return openAgent(t, profile, "--node-events", "--node-condition", "--node-taint")
 }
 
 // reported is what the API server has of a node's GPUs, in one line: the condition, whether it is tainted, how many Events of each reason.

@@ -7,23 +7,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // TestWishOfTheNode: an annotation of the Node releases the driver of a real daemon, also through a kill, and the next process uses it again at
 // the time that the annotation has. Then another wish is obeyed, and ends when the annotation goes.
 func TestWishOfTheNode(t *testing.T) {
 	t.Parallel()
-	server, err := apiserver.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	relabel(t, server, "")
-	s := open(t, node.Setup{Daemon: nodeAgent})
-	s.Args = []string{"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-quiesce", "--state-dir", t.TempDir()}
+	s, server := openAgent(t, "", "--node-quiesce", "--state-dir", t.TempDir())
 	s.start()
 	s.shows(8, 8)
 	const key = "gpu-device-plugin.github.io/quiesce."
