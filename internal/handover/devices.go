@@ -66,7 +66,8 @@ type Devices struct {
 	steady      inventory.Snapshot // without what the MIG mode changes of GPUs whose mode claims switch
 
 	lost       atomic.Bool // it is not known what is published
-	publishing sync.Mutex  // held while the file of published is read or written
+	publishing sync.Mutex  // held while the file of published is read or written, guards onDisk
+	onDisk     bool        // the file said of GPUs that they may be in slices when this process read or wrote it last
 	mu         sync.Mutex  // guards all following fields
 	numbers    dra.Numbers // as on disk
 }

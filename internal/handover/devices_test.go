@@ -308,6 +308,45 @@ func TestDamagedFileThatIsRemoved(t *testing.T) {
 	})
 }
 
+// TestFileThatIsGone: a process that leads again does not take the loss of the file for the news that nothing is published.
+func TestFileThatIsGone(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	for _, published := range []map[string]bool{{"GPU-a": true}, {}} {
+		synctest.Test(t, func(t *testing.T) {
+			d := handover.NewDevices(publishesAll(dir, gpus(map[string]int{"a": 0})))
+			lead := func(told func()) {
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error)
+				go func() { ended <- d.Run(ctx) }()
+				synctest.Wait()
+				told()
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+			lead(func() {
+				if err := d.SetPublished(published); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			lead(func() {
+				lost, problem := len(published) > 0, d.Publication().Value().Problem
+				if d.Lost() != lost || (d.Published().Value() == nil) != lost || strings.Contains(problem, "is gone") != lost {
+					t.Errorf("after %v, lost %v, published %v, problem %q", published, d.Lost(), d.Published().Value(), problem)
+				}
+				if err := d.SetPublished(published); err != nil || d.Lost() || !maps.Equal(d.Published().Value(), published) {
+					t.Errorf("once it is known: %v, lost %v, published %v", err, d.Lost(), d.Published().Value())
+				}
+			})
+		})
+	}
+}
+
 // TestFirstStart: where no process was before, nothing is published, with a state directory and without. Without one, no file is read or written.
 func TestFirstStart(t *testing.T) {
 	here := t.TempDir()

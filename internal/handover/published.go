@@ -20,7 +20,8 @@ type publishedState struct {
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices. Where the file was damaged, that is not known until SetPublished is called.
+// readPublished reads which GPUs may be in slices. Where the file was damaged, or was removed
+// while it named GPUs, that is not known until SetPublished is called.
 func (d *Devices) readPublished() error {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
@@ -43,7 +44,12 @@ func (d *Devices) readPublished() error {
 		d.lose("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
 		return nil
 	}
-	if len(kept.GPUs) > 0 && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
+	if !found && d.onDisk {
+		d.lose("the file that says which GPUs are in slices is gone: " + path)
+		return nil
+	}
+	d.onDisk = len(kept.GPUs) > 0
+	if d.onDisk && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
 		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
 	}
 	gpus := map[string]bool{}
@@ -95,6 +101,7 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 		if err := files.WriteState(filepath.Join(d.o.StateDir, publishedFile), state); err != nil {
 			return fmt.Errorf("write which GPUs are in slices: %w", err)
 		}
+		d.onDisk = len(gpus) > 0
 	}
 	d.know(maps.Clone(gpus))
 	return nil

@@ -172,16 +172,13 @@ func TestOneDecidesWithoutAStateDirectory(t *testing.T) {
 			if code, body := fetch(t, metrics, "/metrics"); code != 200 || !strings.Contains(body, "\ngpu_device_plugin_leads 1\n") {
 				t.Errorf("the metrics do not say that the process leads: %d", code)
 			}
-			if sig == syscall.SIGKILL {
-				heal()
+			heal()
+			if sig == syscall.SIGKILL || test.mode == "dra" { // kubelet waits for the device plugin of a process that is stopped
 				given()
-				alone()
-			} else {
-				// Kubelet waits for the servers of a process that is stopped. Where the file was lost that says which GPUs are in slices,
-				// no claim gets one before that process goes on.
-				alone()
+			}
+			alone()
+			if sig == syscall.SIGSTOP {
 				c.signal(lead, syscall.SIGCONT)
-				heal()
 				given()
 			}
 			end()

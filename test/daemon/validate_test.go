@@ -83,6 +83,7 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 	v := proving(t)
 	v.library.Fail(t, v.uuids[3], "cuMemcpyHtoD", "wrong")
 	v.library.Fail(t, v.uuids[5], "cuDevicePrimaryCtxRetain", "hang")
+	v.shows(8, 8) // the list of the process that does not prove anything
 	mark := v.Mark()
 	v.validate()
 	for _, d := range v.next(mark, standin.Listed).Devices {
