@@ -25,6 +25,7 @@ var (
 	cgroup         = flag.String("cgroup", "", "cgroup for the node's pods")
 	source         = flag.String("source", "", "root of the repository")
 	long           = flag.Bool("long", false, "have the stories take as long as what they are about may take on a node")
+	pairs          = flag.Int("pairs", 20, "how many pods of each kind start where it is compared how long that takes")
 	chart          = flag.String("chart", "", "package of the Helm chart, as a release delivers it")
 	imageRoot      = flag.String("image-root", "", "folder that stands for the build stage's /layers/")
 )
