@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // controlProgram is the driver's program that is the control daemon, and also the client that sends it commands.
@@ -111,6 +113,21 @@ func (c control) ask(ctx context.Context, command string, timeout time.Duration)
 		case <-time.After(pauseAsked):
 		}
 	}
+}
+
+// errFull is wrapped by the error of a folder whose disk is full.
+var errFull = errors.New("the disk is full")
+
+// full returns an error if the disk of one of these folders is full.
+func full(folders ...string) error {
+	for _, folder := range folders {
+		var disk unix.Statfs_t // some file systems do not count blocks or files
+		err := unix.Statfs(folder, &disk)
+		if err == nil && (disk.Blocks > 0 && disk.Bfree == 0 || disk.Files > 0 && disk.Ffree == 0) {
+			return fmt.Errorf("%w; make room in %s", errFull, folder)
+		}
+	}
+	return nil
 }
 
 // firstLine is the first of several commands, which will do for a sentence.

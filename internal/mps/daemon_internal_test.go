@@ -356,7 +356,7 @@ func TestALifeThatEnds(t *testing.T) {
 		return errors.New("the end")
 	})
 	live := func(ctx context.Context) error {
-		return s.live(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)), &task{wanted: feed.New(g)})
+		return s.live(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)), &task{wanted: feed.New(g), has: feed.New(g)})
 	}
 	failed := filepath.Join(root, ClaimDir("uid-1-0"), failedMark)
 	if err := live(ctx); err == nil {

@@ -1,7 +1,9 @@
 package mps
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -13,15 +15,17 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 const (
 	// lookEvery is how often daemons are asked that are not ready; those that are, every lookRarely-th time.
 	lookEvery  = time.Second
 	lookRarely = 10
-	// probeTimeout bounds one probe. Its program then has another second to end. A resource that is new is not listed before the
-	// end of its first probe.
+	// probeTimeout bounds one probe. Its program then has another second to end, and whoever asked goes on without it after diskTimeout. A
+	// resource that is new is not listed before the end of its first probe.
 	probeTimeout = 4 * time.Second
+	diskTimeout  = probeTimeout + time.Second
 )
 
 // limitCommands are what a Prober asks. Every control daemon answers them by a line each, the second one by none without a limit.
@@ -44,6 +48,7 @@ type target struct {
 	answered bool   // the reason is of an answer
 	limits   string // what it answered
 	asking   bool   // an answer is waited for
+	disk     *files.Disk
 }
 
 // NewProber returns a Prober of the daemons below root, which asks them while it runs.
@@ -73,6 +78,7 @@ func (p *Prober) Follow(resources []string) {
 	for _, name := range resources {
 		t, followed := known[name]
 		if !followed {
+			t.disk = files.NewDisk()
 			t.reason = fmt.Sprintf("the MPS control daemon of %s has not answered yet", name)
 			select {
 			case p.wish <- struct{}{}:
@@ -156,28 +162,46 @@ func ownLimits(answer string) string {
 	return strings.Join(all, " and ")
 }
 
-// ask asks the daemon of a resource.
+// ask asks the daemon of a resource. A disk that hangs delays nobody.
 func (p *Prober) ask(ctx context.Context, name string) {
-	answer, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, limitCommands, probeTimeout)
+	p.mu.Lock()
+	disk := p.targets[name].disk
+	p.mu.Unlock()
+	if disk == nil {
+		return // it is not followed any more
+	}
+	daemon := control{dir: filepath.Join(p.root, name)}
+	answer, err := files.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
+		answer, err := daemon.ask(ctx, limitCommands, probeTimeout)
+		// A daemon goes on answering without room for files, and may not be able to start a server, or to start again.
+		return answer, cmp.Or(full(p.root, daemon.folder(pipeFolder), daemon.folder(logFolder)), err)
+	})
 	if ctx.Err() != nil {
 		return // what it said last is as good
 	}
 	reason := ""
-	if err != nil {
+	switch {
+	case errors.Is(err, files.ErrHangs):
+		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; see to the disk of %s (--mps-root)", name, err, p.root)
+	case errors.Is(err, errFull):
+		reason = fmt.Sprintf("the MPS control daemon of %s cannot write its files: %v (--mps-root)", name, err)
+	case err != nil:
 		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v", name, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before, followed := p.targets[name]
+	t, followed := p.targets[name]
 	if !followed {
 		return
 	}
-	p.targets[name] = target{reason: reason, answered: true, limits: ownLimits(answer)}
-	if reason == "" && before.reason != "" {
-		klog.FromContext(ctx).Info("MPS control daemon answers", "resource", name)
+	before := t.reason
+	t.reason, t.answered, t.limits, t.asking = reason, true, ownLimits(answer), false
+	p.targets[name] = t
+	if reason == "" && before != "" {
+		klog.FromContext(ctx).Info("MPS control daemon can be used", "resource", name)
 	}
-	if reason != "" && reason != before.reason {
-		klog.FromContext(ctx).Info("MPS control daemon does not answer", "resource", name, "reason", reason)
+	if reason != "" && reason != before {
+		klog.FromContext(ctx).Info("MPS control daemon cannot be used", "resource", name, "reason", reason)
 	}
 	p.publishLocked()
 }

@@ -78,11 +78,16 @@ func (s *Supervisor) work(ctx context.Context) error {
 	look := time.NewTicker(claimPace)
 	for {
 		groups, changed := s.wanted.Latest()
+		ending := 0
 		if groups != nil {
-			s.adjust(ctx, gpus, tasks, groups)
+			ending = s.adjust(ctx, gpus, tasks, groups)
+			s.restoreUnwanted(ctx, gpus, groups)
 		}
 		for same := true; same; {
 			s.adjustClaims(ctx, gpus, claims)
+			if ending > 0 {
+				ending = s.adjust(ctx, gpus, tasks, groups)
+			}
 			select {
 			case <-ctx.Done():
 				return nil
@@ -95,28 +100,50 @@ func (s *Supervisor) work(ctx context.Context) error {
 }
 
 // adjust ends the tasks of resources that are no longer shared, tells the others what they are to serve, and begins those that are missing.
-// Then it sets GPUs back that an earlier process left in exclusive mode and that no daemon needs.
-func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) {
-	wanted := map[string]Group{}
+// A task whose daemon has a GPU that is another one's now is ended and begun anew. It returns how many have not ended yet. Only what is to
+// serve a GPU of one of these waits for it.
+func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) (ending int) {
+	wanted, of := map[string]Group{}, map[string]string{}
 	for _, g := range groups {
 		wanted[g.Resource] = g
+		for _, uuid := range g.uuids() {
+			of[uuid] = g.Resource
+		}
 	}
+	busy := map[string]bool{} // GPUs of those that end
 	for name, t := range tasks {
-		if _, still := wanted[name]; !still {
-			t.cancel()
-			<-t.done
+		has := slices.Concat(t.wanted.Value().uuids(), t.has.Value().uuids())
+		lost := func(uuid string) bool { now, still := of[uuid]; return still && now != name }
+		if _, still := wanted[name]; still && !t.ends && !slices.ContainsFunc(has, lost) {
+			continue
+		}
+		t.ends = true
+		t.cancel()
+		select {
+		case <-t.done:
 			delete(tasks, name)
+		default:
+			ending++
+			for _, uuid := range has {
+				busy[uuid] = true
+			}
 		}
 	}
 	for name, g := range wanted {
 		switch t := tasks[name]; {
+		case slices.ContainsFunc(g.uuids(), func(uuid string) bool { return busy[uuid] }):
 		case t == nil:
 			tasks[name] = s.begin(ctx, gpus, g)
-		case !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
+		case !t.ends && !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
 			t.wanted.Publish(g)
 		}
 	}
-	s.count(ctx, len(wanted))
+	s.count(ctx, len(wanted)+ending)
+	return ending
+}
+
+// restoreUnwanted sets GPUs back that an earlier process left in exclusive mode and that no daemon needs.
+func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusive, groups []Group) {
 	all, err := NewClaimDaemons(s.root).All()
 	if err == nil {
 		for _, g := range groups {
@@ -132,14 +159,15 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[stri
 // A task runs the daemons of one resource, one after the other.
 type task struct {
 	wanted *feed.Feed[Group]
+	has    *feed.Feed[Group] // what its daemon was started for
 	cancel context.CancelFunc
 	done   chan struct{}
-	ends   bool // it removes what is left of a claim
+	ends   bool // it is to end, or removes what is left of a claim
 }
 
 func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &task{wanted: feed.New(g), cancel: cancel, done: make(chan struct{})}
+	t := &task{wanted: feed.New(g), has: feed.New(g), cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
 		pauses := backoff
@@ -163,6 +191,7 @@ var errReplaced = errors.New("another group is wanted")
 // live runs a daemon until it dies, or does not serve what is wanted; then it returns nil.
 func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 	group := t.wanted.Value()
+	t.has.Publish(group)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	go func() {
@@ -209,8 +238,10 @@ func (s *Supervisor) note(ctx context.Context, name string, serves bool) {
 func (s *Supervisor) count(ctx context.Context, all int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.all = all
-	s.markLocked(ctx)
+	if s.all != all || all < 0 {
+		s.all = all
+		s.markLocked(ctx)
+	}
 }
 
 // markLocked sets the mark if all daemons serve clients, and takes it back if not.

@@ -1,0 +1,137 @@
+package mps_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	clocktest "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+)
+
+// mount mounts a file system on the folder of a resource, and returns what ends it.
+func (n *node) mount(resource, kind, options string) (end func()) {
+	n.t.Helper()
+	dir := n.path(resource)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := unix.Mount("none", dir, kind, 0, options); err != nil {
+		n.t.Skipf("only root may mount a file system, which this test needs: %v", err)
+	}
+	mounted := true
+	end = func() {
+		if mounted {
+			mounted = false
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+				n.t.Error(err)
+			}
+		}
+	}
+	n.t.Cleanup(end)
+	return end
+}
+
+// hang has each access to the folder of a resource hang: the program of its file system answers nothing. heal gives the folder back.
+func (n *node) hang(resource string) (heal func()) {
+	n.t.Helper()
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		n.t.Skipf("without /dev/fuse this test cannot have a disk hang: %v", err)
+	}
+	n.t.Cleanup(func() { _ = fuse.Close() }) // ends each access with an error
+	end := n.mount(resource, "fuse", fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd()))
+	return func() {
+		_ = fuse.Close()
+		end()
+	}
+}
+
+// TestProberOfADiskThatIsFull: a daemon that cannot write its files cannot be used, although it answers. Another one can.
+func TestProberOfADiskThatIsFull(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string]string{"no byte is free": "size=64k", "no file is free": "size=1m,nr_inodes=64"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			unmount := n.mount(one, "tmpfs", options)
+			end := n.supervise(group(one, gpu("a", 80, 2)), group(two, gpu("b", 80, 2)))
+			t.Cleanup(func() { end(); unmount() })
+			n.untilReady()
+			p := n.probe(one, two)
+			n.untilReason(p, one, "")
+			n.untilReason(p, two, "")
+			var files []string
+			for err := error(nil); err == nil; {
+				path := n.path(fmt.Sprint(one, "/full-", len(files)))
+				files = append(files, path)
+				var f *os.File
+				if f, err = os.Create(path); err == nil {
+					_, err = io.WriteString(f, string(make([]byte, 4096)))
+					_ = f.Close()
+				}
+				if err != nil && !errors.Is(err, syscall.ENOSPC) {
+					t.Fatal(err)
+				}
+			}
+			n.untilReason(p, one, "the MPS control daemon of nvidia.com/gpu cannot write its files: the disk is full; make room in "+
+				n.path(one+"/pipe")+" (--mps-root)")
+			if now := p.Unready().Value(); len(now) != 1 {
+				t.Errorf("not ready: %q", now)
+			}
+			for _, path := range files {
+				_ = os.Remove(path)
+			}
+			n.untilReason(p, one, "")
+		})
+	}
+}
+
+// TestProberOfADiskThatHangs: a resource whose folder hangs cannot be used, before its first answer and after it. Others go on, and a Prober ends.
+func TestProberOfADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a disk that hangs is noticed after 5 s, twice: make test-all runs it")
+	}
+	n := newNode(t)
+	end := n.supervise(group(two, gpu("b", 80, 2)))
+	t.Cleanup(end)
+	n.untilReady()
+	heal := n.hang(one)
+	ctx, stop := context.WithCancel(t.Context())
+	p := &probe{clock: clocktest.NewFakeClock(time.Unix(0, 0))}
+	p.Prober = mps.NewProber(n.root, p.clock)
+	p.Follow([]string{one, two})
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	const hangs = "the MPS control daemon of nvidia.com/gpu does not answer: the disk does not answer; see to the disk of "
+	n.untilReason(p, one, hangs+n.root+" (--mps-root)")
+	if !p.Asked(one) {
+		t.Error("a daemon whose disk hangs from the start counts as not asked")
+	}
+	n.untilReason(p, two, "")
+	heal()
+	n.untilReason(p, one, "the MPS control daemon of nvidia.com/gpu does not answer: stat ")
+	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2)), group(two, gpu("b", 80, 2))})
+	n.untilReason(p, one, "")
+
+	heal = n.hang(one)
+	n.untilReason(p, one, hangs)
+	stop()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it does not end while a disk hangs")
+	}
+	heal()
+}
