@@ -78,7 +78,8 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 			}
 		}
 	})
-	bringMPS(ctx, t, n)
+	installMPS(t)
+	findMPS(ctx, t, n, controlDaemons, mpsProgram)
 	hasNoDaemon(ctx, t, n)
 	start := time.Now()
 	kubectl(ctx, t, n, "label", "node", node.Name, gpuLabel+"=on")
@@ -133,17 +134,6 @@ func hasNoDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 		}
 		return err
 	})
-}
-
-// bringMPS has the pods of mps-control-daemon find the stand-in for the driver's program.
-func bringMPS(ctx context.Context, t *testing.T, n *node.Node) {
-	t.Helper()
-	installMPS(t)
-	const pod = "/spec/template/spec"
-	kubectl(ctx, t, n, "--namespace", namespace, "patch", "daemonset", controlDaemons, "--type", "json", "--patch", `[
-		{"op": "add", "path": "`+pod+`/volumes/-", "value": {"name": "mps-program", "hostPath": {"path": "`+mpsProgram+`", "type": "File"}}},
-		{"op": "add", "path": "`+pod+`/containers/0/volumeMounts/-",
-			"value": {"name": "mps-program", "mountPath": "/usr/bin/nvidia-cuda-mps-control", "readOnly": true}}]`)
 }
 
 // sharedByMPS: two pods on one claim that is shared by MPS are clients of one control daemon, which has the claim's limits. After them nothing

@@ -93,6 +93,7 @@ func TestCluster(t *testing.T) {
 		{name: "MIG layouts by label", story: dividedByLabel, newest: true},
 		{name: "policies for pods", story: policiesOfUnits},
 		{name: "parts of GPUs", story: partsOfGPUs, long: true},
+		{name: "parts of GPUs by MPS", story: partsByMPS, long: true},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "NVIDIA's chart and back while pods come and go", story: takesOverUnderLoad, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
