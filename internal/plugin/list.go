@@ -161,7 +161,11 @@ func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool)
 	l.resource = r
 	planned := make([]*pluginapi.Device, 0, len(r.Devices)+len(l.departing))
 	unoffered := 0
+	var same *pluginapi.TopologyInfo // devices share it: there may be thousands
 	for i, device := range r.Devices {
+		if i == 0 || r.Devices[i-1].NUMANode != device.NUMANode {
+			same = near(device, nil)
+		}
 		if !withheld[device.UUID] {
 			l.offered[device.UUID] = true
 		}
@@ -171,13 +175,13 @@ func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool)
 			}
 			device.Healthy = l.units.offered[i]
 		}
-		planned = append(planned, wire(device, nil))
+		planned = append(planned, wire(device, same))
 	}
 	departing := make([]*pluginapi.Device, 0, len(l.departing))
 	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
 		d := l.departing[id]
 		d.device.Healthy = d.offered
-		departing = append(departing, wire(d.device, d.nodes))
+		departing = append(departing, wire(d.device, near(d.device, d.nodes)))
 	}
 	planned = leaveRoom(planned, departing, l.listedBefore())
 	l.adopted = nil
@@ -219,22 +223,27 @@ func (l *list) listedBefore() func(id string) bool {
 	}
 }
 
-// wire translates a device into kubelet's words. Its NUMA nodes are those given, if there are any.
-func wire(d resource.Device, nodes []int64) *pluginapi.Device {
-	w := &pluginapi.Device{ID: d.ID, Health: pluginapi.Unhealthy}
+// wire translates a device into kubelet's words.
+func wire(d resource.Device, near *pluginapi.TopologyInfo) *pluginapi.Device {
+	w := &pluginapi.Device{ID: d.ID, Health: pluginapi.Unhealthy, Topology: near}
 	if d.Healthy {
 		w.Health = pluginapi.Healthy
 	}
+	return w
+}
+
+// near returns the NUMA nodes of a device in kubelet's words: those given, if there are any. It is nil if there are none.
+func near(d resource.Device, nodes []int64) (t *pluginapi.TopologyInfo) {
 	if len(nodes) == 0 && d.NUMANode >= 0 { // negative: not known
 		nodes = []int64{int64(d.NUMANode)}
 	}
 	for _, node := range nodes {
-		if w.Topology == nil {
-			w.Topology = &pluginapi.TopologyInfo{}
+		if t == nil {
+			t = &pluginapi.TopologyInfo{}
 		}
-		w.Topology.Nodes = append(w.Topology.Nodes, &pluginapi.NUMANode{ID: node})
+		t.Nodes = append(t.Nodes, &pluginapi.NUMANode{ID: node})
 	}
-	return w
+	return t
 }
 
 func sameDevice(a, b *pluginapi.Device) bool {

@@ -249,7 +249,7 @@ func TestNUMANodesOfAListedDevice(t *testing.T) {
 		want  []int64
 	}{{0, nil, []int64{0}}, {1, nil, []int64{1}}, {inventory.NoNUMANode, nil, nil}, {1, []int64{0, 2}, []int64{0, 2}}} {
 		var got []int64
-		for _, n := range wire(resource.Device{ID: "GPU-0", NUMANode: tt.node}, tt.noted).GetTopology().GetNodes() {
+		for _, n := range near(resource.Device{ID: "GPU-0", NUMANode: tt.node}, tt.noted).GetNodes() {
 			got = append(got, n.GetID())
 		}
 		if !slices.Equal(got, tt.want) {

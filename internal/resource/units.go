@@ -198,13 +198,17 @@ func (p *planner) gatherUnits() {
 		p.warn("resource %s has fewer units than its GPUs have memory for: the list would have %d bytes, and %d are used at most; %s",
 			p.options.Units.Name, bytes, maxUnitsList, fits)
 	}
-	g := &gathered{}
 	p.clients = map[string]int{}
-	for _, u := range p.units {
+	all := 0
+	for i, u := range p.units {
 		if bytes > maxUnitsList {
-			u.count = u.count * (maxUnitsList >> 10) / (bytes >> 10) // in KiB, so as not to overflow
+			p.units[i].count = u.count * (maxUnitsList >> 10) / (bytes >> 10) // in KiB, so as not to overflow
 		}
 		p.clients[u.device.UUID] = u.clients
+		all += p.units[i].count
+	}
+	g := &gathered{devices: make([]Device, 0, all)} // thousands: they are not copied as the list grows
+	for _, u := range p.units {
 		g.add(u.device, u.count)
 	}
 	p.resources[p.options.Units.Name] = g
