@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -74,7 +74,7 @@ func TestProberOfADiskThatIsFull(t *testing.T) {
 				files = append(files, path)
 				var f *os.File
 				if f, err = os.Create(path); err == nil {
-					_, err = io.WriteString(f, string(make([]byte, 4096)))
+					_, err = f.Write(make([]byte, 4096))
 					_ = f.Close()
 				}
 				if err != nil && !errors.Is(err, syscall.ENOSPC) {
@@ -134,4 +134,27 @@ func TestProberOfADiskThatHangs(t *testing.T) {
 		t.Error("it does not end while a disk hangs")
 	}
 	heal()
+}
+
+// TestMarkOnADiskThatIsFull: daemons are marked as ready when there is room.
+func TestMarkOnADiskThatIsFull(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	unmount := n.mount("", "tmpfs", "size=64k")
+	ending := n.path("claims/uid.ending")
+	if err := errors.Join(
+		os.Mkdir(filepath.Dir(ending), 0o755), os.WriteFile(ending, []byte("{}"), 0o600), os.WriteFile(n.path("full"), make([]byte, 60<<10), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	end := n.supervise() // no daemon is wanted: all are ready
+	t.Cleanup(func() { end(); unmount() })
+	n.until("the mark was tried: this is next", func() bool { return !n.has("claims/uid.ending") })
+	if n.has(".ready") {
+		t.Fatal("the disk is not full")
+	}
+	if err := os.Remove(n.path("full")); err != nil {
+		t.Fatal(err)
+	}
+	n.untilReady()
 }

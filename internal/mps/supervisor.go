@@ -33,7 +33,8 @@ type Supervisor struct {
 
 	mu      sync.Mutex // guards all following fields
 	serving map[string]bool
-	all     int // groups that are wanted; -1 while that is not known
+	all     int  // groups that are wanted; -1 while that is not known
+	failed  bool // the mark could not be written or removed
 }
 
 // NewSupervisor returns a Supervisor of daemons below root, a directory. It follows wanted while it runs; until something
@@ -94,6 +95,7 @@ func (s *Supervisor) work(ctx context.Context) error {
 			case <-changed:
 				same = false
 			case <-look.C:
+				s.retryMark(ctx)
 			}
 		}
 	}
@@ -244,6 +246,15 @@ func (s *Supervisor) count(ctx context.Context, all int) {
 	}
 }
 
+// retryMark sets the mark or takes it back if that failed: the disk was full, for instance.
+func (s *Supervisor) retryMark(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed {
+		s.markLocked(ctx)
+	}
+}
+
 // markLocked sets the mark if all daemons serve clients, and takes it back if not.
 func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
@@ -253,7 +264,8 @@ func (s *Supervisor) markLocked(ctx context.Context) {
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	if err != nil {
+	if err != nil && !s.failed {
 		klog.FromContext(ctx).Error(err, "Cannot write or remove the mark that MPS is ready", "mark", mark)
 	}
+	s.failed = err != nil
 }

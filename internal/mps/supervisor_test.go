@@ -49,7 +49,7 @@ func TestAGPUThatChangesItsResource(t *testing.T) {
 	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2)), {Resource: units, GPUs: []mps.GPU{{UUID: "GPU-b", Replicas: 1}}, Unlimited: true}})
 	n.until("a daemon of "+units, func() bool { return n.has(units + "/.started") })
 	if shared, err := os.ReadFile(filepath.Join(locks, "shared")); err == nil {
-		t.Errorf("two daemons have one GPU: %s", shared)
+		t.Fatalf("two daemons have one GPU: %s", shared)
 	}
 	n.until("another daemon of "+one, func() bool { return n.pid(one) != first && n.has(one+"/.started") })
 	n.untilReady()

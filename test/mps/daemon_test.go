@@ -164,7 +164,7 @@ func (m *machine) told(resource, command string) {
 func (m *machine) says(sentence string) {
 	m.t.Helper()
 	m.until(sentence, func() ([]byte, error) {
-		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "--control-socket", m.ControlSocket()).CombinedOutput()
+		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "-o", "wide", "--control-socket", m.ControlSocket()).CombinedOutput()
 	})
 }
 

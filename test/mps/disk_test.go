@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,7 +30,7 @@ func (m *machine) fill() (heal func()) {
 	}
 	defer full.Close()
 	for err == nil {
-		_, err = io.WriteString(full, string(make([]byte, 4096)))
+		_, err = full.Write(make([]byte, 4096))
 	}
 	return func() { _ = os.Remove(full.Name()) }
 }
