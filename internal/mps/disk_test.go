@@ -94,7 +94,8 @@ func TestProberOfADiskThatIsFull(t *testing.T) {
 	}
 }
 
-// TestProberOfADiskThatHangs: a resource whose folder hangs cannot be used, before its first answer and after it. Others go on, and a Prober ends.
+// TestProberOfADiskThatHangs: a resource whose folder hangs cannot be used, before its first answer and after it. Others go on, and a Prober
+// ends.
 func TestProberOfADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -143,7 +144,8 @@ func TestMarkOnADiskThatIsFull(t *testing.T) {
 	unmount := n.mount("", "tmpfs", "size=64k")
 	ending := n.path("claims/uid.ending")
 	if err := errors.Join(
-		os.Mkdir(filepath.Dir(ending), 0o755), os.WriteFile(ending, []byte("{}"), 0o600), os.WriteFile(n.path("full"), make([]byte, 60<<10), 0o600),
+		os.Mkdir(filepath.Dir(ending), 0o755), os.WriteFile(ending, []byte("{}"), 0o600),
+		os.WriteFile(n.path("full"), make([]byte, 60<<10), 0o600),
 	); err != nil {
 		t.Fatal(err)
 	}
