@@ -70,6 +70,8 @@ type Devices struct {
 	onDisk     bool        // the file said of GPUs that they may be in slices when this process read or wrote it last
 	mu         sync.Mutex  // guards all following fields
 	numbers    dra.Numbers // as on disk
+	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted are those of them on disk.
+	left, noted map[string]bool
 }
 
 // A Publication is the part of the pool that is at the API server.
@@ -98,7 +100,7 @@ func NewDevices(o DevicesOptions) *Devices {
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
-		numbers: dra.Numbers{},
+		numbers: dra.Numbers{}, left: map[string]bool{},
 	}
 }
 
@@ -171,6 +173,9 @@ func (d *Devices) Run(ctx context.Context) error {
 			var pool dra.Pool
 			if pool, complete = d.pool(ctx, snapshot, owners, divisions, c.DRA); !pool.Equal(d.pools.Value()) {
 				d.pools.Publish(pool)
+			}
+			if d.owes() {
+				complete = disk.Do(ctx, diskTimeout, d.writeReturned) == nil && complete
 			}
 		}
 		var again <-chan time.Time

@@ -193,7 +193,7 @@ func (a *Arbiter) decide(
 	for _, found := range s.GPUs {
 		g := a.gpus[found.UUID]
 		if g == nil {
-			g = &ownedGPU{}
+			g = a.begin(found, c)
 			a.gpus[found.UUID] = g
 		}
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
@@ -212,6 +212,9 @@ func (a *Arbiter) decide(
 			}
 			g.Before = next
 			a.renew(g)
+			if next == dra.OwnedByPlugin {
+				a.options.Devices.returned(found.UUID)
+			}
 		}
 		switch {
 		case holder >= 0 && (g.Before == dra.LeavesDRA || g.Before == dra.LeavesPlugin):
@@ -232,6 +235,16 @@ func (a *Arbiter) decide(
 	if !maps.Equal(waits, a.waits.Value()) {
 		a.waits.Publish(waits)
 	}
+}
+
+// begin is the record of a GPU of which nothing was decided by this process. A process before may have ended while the GPU was nobody's.
+func (a *Arbiter) begin(found inventory.GPU, c config.Config) *ownedGPU {
+	g := &ownedGPU{}
+	if a.options.Devices.hasLeft(found.UUID) && !c.GivenByDRA(found) {
+		g.Before = dra.OwnedByNobody
+		a.renew(g)
+	}
+	return g
 }
 
 // A move is how GPUs go from one owner to another.

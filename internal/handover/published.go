@@ -16,6 +16,8 @@ import (
 type publishedState struct {
 	Version int      `json:"version"`
 	GPUs    []string `json:"gpus"`
+	// Left are those that are in no slice any more, and that the device plugin has not got since: a claim may have them still.
+	Left []string `json:"left,omitempty"`
 	// Driver is the name of the driver that publishes them; empty for dra.Driver.
 	Driver string `json:"driver,omitempty"`
 }
@@ -52,12 +54,50 @@ func (d *Devices) readPublished() error {
 	if d.onDisk && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
 		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
 	}
-	gpus := map[string]bool{}
-	for _, uuid := range kept.GPUs {
-		gpus[uuid] = true
-	}
-	d.know(gpus)
+	d.mu.Lock()
+	d.left, d.noted = setOf(kept.Left), setOf(kept.Left)
+	d.mu.Unlock()
+	d.know(setOf(kept.GPUs))
 	return nil
+}
+
+func setOf(uuids []string) map[string]bool {
+	set := map[string]bool{}
+	for _, uuid := range uuids {
+		set[uuid] = true
+	}
+	return set
+}
+
+// hasLeft reports whether a GPU has left its slice, and the device plugin has not got it since, also where an earlier process saw that.
+func (d *Devices) hasLeft(uuid string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.left[uuid]
+}
+
+// returned notes that the device plugin has a GPU. Run writes that.
+func (d *Devices) returned(uuid string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.left, uuid)
+}
+
+// writeReturned writes which GPUs the device plugin has again, if that is not on disk.
+func (d *Devices) writeReturned() error {
+	d.publishing.Lock()
+	defer d.publishing.Unlock()
+	if gpus := d.published.Value(); gpus != nil && d.owes() {
+		return d.write(gpus)
+	}
+	return nil
+}
+
+// owes reports whether the file does not say which GPUs have left their slices.
+func (d *Devices) owes() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !maps.Equal(d.left, d.noted)
 }
 
 // Lost reports whether the record of which GPUs are in slices is lost, so that the API server has to be asked. Published gets a new value
@@ -90,11 +130,25 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 	if was := d.published.Value(); was != nil && maps.Equal(was, gpus) {
 		return nil
 	}
+	if err := d.write(gpus); err != nil {
+		return err
+	}
+	d.know(maps.Clone(gpus))
+	return nil
+}
+
+// write writes which GPUs may be in slices, and which have left them. The caller has the lock of the file.
+func (d *Devices) write(gpus map[string]bool) error {
+	d.mu.Lock()
+	maps.Copy(d.left, d.published.Value())
+	maps.DeleteFunc(d.left, func(uuid string, _ bool) bool { return gpus[uuid] })
+	left := maps.Clone(d.left)
+	d.mu.Unlock()
 	if d.o.StateDir != "" {
 		if err := d.o.Lead(); err != nil {
 			return err
 		}
-		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus))}
+		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus)), Left: slices.Sorted(maps.Keys(left))}
 		if d.o.Driver != dra.Driver {
 			state.Driver = d.o.Driver
 		}
@@ -103,6 +157,8 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 		}
 		d.onDisk = len(gpus) > 0
 	}
-	d.know(maps.Clone(gpus))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.noted = left
 	return nil
 }

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -65,4 +67,27 @@ func TestRefusedClaimIsAskedForAgain(t *testing.T) {
 	})
 	c.owner(uuid, "dra")
 	c.release(t.Context(), "late", late)
+}
+
+// TestKilledWhileAGPUIsInNoSlice: the slices are gone, the list of claims that shows whether one got a GPU meanwhile is not made yet, and the
+// daemon is killed. The next one gives the device plugin no GPU before it has made the list, and prepares the claim that came too late.
+func TestKilledWhileAGPUIsInNoSlice(t *testing.T) {
+	t.Parallel()
+	c, gpu, late := newLateClaim(t)
+	c.api.SetFault(apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceclaims" }})
+	c.eventually("no slice is left, and the daemon knows that", func() bool {
+		noted, err := os.ReadFile(c.Path("state/dra-published.json"))
+		return err == nil && len(c.api.Slices()) == 0 && strings.Contains(string(noted), `"gpus": null`)
+	})
+	c.kill()
+	c.owner(gpu, "nobody")
+	if n := c.Allocatable("nvidia.com/gpu"); n > 0 {
+		t.Errorf("the device plugin has %d GPUs", n)
+	}
+	c.api.SetFault(apiserver.Fault{})
+	c.allocatable(7)
+	c.prepared("late", late)
+	c.owner(gpu, "leaving-dra")
+	c.release(t.Context(), "late", late)
+	c.allocatable(8)
 }
