@@ -82,6 +82,9 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	if n.snapshot.Generation == 0 {
 		return nil, fail(CauseNotReady, "the GPUs of the node are not known yet: the driver has not answered")
 	}
+	if n.pool.Name == "" { // as for a short time after a start
+		return nil, fail(CauseNotReady, "the devices that this node gives to claims are not known yet")
+	}
 	if !n.snapshot.Control.Has(inventory.NodeControl) {
 		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl is not there yet")
 	}

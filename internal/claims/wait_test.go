@@ -43,6 +43,9 @@ func TestPrepareWaits(t *testing.T) {
 		"the driver has not answered": {func(r *rig, _ *claims.Claims) { r.publish(inventory.Snapshot{}) }, func(r *rig, _ *claims.Claims) {
 			r.publish(snapshot())
 		}, 0},
+		"the devices of the node are not known": {func(r *rig, _ *claims.Claims) { r.pools.Publish(dra.Pool{}) }, func(r *rig, _ *claims.Claims) {
+			r.publish(snapshot())
+		}, 0},
 		"it was allocated anew": {func(r *rig, c *claims.Claims) {
 			r.prepare(c, claim("uid-1", gpuC))
 		}, func(r *rig, c *claims.Claims) { r.unprepare(c, "uid-1") }, 0},
