@@ -1,9 +1,13 @@
 package command_test
 
 import (
+	"bytes"
+	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -12,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/command"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -220,7 +225,9 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 	of := func(count int64) *resourceapi.ExactDeviceRequest {
 		return &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	}
-	wants := of(1)
+	watches, wants := of(1), of(1)
+	yes := true
+	watches.AdminAccess = &yes
 	wants.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": quantity("40Gi")}}
 	for name, tt := range map[string]struct {
 		slices   []*resourceapi.ResourceSlice
@@ -228,6 +235,10 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 		requests []resourceapi.DeviceRequest
 		want     string
 	}{
+		"a device to look at": {[]*resourceapi.ResourceSlice{slice("b", device("taken"))}, nil,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: watches}, {Name: "s", Exactly: of(2)}}, "for request s of claim own; on node b, another claim excludes taken (team/other of pod q)."},
+		"a slice is missing": {counters("b", device("gpu-0"))[:1], nil,
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, its pool, of which 1 of 2 slices is there, excludes gpu-0."},
 		"the second has more": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"), device("gpu-1"))}, nil,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(3)}}, "for request r of claim own; on node b, it has 2 of 3 devices."},
 		"the second has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"))}, tainted,
@@ -365,6 +376,63 @@ func TestWhyNamesHolders(t *testing.T) {
 			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
 			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
 				t.Errorf("it says %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestWhyWhereTheSearchHasNoEnd: the scheduler tries each combination of devices, and gives up after 10 s; kubectl gpu says so soon, and what is known
+// without a search.
+func TestWhyWhereTheSearchHasNoEnd(t *testing.T) {
+	t.Parallel()
+	const perGPU = 6
+	for _, tt := range []struct {
+		gpus int
+		want int64
+		says string
+	}{
+		{8, 9, "Whether node a has devices for its claims together takes too many steps to find out, also for the scheduler, which gives up after 10 s: " +
+			"ask for fewer devices in a claim, or select them more closely."},
+		{4, 25, "on node a, it has 24 of 25 devices."},
+		{8, 8, "There are GPUs for it, and the scheduler has not looked at it yet."},
+	} {
+		t.Run(fmt.Sprintf("%d devices of %d GPUs", tt.want, tt.gpus), func(t *testing.T) {
+			t.Parallel()
+			counters := func(amount string) map[string]resourceapi.Counter {
+				return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse(amount)}}
+			}
+			sets, devices := slice("a"), slice("a")
+			sets.Name = "a-counters"
+			for gpu := range tt.gpus {
+				set := fmt.Sprint("gpu-", gpu)
+				sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{Name: set, Counters: counters("7")})
+				for place := range perGPU {
+					d := device(fmt.Sprint(set, "-mig-", place))
+					d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters("4")}}
+					devices.Spec.Devices = append(devices.Spec.Devices, d)
+				}
+			}
+			s := newStage(t)
+			s.addNode("a", 0, func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil })
+			for _, of := range []*resourceapi.ResourceSlice{sets, devices} {
+				of.Spec.Pool.ResourceSliceCount = 2
+				s.add("resourceslices", of)
+			}
+			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}})
+			own := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "own"}}
+			own.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: tt.want,
+			}}}
+			s.add("resourceclaims", own)
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
+			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var out, problems bytes.Buffer
+			command.Run(ctx, []string{"--kubeconfig", s.server.Kubeconfig(), "why", "p", "-n", "team"}, nil, &out, &problems)
+			if got := out.String(); !strings.Contains(got, tt.says) || ctx.Err() != nil {
+				t.Errorf("it says %q%s, error %v, want %q", got, problems.String(), ctx.Err(), tt.says)
 			}
 		})
 	}

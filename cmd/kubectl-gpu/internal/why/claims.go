@@ -3,6 +3,7 @@ package why
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,6 +24,7 @@ type allocation struct {
 	o     Objects
 	state structured.AllocatedState
 	cache *cel.Cache
+	most  int // steps of one search
 
 	allocator structured.Allocator // nil until it is asked
 	pools     map[pool]*contents
@@ -61,6 +63,7 @@ func newAllocation(o Objects) *allocation {
 		}
 	}
 	a.pools, a.onNode = newest(o.Slices)
+	a.most = max(minSteps, allSteps/max(1, len(a.onNode)))
 	return a
 }
 
@@ -76,7 +79,8 @@ func (a *allocation) Get(name string) (*resourceapi.DeviceClass, error) {
 
 func (a *allocation) List() ([]*resourceapi.DeviceClass, error) { return a.o.Classes, nil }
 
-// possible reports whether the scheduler could allocate claims on a node.
+// possible reports whether the scheduler could allocate claims on a node. Its error is errSteps where that takes too many steps to find
+// out.
 func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
 	if a.allocator == nil {
 		allocator, err := structured.NewAllocator(ctx, features, a.state, a, a.o.Slices, a.cache)
@@ -85,8 +89,34 @@ func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*res
 		}
 		a.allocator = allocator
 	}
-	results, err := a.allocator.Allocate(ctx, n, claims)
+	limited := &steps{ctx, a.most}
+	results, err := a.allocator.Allocate(limited, n, claims) //nolint:contextcheck // it has ctx
+	if limited.left < 0 {
+		err = errSteps
+	}
 	return err == nil && results != nil, err
+}
+
+// Steps of the allocator in the searches of all nodes, and in one search at least. It tries each combination of devices. A count bounds it:
+// a time would give other sentences on other machines.
+const (
+	allSteps = 100_000
+	minSteps = 1_000
+)
+
+var errSteps = errors.New("too many steps")
+
+// steps is a context that ends after a number of steps of the allocator, which asks for its error in each.
+type steps struct {
+	context.Context //nolint:containedctx // it is one
+	left            int
+}
+
+func (s *steps) Err() error {
+	if s.left--; s.left < 0 {
+		return errSteps
+	}
+	return s.Context.Err()
 }
 
 // explainClaims says why no node can give the claims of the pod; empty if one can, or nothing is to be allocated.
@@ -107,13 +137,12 @@ func explainClaims(ctx context.Context, o Objects) string {
 		if len(a.onNode[n.Name]) == 0 {
 			continue
 		}
-		possible, err := a.possible(ctx, n, claims)
+		of, err := a.offerOf(ctx, n, claims)
 		if err != nil {
 			return fmt.Sprintf("The scheduler cannot use its claims: %s.", strings.TrimSuffix(err.Error(), "."))
 		}
-		of := a.offerOf(ctx, n, claims, possible)
 		of.excluded = excludedBy(n, o.Pod)
-		if possible && of.excluded == "" {
+		if of.possible && of.excluded == "" {
 			return ""
 		}
 		if nearest == nil || of.nearer(*nearest) {
@@ -137,17 +166,19 @@ func explainClaims(ctx context.Context, o Objects) string {
 type offer struct {
 	node     *corev1.Node
 	possible bool
+	unknown  bool   // whether it is possible takes too many steps to find out
 	excluded string // why the pod cannot go there, whatever devices there are
 	lacking  string // what excludes the devices of the first request that has too few of them
 	requests int    // how many have too few
 	devices  int    // left for the requests together
 }
 
-// offerOf looks at what a node has for each request by itself.
-func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim, possible bool) offer {
-	of := offer{node: n, possible: possible}
-	if possible {
-		return of
+// offerOf looks at what a node has for the claims together and, where that is too little, for each request by itself.
+func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (of offer, err error) {
+	of.node = n
+	of.possible, err = a.possible(ctx, n, claims)
+	if of.unknown = errors.Is(err, errSteps); err != nil && !of.unknown || of.possible {
+		return of, err
 	}
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
@@ -162,7 +193,7 @@ func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*reso
 			}
 		}
 	}
-	return of
+	return of, nil
 }
 
 // nearer reports whether a node is nearer to what is wanted than another one.
@@ -182,6 +213,11 @@ func (o offer) nearer(than offer) bool {
 // reason says what excludes the devices of a node: first what each requirement says of each device, then which one requirement, left out,
 // makes it possible.
 func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi.ResourceClaim) string {
+	a.most = allSteps
+	if of.unknown && of.lacking == "" {
+		return fmt.Sprintf("Whether node %s has devices for its claims together takes too many steps to find out, also for the scheduler, "+
+			"which gives up after 10 s: ask for fewer devices in a claim, or select them more closely.", of.node.Name)
+	}
 	without := a.enoughWithout(ctx, of.node, claims)
 	switch {
 	case of.lacking != "" && without != "" && strings.Count(of.lacking, " excludes ") > 1:
@@ -192,6 +228,7 @@ func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi
 		return fmt.Sprintf("No node has devices for its claims with %s; node %s has enough without.", without, of.node.Name)
 	}
 	empty := newAllocation(Objects{Slices: a.o.Slices, Classes: a.o.Classes})
+	empty.most = allSteps
 	if possible, err := empty.possible(ctx, of.node, claims); err == nil && possible {
 		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other claims end.", of.node.Name)
 	}
@@ -286,6 +323,12 @@ func (a *allocation) excludes(
 		if t.Effect != resourceapi.DeviceTaintEffectNone && !tolerated {
 			return fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)
 		}
+	}
+	if p := a.pools[poolOf(s)]; int64(len(p.slices)) != s.Spec.Pool.ResourceSliceCount {
+		return fmt.Sprintf("its pool, of which %d of %d slices is there,", len(p.slices), s.Spec.Pool.ResourceSliceCount)
+	}
+	if ptr.Deref(r.AdminAccess, false) {
+		return "" // whoever has it
 	}
 	id := idOf(s, d)
 	if a.state.AllocatedDevices.Has(id) {
