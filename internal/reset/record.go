@@ -47,8 +47,8 @@ func (a *attempt) note(ctx context.Context, p Phase) error {
 // forget removes the note.
 func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
 
-// keep has the file say what is wanted, and nil for no file. It returns ErrHangs of package files when the disk does not answer; the disk does
-// later what is wanted last.
+// keep has the file say what is wanted; nil is for no file. The error is files.ErrHangs when the disk does not answer, which later does what
+// is wanted then.
 func (r *Resets) keep(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
