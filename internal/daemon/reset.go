@@ -78,6 +78,10 @@ func (d *daemon) newResets() *reset.Resets {
 			}
 			return err
 		},
+		Former: func() (string, <-chan struct{}) {
+			s, changed := d.lead.Statuses().Latest()
+			return s.Former, changed
+		},
 		StateDir: d.config.StateDir, BootID: BootID(d.node),
 	})
 }

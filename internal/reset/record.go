@@ -47,8 +47,8 @@ func (a *attempt) note(ctx context.Context, p Phase) error {
 // forget removes the note.
 func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
 
-// keep has the file say what is wanted; nil is for no file. The error is files.ErrHangs when the disk does not answer, which later does what
-// is wanted then.
+// keep has the file say what is wanted; nil is for no file. The error is files.ErrHangs when the disk does not answer. The disk does later
+// what is wanted then.
 func (r *Resets) keep(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
@@ -72,8 +72,8 @@ func (r *Resets) settle() (err error) {
 	}
 }
 
-// Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged by their readings. It returns nil when
-// ctx ends. It is for the process that leads.
+// Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged by their readings. They stay withdrawn
+// as long as that process may still reset them. Run returns nil when ctx ends. It is for the process that leads.
 func (r *Resets) Run(ctx context.Context) error {
 	if err := r.takeOver(ctx); err != nil {
 		klog.FromContext(ctx).Info("Cannot read whether an earlier process was resetting GPUs", "reason", err.Error())
@@ -87,23 +87,59 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		return nil
 	}
 	defer r.busy.Unlock()
-	left, err := files.Within(ctx, r.disk, diskPatience, func() (left *record, err error) {
+	var shown *record // GPUs are withdrawn for it
+	for {
+		former, changed := r.options.Former() // first: it removes its note before it is no longer one
+		left, err := r.left(ctx)
+		switch {
+		case left != nil && left.Boot != "" && r.options.BootID != "" && left.Boot != r.options.BootID:
+			return r.forget(ctx)
+		case left == nil && shown == nil:
+			return err
+		case left == nil && err == nil:
+			r.interrupted(ctx, shown, "it ended in the process that had begun it and does not lead any more, whose log says how; "+judged)
+			return nil
+		case former == "" && left != nil:
+			why := "the daemon ended before the GPUs were reset"
+			if left.Phase == PhaseResetting {
+				why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and " + judged
+			}
+			r.interrupted(ctx, left, why)
+			return r.forget(ctx)
+		case left != nil:
+			shown = left
+			r.withdraw(ctx, Status{GPUs: left.GPUs, Phase: left.Phase, Since: left.Since, Reason: former + " led before and may still reset them"})
+		}
+		select {
+		case <-changed:
+		case <-r.options.Clock.After(askEvery):
+		case <-ctx.Done():
+			if shown != nil { // the process that leads then withdraws them
+				r.status.Publish(Status{})
+				r.giveBack(context.WithoutCancel(ctx), shown.GPUs)
+			}
+			return nil
+		}
+	}
+}
+
+// judged ends the sentence about GPUs of which it is not known whether they were reset.
+const judged = "they are judged by their readings"
+
+// left returns the note of an earlier process; nil if there is none.
+func (r *Resets) left(ctx context.Context) (*record, error) {
+	return files.Within(ctx, r.disk, diskPatience, func() (*record, error) {
 		var found record
 		if is, err := files.ReadState(r.path(), maxFile, fileVersion, &found); !is {
 			return nil, err
 		}
 		return &found, nil
 	})
-	if left == nil {
-		return err
-	}
-	if left.Boot == "" || r.options.BootID == "" || left.Boot == r.options.BootID {
-		why := "the daemon ended before the GPUs were reset"
-		if left.Phase == PhaseResetting {
-			why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and they are judged by their readings"
-		}
-		klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
-		r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
-	}
-	return r.forget(ctx)
+}
+
+// interrupted shows a reset that an earlier process did not end. The GPUs are judged as before.
+func (r *Resets) interrupted(ctx context.Context, left *record, why string) {
+	klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
+	r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
+	r.giveBack(ctx, left.GPUs)
 }

@@ -52,6 +52,9 @@ type Options struct {
 	Run func(ctx context.Context, gpus []inventory.GPU, ended func()) error
 	// May returns why this process may not reset GPUs now; nil if it may.
 	May func() error
+	// Former returns which process, in words for people, led before and may still reset GPUs; empty if none. The channel is closed when that
+	// may have changed.
+	Former func() (who string, changed <-chan struct{})
 	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot ID of the node.
 	StateDir, BootID string
 	// Write writes the note to a path, within any time; nil is files.WriteState.
@@ -79,7 +82,7 @@ const (
 	PhaseHangs       Phase = "hangs"       // that cannot be ended; the GPUs stay withdrawn until it has
 	PhaseDone        Phase = "done"        // the GPUs were reset
 	PhaseFailed      Phase = "failed"      // they were not
-	PhaseInterrupted Phase = "interrupted" // the process that reset them ended before
+	PhaseInterrupted Phase = "interrupted" // the process that reset them ended before, or does not lead any more
 )
 
 // Status is the last reset; of none, Phase is empty.
@@ -228,10 +231,7 @@ func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool,
 // show publishes how far the reset is. The GPUs are withdrawn.
 func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 	a.status.Phase, a.status.Reason = p, reason
-	a.Resets.status.Publish(a.status)
-	limited, cancel := context.WithTimeout(ctx, withholdPatience)
-	defer cancel()
-	_ = a.options.Withhold(limited, a.status.GPUs, "it is being reset: "+reason) // it fails when the daemon ends
+	a.withdraw(ctx, a.status)
 	if a.told == reason || p == PhaseHangs {
 		return
 	}
@@ -242,18 +242,32 @@ func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 	}
 }
 
-// end publishes how the reset ended. The GPUs are judged as before.
+// end publishes how the reset ended. The GPUs are judged as before. The note goes first: a process that leads since reads it as long as this
+// one says that it resets GPUs.
 func (a *attempt) end(ctx context.Context, p Phase, reason string) {
 	klog.FromContext(ctx).Info("A reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
-	a.status.Phase, a.status.Reason = p, reason
-	a.Resets.status.Publish(a.status)
 	if err := a.forget(ctx); err != nil {
 		klog.FromContext(ctx).Info("Cannot remove the note of a reset; the next start shows it as interrupted", "reason", err.Error())
 	}
+	a.status.Phase, a.status.Reason = p, reason
+	a.Resets.status.Publish(a.status)
+	a.giveBack(ctx, a.status.GPUs)
+	a.busy.Unlock()
+}
+
+// withdraw publishes how far a reset is, and has its GPUs not be given to new pods.
+func (r *Resets) withdraw(ctx context.Context, s Status) {
+	r.status.Publish(s)
 	ctx, cancel := context.WithTimeout(ctx, withholdPatience)
 	defer cancel()
-	_ = a.options.Withhold(ctx, a.status.GPUs, "")
-	a.busy.Unlock()
+	_ = r.options.Withhold(ctx, s.GPUs, "it is being reset: "+s.Reason) // it fails when the daemon ends
+}
+
+// giveBack has GPUs be judged as before.
+func (r *Resets) giveBack(ctx context.Context, gpus []string) {
+	ctx, cancel := context.WithTimeout(ctx, withholdPatience)
+	defer cancel()
+	_ = r.options.Withhold(ctx, gpus, "") // it fails when the daemon ends
 }
 
 // await withdraws the GPUs, and waits until nobody uses them. It returns what lets claims have them again.

@@ -22,6 +22,7 @@ import (
 type rig struct {
 	*reset.Resets
 	snapshots *feed.Feed[inventory.Snapshot]
+	former    *feed.Feed[string]
 
 	mu       sync.Mutex // guards all following fields
 	withheld map[string]string
@@ -42,11 +43,11 @@ func newRig(dir string) *rig {
 		})
 	}
 	r := &rig{
-		snapshots: feed.New(s), withheld: map[string]string{},
+		snapshots: feed.New(s), former: feed.New(""), withheld: map[string]string{},
 		run: func(context.Context, func()) error { return nil },
 	}
 	r.Resets = reset.New(reset.Options{
-		Snapshots: r.snapshots, StateDir: dir, BootID: "boot",
+		Snapshots: r.snapshots, StateDir: dir, BootID: "boot", Former: r.former.Latest,
 		Write: func(path string, v any) error {
 			if write := get(r, func() func(string, any) error { return r.write }); write != nil {
 				return write(path, v)
@@ -378,8 +379,8 @@ func TestADaemonThatEnds(t *testing.T) {
 	})
 }
 
-// TestANoteThatComesLate: a reset that cannot be noted in time is refused. What the disk writes later is taken back, so that the next process
-// shows no reset that never ran. It is so also where the disk takes its time for the note of the second phase, and where it fails at last.
+// TestANoteThatComesLate: a reset that cannot be noted in time is refused. What the disk writes later is taken back, so that the next
+// process shows no reset that never ran. It is so also where the disk takes its time for the note of the second phase, and where it fails.
 func TestANoteThatComesLate(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -445,4 +446,64 @@ func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
 		close(answer)
 		r.free(t, dir)
 	})
+}
+
+// TestAProcessThatLeadsMeanwhile: a roll-out hands the lead over while the driver's program runs. The GPUs stay withdrawn in the process that
+// leads then until the other one has reset them, is killed, or the lead is lost again.
+func TestAProcessThatLeadsMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, happens := range []string{"it ends", "it is killed", "the lead is lost"} {
+		dir := t.TempDir()
+		synctest.Test(t, func(t *testing.T) {
+			earlier, later := newRig(dir), newRig(dir)
+			over := make(chan struct{})
+			earlier.run = func(context.Context, func()) error { <-over; return nil }
+			outcome := earlier.begin(t.Context(), 0, "0")
+			time.Sleep(time.Minute)
+			later.former.Publish("the earlier process")
+			ctx, lose := context.WithCancel(t.Context())
+			defer lose()
+			go func() { _ = later.Run(ctx) }()
+			time.Sleep(time.Minute)
+			s := later.Status().Value()
+			if s.Phase != reset.PhaseResetting || !strings.Contains(s.Reason, "the earlier process led before") || later.Withheld("GPU-a") == nil {
+				t.Errorf("%s: meanwhile %+v", happens, s)
+			}
+			later.set(func() {
+				if !strings.Contains(later.withheld["GPU-a"], "it is being reset: ") {
+					t.Errorf("%s: withheld %v", happens, later.withheld)
+				}
+			})
+			want, why := reset.PhaseInterrupted, "the daemon ended during the reset"
+			switch happens {
+			case "it is killed":
+				later.former.Publish("")
+			case "it ends":
+				close(over)
+				if err := <-outcome; err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Minute)
+				later.former.Publish("")
+				why = "it ended in the process that had begun it"
+			case "the lead is lost":
+				lose()
+				want, why = "", ""
+			}
+			synctest.Wait()
+			if s := later.Status().Value(); s.Phase != want || !strings.Contains(s.Reason, why) {
+				t.Errorf("%s: %+v", happens, s)
+			}
+			later.set(func() {
+				if len(later.withheld) > 0 {
+					t.Errorf("%s: withheld %v", happens, later.withheld)
+				}
+			})
+			if happens != "it ends" {
+				close(over)
+				<-outcome
+			}
+			earlier.free(t, dir)
+		})
+	}
 }

@@ -166,9 +166,7 @@ func TestInterruptedResets(t *testing.T) {
 		if r := s.status().Reset; r == nil || r.Phase != "resetting" {
 			t.Errorf("status says %+v", r)
 		}
-		if listed := s.Allocatable(gpu); listed != 7 {
-			t.Errorf("%d GPUs are on offer meanwhile", listed)
-		}
+		s.shows(8, 7)
 		daemon := s.Running()
 		s.signal(daemon, sig)
 		s.ends(daemon)
@@ -198,5 +196,51 @@ func TestInterruptedResets(t *testing.T) {
 	_ = c.Wait()
 	s.smi("1", "works")
 	s.eventually("the reset goes on", func() bool { r := s.status().Reset; return r != nil && r.Phase == "done" })
+	s.shows(8, 8)
+}
+
+// TestHandOverDuringAReset: another process takes the lead while the driver's program runs. It gives the GPU to no pod and resets none until
+// the first one is killed. Then it shows the reset as interrupted, and judges the GPU by its readings.
+func TestHandOverDuringAReset(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.shows(8, 8)
+	s.smi("1", "hangs")
+	c := s.resetting(t.Context(), "--gpu", "1")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	child := 0
+	s.eventually("the program runs", func() bool { child = s.child(); return child != 0 })
+	s.shows(8, 7)
+
+	other := s.beside(s.Profile, "--state-dir", s.Path("state"))
+	other.start()
+	s.eventually("the later process leads", other.leads)
+	other.eventually("it shows the reset that goes on", func() bool {
+		r := other.status().Reset
+		return r != nil && r.Phase == "resetting" && strings.Contains(r.Reason, "led before and may still reset them")
+	})
+	other.eventually("it withdraws the GPU", func() bool { return other.state(1) == "Unknown" })
+	s.shows(8, 7)
+	if out, ok := other.resets("--gpu", "2"); ok || !strings.Contains(out, "may still change GPUs") {
+		t.Errorf("a second reset: %v\n%s", ok, out)
+	}
+	if ended(child) {
+		t.Error("the program has ended")
+	}
+
+	first := s.Running()
+	s.signal(first, syscall.SIGKILL)
+	s.ends(first)
+	s.eventually("the program has ended", func() bool { return ended(child) })
+	if err := c.Wait(); err == nil {
+		t.Error("the command succeeds")
+	}
+	_ = s.StopDaemon()
+	other.eventually("the reset is shown as interrupted", func() bool {
+		r := other.status().Reset
+		return r.Phase == "interrupted" && strings.Contains(r.Reason, "judged by their readings")
+	})
 	s.shows(8, 8)
 }
