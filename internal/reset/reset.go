@@ -242,8 +242,8 @@ func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 	}
 }
 
-// end publishes how the reset ended. The GPUs are judged as before. The note goes first: a process that leads since reads it as long as this
-// one says that it resets GPUs.
+// end publishes how the reset ended. The GPUs are judged as before. The note goes first: a process that has got the lead meanwhile reads it
+// once this one resets nothing any more.
 func (a *attempt) end(ctx context.Context, p Phase, reason string) {
 	klog.FromContext(ctx).Info("A reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
 	if err := a.forget(ctx); err != nil {
