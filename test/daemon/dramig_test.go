@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -131,6 +132,49 @@ func TestSwitchedMIG(t *testing.T) {
 	c.release(t.Context(), "whole", whole)
 	c.allocatable(7)
 	process(0)
+	c.allocatable(8)
+}
+
+// TestKilledWhileTheModeIsSwitched: the daemon is killed in a Prepare that switches MIG mode. The next process refuses no claim at its first
+// call, goes on with that one, and leaves all devices in slices; the mode is off after the last claim.
+func TestKilledWhileTheModeIsSwitched(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra, dynamicMIG: true, switchMIG: true")
+	all := func() bool { return c.partitions() == 8*26 }
+	c.eventually("all GPUs and their parts are in slices", all)
+	ctx, cancel := context.WithCancel(t.Context())
+	var watched sync.WaitGroup
+	watched.Go(func() {
+		for ; ctx.Err() == nil; pause(ctx, 5*time.Millisecond) {
+			if !all() {
+				t.Errorf("%d devices in slices", c.partitions())
+				return
+			}
+		}
+	})
+	defer watched.Wait()
+	defer cancel()
+	c.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "2", Call: "DeviceSetMigMode", Delay: "1h", Count: 1})
+	half, other := c.claim("half", "gpu-2-mig-3g40gb-9-0"), c.claim("other", "gpu-3-mig-3g40gb-9-0")
+	watched.Go(func() { _, _ = c.prepare(ctx, "half", half) }) // until the daemon is killed
+	c.eventually("the claim has a record", func() bool {
+		_, err := os.Stat(c.Path("state/claims/" + half + ".json"))
+		return err == nil
+	})
+	c.kill() // the simulated driver forgets with it what it has changed: here nothing
+	for name, uid := range map[string]string{"half": half, "other": other} {
+		c.eventually("claim "+name+" is prepared", func() bool {
+			_, err := c.prepare(ctx, name, uid)
+			if err != nil && !strings.Contains(err.Error(), "rpc error") && !strings.Contains(err.Error(), "not registered") {
+				t.Fatalf("the next process refuses claim %s: %v", name, err)
+			}
+			return err == nil
+		})
+	}
+	c.release(ctx, "half", half)
+	c.release(ctx, "other", other)
+	cancel()
+	c.mode("{mode: plugin}")
 	c.allocatable(8)
 }
 
