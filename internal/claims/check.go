@@ -2,6 +2,7 @@ package claims
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -68,6 +69,42 @@ type node struct {
 	mps      bool // control daemons of MPS can be run
 	imex     bool // the configuration of the node allows IMEX channels
 	noUVM    bool // nvidia-uvm is not there, and it is waited for that
+}
+
+// planned returns the record that a claim is to have, by what is known of the node now, and which devices pods hold as resources. A device
+// keeps its GPU.
+func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice, error) {
+	n := node{
+		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
+		imex: c.options.Configs.Value().Edits.IMEX,
+	}
+	n.noUVM = c.waitsForUVM(n.snapshot)
+	devices, err := n.resolve(claim)
+	if err != nil {
+		return n, record{}, nil, err
+	}
+	r := record{
+		Version: recordVersion, Boot: c.options.BootID, Driver: recordDriver(c.options.DriverName),
+		UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
+		Prepared: c.options.Clock.Now().UTC(), Pods: claim.Pods, Devices: devices,
+	}
+	if former.UID != "" {
+		r.inherit(former)
+	}
+	if c.options.Configs.Value().DRA.Metadata {
+		n.describe(&r, claim)
+	}
+	given := c.given.Load()
+	for _, d := range r.Devices {
+		if given == nil || !n.waits(d) && !given.Has(d.uuid()) {
+			return n, r, nil, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
+		}
+	}
+	held, err := c.held(ctx, n.snapshot)
+	if err != nil {
+		return n, r, nil, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
+	}
+	return n, r, held, nil
 }
 
 // resolve returns the devices of a claim, or why it cannot have them.

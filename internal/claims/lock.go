@@ -19,6 +19,8 @@ type heldLocks struct {
 	locks *locks
 	names []string
 	until []chan struct{}
+	// waited says that another call or the loop had a lock when it was asked for.
+	waited bool
 }
 
 // begin returns a holding without locks.
@@ -65,6 +67,7 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 	h.locks.last[name] = until
 	h.locks.mu.Unlock()
 	if before != nil {
+		h.waited = true
 		select {
 		case <-before:
 		case <-ctx.Done():

@@ -242,8 +242,11 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 	r.Devices = slices.Clone(r.Devices)
 	s, err := c.options.Driver.Look(ctx)
 	for {
-		_, looked := c.options.Snapshots.Latest()
+		now, looked := c.options.Snapshots.Latest()
 		_, renewed := c.renewed.Latest()
+		if now.Generation > s.Generation {
+			s = now
+		}
 		given, missing := c.given.Load(), ""
 		for i, d := range r.Devices {
 			g, found := s.GPU(d.GPU)
@@ -277,7 +280,6 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 		case <-ctx.Done():
 			return r, fail(CauseNotReady, "the device %s was made, and is not seen yet: %w", missing, errors.Join(err, ctx.Err()))
 		case <-looked:
-			s = c.options.Snapshots.Value()
 		case <-renewed:
 		}
 	}

@@ -224,38 +224,18 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	if c.backSince(claim.UID, before) {
 		return record{}, unprepared
 	}
-	n := node{
-		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
-		imex: c.options.Configs.Value().Edits.IMEX,
-	}
-	n.noUVM = c.waitsForUVM(n.snapshot)
-	devices, err := n.resolve(claim)
+	n, r, held, err := c.planned(ctx, claim, former)
 	if err != nil {
 		return record{}, err
 	}
-	r := record{
-		Version: recordVersion, Boot: c.options.BootID, Driver: recordDriver(c.options.DriverName),
-		UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
-		Prepared: c.options.Clock.Now().UTC(), Pods: claim.Pods, Devices: devices,
-	}
-	if former.UID != "" {
-		r.inherit(former)
-	}
-	if c.options.Configs.Value().DRA.Metadata {
-		n.describe(&r, claim)
-	}
-	given := c.given.Load()
-	for _, d := range r.Devices {
-		if given == nil || !n.waits(d) && !given.Has(d.uuid()) {
-			return record{}, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
-		}
-	}
-	held, err := c.held(ctx, n.snapshot)
-	if err != nil {
-		return record{}, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
-	}
+	locks.waited = false
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return record{}, causedError{CauseLate, err}
+	}
+	if locks.waited { // what was seen before is old
+		if n, r, held, err = c.planned(ctx, claim, former); err != nil {
+			return record{}, err
+		}
 	}
 	if err := n.free(r, c.all(), c.options.BootID, held); err != nil {
 		return record{}, err
