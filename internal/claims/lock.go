@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 )
 
 // locks are those of claims and GPUs: calls of kubelet's that are about different claims run beside each other. Who asked first gets a lock
@@ -21,10 +22,15 @@ type heldLocks struct {
 	until []chan struct{}
 	// waited says that another call or the loop had a lock when it was asked for.
 	waited bool
+	// patience is how long it waits for each lock; 0 for as long as the call may.
+	patience time.Duration
 }
 
 // begin returns a holding without locks.
 func (l *locks) begin() *heldLocks { return &heldLocks{locks: l} }
+
+// soon is begin for the loop: it does not wait for calls, which may be waiting for the driver, and tries again.
+func (l *locks) soon() *heldLocks { return &heldLocks{locks: l, patience: lockPatience} }
 
 // end gives all locks back.
 func (h *heldLocks) end() {
@@ -68,6 +74,11 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 	h.locks.mu.Unlock()
 	if before != nil {
 		h.waited = true
+		if h.patience > 0 {
+			limited, cancel := context.WithTimeout(ctx, h.patience)
+			defer cancel()
+			ctx = limited
+		}
 		select {
 		case <-before:
 		case <-ctx.Done():

@@ -2,11 +2,15 @@ package claims_test
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -77,6 +81,40 @@ func TestLookThatCameBefore(t *testing.T) {
 		began := time.Now()
 		if _, err := ask(t.Context(), c, claim("uid-1", small0)); err != nil || time.Since(began) > time.Second {
 			t.Errorf("Prepare() = %v after %v", err, time.Since(began))
+		}
+	})
+}
+
+// TestTheLoopWaitsForNoCall: a call has a GPU whose time slice is to be set back. The specs of other claims are kept right meanwhile.
+func TestTheLoopWaitsForNoCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		mark := filepath.Join(r.options.StateDir, "claims", "GPU-a.timeslice")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(mark), 0o700), os.WriteFile(mark, []byte("one"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		c, stop := r.start()
+		defer stop()
+		r.prepare(c, claim("uid-1", gpuC))
+		release, err := c.Reserve(t.Context(), "GPU-a", "GPU-a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * claims.Every)
+		if err := os.Remove(r.specs().File("uid-1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * claims.Every)
+		synctest.Wait()
+		if r.spec("uid-1") == nil {
+			t.Error("a claim has no spec while a call has a GPU of no claim")
+		}
+		release()
+		time.Sleep(2 * claims.Every)
+		synctest.Wait()
+		if _, err := os.Stat(mark); err == nil {
+			t.Error("the time slice is not set back")
 		}
 	})
 }

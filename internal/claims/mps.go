@@ -280,9 +280,7 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 
 // sweepDaemon has a control daemon ended if no claim needs it.
 func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
-	locks := c.locks.begin()
+	locks := c.locks.soon()
 	defer locks.end()
 	if gpu, shared := strings.CutPrefix(id, sharedDaemon); shared {
 		if err := locks.gpus(ctx, []string{gpu}); err != nil {

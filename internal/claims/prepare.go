@@ -417,6 +417,9 @@ func (c *Claims) ended(r record) error {
 // prepared again, for the next pod, since Run looked at it. Nil for a call.
 func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, still func(record) bool) error {
 	locks := c.locks.begin()
+	if still != nil {
+		locks = c.locks.soon()
+	}
 	defer locks.end()
 	if err := locks.claim(ctx, uid); err != nil {
 		return causedError{CauseLate, err}

@@ -216,11 +216,9 @@ func (c *Claims) refresh(ctx context.Context) {
 
 // refreshClaim does so for one claim. It may have been given back since it was listed.
 func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
-	locks := c.locks.begin()
+	locks := c.locks.soon() // a call that has the lock for longer writes the files itself
 	defer locks.end()
-	waiting, cancel := context.WithTimeout(ctx, lockPatience) // a call that has the lock for longer writes the files itself
-	defer cancel()
-	if err := locks.claim(waiting, uid); err != nil {
+	if err := locks.claim(ctx, uid); err != nil {
 		return err
 	}
 	r, known := c.all()[uid]

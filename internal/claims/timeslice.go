@@ -88,7 +88,7 @@ func (c *Claims) resetSlices(ctx context.Context) {
 }
 
 func (c *Claims) resetUnneeded(ctx context.Context, gpu string) error {
-	locks := c.locks.begin()
+	locks := c.locks.soon()
 	defer locks.end()
 	if err := locks.gpus(ctx, []string{gpu}); err != nil {
 		return err
