@@ -215,13 +215,15 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 		if strings.HasPrefix(name, "."+own+".") && strings.HasSuffix(name, ".tmp") {
 			_ = os.Remove(path) // tried again next time
 		}
-		if name == own || strings.HasPrefix(name, ".") || !e.Type().IsRegular() {
+		if name == own || strings.HasPrefix(name, ".") {
 			continue
 		}
-		content, err := files.Read(path, maxFile) // one that cannot be read has no labels for NFD either
+		content, err := files.Read(path, maxFile) // one that cannot be read has no labels for NFD either, which follows links
 		switch {
 		case path == written, err == nil && bytes.Contains(content, []byte("\n"+ownPrefix)):
-			earlier = append(earlier, path)
+			if e.Type().IsRegular() {
+				earlier = append(earlier, path)
+			}
 		case err == nil && hasGPULabels(content, now):
 			return nil, fmt.Errorf("%s has labels of GPUs already: remove the program that writes it, such as gpu-feature-discovery, and the file",
 				path)
