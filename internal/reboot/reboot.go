@@ -7,6 +7,7 @@
 package reboot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -30,6 +31,8 @@ const (
 	maxText = 4096
 	// retry is how long after an error it is tried again.
 	retry = 30 * time.Second
+	// diskPatience is how long it is waited for the disk.
+	diskPatience = 2 * time.Second
 )
 
 // A Sentinel is what the file is to be: kured's word for it.
@@ -49,20 +52,27 @@ type Asker struct {
 	Clock  clock.Clock
 	// BootID is that of the node; empty if it is not known. Then a file from before a restart stays as long as nothing is known.
 	BootID string
+	// Disk does the work on the file; nil is one of its own.
+	Disk *files.Disk
 
-	asked   string // the path of the last file that may be this program's
-	problem string // that was logged last
+	asked string // the path of the last file that may be this program's
 }
 
-// Run writes and removes the file until ctx ends, and then returns nil. The file stays then.
+// Run writes and removes the file until ctx ends, and then returns nil, also when the disk does not answer. The file stays then.
 func (a *Asker) Run(ctx context.Context) error {
+	disk, said := cmp.Or(a.Disk, files.NewDisk()), ""
 	for {
 		wanted, configured, looked := a.Wanted()
-		err := a.step(ctx, wanted)
+		err := disk.Do(ctx, diskPatience, func() error { return a.step(ctx, wanted) })
+		problem := ""
 		var again <-chan time.Time
-		if err != nil {
-			again = a.Clock.After(retry)
+		if err != nil && ctx.Err() == nil { // what a disk does late may not be wanted any more
+			problem, again = err.Error(), a.Clock.After(retry)
 		}
+		if problem != "" && problem != said {
+			klog.FromContext(ctx).Info("Cannot keep the file that asks for a restart of the node", "reason", problem)
+		}
+		said = problem
 		select {
 		case <-ctx.Done():
 			return nil
@@ -73,25 +83,18 @@ func (a *Asker) Run(ctx context.Context) error {
 	}
 }
 
+// step does what is wanted. When ctx ends it does no more: another process may keep the file then.
 func (a *Asker) step(ctx context.Context, w Sentinel) error {
-	var err error
 	if a.asked != "" && a.asked != w.Path {
-		if err = withdraw(ctx, a.asked); err == nil {
-			a.asked = ""
+		if err := withdraw(ctx, a.asked); err != nil {
+			return err
 		}
+		a.asked = ""
 	}
-	if w.Path != "" && err == nil {
-		err = a.keep(ctx, w)
+	if w.Path == "" {
+		return nil
 	}
-	problem := ""
-	if err != nil {
-		problem = err.Error()
-	}
-	if problem != "" && problem != a.problem {
-		klog.FromContext(ctx).Info("Cannot keep the file that asks for a restart of the node", "reason", problem)
-	}
-	a.problem = problem
-	return err
+	return a.keep(ctx, w)
 }
 
 // keep writes or removes the file of a path.
@@ -176,6 +179,9 @@ func ask(ctx context.Context, path, text string) error {
 	made := unfinished(path)
 	err := create(made, text)
 	if err == nil {
+		err = ctx.Err() // the disk may have taken its time
+	}
+	if err == nil {
 		err = os.Link(made, path) // it replaces nothing
 	}
 	if left := os.Remove(made); err == nil {
@@ -207,6 +213,9 @@ func withdraw(ctx context.Context, path string) error {
 	}
 	if ours, err := isOurs(path); err != nil || !ours {
 		return err
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // the disk has taken its time
 	}
 	if err := os.Rename(path, removed(path)); err != nil && !files.IsAbsent(err) {
 		return err

@@ -11,12 +11,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/utils/clock"
 	clocktest "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reboot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -256,5 +258,46 @@ func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the proc
 	end()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDiskThatHangs: Run ends although the disk does not answer, and nothing is written afterwards. Otherwise the file is as it is wanted when
+// the disk answers.
+func TestDiskThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []bool{true, false} {
+		path := filepath.Join(t.TempDir(), "reboot-required")
+		synctest.Test(t, func(t *testing.T) {
+			disk, answers := files.NewDisk(), make(chan struct{})
+			go func() {
+				_ = disk.Do(context.WithoutCancel(t.Context()), time.Hour, func() error { <-answers; return nil })
+			}()
+			synctest.Wait()
+			wanted := feed.New(reboot.Sentinel{Path: path, Known: true, Reason: reason})
+			a := &reboot.Asker{Clock: clock.RealClock{}, Disk: disk, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+				w, changed := wanted.Latest()
+				return w, changed, nil
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- a.Run(ctx) }()
+			time.Sleep(time.Minute)
+			if ends {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+			close(answers)
+			time.Sleep(time.Minute)
+			if got := read(t, path); ends != (got == "") {
+				t.Errorf("when the disk answers, the file has %q", got)
+			}
+			if cancel(); !ends {
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }

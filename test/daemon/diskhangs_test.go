@@ -6,8 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
@@ -65,4 +68,33 @@ func TestCallsWithADiskThatHangs(t *testing.T) {
 		t.Errorf("the disk does not hang: %v", err)
 	default:
 	}
+}
+
+// TestRequestOfARestartOnADiskThatHangs: while the file of --reboot-file is on a disk that does not answer, pods get GPUs, another process
+// takes the lead and the hardware with it, and the first one ends in time.
+func TestRequestOfARestartOnADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	c := openClaimable(t, "plugin")
+	d := c.newDisk(c.Path("disk"))
+	c.Args = append(c.Args, "--reboot-file", filepath.Join(d.at, "reboot-required"))
+	c.start()
+	c.allocatable(8)
+	d.hang()
+	c.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
+	c.allocatable(7)
+	c.admit("pod", 4)
+
+	second := c.join("second", "")
+	c.eventually("the second one leads", second.leads)
+	second.eventually("nothing of the first one is waited for", func() bool {
+		l := second.status().Lead
+		return l.This && l.Former == ""
+	})
+	first := c.Running()
+	c.signal(first, syscall.SIGTERM)
+	c.ends(first)
+	if strings.Contains(c.Logged(), "by force") {
+		t.Error("the process was ended by force")
+	}
+	_ = c.StopDaemon()
 }
