@@ -35,6 +35,7 @@ func TestRebootIsAskedForByTheNode(t *testing.T) {
 	_ = s.StopDaemon() // it was killed
 	says("it is kept while there is no process", `"reason":"GPU 3 is Lost: XID 79`)
 	s.start()
+	s.eventually("the first one leads", s.leads) // else the other one may begin earlier
 	other := s.beside(s.Profile, s.Args...)
 	other.start()
 	s.eventually("the later process leads", other.leads)
