@@ -186,15 +186,21 @@ func TestWhyOfClaims(t *testing.T) {
 			if tt.constraint != nil {
 				own.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: tt.constraint}}
 			}
-			s.add("resourceclaims", own)
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
-			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.waitsFor(own)
 			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
 				t.Errorf("it says %q, want %q", got, tt.want)
 			}
 		})
 	}
+}
+
+// waitsFor adds a claim, and the pod team/p that is pending for it.
+func (s *stage) waitsFor(claim *resourceapi.ResourceClaim) {
+	s.t.Helper()
+	s.add("resourceclaims", claim)
+	s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
+		ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}},
+	}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
 }
 
 // TestWhyOfClaimsOfSeveralNodes: of several nodes that have too little the nearest is named, with what excludes its devices: counters and capacities,
@@ -272,10 +278,7 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 			s.add("resourceclaims", claim("other", "b", "q", "taken"))
 			own := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "own"}}
 			own.Spec.Devices.Requests = tt.requests
-			s.add("resourceclaims", own)
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
-			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.waitsFor(own)
 			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
 				t.Errorf("it says %q, want %q", got, tt.want)
 			}
@@ -370,10 +373,7 @@ func TestWhyNamesHolders(t *testing.T) {
 			}
 			own := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "own"}}
 			own.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: &r}}
-			s.add("resourceclaims", own)
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
-			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.waitsFor(own)
 			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, tt.want) {
 				t.Errorf("it says %q, want %q", got, tt.want)
 			}
@@ -423,10 +423,7 @@ func TestWhyWhereTheSearchHasNoEnd(t *testing.T) {
 			own.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
 				DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: tt.want,
 			}}}
-			s.add("resourceclaims", own)
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own.Name}},
-			}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.waitsFor(own)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var out, problems bytes.Buffer
