@@ -22,8 +22,8 @@ type publishedState struct {
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices. Where the file was damaged, or was removed
-// while it named GPUs, that is not known until SetPublished is called.
+// readPublished reads which GPUs may be in slices. Where the file was damaged, or was removed while it named GPUs, that is not known until
+// SetPublished is called.
 func (d *Devices) readPublished() error {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()

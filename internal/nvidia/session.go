@@ -197,7 +197,7 @@ func (s *Session) count(ctx context.Context) error {
 
 // visit asks the GPU of a slot, as far as it is to be asked now. The caller has the turn of calls.
 func (s *Session) visit(ctx context.Context, sl *slot) error {
-	if sl.due() {
+	if sl.lost() || sl.due() {
 		if err := s.room(ctx, sl); err != nil {
 			return err
 		}
@@ -223,8 +223,10 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 		if !sl.linksDue || !sl.linkable() || s.driver.calls.busy(sl.record) {
 			continue
 		}
-		peers := s.scanner.peers(sl)
-		_ = s.on(ctx, sl, func(sl *slot, g *gpu) { s.scanner.readLinks(sl, g, peers) }) // the slot knows
+		if s.room(ctx, sl) == nil {
+			peers := s.scanner.peers(sl)
+			_ = s.on(ctx, sl, func(sl *slot, g *gpu) { s.scanner.readLinks(sl, g, peers) }) // the slot knows
+		}
 		if time.Since(began) > linksBudget {
 			return
 		}
@@ -242,12 +244,9 @@ func (s *Session) room(ctx context.Context, sl *slot) error {
 	return err
 }
 
-// on asks the GPU of a slot. The caller has the turn of calls.
+// on asks the GPU of a slot, for which there is room. The caller has the turn of calls.
 func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
-	if err := s.room(ctx, sl); err != nil {
-		return err
-	}
-	g := *sl.gpu // after the wait: what an earlier job learnt holds
+	g := *sl.gpu
 	run, late := func() { ask(sl, &g) }, func() { s.late(sl, &g) }
 	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, run, late); err != nil {
 		sl.stalled(err)
