@@ -90,7 +90,7 @@ func (s *Set) grow(plan resource.Plan) resource.Plan {
 	plan.Resources = slices.Clone(plan.Resources)
 	for i, r := range plan.Resources {
 		if r.InUnits() {
-			continue // a unit that left is never given again
+			continue // a unit that left and is given once more takes the place of a free one of its GPU
 		}
 		all := slices.Clone(r.Devices)
 		for j, d := range all {

@@ -209,8 +209,13 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	for _, id := range ids {
 		device, known := v.given(id)
 		_, planned := v.resource.Device(id)
-		if left := known && !planned; !known || left && (!device.Healthy || resource.UnitMiB(v.resource.Name) > 0) {
-			return nil, v.unknown(id) // nothing may enforce the limit of a unit that left the plan
+		if left := known && !planned; left && device.Healthy && resource.UnitMiB(v.resource.Name) > 0 {
+			device, known = v.asPlanned(device)
+		} else if left && !device.Healthy {
+			known = false
+		}
+		if !known {
+			return nil, v.unknown(id)
 		}
 		if !device.Healthy {
 			return nil, status.Errorf(codes.FailedPrecondition, "device %s is not healthy: %s", id, device.Reason)
@@ -225,6 +230,18 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return devices, nil
+}
+
+// asPlanned returns a unit that left the plan as the units of its GPU are now. It is false if the GPU is not in these units any more:
+// nothing may hold the limit then.
+func (v *view) asPlanned(left resource.Device) (resource.Device, bool) {
+	i := slices.IndexFunc(v.resource.Devices, func(d resource.Device) bool { return d.UUID == left.UUID })
+	if i < 0 {
+		return left, false
+	}
+	unit := v.resource.Devices[i]
+	unit.ID = left.ID
+	return unit, true
 }
 
 // given returns a device that a pod may have been given: of the plan, or one that left it since.

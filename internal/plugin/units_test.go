@@ -352,6 +352,38 @@ func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
 	n.admit(t, "a", 5)
 }
 
+// TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still has it on offer in place of another unit
+// of its GPU. A pod that needs it does not fail, and the node has no more units than the plan.
+func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := newUnitNode(t, v, 1, 8)
+		n.admit(t, "a", 7)
+		n.admit(t, "b", 1)
+		left := n.pods["b"][0]
+		n.Remove("a")
+		delete(n.pods, "a")
+		n.settle(t)
+		less := byMPS
+		less.ReserveMiB = 2 << 10
+		n.apply(d, less)
+		n.size = 7
+		until(t, n.clock, "6 units beside the one that left", func() bool { return n.Allocatable(mem) == 7 && n.Devices(mem)[left] })
+		n.Remove("b")
+		delete(n.pods, "b")
+		n.admit(t, "c", 7)
+		if !slices.Contains(n.pods["c"], left) {
+			t.Fatalf("the pod has %q without %s", n.pods["c"], left)
+		}
+		n.settle(t)
+		n.Remove("c")
+		delete(n.pods, "c")
+		until(t, n.clock, "the unit that left is not on offer", func() bool { return !n.Devices(mem)[left] })
+		n.settle(t)
+		n.admit(t, "d", 7)
+	})
+}
+
 // A pod that the scheduler sent by an old count, and for which no GPU has enough, fails with the reason.
 func TestUnitsThatNoGPUHas(t *testing.T) {
 	t.Parallel()
@@ -418,5 +450,8 @@ func TestAGPUThatWasInUnits(t *testing.T) {
 		t.Error("a unit was given that is not in the plan")
 	}
 	n.Remove("a")
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "c", Name: "c", Resource: mem, Count: 3}); err == nil {
+		t.Error("the units of a pod that has just ended were given, and the plan has none of their GPU")
+	}
 	until(t, n.clock, "shared by four", func() bool { return n.Allocatable("nvidia.com/gpu.shared") == 4 })
 }
