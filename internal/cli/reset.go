@@ -74,7 +74,8 @@ func newSimulatedSMICommand() *cobra.Command {
 				answer = a
 				return errAnswered
 			})
-		if errors.Is(err, control.ErrEnded) { // the daemon ends, and ends this process as it would nvidia-smi
+		// The daemon ends, and ends this process as it would nvidia-smi, which asks no daemon.
+		if errors.Is(err, control.ErrEnded) || errors.Is(err, control.ErrNoDaemon) {
 			<-cmd.Context().Done()
 		}
 		if !errors.Is(err, errAnswered) {

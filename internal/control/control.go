@@ -34,7 +34,7 @@ type Stream func(ctx context.Context, arguments json.RawMessage, send func(any) 
 var (
 	// ErrNoDaemon is wrapped by the error of a Call that found nobody at the socket.
 	ErrNoDaemon = errors.New("no daemon answers")
-	// ErrEnded is wrapped by the error of a Follow whose connection ended.
+	// ErrEnded is wrapped by the error of a Follow whose connection ended, and of a Call that could not be sent.
 	ErrEnded = errors.New("the daemon has ended the connection")
 )
 
@@ -106,7 +106,7 @@ func dial(ctx context.Context, socket, call string, arguments any) (*caller, err
 	c := &caller{conn, context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })}
 	if err := json.NewEncoder(conn).Encode(request{Call: call, Arguments: encoded}); err != nil {
 		c.close()
-		return nil, fmt.Errorf("send %s to the daemon: %w", call, err)
+		return nil, fmt.Errorf("send %s to the daemon: %w: %w", call, ErrEnded, err)
 	}
 	return c, nil
 }
