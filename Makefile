@@ -180,8 +180,8 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 
 .PHONY: nightly
 nightly: ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
-	$(MAKE) --no-print-directory --keep-going faults soak mig-wishes ptx nightly-random nightly-lead nightly-fleet release \
-	  nightly-devicemanager nightly-node
+	$(MAKE) --no-print-directory --keep-going nightly-node nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
+	  nightly-random nightly-fleet release
 
 # The parts of make nightly that are not targets of their own use. One that fails ends none of the others.
 .PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node
