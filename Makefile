@@ -179,12 +179,12 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 	$(GO) test ./internal/mig -count=1 -run TestRandomWishes -timeout 1h -sequences $(MIGWISHES) -seed $(SEED)
 
 .PHONY: nightly
-nightly: ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
+nightly: ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2.5 hours)
 	$(MAKE) --no-print-directory --keep-going nightly-node nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
-	  nightly-random nightly-fleet release
+	  nightly-random nightly-fleet nightly-pace release
 
 # The parts of make nightly that are not targets of their own use. One that fails ends none of the others.
-.PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node
+.PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node nightly-pace
 nightly-random:
 	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
 	$(GO) test -race ./internal/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
@@ -196,6 +196,9 @@ nightly-devicemanager:
 	test/e2e/devicemanager/run -minutes
 nightly-node:
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
+nightly-pace:
+	for kubelet in 1.36 1.37; do \
+	  (cd test/e2e && ./run --kubelet $$kubelet -long -pairs 200 -test.run 'TestClaims/pace_of_claims$$') || exit; done
 
 .PHONY: e2e-node
 e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
