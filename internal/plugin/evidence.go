@@ -25,9 +25,9 @@ type source struct{ incarnation, connections uint64 }
 
 // evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold devices.
 type evidence struct {
-	kubelet uint64 // incarnation of the running kubelet; 0 if none runs
-	source  source // of what PodResources has told
-	began   time.Time
+	kubelet uint64    // incarnation of the running kubelet; 0 if none runs
+	source  source    // of what PodResources has told
+	began   time.Time // when the accounts were read; zero if they were not
 	held    map[deviceKey]holder
 	// gap is why a pod may hold a device that is not in held; empty if no pod can.
 	gap        string

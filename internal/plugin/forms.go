@@ -132,6 +132,7 @@ type oldForm struct {
 func (s *Set) findHeldForms() {
 	old := map[resource.Device]*oldForm{}
 	for _, entry := range s.resources {
+		containers := s.unitContainers(entry.list)
 		for _, id := range slices.Sorted(maps.Keys(entry.list.departing)) {
 			d := entry.list.departing[id]
 			form := resource.Device{Resource: d.device.Resource, UUID: d.device.UUID, Sharing: d.device.Sharing}
@@ -143,7 +144,7 @@ func (s *Set) findHeldForms() {
 			if d.given.After(f.given) {
 				f.given = d.given
 			}
-			if !d.counts() {
+			if !d.counts() || s.isFree(entry.list, d, containers) {
 				f.others = append(f.others, id)
 				continue
 			}
@@ -284,6 +285,7 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 					changed = true
 					s.untouched(d)
 				}
+				changed = changed || !d.offered && l.resource.UnitClients(d.device.UUID) > 0
 				l.allocated[id] = now
 				d.possession, d.given = d.allocate(now), now
 				s.regiven = now

@@ -275,10 +275,14 @@ func (s *Set) readOnce() {
 	if done {
 		return
 	}
-	checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
+	began := s.collaborators.Clock.Now()
+	checkpoint, err := s.collaborators.Checkpoint()
+	if err != nil { // it is empty
+		began = time.Time{}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.told.evidence, s.told.begun = evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}, true
+	s.told.evidence, s.told.begun = evidence{began: began, checkpoint: checkpoint, held: heldIn(checkpoint)}, true
 }
 
 // mayDepart has dropDeparting look at once.

@@ -69,8 +69,15 @@ func (s *Set) unitContainers(l *list) map[string]string {
 	return all
 }
 
+// isFree reports whether no container holds a unit that left the plan, and whose GPU is in these units still. Its place is one of the free
+// units of the plan then, so it is not on offer beside them. Where the accounts could not be read yet, any unit may be held.
+func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
+	_, held := containers[d.device.ID]
+	return l.resource.UnitClients(d.device.UUID) > 0 && !held && !s.told.evidence.began.IsZero()
+}
+
 // useOf returns what is known of the units of a resource that containers hold.
-func useOf(l *list, containers map[string]string) resource.UnitUse {
+func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
 	use := resource.UnitUse{Containers: map[string]int{}, Departing: map[string]int{}}
 	use.Used = func(id string) bool { _, used := containers[id]; return used }
 	seen := map[[2]string]bool{}
@@ -82,7 +89,7 @@ func useOf(l *list, containers map[string]string) resource.UnitUse {
 		}
 	}
 	for id, d := range l.departing {
-		if _, named := containers[id]; named || d.counts() {
+		if _, named := containers[id]; named || d.counts() && !s.isFree(l, d, containers) {
 			use.Departing[d.device.UUID]++
 		}
 	}
@@ -95,7 +102,7 @@ func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
 		return nil
 	}
 	now, containers := s.collaborators.Clock.Now(), s.unitContainers(l)
-	offered, gpu := r.OfferUnits(useOf(l, containers), l.units.gpu, now.Sub(l.units.last) < unitsStay)
+	offered, gpu := r.OfferUnits(s.useOf(l, containers), l.units.gpu, now.Sub(l.units.last) < unitsStay)
 	if !slices.Equal(offered, l.units.offered) || len(containers) != l.units.used {
 		l.units.changed = now
 	}
@@ -175,7 +182,8 @@ func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
 	}
 	l.units.calls++
 	for _, id := range ids {
-		if device, planned := l.resource.Device(id); planned && device.Healthy {
+		device, planned := l.resource.Device(id)
+		if planned && device.Healthy || l.departing[id].given.Equal(now) {
 			l.units.give(id, now)
 		}
 	}

@@ -1,0 +1,183 @@
+package plugin_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// Units that left the plan.
+
+// With fewer units than pods hold, all that is on offer is what there is.
+func TestAReserveThatGrows(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 2, 8)
+	n.admit(t, "a", 7)
+	n.settle(t)
+	n.admit(t, "b", 8)
+	n.settle(t)
+	less := byMPS
+	less.ReserveMiB = 4 << 10
+	n.apply(d, less) // 5 units of each: 2 and 3 of those that are held are more
+	until(t, n.clock, "all that is held stays on offer", func() bool { return n.Allocatable(mem) == 15 })
+	for _, pod := range []string{"a", "b"} {
+		for unit, healthy := range n.PodStatus(pod)[mem] {
+			if !healthy {
+				t.Errorf("unit %s of %s is not Healthy", unit, pod)
+			}
+		}
+	}
+	n.size = 5
+	n.Remove("a")
+	delete(n.pods, "a")
+	until(t, n.clock, "the 5 units of the GPU", func() bool { return n.Allocatable(mem) == 8+5 })
+	n.Remove("b")
+	delete(n.pods, "b")
+	n.settle(t)
+}
+
+// TestUnitsThatLeaveAFreeGPU: what is on offer once the reserve has grown is given at once.
+func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 1, 8)
+	n.settle(t)
+	less := byMPS
+	less.ReserveMiB = 4 << 10
+	n.apply(d, less)
+	until(t, n.clock, "only 5 units are on offer", func() bool {
+		for unit, healthy := range n.Devices(mem) {
+			if _, number, _ := strings.Cut(unit, "::"); healthy != (number < "5") {
+				return false
+			}
+		}
+		return true
+	})
+	n.admit(t, "a", 5)
+}
+
+// TestUnitsThatLeaveBesideAnotherGPU: units that left the plan and that no pod holds are not on offer beside the free units of another GPU. A
+// pod of all that is on offer is given it.
+func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		for name, rollOut := range map[string]bool{"reload": false, "roll-out": true} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				n, d := newUnitNode(t, v, 2, 8)
+				n.admit(t, "a", 2)
+				n.settle(t)
+				n.admit(t, "b", 8)
+				n.settle(t)
+				n.Remove("b") // its units were given a moment ago
+				delete(n.pods, "b")
+				n.settle(t)
+				mark, less := n.Mark(), byMPS
+				less.ReserveMiB = 4 << 10
+				if rollOut {
+					d.stop()
+					d = n.startDaemon(t, n.clock)
+				}
+				n.apply(d, less) // 3 of the one GPU and 5 of the other are free, and 3 of that one were on offer
+				n.size = 5
+				until(t, n.clock, "a list", func() bool {
+					return slices.ContainsFunc(n.Events(mark), func(e standin.Event) bool { return e.Kind == standin.Listed && e.Resource == mem })
+				})
+				if free := n.Allocatable(mem) - n.held(); free != 5 {
+					t.Errorf("%d units are on offer, want 5", free)
+				}
+				n.admit(t, "c", 5)
+			})
+		}
+	})
+}
+
+// TestUnitsThatLeaveWhileTheyAreAllocated: kubelet chose them before it received the list that has them not on offer. The pod is given them,
+// and they count as held from then on.
+func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := newUnitNode(t, v, 1, 8)
+		less := byMPS
+		less.ReserveMiB = 4 << 10
+		onOffer := func(want int) {
+			poll.Until(t, fmt.Sprint(want, " units on offer"), func() bool { return n.Allocatable(mem) == want })
+		}
+		n.WhileAllocating(func(now standin.Moment) {
+			if now == standin.BeforeAllocate {
+				n.apply(d, less)
+				onOffer(5)
+				return
+			}
+			onOffer(8)
+		})
+		n.admit(t, "a", 8)
+		n.WhileAllocating(nil)
+		n.size = 5
+		until(t, n.clock, "what is held stays on offer", func() bool { return n.Allocatable(mem) == 8 })
+		n.Remove("a")
+		delete(n.pods, "a")
+		n.settle(t)
+	})
+}
+
+// TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still has it on offer in place of another unit
+// of its GPU. A pod that needs it does not fail, and the node has no more units than the plan.
+func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := newUnitNode(t, v, 1, 8)
+		n.admit(t, "a", 7)
+		n.admit(t, "b", 1)
+		left := n.pods["b"][0]
+		n.Remove("a")
+		delete(n.pods, "a")
+		n.settle(t)
+		less := byMPS
+		less.ReserveMiB = 2 << 10
+		n.apply(d, less)
+		n.size = 7
+		until(t, n.clock, "6 units beside the one that left", func() bool { return n.Allocatable(mem) == 7 && n.Devices(mem)[left] })
+		n.Remove("b")
+		delete(n.pods, "b")
+		n.admit(t, "c", 7)
+		if !slices.Contains(n.pods["c"], left) {
+			t.Fatalf("the pod has %q without %s", n.pods["c"], left)
+		}
+		n.settle(t)
+		n.Remove("c")
+		delete(n.pods, "c")
+		until(t, n.clock, "the unit that left is not on offer", func() bool { return !n.Devices(mem)[left] })
+		n.settle(t)
+		n.admit(t, "d", 7)
+	})
+}
+
+// What pods hold of units outlives their configuration: the GPU is whole once the pod has ended.
+func TestAGPUThatWasInUnits(t *testing.T) {
+	t.Parallel()
+	n, d := newUnitNode(t, standin.V137, 1, 8)
+	n.admit(t, "a", 3)
+	d.stop()
+	d = n.startDaemon(t, n.clock)
+	d.Apply(units(3, 8, 0, byMPS), asEnvironment, 1)
+	until(t, n.clock, "served for the pod", func() bool { return n.Allocatable("nvidia.com/gpu") == 2 && n.Allocatable(mem) > 0 })
+	for range 15 {
+		n.clock.Step(time.Second)
+	}
+	if n.Allocatable("nvidia.com/gpu.shared") != 0 {
+		t.Error("the GPU is on offer in another form while a pod has units of it")
+	}
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "b", Name: "c", Resource: mem, Count: 1}); err == nil {
+		t.Error("a unit was given that is not in the plan")
+	}
+	n.Remove("a")
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "c", Name: "c", Resource: mem, Count: 3}); err == nil {
+		t.Error("the units of a pod that has just ended were given, and the plan has none of their GPU")
+	}
+	until(t, n.clock, "shared by four", func() bool { return n.Allocatable("nvidia.com/gpu.shared") == 4 })
+}
