@@ -124,6 +124,11 @@ type Claims struct {
 	buried  int                  // how often a claim was given back
 	left    map[string]string    // why MIG devices are left of a claim that was given back, by its UID
 	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
+	// daemons are the UUIDs of the devices of all control daemons of MPS that may be there, by ID; nil until they were read. unserved are why
+	// some do not serve clients. begun counts when one was begun or served.
+	daemons  map[string][]string
+	unserved map[string]string
+	begun    int
 }
 
 // A given is what containers are given with the devices of the Snapshot of a generation.

@@ -31,8 +31,8 @@ type ControlDaemons interface {
 	// Stop has a daemon ended; End waits until it is.
 	Stop(id string) error
 	End(ctx context.Context, id string) error
-	// Problem returns why a daemon does not serve clients; empty if it does.
-	Problem(id string) string
+	// Problems returns why those of some daemons that do not serve clients do not.
+	Problems(ids ...string) map[string]string
 	// All returns the UUIDs of the devices of all daemons that may be there.
 	All() (map[string][]string, error)
 }
@@ -155,8 +155,8 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 		}
 		return nil
 	}
-	there, err := m.All()
-	if err != nil {
+	there, err := c.daemonsThere()
+	if there == nil {
 		return causedError{CauseDriver, err}
 	}
 	if len(wanted)+len(there) == 0 {
@@ -183,15 +183,85 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		c.store.step()
+		c.noteDaemon(id, r)
 		if err := m.Start(waiting, id, wanted[id]); err != nil {
 			return fail(CauseDriver, "the MPS control daemon of the claim does not serve: %w", err)
 		}
+		c.noteServing(id)
 		c.store.step()
 	}
-	if len(wanted) > 0 {
-		c.show() // nothing is wrong with them any more
-	}
 	return nil
+}
+
+// daemonsThere returns the UUIDs of the devices of all control daemons that may be there, by ID. With an error, which says why they could not
+// be read, they are those that were read before or begun since; nil if none were read before.
+func (c *Claims) daemonsThere() (map[string][]string, error) {
+	c.mu.Lock()
+	begun := c.begun
+	c.mu.Unlock()
+	there, err := c.options.MPS.All()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		return c.daemons, err
+	}
+	if c.begun != begun { // some of them after All had looked
+		maps.Copy(there, c.daemons)
+	}
+	c.daemons = there
+	return there, nil
+}
+
+// noteDaemon notes that a control daemon of a claim is about to be begun.
+func (c *Claims) noteDaemon(id string, r record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun++
+	c.daemons = maps.Clone(c.daemons)
+	for _, d := range r.Devices {
+		if d.MPS != nil && d.MPS.ID == id {
+			c.daemons[id] = append(slices.Clip(c.daemons[id]), d.uuid())
+		}
+	}
+}
+
+// noteServing notes that a control daemon serves clients.
+func (c *Claims) noteServing(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun++
+	c.unserved = maps.Clone(c.unserved)
+	delete(c.unserved, id)
+	c.showLocked()
+}
+
+// lookAtDaemons shows what is wrong with the control daemons that claims need. The disk may be slow: nobody waits for it meanwhile.
+func (c *Claims) lookAtDaemons() {
+	for c.options.MPS != nil {
+		c.mu.Lock()
+		begun, records := c.begun, c.records
+		c.mu.Unlock()
+		var ids []string
+		for id, needed := range neededDaemons(records, c.options.BootID) {
+			if needed {
+				ids = append(ids, id)
+			}
+		}
+		var unserved map[string]string
+		if len(ids) > 0 {
+			unserved = c.options.MPS.Problems(ids...)
+		}
+		c.mu.Lock()
+		same := c.begun == begun
+		if same {
+			c.unserved = unserved
+			c.showLocked()
+		}
+		c.mu.Unlock()
+		if same {
+			return
+		}
+	}
 }
 
 // noMPS is why a claim cannot be shared by MPS.
@@ -218,10 +288,12 @@ func (c *Claims) stopMPS(ctx context.Context, r record) {
 		if daemon.Shared {
 			continue
 		}
-		if err := c.options.MPS.Stop(id); err != nil {
-			klog.FromContext(ctx).Info("An MPS control daemon is ended later", "claim", klog.KRef(r.Namespace, r.Name), "reason", err.Error())
-		}
+		err := c.options.MPS.Stop(id)
 		c.store.step()
+		if err != nil { // the next may fail as slowly
+			klog.FromContext(ctx).Info("An MPS control daemon is ended later", "claim", klog.KRef(r.Namespace, r.Name), "reason", err.Error())
+			return
+		}
 	}
 }
 
@@ -302,13 +374,14 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	return c.options.MPS.Stop(id)
 }
 
-// problem returns what is wrong with the control daemon of a device; empty if nothing is, and for a device without one.
-func (c *Claims) problem(r record, d recordDevice) string {
+// problemLocked returns what was wrong with the control daemon of a device when it was looked at; empty if nothing was, and for a device
+// without one.
+func (c *Claims) problemLocked(r record, d recordDevice) string {
 	if d.MPS == nil || r.former(c.options.BootID) || r.Released || d.uuid() == "" {
 		return ""
 	}
 	if c.options.MPS == nil {
 		return noMPS
 	}
-	return c.options.MPS.Problem(d.MPS.ID)
+	return c.unserved[d.MPS.ID]
 }

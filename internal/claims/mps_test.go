@@ -247,3 +247,62 @@ func TestMPSThatDoesNotEnd(t *testing.T) {
 		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-3"))
 	}
 }
+
+// TestMPSOnADiskThatHangs: only claims that need the disk of the control daemons wait for it, and no longer than it takes to see that it
+// hangs. All is well again when it answers.
+func TestMPSOnADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		disk := func(err error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.disk = err
+		}
+		within := func(limit time.Duration, what, want string, call func() error) {
+			t.Helper()
+			began := time.Now()
+			err := call()
+			if took := time.Since(began); took > limit {
+				t.Errorf("%s took %v", what, took)
+			}
+			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s: %v, want %q", what, err, want)
+			}
+		}
+		prepare := func(claim dra.Claim) func() error {
+			return func() error { _, err := ask(t.Context(), c, claim); return err }
+		}
+		hangs := errors.New("the disk does not answer")
+		r.prepare(c, byMPS("uid-1", ``, gpuA))
+
+		disk(hangs)
+		within(3*time.Second, "a claim on another GPU", "", prepare(claim("uid-2", gpuC)))
+		within(5*time.Second, "the claim with the daemon", hangs.Error(), prepare(byMPS("uid-1", ``, gpuA)))
+		within(5*time.Second, "a new claim with a daemon", hangs.Error(), prepare(byMPS("uid-3", ``, migB0)))
+		r.configs.Publish(r.configs.Value())
+		synctest.Wait() // the loop waits for the disk
+		within(0, "the claim on another GPU, meanwhile", "", prepare(claim("uid-2", gpuC)))
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if p := c.Problems().Value(); p[gpuA] != hangs.Error() || p[gpuC] != "" {
+			t.Errorf("problems %v", p)
+		}
+		within(3*time.Second, "Unprepare", "", func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") })
+		within(5*time.Second, "the next claim on the GPU", hangs.Error(), prepare(claim("uid-4", gpuA)))
+		stop()
+
+		c, stop = r.start()
+		defer stop()
+		within(3*time.Second, "a claim of which nothing is known", hangs.Error(), prepare(claim("uid-5", migB1)))
+		disk(nil)
+		within(0, "the next claim on the GPU, then", "", prepare(claim("uid-4", gpuA)))
+		within(0, "the new claim with a daemon, then", "", prepare(byMPS("uid-3", ``, migB0)))
+		time.Sleep(claims.Every + 1)
+		synctest.Wait()
+		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"uid-3-0"}) || len(c.Problems().Value()) > 0 {
+			t.Errorf("daemons %q, problems %v", got, c.Problems().Value())
+		}
+	})
+}

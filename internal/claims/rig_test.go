@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/klog/v2"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -43,6 +44,7 @@ type rig struct {
 	smi      error  // of the driver's program
 	daemon   string // why control daemons of MPS do not serve
 	stays    error  // why they do not end
+	disk     error  // what comes of their disk after a time
 	asked    func() // called when kubelet is asked
 	claimed  map[string]bool
 	existing map[string]dra.Claim // at the API server, by name
@@ -124,8 +126,22 @@ type daemons struct{ *rig }
 
 func (d daemons) path(id string) string { return filepath.Join(d.dir, id+".mps") }
 
+// wait returns what comes of the disk, after two seconds if that is an error.
+func (d daemons) wait() error {
+	d.mu.Lock()
+	err := d.disk
+	d.mu.Unlock()
+	if err != nil {
+		<-time.After(2 * time.Second)
+	}
+	return err
+}
+
 func (d daemons) Start(_ context.Context, id string, wanted mps.ClaimDaemon) error {
-	if problem := d.Problem(id); problem != "" {
+	if err := d.wait(); err != nil {
+		return err
+	}
+	if problem := d.Problems(id)[id]; problem != "" {
 		return errors.New(problem)
 	}
 	return os.WriteFile(d.path(id), []byte(text(d.tb, wanted)), 0o600)
@@ -133,6 +149,9 @@ func (d daemons) Start(_ context.Context, id string, wanted mps.ClaimDaemon) err
 
 // Stop leaves a file for a daemon that may be there still, which End removes.
 func (d daemons) Stop(id string) error {
+	if err := d.wait(); err != nil {
+		return err
+	}
 	if err := os.Rename(d.path(id), d.path(id)+".ending"); !os.IsNotExist(err) {
 		return err
 	}
@@ -154,13 +173,25 @@ func (d daemons) End(_ context.Context, id string) error {
 	return nil
 }
 
-func (d daemons) Problem(string) string {
+func (d daemons) Problems(ids ...string) map[string]string {
+	hangs := d.wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.daemon
+	all := map[string]string{}
+	for _, id := range ids {
+		if hangs != nil {
+			all[id] = hangs.Error()
+		} else if d.daemon != "" {
+			all[id] = d.daemon
+		}
+	}
+	return all
 }
 
 func (d daemons) All() (map[string][]string, error) {
+	if err := d.wait(); err != nil {
+		return nil, err
+	}
 	all := map[string][]string{}
 	for id, wanted := range d.mps() {
 		var claim mps.ClaimDaemon

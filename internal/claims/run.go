@@ -78,6 +78,7 @@ func (c *Claims) Run(ctx context.Context) error {
 		adopted = c.gives() && (adopted || c.adopt(ctx))
 		c.refresh(ctx)
 		c.answer(true)
+		c.lookAtDaemons()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -191,6 +192,7 @@ func (c *Claims) load(ctx context.Context) error {
 	c.records = records
 	clear(c.settled)
 	clear(c.left)
+	c.daemons, c.unserved = nil, nil // another process may have led since
 	return nil
 }
 
@@ -291,7 +293,7 @@ func (c *Claims) showLocked() {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
 			shown := DeviceStatus{
 				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 && d.MPS != nil, GPU: d.GPU,
-				Admin: d.AdminAccess, Problem: c.problem(r, d),
+				Admin: d.AdminAccess, Problem: c.problemLocked(r, d),
 			}
 			if d.MIG != nil {
 				shown.MIG = d.MIG.UUID

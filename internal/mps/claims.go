@@ -30,6 +30,8 @@ const (
 	failedMark   = ".failed"
 	// claimPace is how often either side looks at the files.
 	claimPace = 100 * time.Millisecond
+	// claimDisk bounds each access to the files.
+	claimDisk = 2 * time.Second
 	// maxClaim is the largest file that is read, in bytes.
 	maxClaim = 1 << 20
 )
@@ -78,13 +80,25 @@ func ClaimDir(id string) string { return claimsFolder + "/" + id }
 
 // ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims. Their methods may be called by several
 // goroutines and processes, but by one at a time for one ID.
-type ClaimDaemons struct{ root string }
+type ClaimDaemons struct {
+	root string
+	disk *files.Disk
+}
 
 // NewClaimDaemons returns ClaimDaemons, which are run by the Supervisor of the same root.
-func NewClaimDaemons(root string) *ClaimDaemons { return &ClaimDaemons{root} }
+func NewClaimDaemons(root string) *ClaimDaemons { return &ClaimDaemons{root, files.NewDisk()} }
 
 // errNoSupervisor is why there is no daemon where nobody would start one.
 var errNoSupervisor = errors.New("mps-control-daemon does not run on this node, with the same directory of MPS state (--mps-root)")
+
+// within does work on the files, also when ctx has ended. A disk that hangs is an error.
+func within[T any](ctx context.Context, c *ClaimDaemons, work func() (T, error)) (T, error) {
+	value, err := files.Within(context.WithoutCancel(ctx), c.disk, claimDisk, work)
+	if errors.Is(err, files.ErrHangs) {
+		err = fmt.Errorf("the directory of MPS state: %w; see to the disk of %s (--mps-root)", err, c.root)
+	}
+	return value, err
+}
 
 func (c *ClaimDaemons) path(id, suffix string) string {
 	return filepath.Join(c.root, claimsFolder, id+suffix)
@@ -97,24 +111,18 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 	if err != nil {
 		return err
 	}
-	if !supervised(c.root) {
-		return errNoSupervisor
+	asked, err := within(ctx, c, func() (bool, error) { return c.asked(id, text) })
+	if err == nil && !asked {
+		if err = c.End(ctx, id); err == nil {
+			_, err = within(ctx, c, func() (struct{}, error) { return struct{}{}, c.request(id, text) })
+		}
 	}
-	before, _ := files.Read(c.path(id, wantedSuffix), maxClaim) // one that cannot be read is not this one
-	if _, ending := os.Lstat(c.path(id, endingSuffix)); ending == nil || !bytes.Equal(before, text) {
-		if err := c.End(ctx, id); err != nil {
-			return err
-		}
-		if err := os.MkdirAll(filepath.Join(c.root, claimsFolder), 0o755); err != nil {
-			return err
-		}
-		if err := files.Replace(c.path(id, wantedSuffix), text, 0o600); err != nil {
-			return fmt.Errorf("ask for an MPS control daemon: %w", err)
-		}
+	if err != nil {
+		return err
 	}
 	pace := time.NewTicker(claimPace)
 	for {
-		problem, final := c.problem(id)
+		problem, final := c.problem(ctx, id)
 		if problem == "" {
 			return nil
 		}
@@ -129,14 +137,67 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 	}
 }
 
-// Problem returns why the daemon with an ID does not serve clients; empty if it does.
-func (c *ClaimDaemons) Problem(id string) string {
-	problem, _ := c.problem(id)
-	return problem
+// asked reports whether this text asks for the daemon with an ID already. The error says that nobody would start it.
+func (c *ClaimDaemons) asked(id string, text []byte) (bool, error) {
+	if !supervised(c.root) {
+		return false, errNoSupervisor
+	}
+	before, _ := files.Read(c.path(id, wantedSuffix), maxClaim) // one that cannot be read is not this one
+	_, ending := os.Lstat(c.path(id, endingSuffix))
+	return ending != nil && bytes.Equal(before, text), nil
 }
 
-// problem is Problem. It is final if it does not end by itself within a moment.
-func (c *ClaimDaemons) problem(id string) (problem string, final bool) {
+// request asks for the daemon with an ID.
+func (c *ClaimDaemons) request(id string, text []byte) error {
+	err := os.MkdirAll(filepath.Join(c.root, claimsFolder), 0o755)
+	if err == nil {
+		err = files.Replace(c.path(id, wantedSuffix), text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("ask for an MPS control daemon: %w", err)
+	}
+	return nil
+}
+
+// Problems returns why those of the daemons with some IDs that do not serve clients do not.
+func (c *ClaimDaemons) Problems(ids ...string) map[string]string {
+	found, err := within(context.Background(), c, func() (map[string]string, error) {
+		found := map[string]string{}
+		for _, id := range ids {
+			if problem, _ := c.look(id); problem != "" {
+				found[id] = problem
+			}
+		}
+		return found, nil
+	})
+	if err != nil {
+		found = map[string]string{}
+		for _, id := range ids {
+			found[id] = err.Error()
+		}
+	}
+	return found
+}
+
+// problem returns why the daemon with an ID does not serve clients; empty if it does. It is final if it does not end by itself within a
+// moment.
+func (c *ClaimDaemons) problem(ctx context.Context, id string) (problem string, final bool) {
+	type answer struct {
+		problem string
+		final   bool
+	}
+	a, err := within(ctx, c, func() (a answer, _ error) {
+		a.problem, a.final = c.look(id)
+		return a, nil
+	})
+	if err != nil {
+		return err.Error(), false
+	}
+	return a.problem, a.final
+}
+
+// look is problem, and waits for the disk.
+func (c *ClaimDaemons) look(id string) (problem string, final bool) {
 	if !supervised(c.root) {
 		return errNoSupervisor.Error(), true
 	}
@@ -153,8 +214,14 @@ func (c *ClaimDaemons) problem(id string) (problem string, final bool) {
 	return "the MPS control daemon is being started", false
 }
 
-// Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended.
+// Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended. Where the disk does not answer in time, that
+// may be said later, by itself.
 func (c *ClaimDaemons) Stop(id string) error {
+	_, err := within(context.Background(), c, func() (struct{}, error) { return struct{}{}, c.stop(id) })
+	return err
+}
+
+func (c *ClaimDaemons) stop(id string) error {
 	err := os.Rename(c.path(id, wantedSuffix), c.path(id, endingSuffix))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("end an MPS control daemon: %w", err)
@@ -174,14 +241,9 @@ func (c *ClaimDaemons) Stop(id string) error {
 func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	pace := time.NewTicker(claimPace)
 	for {
-		if err := c.Stop(id); err != nil {
+		ended, err := within(ctx, c, func() (bool, error) { return c.ended(id) })
+		if err != nil || ended {
 			return err
-		}
-		if _, err := os.Lstat(c.path(id, endingSuffix)); errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if !supervised(c.root) {
-			return fmt.Errorf("an MPS control daemon of an earlier claim may still run: %w", errNoSupervisor)
 		}
 		select {
 		case <-ctx.Done():
@@ -191,9 +253,28 @@ func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	}
 }
 
+// ended is Stop, and reports whether the daemon has ended. The error says that nobody would end it.
+func (c *ClaimDaemons) ended(id string) (bool, error) {
+	if err := c.stop(id); err != nil {
+		return false, err
+	}
+	if _, err := os.Lstat(c.path(id, endingSuffix)); errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if !supervised(c.root) {
+		return false, fmt.Errorf("an MPS control daemon of an earlier claim may still run: %w", errNoSupervisor)
+	}
+	return false, nil
+}
+
 // All returns the UUIDs of the devices of all daemons that are wanted, or have not ended yet, by ID.
 func (c *ClaimDaemons) All() (map[string][]string, error) {
-	wanted, ending, err := list(c.root)
+	return within(context.Background(), c, func() (map[string][]string, error) { return devices(c.root) })
+}
+
+// devices is All, and waits for the disk.
+func devices(root string) (map[string][]string, error) {
+	wanted, ending, err := list(root)
 	if err != nil {
 		return nil, err
 	}

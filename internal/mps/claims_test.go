@@ -113,12 +113,12 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	n.until("the reason is told", func() bool { return strings.Contains(c.Problem(oneClaim), "not now") })
+	n.until("the reason is told", func() bool { return strings.Contains(c.Problems(oneClaim)[oneClaim], "not now") })
 	if err := n.start(oneClaim, wantedGPUs); err == nil || !strings.Contains(err.Error(), "not now") {
 		t.Errorf("a daemon that cannot be started: %v", err)
 	}
 	n.setFail(nil)
-	n.until("another daemon serves", func() bool { return c.Problem(oneClaim) == "" && n.pid(mps.ClaimDir(oneClaim)) != first })
+	n.until("another daemon serves", func() bool { return c.Problems(oneClaim)[oneClaim] == "" && n.pid(mps.ClaimDir(oneClaim)) != first })
 	if n.has(mps.ClaimDir(oneClaim) + "/.failed") {
 		t.Error("a daemon that serves has left the reason of an earlier failure")
 	}
@@ -130,10 +130,12 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 		t.Errorf("a daemon that was given back and is wanted anew: %v; the one that was given back is there: %v", err, alive(stopped))
 	}
 	end()
-	n.until("there is no supervisor", func() bool { return strings.Contains(c.Problem(oneClaim), "mps-control-daemon does not run") })
+	n.until("there is no supervisor", func() bool {
+		return strings.Contains(c.Problems(oneClaim)[oneClaim], "mps-control-daemon does not run")
+	})
 	n.checkModes("without a supervisor", map[string]inventory.ComputeMode{})
 	n.supervise()
-	n.until("the next supervisor starts it", func() bool { return c.Problem(oneClaim) == "" })
+	n.until("the next supervisor starts it", func() bool { return c.Problems(oneClaim)[oneClaim] == "" })
 }
 
 // TestGPUsOfAClaimThatCannotBeSetBack: nothing of the claim is forgotten until they are. A claim that leaves none to MPS alone does not wait
@@ -142,7 +144,9 @@ func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.run()
-	n.until("a supervisor", func() bool { return !strings.Contains(mps.NewClaimDaemons(n.root).Problem(oneClaim), "does not run") })
+	n.until("a supervisor", func() bool {
+		return !strings.Contains(mps.NewClaimDaemons(n.root).Problems(oneClaim)[oneClaim], "does not run")
+	})
 	if err := n.start(oneClaim, wantedGPUs); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -159,4 +160,39 @@ func TestMarkOnADiskThatIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.untilReady()
+}
+
+// TestClaimsOnADiskThatHangs: who asks about daemons of claims is told so after a time, in each way, and goes on when the disk does.
+func TestClaimsOnADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a disk that hangs is noticed after 2 s, four times: make test-all runs it")
+	}
+	n := newNode(t)
+	c := mps.NewClaimDaemons(n.root)
+	heal := n.hang("")
+	const hangs = "the directory of MPS state: the disk does not answer; see to the disk of "
+	says := func(call, got string) {
+		t.Helper()
+		if !strings.HasPrefix(got, hangs) {
+			t.Errorf("%s says %q", call, got)
+		}
+	}
+	_, err := c.All()
+	says("All", fmt.Sprint(err))
+	for _, id := range []string{oneClaim, "other"} {
+		says("Problems of "+id, c.Problems(oneClaim, "other")[id])
+	}
+	says("Stop", fmt.Sprint(c.Stop(oneClaim)))
+	says("Start", fmt.Sprint(c.Start(t.Context(), oneClaim, wantedGPUs)))
+	heal()
+	n.supervise()
+	n.untilReady()
+	if err := n.start(oneClaim, wantedGPUs); err != nil {
+		t.Error(err)
+	}
+	if all, err := c.All(); err != nil || len(all) != 1 {
+		t.Errorf("daemons of claims after that: %v, %v", all, err)
+	}
+	n.end(oneClaim)
 }

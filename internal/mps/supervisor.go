@@ -146,7 +146,7 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[stri
 
 // restoreUnwanted sets GPUs back that an earlier process left in exclusive mode and that no daemon needs.
 func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusive, groups []Group) {
-	all, err := NewClaimDaemons(s.root).All()
+	all, err := devices(s.root)
 	if err == nil {
 		for _, g := range groups {
 			all[g.Resource] = g.uuids()
