@@ -79,21 +79,19 @@ type Status struct {
 type Lead struct {
 	o        Options
 	path     string // of the socket
-	statuses *feed.Feed[Status]
-	leads    *feed.Feed[bool]
-	terms    *feed.Feed[*term]           // nil while no task of this process is to work
-	working  *feed.Feed[[]*work]         // tasks, also those of an earlier term that have not ended
-	asked    *feed.Feed[bool]            // whether this process may ask for the lead
-	heard    *feed.Feed[json.RawMessage] // from the process that leads
-	told     *feed.Feed[json.RawMessage] // to the standbys
+	statuses feed.Feed[Status]
+	leads    feed.Feed[bool]
+	terms    feed.Feed[context.Context] // nil while no task of this process is to work
+	working  feed.Feed[[]*work]         // tasks, also those of an earlier term that have not ended
+	asked    feed.Feed[bool]            // whether this process may ask for the lead
+	heard    feed.Feed[json.RawMessage] // from the process that leads
+	told     feed.Feed[json.RawMessage] // to the standbys
 
 	refused <-chan time.Time // Run's own: when this process may ask again after it could not take the lead; nil for now
 	former  string           // Run's own: who led before this process, or holds the hardware still as that one said
 
-	mu     sync.Mutex // guards all following fields
-	status Status
-	own    identity // of the socket with which this process leads
-	lose   func()   // ends that
+	mu     sync.Mutex // guards office, and changes of statuses, leads and working
+	office *office    // nil while this process does not lead
 }
 
 // New returns the Lead of a process.
@@ -102,23 +100,19 @@ func New(o Options) *Lead {
 	if o.Busy == nil {
 		o.Busy = func() bool { return false }
 	}
-	l := &Lead{
-		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), leads: feed.New(false),
-		terms: feed.New[*term](nil), working: feed.New[[]*work](nil), asked: feed.New(false),
-		heard: feed.New[json.RawMessage](nil), told: feed.New[json.RawMessage](nil),
-	}
+	l := &Lead{o: o, path: filepath.Join(o.Dir, socketName)}
 	if o.Dir == "" {
 		l.set(func(s *Status) { *s = Status{Leads: true, Name: o.Name, Since: o.Clock.Now()} })
-		l.terms.Publish(newTerm())
+		l.terms.Publish(context.Background())
 	}
 	return l
 }
 
 // Statuses returns the feed of who leads.
-func (l *Lead) Statuses() *feed.Feed[Status] { return l.statuses }
+func (l *Lead) Statuses() *feed.Feed[Status] { return &l.statuses }
 
 // Leads returns the feed of whether this process does. When it becomes false, all tasks of the term have ended, unless the lead was lost.
-func (l *Lead) Leads() *feed.Feed[bool] { return l.leads }
+func (l *Lead) Leads() *feed.Feed[bool] { return &l.leads }
 
 // Ask makes this process ask for the lead from now on. Call it when this process could serve no less than the process that leads. A
 // process that started later is not asked.
@@ -133,7 +127,7 @@ func (l *Lead) Tell(value json.RawMessage) { l.told.Publish(value) }
 
 // Heard returns the feed of what the process that leads tells, as long as this one is a standby. It is nil before the first value, and
 // again when this process has led; it keeps the last one while this process leads.
-func (l *Lead) Heard() *feed.Feed[json.RawMessage] { return l.heard }
+func (l *Lead) Heard() *feed.Feed[json.RawMessage] { return &l.heard }
 
 // Check returns ErrNotLead if this process does not lead now. It looks at the disk. It is called before each write that only the process
 // that leads may make.
@@ -142,13 +136,13 @@ func (l *Lead) Check() error {
 		return nil
 	}
 	l.mu.Lock()
-	own, lose := l.own, l.lose
+	o := l.office
 	l.mu.Unlock()
-	if own == (identity{}) {
+	if o == nil {
 		return ErrNotLead
 	}
-	if identify(l.path) != own {
-		lose()
+	if identify(l.path) != o.socket.identity {
+		o.lose()
 		return ErrNotLead
 	}
 	return nil
@@ -158,11 +152,12 @@ func (l *Lead) Check() error {
 func (l *Lead) set(change func(*Status)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := l.status
-	if change(&l.status); l.status != before {
-		l.statuses.Publish(l.status)
-		if l.status.Leads != l.leads.Value() {
-			l.leads.Publish(l.status.Leads)
+	before := l.statuses.Value()
+	now := before
+	if change(&now); now != before {
+		l.statuses.Publish(now)
+		if now.Leads != before.Leads {
+			l.leads.Publish(now.Leads)
 		}
 	}
 }

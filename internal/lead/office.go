@@ -9,35 +9,35 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 // An office is one time in which this process leads.
 type office struct {
 	*Lead
 	socket *socket
-	term   *term
-	lost   <-chan struct{} // closed when another process has the lead
+	lose   func()          // called when another process has the lead
+	lost   <-chan struct{} // closed then
 	asks   chan *link      // from standbys that want the lead
 }
 
 // lead leads until ctx ends or another process has the lead.
 func (l *Lead) lead(ctx context.Context, socket *socket) {
 	serving, lose := context.WithCancel(context.WithoutCancel(ctx)) // standbys are served until the tasks have ended
-	o := &office{Lead: l, socket: socket, term: newTerm(), lost: serving.Done(), asks: make(chan *link, 1)}
-	l.mu.Lock()
-	l.own, l.lose = socket.identity, lose
-	l.mu.Unlock()
+	o := &office{Lead: l, socket: socket, lose: lose, lost: serving.Done(), asks: make(chan *link, 1)}
+	l.enter(o)
 	l.told.Publish(nil) // what an earlier term told
 	l.set(func(s *Status) { *s = Status{Leads: true, Name: l.o.Name, Since: l.o.Clock.Now(), Former: o.holder()} })
 	klog.FromContext(ctx).Info("This process leads on the node", "former", o.holder())
-	l.terms.Publish(o.term)
+	term, end := context.WithCancel(context.WithoutCancel(ctx))
+	l.terms.Publish(term)
 	var standbys sync.WaitGroup
 	standbys.Go(func() { o.accept(serving, &standbys) })
 
-	o.follow(ctx)
-	ended := l.stop(o.term)
+	to := o.follow(ctx)
+	ended := l.stop(term, end)
+	if to != nil {
+		o.handOver(ctx, to, ended)
+	}
 	left := ctx.Err() != nil
 	if left {
 		select {
@@ -46,20 +46,23 @@ func (l *Lead) lead(ctx context.Context, socket *socket) {
 		case <-l.o.Clock.After(leaving):
 		}
 	}
-	l.mu.Lock()
-	l.own = identity{}
-	l.mu.Unlock()
+	l.enter(nil)
 	l.heard.Publish(nil) // it is older than what this process decided
 	l.set(func(s *Status) { *s = Status{} })
-	if left {
-		l.leave(serving, socket)
-	} else {
+	if !left {
 		klog.FromContext(ctx).Info("This process does not lead any more")
 	}
 	o.release(ended)
 	_ = socket.Close()
 	lose() // ends the connections
 	standbys.Wait()
+}
+
+// enter makes an office that of this process; nil means that it does not lead.
+func (l *Lead) enter(o *office) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.office = o
 }
 
 // release lets others change the hardware once nothing of this term is under way. It returns then, and soon in any case. It may be called
@@ -86,8 +89,8 @@ func (o *office) holder() string {
 	return cmp.Or(o.former, "an earlier process") // which has told nothing
 }
 
-// follow returns when this process leads no more, or ctx has ended.
-func (o *office) follow(ctx context.Context) {
+// follow returns when this process leads no more, when ctx has ended, or when a standby asks for the lead, which it returns.
+func (o *office) follow(ctx context.Context) (to *link) {
 	for {
 		var due <-chan time.Time
 		if o.statuses.Value().Former != "" {
@@ -95,22 +98,21 @@ func (o *office) follow(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-o.lost:
-			return
+			return nil
 		case <-due:
 			o.set(func(s *Status) { s.Former = o.holder() })
-		case to := <-o.asks:
-			o.handOver(ctx, to)
-			return
+		case to = <-o.asks:
+			return to
 		}
 	}
 }
 
-// handOver ends the term, tells a standby to take the lead, and waits until it has. If the standby does not, any process takes the lead.
-func (o *office) handOver(ctx context.Context, to *link) {
+// handOver waits for the tasks of the term, tells a standby to take the lead, and waits until it has. If the standby does not, any process
+// takes the lead.
+func (o *office) handOver(ctx context.Context, to *link, ended <-chan struct{}) {
 	klog.FromContext(ctx).Info("Handing the lead over to a process that started later")
-	ended := o.stop(o.term)
 	select {
 	case <-ended:
 	case <-o.o.Clock.After(finish):
@@ -142,23 +144,14 @@ func (o *office) accept(ctx context.Context, standbys *sync.WaitGroup) {
 			o.sleep(ctx, pause)
 			continue
 		}
-		standbys.Go(func() { o.serve(ctx, newLink(conn)) })
+		standbys.Go(func() { o.serve(newLink(ctx, conn)) })
 	}
 }
 
 // serve tells a standby what it is to know, and answers it, until it ends.
-func (o *office) serve(ctx context.Context, standby *link) {
-	ctx, cancel := context.WithCancel(ctx)
-	var telling sync.WaitGroup
-	defer telling.Wait()
-	defer context.AfterFunc(ctx, standby.close)()
-	defer standby.close()
-	defer cancel()
+func (o *office) serve(standby *link) {
 	o.set(func(s *Status) { s.Standbys++ })
-	defer func() {
-		o.set(func(s *Status) { s.Standbys = max(0, s.Standbys-1) })
-		_ = o.Check() // it may have ended the connection because it leads now
-	}()
+	var telling sync.WaitGroup
 	telling.Go(func() {
 		standby.send(message{Name: o.o.Name, Token: o.o.Token, Since: o.statuses.Value().Since})
 		for {
@@ -166,7 +159,9 @@ func (o *office) serve(ctx context.Context, standby *link) {
 			if value != nil {
 				standby.send(message{Told: value})
 			}
-			if !feed.AnyOf(ctx, changed) {
+			select {
+			case <-changed:
+			case <-standby.ended:
 				return
 			}
 		}
@@ -174,7 +169,7 @@ func (o *office) serve(ctx context.Context, standby *link) {
 	for m := range standby.in {
 		switch {
 		case m.Ping:
-			standby.send(message{Pong: true})
+			standby.send(message{})
 		case m.Ask:
 			select {
 			case o.asks <- standby:
@@ -182,4 +177,7 @@ func (o *office) serve(ctx context.Context, standby *link) {
 			}
 		}
 	}
+	telling.Wait()
+	o.set(func(s *Status) { s.Standbys = max(0, s.Standbys-1) })
+	_ = o.Check() // it may have ended the connection because it leads now
 }

@@ -114,16 +114,6 @@ func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	return &socket{listener, identify(path), held}, nil
 }
 
-// leave removes the socket, if it is there still.
-func (l *Lead) leave(ctx context.Context, s *socket) {
-	if unlock, err := l.lock(ctx); err == nil {
-		defer unlock()
-	}
-	if identify(l.path) == s.identity {
-		_ = os.Remove(l.path) // a standby takes the lead also where a socket is left
-	}
-}
-
 // lock makes the folder, if its parent folder exists, and takes the lock of the folder.
 func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.Mkdir(l.o.Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -148,9 +138,8 @@ type message struct {
 	Since time.Time `json:"since,omitzero"`
 	// Told is what it tells.
 	Told json.RawMessage `json:"told,omitempty"`
-	// Ping of a standby is answered by Pong.
+	// Ping of a standby is answered by a message without anything.
 	Ping bool `json:"ping,omitempty"`
-	Pong bool `json:"pong,omitempty"`
 	// Ask of a standby is answered by Yours once the tasks of the term have ended. Former is who holds the hardware still.
 	Ask    bool   `json:"ask,omitempty"`
 	Yours  bool   `json:"yours,omitempty"`
@@ -160,19 +149,17 @@ type message struct {
 // A link is the connection of two processes.
 type link struct {
 	conn  net.Conn
-	in    chan message // closed when the connection has ended
-	ended chan struct{}
+	in    chan message    // closed when the connection has ended
+	ended <-chan struct{} // closed before that
 	end   func()
 	mu    sync.Mutex // one writer at a time
 }
 
-// newLink reads messages until the connection ends or is closed.
-func newLink(conn net.Conn) *link {
-	k := &link{conn: conn, in: make(chan message), ended: make(chan struct{})}
-	k.end = sync.OnceFunc(func() {
-		close(k.ended)
-		_ = conn.Close()
-	})
+// newLink reads messages until the connection ends or is closed. The end of ctx closes it.
+func newLink(ctx context.Context, conn net.Conn) *link {
+	ctx, end := context.WithCancel(ctx)
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	k := &link{conn: conn, in: make(chan message), ended: ctx.Done(), end: end}
 	go func() {
 		defer close(k.in)
 		defer k.close()

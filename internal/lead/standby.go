@@ -17,7 +17,7 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 	var k *link
 	var in <-chan message
 	if conn != nil {
-		k = newLink(conn)
+		k = newLink(ctx, conn)
 		in = k.in
 	}
 	if identify(l.path) != seen { // another process took the lead before the connection
@@ -35,7 +35,6 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 		}
 		select {
 		case <-ctx.Done():
-			k.close()
 			return false, nil
 		case <-changed:
 		case <-l.refused:

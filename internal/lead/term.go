@@ -8,32 +8,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
-// A term is a time in which tasks work under the lead of this process.
-type term struct {
-	ctx context.Context //nolint:containedctx // a term is a context, and who works in it
-	end context.CancelFunc
-}
-
-// A work is that of one task in a term.
+// A work is that of one task in a term, which is a time in which tasks work under the lead of this process.
 type work struct {
 	name string
-	term *term
-}
-
-func newTerm() *term {
-	t := &term{}
-	t.ctx, t.end = context.WithCancel(context.Background())
-	return t
+	term context.Context //nolint:containedctx // a term is a context
 }
 
 // join notes that a task works in a term, until leave is called. It reports false if the term has ended.
-func (l *Lead) join(t *term, name string) (leave func(), joined bool) {
+func (l *Lead) join(term context.Context, name string) (leave func(), joined bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t == nil || t.ctx.Err() != nil {
+	if term == nil || term.Err() != nil {
 		return nil, false
 	}
-	w := &work{name, t}
+	w := &work{name, term}
 	l.working.Publish(append(slices.Clone(l.working.Value()), w))
 	return func() {
 		l.mu.Lock()
@@ -43,15 +31,15 @@ func (l *Lead) join(t *term, name string) (leave func(), joined bool) {
 }
 
 // stop ends a term, and returns what is closed when all of its tasks have ended.
-func (l *Lead) stop(t *term) <-chan struct{} {
+func (l *Lead) stop(term context.Context, end func()) <-chan struct{} {
 	l.terms.Publish(nil)
 	l.mu.Lock()
-	t.end()
+	end()
 	l.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		works := func(w *work) bool { return w.term == t }
+		works := func(w *work) bool { return w.term == term }
 		for all, changed := l.working.Latest(); slices.ContainsFunc(all, works); all, changed = l.working.Latest() {
 			<-changed
 		}
@@ -63,10 +51,10 @@ func (l *Lead) stop(t *term) <-chan struct{} {
 // A task that does not end does not begin again: see Alive.
 func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
-		t, changed := l.terms.Latest()
-		if leave, joined := l.join(t, name); joined {
+		term, changed := l.terms.Latest()
+		if leave, joined := l.join(term, name); joined {
 			running, stop := context.WithCancel(ctx)
-			unlink := context.AfterFunc(t.ctx, stop) //nolint:contextcheck // the task ends with the term, too
+			unlink := context.AfterFunc(term, stop) //nolint:contextcheck // the task ends with the term, too
 			err := task(running)
 			ended := running.Err() != nil
 			unlink()
@@ -85,16 +73,17 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 // Term reports whether tasks are to work under the lead of this process, and returns what is closed when that changes. It ends before
 // Leads becomes false.
 func (l *Lead) Term() (working bool, changed <-chan struct{}) {
-	t, changed := l.terms.Latest()
-	return t != nil, changed
+	term, changed := l.terms.Latest()
+	return term != nil, changed
 }
 
-// Alive returns an error if, until ctx ends, this process leads without a task of it, which has not ended since an earlier term.
+// Alive waits, while this process leads, for tasks that have not ended since an earlier term. It returns an error that names one if ctx ends
+// before.
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
-		now, changed := l.terms.Latest()
+		term, changed := l.terms.Latest()
 		working, ended := l.working.Latest()
-		i := slices.IndexFunc(working, func(w *work) bool { return now != nil && w.term != now })
+		i := slices.IndexFunc(working, func(w *work) bool { return term != nil && w.term != term })
 		if i < 0 {
 			return nil
 		}
