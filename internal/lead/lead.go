@@ -81,7 +81,7 @@ type Lead struct {
 	path     string // of the socket
 	statuses feed.Feed[Status]
 	leads    feed.Feed[bool]
-	terms    feed.Feed[context.Context] // nil while no task of this process is to work
+	terms    feed.Feed[term]            // nil while no task of this process is to work
 	working  feed.Feed[[]*work]         // tasks, also those of an earlier term that have not ended
 	asked    feed.Feed[bool]            // whether this process may ask for the lead
 	heard    feed.Feed[json.RawMessage] // from the process that leads
@@ -90,7 +90,7 @@ type Lead struct {
 	refused <-chan time.Time // Run's own: when this process may ask again after it could not take the lead; nil for now
 	former  string           // Run's own: who led before this process, or holds the hardware still as that one said
 
-	mu     sync.Mutex // guards office, and changes of statuses, leads and working
+	mu     sync.Mutex // guards office, and changes of statuses, leads, terms and working
 	office *office    // nil while this process does not lead
 }
 
@@ -103,7 +103,7 @@ func New(o Options) *Lead {
 	l := &Lead{o: o, path: filepath.Join(o.Dir, socketName)}
 	if o.Dir == "" {
 		l.set(func(s *Status) { *s = Status{Leads: true, Name: o.Name, Since: o.Clock.Now()} })
-		l.terms.Publish(context.Background())
+		l.terms.Publish(make(term))
 	}
 	return l
 }

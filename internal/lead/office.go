@@ -28,13 +28,13 @@ func (l *Lead) lead(ctx context.Context, socket *socket) {
 	l.told.Publish(nil) // what an earlier term told
 	l.set(func(s *Status) { *s = Status{Leads: true, Name: l.o.Name, Since: l.o.Clock.Now(), Former: o.holder()} })
 	klog.FromContext(ctx).Info("This process leads on the node", "former", o.holder())
-	term, end := context.WithCancel(context.WithoutCancel(ctx))
-	l.terms.Publish(term)
+	t := make(term)
+	l.terms.Publish(t)
 	var standbys sync.WaitGroup
 	standbys.Go(func() { o.accept(serving, &standbys) })
 
 	to := o.follow(ctx)
-	ended := l.stop(term, end)
+	ended := l.stop(t)
 	if to != nil {
 		o.handOver(ctx, to, ended)
 	}

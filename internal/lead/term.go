@@ -8,20 +8,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
-// A work is that of one task in a term, which is a time in which tasks work under the lead of this process.
+// A term is a time in which tasks work under the lead of this process. It is closed when they are to end.
+type term chan struct{}
+
+// A work is that of one task in a term.
 type work struct {
 	name string
-	term context.Context //nolint:containedctx // a term is a context
+	term term
 }
 
 // join notes that a task works in a term, until leave is called. It reports false if the term has ended.
-func (l *Lead) join(term context.Context, name string) (leave func(), joined bool) {
+func (l *Lead) join(t term, name string) (leave func(), joined bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if term == nil || term.Err() != nil {
+	if t == nil || t != l.terms.Value() {
 		return nil, false
 	}
-	w := &work{name, term}
+	w := &work{name, t}
 	l.working.Publish(append(slices.Clone(l.working.Value()), w))
 	return func() {
 		l.mu.Lock()
@@ -31,15 +34,15 @@ func (l *Lead) join(term context.Context, name string) (leave func(), joined boo
 }
 
 // stop ends a term, and returns what is closed when all of its tasks have ended.
-func (l *Lead) stop(term context.Context, end func()) <-chan struct{} {
-	l.terms.Publish(nil)
+func (l *Lead) stop(t term) <-chan struct{} {
 	l.mu.Lock()
-	end()
+	l.terms.Publish(nil)
 	l.mu.Unlock()
+	close(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		works := func(w *work) bool { return w.term == term }
+		works := func(w *work) bool { return w.term == t }
 		for all, changed := l.working.Latest(); slices.ContainsFunc(all, works); all, changed = l.working.Latest() {
 			<-changed
 		}
@@ -51,13 +54,15 @@ func (l *Lead) stop(term context.Context, end func()) <-chan struct{} {
 // A task that does not end does not begin again: see Alive.
 func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
-		term, changed := l.terms.Latest()
-		if leave, joined := l.join(term, name); joined {
+		t, changed := l.terms.Latest()
+		if leave, joined := l.join(t, name); joined {
 			running, stop := context.WithCancel(ctx)
-			unlink := context.AfterFunc(term, stop) //nolint:contextcheck // the task ends with the term, too
+			go func() {
+				feed.AnyOf(running, t)
+				stop()
+			}()
 			err := task(running)
 			ended := running.Err() != nil
-			unlink()
 			stop()
 			leave()
 			if err != nil && !ended {
@@ -73,17 +78,16 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 // Term reports whether tasks are to work under the lead of this process, and returns what is closed when that changes. It ends before
 // Leads becomes false.
 func (l *Lead) Term() (working bool, changed <-chan struct{}) {
-	term, changed := l.terms.Latest()
-	return term != nil, changed
+	t, changed := l.terms.Latest()
+	return t != nil, changed
 }
 
-// Alive waits, while this process leads, for tasks that have not ended since an earlier term. It returns an error that names one if ctx ends
-// before.
+// Alive waits, while this process leads, for tasks that have not ended since an earlier term. If ctx ends before, the error names one.
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
-		term, changed := l.terms.Latest()
+		t, changed := l.terms.Latest()
 		working, ended := l.working.Latest()
-		i := slices.IndexFunc(working, func(w *work) bool { return term != nil && w.term != term })
+		i := slices.IndexFunc(working, func(w *work) bool { return t != nil && w.term != t })
 		if i < 0 {
 			return nil
 		}
