@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -41,11 +41,7 @@ func (c *calls) all() []string {
 // ones with the last.
 func answering(t *testing.T, answers map[string][]any) (socket string, came *calls) {
 	t.Helper()
-	folder, err := os.MkdirTemp("", "c") // short: paths of sockets must be
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	socket, came = filepath.Join(folder, "c.sock"), &calls{}
 	serveAt(t, socket, answers, came)
 	return socket, came

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -35,11 +36,7 @@ type host struct {
 // newHost starts a daemon, which ends with the test.
 func newHost(t *testing.T, args ...string) *host {
 	t.Helper()
-	folder, err := os.MkdirTemp("", "h") // short: paths of sockets must be
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	h := &host{t: t, socket: filepath.Join(folder, "c.sock")}
 	h.daemon = program(t, append([]string{
 		"--kubelet-socket=", "--pod-resources-socket=", "--control-socket", h.socket,

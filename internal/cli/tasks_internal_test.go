@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // TestLinesOfChanges: the state that begins is in its colour, what fits is printed, and a wide line names the device.
@@ -50,11 +51,7 @@ func TestLinesOfChanges(t *testing.T) {
 // TestWatchOfADaemonThatGoes: that it has gone is said once, and that another one is there.
 func TestWatchOfADaemonThatGoes(t *testing.T) {
 	t.Parallel()
-	folder, err := os.MkdirTemp("", "c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	socket := filepath.Join(folder, "c.sock")
 	reader, writer := io.Pipe()
 	w, err := newWatcher(writer, outputTable, view{})

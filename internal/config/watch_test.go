@@ -59,31 +59,15 @@ func watchFrom(ctx context.Context, t *testing.T, change func(*config.Sources), 
 // await waits until a config with the strategy is published.
 func await(t *testing.T, w *config.Watcher, want resource.MIGStrategy) {
 	t.Helper()
-	awaitValue(t, w.Configs(), func(c config.Config) bool { return c.Resource.MIG == want })
+	poll.Latest(t, "MIG strategy "+want.String(), w.Configs(), func(c config.Config) bool { return c.Resource.MIG == want })
 }
 
 // awaitFault waits until the Watcher's fault says want, or is none if want is empty.
 func awaitFault(t *testing.T, w *config.Watcher, want string) {
 	t.Helper()
-	awaitValue(t, w.Errors(), func(err error) bool {
+	_ = poll.Latest(t, "fault "+want, w.Errors(), func(err error) bool {
 		return want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want)
 	})
-}
-
-func awaitValue[T any](t *testing.T, f *feed.Feed[T], good func(T) bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		value, changed := f.Latest()
-		if good(value) {
-			return
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			t.Fatalf("still %+v", value)
-		}
-	}
 }
 
 // write puts a whole file at path at once: nobody finds a part of it.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -113,11 +114,7 @@ func TestCalls(t *testing.T) {
 }
 
 func TestASocketWithTheLongestPath(t *testing.T) {
-	folder, err := os.MkdirTemp("", "control")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	start(t, filepath.Join(folder, strings.Repeat("s", 107-1-len(folder))))
 }
 

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -12,17 +11,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestKubeletIsSeen: each socket of kubelet's counts as a kubelet, and what it remembers of device plugins is read from its checkpoint.
 func TestKubeletIsSeen(t *testing.T) {
 	t.Parallel()
-	folder, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	socket := filepath.Join(folder, "kubelet.sock")
 	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket", socket)...))
 	if _, err := (devicePlugins{d.account, d.directory}).Remembered(); err == nil {

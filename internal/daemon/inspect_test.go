@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const (
@@ -105,18 +106,11 @@ func (i *inspected) inject(faults ...simulator.Fault) {
 // hears waits for the verdicts on XIDs, which alone come as events: everything else is found by the look that Inspect asks for.
 func (i *inspected) hears(faults []simulator.Fault) {
 	i.t.Helper()
-	late := time.After(patience)
 	for _, f := range faults {
-		for f.Kind == simulator.KindXID {
-			s, changed := i.Monitor.Snapshots().Latest()
-			if h := s.GPUs[3].MIGDevices[1].Health; h.XID == f.XID {
-				break
-			}
-			select {
-			case <-changed:
-			case <-late:
-				i.t.Fatalf("nobody heard of %+v", f)
-			}
+		if f.Kind == simulator.KindXID {
+			poll.Latest(i.t, fmt.Sprintf("heard of %+v", f), i.Monitor.Snapshots(), func(s inventory.Snapshot) bool {
+				return s.GPUs[3].MIGDevices[1].Health.XID == f.XID
+			})
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/proof"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A teller is what a process tells of GPUs, and hears.
@@ -58,19 +59,6 @@ func (p *teller) run(t *testing.T, deciding ...func(context.Context) error) {
 	t.Cleanup(cancel)
 }
 
-// await waits until the value of a feed is as wanted.
-func await[T any](t *testing.T, what string, f *feed.Feed[T], is func(T) bool) {
-	t.Helper()
-	late := time.After(time.Minute)
-	for value, changed := f.Latest(); !is(value); value, changed = f.Latest() {
-		select {
-		case <-changed:
-		case <-late:
-			t.Fatalf("never: %s; it is %v", what, value)
-		}
-	}
-}
-
 func yes(is bool) bool { return is }
 
 // TestResetsAreTold: a standby gives no GPU to pods that is being reset, and all of them afterwards.
@@ -79,13 +67,13 @@ func TestResetsAreTold(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "node")
 	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
 	leading.run(t)
-	await(t, "the first leads", leading.lead.Leads(), yes)
+	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
 	standby.run(t)
 	leading.owners.Publish(dra.Owners{"GPU-1": dra.OwnedByPlugin, "GPU-2": dra.OwnedByPlugin})
 	for _, phase := range []reset.Phase{reset.PhaseWaiting, reset.PhaseDone, reset.PhaseResetting, reset.PhaseFailed} {
 		leading.resets.Publish(reset.Status{GPUs: []string{"GPU-1"}, Phase: phase})
 		held := phase == reset.PhaseWaiting || phase == reset.PhaseResetting
-		await(t, "it is told of "+string(phase), standby.dividing, func(holds map[string]resource.GPUHold) bool {
+		poll.Latest(t, "it is told of "+string(phase), standby.dividing, func(holds map[string]resource.GPUHold) bool {
 			return held && holds["GPU-1"].Reason != "" && len(holds) == 2 && holds["GPU-2"].Reason == "" || !held && holds == nil
 		})
 	}
@@ -97,22 +85,23 @@ func TestOwnersAreTold(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "node")
 	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
 	leading.run(t)
-	await(t, "the first leads", leading.lead.Leads(), yes)
+	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
 	standby.run(t)
-	await(t, "the other is its standby", leading.lead.Statuses(), func(s lead.Status) bool { return s.Standbys == 1 })
+	poll.Latest(t, "the other is its standby", leading.lead.Statuses(), func(s lead.Status) bool { return s.Standbys == 1 })
 	if owners := standby.owners.Value(); owners != nil {
 		t.Errorf("a standby that has heard nothing goes by %v", owners)
 	}
 	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}, {"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
 		leading.owners.Publish(want)
-		await(t, "the standby goes by what it heard", standby.owners, func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
+		poll.Latest(t, "the standby goes by what it heard", standby.owners, func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
 	}
 	holds := map[string]resource.GPUHold{"GPU-1": {Reason: "it is being divided"}}
 	leading.dividing.Publish(holds) // not before the first leads and tells: it begins without any
-	await(t, "the standby goes by the holds, although it changes no layouts itself", standby.dividing,
+	poll.Latest(t, "the standby goes by the holds, although it changes no layouts itself", standby.dividing,
 		func(h map[string]resource.GPUHold) bool { return reflect.DeepEqual(h, holds) })
 	standby.lead.Ask()
-	await(t, "the standby leads, and nobody divides GPUs", standby.dividing, func(h map[string]resource.GPUHold) bool { return h == nil })
+	poll.Latest(t, "the standby leads, and nobody divides GPUs", standby.dividing,
+		func(h map[string]resource.GPUHold) bool { return h == nil })
 }
 
 // TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also where a task of its term ends late and
@@ -136,9 +125,9 @@ func TestALateDecision(t *testing.T) {
 	next := newTeller(dir, "b")
 	next.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByDRA})
 	next.run(t)
-	await(t, "the next one leads", next.lead.Leads(), yes)
+	poll.Latest(t, "the next one leads", next.lead.Leads(), yes)
 	_ = p.lead.Check()
-	await(t, "the first one hears the next", p.lead.Heard(), func(text json.RawMessage) bool { return text != nil })
+	poll.Latest(t, "the first one hears the next", p.lead.Heard(), func(text json.RawMessage) bool { return text != nil })
 	_, changed := p.owners.Latest()
 	select {
 	case <-changed:
@@ -146,5 +135,5 @@ func TestALateDecision(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(late)
-	await(t, "it goes by what it heard", p.owners, func(o dra.Owners) bool { return o["GPU-0"] == dra.OwnedByDRA })
+	poll.Latest(t, "it goes by what it heard", p.owners, func(o dra.Owners) bool { return o["GPU-0"] == dra.OwnedByDRA })
 }

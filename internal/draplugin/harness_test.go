@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -104,11 +105,7 @@ type node struct {
 // newNode returns a node with two healthy GPUs.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n") // the path of a socket has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := loopback.Folder(t)
 	n := &node{dir: dir, claims: &claims{}, pools: feed.New(dra.Pool{}), snapshots: feed.New(inventory.Snapshot{})}
 	n.publish(inventory.Health{State: inventory.Healthy})
 	return n
@@ -169,18 +166,7 @@ func (n *node) startKubelet(t *testing.T, services ...string) *plugins.Kubelet {
 // await waits until a driver's status is as wanted.
 func (d *driver) await(t *testing.T, what string, wanted func(draplugin.Status) bool) draplugin.Status {
 	t.Helper()
-	deadline := time.After(patience)
-	for {
-		status, changed := d.Status().Latest()
-		if wanted(status) {
-			return status
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			t.Fatalf("the status is %+v, want: %s", status, what)
-		}
-	}
+	return poll.Latest(t, what, d.Status(), wanted)
 }
 
 func (d *driver) awaitRegistered(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // TestConnections: a connection counts from its first byte to its end. One that says nothing, as of another process that sees whether this
@@ -74,16 +74,6 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-func newFolder(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "n") // the path of a socket has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // listen listens at the socket of another program. Its file stays when the program ends.
 func listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
@@ -99,7 +89,7 @@ func listen(t *testing.T, path string) *net.UnixListener {
 // kubelet does with the socket until it is closed, and when that is closed.
 func TestForeignCounts(t *testing.T) {
 	t.Parallel()
-	dir := newFolder(t)
+	dir := loopback.Folder(t)
 	foreign := listen(t, filepath.Join(dir, "gpu.nvidia.com-reg.sock"))
 	defer func() { _ = foreign.Close() }()
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
@@ -119,7 +109,7 @@ func TestForeignCounts(t *testing.T) {
 // TestLookAtItsEnd: a socket whose program was killed is none of a driver that runs, also where the wait for the look is over.
 func TestLookAtItsEnd(t *testing.T) {
 	t.Parallel()
-	dir := newFolder(t)
+	dir := loopback.Folder(t)
 	for _, name := range []string{"gpu.nvidia.com-reg.sock", "gpu-device-plugin-dra-vvvvvvvvvvaa-1.sock"} {
 		if err := listen(t, filepath.Join(dir, name)).Close(); err != nil {
 			t.Fatal(err)

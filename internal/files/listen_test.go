@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // The umask is that of the whole process, so that this test is not parallel.
@@ -33,11 +34,7 @@ func TestListen(t *testing.T) {
 			t.Error("the socket is there after Close")
 		}
 	}
-	folder, err := os.MkdirTemp("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	for extra, ok := range map[int]bool{0: true, 1: false} {
 		listener, err := files.Listen(t.Context(), filepath.Join(folder, strings.Repeat("s", files.MaxSocketPath-1-len(folder)+extra)))
 		if (err == nil) != ok {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestKeep: a step runs at once and after each change, one at a time; after an error it waits, whatever changes meanwhile, and what
@@ -155,7 +156,7 @@ func TestKeepGoesOnWithTheWatch(t *testing.T) {
 			}
 			awaitProblem(t, client, "")
 			if tt.soon {
-				await(t, "the write", done, func(is bool) bool { return is })
+				poll.Latest(t, "the write", done, func(is bool) bool { return is })
 				return
 			}
 			select {

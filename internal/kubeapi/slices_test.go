@@ -45,7 +45,7 @@ func TestSlices(t *testing.T) {
 				defer close(ended)
 				client.WatchSlices(ctx, clock.RealClock{}, "d", "", seen, problem)
 			}()
-			await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
+			poll.Latest(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
 
 			created, err := client.CreateSlice(ctx, slice(1))
 			if err != nil {
@@ -73,7 +73,7 @@ func TestSlices(t *testing.T) {
 			if _, err := client.UpdateSlice(ctx, before); !kubeapi.IsOvertaken(err) {
 				t.Errorf("an update of an old version gave %v", err)
 			}
-			got := await(t, "the update", seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == 2 })
+			got := poll.Latest(t, "the update", seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == 2 })
 			if diff := cmp.Diff(updated, got.ByName["s"]); diff != "" || got.IsBefore(updated.ResourceVersion) {
 				t.Errorf("the watch sees (-want +got):\n%s", diff)
 			}
@@ -93,7 +93,7 @@ func TestSlices(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			await(t, "the removal", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" && len(s.ByName) == 0 })
+			poll.Latest(t, "the removal", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" && len(s.ByName) == 0 })
 			listed, err := client.Slices(ctx, "d")
 			if err != nil || len(listed.ByName) != 0 || listed.IsBefore(updated.ResourceVersion) {
 				t.Errorf("listed %+v, error %v", listed, err)
@@ -130,7 +130,7 @@ func TestNoResourceAPI(t *testing.T) {
 		client.WatchSlices(ctx, hurried{}, "d", "", seen, problem)
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
-	_ = await(t, "a problem", problem, func(err error) bool { return err != nil })
+	_ = poll.Latest(t, "a problem", problem, func(err error) bool { return err != nil })
 	for _, version := range []string{"v1beta1", "v1"} {
 		server.SetResourceVersions(version)
 		server.DropWatches()
@@ -139,7 +139,7 @@ func TestNoResourceAPI(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the slice of "+version, seen, func(s kubeapi.Slices) bool { return s.ByName[version].Name != "" })
+		poll.Latest(t, "the slice of "+version, seen, func(s kubeapi.Slices) bool { return s.ByName[version].Name != "" })
 	}
 	server.SetFault(apiserver.Fault{Status: http.StatusForbidden})
 	var refused *kubeapi.Refused
@@ -156,7 +156,7 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	seen := feed.New(kubeapi.Slices{})
 	go client.WatchSlices(t.Context(), hurried{}, "d", "", seen, feed.New[error](nil))
-	await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
+	poll.Latest(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
 	generation := int64(1)
 	last, err := client.CreateSlice(t.Context(), slice(generation))
 	if err != nil {
@@ -170,7 +170,7 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 		if last, err = client.UpdateSlice(t.Context(), next); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the change after "+after, seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == generation })
+		poll.Latest(t, "the change after "+after, seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == generation })
 	}
 	server.DropWatches()
 	follows("the end of a watch")
@@ -189,7 +189,7 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	if err := server.Restore(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the slices of the backup", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion == "1" })
+	poll.Latest(t, "the slices of the backup", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion == "1" })
 	if n := server.LatestLists("resourceslices"); n != 1 {
 		t.Errorf("after a restore %d lists were to be the latest", n)
 	}

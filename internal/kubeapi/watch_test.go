@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -78,30 +77,14 @@ func watch(t *testing.T, server *apiserver.Server, timer clock.Clock) *kubeapi.C
 	return client
 }
 
-func await[T any](t *testing.T, what string, f *feed.Feed[T], good func(T) bool) T {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		value, changed := f.Latest()
-		if good(value) {
-			return value
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			t.Fatalf("%s: still %+v", what, value)
-		}
-	}
-}
-
 func awaitLabel(t *testing.T, client *kubeapi.Client, want string) kubeapi.Node {
 	t.Helper()
-	return await(t, "label "+want, client.Nodes(), func(n kubeapi.Node) bool { return n.Labels["config"] == want })
+	return poll.Latest(t, "label "+want, client.Nodes(), func(n kubeapi.Node) bool { return n.Labels["config"] == want })
 }
 
 func awaitProblem(t *testing.T, client *kubeapi.Client, want string) {
 	t.Helper()
-	_ = await(t, "problem "+want, client.Problem(), func(err error) bool {
+	_ = poll.Latest(t, "problem "+want, client.Problem(), func(err error) bool {
 		return want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want)
 	})
 }
@@ -130,7 +113,7 @@ func TestWatch(t *testing.T) {
 	if err := server.DeleteNode(nodeName); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "no node", client.Nodes(), func(n kubeapi.Node) bool { return n.UID == "" && n.Labels == nil })
+	poll.Latest(t, "no node", client.Nodes(), func(n kubeapi.Node) bool { return n.UID == "" && n.Labels == nil })
 	label(t, server, nodeName, "c")
 	if again := awaitLabel(t, client, "c"); again.UID == n.UID || again.UID == "" {
 		t.Errorf("the new node has the UID %q, the old one %q", again.UID, n.UID)
@@ -224,13 +207,13 @@ func TestRestore(t *testing.T) {
 				t.Fatal(err)
 			}
 			if watched {
-				await(t, "the condition", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == written.ResourceVersion })
+				poll.Latest(t, "the condition", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == written.ResourceVersion })
 			}
 			if err := server.Restore(); err != nil {
 				t.Fatal(err)
 			}
 			server.SetFault(apiserver.Fault{})
-			restored := await(t, "the restored node", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == "1" })
+			restored := poll.Latest(t, "the restored node", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == "1" })
 			if written.After(restored) || restored.After(written) {
 				t.Errorf("version %s of before the restore is before or after version %s", written.ResourceVersion, restored.ResourceVersion)
 			}

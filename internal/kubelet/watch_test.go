@@ -17,18 +17,14 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// folder is a directory of kubelet's with a path short enough for sockets.
+// folder is a directory of kubelet's.
 func folder(t *testing.T) string {
 	t.Helper()
-	path, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(path) })
-	return path
+	return loopback.Folder(t)
 }
 
 // listen makes a socket that leaves its file behind when the returned function closes it, as a dead process does.
@@ -212,17 +208,7 @@ func TestSocketsArePublishedWheneverOneMayHaveGone(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- d.Watch(ctx, seen, sockets) }()
-			for deadline := time.After(patience); ; {
-				incarnation, came := seen.Latest()
-				if incarnation != 0 {
-					break
-				}
-				select {
-				case <-came:
-				case <-deadline:
-					t.Fatal("kubelet is not seen")
-				}
-			}
+			poll.Latest(t, "kubelet is seen", seen, func(incarnation uint64) bool { return incarnation != 0 })
 			_, changed := sockets.Latest()
 			path := filepath.Join(d.Path(), "a file")
 			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Remove(path)); err != nil {

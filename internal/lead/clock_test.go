@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A setClock is one whose time of day is set, and whose ticks come when the test says so.
@@ -49,7 +50,7 @@ func (*setClock) Stop() {}
 // time, nor later, nor is it lost. The test is the process that leads first.
 func TestAClockThatIsSet(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func TestAClockThatIsSet(t *testing.T) {
 		if _, err := standby.Write([]byte(answer)); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the standby has heard "+answer, func() bool { return string(l.Heard().Value()) == fmt.Sprint(n) })
+		poll.Until(t, "the standby has heard "+answer, func() bool { return string(l.Heard().Value()) == fmt.Sprint(n) })
 	}
 	for n := range 5 {
 		asked(n)
@@ -100,7 +101,7 @@ func TestAClockThatIsSet(t *testing.T) {
 		t.Error("the lead was taken before its time")
 	}
 	clock.ticks <- clock.Now()
-	until(t, "the process leads", func() bool { return l.Statuses().Value().Leads })
+	poll.Until(t, "the process leads", func() bool { return l.Statuses().Value().Leads })
 	for n := range 3 {
 		clock.set(time.Duration(n-1) * time.Hour)
 		if err := l.Check(); err != nil || !l.Statuses().Value().Leads {

@@ -15,6 +15,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // faster is how much faster than the real clock that of the tests is.
@@ -26,19 +28,6 @@ type fastClock struct{ clock.RealClock }
 func (fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / faster) }
 
 func (c fastClock) NewTicker(d time.Duration) clock.Ticker { return c.RealClock.NewTicker(d / faster) }
-
-// patience is how long a test waits for what must come. A silent process loses the lead after 12 s of the fast clock.
-const patience = time.Minute
-
-// until waits until something is so.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
 
 // A process is a Lead in this process.
 type process struct {
@@ -65,15 +54,10 @@ func start(t *testing.T, dir, name string, busy func() bool) process {
 
 func (p process) leads() bool { return p.Statuses().Value().Leads }
 
-// short returns a folder whose path is short enough for a socket.
-func short(t *testing.T) string {
+// folder returns one for the processes of a node, which make it.
+func folder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "lead")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return filepath.Join(dir, "node")
+	return filepath.Join(loopback.Folder(t), "node")
 }
 
 // TestAlone: without a folder a process leads always, before and after Run.
@@ -96,15 +80,15 @@ func TestAlone(t *testing.T) {
 // TestTheFirstLeads: a process that starts alone leads at once; the next one knows it, hears what it tells, and does not lead.
 func TestTheFirstLeads(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	a.Tell(json.RawMessage(`{"x":1}`))
 	b := start(t, dir, "b", nil)
-	until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
-	until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `{"x":1}` })
+	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+	poll.Until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `{"x":1}` })
 	a.Tell(json.RawMessage(`[]`))
-	until(t, "b hears a again", func() bool { return string(b.Heard().Value()) == `[]` })
+	poll.Until(t, "b hears a again", func() bool { return string(b.Heard().Value()) == `[]` })
 	if s := b.Statuses().Value(); s.Leads || s.Since.IsZero() || !errors.Is(b.Check(), lead.ErrNotLead) {
 		t.Errorf("state of b %+v, check %v", s, b.Check())
 	}
@@ -112,14 +96,14 @@ func TestTheFirstLeads(t *testing.T) {
 		t.Errorf("state of a %+v, check %v", s, a.Check())
 	}
 	b.stop()
-	until(t, "a has no standby", func() bool { return a.Statuses().Value().Standbys == 0 })
+	poll.Until(t, "a has no standby", func() bool { return a.Statuses().Value().Standbys == 0 })
 }
 
 // TestHandOver: a process that started later gets the lead when it asks, once the tasks of the term have ended; one that started earlier
 // does not, before the other one ends.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
 	finish := make(chan struct{})
 	terms := make(chan string, 10)
@@ -133,24 +117,24 @@ func TestHandOver(t *testing.T) {
 			return errors.New("what comes after the end does not count")
 		})
 	}()
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	<-terms
 	a.Ask() // nobody is there to be asked
 	b := start(t, dir, "b", nil)
-	until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
 	b.Ask()
 	if got := <-terms; got != "stop" || b.leads() || a.Check() != nil {
 		t.Fatalf("task: %s; b leads: %v; check of a: %v", got, b.leads(), a.Check())
 	}
 	close(finish)
-	until(t, "b leads", b.leads)
+	poll.Until(t, "b leads", b.leads)
 	if got := <-terms; got != "end" || a.Check() == nil || b.Check() != nil {
 		t.Errorf("task: %s; checks: a %v, b %v", got, a.Check(), b.Check())
 	}
-	until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" && b.Statuses().Value().Standbys == 1 })
-	until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" && b.Statuses().Value().Standbys == 1 })
+	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
 	b.stop()
-	until(t, "a leads again", a.leads)
+	poll.Until(t, "a leads again", a.leads)
 	if got := <-terms; got != "begin" {
 		t.Errorf("task: %s", got)
 	}
@@ -159,29 +143,29 @@ func TestHandOver(t *testing.T) {
 // TestWhatIsToldIsOfTheTerm: a process that has led does not go by what it heard before, and tells nothing that it told in an earlier term.
 func TestWhatIsToldIsOfTheTerm(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	a.Tell(json.RawMessage(`"of a"`))
 	b := start(t, dir, "b", nil)
-	until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `"of a"` })
+	poll.Until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `"of a"` })
 	b.Ask()
-	until(t, "b leads", b.leads)
+	poll.Until(t, "b leads", b.leads)
 	c := start(t, dir, "c", nil)
-	until(t, "c knows b", func() bool { return c.Statuses().Value().Name == "b" })
+	poll.Until(t, "c knows b", func() bool { return c.Statuses().Value().Name == "b" })
 	c.Ask()
-	until(t, "c leads", c.leads)
-	until(t, "a and b wait for c", func() bool { return a.Statuses().Value().Name == "c" && b.Statuses().Value().Name == "c" })
+	poll.Until(t, "c leads", c.leads)
+	poll.Until(t, "a and b wait for c", func() bool { return a.Statuses().Value().Name == "c" && b.Statuses().Value().Name == "c" })
 	if heard := b.Heard().Value(); heard != nil {
 		t.Errorf("b has led since it heard %s", heard)
 	}
 	c.stop()
-	until(t, "b leads: it started later", b.leads)
-	until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
+	poll.Until(t, "b leads: it started later", b.leads)
+	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
 	b.stop() // only now: a hand-over to b that had begun would go to whoever is there
-	until(t, "a leads again", a.leads)
+	poll.Until(t, "a leads again", a.leads)
 	d := start(t, dir, "d", nil)
-	until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })
+	poll.Until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })
 	heard, said := d.Heard().Latest()
 	if heard == nil {
 		select {
@@ -198,15 +182,15 @@ func TestWhatIsToldIsOfTheTerm(t *testing.T) {
 // TestATaskThatDoesNotEnd delays a hand-over for 45 s at most.
 func TestATaskThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
 	stuck := make(chan struct{})
 	defer close(stuck)
 	go func() { _ = a.While(t.Context(), "task", func(context.Context) error { <-stuck; return nil }) }()
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	b := start(t, dir, "b", nil)
 	b.Ask()
-	until(t, "b leads", b.leads)
+	poll.Until(t, "b leads", b.leads)
 	if former := b.Statuses().Value().Former; former != "a" {
 		t.Errorf("former %q", former)
 	}
@@ -215,44 +199,44 @@ func TestATaskThatDoesNotEnd(t *testing.T) {
 // TestHardwareThatIsBeingChanged is held by the former lead until that has ended, also after a hand-over.
 func TestHardwareThatIsBeingChanged(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	var mu sync.Mutex
 	busy := true
 	a := start(t, dir, "a", func() bool { mu.Lock(); defer mu.Unlock(); return busy })
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	b := start(t, dir, "b", nil)
 	b.Ask()
-	until(t, "b leads", b.leads)
-	until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
-	until(t, "b may not change hardware", func() bool { return b.Statuses().Value().Former == "a" })
+	poll.Until(t, "b leads", b.leads)
+	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
+	poll.Until(t, "b may not change hardware", func() bool { return b.Statuses().Value().Former == "a" })
 	mu.Lock()
 	busy = false
 	mu.Unlock()
-	until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
 }
 
 // TestWithoutTheLock nobody leads: nothing would tell others that this process may change hardware.
 func TestWithoutTheLock(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	if err := os.MkdirAll(filepath.Join(dir, "lead.lock"), 0o700); err != nil { // what is no file cannot be locked
 		t.Fatal(err)
 	}
 	a := start(t, dir, "a", nil)
-	until(t, "a says why it cannot lead", func() bool { return a.Statuses().Value().Problem != "" })
+	poll.Until(t, "a says why it cannot lead", func() bool { return a.Statuses().Value().Problem != "" })
 	if a.leads() || a.Check() == nil {
 		t.Error("a leads")
 	}
 	if err := os.Remove(filepath.Join(dir, "lead.lock")); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 }
 
 // TestATaskThatIsLate does not begin again when its process leads again, and that process is not alive then.
 func TestATaskThatIsLate(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
 	stuck := make(chan struct{})
 	begins := make(chan struct{}, 2)
@@ -270,13 +254,13 @@ func TestATaskThatIsLate(t *testing.T) {
 	}
 	b := start(t, dir, "b", nil)
 	b.Ask()
-	until(t, "b leads", b.leads)
+	poll.Until(t, "b leads", b.leads)
 	if err := alive(); err != nil {
 		t.Errorf("while b leads: %v", err)
 	}
 	b.stop()
-	until(t, "a leads again", a.leads)
-	until(t, "a is not alive", func() bool { err := alive(); return err != nil && strings.Contains(err.Error(), `"claims"`) })
+	poll.Until(t, "a leads again", a.leads)
+	poll.Until(t, "a is not alive", func() bool { err := alive(); return err != nil && strings.Contains(err.Error(), `"claims"`) })
 	close(stuck)
 	<-begins
 	if err := alive(); err != nil {
@@ -290,16 +274,16 @@ func TestAProcessThatEnds(t *testing.T) {
 	for what, stuck := range map[string]bool{"tasks end": false, "a task does not end": true} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			dir := short(t)
+			dir := folder(t)
 			a := start(t, dir, "a", nil)
 			finish, ended := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(ended)
 				_ = a.While(t.Context(), "task", func(context.Context) error { <-finish; return nil })
 			}()
-			until(t, "a leads", a.leads)
+			poll.Until(t, "a leads", a.leads)
 			b := start(t, dir, "b", nil)
-			until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+			poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
 			stopped := make(chan struct{})
 			go func() { defer close(stopped); a.stop() }()
 			_, changed := b.Leads().Latest()
@@ -312,7 +296,7 @@ func TestAProcessThatEnds(t *testing.T) {
 				close(finish)
 			}
 			<-stopped
-			until(t, "b leads", b.leads)
+			poll.Until(t, "b leads", b.leads)
 			if former := b.Statuses().Value().Former; stuck && former == "" {
 				t.Error("b may change hardware")
 			}
@@ -326,7 +310,7 @@ func TestAProcessThatEnds(t *testing.T) {
 // TestATaskThatFails ends While, and nothing else.
 func TestATaskThatFails(t *testing.T) {
 	t.Parallel()
-	a := start(t, short(t), "a", nil)
+	a := start(t, folder(t), "a", nil)
 	failed := errors.New("failed")
 	if err := a.While(t.Context(), "task", func(context.Context) error { return failed }); !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
@@ -339,29 +323,29 @@ func TestATaskThatFails(t *testing.T) {
 // TestASocketThatIsRemoved: the process notices before it writes, and leads anew if nobody else has taken the lead.
 func TestASocketThatIsRemoved(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Check(); !errors.Is(err, lead.ErrNotLead) {
 		t.Errorf("check: %v", err)
 	}
-	until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
+	poll.Until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
 }
 
 // TestAStandbyThatTookTheLead closes its connection, by which the process that led notices that, also if it writes nothing.
 func TestAStandbyThatTookTheLead(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := start(t, dir, "a", nil)
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	standby, err := net.Dial("unix", filepath.Join(dir, "lead.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a has a standby", func() bool { return a.Statuses().Value().Standbys == 1 })
+	poll.Until(t, "a has a standby", func() bool { return a.Statuses().Value().Standbys == 1 })
 	other, err := net.Listen("unix", filepath.Join(dir, "other.sock"))
 	if err != nil {
 		t.Fatal(err)
@@ -376,7 +360,7 @@ func TestAStandbyThatTookTheLead(t *testing.T) {
 	}
 	select {
 	case <-changed:
-	case <-time.After(patience):
+	case <-time.After(poll.Limit):
 		t.Error("a still leads")
 	}
 }
@@ -384,16 +368,16 @@ func TestAStandbyThatTookTheLead(t *testing.T) {
 // TestAFolderThatCannotBeWritten: nobody leads, and the state says why; a process that leads goes on while a later one cannot take over.
 func TestAFolderThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in its place; root may write everywhere
 		t.Fatal(err)
 	}
 	a := start(t, dir, "a", nil)
-	until(t, "a says why", func() bool { return a.Statuses().Value().Problem != "" })
+	poll.Until(t, "a says why", func() bool { return a.Statuses().Value().Problem != "" })
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a leads", a.leads)
+	poll.Until(t, "a leads", a.leads)
 	terms := make(chan struct{}, 10)
 	go func() {
 		_ = a.While(t.Context(), "task", func(context.Context) error { terms <- struct{}{}; return nil })
@@ -404,13 +388,13 @@ func TestAFolderThatCannotBeWritten(t *testing.T) {
 	}
 	b := start(t, dir, "b", nil)
 	b.Ask()
-	until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
-	until(t, "b says why it cannot", func() bool { return b.Statuses().Value().Problem != "" })
+	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+	poll.Until(t, "b says why it cannot", func() bool { return b.Statuses().Value().Problem != "" })
 	if !a.leads() || a.Check() != nil || len(terms) > 0 {
 		t.Errorf("a leads: %v; %d new terms", a.leads(), len(terms))
 	}
 	if err := os.RemoveAll(filepath.Join(dir, "lead.new")); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "b leads", b.leads)
+	poll.Until(t, "b leads", b.leads)
 }

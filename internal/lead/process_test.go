@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // other is the environment variable with the folder and the name of another process of this test program.
@@ -141,37 +142,37 @@ func written(t *testing.T, dir string) (names []string) {
 // TestAProcessThatIsKilled: a standby takes the lead.
 func TestAProcessThatIsKilled(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := startOther(t, dir, "a")
-	until(t, "a leads", a.knows("a", ""))
+	poll.Until(t, "a leads", a.knows("a", ""))
 	b := startOther(t, dir, "b")
-	until(t, "b leads", b.knows("b", ""))
-	until(t, "a knows", a.knows("b", ""))
+	poll.Until(t, "b leads", b.knows("b", ""))
+	poll.Until(t, "a knows", a.knows("b", ""))
 	c := startOther(t, dir, "c")
-	until(t, "c leads", c.knows("c", ""))
-	until(t, "b knows", b.knows("c", ""))
+	poll.Until(t, "c leads", c.knows("c", ""))
+	poll.Until(t, "b knows", b.knows("c", ""))
 	c.signal(syscall.SIGKILL)
-	until(t, "b leads: it started later", b.knows("b", ""))
-	until(t, "a knows", a.knows("b", ""))
+	poll.Until(t, "b leads: it started later", b.knows("b", ""))
+	poll.Until(t, "a knows", a.knows("b", ""))
 }
 
 // TestAProcessThatIsStopped loses the lead after some time. It is known to be there, which holds the hardware; when it goes on, it
 // writes nothing, but what it was about to write when it was stopped.
 func TestAProcessThatIsStopped(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	c := startOther(t, dir, "c")
-	until(t, "c leads", c.knows("c", ""))
+	poll.Until(t, "c leads", c.knows("c", ""))
 	b := startOther(t, dir, "b")
 	a := startOther(t, dir, "a")
-	until(t, "a and b know", func() bool { return a.knows("c", "")() && b.knows("c", "")() })
+	poll.Until(t, "a and b know", func() bool { return a.knows("c", "")() && b.knows("c", "")() })
 	c.signal(syscall.SIGSTOP)
-	until(t, "b leads and c holds the hardware", b.knows("b", "c")) // also where a has led for a moment
-	until(t, "a knows", a.knows("b", ""))
+	poll.Until(t, "b leads and c holds the hardware", b.knows("b", "c")) // also where a has led for a moment
+	poll.Until(t, "a knows", a.knows("b", ""))
 	before := len(written(t, dir))
 	c.signal(syscall.SIGCONT)
-	until(t, "c leads again, as it started last", c.knows("c", ""))
-	until(t, "b knows", b.knows("c", ""))
+	poll.Until(t, "c leads again, as it started last", c.knows("c", ""))
+	poll.Until(t, "b knows", b.knows("c", ""))
 	names := written(t, dir)
 	for i, name := range names[before:] {
 		if name == "b" && i > 2 { // b, perhaps the write of c that was under way, b, c
@@ -183,14 +184,14 @@ func TestAProcessThatIsStopped(t *testing.T) {
 // TestAProcessThatNeverEnds, as one with a thread in the driver: it keeps its files open. All that comes after it holds the hardware.
 func TestAProcessThatNeverEnds(t *testing.T) {
 	t.Parallel()
-	dir := short(t)
+	dir := folder(t)
 	a := startOther(t, dir, "a")
-	until(t, "a leads", a.knows("a", ""))
+	poll.Until(t, "a leads", a.knows("a", ""))
 	a.signal(syscall.SIGSTOP)
 	b := startOther(t, dir, "b") // it has never heard of a
-	until(t, "b leads", b.knows("b", "an earlier process"))
+	poll.Until(t, "b leads", b.knows("b", "an earlier process"))
 	c := startOther(t, dir, "c")
-	until(t, "c leads", c.knows("c", "an earlier process"))
+	poll.Until(t, "c leads", c.knows("c", "an earlier process"))
 	a.signal(syscall.SIGKILL)
-	until(t, "the hardware is free", c.knows("c", ""))
+	poll.Until(t, "the hardware is free", c.knows("c", ""))
 }

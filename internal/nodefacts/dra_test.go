@@ -10,16 +10,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // TestDRADrivers has kubelet's folders with the registration sockets of several drivers, one of which was killed.
 func TestDRADrivers(t *testing.T) {
 	t.Parallel()
-	folder, err := os.MkdirTemp("", "dra") // the path of a socket has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	plugins, registry := filepath.Join(folder, "device-plugins"), filepath.Join(folder, "plugins_registry")
 	for _, made := range []string{plugins, registry} {
 		if err := os.Mkdir(made, 0o755); err != nil {

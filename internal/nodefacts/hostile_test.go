@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // write puts the good node, without its device nodes, into a folder. What is in a path of hostile is made by its function instead.
@@ -195,11 +196,7 @@ func TestNothingVisible(t *testing.T) {
 // TestKubelet reads the folder of a kubelet with another plugin, and asks its PodResources service.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
-	folder, err := os.MkdirTemp("", "gpu") // short: paths of sockets must be
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	folder := loopback.Folder(t)
 	places := nodefacts.Places{
 		Kernel: fstest.MapFS{}, Hidden: "hidden", KubeletSocket: filepath.Join(folder, "kubelet.sock"),
 		PodResourcesSocket: filepath.Join(folder, "pod-resources", "kubelet.sock"),

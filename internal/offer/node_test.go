@@ -3,7 +3,6 @@ package offer_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
@@ -53,16 +53,13 @@ type node struct {
 
 func newNode(t *testing.T, podResources bool) *node {
 	t.Helper()
-	root, err := os.MkdirTemp("", "n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	root := loopback.Folder(t)
 	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{}, log: klog.Background()}
 	socket := ""
 	if podResources {
 		socket = filepath.Join(root, "p.sock")
 	}
+	var err error
 	if n.Kubelet, err = standin.Start(standin.Options{Dir: n.dir, PodResourcesSocket: socket}); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package offer_test
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestOnlyGPUsOfTheDevicePluginAreOffered: one that leaves is not given out from then on, and stays listed while a pod holds it. The owners
@@ -21,17 +23,7 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 		t.Helper()
 		owners := dra.Owners{"GPU-0": a, "GPU-1": b}
 		n.owners.Publish(owners)
-		for deadline := time.After(time.Minute); ; {
-			got, changed := n.followed.Latest()
-			if maps.Equal(got, owners) {
-				return
-			}
-			select {
-			case <-changed:
-			case <-deadline:
-				t.Fatalf("the owners %v are not followed", owners)
-			}
-		}
+		poll.Latest(t, fmt.Sprint("followed: ", owners), n.followed, func(got dra.Owners) bool { return maps.Equal(got, owners) })
 	}
 	follow(dra.OwnedByDRA, dra.LeavesDRA)
 	if got := n.daemon.Status(); len(got) > 0 {

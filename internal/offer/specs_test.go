@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // disk is a directory of specs that can be made to wait and to fail.
@@ -96,18 +96,7 @@ func keep(t *testing.T, k *specTask) (settle func()) {
 	})
 	return func() {
 		t.Helper()
-		deadline := time.After(time.Minute)
-		for {
-			tried, changed := k.tried.Latest()
-			if tried == k.requested.Value().number {
-				return
-			}
-			select {
-			case <-changed:
-			case <-deadline:
-				t.Fatal("the files are not written")
-			}
-		}
+		poll.Latest(t, "the files are written", k.tried, func(tried uint64) bool { return tried == k.requested.Value().number })
 	}
 }
 

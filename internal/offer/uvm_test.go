@@ -1,7 +1,6 @@
 package offer_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestDevicesWaitForUVM: nvidia-uvm may come seconds after the nodes of GPUs. A container that is made before cannot use CUDA as long as it
@@ -73,19 +73,7 @@ func TestDevicesWaitForUVM(t *testing.T) {
 // offers waits until the plan that is offered is as it should be.
 func (n *node) offers(t *testing.T, right func(resource.Plan) bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for {
-		plan, changed := n.daemon.Offered().Latest()
-		if right(plan) {
-			return
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			t.Fatalf("offered: %+v", plan)
-		}
-	}
+	poll.Latest(t, "offered", n.daemon.Offered(), right)
 }
 
 // closed is what releases a disk that does not wait.

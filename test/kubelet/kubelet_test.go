@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 const gpu = "nvidia.com/gpu"
@@ -26,11 +27,7 @@ const gpu = "nvidia.com/gpu"
 // start starts a kubelet in a directory whose name is short enough for sockets, and gives the test a deadline.
 func start(t *testing.T) (context.Context, *kubelet.Kubelet) {
 	t.Helper()
-	root, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	root := loopback.Folder(t)
 	k, err := kubelet.Start(kubelet.Options{
 		Dir:                filepath.Join(root, "device-plugins"),
 		PodResourcesSocket: filepath.Join(root, "pod-resources", "kubelet.sock"),

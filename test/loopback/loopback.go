@@ -1,4 +1,4 @@
-// Package loopback finds TCP addresses for programs under test that listen themselves.
+// Package loopback finds addresses for programs under test that listen themselves: TCP addresses, and folders for Unix sockets.
 package loopback
 
 import (
@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"testing"
 )
 
 // given counts the addresses that were returned.
@@ -21,4 +22,16 @@ func Free(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("find a free address: %w", err)
 	}
 	return l.Addr().String(), l.Close()
+}
+
+// Folder returns a new folder that is there until the end of the test. Its path is shorter than that of t.TempDir: the path of a socket has
+// 107 bytes at most.
+func Folder(t testing.TB) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("", "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	return folder
 }

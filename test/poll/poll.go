@@ -2,8 +2,11 @@
 package poll
 
 import (
+	"context"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 // Limit is how long Until waits. It is long because a machine may be slow and busy.
@@ -17,6 +20,17 @@ func Until(t testing.TB, what string, is func() bool) {
 			t.Fatalf("not within %v: %s", Limit, what)
 		}
 	}
+}
+
+// Latest waits until the latest value of a feed is as wanted, and returns it. It ends the test if that takes longer than Limit.
+func Latest[T any](t testing.TB, what string, f *feed.Feed[T], wanted func(T) bool) (value T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Limit)
+	defer cancel()
+	if !feed.Until(ctx, f, func(now T) bool { value = now; return wanted(now) }) {
+		t.Fatalf("not within %v: %s; it is %+v", Limit, what, value)
+	}
+	return value
 }
 
 // Once fails the test unless one of ten calls of do takes less than the limit, which is what do takes each time where there is a defect.

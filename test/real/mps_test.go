@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -54,11 +55,7 @@ const nobody = 65534
 // withPipe returns an mps with a pipe directory of its own. The program is where other users may start it.
 func withPipe(t *testing.T, program string) mps {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mps") // the path of a socket is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := loopback.Folder(t)
 	m := mps{program: filepath.Join(dir, "nvidia-cuda-mps-control"), dir: dir}
 	text, err := os.ReadFile(program)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -31,11 +32,7 @@ type supervised struct {
 // supervise makes such a folder for a control daemon.
 func supervise(t *testing.T, ours, control string) supervised {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mps") // the path of a socket is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := loopback.Folder(t)
 	s := supervised{mps{program: control, dir: filepath.Join(dir, "mps/nvidia.com/gpu.shared")}, dir, filepath.Join(dir, "bin")}
 	for _, folder := range []string{s.bin, filepath.Join(dir, "mps")} {
 		if err := os.Mkdir(folder, 0o755); err != nil {

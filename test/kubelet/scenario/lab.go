@@ -3,7 +3,6 @@ package scenario
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // A Subject is the kubelet that a scenario is about. Its methods mean what those of kubelet.Kubelet mean.
@@ -84,11 +84,7 @@ type lab struct {
 
 func newLab(t *testing.T, setup Setup, minutes bool) *lab {
 	// Socket paths are limited to 107 bytes, and t.TempDir has the test's name in it.
-	root, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	root := loopback.Folder(t)
 	l := &lab{
 		T: t, setup: setup,
 		dir:    filepath.Join(root, "device-plugins"),
