@@ -281,7 +281,7 @@ func (d *daemon) dividedForClaims(uuid string) string {
 // tasks are all tasks of the daemon.
 func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
-	d.readiness = NewReadiness(clock.RealClock{}, d.lead, observation, outputs)
+	d.readiness = NewReadiness(d.lead, observation, outputs)
 	d.liveness = NewLiveness(d.lead, observation, outputs)
 	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
 }

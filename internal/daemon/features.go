@@ -4,8 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -34,7 +32,7 @@ type featureFile struct {
 
 // run keeps the file while the configuration wants it.
 func (f *featureFile) run(ctx context.Context) error {
-	return (&featurefile.Writer{Wanted: f.wanted, Clock: clock.RealClock{}, Problem: f.problem}).Run(ctx)
+	return (&featurefile.Writer{Wanted: f.wanted, Problem: f.problem}).Run(ctx)
 }
 
 // wanted returns what the file is to be now, and what is closed when that may change.

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -27,7 +25,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	var followers sync.WaitGroup // they end with ctx, as the server does
 	defer followers.Wait()
 	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
-	followers.Go(func() { telemetry.FollowPods(ctx, d.podDevices(), gpus, pods, clock.RealClock{}) })
+	followers.Go(func() { telemetry.FollowPods(ctx, d.podDevices(), gpus, pods) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,

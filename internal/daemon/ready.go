@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
@@ -20,16 +19,15 @@ import (
 // A process asks for the lead when all else is ready, and is ready when it has it and the tasks under the lead are ready, too. It is ready
 // without it where a process leads that started later.
 type Readiness struct {
-	clock  clock.WithTicker
 	lead   *lead.Lead
 	tasks  []Task
 	answer *feed.Feed[status.Readiness]
 }
 
 // NewReadiness returns the readiness of these tasks, which are not ready until Run has asked them.
-func NewReadiness(c clock.WithTicker, l *lead.Lead, tasks ...[]Task) *Readiness {
-	r := &Readiness{clock: c, lead: l, answer: feed.New(status.Readiness{
-		Reason: "the daemon is starting", Since: status.Moment(c.Now()),
+func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
+	r := &Readiness{lead: l, answer: feed.New(status.Readiness{
+		Reason: "the daemon is starting", Since: status.Moment(time.Now()),
 	})}
 	for _, group := range tasks {
 		r.tasks = append(r.tasks, group...)
@@ -50,13 +48,13 @@ const (
 // Run asks the tasks until all are ready, or ctx ends, and returns nil then.
 func (r *Readiness) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	ticker := r.clock.NewTicker(readyInterval)
+	ticker := time.NewTicker(readyInterval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C():
+		case <-ticker.C:
 		}
 		ready, reason := r.ask(ctx)
 		if ctx.Err() != nil {
@@ -65,7 +63,7 @@ func (r *Readiness) Run(ctx context.Context) error {
 		before := r.answer.Value()
 		switch {
 		case ready:
-			r.answer.Publish(status.Readiness{Ready: true, Reason: reason, Since: status.Moment(r.clock.Now())})
+			r.answer.Publish(status.Readiness{Ready: true, Reason: reason, Since: status.Moment(time.Now())})
 			log.Info("Ready", "reason", reason)
 			return nil
 		case reason != before.Reason:

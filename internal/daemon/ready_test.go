@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
@@ -35,7 +34,7 @@ func TestReadinessStays(t *testing.T) {
 				return true, good
 			}}
 		}
-		r := NewReadiness(clock.RealClock{}, lead.New(lead.Options{}), []Task{{Name: "always"}, after(10*time.Second, "a is late", "")},
+		r := NewReadiness(lead.New(lead.Options{}), []Task{{Name: "always"}, after(10*time.Second, "a is late", "")},
 			[]Task{after(20*time.Second, "b is late", "b is empty")})
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(klog.NewContext(t.Context(), klog.Logger{})) }()

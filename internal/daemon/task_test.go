@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
@@ -148,7 +147,7 @@ func TestReadyWithTheLead(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			r := daemon.NewReadiness(clock.RealClock{}, lead.New(lead.Options{Dir: dir}), []daemon.Task{never})
+			r := daemon.NewReadiness(lead.New(lead.Options{Dir: dir}), []daemon.Task{never})
 			if err := r.Run(ctx); err != nil {
 				t.Error(err)
 			}

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -62,8 +61,6 @@ type Target struct {
 type Writer struct {
 	// Wanted returns what is to be written, and channels that are closed when the path or the labels change.
 	Wanted func() (wanted Target, path, labels <-chan struct{})
-	// Clock is the time.
-	Clock clock.Clock
 	// Problem gets the reason why the file differs from what is wanted, and nil when it does not any more. Other tasks may publish there,
 	// too.
 	Problem *feed.Feed[error]
@@ -84,7 +81,7 @@ func (w *Writer) Run(ctx context.Context) error {
 		w.report(ctx, err)
 		var due <-chan time.Time
 		if next > 0 {
-			due = w.Clock.After(next)
+			due = time.After(next)
 		}
 		select {
 		case <-ctx.Done():
@@ -98,7 +95,7 @@ func (w *Writer) Run(ctx context.Context) error {
 
 // write writes the file, unless another program's file has labels of GPUs.
 func (w *Writer) write(wanted Target) error {
-	now := w.Clock.Now()
+	now := time.Now()
 	switch {
 	case wanted.Path == "":
 		return nil

@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -70,7 +69,7 @@ func run(t *testing.T, test func(*rig)) {
 			wanted, changed := r.wanted.Latest()
 			return wanted, changed, nil
 		}
-		w := &featurefile.Writer{Wanted: latest, Clock: clock.RealClock{}, Problem: r.problem}
+		w := &featurefile.Writer{Wanted: latest, Problem: r.problem}
 		ended := make(chan error)
 		go func() { ended <- w.Run(ctx) }()
 		synctest.Wait()

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
@@ -30,7 +28,7 @@ func writeUntilKilled(dir string) error {
 		b.Add(fmt.Sprintf("GPU-%d", n), "1", health.Device{Faults: []health.Fault{fault(48, n)}})
 		p.Offer(b.Clone())
 		for {
-			_, found, err := ledger.Open(dir, clock.RealClock{})
+			_, found, err := ledger.Open(dir)
 			if err != nil {
 				return err
 			}

@@ -18,7 +18,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -71,7 +70,7 @@ func open(dir string) *process {
 // wait begins a process that does not lead.
 func wait(dir string) *process {
 	p := &process{end: func() {}}
-	p.FaultWriter, p.found, p.err = ledger.Open(dir, clock.RealClock{})
+	p.FaultWriter, p.found, p.err = ledger.Open(dir)
 	p.has = p.found.Clone()
 	return p
 }
@@ -130,7 +129,7 @@ func pass(d time.Duration) {
 // faultsOf are the faults of a device, as a new process finds them.
 func faultsOf(t *testing.T, dir, device string) []health.Fault {
 	t.Helper()
-	_, b, err := ledger.Open(dir, clock.RealClock{})
+	_, b, err := ledger.Open(dir)
 	if err != nil {
 		t.Error(err)
 	}
@@ -165,7 +164,7 @@ func TestRoundTrip(t *testing.T) {
 	p.Offer(b)
 	p.end()
 
-	_, found, err := ledger.Open(dir, clock.RealClock{})
+	_, found, err := ledger.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
@@ -24,7 +23,6 @@ var errNotLead = errors.New("another process leads")
 // A FaultWriter writes Books in the background, so that the caller never waits for the disk.
 type FaultWriter struct {
 	ledger ledger
-	clock  clock.Clock
 	disk   *files.Disk
 	books  chan Book // the latest that is to be written
 	known  Book      // what this process read or wrote last
@@ -38,8 +36,8 @@ type FaultWriter struct {
 
 // Open returns a FaultWriter for a folder, and the Book that other processes wrote into it. The error says why that could not
 // be read: then the Book is empty.
-func Open(dir string, c clock.Clock) (*FaultWriter, Book, error) {
-	w := &FaultWriter{ledger: ledger{dir: dir}, clock: c, disk: files.NewDisk(), books: make(chan Book, 1)}
+func Open(dir string) (*FaultWriter, Book, error) {
+	w := &FaultWriter{ledger: ledger{dir: dir}, disk: files.NewDisk(), books: make(chan Book, 1)}
 	noted, err := w.ledger.read()
 	w.known = noted.Clone()
 	return w, noted, err
@@ -66,7 +64,7 @@ type Term struct {
 // Run writes what is offered until ctx ends, and then what is left. A damaged file is set aside.
 func (w *FaultWriter) Run(ctx context.Context, t Term) {
 	w.begun, w.wanted = false, nil
-	again := w.clock.NewTimer(0)
+	again := time.NewTimer(0)
 	defer again.Stop()
 	for {
 		select {
@@ -75,7 +73,7 @@ func (w *FaultWriter) Run(ctx context.Context, t Term) {
 			return
 		case b := <-w.books:
 			w.wanted = &b
-		case <-again.C():
+		case <-again.C:
 		}
 		if w.write(ctx, t) != nil {
 			again.Reset(refusedPause)

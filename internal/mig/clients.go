@@ -24,7 +24,7 @@ const (
 // awaitClients has the DaemonSets paused whose pods have a GPU open of which the driver says that it is in use, and reports whether their
 // end is to be waited for.
 func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome, bool) {
-	now := t.options.Clock.Now()
+	now := time.Now()
 	if !t.wish.Pause || t.options.Pauser == nil || !t.gpu.blocked || now.Sub(t.gpu.gaveUp) < pauseAgain {
 		return outcome{}, false
 	}
@@ -89,7 +89,7 @@ func (t *turn) openElsewhere(cause error) error {
 // pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for it. They do while it is waited for, but
 // not for longer than pauseFor.
 func (t *turn) pausing(p Phase) bool {
-	now := t.options.Clock.Now()
+	now := time.Now()
 	switch {
 	case t.gpu.paused.IsZero():
 	case p != PhaseWaiting && p != PhaseChanging:

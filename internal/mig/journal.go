@@ -174,7 +174,7 @@ func (j *journal) load(ctx context.Context, o Options) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-o.Clock.After(pause):
+		case <-time.After(pause):
 		}
 	}
 }

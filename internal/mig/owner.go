@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -47,8 +45,6 @@ type Options struct {
 	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
-	// Clock is the clock for the waits of the owner; nil means the real one. The deadlines of calls into the driver are always real.
-	Clock clock.Clock
 }
 
 // An Owner divides GPUs. Make it with New, and call Run once.
@@ -101,7 +97,6 @@ type ownedGPU struct {
 
 // New returns an Owner that does nothing yet.
 func New(o Options) *Owner {
-	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Held == nil {
 		o.Held = func() error { return nil }
 	}
@@ -139,7 +134,7 @@ func (o *Owner) Run(ctx context.Context) error {
 	defer turns.Wait()
 	turns.Go(func() { o.journal.load(ctx, o.options) })
 	ends := make(chan outcome)
-	timer := o.options.Clock.NewTimer(0)
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		wish, wished := o.options.Wishes.Latest()
@@ -163,7 +158,7 @@ func (o *Owner) Run(ctx context.Context) error {
 		case <-wished:
 		case <-looked:
 		case <-noted:
-		case <-timer.C():
+		case <-timer.C:
 		case end := <-ends:
 			o.end(end)
 		}
@@ -175,7 +170,7 @@ func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn 
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.wish, o.news = wish, news
-	now := o.options.Clock.Now()
+	now := time.Now()
 	var turns []*turn
 	for uuid, g := range o.gpus {
 		if _, there := snapshot.GPU(uuid); !there && !g.busy {
@@ -226,12 +221,12 @@ func (o *Owner) end(end outcome) {
 	g := o.gpus[end.uuid]
 	g.busy, g.failed, g.due = false, end.failed, time.Time{}
 	if end.again > 0 {
-		g.due = o.options.Clock.Now().Add(end.again)
+		g.due = time.Now().Add(end.again)
 	}
 }
 
 // rest sets the timer to when the next turn is due.
-func (o *Owner) rest(timer clock.Timer) {
+func (o *Owner) rest(timer *time.Timer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var next time.Time
@@ -240,15 +235,11 @@ func (o *Owner) rest(timer clock.Timer) {
 			next = g.due
 		}
 	}
-	select { // a tick that nobody took
-	case <-timer.C():
-	default:
-	}
 	if next.IsZero() {
 		timer.Stop()
 		return
 	}
-	timer.Reset(max(0, next.Sub(o.options.Clock.Now())))
+	timer.Reset(max(0, time.Until(next)))
 }
 
 // show publishes how far a turn's GPU is, and the hold on it.

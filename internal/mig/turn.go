@@ -63,7 +63,7 @@ func (t *turn) run(ctx context.Context) outcome {
 	t.log = klog.FromContext(ctx)
 	noted := t.journal.record(t.UUID)
 	if !t.gpu.ran && noted.Change != nil { // the earlier process may have paused DaemonSets
-		t.gpu.paused = t.options.Clock.Now()
+		t.gpu.paused = time.Now()
 	}
 	t.gpu.ran = true
 	if err := t.journal.writable(); errors.Is(err, errFormer) && (noted.Change != nil || noted.lost) {
@@ -180,7 +180,7 @@ func (t *turn) finish(ctx context.Context, now layout.GPU, end Phase, reason str
 // seen waits until the Snapshot shows the GPU as it is divided, and reports whether it does. MIG devices are not waited for for long: those
 // that are not shown are not on offer. Then missing says which, and why.
 func (t *turn) seen(ctx context.Context, now layout.GPU) (seen bool, missing string) {
-	timer := t.options.Clock.NewTimer(soonFor)
+	timer := time.NewTimer(soonFor)
 	defer timer.Stop()
 	for {
 		snapshot, looked := t.options.Snapshots.Latest()
@@ -192,7 +192,7 @@ func (t *turn) seen(ctx context.Context, now layout.GPU) (seen bool, missing str
 		select {
 		case <-ctx.Done():
 			return false, ""
-		case <-timer.C():
+		case <-timer.C:
 			return found.MIG == now.Mode, unshown(unseen, snapshot, found.Index)
 		case <-looked:
 		}
@@ -260,7 +260,7 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted journalReco
 		o.again, o.failed = t.pause(retryMost), true
 		return o
 	}
-	t.gpu.made = t.options.Clock.Now()
+	t.gpu.made = time.Now()
 	return t.finish(ctx, now, end, reason)
 }
 
@@ -271,7 +271,7 @@ func (t *turn) awaitOthers(c layout.GPUChange, noted journalRecord, end Phase, h
 			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{}), true
 		}
 	}
-	if ago := t.options.Clock.Since(t.gpu.made); ago < retryFirst {
+	if ago := time.Since(t.gpu.made); ago < retryFirst {
 		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold), true
 	}
 	if problem := t.forbidden(c, noted); problem != "" {
@@ -431,7 +431,7 @@ func (t *turn) rest(p Phase, reason string) outcome {
 func (t *turn) wait(p Phase, reason string, again time.Duration, hold resource.GPUHold) outcome {
 	t.Retry = time.Time{}
 	if again >= retryFirst {
-		t.Retry = t.options.Clock.Now().Add(again)
+		t.Retry = time.Now().Add(again)
 	}
 	t.show(p, reason, hold)
 	return outcome{uuid: t.UUID, again: again}

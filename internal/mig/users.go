@@ -43,7 +43,7 @@ func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource
 		t.gpu.waiting, t.gpu.told = time.Time{}, nil
 		return outcome{}, false
 	}
-	now := t.options.Clock.Now()
+	now := time.Now()
 	if t.gpu.waiting.IsZero() {
 		t.gpu.waiting = now
 	}
@@ -145,7 +145,7 @@ func (t *turn) evict(ctx context.Context) error {
 		}
 		pods = append(pods, h.Pod)
 		last, told := t.gpu.told[h.Pod]
-		if now := t.options.Clock.Now(); !told || now.Sub(last.at) >= evictAgain {
+		if now := time.Now(); !told || now.Sub(last.at) >= evictAgain {
 			limited, cancel := context.WithTimeout(ctx, evictTimeout)
 			last = eviction{now, t.options.Evictor.Evict(limited, h.Pod)}
 			cancel()

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -40,7 +39,7 @@ type loop struct {
 	prober  *prober
 	samples sampler
 	start   func(func() error)
-	timer   clock.Timer
+	timer   *time.Timer
 
 	faults *ledger.FaultWriter // nil without a state directory
 	kept   ledger.Book         // what it was offered last
@@ -71,7 +70,7 @@ func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 	return &loop{
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
 		state: nodeState{
-			policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter,
+			policy: m.options.Policy, metrics: m.options.Metrics,
 			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), noted: ledger.NewBook(),
 			withheldGPUs: make(map[string]inventory.Health),
 		},
@@ -80,7 +79,7 @@ func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 
 // run is the loop. It returns when ctx ends and no look is under way any more.
 func (l *loop) run(ctx context.Context) {
-	l.timer = l.options.Clock.NewTimer(0)
+	l.timer = time.NewTimer(0)
 	defer l.timer.Stop()
 	for {
 		l.begin(ctx)
@@ -92,7 +91,7 @@ func (l *loop) run(ctx context.Context) {
 				<-l.looks
 			}
 			return
-		case <-l.timer.C():
+		case <-l.timer.C:
 		case event := <-l.events:
 			l.event(ctx, event)
 		case err := <-l.broken:
@@ -129,19 +128,17 @@ func (l *loop) run(ctx context.Context) {
 // isQuiesced reports whether the driver is released.
 func (l *loop) isQuiesced() bool { return !l.quiesced.IsZero() }
 
-func (l *loop) now() time.Time { return l.options.Clock.Now() }
-
 // event folds an event in, and asks for a look, which decides.
 func (l *loop) event(ctx context.Context, e inventory.Event) {
 	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
 	l.samples.xid(l.state.identified(e))
-	if l.state.event(e, l.now()) && len(l.pending) < maxPending {
+	if l.state.event(e, time.Now()) && len(l.pending) < maxPending {
 		l.pending = append(l.pending, e)
 	}
 	if e.Kind == inventory.EventBinding {
 		l.renew()
 	}
-	l.state.retryFor(e, l.now())
+	l.state.retryFor(e, time.Now())
 	l.nudge()
 }
 
@@ -149,7 +146,7 @@ func (l *loop) event(ctx context.Context, e inventory.Event) {
 func (l *loop) eventsEnded(ctx context.Context, err error) {
 	l.renew()
 	klog.FromContext(ctx).Info("The driver has no more events, will open another session", "reason", err.Error(),
-		"after", l.reopen.Sub(l.now()))
+		"after", time.Until(l.reopen))
 }
 
 // renew decides when to open another session in the place of this one: at once, unless that keeps happening.
@@ -157,7 +154,7 @@ func (l *loop) renew() {
 	if !l.reopen.IsZero() {
 		return // it is going to be
 	}
-	now := l.now()
+	now := time.Now()
 	if now.Sub(l.state.facts.Opened) >= provenSession {
 		l.breaks = 0
 	}
@@ -174,12 +171,12 @@ func backoff(failures int) time.Duration { return min(reopenFirst<<min(failures,
 
 // nudge asks for a look as soon as the gap allows.
 func (l *loop) nudge() {
-	l.next = earlier(l.next, later(l.now(), l.began.Add(l.options.Gap)))
+	l.next = earlier(l.next, later(time.Now(), l.began.Add(l.options.Gap)))
 }
 
 // begin begins a look if it is time for one.
 func (l *loop) begin(ctx context.Context) {
-	now := l.now()
+	now := time.Now()
 	if l.looking || l.closed || now.Before(l.next) {
 		return
 	}
@@ -211,7 +208,7 @@ func (l *loop) begin(ctx context.Context) {
 
 // look folds a look in and decides when to look next.
 func (l *loop) look(ctx context.Context, look look) {
-	now := l.now()
+	now := time.Now()
 	l.looked = true
 	l.state.began = l.began
 	l.state.look(look, now)
@@ -282,15 +279,11 @@ func (l *loop) rest() {
 	if due := l.samples.due; l.maySample() && (until.IsZero() || due.Before(until)) {
 		until = due
 	}
-	select { // a tick that nobody took would keep a clock of a test from ticking on
-	case <-l.timer.C():
-	default:
-	}
 	if until.IsZero() {
 		l.timer.Stop()
 		return
 	}
-	l.timer.Reset(max(0, until.Sub(l.now())))
+	l.timer.Reset(max(0, time.Until(until)))
 }
 
 // publish hands out what is known if it has changed, and logs how.
@@ -298,7 +291,7 @@ func (l *loop) publish(ctx context.Context) {
 	if !l.looked {
 		return
 	}
-	l.state.time(l.now())
+	l.state.time(time.Now())
 	before := l.state.published
 	if after, changed := l.state.compose(); changed {
 		l.snapshots.Publish(after)

@@ -4,14 +4,12 @@
 package monitor
 
 import (
-	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
@@ -86,8 +84,6 @@ type Options struct {
 	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of before a restart of
 	// the node are told; empty if it is not known: then they all stand.
 	BootID string
-	// Clock is the clock for the waits of the loop; nil means the real one. The deadlines of calls into the driver are always real.
-	Clock clock.Clock
 	// Poll is the time between looks, 4 s; SuspectPoll while a verdict is being waited for, 1 s.
 	Poll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
@@ -96,9 +92,6 @@ type Options struct {
 	Metrics Metrics
 	// Modes sets MIG modes that this process's session is in the way of; nil where none is ever changed.
 	Modes ModeSetter
-	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 8 s. A GPU that begins to hang is asked within
-	// Poll and judged within SuspectPoll: the sum of the three is below 15 s, also for two that hang at once.
-	HangAfter time.Duration
 }
 
 func (o Options) withDefaults() Options {
@@ -110,8 +103,6 @@ func (o Options) withDefaults() Options {
 	fill(&o.Poll, 4*time.Second)
 	fill(&o.SuspectPoll, time.Second)
 	fill(&o.Gap, 250*time.Millisecond)
-	fill(&o.HangAfter, 8*time.Second)
-	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
 	}

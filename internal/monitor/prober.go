@@ -135,7 +135,7 @@ func (e *prober) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.session, e.opened, e.fresh, e.unusable, e.outdated = session, e.monitor.options.Clock.Now(), true, false, false
+	e.session, e.opened, e.fresh, e.unusable, e.outdated = session, time.Now(), true, false, false
 	l := &eventListener{monitor: e.monitor, session: session, closed: make(chan struct{})}
 	e.listener = l
 	e.start(func() error {
@@ -193,7 +193,7 @@ func (l *eventListener) run(ctx context.Context) {
 			return
 		case l.ending.Load() || errors.Is(err, inventory.ErrNoAnswer):
 			select {
-			case <-l.monitor.options.Clock.After(l.monitor.options.Poll):
+			case <-time.After(l.monitor.options.Poll):
 			case <-l.closed:
 				return
 			case <-ctx.Done():

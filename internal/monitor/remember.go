@@ -21,7 +21,7 @@ type memory struct {
 func recall(ctx context.Context, o Options) (m memory) {
 	log, dir := klog.FromContext(ctx), o.StateDir
 	var err error
-	if m.faults, m.noted, err = ledger.Open(dir, o.Clock); err != nil {
+	if m.faults, m.noted, err = ledger.Open(dir); err != nil {
 		log.Info("Beginning without the faults of earlier processes", "dir", dir, "reason", err.Error())
 	}
 	if m.release, err = ledger.ReadRelease(dir, o.BootID); err != nil {
@@ -49,9 +49,9 @@ func (l *loop) remember(ctx context.Context) {
 	}
 	klog.FromContext(ctx).Info("The driver was released before this process started: leaving it alone until resume", "since", m.release.Since)
 	l.closed, l.looked = true, true
-	l.state.quiesce(m.release.Allocate, l.now())
+	l.state.quiesce(m.release.Allocate, time.Now())
 	if l.quiesced = m.release.Since; !l.isQuiesced() { // the file does not say
-		l.quiesced = l.now()
+		l.quiesced = time.Now()
 	}
 	l.publish(ctx)
 	close(l.first)
@@ -123,7 +123,7 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 		var err error
 		select {
 		case err = <-saved:
-		case <-m.options.Clock.After(savePatience):
+		case <-time.After(savePatience):
 			err = files.ErrHangs
 		}
 		if err != nil {

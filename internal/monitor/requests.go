@@ -242,14 +242,14 @@ func (m *Monitor) during(ctx context.Context, add func(l *loop, once func(func()
 // leaves the driver alone, too. The error says why the driver could not be released yet: it is tried again until Resume.
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	outcome := make(chan error, 1)
-	release := ledger.Release{Since: m.options.Clock.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
+	release := ledger.Release{Since: time.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
 	err := m.setRelease(ctx, &release, func() error {
 		return m.ask(ctx, wantRelease, func(l *loop) error {
 			klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
 			if !l.isQuiesced() {
-				l.quiesced = l.now()
+				l.quiesced = time.Now()
 			}
-			l.state.quiesce(allocate, l.now())
+			l.state.quiesce(allocate, time.Now())
 			return nil
 		}, outcome)
 	})
@@ -280,7 +280,7 @@ func (m *Monitor) Resume(ctx context.Context) error {
 // look has found what is still wrong. The error says that there is no such device, or why the look failed.
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	return m.await(ctx, wantEither, func(l *loop) error {
-		if !l.state.clear(uuid, l.now()) {
+		if !l.state.clear(uuid, time.Now()) {
 			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", uuid)
 		}
 		klog.FromContext(ctx).Info("Faults cleared by an operator", "device", uuid)
@@ -292,7 +292,7 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 // if why is empty. The error says that the monitor could not be reached before ctx ended.
 func (m *Monitor) Proven(ctx context.Context, uuid, why string, cure inventory.Cure) error {
 	return m.do(ctx, func(l *loop) {
-		l.state.proven(uuid, why, cure, l.now())
+		l.state.proven(uuid, why, cure, time.Now())
 		l.publish(ctx)
 	})
 }
@@ -334,7 +334,7 @@ func (m *Monitor) ask(ctx context.Context, w want, request func(*loop) error, ou
 			return
 		}
 		l.waiters = append(l.waiters, waiter{outcome, w})
-		l.next = l.now()
+		l.next = time.Now()
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 // as before. The error says that the monitor could not be reached before ctx ended.
 func (m *Monitor) Withhold(ctx context.Context, gpus []string, reason string) error {
 	return m.do(ctx, func(l *loop) {
-		l.state.withhold(gpus, reason, l.now())
+		l.state.withhold(gpus, reason, time.Now())
 		l.publish(ctx)
 	})
 }
@@ -33,7 +33,7 @@ func (m *Monitor) Reset(ctx context.Context, gpus []string, run func(context.Con
 	return m.do(ctx, func(l *loop) {
 		for _, uuid := range gpus {
 			if g, known := l.state.gpus[uuid]; known {
-				l.state.gpus[uuid] = l.state.policy.FoldReset(g, l.now())
+				l.state.gpus[uuid] = l.state.policy.FoldReset(g, time.Now())
 			}
 		}
 		l.nudge()

@@ -92,7 +92,7 @@ func (l *loop) beginSamples(ctx context.Context) {
 	if !l.maySample() {
 		return
 	}
-	s, now := &l.samples, l.now()
+	s, now := &l.samples, time.Now()
 	if s.due.IsZero() {
 		s.due = now.Add(firstSample)
 	}

@@ -34,8 +34,6 @@ type nodeState struct {
 	linksLate bool
 	// linked is the last look after which no links were due.
 	linked inventory.Snapshot
-	// hangAfter is how long a call may take until it hangs.
-	hangAfter time.Duration
 	// unwatched are the GPUs that give no events.
 	unwatched []inventory.LeftOut
 	// unanswered is since when each GPU, by UUID, has been asked without an answer.
@@ -169,6 +167,10 @@ func (t *nodeState) links(s *inventory.Snapshot, now time.Time) {
 	}
 }
 
+// hangAfter is how long a call about a GPU may take until the GPU is Unhealthy. A GPU that begins to hang is asked within Poll and judged
+// within SuspectPoll: the sum of the three is below 15 s, also for two that hang at once.
+const hangAfter = 8 * time.Second
+
 // answerPatience is how long a GPU that is asked may go without an answer until it is not Healthy, although its calls return.
 const answerPatience = 60 * time.Second
 
@@ -187,7 +189,7 @@ func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health
 		since = later(t.began, t.facts.Opened)
 		t.unanswered[g.UUID] = since
 	}
-	if now.Sub(stall.Call.Since) >= t.hangAfter || now.Sub(since) >= answerPatience {
+	if now.Sub(stall.Call.Since) >= hangAfter || now.Sub(since) >= answerPatience {
 		return t.policy.FoldHang(g, *stall, t.facts, now)
 	}
 	return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)

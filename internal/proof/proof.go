@@ -3,13 +3,11 @@
 package proof
 
 import (
-	"cmp"
 	"context"
 	"path/filepath"
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
@@ -43,8 +41,6 @@ type Options struct {
 	Lead func() error
 	// StateDir is where verdicts are kept; empty for nowhere. BootID is the boot ID of the node.
 	StateDir, BootID string
-	// Clock is what is waited by; nil is the real one.
-	Clock clock.Clock
 	// Disk does the work on the file; nil is one of its own.
 	Disk *files.Disk
 }
@@ -84,12 +80,11 @@ type form struct {
 
 // New returns Proofs that know what earlier processes proved, where the configuration wants proofs. What cannot be read is proven anew.
 func New(ctx context.Context, o Options) *Proofs {
-	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Disk == nil {
 		o.Disk = files.NewDisk()
 	}
 	p := &Proofs{
-		options: o, disk: o.Disk, records: feed.New(Records(nil)), status: feed.New(Status{}), began: o.Clock.Now(),
+		options: o, disk: o.Disk, records: feed.New(Records(nil)), status: feed.New(Status{}), began: time.Now(),
 		asked: make(chan string, 8), tries: newTries(),
 	}
 	if o.Configs.Value().Validate {

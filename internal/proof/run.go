@@ -68,7 +68,7 @@ func (p *Proofs) Run(ctx context.Context) error {
 	l := &loop{Proofs: p, known: map[string]*try{}, outcomes: make(chan outcome), answers: make(chan map[string]error)}
 	giveUp, cancel := context.WithCancel(ctx)
 	defer l.end(ctx, cancel)
-	timer := p.options.Clock.NewTimer(0)
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		s, looked := p.options.Snapshots.Latest()
@@ -79,7 +79,7 @@ func (p *Proofs) Run(ctx context.Context) error {
 			timer.Stop()
 			late := l.saveLate(ctx)
 			if next := earliest(late, l.begin(giveUp, s), l.ask(giveUp, s)); !next.IsZero() {
-				timer.Reset(max(0, next.Sub(p.options.Clock.Now())))
+				timer.Reset(max(0, time.Until(next)))
 			}
 			l.show(ctx, s)
 		}
@@ -88,7 +88,7 @@ func (p *Proofs) Run(ctx context.Context) error {
 			return nil
 		case <-looked:
 		case <-configured:
-		case <-timer.C():
+		case <-timer.C:
 		case uuid := <-p.asked:
 			l.decide(ctx, p.records.Value().with(uuid, nil))
 			l.again(uuid)
@@ -157,7 +157,7 @@ func (l *loop) again(uuid string) {
 
 // begin begins tries of devices that are due. It returns when the next one is due; zero if none is.
 func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time) {
-	now, records := l.options.Clock.Now(), l.records.Value()
+	now, records := time.Now(), l.records.Value()
 	for _, d := range Devices(s) {
 		v, valid := records.valid(s, l.options.BootID, d)
 		if valid && (v.Failure == nil || !v.Failure.Passing()) {
@@ -264,7 +264,7 @@ func (l *loop) ask(ctx context.Context, s inventory.Snapshot) (next time.Time) {
 	if len(used) == 0 || l.asking {
 		return time.Time{}
 	}
-	if l.next.After(l.options.Clock.Now()) {
+	if l.next.After(time.Now()) {
 		return l.next
 	}
 	l.asking = true
@@ -302,14 +302,14 @@ func (l *loop) hear(answer map[string]error) {
 			t.waits, l.pace = why.Error(), soon
 		}
 	}
-	l.next = l.options.Clock.Now().Add(l.pace)
+	l.next = time.Now().Add(l.pace)
 }
 
 // take takes the outcome of a try.
 func (l *loop) take(ctx context.Context, o outcome) {
 	t := l.known[o.uuid]
 	t.running = false
-	now := l.options.Clock.Now()
+	now := time.Now()
 	if o.busy != nil {
 		t.waits, t.inUse = o.busy.Error(), true
 		l.pace, l.next = soon, now.Add(soon)
@@ -387,13 +387,13 @@ func (l *loop) write(ctx context.Context) {
 	}
 	l.save = time.Time{}
 	if l.unsaved != nil {
-		l.save = l.options.Clock.Now().Add(saveAgain)
+		l.save = time.Now().Add(saveAgain)
 	}
 }
 
 // saveLate writes the verdicts down that could not be written before, if it is time. It returns when it is time; zero if all are on disk.
 func (l *loop) saveLate(ctx context.Context) time.Time {
-	if l.unsaved != nil && !l.save.After(l.options.Clock.Now()) && l.options.Lead() == nil {
+	if l.unsaved != nil && !l.save.After(time.Now()) && l.options.Lead() == nil {
 		l.write(ctx)
 	}
 	return l.save
@@ -421,7 +421,7 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 		}
 	}
 	if len(all) > 0 && len(next.Waiting) == 0 && next.Done == 0 {
-		next.Done = l.options.Clock.Since(l.began)
+		next.Done = time.Since(l.began)
 		klog.FromContext(ctx).Info("There is a verdict on CUDA for each device", "devices", len(all),
 			"sinceStart", next.Done.Round(time.Millisecond))
 	}

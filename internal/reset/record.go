@@ -112,7 +112,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
-		case <-r.options.Clock.After(askEvery):
+		case <-time.After(askEvery):
 		case <-ctx.Done():
 			if shown != nil { // the process that leads then withdraws them
 				r.status.Publish(Status{})

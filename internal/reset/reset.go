@@ -3,7 +3,6 @@
 package reset
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -59,8 +57,6 @@ type Options struct {
 	StateDir, BootID string
 	// Write writes the note to a path, within any time; nil is files.WriteState.
 	Write func(path string, v any) error
-	// Clock is what is waited by; nil is the real one.
-	Clock clock.Clock
 }
 
 // ErrHangs is wrapped by the error of a reset that goes on although it was ended.
@@ -107,7 +103,6 @@ type Resets struct {
 
 // New returns Resets that have reset nothing yet.
 func New(o Options) *Resets {
-	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Write == nil {
 		o.Write = files.WriteState
 	}
@@ -157,7 +152,7 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	if !r.busy.TryLock() {
 		return errBusy
 	}
-	a := &attempt{Resets: r, gpus: gpus, status: Status{Since: r.options.Clock.Now()}, tells: make(chan string), gone: ctx.Done()}
+	a := &attempt{Resets: r, gpus: gpus, status: Status{Since: time.Now()}, tells: make(chan string), gone: ctx.Done()}
 	for _, g := range gpus {
 		a.status.GPUs = append(a.status.GPUs, g.UUID)
 	}
@@ -272,7 +267,7 @@ func (r *Resets) giveBack(ctx context.Context, gpus []string) {
 
 // await withdraws the GPUs, and waits until nobody uses them. It returns what lets claims have them again.
 func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []func(), err error) {
-	began := a.options.Clock.Now()
+	began := time.Now()
 	a.show(ctx, PhaseWaiting, "withdrawn from new pods")
 	for {
 		if err := a.options.May(); err != nil { // a roll-out has begun
@@ -302,7 +297,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 		if len(users) == 0 {
 			why, patience = unknown.Error(), max(wait, soonFor)
 		}
-		switch waited := a.options.Clock.Now().Sub(began); {
+		switch waited := time.Since(began); {
 		case waited >= patience && wait == 0 && len(users) > 0:
 			return nil, fmt.Errorf("%s; end these first, or wait for them with --wait", why)
 		case waited >= patience:
@@ -313,7 +308,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 		}
 		a.show(ctx, PhaseWaiting, why)
 		select {
-		case <-a.options.Clock.After(askEvery):
+		case <-time.After(askEvery):
 		case <-ctx.Done():
 			return nil, errGivenUp
 		}
@@ -344,7 +339,7 @@ func (a *attempt) reset(ctx context.Context, ended func()) error {
 
 // judged waits until GPUs that were reset are Healthy. The error says what they are otherwise.
 func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
-	late := r.options.Clock.After(judgedWithin)
+	late := time.After(judgedWithin)
 	for {
 		s, changed := r.options.Snapshots.Latest()
 		var bad []string

@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -408,7 +407,7 @@ func TestFollowPods(t *testing.T) {
 		settings, pods := feed.New(telemetry.GPUSettings{}), feed.New(telemetry.PodDevices{})
 		done := make(chan struct{})
 		go func() {
-			telemetry.FollowPods(ctx, l, settings, pods, clock.RealClock{})
+			telemetry.FollowPods(ctx, l, settings, pods)
 			close(done)
 		}()
 		pass := func(d time.Duration) {
@@ -472,7 +471,7 @@ func TestFollowPodsWhileTheDiskHangs(t *testing.T) {
 		settings, pods := feed.New(telemetry.GPUSettings{Every: 10 * time.Second}), feed.New(telemetry.PodDevices{})
 		done := make(chan struct{})
 		go func() {
-			telemetry.FollowPods(ctx, l, settings, pods, clock.RealClock{})
+			telemetry.FollowPods(ctx, l, settings, pods)
 			close(done)
 		}()
 		has := func(what string, units int) {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -40,21 +39,21 @@ type PodLister interface {
 
 // FollowPods asks which containers hold devices, as often as the settings say, and publishes it until ctx ends. While there are no
 // metrics of GPUs nobody is asked.
-func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices], c clock.Clock) {
+func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices]) {
 	log := klog.FromContext(ctx)
 	disk, failures := files.NewDisk(), 0
 	for {
 		s, changed := settings.Latest()
 		var due <-chan time.Time
 		if s.Every > 0 {
-			due = c.After(s.Every)
+			due = time.After(s.Every)
 			asking, end := context.WithTimeout(ctx, podsTimeout)
 			devices, err := lister.ContainerDevices(asking)
 			end()
 			switch {
 			case err == nil:
 				failures = 0
-				now := PodDevices{Asked: c.Now(), Devices: devices}
+				now := PodDevices{Asked: time.Now(), Devices: devices}
 				reading, end := context.WithTimeout(ctx, podsTimeout)
 				// Without an answer of the disk there are none, as nothing old may be taken for new.
 				now.Units, _ = files.Within(ctx, disk, podsTimeout, func() ([]status.Holder, error) {
