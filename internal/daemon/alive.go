@@ -19,7 +19,7 @@ type Liveness struct {
 	tasks []Task
 }
 
-// NewLiveness returns the liveness of these tasks. Those under the lead count in a term of this process: they end before it leads no more.
+// NewLiveness returns the liveness of these tasks. A task under the lead counts only while this process leads.
 func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	l := &Liveness{lead: leads}
 	for _, group := range tasks {

@@ -118,8 +118,8 @@ func (d *daemon) draTasks() []Task {
 	}
 }
 
-// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource Allocation. What it has heard of is an
-// exception: those GPUs may be in slices.
+// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource Allocation. The exceptions are the GPUs
+// that it heard of from the lead: they may be in slices.
 func (d *daemon) giveAll(ctx context.Context) error {
 	for {
 		snapshot, looked := d.monitor.Snapshots().Latest()
@@ -133,8 +133,8 @@ func (d *daemon) giveAll(ctx context.Context) error {
 	}
 }
 
-// beside reports whether another process of this program may serve kubelet by what it was told last, and returns what is closed when that
-// may have changed.
+// beside reports whether another process of this program may serve kubelet by older owners of the GPUs, and returns what is closed when
+// that may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
 	return s.Standbys > 0 || s.Former != "", changed

@@ -84,11 +84,11 @@ func Run(ctx context.Context, o Options) error {
 	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.driver.Calls)
 }
 
-// gcPercent has garbage collected earlier than by default: the daemon itself needs little memory, and a scrape leaves up to a megabyte
-// of garbage.
+// gcPercent makes the runtime collect garbage earlier than by default: the daemon itself needs little memory, and a scrape leaves up to a
+// megabyte of garbage.
 const gcPercent = 50
 
-// shrink gives the memory back that only the start needed. By itself the runtime keeps it for minutes. An operator who sets GOGC decides
+// shrink gives back the memory that only the start needed. By itself the runtime keeps it for minutes. An operator who sets GOGC decides
 // when garbage is collected.
 func shrink() {
 	debug.FreeOSMemory() // first: what is garbage now would have it collected a second time
@@ -227,7 +227,7 @@ func (d *daemon) newSet(directory *kubelet.Directory) *plugin.Set {
 // Kubelet removes sockets in its directory, and no folders.
 const leadFolder = "gpu-device-plugin"
 
-// newLead returns what this process has to do with the lead of the node.
+// newLead returns the part of this process in the lead of the node.
 func (d *daemon) newLead() *lead.Lead {
 	name, _ := os.Hostname() // of a pod, its name
 	o := lead.Options{

@@ -19,7 +19,7 @@ import (
 // doctor is the command that finds out why a driver cannot be used.
 const doctor = "gpu-device-plugin doctor"
 
-// CheckFirstLook fails when the first look at the node does and the configuration wants the daemon to end then.
+// CheckFirstLook fails if the first look at the node fails and the configuration says that the daemon ends then.
 func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
 	err := m.First(ctx)
 	if err == nil || ctx.Err() != nil {

@@ -17,9 +17,9 @@ import (
 )
 
 // Version 0.1 knew no lead. Its processes had the locks of these files in the state directory while they wrote the ledger of faults,
-// divided GPUs, published slices, and told the API server of the GPUs. The process that leads has a share of each of them: then such a
-// process, which comes later, does nothing of that. One that divides GPUs or publishes slices is waited for. What is here is for a roll-out
-// from that version or back to it, and goes with the release after the next, as its part in package claims.
+// divided GPUs, published slices, and told the API server of the GPUs. The process that leads has a share of each of them, so that a
+// process of version 0.1 that starts later does none of this. One that divides GPUs or publishes slices is waited for. What is here is for
+// a roll-out from that version or back to it, and goes with the release after the next, as its part in package claims.
 var formerLocks = []string{"faults.lock", FormerDivides, FormerPublishes, "reporter.lock"}
 
 // The locks of version 0.1 that are waited for.
@@ -46,7 +46,7 @@ func NewFormer(dir string) *Former {
 	return f
 }
 
-// Does reports whether such a process may do what it has this lock for.
+// Does reports whether a process of version 0.1 may do what this lock is for.
 func (f *Former) Does(lock string) bool { return slices.Contains(f.locked.Value(), lock) }
 
 // Try waits until each lock was tried, for five seconds at most: a disk may hang.
@@ -56,7 +56,7 @@ func (f *Former) Try(ctx context.Context) {
 	feed.Until(ctx, f.tried, func(tried bool) bool { return tried })
 }
 
-// Await waits until no such process does that. It reports false when ctx ended before.
+// Await waits until no process of version 0.1 has the lock. It reports false when ctx ended before.
 func (f *Former) Await(ctx context.Context, lock string) bool {
 	return feed.Until(ctx, f.locked, func(locked []string) bool { return !slices.Contains(locked, lock) })
 }

@@ -76,7 +76,7 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 	return s, nil
 }
 
-// holders returns which of the devices containers hold, each once for a container. A container may have several replicas of a device.
+// holders returns the known devices that containers hold, each once for each container. A container may have several replicas of a device.
 func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.Holder {
 	all := []status.Holder{}
 	for _, c := range devices {

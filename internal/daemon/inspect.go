@@ -80,7 +80,7 @@ func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset 
 	return unfit(i.Monitor.Snapshots().Value(), devices) // they were looked at again
 }
 
-// known returns the devices with what a Snapshot says of those of which only the UUID is known.
+// known returns the devices; where only the UUID of one is known, the rest is taken from a Snapshot.
 func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {

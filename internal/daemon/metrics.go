@@ -72,10 +72,10 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *fe
 	}
 }
 
-// headStart is how long after the start of the process GPUs are not measured and memory is not given back: they are registered first.
+// headStart is how long after the start of the process no GPU is measured and no memory is given back: GPUs are registered first.
 const headStart = time.Second
 
-// followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured by sample as each says.
+// followMetrics publishes the address for metrics when a Config changes it, and calls sample to measure GPUs as each Config says.
 func followMetrics(
 	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings],
 	sample func(context.Context, monitor.Sampling) error,

@@ -29,7 +29,7 @@ var modeStatuses = []error{
 
 const firstModeStatus = 10
 
-// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. Of an error ModeStatus is the exit status of the process.
+// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus turns its error into the exit status of the process.
 func SetMIGMode(driverRoot, uuid, mode string) error {
 	wanted := inventory.MIGEnabled
 	if mode == inventory.MIGDisabled.String() {
@@ -66,7 +66,7 @@ func ModeFailure(err error, said string) error {
 // modeTimeout is how long the driver may take to reset a GPU for its MIG mode. Nothing is known of any GPU meanwhile.
 const modeTimeout = time.Minute
 
-// modeEnd is how long it is waited for a process that was killed.
+// modeEnd is the longest wait for a process that was killed.
 const modeEnd = 2 * time.Second
 
 // MIGModes sets MIG modes of GPUs that the driver resets for that, in a process of its own: it implements monitor.ModeSetter.

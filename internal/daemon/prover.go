@@ -20,7 +20,7 @@ import (
 type Prover struct {
 	// DriverRoot is where the driver is, as this process sees it.
 	DriverRoot string
-	// Simulated says that the node is. Its GPUs cannot compute: without a libcuda below the driver root they count as proven.
+	// Simulated says that the node is simulated. Its GPUs cannot compute: without a libcuda below the driver root they count as proven.
 	Simulated bool
 }
 
@@ -49,7 +49,7 @@ func (d *daemon) newProofs(ctx context.Context) *proof.Proofs {
 	})
 }
 
-// cureOf returns what makes a device usable again on which CUDA does not work.
+// cureOf returns the cure of a device on which CUDA does not work.
 func cureOf(f *cuda.Failure) inventory.Cure {
 	switch {
 	case f.Code == cuda.SystemNotReady:
@@ -62,7 +62,7 @@ func cureOf(f *cuda.Failure) inventory.Cure {
 	return inventory.CureReset
 }
 
-// reservePatience limits how long it is waited for answers about the users of a GPU.
+// reservePatience is the longest wait for answers about the users of a GPU.
 const reservePatience = 10 * time.Second
 
 // reserve keeps a device from pods and claims until release is called. A hold is on it: it is listed as Unhealthy.

@@ -73,7 +73,7 @@ func (r *Readiness) Run(ctx context.Context) error {
 	}
 }
 
-// ask returns whether all tasks are ready, and what those say that are not, or else those that are.
+// ask returns whether all tasks are ready, and the reasons of the tasks that are not, or else of those that are.
 func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

@@ -61,7 +61,7 @@ type requests struct {
 	proofs *proof.Proofs
 }
 
-// proofsPatience is how long it is waited for the processes of proofs that are ended.
+// proofsPatience is the longest wait for processes of proofs that were told to end.
 const proofsPatience = 5 * time.Second
 
 // Quiesce releases the driver, and returns when the processes that prove CUDA have ended, too.

@@ -19,11 +19,11 @@ import (
 type ResetArguments struct {
 	// GPUs are indexes and UUIDs of GPUs, which are reset together.
 	GPUs []string `json:"gpus"`
-	// Wait is how long it is waited for those who use them; 0 for not at all.
+	// Wait is how long to wait for users of the GPUs to end; 0 for not at all.
 	Wait time.Duration `json:"wait,omitempty"`
 }
 
-// A ResetProgress is how far a reset is. Each is sent to who follows CallReset.
+// A ResetProgress is how far a reset is. Each is sent to the caller of CallReset.
 type ResetProgress struct {
 	Text string `json:"text,omitempty"`
 	// Done says that the GPUs were reset, and are Healthy.

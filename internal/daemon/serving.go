@@ -27,7 +27,8 @@ type Serving struct {
 	Others  Others
 	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
-	// Leads reports whether this process decides about the owners. Another one tells it those of the GPUs that it knows itself.
+	// Leads reports whether this process decides about the owners. If it does not, owners may be missing: the process that leads tells only
+	// those of the GPUs that it has found.
 	Leads func() bool
 }
 

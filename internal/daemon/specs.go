@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// specs gives the agent the CDI specs of a directory, and the host's device nodes.
+// specs gives the daemon the CDI specs of a directory, and the host's device nodes.
 type specs struct {
 	writer  *cdi.Writer
 	nodes   devnodes.Maker

@@ -59,14 +59,14 @@ func heldFor(s reset.Status, dividing map[string]resource.GPUHold, owners dra.Ow
 	return holds
 }
 
-// told is the form of it.
+// told is the form in which Told is sent.
 type told struct {
 	Owners   dra.Owners                  `json:"owners"`
 	Dividing map[string]resource.GPUHold `json:"dividing"`
 	Proofs   proof.Records               `json:"proofs,omitempty"`
 }
 
-// Tell tells standbys what this process knows, while it leads. What it heard itself stays until it has decided.
+// Tell tells standbys what this process knows, while it leads. Owners that it heard before stay until it has decided itself.
 func (t *Told) Tell(ctx context.Context) error {
 	if !t.divides {
 		t.dividing.Publish(nil)
@@ -109,7 +109,7 @@ func (t *Told) Follow(ctx context.Context) error {
 	}
 }
 
-// take publishes what was told, unless this process leads, or a task that decides has not ended since it did.
+// take publishes what was told, unless this process leads, or a task that decides has not ended since this process led.
 func (t *Told) take(now told) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,8 +146,7 @@ func (t *Told) decides(n int) {
 	t.deciders.Publish(t.deciders.Value() + n)
 }
 
-// mayDivide returns why no MIG layout is made now; nil if it may be. Another process that runs serves kubelet by the devices that are
-// there.
+// mayDivide returns why no MIG layout may be made now; nil if one may. A standby serves kubelet by the devices that are there.
 func (d *daemon) mayDivide() error {
 	if err := d.lead.Check(); err != nil {
 		return err

@@ -21,8 +21,8 @@ const (
 	pauseTimeout = 10 * time.Second
 )
 
-// awaitClients has the DaemonSets paused whose pods have a GPU open of which the driver says that it is in use, and reports whether their
-// end is to be waited for.
+// awaitClients pauses the DaemonSets whose pods have open a GPU that the driver calls in use. It reports whether to wait until these pods
+// end.
 func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome, bool) {
 	now := time.Now()
 	if !t.wish.Pause || t.options.Pauser == nil || !t.gpu.blocked || now.Sub(t.gpu.gaveUp) < pauseAgain {
@@ -64,7 +64,7 @@ func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome
 	return t.wait(PhaseWaiting, reason, later, hold), true
 }
 
-// openElsewhere says of a refused change of the MIG mode who has the GPU open, as far as that is shown.
+// openElsewhere adds to the error of a refused change of the MIG mode which processes have the GPU open, as far as the node shows them.
 func (t *turn) openElsewhere(cause error) error {
 	const remedy = "end them, or stop their services: nvidia-persistenced and DCGM have GPUs open, and so has the kernel module nvidia_drm"
 	found, _ := t.options.Snapshots.Value().GPU(t.UUID)

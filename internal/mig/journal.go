@@ -179,7 +179,7 @@ func (j *journal) load(ctx context.Context, o Options) {
 	}
 }
 
-// take takes in what was read, and why this process cannot write.
+// take keeps what was read, and the error if this process cannot write.
 func (j *journal) take(ctx context.Context, read map[string]journalRecord, problem error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -222,7 +222,7 @@ func (j *journal) record(uuid string) journalRecord {
 	return j.gpus[uuid]
 }
 
-// begin notes a change before its first step. Of a change that an earlier process began, how the GPU was before stays noted.
+// begin notes a change before its first step. If an earlier process began it, the note of how the GPU was before stays.
 func (j *journal) begin(ctx context.Context, c layout.GPUChange, name string) error {
 	r := j.record(c.GPU.UUID)
 	next := change{Layout: name, Enabled: c.Before.Mode == inventory.MIGEnabled}

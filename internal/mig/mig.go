@@ -25,11 +25,11 @@ type Wish struct {
 	GPUs []string
 	// Replace allows to destroy GPU instances that this program did not make. No instance that is in use is ever destroyed.
 	Replace bool
-	// Evict has the pods evicted that hold devices which the layout does not have. EvictTimeout is for how long that is tried; 0 for
-	// no limit.
+	// Evict says that pods are evicted that hold devices which the layout does not have. EvictTimeout is how long that is tried; 0 for no
+	// limit.
 	Evict        bool
 	EvictTimeout time.Duration
-	// Pause has DaemonSets paused whose pods have a GPU open that is to change and that the driver says is in use.
+	// Pause says that DaemonSets are paused whose pods have open a GPU that is to change and that the driver calls in use.
 	Pause bool
 	// Origin says where the Wish comes from, for people: "configuration file", "label", "mig apply".
 	Origin string

@@ -35,13 +35,13 @@ type Options struct {
 	Clients func(minor int) ([]inventory.DriverClient, error)
 	// StateDir is where the journal is kept.
 	StateDir string
-	// Begins is called in each Run before anything is changed: from now on this process does what an earlier one was
-	// asked for. It may be nil.
+	// Begins is called in each Run before anything is changed: this process then takes up the orders that an earlier process got. It may be
+	// nil.
 	Begins func(context.Context)
 	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil, and
 	// may take seconds: no GPU is offered meanwhile.
 	Former func(context.Context) error
-	// Held says why no GPU is changed now besides; nil if they may be. It may be nil.
+	// Held says why no GPU may be changed now for another reason; nil if there is none. It may be nil.
 	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
@@ -122,8 +122,8 @@ func (o *Owner) Holds() *feed.Feed[map[string]resource.GPUHold] { return o.holds
 // Alive returns an error if Run makes no round before ctx ends. A driver that hangs does not keep it from that.
 func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 
-// Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process, or
-// the next Run of this one: it reads anew what was noted.
+// Run divides GPUs as the Wish says until ctx ends, and then returns nil. The next process, or the next Run of this one, goes on with what
+// is under way then: it reads the notes anew.
 func (o *Owner) Run(ctx context.Context) error {
 	o.mu.Lock()
 	disk := o.journal.disk
@@ -204,7 +204,7 @@ func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn 
 	return turns
 }
 
-// lookOf returns a text that is another one when a GPU is divided otherwise.
+// lookOf returns a text that differs where a GPU is divided in another way.
 func lookOf(g inventory.GPU) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d %d %v", g.Index, g.Binding, g.MIG)

@@ -22,13 +22,13 @@ const (
 	readTimeout = 20 * time.Second
 	stepTimeout = 30 * time.Second
 	modeTimeout = 2 * time.Minute
-	// soon is when it is asked again whether kubelet has taken in a hold; for soonFor at most, and later from then on. It is also for how
+	// soon is the time between two questions whether kubelet knows of a hold, for soonFor at most; then they are rarer. soonFor is also how
 	// long the Snapshot may lack what was created.
 	soon    = 100 * time.Millisecond
 	soonFor = 5 * time.Second
 	later   = time.Second
 	// retryFirst and retryMost are the shortest and the longest pause after a failure. The pause doubles. busyMost is the longest one while
-	// something uses the GPU that is no pod.
+	// something other than a pod uses the GPU.
 	retryFirst = 5 * time.Second
 	retryMost  = 5 * time.Minute
 	busyMost   = 30 * time.Second
@@ -54,7 +54,7 @@ type outcome struct {
 	uuid string
 	// again is after how long; 0 for when the Wish or the GPU changes.
 	again time.Duration
-	// failed says that a try failed: then a change of the GPU is no reason for another one before.
+	// failed says that a try failed: then a change of the GPU is no reason for an earlier try.
 	failed bool
 }
 
@@ -119,7 +119,7 @@ func (t *turn) read(ctx context.Context, noted journalRecord) (layout.GPU, error
 	return g, nil
 }
 
-// on says whether a process may be on a GPU instance: a driver that does not say where it is, may mean each.
+// on says whether a process may be on a GPU instance. Where the driver does not say on which one it is, it may be on each.
 func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
 
 // plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU is when that is done. What an earlier
@@ -348,7 +348,7 @@ func (t *turn) forbidden(c layout.GPUChange, noted journalRecord) string {
 	return ""
 }
 
-// dividedAnew is why devices of a GPU are not given out that is being changed.
+// dividedAnew is why devices of a GPU that is being changed are not given out.
 const dividedAnew = "its GPU is being divided anew"
 
 // held returns the hold that there is, or one on all devices.

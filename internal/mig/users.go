@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// evictAgain is how often a pod is evicted that does not end, and evictTimeout bounds one request.
+	// evictAgain is the time between two evictions of a pod that does not end, and evictTimeout bounds one request.
 	evictAgain   = 10 * time.Second
 	evictTimeout = 10 * time.Second
 )
