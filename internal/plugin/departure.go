@@ -102,8 +102,8 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 			return nil
 		}
 		waits, ending := s.waits(r.ticked)
-		if r.tick == nil && (waits || ending) {
-			r.tick = s.collaborators.Clock.After(s.readPause())
+		if waits || ending {
+			r.tickIn(s.readPause())
 		}
 		if !waits && !r.looks {
 			continue
@@ -135,6 +135,7 @@ type reader struct {
 	accounts    accounts
 	pacing      resendPacing
 	tick        <-chan time.Time // nil while nothing departs, so as not to wake an idle process
+	pause       time.Duration    // before tick
 	soon        <-chan time.Time // after kubelet gave away a departing device
 	look        <-chan time.Time // after kubelet or another plugin came or went
 	due         time.Time        // of look
@@ -156,6 +157,13 @@ func (r *reader) lookIn(d time.Duration) {
 	c := r.set.collaborators.Clock
 	if at := c.Now().Add(d); r.look == nil || at.Before(r.due) {
 		r.look, r.due = c.After(d), at
+	}
+}
+
+// tickIn sets when the accounts are read next. A longer pause that has begun ends: units were given or came back since.
+func (r *reader) tickIn(d time.Duration) {
+	if r.tick == nil || d < r.pause {
+		r.tick, r.pause = r.set.collaborators.Clock.After(d), d
 	}
 }
 

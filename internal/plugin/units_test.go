@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const mem = "volcano.sh/gpu-mem.1Gi"
@@ -221,6 +223,46 @@ func TestPodsOfUnitsFit(t *testing.T) {
 			t.Error("kubelet crashed")
 		}
 	})
+}
+
+// A pausesClock notes how long is waited for.
+type pausesClock struct {
+	*clocktesting.FakeClock
+
+	mu     sync.Mutex // guards pauses
+	pauses []time.Duration
+}
+
+func (c *pausesClock) After(d time.Duration) <-chan time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pauses = append(c.pauses, d)
+	return c.FakeClock.After(d)
+}
+
+// begun reports whether such a pause has begun since it was asked last.
+func (c *pausesClock) begun(d time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	begun := slices.Contains(c.pauses, d)
+	c.pauses = nil
+	return begun
+}
+
+// After a time without a change the accounts are read every 5 s. When a pod comes, they are read within a second, and not after what is left
+// of the 5 s: until then the free units of another GPU are not on offer.
+func TestUnitsAfterAQuietTime(t *testing.T) {
+	t.Parallel()
+	c := &pausesClock{FakeClock: clocktesting.NewFakeClock(time.Now())}
+	n := &unitNode{node: newNode(t), clock: c.FakeClock, gpus: 2, size: 16, pods: map[string][]string{}}
+	n.startKubelet(t, standin.V137)
+	n.apply(n.startDaemon(t, c), byMPS)
+	n.settle(t)
+	n.admit(t, "first", 2)
+	until(t, n.clock, "a long pause", func() bool { return c.begun(5 * time.Second) })
+	n.admit(t, "second", 3)
+	poll.Until(t, "a short pause", func() bool { return c.begun(time.Second) })
+	n.settle(t)
 }
 
 // A container may get more units than the init container of its pod had: the GPU stays on offer between the two.
