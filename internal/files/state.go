@@ -35,7 +35,13 @@ func ReadState(path string, most int64, version int, v any) (found bool, err err
 }
 
 // WriteState writes v as a state file, which only its owner may read, and the folder that it is in.
-func WriteState(path string, v any) error {
+func WriteState(path string, v any) error { return WriteStateIf(path, v, func() error { return nil }) }
+
+// WriteStateIf is WriteState if may returns nil, before the work and when the file takes its place: a slow disk may be in between.
+func WriteStateIf(path string, v any, may func() error) error {
+	if err := may(); err != nil {
+		return err
+	}
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
@@ -43,5 +49,5 @@ func WriteState(path string, v any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	return Write(path, append(text, '\n'), 0o600, nil)
+	return Write(path, append(text, '\n'), 0o600, func(string) error { return may() })
 }

@@ -65,11 +65,14 @@ type Devices struct {
 	problem     string             // why numbers cannot be written, as it was told last
 	steady      inventory.Snapshot // without what the MIG mode changes of GPUs whose mode claims switch
 
-	lost       atomic.Bool // it is not known what is published
-	publishing sync.Mutex  // held while the file of published is read or written, guards onDisk
-	onDisk     bool        // the file said of GPUs that they may be in slices when this process read or wrote it last
-	mu         sync.Mutex  // guards all following fields
-	numbers    dra.Numbers // as on disk
+	disk   *files.Disk // for all work on the files
+	onDisk bool        // the file said of GPUs that they may be in slices when this process read or wrote it last; of the work on the files
+	lost   atomic.Bool // it is not known what is published
+
+	mu      sync.Mutex  // guards all following fields, and changes of published
+	hung    time.Time   // when the disk did not answer last; zero once it did
+	term    int         // of the times in which this process leads
+	numbers dra.Numbers // as on disk
 	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted are those of them on disk.
 	left, noted map[string]bool
 }
@@ -100,7 +103,7 @@ func NewDevices(o DevicesOptions) *Devices {
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
-		numbers: dra.Numbers{}, left: map[string]bool{},
+		disk: files.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{},
 	}
 }
 
@@ -145,18 +148,40 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 	d.numbers = numbers
 }
 
-// diskTimeout is how long the loop waits for what an earlier process wrote down.
+// diskTimeout is how long the disk is waited for.
 const diskTimeout = 2 * time.Second
+
+// onFiles does work on the files, one work at a time. Once the disk has not answered, nobody waits for it again for a time: what does not
+// need the files goes on.
+func (d *Devices) onFiles(ctx context.Context, work func() error) error {
+	d.mu.Lock()
+	wait := d.hung.IsZero() || d.o.Clock.Since(d.hung) >= retryInterval
+	d.mu.Unlock()
+	err := files.ErrHangs
+	if wait {
+		err = d.disk.Do(ctx, diskTimeout, work)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.hung = time.Time{}
+	}
+	if errors.Is(err, files.ErrHangs) {
+		if wait {
+			d.hung = d.o.Clock.Now()
+		}
+		err = fmt.Errorf("%w; see to the disk of %s", err, d.o.StateDir)
+	}
+	return err
+}
 
 // Run reads the files of an earlier process, and follows the GPUs until ctx ends. Then it returns nil, and forgets what it has read. The
 // error wraps dra.ErrOtherName if an earlier lead publishes devices under another name of the driver than this process.
 func (d *Devices) Run(ctx context.Context) error {
-	disk, known := files.NewDisk(), false
-	d.forget() // what was noted when the last time ended
+	known := false
+	term := d.forget() // what was noted when the last time ended
 	defer d.forget()
 	for {
 		if !known || d.Lost() { // an operator who removes the damaged file says that nothing is published
-			err := disk.Do(ctx, diskTimeout, func() error { return errors.Join(d.readPublished(), d.readNumbers()) })
+			err := d.onFiles(ctx, func() error { return errors.Join(d.readPublished(term), d.readNumbers()) })
 			if errors.Is(err, dra.ErrOtherName) {
 				return err
 			}
@@ -175,7 +200,7 @@ func (d *Devices) Run(ctx context.Context) error {
 				d.pools.Publish(pool)
 			}
 			if d.owes() {
-				complete = disk.Do(ctx, diskTimeout, d.writeReturned) == nil && complete
+				complete = d.onFiles(ctx, d.writeReturned) == nil && complete
 			}
 		}
 		var again <-chan time.Time
@@ -213,7 +238,7 @@ func (d *Devices) pool(
 	if divisions == nil {
 		return d.pools.Value(), true
 	}
-	err := d.number(s.GPUs)
+	err := d.number(ctx, s.GPUs)
 	numbers := d.Numbers()
 	if err != nil {
 		owners = maps.Clone(owners)
@@ -227,36 +252,49 @@ func (d *Devices) pool(
 	pool.Driver = d.o.Driver
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "New GPUs are not published")
 		}
 	}
 	return pool, err == nil
 }
 
-// forget has nothing be known: another process may lead now.
-func (d *Devices) forget() {
+// forget has nothing be known: another process may lead now. It returns the number of the time in which this process leads next.
+func (d *Devices) forget() (term int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.term++
 	d.pools.Publish(dra.Pool{})
 	d.publication.Publish(Publication{})
 	d.lost.Store(false)
 	if d.o.StateDir != "" { // otherwise nobody else knows it
 		d.published.Publish(nil)
 	}
+	return d.term
+}
+
+// during calls tell if no other time to lead has begun or ended since the one with a number: a disk that hangs answers later.
+func (d *Devices) during(term int, tell func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.term == term {
+		tell()
+	}
 }
 
 // number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays
 // with its GPU.
-func (d *Devices) number(gpus []inventory.GPU) error {
+func (d *Devices) number(ctx context.Context, gpus []inventory.GPU) error {
 	now := d.Numbers()
 	next := now.With(gpus)
 	if maps.Equal(next, now) {
 		return nil
 	}
 	if d.o.StateDir != "" {
-		if err := d.o.Lead(); err != nil {
-			return err
-		}
-		if err := files.WriteState(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next}); err != nil {
+		err := d.onFiles(ctx, func() error {
+			return files.WriteStateIf(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next}, d.o.Lead)
+		})
+		if err != nil {
 			return fmt.Errorf("write the numbers of GPUs: %w", err)
 		}
 	}

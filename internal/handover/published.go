@@ -2,6 +2,7 @@ package handover
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -22,42 +23,41 @@ type publishedState struct {
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices. Where the file was damaged, or was removed while it named GPUs, that is not known until
-// SetPublished is called.
-func (d *Devices) readPublished() error {
-	d.publishing.Lock()
-	defer d.publishing.Unlock()
+// readPublished reads which GPUs may be in slices, in one time to lead. Where the file was damaged, or was removed while it named GPUs,
+// that is not known until SetPublished is called. It is work on the files.
+func (d *Devices) readPublished(term int) error {
 	if d.published.Value() != nil {
 		return nil // it is known since
 	}
 	if d.o.StateDir == "" {
-		d.published.Publish(map[string]bool{})
+		d.during(term, func() { d.published.Publish(map[string]bool{}) })
 		return nil
 	}
+	lose := func(why string) { d.during(term, func() { d.lose(why) }) }
 	var kept publishedState
 	path := filepath.Join(d.o.StateDir, publishedFile)
 	found, err := files.ReadState(path, maxFile, fileVersion, &kept)
 	if err != nil {
 		err = fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+files.Damaged, err)
-		d.lose(err.Error())
+		lose(err.Error())
 		return err
 	}
 	if _, err := os.Lstat(path + files.Damaged); !found && err == nil {
-		d.lose("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
+		lose("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
 		return nil
 	}
 	if !found && d.onDisk {
-		d.lose("the file that says which GPUs are in slices is gone: " + path)
+		lose("the file that says which GPUs are in slices is gone: " + path)
 		return nil
 	}
 	d.onDisk = len(kept.GPUs) > 0
 	if d.onDisk && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
 		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
 	}
-	d.mu.Lock()
-	d.left, d.noted = setOf(kept.Left), setOf(kept.Left)
-	d.mu.Unlock()
-	d.know(setOf(kept.GPUs))
+	d.during(term, func() {
+		d.left, d.noted = setOf(kept.Left), setOf(kept.Left)
+		d.know(setOf(kept.GPUs))
+	})
 	return nil
 }
 
@@ -83,10 +83,8 @@ func (d *Devices) returned(uuid string) {
 	delete(d.left, uuid)
 }
 
-// writeReturned writes which GPUs the device plugin has again, if that is not on disk.
+// writeReturned writes which GPUs the device plugin has again, if that is not on disk. It is work on the files.
 func (d *Devices) writeReturned() error {
-	d.publishing.Lock()
-	defer d.publishing.Unlock()
 	if gpus := d.published.Value(); gpus != nil && d.owes() {
 		return d.write(gpus)
 	}
@@ -104,7 +102,7 @@ func (d *Devices) owes() bool {
 // when that changes.
 func (d *Devices) Lost() bool { return d.lost.Load() }
 
-// lose notes that it is not known which GPUs are in slices, and why.
+// lose notes that it is not known which GPUs are in slices, and why. The caller has the lock.
 func (d *Devices) lose(why string) {
 	if d.publication.Value().Problem == "" {
 		d.publication.Publish(Publication{Problem: why})
@@ -114,7 +112,7 @@ func (d *Devices) lose(why string) {
 	}
 }
 
-// know publishes which GPUs may be in slices.
+// know publishes which GPUs may be in slices. The caller has the lock.
 func (d *Devices) know(gpus map[string]bool) {
 	if now := d.publication.Value(); d.lost.Swap(false) && now == (Publication{Problem: now.Problem}) {
 		d.publication.Publish(Publication{}) // the problem was that nobody knew
@@ -123,21 +121,26 @@ func (d *Devices) know(gpus map[string]bool) {
 }
 
 // SetPublished notes which GPUs may be in slices from now on, by UUID. Call it before slices are written, and after slices are certainly
-// gone. The record is on disk when it returns nil.
+// gone. The record is on disk when it returns nil. It returns an error some seconds after the disk does not answer; the record may then be
+// written later.
 func (d *Devices) SetPublished(gpus map[string]bool) error {
-	d.publishing.Lock()
-	defer d.publishing.Unlock()
-	if was := d.published.Value(); was != nil && maps.Equal(was, gpus) {
+	d.mu.Lock()
+	was, term := d.published.Value(), d.term
+	d.mu.Unlock()
+	if was != nil && maps.Equal(was, gpus) {
 		return nil
 	}
-	if err := d.write(gpus); err != nil {
+	gpus = maps.Clone(gpus)
+	return d.onFiles(context.Background(), func() error {
+		err := d.write(gpus)
+		if err == nil {
+			d.during(term, func() { d.know(gpus) })
+		}
 		return err
-	}
-	d.know(maps.Clone(gpus))
-	return nil
+	})
 }
 
-// write writes which GPUs may be in slices, and which have left them. The caller has the lock of the file.
+// write writes which GPUs may be in slices, and which have left them. It is work on the files.
 func (d *Devices) write(gpus map[string]bool) error {
 	d.mu.Lock()
 	maps.Copy(d.left, d.published.Value())
@@ -145,14 +148,11 @@ func (d *Devices) write(gpus map[string]bool) error {
 	left := maps.Clone(d.left)
 	d.mu.Unlock()
 	if d.o.StateDir != "" {
-		if err := d.o.Lead(); err != nil {
-			return err
-		}
 		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus)), Left: slices.Sorted(maps.Keys(left))}
 		if d.o.Driver != dra.Driver {
 			state.Driver = d.o.Driver
 		}
-		if err := files.WriteState(filepath.Join(d.o.StateDir, publishedFile), state); err != nil {
+		if err := files.WriteStateIf(filepath.Join(d.o.StateDir, publishedFile), state, d.o.Lead); err != nil {
 			return fmt.Errorf("write which GPUs are in slices: %w", err)
 		}
 		d.onDisk = len(gpus) > 0
