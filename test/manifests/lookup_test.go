@@ -71,6 +71,14 @@ func TestSelectorOfAnotherChart(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), value) {
 		t.Fatalf("error %v, want one with %s", err, value)
 	}
+	other := strings.Replace(theirs, "metadata: {", "metadata: {annotations: {meta.helm.sh/release-name: nvdp}, ", 1)
+	if _, _, err := lookedUp("{fullnameOverride: gpus}", other); err == nil || !strings.Contains(err.Error(), "is of the release nvdp: give another fullnameOverride") {
+		t.Errorf("error %v", err)
+	}
+	mps := strings.Replace(other, "name: gpus", "name: gpus-mps-control-daemon", 1)
+	if _, _, err := lookedUp("{fullnameOverride: gpus, mps: {enabled: true}}", mps); err == nil || !strings.Contains(err.Error(), "is of the release nvdp") {
+		t.Errorf("error %v", err)
+	}
 	ours := set("kube-system", "gpu-device-plugin", "gpu-device-plugin", "gpu-device-plugin-1", "{app.kubernetes.io/name: gpu-device-plugin, app.kubernetes.io/instance: gpu-device-plugin}")
 	for values, there := range map[string]string{"{fullnameOverride: gpus, " + value + "}": theirs, "{}": ours} {
 		if _, _, err := lookedUp(values, there); err != nil {

@@ -6,6 +6,7 @@ package manifests
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -18,6 +19,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -214,7 +216,7 @@ func TestChartValues(t *testing.T) {
 			env: map[string]string{"CONFIG_FILE_SRCDIR": "/config", "DEFAULT_CONFIG": "b", "FALLBACK_STRATEGIES": "named,single",
 				"NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "gpu-device-plugin-config"},
-		{name: "no file, unless the label says so", values: "{config: {fallbackStrategies: [empty], map: {a: b}}}",
+		{name: "no file, unless the label says so", values: "{config: {fallbackStrategies: [empty], map: {a: '{}'}}}",
 			env:    map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "empty"},
 			config: "gpu-device-plugin-config"},
 		{name: "no file", values: "{config: {fallbackStrategies: [named, empty], map: {a: b}}, features: {nodeConfig: false}}",
@@ -415,12 +417,21 @@ func read(t *testing.T, file string) []byte {
 // does not know.
 func decode(t *testing.T, name string, data []byte) []runtime.Object {
 	t.Helper()
+	objects, err := decodeAll(data)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return objects
+}
+
+func decodeAll(data []byte) ([]runtime.Object, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, admissionv1.AddToScheme, resourcev1.AddToScheme, nodev1.AddToScheme,
+		networkingv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 	}
 	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
@@ -430,17 +441,17 @@ func decode(t *testing.T, name string, data []byte) []runtime.Object {
 		document := make([]byte, len(data))
 		n, err := documents.Read(document)
 		if errors.Is(err, io.EOF) {
-			return objects
+			return objects, nil
 		}
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		if document = bytes.TrimSpace(document[:n]); len(document) == 0 {
 			continue
 		}
 		object, _, err := strict.Decode(document, &schema.GroupVersionKind{}, nil)
 		if err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, document)
+			return nil, fmt.Errorf("%w\n%s", err, document)
 		}
 		objects = append(objects, object)
 	}

@@ -97,6 +97,14 @@ func renderServed(kubernetes string, served chartutil.VersionSet, text string) (
 
 // renderIn does that for a cluster that has these objects, each a YAML text.
 func renderIn(kubernetes string, served chartutil.VersionSet, text string, there ...string) (rendered []byte, notes string, err error) {
+	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
+	return renderAs(release, kubernetes, served, text, there...)
+}
+
+// renderAs does that for a release of another name or namespace.
+func renderAs(
+	release chartutil.ReleaseOptions, kubernetes string, served chartutil.VersionSet, text string, there ...string,
+) (rendered []byte, notes string, err error) {
 	loaded, err := loadChart()
 	if err != nil {
 		return nil, "", fmt.Errorf("load chart: %w", err)
@@ -105,7 +113,6 @@ func renderIn(kubernetes string, served chartutil.VersionSet, text string, there
 	if err != nil {
 		return nil, "", fmt.Errorf("read values: %w", err)
 	}
-	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
 	cluster := chartutil.DefaultCapabilities.Copy()
 	cluster.APIVersions = served
 	_, minor, _ := strings.Cut(kubernetes, ".")

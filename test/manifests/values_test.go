@@ -38,10 +38,10 @@ func env(name, value string) string { return fmt.Sprintf(`{"name":%q,"value":%q}
 var nvidiaValues = []chartValue{
 	{key: "config.name", theirs: `""`, here: "same. Without `config.default` the fallbacks count; the label of the node chooses among its files",
 		values: "{config: {name: mine}}", want: "configMap: {name: mine}"},
-	{key: "config.map", theirs: "{}", here: "same. The label of the node chooses where there are several files", values: "{config: {map: {a: x}}}", want: "kind: ConfigMap"},
-	{key: "config.default", theirs: `""`, here: "same", values: "{config: {map: {a: x, b: x}, default: b}}", want: env("DEFAULT_CONFIG", "b")},
+	{key: "config.map", theirs: "{}", here: "same. The label of the node chooses where there are several files", values: "{config: {map: {a: \"{}\"}}}", want: "kind: ConfigMap"},
+	{key: "config.default", theirs: `""`, here: "same", values: "{config: {map: {a: \"{}\", b: \"{}\"}, default: b}}", want: env("DEFAULT_CONFIG", "b")},
 	{key: "config.fallbackStrategies", theirs: "[named, single]", here: "same, `empty` too",
-		values: "{config: {map: {a: x}, fallbackStrategies: [empty]}}", want: env("FALLBACK_STRATEGIES", "empty")},
+		values: "{config: {map: {a: \"{}\"}, fallbackStrategies: [empty]}}", want: env("FALLBACK_STRATEGIES", "empty")},
 	{key: "compatWithCPUManager", theirs: "null", here: "same", values: "{compatWithCPUManager: true}", want: "privileged: true"},
 	{key: "migStrategy", theirs: "null", here: "same", values: "{migStrategy: mixed}", want: env("MIG_STRATEGY", "mixed")},
 	{key: "failOnInitError", theirs: "null", here: "same; false where `gfd.enabled` has the daemon run on nodes without a GPU",
@@ -200,14 +200,23 @@ func heldTo(t *testing.T, file, mark, text string) {
 func TestValuesWithoutEffect(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
-		"{gfd: {noTimestamp: true}}":                 "gfd.noTimestamp has no effect",
-		"{gfd: {noTimestamp: true, enabled: true}}":  "",
-		"{dra: {shares: 4}}":                         "dra.shares has no effect",
-		"{dra: {shares: 4, enabled: true}}":          "",
-		"{mps: {resources: {}}}":                     "",
-		"{mps: {resources: {limits: {cpu: 1}}}}":     "mps.resources has no effect",
-		"{config: {name: mine}}":                     "cannot read the ConfigMap mine",
-		"{config: {map: {a: x}}, migStrategy: none}": "",
+		"{gfd: {noTimestamp: true}}":                      "gfd.noTimestamp has no effect",
+		"{gfd: {noTimestamp: true, enabled: true}}":       "",
+		"{gfd: {noTimestamp: false}}":                     "gfd.noTimestamp has no effect",
+		"{noTimestamp: true, features: {labels: off}}":    "noTimestamp has no effect",
+		"{dra: {shares: 4}}":                              "dra.shares has no effect",
+		"{dra: {claimStatus: false}}":                     "dra.claimStatus has no effect",
+		"{dra: {driverName: gpu.example.com}}":            "dra.driverName has no effect",
+		"{mps: {enableHostNetwork: true}}":                "mps.enableHostNetwork has no effect",
+		"{mig: {layout: all-balanced}}":                   "mig.layout has no effect",
+		"{mig: {layout: all-balanced, enabled: true}}":    "",
+		"{config: {default: a}}":                          "config.default has no effect",
+		"{features: {nodeConfigLabel: a}}":                "features.nodeConfigLabel has no effect",
+		"{dra: {shares: 4, enabled: true}}":               "",
+		"{mps: {resources: {}}}":                          "",
+		"{mps: {resources: {limits: {cpu: 1}}}}":          "mps.resources has no effect",
+		"{config: {name: mine}}":                          "cannot read the ConfigMap mine",
+		"{config: {map: {a: \"{}\"}}, migStrategy: none}": "",
 	} {
 		_, notes, err := renderFor(newest, values)
 		if err != nil {

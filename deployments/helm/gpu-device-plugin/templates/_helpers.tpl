@@ -1,15 +1,20 @@
+{{- /* A name of at most so many characters, from a list of: the number, the name. One that is cut may not end in a dash or a dot. */}}
+{{- define "gpu-device-plugin.cut" -}}
+{{- regexReplaceAll "[-._]+$" (trunc (first .) (last .)) "" }}
+{{- end }}
+
 {{- define "gpu-device-plugin.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- include "gpu-device-plugin.cut" (list 63 (default .Chart.Name .Values.nameOverride)) }}
 {{- end }}
 
 {{- define "gpu-device-plugin.fullname" -}}
 {{- $name := include "gpu-device-plugin.name" . }}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- include "gpu-device-plugin.cut" (list 63 .Values.fullnameOverride) }}
 {{- else if contains $name .Release.Name }}
-{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- include "gpu-device-plugin.cut" (list 63 .Release.Name) }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
+{{- include "gpu-device-plugin.cut" (list 63 (printf "%s-%s" .Release.Name $name)) }}
 {{- end }}
 {{- end }}
 
@@ -18,12 +23,13 @@
 {{- end }}
 
 {{- define "gpu-device-plugin.image" -}}
-{{- printf "%s:%v" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- /* A number of a values file is a float, which JSON alone writes without an exponent. */}}
+{{- printf "%s:%s" .Values.image.repository (toJson (default .Chart.AppVersion .Values.image.tag) | trimAll "\"") }}
 {{- end }}
 
 {{- define "gpu-device-plugin.nameLabels" -}}
-app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | toYaml }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
 {{- define "gpu-device-plugin.selector" -}}
@@ -45,8 +51,8 @@ app.kubernetes.io/component: device-plugin
 
 {{- /* Another name, so that neither DaemonSet selects the pods of the other. */}}
 {{- define "gpu-device-plugin.mpsSelector" -}}
-app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | trunc 44 | trimSuffix "-" }}-mps-control-daemon
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "gpu-device-plugin.cut" (list 44 (include "gpu-device-plugin.name" .)) }}-mps-control-daemon
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- if (default dict .Values.componentSelectorLabels).enabled }}
 app.kubernetes.io/component: mps-control-daemon
 {{- end }}
@@ -133,14 +139,49 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "gpu-device-plugin.files" -}}
 {{- $files := list }}
 {{- $file := include "gpu-device-plugin.configFile" . }}
-{{- if .Values.config.map }}
-{{- if include "gpu-device-plugin.nodeConfig" . }}
-{{- $files = values .Values.config.map }}
-{{- else if $file }}
-{{- $files = list (get .Values.config.map $file) }}
+{{- $chooses := include "gpu-device-plugin.nodeConfig" . }}
+{{- range $name, $text := ternary dict (default dict .Values.config.map) (not (empty .Values.config.name)) }}
+{{- if or $chooses (eq $name $file) }}
+{{- include "gpu-device-plugin.refuseFile" (list $name (fromYaml $text)) }}
+{{- $files = append $files $text }}
 {{- end }}
 {{- end }}
 {{- $files | toJson }}
+{{- end }}
+
+{{- /* A file of config.map, from a list of its name and its content, in which the chart would not find what needs rights. The daemon takes keys
+in any case. */}}
+{{- define "gpu-device-plugin.refuseFile" -}}
+{{- $name := first . }}
+{{- $file := last . }}
+{{- with $file.Error }}
+{{- fail (printf "the file %s of config.map is not a mapping of YAML: %s" $name .) }}
+{{- end }}
+{{- $known := dict }}
+{{- range list "flags" "plugin" "health" "features" "sharing" "mps" "mig" "dra" "units" "selectors" "enforce" "name" "size" "percentage" "migStrategy"
+  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "taint" "changeTaint" "quiesce" "reboot"
+  "enabled" "label" "disruption" "mode" "driverName" "dynamicMIG" "claimStatus" }}
+{{- $_ := set $known (lower .) . }}
+{{- end }}
+{{- range $path := list "" "flags" "flags.plugin" "health" "features" "sharing" "mig" "dra" "units" }}
+{{- $at := $file }}
+{{- range compact (splitList "." $path) }}{{ $at = index (default dict $at) . }}{{ end }}
+{{- if not (or (kindIs "invalid" $at) (kindIs "map" $at)) }}
+{{- fail (printf "the file %s of config.map has %s, which must be a mapping" $name $path) }}
+{{- end }}
+{{- range $key, $_ := default dict $at }}
+{{- $as := default $key (get $known (lower $key)) }}
+{{- if ne $as $key }}
+{{- fail (printf "the file %s of config.map has the key %s: write %s, because the chart reads keys in this spelling alone" $name $key $as) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if not (or (kindIs "invalid" $file.selectors) (kindIs "slice" $file.selectors)) }}
+{{- fail (printf "the file %s of config.map has selectors, which must be a list" $name) }}
+{{- end }}
+{{- range $file.selectors }}
+{{- if not (kindIs "map" .) }}{{ fail (printf "the file %s of config.map has selectors, each of which must be a mapping" $name) }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- /* The node's folder that is the driver root in the container: of the value, or else of the file. */}}
@@ -386,15 +427,15 @@ rollingUpdate:
 {{- end }}
 
 {{- define "gpu-device-plugin.testName" -}}
-{{- include "gpu-device-plugin.fullname" . | trunc 52 | trimSuffix "-" }}-test
+{{- include "gpu-device-plugin.cut" (list 52 (include "gpu-device-plugin.fullname" .)) }}-test
 {{- end }}
 
 {{- define "gpu-device-plugin.testMetadata" -}}
-namespace: {{ include "gpu-device-plugin.namespace" . }}
+namespace: {{ include "gpu-device-plugin.namespace" . | toYaml }}
 labels:
   {{- /* Not the selector's: the DaemonSet would take the pod for one of its own. */}}
-  app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | trunc 58 | trimSuffix "-" }}-test
-  app.kubernetes.io/instance: {{ .Release.Name }}
+  app.kubernetes.io/name: {{ include "gpu-device-plugin.cut" (list 58 (include "gpu-device-plugin.name" .)) }}-test
+  app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 annotations:
   helm.sh/hook: test
   helm.sh/hook-delete-policy: before-hook-creation
@@ -407,7 +448,7 @@ activeDeadlineSeconds: 120
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ toYaml . }}
 {{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
@@ -448,7 +489,7 @@ such as nvidia.com/mig.config. */}}
 
 {{- /* What tolerates the taints of the daemon's own. One may be there from a time when its feature was on. */}}
 {{- define "gpu-device-plugin.tolerations" -}}
-{{- $tolerations := .Values.tolerations }}
+{{- $tolerations := default list .Values.tolerations }}
 {{- if include "gpu-device-plugin.agent" . }}
 {{- range list "no-healthy-gpu" "fewer-devices" }}
 {{- $tolerations = append $tolerations (dict "key" (printf "gpu-device-plugin.github.io/%s" .) "operator" "Exists" "effect" "NoSchedule") }}
@@ -528,63 +569,181 @@ handler runc. helm template has no cluster to look at. */}}
 {{- end }}
 {{- end }}
 
-{{- /* A DaemonSet that has the name already, with another selector, which does not change: that of NVIDIA's chart with the same
-fullnameOverride. */}}
+{{- /* A DaemonSet that has the name already: one of another release, or one with another selector, which does not change, as that of NVIDIA's
+chart with the same fullnameOverride. */}}
 {{- define "gpu-device-plugin.refuseSelector" -}}
-{{- $name := include "gpu-device-plugin.fullname" . }}
 {{- $namespace := include "gpu-device-plugin.namespace" . }}
+{{- $sets := list (list (include "gpu-device-plugin.fullname" .) (include "gpu-device-plugin.selector" .)) }}
+{{- if include "gpu-device-plugin.mps" . }}{{ $sets = append $sets (list (include "gpu-device-plugin.mpsName" .) (include "gpu-device-plugin.mpsSelector" .)) }}{{ end }}
+{{- range $sets }}
+{{- $name := first . }}
+{{- $ours := last . | fromYaml }}
 {{- with lookup "apps/v1" "DaemonSet" $namespace $name }}
+{{- $release := toString (default "" (get (default dict .metadata.annotations) "meta.helm.sh/release-name")) }}
+{{- if not (has $release (list "" $.Release.Name)) }}
+{{- fail (printf "the DaemonSet %s/%s is of the release %s: give another fullnameOverride, or upgrade that release" $namespace $name $release) }}
+{{- end }}
 {{- $theirs := .spec.selector.matchLabels }}
-{{- $ours := include "gpu-device-plugin.selector" $ | fromYaml }}
 {{- if ne (toJson $theirs) (toJson $ours) }}
 {{- fail (printf "the DaemonSet %s/%s is there, and selects pods by other labels, which cannot be changed: keep them by selectorLabelsOverride: %s, or give another fullnameOverride" $namespace $name (toJson $theirs)) }}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- define "gpu-device-plugin.mpsName" -}}
+{{- include "gpu-device-plugin.cut" (list 44 (include "gpu-device-plugin.fullname" .)) }}-mps-control-daemon
+{{- end }}
+
+{{- /* Names that Kubernetes would not take. */}}
+{{- define "gpu-device-plugin.refuseNames" -}}
+{{- range list
+  (list "fullnameOverride" (include "gpu-device-plugin.fullname" .))
+  (list "serviceAccount.name" (include "gpu-device-plugin.serviceAccount" .))
+  (list "config.name" .Values.config.name)
+  (list "mig.config.name" .Values.mig.config.name)
+  (list "priorityClassName" .Values.priorityClassName)
+  (list "runtimeClassName" .Values.runtimeClassName)
+  (list "openshiftSCC" .Values.openshiftSCC)
+}}
+{{- $name := default "" (last .) }}
+{{- if and $name (or (gt (len $name) 253) (not (regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$" $name))) }}
+{{- fail (printf "%q is no name of a Kubernetes object, which has lower-case letters, digits, - and . alone, 253 characters at most: set %s" $name (first .)) }}
+{{- end }}
+{{- end }}
+{{- $namespace := include "gpu-device-plugin.namespace" . }}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" $namespace) }}
+{{- fail (printf "%q is no name of a namespace, which has lower-case letters, digits and - alone, 63 characters at most: set namespaceOverride" $namespace) }}
+{{- end }}
+{{- if not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$" (include "gpu-device-plugin.name" .)) }}
+{{- fail (printf "%q is no value of a label, which has letters, digits, -, _ and . alone, and begins and ends with a letter or a digit: set nameOverride" (include "gpu-device-plugin.name" .)) }}
+{{- end }}
+{{- if eq "/" (dir (toString (default "/x/y" .Values.rebootFile))) }}
+{{- fail (printf "rebootFile is %s, and the pod would get the node's / with write access: name a file in a folder, such as /var/run/reboot-required" .Values.rebootFile) }}
+{{- end }}
+{{- end }}
+
+{{- /* A security context of one's own that leaves the container without what other values need. */}}
+{{- define "gpu-device-plugin.refuseContext" -}}
+{{- $own := default dict .Values.securityContext }}
+{{- $pod := default dict .Values.podSecurityContext }}
+{{- if not (or (kindIs "invalid" $own.capabilities) (kindIs "map" $own.capabilities)) }}
+{{- fail "securityContext.capabilities must be a mapping, such as {drop: [ALL], add: [SYS_ADMIN]}" }}
+{{- end }}
+{{- $added := default list (default dict $own.capabilities).add }}
+{{- if and $own (not $own.privileged) (not (has "ALL" $added)) }}
+{{- if and (include "gpu-device-plugin.admin" .) (not (has "SYS_ADMIN" $added)) }}
+{{- fail "securityContext has no capability SYS_ADMIN, which migStrategy, mig, dra.dynamicMIG, preStartChecks with a reset and volume-mounts need: add capabilities: {add: [SYS_ADMIN]}. Where config.name is set, migStrategy: none and mig.enabled: false say that its files have no MIG" }}
+{{- end }}
+{{- if and .Values.kernelLog (not (has "SYSLOG" $added)) }}
+{{- fail "securityContext has no capability SYSLOG, which kernelLog needs: add capabilities: {add: [SYSLOG]}" }}
+{{- end }}
+{{- if and (include "gpu-device-plugin.feature" (list . "migPause")) (not (has "SYS_PTRACE" $added)) }}
+{{- fail "securityContext has no capability SYS_PTRACE, which mig.disruption: pause needs: add capabilities: {add: [SYS_PTRACE]}" }}
+{{- end }}
+{{- end }}
+{{- $privileged := or .Values.compatWithCPUManager (include "gpu-device-plugin.hostDev" .) }}
+{{- range $key := list "runAsUser" "runAsNonRoot" }}
+{{- $said := index $own $key }}
+{{- if kindIs "invalid" $said }}{{ $said = index $pod $key }}{{ if and (eq $key "runAsUser") (not $own) (not $privileged) }}{{ $said = 0 }}{{ end }}{{ end }}
+{{- if and (index $pod $key) (include "gpu-device-plugin.mps" $) }}
+{{- fail (printf "podSecurityContext has %s: %v, and the MPS control daemon runs as root: leave it out" $key (index $pod $key)) }}
+{{- end }}
+{{- if $said }}
+{{- fail (printf "securityContext or podSecurityContext has %s: %v, and kubelet's folders and sockets belong to root: set securityContext.%s to %s" $key $said $key (ternary "0" "false" (eq $key "runAsUser"))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Variables of devicePlugin.containers.main.env, a list of JSON. */}}
+{{- define "gpu-device-plugin.ownEnv" -}}
+{{- $containers := default dict (default dict .Values.devicePlugin).containers }}
+{{- default list (default dict $containers.main).env | toJson }}
+{{- end }}
+
+{{- /* What variables of one's own and extraArgs say, a list of JSON: the variable, its value, and the words for both. A flag has the name of its
+variable in other letters; without a value it says true, or what the next argument is. */}}
+{{- define "gpu-device-plugin.asked" -}}
+{{- $asked := list }}
+{{- range include "gpu-device-plugin.ownEnv" . | fromJsonArray }}
+{{- $known := not (or .valueFrom (contains "$(" (toString .value))) }}
+{{- $value := ternary (toString (default "" .value)) "unknown" $known }}
+{{- $words := ternary (printf "%s=%s" .name $value) (printf "%s with a value that the chart cannot read" .name) $known }}
+{{- $asked = append $asked (dict "name" .name "value" $value "words" (printf "devicePlugin.containers.main.env has %s" $words)) }}
+{{- end }}
+{{- $args := default list .Values.extraArgs }}
+{{- $variables := dict "NVIDIA_DRIVER_ROOT" "DRIVER_ROOT" "CONFIG_FILE_SRCDIR" "NODE_CONFIG_DIR" }}
+{{- range $i, $arg := $args }}
+{{- if hasPrefix "--" $arg }}
+{{- $said := splitn "=" 2 (trimPrefix "--" $arg) }}
+{{- $name := $said._0 | replace "-" "_" | upper }}
+{{- range $variable, $flag := $variables }}{{ if eq $flag $name }}{{ $name = $variable }}{{ end }}{{ end }}
+{{- $next := last (slice (concat $args (list "--")) 0 (add $i 2 | int)) }}
+{{- $value := $said._1 }}
+{{- if not (contains "=" $arg) }}{{ $value = ternary "true" $next (hasPrefix "-" $next) }}{{ end }}
+{{- $asked = append $asked (dict "name" $name "value" $value "words" (printf "extraArgs has %s" (ternary $arg (printf "%s %s" $arg $value) (contains "=" $arg)))) }}
+{{- end }}
+{{- end }}
+{{- $asked | toJson }}
+{{- end }}
 
 {{- /* A variable of devicePlugin.containers.main.env, or an argument of extraArgs, that asks for what the pod has no right to. Each row has the
-variable, the flag, the value that grants it, a pattern of what needs that, and whether the pod has it. */}}
+variable, the value that grants it, a pattern of what needs that, and whether the pod has it. */}}
 {{- define "gpu-device-plugin.refuseUngranted" -}}
+{{- $asked := include "gpu-device-plugin.asked" . | fromJsonArray }}
+{{- if $asked }}
 {{- $hostDev := include "gpu-device-plugin.hostDev" . }}
 {{- $own := default dict .Values.securityContext }}
-{{- $added := default list (default dict $own.capabilities).add }}
 {{- $admin := include "gpu-device-plugin.admin" . }}
 {{- $privileged := or $own.privileged .Values.compatWithCPUManager $hostDev }}
-{{- if and $admin $own (not $own.privileged) (not (has "SYS_ADMIN" $added)) }}
-{{- fail "securityContext has no capability SYS_ADMIN, which migStrategy, mig, dra.dynamicMIG, preStartChecks with a reset and volume-mounts need: add capabilities: {add: [SYS_ADMIN]}" }}
-{{- end }}
 {{- $checks := toString .Values.preStartChecks }}
-{{- $agent := include "gpu-device-plugin.agent" . }}
-{{- $dra := include "gpu-device-plugin.feature" (list . "dra") }}
+{{- $true := "^(1|t|T|true|True|TRUE)$" }}
+{{- $on := dict }}
+{{- range include "gpu-device-plugin.features" . | fromJsonArray }}{{ $_ := set $on . true }}{{ end }}
+{{- $root := include "gpu-device-plugin.driverRoot" . | trimSuffix "/" }}
+{{- $kubelet := .Values.kubeletRoot | trimSuffix "/" }}
+{{- $port := ternary (printf ":%v$" .Values.metrics.port) "" (ne "" (include "gpu-device-plugin.port" .)) }}
 {{- range $row := list
-  (list "DEVICE_LIST_STRATEGY" "device-list-strategy" "deviceListStrategy or cdi.enabled" "cdi" (include "gpu-device-plugin.cdi" .))
-  (list "DEVICE_LIST_STRATEGY" "device-list-strategy" "deviceListStrategy" "volume-mounts" (or $admin $privileged))
-  (list "MIG_STRATEGY" "mig-strategy" "migStrategy" "single|mixed" (or $admin $privileged))
-  (list "PRE_START_CHECKS" "pre-start-checks" "preStartChecks" "clean" (or .Values.hostPID (regexMatch "clean|reset" $checks)))
-  (list "PRE_START_CHECKS" "pre-start-checks" "preStartChecks" "reset" (contains "reset" $checks))
-  (list "KERNEL_LOG" "kernel-log" "kernelLog" "true" (or .Values.kernelLog $hostDev))
-  (list "REBOOT_FILE" "reboot-file" "rebootFile" "/" .Values.rebootFile)
-  (list "MIG_ENABLED" "mig-enabled" "mig.enabled" "true" (include "gpu-device-plugin.says" (list . "mig" "enabled")))
-  (list "NODE_LABELS" "node-labels" "features.labels" "file|node" (include "gpu-device-plugin.feature" (list . "labels-file" "labels-node" "labels-nodeFeature")))
-  (list "NODE_EVENTS" "node-events" "features.events" "true|pods" (include "gpu-device-plugin.feature" (list . "events")))
-  (list "NODE_CONDITION" "node-condition" "features.condition" "true" (include "gpu-device-plugin.feature" (list . "condition")))
-  (list "NODE_TAINT" "node-taint" "features.taint" "true" (include "gpu-device-plugin.feature" (list . "taint")))
-  (list "NODE_CHANGE_TAINT" "node-change-taint" "features.changeTaint" "true" (include "gpu-device-plugin.feature" (list . "changeTaint")))
-  (list "NODE_QUIESCE" "node-quiesce" "features.quiesce" "true" (include "gpu-device-plugin.feature" (list . "quiesce")))
-  (list "NODE_REBOOT" "node-reboot" "features.reboot" "true" (include "gpu-device-plugin.feature" (list . "reboot")))
-  (list "DRA_MODE" "dra-mode" "dra.enabled" "dra|split" $dra)
-  (list "DRA_DRIVER_NAME" "dra-driver-name" "dra.driverName" "." false)
+  (list "DEVICE_LIST_STRATEGY" "deviceListStrategy or cdi.enabled" "cdi" (include "gpu-device-plugin.cdi" .))
+  (list "DEVICE_LIST_STRATEGY" "deviceListStrategy" "volume-mounts" (or $admin $privileged))
+  (list "MIG_STRATEGY" "migStrategy" "single|mixed" (or $admin $privileged))
+  (list "PRE_START_CHECKS" "preStartChecks" "clean" (or .Values.hostPID (regexMatch "clean|reset" $checks)))
+  (list "PRE_START_CHECKS" "preStartChecks" "reset" (contains "reset" $checks))
+  (list "KERNEL_LOG" "kernelLog" $true (or .Values.kernelLog $hostDev))
+  (list "REBOOT_FILE" "rebootFile" "/" .Values.rebootFile)
+  (list "MIG_ENABLED" "mig.enabled" $true (include "gpu-device-plugin.says" (list . "mig" "enabled")))
+  (list "MIG_LABEL" "mig.enabled and mig.label" $true $on.migLabel)
+  (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "evict|pause" $on.migEvict)
+  (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "pause" $on.migPause)
+  (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
+  (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
+  (list "NODE_LABELS" "features.labels" "^node$" (get $on "labels-node"))
+  (list "NODE_EVENTS" "features.events" $true $on.events)
+  (list "NODE_EVENTS" "features.events" "pods" $on.podEvents)
+  (list "NODE_CONDITION" "features.condition" $true $on.condition)
+  (list "NODE_TAINT" "features.taint" $true $on.taint)
+  (list "NODE_CHANGE_TAINT" "features.changeTaint" $true $on.changeTaint)
+  (list "NODE_QUIESCE" "features.quiesce" $true $on.quiesce)
+  (list "NODE_REBOOT" "features.reboot" $true $on.reboot)
+  (list "CONFIG_FILE_SRCDIR" "features.nodeConfig" "/" $on.nodeConfig)
+  (list "DRA_MODE" "dra.enabled" "dra|split" $on.dra)
+  (list "DRA_DYNAMIC_MIG" "dra.enabled and dra.dynamicMIG" $true (include "gpu-device-plugin.divides" .))
+  (list "DRA_CLAIM_STATUS" "dra.enabled and dra.claimStatus" $true (and $on.dra (include "gpu-device-plugin.says" (list . "dra" "claimStatus"))))
+  (list "DRA_DRIVER_NAME" "dra.driverName" "." false)
+  (list "NVIDIA_DRIVER_ROOT" "nvidiaDriverRoot" "." false (printf "^%s/?$" (regexQuoteMeta $root)))
+  (list "KUBELET_ROOT" "kubeletRoot" "." false (printf "^%s/?$" (regexQuoteMeta $kubelet)))
+  (list "METRICS_ADDRESS" "metrics.listen" "^(|127[.].*|localhost:.*|\\[::1\\].*)$" (not $port))
+  (list "METRICS_ADDRESS" "metrics.port" "." (not $port) $port)
 }}
-{{- $pattern := index $row 3 }}
-{{- if not (last $row) }}
-{{- range $.Values.devicePlugin.containers.main.env }}
-{{- if and (eq .name (first $row)) (regexMatch $pattern (toString .value)) }}
-{{- fail (printf "devicePlugin.containers.main.env has %s=%v, for which the pod has no rights: set %s" .name .value (index $row 2)) }}
+{{- $pattern := index $row 2 }}
+{{- if not (index $row 3) }}
+{{- range $asked }}
+{{- $same := false }}
+{{- if gt (len $row) 4 }}{{ $same = regexMatch (last $row) .value }}{{ end }}
+{{- if and (eq .name (first $row)) (not $same) (or (eq .value "unknown") (regexMatch $pattern .value)) }}
+{{- $lacks := ternary "to which the pod's mounts and probes do not go" "for which the pod has no rights" (has .name (list "NVIDIA_DRIVER_ROOT" "KUBELET_ROOT" "METRICS_ADDRESS")) }}
+{{- fail (printf "%s, %s: set %s" .words $lacks (index $row 1)) }}
 {{- end }}
-{{- end }}
-{{- range $.Values.extraArgs }}
-{{- if regexMatch (printf "^--%s=.*(%s)" (index $row 1) $pattern) (toString .) }}
-{{- fail (printf "extraArgs has %v, for which the pod has no rights: set %s" . (index $row 2)) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -654,6 +813,7 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- if and (eq "default" (include "gpu-device-plugin.namespace" .)) (not .Values.allowDefaultNamespace) }}
 {{- fail "the namespace is default: give another one with --namespace, or set allowDefaultNamespace to true" }}
 {{- end }}
+{{- include "gpu-device-plugin.refuseNames" . }}
 {{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
 {{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
@@ -670,6 +830,7 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- include "gpu-device-plugin.refuseClient" . }}
 {{- include "gpu-device-plugin.refuseRuntime" . }}
 {{- include "gpu-device-plugin.refuseSelector" . }}
+{{- include "gpu-device-plugin.refuseContext" . }}
 {{- include "gpu-device-plugin.refuseUngranted" . }}
 {{- if .Values.features.nodeConfig }}
 {{- if not (or .Values.config.map .Values.config.name) }}
@@ -702,7 +863,7 @@ there already is that of all pods. */}}
 {{- /* A probe, from a list of: root, the value, a path for a port that is open, and otherwise a command. */}}
 {{- define "gpu-device-plugin.probe" -}}
 {{- $probe := index . 1 }}
-{{- if not (or $probe.exec $probe.httpGet) }}
+{{- if not (or $probe.exec $probe.httpGet $probe.tcpSocket $probe.grpc) }}
 {{- if include "gpu-device-plugin.port" (first .) }}
 httpGet: {path: {{ index . 2 | quote }}, port: metrics}
 {{- else }}
