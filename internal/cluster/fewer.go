@@ -25,7 +25,8 @@ type fewerTaint struct {
 	api    *kubeapi.Client
 	again  *feed.Alarm
 	is     report.Fewer
-	asked  bool // this process has asked for the taint, and has not removed it: the node may have it before that is seen
+	began  time.Time // of the term
+	asked  bool      // this process has asked for the taint, and has not removed it: the node may have it before that is seen
 	// failures counts how often in a row the pods could not be listed.
 	failures int
 }
@@ -33,7 +34,7 @@ type fewerTaint struct {
 // announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next
 // process.
 func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
-	t := &fewerTaint{daemon: d, api: c.client, again: feed.NewAlarm(clock.RealClock{})}
+	t := &fewerTaint{daemon: d, api: c.client, again: feed.NewAlarm(clock.RealClock{}), began: time.Now()}
 	wake := func() []<-chan struct{} {
 		_, node := c.client.Nodes().Latest()
 		_, fewer := d.Fewer.Latest()
@@ -56,7 +57,10 @@ func (t *fewerTaint) step(ctx context.Context) error {
 	if node.UID == "" {
 		return nil // the change goes on by itself after some time
 	}
-	t.is.Number = t.daemon.Fewer.Value()
+	t.is.Number, t.is.Leads = t.daemon.Fewer.Value(), time.Time{}
+	if t.daemon.Configs.Value().Features.ChangeTaint {
+		t.is.Leads = t.began
+	}
 	switch tainted := hasTaint(node, fewerKey); {
 	case !tainted:
 		t.is.Tainted, t.is.Admitted = time.Time{}, false

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
@@ -30,6 +31,13 @@ type shrinking struct {
 
 func (s *stage) shrinking() *shrinking {
 	s.Helper()
+	w := s.shrinks()
+	w.start()
+	return w
+}
+
+// shrinks returns one that is not started.
+func (s *stage) shrinks() *shrinking {
 	w := &shrinking{process: s.new(config.Config{Features: config.Features{ChangeTaint: true}}), listed: 32}
 	w.Fewer = feed.New(uint64(0))
 	w.Listed = func() map[string]int {
@@ -39,7 +47,6 @@ func (s *stage) shrinking() *shrinking {
 	}
 	w.Proceed = w.proceed
 	s.shows(32)
-	w.start()
 	return w
 }
 
@@ -218,6 +225,61 @@ func TestFewerDevicesThroughFaults(t *testing.T) {
 		w.Fewer.Publish(2)
 		s.until("the next change goes on", func() bool { return slices.Contains(w.proceeded(), 2) })
 		s.until("its taint is gone", func() bool { return !s.isFewer() })
+	})
+}
+
+// The lead goes to another process before the Node's status shows that the devices of the first are gone: the node is tainted until it does, and
+// for a minute at most. The other one may have a change of its own that waits.
+func TestTheLeadChangesMeanwhile(t *testing.T) {
+	for name, tt := range map[string]struct{ waits, shows bool }{
+		"the status shows it": {false, true}, "it never does": {false, false}, "another change waits": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				first, second := s.shrinking(), s.shrinking()
+				second.leads.Publish(false)
+				if !tt.waits {
+					second.proceed(0)
+				}
+				first.Fewer.Publish(1)
+				s.until("the devices are gone", func() bool { return s.isFewer() && slices.Equal(first.proceeded(), []uint64{1}) })
+				first.leads.Publish(false)
+				s.until("the first has ended", func() bool { return !s.isFewer() })
+				if tt.waits {
+					second.Fewer.Publish(7)
+				}
+				second.leads.Publish(true)
+				if s.pass(6 * time.Second); !s.isFewer() {
+					t.Error("the taint is gone, and the Node's status shows 32 devices")
+				}
+				if tt.waits && !slices.Equal(second.proceeded(), []uint64{7}) {
+					t.Errorf("changes %v went on", second.proceeded())
+				}
+				if tt.shows {
+					s.shows(8)
+				}
+				s.pass(time.Minute)
+				if n := s.writes(func() { s.pass(10 * time.Minute) }); n > 0 || s.isFewer() {
+					t.Errorf("%d writes afterwards, taints %v", n, s.taints())
+				}
+			})
+		})
+	}
+}
+
+// A process that was stopped while it had the node tainted, and that another one leads since, does not remove the taint of that one.
+func TestAFormerLeadLeavesTheTaint(t *testing.T) {
+	onStage(t, func(s *stage) {
+		w := s.shrinks()
+		w.Lead = lead.New(lead.Options{Dir: s.TempDir()}) // it has none of the folder's
+		s.change(func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: fewerTaint, Effect: corev1.TaintEffectNoSchedule})
+		})
+		w.start()
+		s.pass(10 * time.Minute)
+		if w.stop(); !s.isFewer() {
+			t.Error("the taint is gone")
+		}
 	})
 }
 

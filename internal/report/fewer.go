@@ -16,6 +16,8 @@ const (
 type Fewer struct {
 	// Number is that of the change that waits; 0 if none waits. GivenUp is the one for which the node had the taint for long enough.
 	Number, GivenUp uint64
+	// Leads says since when this process has had to do with it; zero if such changes are not announced.
+	Leads time.Time
 	// Tainted says since when the node is known to have the taint; zero if it has not.
 	Tainted time.Time
 	// Admitted says that kubelet had admitted all pods of the node at some time since then.
@@ -35,7 +37,8 @@ type FewerStep struct {
 }
 
 // Next decides what is to be done now. The node has the taint from when a change waits until its status shows the new number of devices,
-// and for a minute at most. It never waits for pods that hold GPUs.
+// and for a minute at most. A process that takes the lead before the status shows it has the node tainted, too. It never waits for pods
+// that hold GPUs.
 func (f Fewer) Next(now time.Time) FewerStep {
 	tainted, waits := !f.Tainted.IsZero(), f.Number != 0
 	until := f.Tainted.Add(FewerMost)
@@ -55,6 +58,8 @@ func (f Fewer) Next(now time.Time) FewerStep {
 		return FewerStep{Taint: true, Proceed: true, At: until}
 	case tainted && !f.Shown:
 		return FewerStep{Taint: true, At: until}
+	case !f.Shown && now.Before(f.Leads.Add(FewerMost)): // a change of the process that led before
+		return FewerStep{Taint: true}
 	}
 	return FewerStep{}
 }

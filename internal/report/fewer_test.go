@@ -38,6 +38,10 @@ func TestFewer(t *testing.T) {
 		{"the status shows it", report.Fewer{Tainted: ago(3 * time.Second), Admitted: true, Shown: true}, report.FewerStep{}},
 		{"it never does", report.Fewer{Tainted: ago(time.Minute), Admitted: true}, report.FewerStep{}},
 		{"a taint that an earlier process left", report.Fewer{Tainted: now, Shown: true}, report.FewerStep{}},
+		{"another process led when the devices went", report.Fewer{Leads: ago(time.Second)}, report.FewerStep{Taint: true}},
+		{"the status shows it since", report.Fewer{Leads: ago(time.Second), Shown: true}, report.FewerStep{}},
+		{"it did so long ago", report.Fewer{Leads: ago(time.Minute)}, report.FewerStep{}},
+		{"that one was killed", report.Fewer{Leads: ago(2 * time.Second), Tainted: ago(time.Second)}, report.FewerStep{Taint: true, At: at(59 * time.Second)}},
 		{"the same, and a change waits", report.Fewer{Number: 1, Tainted: now, Shown: true}, report.FewerStep{Taint: true, At: at(2 * time.Second)}},
 	} {
 		if diff := cmp.Diff(tt.want, tt.is.Next(now)); diff != "" {
