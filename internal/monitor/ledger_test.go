@@ -299,6 +299,58 @@ func TestQuiesceSurvivesARestart(t *testing.T) {
 	}
 }
 
+// TestResumeOfAnotherProcess: a process that found the driver released uses it again when the process that was told to release it is told to resume,
+// and not while that is so, when the disk is away, or after it was told to release the driver itself.
+func TestResumeOfAnotherProcess(t *testing.T) {
+	for name, tt := range map[string]struct {
+		do   func(t *testing.T, dir string, earlier, later *monitor.Monitor)
+		uses bool
+	}{
+		"resume": {func(t *testing.T, _ string, earlier, _ *monitor.Monitor) {
+			if err := earlier.Resume(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+		"nothing": {func(*testing.T, string, *monitor.Monitor, *monitor.Monitor) {}, false},
+		"the disk is away": {func(t *testing.T, dir string, _, _ *monitor.Monitor) {
+			if err := os.Rename(dir, dir+".away"); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		"the file is damaged": {func(t *testing.T, dir string, _, _ *monitor.Monitor) {
+			if err := os.WriteFile(filepath.Join(dir, "quiesce.json"), []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		"it was told itself": {func(t *testing.T, _ string, earlier, later *monitor.Monitor) {
+			if err := errors.Join(later.Quiesce(t.Context(), false), earlier.Resume(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			first, second := newNode(1), newNode(1)
+			synctest.Test(t, func(t *testing.T) {
+				earlier, end := start(t, first, monitor.Options{StateDir: dir, BootID: "1"})
+				defer end()
+				if err := earlier.Quiesce(t.Context(), false); err != nil {
+					t.Fatal(err)
+				}
+				later, endLater := start(t, second, monitor.Options{StateDir: dir, BootID: "1"})
+				defer endLater()
+				pass(time.Minute)
+				tt.do(t, dir, earlier, later)
+				pass(time.Minute)
+				s, err := later.Status(t.Context())
+				if err != nil || s.Quiesced.IsZero() != tt.uses {
+					t.Errorf("the driver is used again: %t, want %t; %v", s.Quiesced.IsZero(), tt.uses, err)
+				}
+			})
+		})
+	}
+}
+
 // TestQuiesceWhileTheDiskHangs: requests are answered, and once the disk goes on it has what the last of them asked for.
 func TestQuiesceWhileTheDiskHangs(t *testing.T) {
 	for _, last := range []string{"quiesce", "resume"} {

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -55,6 +56,56 @@ func (l *loop) remember(ctx context.Context) {
 	}
 	l.publish(ctx)
 	close(l.first)
+	l.start(func() error {
+		l.followMark(ctx)
+		return nil
+	})
+}
+
+// markEvery is how often a process that found the driver released looks whether it still is.
+const markEvery = 5 * time.Second
+
+// followMark has the driver be used again when another process of the node, which has the same state directory, was told to resume: that
+// removes the mark. It ends when this process is told anything itself, or when ctx ends.
+func (m *Monitor) followMark(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(markEvery):
+		}
+		if m.told.Load() {
+			return
+		}
+		found, err := ledger.ReadRelease(m.options.StateDir, m.options.BootID)
+		if err != nil { // the file is set aside, and its absence says nothing any more
+			klog.FromContext(ctx).Info("Cannot read whether the driver is still released: leaving it alone until resume", "reason", err.Error())
+			return
+		}
+		if _, away := os.Stat(m.options.StateDir); found != nil || away != nil {
+			continue
+		}
+		m.followResume(ctx)
+		return
+	}
+}
+
+// followResume has the driver be used again, unless this process was told anything meanwhile.
+func (m *Monitor) followResume(ctx context.Context) {
+	select {
+	case m.releasing <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-m.releasing }()
+	if m.told.Load() {
+		return
+	}
+	_ = m.ask(ctx, wantLook, func(l *loop) error { // it is tried again until that works
+		klog.FromContext(ctx).Info("Using the driver again, because another process of this node was told to resume")
+		l.quiesced, l.closed = time.Time{}, false
+		return nil
+	}, make(chan error, 1))
 }
 
 // takeIn takes in the faults that earlier processes wrote down, and has those of this process be written whenever it leads.
