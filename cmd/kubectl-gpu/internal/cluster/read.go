@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -96,27 +97,24 @@ func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, 
 			return nodes
 		})
 	}
+	var failed []error
 	for _, name := range names {
 		node, err := c.core.Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return all, fmt.Errorf("node %s: %w", name, err)
+			failed = append(failed, fmt.Errorf("node %s: %w", name, err))
+			continue
 		}
 		all = append(all, trimNode(node))
 	}
-	return all, nil
+	return all, errors.Join(failed...)
 }
 
 // trimNode returns a node without the parts that are large and not used, so that a page's memory can be given back.
 func trimNode(n *corev1.Node) corev1.Node {
 	trimmed := corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, Annotations: map[string]string{}},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels},
 		Spec:       corev1.NodeSpec{Taints: n.Spec.Taints, Unschedulable: n.Spec.Unschedulable},
 		Status:     corev1.NodeStatus{Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable},
-	}
-	for key, value := range n.Annotations {
-		if strings.HasPrefix(key, view.Domain+"/") {
-			trimmed.Annotations[key] = value
-		}
 	}
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == view.ConditionType || condition.Type == corev1.NodeReady {

@@ -1,10 +1,21 @@
 package command_test
 
 import (
+	"encoding/json"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -36,6 +47,131 @@ func TestAnswerForATerminal(t *testing.T) {
 	if code != 3 || out != "^[[2Jan\tanswer\n" || !strings.Contains(problems, "^[]0;title") || strings.Contains(problems, "\x1b") {
 		t.Errorf("exit status %d\n%q\n%q", code, problems, out)
 	}
+}
+
+// TestCharactersForATerminal: neither control characters of any kind nor those that turn the direction of writing reach the terminal, and other
+// letters do, also where an answer comes in parts.
+func TestCharactersForATerminal(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("a", 8, nil)
+	letters := strings.Repeat("é漢\U0001F600", 20000)
+	s.addDaemon("daemon-a", "a", func([]string) (string, string, int) {
+		return letters + "\b\u009b31m\u202eabc\x9b\x7f\r\n\xe6", "\u2028\x00", 0
+	})
+	out, problems, code := s.run("doctor", "a")
+	if rest, whole := strings.CutPrefix(out, letters); code != 0 || !whole || rest != `^H\u009b31m\u202eabc\x9b^?^M`+"\n"+`\xe6` || problems != `\u2028^@` {
+		t.Errorf("exit status %d, %q, %q", code, rest[:min(len(rest), 200)], problems)
+	}
+}
+
+// TestHostileStatus: what a pod that has the daemon's labels says of its GPUs makes no row of another node, is not as long as it likes, and changes
+// no terminal, in a table and as JSON, which says all.
+func TestHostileStatus(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for _, node := range []string{"a", "b"} {
+		s.addNode(node, 8, nil)
+	}
+	bad := gpu(0, "Healthy\nb\t9\tmodel\tUnhealthy")
+	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Cure = "0\t\x1b[2J", "H100\u202e", strings.Repeat("漢", 1<<20), strings.Repeat("x", 1<<20), "\u009b"
+	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{bad}, Holders: []status.Holder{{Device: bad.UUID, Pod: "p\nb\t8"}}}))
+	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Holders: []status.Holder{}}))
+	out := s.must("list", "-o", "wide")
+	if rows := strings.Split(strings.TrimSuffix(out, "\n"), "\n"); len(rows) != 3 || !strings.HasPrefix(rows[1], "a ") || !strings.HasPrefix(rows[2], "b ") || len(out) > 1<<14 {
+		t.Errorf("%d bytes, rows:\n%.2000s", len(out), out)
+	}
+	told := s.must("list", "-o", "json")
+	var all struct {
+		GPUs []struct{ State, Reason, Model string }
+	}
+	if err := json.Unmarshal([]byte(told), &all); err != nil || len(all.GPUs) != 2 || all.GPUs[0].State != bad.State || all.GPUs[0].Model != bad.Model || all.GPUs[0].Reason != bad.Reason {
+		t.Errorf("JSON: %v, %.300s", err, told)
+	}
+	for _, text := range []string{out, told} {
+		if at := strings.IndexFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' || unicode.Is(unicode.Bidi_Control, r) }); at >= 0 {
+			t.Errorf("prints %q", text[at:at+10])
+		}
+	}
+}
+
+// TestOneNodeOfSeveralIsMissing: the others that were named are shown with what the API server has of them.
+func TestOneNodeOfSeveralIsMissing(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("b", 7, nil)
+	out, problems, code := s.run("a", "b")
+	if code != 1 || !strings.Contains(problems, `node a: nodes "a" not found`) || !strings.Contains(fields(out), "b NVIDIA H100 80GB HBM3 7 0 8 ") {
+		t.Errorf("exit status %d\n%s\n%s", code, problems, out)
+	}
+}
+
+// TestBadAPIServer: an API server that refuses for a while is asked again; one that is too slow, or whose answers end in the middle, is named, and
+// what it told of the rest is shown.
+func TestBadAPIServer(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("a", 7, nil)
+	s.addPod("p", "a", 2, corev1.PodRunning)
+	var refused atomic.Int64
+	s.server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Second, Only: func(r apiserver.Request) bool {
+		return r.Resource == "nodes" && refused.Add(1) == 1
+	}})
+	if got := fields(s.must()); !strings.Contains(got, " 7 2 8 ") {
+		t.Errorf("after a refusal:\n%s", got)
+	}
+	s.server.SetFault(apiserver.Fault{Delay: patience, Only: func(r apiserver.Request) bool { return r.Resource == "pods" }})
+	out, problems, code := s.run("--request-timeout", "500ms")
+	if code != 1 || !strings.Contains(problems, "pods are not shown") || !strings.Contains(fields(out), " 7 0 8 ") {
+		t.Errorf("slow: exit status %d\n%s\n%s", code, problems, out)
+	}
+	s.server.SetFault(apiserver.Fault{})
+	for _, told := range []bool{true, false} { // whether the length of the answer is that of the whole
+		server := s.halved("/api/v1/pods", told)
+		out, problems, code := s.run("--server", server)
+		if code != 1 || !strings.Contains(problems, "pods are not shown") || !strings.Contains(fields(out), " 7 0 8 ") {
+			t.Errorf("half an answer: exit status %d\n%s\n%s", code, problems, out)
+		}
+	}
+}
+
+// patience is longer than any test waits.
+const patience = 10 * time.Minute
+
+// halved returns the address of an API server that sends half of what is at a path.
+func (s *stage) halved(path string, lengthOfAll bool) string {
+	s.t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", s.server.Kubeconfig())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	target, err := url.Parse(config.Host)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	if proxy.Transport, err = rest.TransportFor(config); err != nil {
+		s.t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != path {
+			proxy.ServeHTTP(w, r)
+			return
+		}
+		whole := httptest.NewRecorder()
+		proxy.ServeHTTP(whole, r)
+		for name, values := range whole.Header() {
+			w.Header()[name] = values
+		}
+		w.Header().Del("Content-Length")
+		if lengthOfAll {
+			w.Header().Set("Content-Length", strconv.Itoa(whole.Body.Len()))
+		}
+		w.WriteHeader(whole.Code)
+		_, _ = w.Write(whole.Body.Bytes()[:whole.Body.Len()/2])
+	}))
+	s.t.Cleanup(server.Close)
+	return server.URL
 }
 
 // TestDaemonWhereAllNamespacesAreForbidden: its pod is looked for in kube-system, and what was not looked at is said.

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/printers"
 	"k8s.io/client-go/util/exec"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
@@ -34,7 +33,7 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	case errors.As(err, &code): // the daemon's command has printed why
 		return code.Code
 	}
-	_ = printers.WriteEscaped(problems, fmt.Sprintln("error:", err)) // the exit status says so, too
+	_, _ = io.WriteString(problems, printable(fmt.Sprintln("error:", err))) // the exit status says so, too
 	return 1
 }
 

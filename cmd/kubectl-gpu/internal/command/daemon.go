@@ -3,12 +3,10 @@ package command
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/printers"
 )
 
 func (p *plugin) newStatus() *cobra.Command {
@@ -105,20 +103,16 @@ func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []stri
 		pods = pods[:1]
 	}
 	var failed error
-	out, problems := escaped{cmd.OutOrStdout()}, escaped{cmd.ErrOrStderr()}
 	for _, pod := range pods {
+		out, problems := &escaped{to: cmd.OutOrStdout()}, &escaped{to: cmd.ErrOrStderr()}
 		err := client.Run(cmd.Context(), pod, out, problems, words...)
+		if cmd.Context().Err() == nil { // otherwise they may be written to still
+			err = errors.Join(err, out.Close(), problems.Close())
+		}
 		if err != nil && len(pods) > 1 {
-			fmt.Fprintf(cmd.ErrOrStderr(), "in pod %s/%s: %v\n", pod.Namespace, pod.Name, err)
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("in pod %s/%s: %v", pod.Namespace, pod.Name, err)) // the exit status says so, too
 		}
 		failed = errors.Join(failed, err)
 	}
 	return failed
-}
-
-// An escaped writer writes what cannot change a terminal.
-type escaped struct{ to io.Writer }
-
-func (e escaped) Write(part []byte) (int, error) {
-	return len(part), printers.WriteEscaped(e.to, string(part))
 }

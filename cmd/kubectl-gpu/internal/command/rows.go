@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
@@ -101,7 +100,9 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		}
 		fmt.Fprintln(w)
 		for _, r := range rows {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s", r.Node, r.Index, dash(r.Model), r.State, held(r), percent(r.Utilization), memory(r))
+			fmt.Fprint(w, strings.Join([]string{
+				r.Node, cell(r.Index), dash(r.Model), cell(r.State), cell(held(r)), percent(r.Utilization), memory(r),
+			}, "\t"))
 			if p.format == "wide" {
 				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s", dash(r.UUID), age(r.Since), dash(r.Reason), dash(r.Cure))
 			}
@@ -122,7 +123,7 @@ func (p *plugin) read(cmd *cobra.Command, names []string) (*cluster.Client, view
 	}
 	facts := client.Read(cmd.Context(), names...)
 	for _, sentence := range facts.Missing {
-		fmt.Fprintln(cmd.ErrOrStderr(), sentence)
+		_ = say(cmd.ErrOrStderr(), sentence) // the exit status says so, too
 	}
 	return client, facts, nil
 }
@@ -143,9 +144,14 @@ func incomplete(f view.Facts, answers map[string]view.Answer) error {
 func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 	switch p.format {
 	case "json":
-		encoder := json.NewEncoder(out)
+		var text strings.Builder
+		encoder := json.NewEncoder(&text)
 		encoder.SetIndent("", "  ")
-		return encoder.Encode(value)
+		if err := encoder.Encode(value); err != nil {
+			return err
+		}
+		_, err := io.WriteString(out, quoted(text.String()))
+		return err
 	case "yaml":
 		text, err := yaml.Marshal(value)
 		if err == nil {
@@ -159,18 +165,13 @@ func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	return printers.WriteEscaped(out, text.String())
-}
-
-// say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event. It may have escape sequences
-// of terminals.
-func say(out io.Writer, sentence string) error {
-	return printers.WriteEscaped(out, strings.Join(strings.Fields(sentence), " ")+"\n")
+	_, err := io.WriteString(out, printable(text.String()))
+	return err
 }
 
 // dash returns a text for a cell.
 func dash(text string) string {
-	return cmp.Or(strings.Join(strings.Fields(text), " "), "-")
+	return cmp.Or(cell(text), "-")
 }
 
 func number(n int) string {

@@ -2,7 +2,6 @@ package command
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -32,7 +31,7 @@ func (p *plugin) newWhy() *cobra.Command {
 				return err
 			}
 			for _, sentence := range missing {
-				fmt.Fprintln(cmd.ErrOrStderr(), sentence)
+				_ = say(cmd.ErrOrStderr(), sentence) // the exit status says so, too
 			}
 			if err := say(cmd.OutOrStdout(), why.Explain(cmd.Context(), objects)); err != nil {
 				return err
