@@ -87,6 +87,30 @@ func TestSelectorOfAnotherChart(t *testing.T) {
 	}
 }
 
+// TestClassesOfAnotherDriver: a DeviceClass that is there, and not of this release, is refused with the value that helps.
+func TestClassesOfAnotherDriver(t *testing.T) {
+	t.Parallel()
+	served := append(slices.Clone(chartutil.DefaultVersionSet), "resource.k8s.io/v1/DeviceClass")
+	class := func(name, annotations string) string {
+		return "{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: " + name + ", annotations: {" + annotations + "}}}"
+	}
+	ours := "meta.helm.sh/release-name: gpu-device-plugin, meta.helm.sh/release-namespace: kube-system"
+	for _, tt := range []struct{ values, there, want string }{
+		{"{dra: {enabled: true}}", class("gpu.nvidia.com", ""), "there is a DeviceClass gpu.nvidia.com, which is not of this release: set dra.deviceClasses to false"},
+		{"{dra: {enabled: true}}", class("mig.nvidia.com", strings.Replace(ours, "kube-system", "other", 1)), "set dra.deviceClasses to false"},
+		{"{dra: {enabled: true, deviceClasses: false}}", class("gpu.nvidia.com", ""), ""},
+		{"{dra: {enabled: true, driverName: gpu.example.com}}", class("gpu.nvidia.com", ""), ""},
+		{"{dra: {enabled: true}}", class("gpu.nvidia.com", ours), ""},
+		{"{dra: {enabled: true, classes: [{name: big, selector: a}]}}", class("big", ""), "leave it out of dra.classes"},
+		{"{}", class("gpu.nvidia.com", ""), ""},
+	} {
+		_, _, err := renderIn(newest, served, tt.values, tt.there)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s with %s: error %v, want %q", tt.values, tt.there, err, tt.want)
+		}
+	}
+}
+
 // TestNodeFeatureDiscoveryOfNVIDIAsChart: NOTES.txt warns where the removal of NVIDIA's release takes node-feature-discovery away.
 func TestNodeFeatureDiscoveryOfNVIDIAsChart(t *testing.T) {
 	t.Parallel()

@@ -66,7 +66,7 @@ func (o objects) GetClientFor(version, kind string) (dynamic.NamespaceableResour
 	}
 	resource, _ := meta.UnsafeGuessKindToResource(group.WithKind(kind))
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{resource: kind + "List"}, all...)
-	return client.Resource(resource), kind != "Node" && kind != "RuntimeClass", nil
+	return client.Resource(resource), kind != "Node" && kind != "RuntimeClass" && kind != "DeviceClass", nil
 }
 
 // render returns the chart's objects for values, a YAML text.

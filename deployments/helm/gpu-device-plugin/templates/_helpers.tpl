@@ -591,6 +591,26 @@ chart with the same fullnameOverride. */}}
 {{- end }}
 {{- end }}
 
+{{- /* A DeviceClass that is there already, such as that of NVIDIA's driver. helm template has no cluster to look at. */}}
+{{- define "gpu-device-plugin.refuseClasses" -}}
+{{- $version := include "gpu-device-plugin.resourceVersion" . }}
+{{- if and .Values.dra.enabled $version }}
+{{- $names := dict }}
+{{- if .Values.dra.deviceClasses }}
+{{- range list .Values.dra.driverName (printf "mig.%s" (trimPrefix "gpu." .Values.dra.driverName)) }}{{ $_ := set $names . "set dra.deviceClasses to false to leave it as it is, or dra.driverName to another name" }}{{ end }}
+{{- end }}
+{{- range .Values.dra.classes }}{{ $_ := set $names .name "leave it out of dra.classes, or give it another name" }}{{ end }}
+{{- range $name, $remedy := $names }}
+{{- with lookup (printf "resource.k8s.io/%s" $version) "DeviceClass" "" $name }}
+{{- $by := default dict .metadata.annotations }}
+{{- if not (and (eq $.Release.Name (toString (get $by "meta.helm.sh/release-name"))) (eq $.Release.Namespace (toString (get $by "meta.helm.sh/release-namespace")))) }}
+{{- fail (printf "there is a DeviceClass %s, which is not of this release: %s" $name $remedy) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "gpu-device-plugin.mpsName" -}}
 {{- include "gpu-device-plugin.cut" (list 44 (include "gpu-device-plugin.fullname" .)) }}-mps-control-daemon
 {{- end }}
@@ -830,6 +850,7 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- include "gpu-device-plugin.refuseClient" . }}
 {{- include "gpu-device-plugin.refuseRuntime" . }}
 {{- include "gpu-device-plugin.refuseSelector" . }}
+{{- include "gpu-device-plugin.refuseClasses" . }}
 {{- include "gpu-device-plugin.refuseContext" . }}
 {{- include "gpu-device-plugin.refuseUngranted" . }}
 {{- if .Values.features.nodeConfig }}
