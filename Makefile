@@ -195,7 +195,7 @@ nightly-fleet:
 nightly-devicemanager:
 	test/e2e/devicemanager/run -minutes
 nightly-node:
-	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
+	cd test/e2e && E2E_LIMIT=7200 E2E_KEEP_GOING=yes ./run --kubelet all -long
 nightly-pace:
 	for kubelet in 1.36 1.37; do \
 	  (cd test/e2e && ./run --kubelet $$kubelet -long -pairs 200 -test.run 'TestClaims/pace_of_claims$$') || exit; done

@@ -180,6 +180,8 @@ func underOperator(
 		t.Errorf("the pod has %v, want one GPU and %s", found, hosts)
 	}
 	deletePod(ctx, t, n, "with-the-hosts-driver")
+	// A pod may have had a share of before. Its GPU is on offer neither in shares nor whole until the kubelet has taken the share off offer.
+	waitNodeCapacity(ctx, t, n, gpu, gpus)
 
 	// Back: ours is there before the operator's pods go.
 	keepLog(t, n, pluginApp, "nvidia-device-plugin")
