@@ -3,8 +3,10 @@ package claims
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -52,9 +54,10 @@ func (c *Claims) Divide(ctx context.Context) error {
 	}
 }
 
-// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports whether one gave no answer.
+// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports whether one gave no answer. They are
+// asked at the same time: one that is slow delays the others no longer than the others that are slow do.
 func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config, surveys map[string]survey) (again bool) {
-	divisions := dra.Divisions{}
+	divisions, due := dra.Divisions{}, map[string]survey{}
 	for _, g := range s.GPUs {
 		if g.MIG != inventory.MIGEnabled && !asks(g, configured.DRA) {
 			delete(surveys, g.UUID)
@@ -73,26 +76,48 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 		}
 		before, asked := surveys[g.UUID]
 		if !asked || before.look != look || before.again || !reflect.DeepEqual(before.found.Own, places(own)) {
-			now := survey{bound: g.Binding, look: look}
-			var err error
-			if now.found, err = c.ask(ctx, g.UUID); err != nil {
-				if now.again = true; !asked || before.found.Profiles == nil {
-					now.found = dra.Divided{Own: places(own), Fixed: err.Error()}
-				} else {
-					now.found = before.found
-				}
-			} else if before.found.Switched && now.found.Switched && before.bound == g.Binding {
-				now.found.Profiles = before.found.Profiles // as the other mode tells them
-			}
-			surveys[g.UUID] = now
+			due[g.UUID] = survey{bound: g.Binding, look: look, found: dra.Divided{Own: places(own)}}
+		} else {
+			divisions[g.UUID] = before.found
 		}
-		divisions[g.UUID] = surveys[g.UUID].found
-		again = again || surveys[g.UUID].again
+	}
+	for uuid, now := range c.askAll(ctx, due) {
+		before := surveys[uuid]
+		switch {
+		case now.again && before.found.Profiles != nil:
+			now.found = before.found
+		case !now.again && before.found.Switched && now.found.Switched && before.bound == now.bound:
+			now.found.Profiles = before.found.Profiles // as the other mode tells them
+		}
+		surveys[uuid], divisions[uuid] = now, now.found
+		again = again || now.again
 	}
 	if ctx.Err() == nil && (c.options.Divisions.Value() == nil || !reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
 		c.options.Divisions.Publish(divisions)
 	}
 	return again
+}
+
+// askAll asks about all GPUs at the same time, and returns the surveys with what was found.
+func (c *Claims) askAll(ctx context.Context, due map[string]survey) map[string]survey {
+	var mu sync.Mutex // guards found
+	var asked sync.WaitGroup
+	found := maps.Clone(due)
+	for uuid, s := range due {
+		asked.Go(func() {
+			division, err := c.ask(ctx, uuid)
+			if s.again = err != nil; s.again {
+				s.found.Fixed = err.Error()
+			} else {
+				s.found = division
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			found[uuid] = s
+		})
+	}
+	asked.Wait()
+	return found
 }
 
 // ask returns how a GPU is divided. No MIG device is made or destroyed for a claim meanwhile.

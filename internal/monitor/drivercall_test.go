@@ -271,3 +271,18 @@ func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
 		released(false, false, time.Time{})
 	})
 }
+
+// TestPartitionsBesideASlowGPU: how a GPU is divided is told when it is read, and not when a GPU that is slow has been looked at, too.
+func TestPartitionsBesideASlowGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		s.until("all are Healthy", allHealthy(8))
+		s.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "5", Call: "DeviceGetFieldValues", Delay: "1900ms"})
+		began := time.Now()
+		_, err := s.Partitions(t.Context(), s.Snapshots().Value().GPUs[0].UUID)
+		if took := time.Since(began); err != nil || took >= 1900*time.Millisecond {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}

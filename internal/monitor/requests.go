@@ -154,15 +154,27 @@ func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventor
 	return before, failed
 }
 
-// Partitions returns how MIG divides a GPU, by UUID. The error says why that could not be read by the time ctx ended.
+// Partitions returns how MIG divides a GPU, by UUID, as soon as that is read. The look in which it is read may take longer, as another GPU
+// is slow. The error says why it could not be read by the time ctx ended.
 func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
-	var p inventory.Partitions
-	var failed error
-	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) { p, failed = s.Partitions(ctx, uuid) })
-	if err != nil {
+	type answer struct {
+		p   inventory.Partitions
+		err error
+	}
+	read := make(chan answer, 1)
+	waiting, end := context.WithCancel(ctx)
+	defer end()
+	err := m.send(waiting, func(ctx context.Context, s Session, _ *look) {
+		p, err := s.Partitions(ctx, uuid)
+		read <- answer{p, err}
+		end()
+	})
+	select {
+	case a := <-read:
+		return a.p, a.err
+	default:
 		return inventory.Partitions{}, fmt.Errorf("read the MIG instances of GPU %s: %w", uuid, err)
 	}
-	return p, failed
 }
 
 // Repartition makes one change of how MIG divides a GPU, by UUID. It returns the ID of the instance that was created, and 0 for other
