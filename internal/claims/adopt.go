@@ -19,14 +19,14 @@ import (
 const (
 	// maxCheckpoint is the largest checkpoint of NVIDIA's driver that is read, in bytes. A claim takes a few thousand.
 	maxCheckpoint = 16 << 20
-	// adoptedFile has the checksum of the checkpoint that was taken over last: what was given back since must not come back.
+	// adoptedFile has the checksum of the checkpoint that was taken over last: claims that were given back since then must not come back.
 	adoptedFile = "nvidia.adopted"
 	// completed is the state of a claim that NVIDIA's driver has prepared.
 	completed = "PrepareCompleted"
 )
 
-// A checkpoint is the part of the checkpoint of NVIDIA's driver that is of use here. The checksums in it are over what that version of
-// the driver makes of the fields, so that they cannot be compared.
+// A checkpoint is the part of the checkpoint of NVIDIA's driver that is used here. Its checksums depend on how each version of the driver
+// writes the fields, so that they cannot be compared.
 type checkpoint struct {
 	V2 *struct {
 		NodeBootID     string                   `json:"nodeBootID"`
@@ -135,8 +135,9 @@ func (p preparedClaim) record(uid string) (record, error) {
 	return r, nil
 }
 
-// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their containers go on, and kubelet has them
-// unprepared here. It reports whether that is over: as long as that driver runs, or no GPU is to be given to claims here, they are its own.
+// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their containers go on, and kubelet unprepares
+// them here. It reports whether that is done. While NVIDIA's driver runs, or no GPU is to be given to claims here, the claims stay with
+// that driver.
 func (c *Claims) adopt(ctx context.Context) bool {
 	switch {
 	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver: // kubelet calls the driver that prepared a claim

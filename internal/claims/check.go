@@ -262,8 +262,8 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	return all, nil
 }
 
-// settings notes how a device is to be used, or returns why it cannot be used so: by the last configuration that is for it, which it
-// returns.
+// settings notes how a device is to be used by the last configuration for it, and returns that configuration. The error says why the device
+// cannot be used so.
 func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, error) {
 	kind := dra.GPUConfig
 	if d.MIG != nil {

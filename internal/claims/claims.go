@@ -55,7 +55,7 @@ type Options struct {
 	Containers func() (map[string][]kubelet.SeenContainer, error)
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
-	// MPS has control daemons run; nil where there are none.
+	// MPS runs control daemons; nil where there are none.
 	MPS ControlDaemons
 	// Divisions are published here: how GPUs in MIG mode are divided for claims. It is nil until Divide has looked. Nil where nobody reads it.
 	Divisions *feed.Feed[dra.Divisions]
@@ -215,7 +215,7 @@ func (c *Claims) enter(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// answer has calls be answered, or ends that and waits for those that are.
+// answer lets calls be answered, or stops that and waits for the calls under way.
 func (c *Claims) answer(open bool) {
 	c.mu.Lock()
 	if c.open.Value() != open {
@@ -294,7 +294,7 @@ type ClaimStatus struct {
 	Making bool `json:"-"`
 	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
 	Released string `json:"released,omitempty"`
-	// Destroyed says that they are not, and that the MIG mode of their GPUs is on still.
+	// Destroyed says that these devices are gone, and that the MIG mode of their GPUs is still on.
 	Destroyed bool           `json:"destroyed,omitempty"`
 	Devices   []DeviceStatus `json:"devices"`
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// locks are those of claims and GPUs: calls of kubelet's that are about different claims run beside each other. Who asked first gets a lock
-// first.
+// locks are those of claims and GPUs: calls of kubelet's that are about different claims run beside each other. The call that asked first
+// gets a lock first.
 type locks struct {
 	mu   sync.Mutex               // guards the following field
 	last map[string]chan struct{} // of who asked last for a lock, by name; closed when that gives it back

@@ -24,11 +24,11 @@ import (
 // All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
 // then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.
 
-// ControlDaemons has control daemons of CUDA's Multi-Process Service run for claims, by IDs.
+// ControlDaemons runs control daemons of CUDA's Multi-Process Service for claims, by IDs.
 type ControlDaemons interface {
-	// Start has a daemon started, and waits until it serves clients. It answers at once for one that does.
+	// Start starts a daemon, and waits until it serves clients. It returns at once if the daemon serves them already.
 	Start(ctx context.Context, id string, wanted mps.ClaimDaemon) error
-	// Stop has a daemon ended; End waits until it is.
+	// Stop tells a daemon to end; End also waits until it has ended.
 	Stop(id string) error
 	End(ctx context.Context, id string) error
 	// Problems returns why those of some daemons that do not serve clients do not.
@@ -146,7 +146,7 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 	return all
 }
 
-// startMPS has the control daemons of a claim serve clients, and those of earlier claims on its devices ended.
+// startMPS starts the control daemons of a claim, and ends those of earlier claims on its devices.
 func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error {
 	m, wanted := c.options.MPS, r.daemons()
 	if m == nil {
@@ -313,7 +313,7 @@ func (c *Claims) leaveDaemons(ctx context.Context, r record) {
 	}
 }
 
-// endMPS waits until the control daemons have ended of MIG devices that were made for a claim.
+// endMPS waits until the control daemons of MIG devices that were made for a claim have ended.
 func (c *Claims) endMPS(ctx context.Context, r record) error {
 	if c.options.MPS == nil || r.former(c.options.BootID) {
 		return nil
@@ -333,7 +333,7 @@ func (c *Claims) endMPS(ctx context.Context, r record) error {
 	return nil
 }
 
-// sweepMPS has all control daemons ended that no claim needs.
+// sweepMPS ends all control daemons that no claim needs.
 func (c *Claims) sweepMPS(ctx context.Context) {
 	if c.options.MPS == nil {
 		return
@@ -350,7 +350,7 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 	}
 }
 
-// sweepDaemon has a control daemon ended if no claim needs it.
+// sweepDaemon ends a control daemon if no claim needs it.
 func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	locks := c.locks.soon()
 	defer locks.end()

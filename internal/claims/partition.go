@@ -61,8 +61,7 @@ func (m recordMIG) is(i inventory.GPUInstance) bool {
 	return m.noted() && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
-// begun reports whether a GPU instance is what a call made that was killed or gave no answer. It has no compute instance, so nobody uses
-// it.
+// begun reports whether a GPU instance was made by a call that was killed or gave no answer. It has no compute instance, so nobody uses it.
 func (m recordMIG) begun(i inventory.GPUInstance) bool {
 	return !m.noted() && m.at(i) && len(i.Computes) == 0
 }
@@ -173,8 +172,8 @@ func (c *Claims) room(ctx context.Context, r record) (record, error) {
 	return c.undivided(ctx, r)
 }
 
-// makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with, and
-// what it has only begun is destroyed. The caller has the lock of the claim.
+// makeDevices makes the devices that a record intends, and returns the record with them. It keeps what an earlier call has made, and
+// destroys what that call has only begun. The caller has the lock of the claim.
 func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return r, causedError{CauseLate, err}
@@ -450,7 +449,7 @@ func (c *Claims) leave(r record, why error) {
 	c.showLocked()
 }
 
-// giveBackReleased gives back again what could not be destroyed then.
+// giveBackReleased tries again to destroy what could not be destroyed when a claim was given back.
 func (c *Claims) giveBackReleased(ctx context.Context) {
 	records := c.all()
 	for _, uid := range slices.Sorted(maps.Keys(records)) {

@@ -413,8 +413,8 @@ func (c *Claims) ended(r record) error {
 	return nil
 }
 
-// unprepare does so within a call, or in Run. Run tells by still whether it is about the record that there is now: the claim may have been
-// prepared again, for the next pod, since Run looked at it. Nil for a call.
+// unprepare is Unprepare within a call, or in Run. Run passes still, which reports whether the record is the one that Run looked at: the
+// claim may have been prepared again since, for the next pod. It is nil for a call.
 func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, still func(record) bool) error {
 	locks := c.locks.begin()
 	if still != nil {

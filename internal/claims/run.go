@@ -98,8 +98,8 @@ func (c *Claims) Run(ctx context.Context) error {
 	}
 }
 
-// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU:
-// who has one may wait for it.
+// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU: a
+// call that has one may wait for follow.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
 	timer := c.options.Clock.NewTimer(every)
@@ -245,7 +245,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	return c.writeSpec(r)
 }
 
-// keep has a record that is on disk count.
+// keep makes a record that is on disk count.
 func (c *Claims) keep(r record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,7 +259,7 @@ func (c *Claims) keep(r record) {
 	c.changed.Publish(struct{}{})
 }
 
-// drop has a record not count that was removed from the disk.
+// drop makes a record that was removed from the disk count no more.
 func (c *Claims) drop(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// surveyAgain is when a GPU is asked again that gave no answer.
+// surveyAgain is the time until a GPU that gave no answer is asked again.
 const surveyAgain = 10 * time.Second
 
 // A survey is what was found of a GPU.

@@ -21,7 +21,7 @@ import (
 //     claim waiting, and keeps the GPU from the device plugin.
 //   - The mode of a GPU that a process uses is never switched, nor that of one on which another program has made an instance.
 
-// asks reports whether it is asked how a GPU can be divided for claims.
+// asks reports whether a GPU is to be asked how it can be divided for claims.
 func asks(g inventory.GPU, c config.DRA) bool {
 	return c.DynamicMIG && (g.MIG == inventory.MIGEnabled || c.SwitchMIG && g.MIG == inventory.MIGDisabled)
 }
@@ -70,7 +70,7 @@ func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPU
 	return err
 }
 
-// errDivided is why the mode of a GPU is not switched off on which there is an instance that the claim does not have.
+// errDivided is why the mode of a GPU is not switched off: an instance on it is none of the claim's.
 var errDivided = errors.New("it was not made for a claim")
 
 // undivide switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
@@ -133,7 +133,7 @@ func refusal(err error) Cause {
 	return CauseDriver
 }
 
-// rest switches the MIG mode of GPUs off that was switched on for a claim, unless there is an instance still, of another claim or another
+// rest switches off the MIG mode of GPUs that was switched on for a claim, unless there is an instance still, of another claim or another
 // program. The caller has the locks of the GPUs.
 func (c *Claims) rest(ctx context.Context, r record) (err error) {
 	if r.former(c.options.BootID) {

@@ -19,8 +19,8 @@ import (
 
 const sliceSuffix = ".timeslice"
 
-// setSlices has the GPUs of a claim have the time slices that it wants, also if they have been set for it before: the process that did so
-// may have been killed.
+// setSlices sets the time slices that a claim wants on its GPUs, also if they have been set for it before: the process that did so may have
+// been killed.
 func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) error {
 	needed := func(d recordDevice) bool {
 		_, err := os.Lstat(c.store.path(d.GPU, sliceSuffix))

@@ -136,7 +136,7 @@ func oneLine(text string) string {
 // errNameless is the error of the eviction of a pod of which only the UID is known.
 var errNameless = errors.New("its name is not known, because kubelet's PodResources does not answer")
 
-// Evict has a pod evicted, within its disruption budget.
+// Evict evicts a pod, within its disruption budget.
 func (c *Cluster) Evict(ctx context.Context, pod mig.Pod) error {
 	if pod.Name == "" {
 		return errNameless

@@ -58,7 +58,7 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 	return slices.Compact(keys), errors.Join(problems...)
 }
 
-// Pause has the DaemonSets paused, by labels of the node, whose pods have these UIDs.
+// Pause pauses, by labels of the node, the DaemonSets whose pods have these UIDs.
 func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, pauseRequests)
 	defer cancel()
@@ -99,8 +99,8 @@ func pausedOn(node kubeapi.Node) []string {
 	return keys
 }
 
-// resumeClients has paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. What is paused, the labels
-// say: so it does not matter which process has paused them, and when. At its end it tries once: there may be no next process.
+// resumeClients lets paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. The labels say what is
+// paused, so it does not matter which process paused it, or when. At its end it tries once: there may be no next process.
 func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	if d.MIG == nil {
 		return
@@ -141,7 +141,7 @@ func (c *Cluster) resumeLast(ctx context.Context) error {
 	return c.resume(ctx, node)
 }
 
-// resume has all paused DaemonSets of the node go on.
+// resume lets all paused DaemonSets of the node go on.
 func (c *Cluster) resume(ctx context.Context, known kubeapi.Node) error {
 	c.pausing.Lock()
 	defer c.pausing.Unlock()

@@ -36,7 +36,7 @@ const (
 const (
 	// longestRelease is how far ahead the end of a wish may be: a mistake in a date does not take a node's GPUs away for a year.
 	longestRelease = 24 * time.Hour
-	// releasePatience is how long a try to release the driver, or to use it again, is waited for. It goes on afterwards.
+	// releasePatience is the longest wait for a try to release the driver, or to use it again. The try goes on afterwards.
 	releasePatience = 30 * time.Second
 	// maxName is how many bytes of who wants it are kept.
 	maxName = 200
@@ -191,7 +191,7 @@ func (r *releaser) step(ctx context.Context) error {
 	return r.write(ctx)
 }
 
-// end has the driver in use again, if it is to be.
+// end uses the driver again if resume says so.
 func (r *releaser) end(ctx context.Context, state string, resume bool) error {
 	r.was, r.tried = false, time.Time{}
 	if !resume {
@@ -206,8 +206,8 @@ func (r *releaser) end(ctx context.Context, state string, resume bool) error {
 	return ctx.Err() // the monitor goes on trying
 }
 
-// release has the driver released, and sets the state. The node as a whole has it released when no other process of this program, such as
-// that of a roll-out, may have it open.
+// release releases the driver, and sets the state. It is released on the whole node when no other process of this program, such as that of
+// a roll-out, may have it open.
 func (r *releaser) release(ctx context.Context) {
 	if now := time.Now(); !r.was {
 		if wait := releasePatience - now.Sub(r.tried); wait > 0 { // the monitor goes on trying by itself

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
-// What all nodes of a cluster do at once, each does after a random time, of which the limit grows with the cluster: it is such that
+// What all nodes of a cluster do at once, each does after a random time. The limit of that time grows with the cluster, so that
 // nodesPerSecond do it in a second. One node waits 20 ms, each of 5,000 up to 100 s.
 const (
 	nodesPerSecond = 50

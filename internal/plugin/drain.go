@@ -99,7 +99,7 @@ func (s *Set) withdraw(old map[resource.Device]*oldForm) {
 	}
 }
 
-// endDrain puts a GPU on offer in its old form again that pods have held for too long.
+// endDrain puts a GPU that pods have held for too long on offer in its old form again.
 func (s *Set) endDrain(old map[resource.Device]*oldForm) {
 	for _, f := range old {
 		if f.device.GPU != s.forms.drain.gpu {

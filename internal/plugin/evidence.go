@@ -19,8 +19,8 @@ type holder struct {
 	container      string
 }
 
-// A source is the kubelet that has told who holds devices: only of that one it says something when it does not tell it any more. The zero
-// value is none.
+// A source is the kubelet that has told who holds devices. Only when the same kubelet no longer tells of a holder has that holder ended.
+// The zero value is none.
 type source struct{ incarnation, connections uint64 }
 
 // evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold devices.

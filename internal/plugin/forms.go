@@ -16,8 +16,8 @@ import (
 // although nothing is known about it.
 const unreadableFor = 10 * time.Second
 
-// unservedFor is how long it must be known that no plugin serves a resource, before this one does so for the pods that hold its
-// devices. A plugin that starts again, or registers with a new kubelet, takes less. Kubelet does without for so long.
+// unservedFor is how long it must be known that no plugin serves a resource, before this one does so for the pods that hold its devices. A
+// plugin that starts again, or registers with a new kubelet, takes less. Kubelet goes without a server for so long.
 const unservedFor = 10 * time.Second
 
 // refresh makes all lists say what the plan and the evidence say: which devices depart, which of them count as held, and which
@@ -69,9 +69,9 @@ func (s *Set) refresh() {
 // received the list by then, and has made the calls for devices that it chose before.
 const growsAfter = 500 * time.Millisecond
 
-// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer in the old form. Kubelet may give
-// such a GPU once more in its old form. Its devices in the new one are withheld then, and the count must not rise before and fall again:
-// the scheduler would send pods for devices that there are not.
+// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer in the old form. Kubelet may give such
+// a GPU once more in its old form. Its devices in the new form are withheld then. The count must not rise before that and then fall: the
+// scheduler would send pods for devices that do not exist.
 func (s *Set) grow(plan resource.Plan) resource.Plan {
 	type devices struct{ resource, uuid string }
 	before, now := map[devices]int{}, s.collaborators.Clock.Now()
@@ -311,7 +311,7 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 	return view
 }
 
-// waitsForAllocate is why a device counts as held that a pod may have got a short time ago.
+// waitsForAllocate is why a device that a pod may have got a short time ago counts as held.
 const waitsForAllocate = "kubelet may have allocated it within the last 10s"
 
 // untouched notes that no pod can hold the devices of the plan that wait for a departing device which is given once more.
