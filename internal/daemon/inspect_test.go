@@ -17,10 +17,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 const (
@@ -36,29 +36,14 @@ type inspected struct {
 	plan resource.Plan // of the node as it was at first
 }
 
-// opener gives the adapter's sessions the type that the monitor asks for.
-type opener struct{ *nvidia.Driver }
-
-func (o opener) Open(ctx context.Context) (monitor.Session, error) {
-	s, err := o.Driver.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
 // inspect makes one.
 func inspect(t *testing.T, profile string, o resource.Options, wanted config.PreStart) *inspected {
 	t.Helper()
-	p, err := simulator.Load(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(p)
+	node := simulated.Node(t, profile)
 	policy := health.Default()
 	policy.SuspectLimit, policy.SuspectSettle = time.Hour, time.Hour // what is Suspect stays so, however late one asks
 	m := monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
+		Driver: simulated.DriverOf(node), Policy: policy,
 		Poll: time.Hour, SuspectPoll: time.Hour,
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))

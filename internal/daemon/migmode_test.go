@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // TestModeStatuses: what the driver answers reaches the daemon by the exit status of its other process.
@@ -55,11 +56,7 @@ func TestModesInAVirtualMachine(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	profile, err := simulator.Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(profile)
+	node := simulated.Node(t, path)
 	m := &daemon.MIGModes{Configs: feed.New(config.Config{}), Node: node}
 	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "allow it with mig.resetInVM") {
 		t.Errorf("not allowed: %v", err)

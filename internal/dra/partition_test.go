@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // A divisible is a simulated machine whose first GPU is in MIG mode and has no instance.
@@ -29,15 +30,11 @@ type divisible struct {
 // newDivisible returns the divisible of a machine; nil if its first GPU has no MIG mode.
 func newDivisible(t *testing.T, name string) *divisible {
 	t.Helper()
-	profile, err := simulator.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(profile)
-	t.Cleanup(node.Close)
+	node := simulated.Node(t, name)
 	options := nvidia.Options{Library: node.NVML(), Root: node.Root()}
 	d := &divisible{t: t}
 	open := func() inventory.Snapshot {
+		var err error
 		if d.session, err = nvidia.New(options).Open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +51,7 @@ func newDivisible(t *testing.T, name string) *divisible {
 		return nil
 	}
 	d.clear()
-	err = d.step(inventory.MIGStep{Action: inventory.MIGEnable})
+	err := d.step(inventory.MIGStep{Action: inventory.MIGEnable})
 	if errors.Is(err, inventory.ErrSessionInUse) {
 		err = errors.Join(d.session.Close(t.Context()), nvidia.SetMIGMode(options, d.uuid, inventory.MIGEnabled))
 		open()

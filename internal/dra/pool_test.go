@@ -16,8 +16,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 var update = flag.Bool("update", false, "write testdata/devices.txt anew")
@@ -25,21 +25,7 @@ var update = flag.Bool("update", false, "write testdata/devices.txt anew")
 // scan returns what a simulated machine has, all of it Healthy.
 func scan(t testing.TB, name string, faults ...simulator.Fault) inventory.Snapshot {
 	t.Helper()
-	profile, err := simulator.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(profile)
-	t.Cleanup(node.Close)
-	session, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := session.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}()
+	node, session := simulated.Open(t, name)
 	var s inventory.Snapshot
 	for i := range len(faults) + 1 {
 		if i > 0 {
@@ -47,24 +33,12 @@ func scan(t testing.TB, name string, faults ...simulator.Fault) inventory.Snapsh
 				t.Fatal(err)
 			}
 		}
+		var err error
 		if s, err = session.Scan(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	healthy(&s)
-	return s
-}
-
-func healthy(s *inventory.Snapshot) {
-	s.GPUs = slices.Clone(s.GPUs)
-	for i := range s.GPUs {
-		g := &s.GPUs[i]
-		g.Health = inventory.Health{State: inventory.Healthy}
-		g.MIGDevices = slices.Clone(g.MIGDevices)
-		for j := range g.MIGDevices {
-			g.MIGDevices[j].Health = g.Health
-		}
-	}
+	return simulated.Healthy(s)
 }
 
 func pool(s inventory.Snapshot) dra.Pool {
@@ -144,15 +118,13 @@ func TestHealthIsOneWrite(t *testing.T) {
 		good := scan(t, name)
 		before := pool(good)
 		fail := func(what string, change func(*inventory.Snapshot)) {
-			s := good
-			healthy(&s)
+			s := simulated.Healthy(good)
 			change(&s)
 			after := pool(s)
 			if got := changed(before, after); got != 1 {
 				t.Errorf("%s: %s changes %d slices", name, what, got)
 			}
-			healthy(&s)
-			if got := changed(before, pool(s)); got != 0 {
+			if got := changed(before, pool(simulated.Healthy(s))); got != 0 {
 				t.Errorf("%s: after %s, %d slices are not as they were", name, what, got)
 			}
 		}

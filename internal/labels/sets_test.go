@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // A wanted set is a file of testdata/sets: what the node is, in comments, then the labels.
@@ -74,16 +74,7 @@ func (w wanted) snapshot(t *testing.T) inventory.Snapshot {
 	if filepath.Ext(name) != "" {
 		name = filepath.Join("testdata/nodes", name)
 	}
-	profile, err := simulator.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(profile)
-	defer node.Close()
-	session, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	node, session := simulated.Open(t, name)
 	lost := map[int]bool{}
 	if _, err := session.Scan(t.Context()); err != nil {
 		t.Fatal(err)
@@ -101,17 +92,9 @@ func (w wanted) snapshot(t *testing.T) inventory.Snapshot {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := session.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for i := range s.GPUs { // which the monitor judges
-		s.GPUs[i].Health.State = inventory.Healthy
-		if lost[i] {
-			s.GPUs[i].Health.State = inventory.Lost
-		}
-		for j := range s.GPUs[i].MIGDevices {
-			s.GPUs[i].MIGDevices[j].Health.State = inventory.Healthy
-		}
+	s = simulated.Healthy(s)
+	for i := range lost {
+		s.GPUs[i].Health.State = inventory.Lost
 	}
 	return s
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // nodeOfThree has a GPU that keeps its mode without a reset, and two that are reset for it.
@@ -36,17 +37,6 @@ gpus:
 - {bdf: "0000:19:00.0", pcie: 0/0/2, model: a30-pcie-24gb}
 - {bdf: "0000:1a:00.0", pcie: 0/0/3, model: l40s}
 `
-
-// opener gives the adapter's sessions the type that the monitor asks for.
-type opener struct{ *nvidia.Driver }
-
-func (o opener) Open(ctx context.Context) (monitor.Session, error) {
-	s, err := o.Driver.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
 
 // An otherProcess sets MIG modes in sessions of its own. It gives up a call that hangs, as the process of the daemon does.
 type otherProcess struct {
@@ -129,7 +119,7 @@ func newRig(t *testing.T, profile string) *rig {
 		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.Wish{}), pods: map[string]string{}, stop: func() {},
 		modes: &otherProcess{node: node},
 	}
-	r.Monitor = monitor.New(monitor.Options{Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Modes: r.modes})
+	r.Monitor = monitor.New(monitor.Options{Driver: simulated.DriverOf(node), Policy: policy, Modes: r.modes})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()

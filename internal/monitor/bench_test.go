@@ -6,8 +6,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // benchmark runs a Monitor of a simulated node with paces that leave it alone.
@@ -21,7 +21,7 @@ func benchmark(b *testing.B, profile string) (*monitor.Monitor, *simulator.Node)
 	policy := health.Default()
 	policy.Manual = true // or the driver's acquittal would race with the next XID
 	m := monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Gap: 1,
+		Driver: simulated.DriverOf(node), Policy: policy, Gap: 1,
 	})
 	ctx, cancel := context.WithCancel(silent(b.Context()))
 	ended := make(chan error, 1)

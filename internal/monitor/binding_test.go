@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 func TestBindingOpensAnotherSession(t *testing.T) {
@@ -47,7 +47,7 @@ func TestHotPlugOnASimulatedNode(t *testing.T) {
 				p.Driver = driver
 				node := simulator.New(p)
 				m := monitor.New(monitor.Options{
-					Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: health.Default(),
+					Driver: simulated.DriverOf(node), Policy: health.Default(),
 				})
 				ctx, cancel := context.WithCancel(silent(t.Context()))
 				ended := make(chan error, 1)

@@ -22,7 +22,7 @@ func hang(gpu, call string) simulator.Fault {
 }
 
 // others fails unless all GPUs but those given are Healthy for a time, and no look fails.
-func (s simulated) others(d time.Duration, but ...int) {
+func (s simulation) others(d time.Duration, but ...int) {
 	s.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); pass(100 * time.Millisecond) {
 		snapshot := s.Snapshots().Value()

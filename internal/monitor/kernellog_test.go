@@ -16,7 +16,7 @@ import (
 )
 
 // logged runs a monitor that hears of the XIDs in the kernel's log.
-func logged(t *testing.T, profile string) simulated {
+func logged(t *testing.T, profile string) simulation {
 	t.Helper()
 	s := simulate(t, profile)
 	r := kernellog.Reader{
@@ -38,7 +38,7 @@ func logged(t *testing.T, profile string) simulated {
 }
 
 // counted returns how often an XID was counted on the GPU at an index, and on its MIG devices.
-func (s simulated) counted(index int, xid uint64) (n int) {
+func (s simulation) counted(index int, xid uint64) (n int) {
 	s.t.Helper()
 	status, err := s.Status(s.t.Context())
 	if err != nil {

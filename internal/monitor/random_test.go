@@ -18,8 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 var (
@@ -115,7 +115,7 @@ func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *s
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	s.Monitor = monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: s.node.NVML(), Root: s.node.Root()})}, Policy: policy,
+		Driver: simulated.DriverOf(s.node), Policy: policy,
 	})
 	ctx, cancel := context.WithCancel(silent(t.Context()))
 	ended := make(chan error, 1)

@@ -15,14 +15,14 @@ import (
 const sampleEvery = 15 * time.Second
 
 // simulateSampled is simulate for a Monitor that measures GPUs.
-func simulateSampled(t *testing.T, profile string) simulated {
+func simulateSampled(t *testing.T, profile string) simulation {
 	t.Helper()
 	s := simulate(t, profile)
 	s.sample(sampleEvery)
 	return s
 }
 
-func (s simulated) sample(every time.Duration) {
+func (s simulation) sample(every time.Duration) {
 	s.t.Helper()
 	if err := s.SetSampling(s.t.Context(), monitor.Sampling{Every: every}); err != nil {
 		s.t.Fatal(err)
@@ -30,7 +30,7 @@ func (s simulated) sample(every time.Duration) {
 }
 
 // ages returns how old the samples are, by the index of the GPU; -1 where there is none.
-func (s simulated) ages() []time.Duration {
+func (s simulation) ages() []time.Duration {
 	var ages []time.Duration
 	for _, g := range s.Snapshots().Value().GPUs {
 		age := time.Duration(-1)
@@ -44,7 +44,7 @@ func (s simulated) ages() []time.Duration {
 	return ages
 }
 
-func (s simulated) wantFresh(but ...int) {
+func (s simulation) wantFresh(but ...int) {
 	s.t.Helper()
 	for i, age := range s.ages() {
 		if !slices.Contains(but, i) && (age < 0 || age > sampleEvery+5*time.Second) {
@@ -194,7 +194,7 @@ func TestSamplesWhileTheDriverIsReleased(t *testing.T) {
 
 const firstSample = time.Second // as package monitor has it
 
-func (s simulated) wantReleased() {
+func (s simulation) wantReleased() {
 	s.t.Helper()
 	if stats := s.node.Stats(); stats != (simulator.Stats{}) {
 		s.t.Errorf("left behind on the node: %+v", stats)

@@ -10,32 +10,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-// simulated is a Monitor of a simulated node behind the adapter that ships, with the paces that ship.
-type simulated struct {
+// A simulation is a Monitor of a simulated node behind the adapter that ships, with the paces that ship.
+type simulation struct {
 	*monitor.Monitor
 	t      *testing.T
 	node   *simulator.Node
 	counts *counts
 }
 
-// opener gives the adapter's sessions the type that the monitor asks for.
-type opener struct{ *nvidia.Driver }
-
-func (o opener) Open(ctx context.Context) (monitor.Session, error) {
-	s, err := o.Driver.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
 // simulate runs a Monitor of a simulated node until the end of the bubble in which it is called: time is exact in it, and
 // no look takes longer because the machine is busy.
-func simulate(t *testing.T, profile string, change ...func(*monitor.Options, *simulator.Node)) simulated {
+func simulate(t *testing.T, profile string, change ...func(*monitor.Options, *simulator.Node)) simulation {
 	t.Helper()
 	p, err := simulator.Load(profile)
 	if err != nil {
@@ -45,14 +34,14 @@ func simulate(t *testing.T, profile string, change ...func(*monitor.Options, *si
 }
 
 // simulateProfile is simulate for a node that is no file.
-func simulateProfile(t *testing.T, p simulator.Profile, change ...func(*monitor.Options, *simulator.Node)) simulated {
+func simulateProfile(t *testing.T, p simulator.Profile, change ...func(*monitor.Options, *simulator.Node)) simulation {
 	t.Helper()
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	counts := newCounts()
 	options := monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Metrics: counts,
+		Driver: simulated.DriverOf(node), Policy: policy, Metrics: counts,
 	}
 	for _, c := range change {
 		c(&options, node)
@@ -74,10 +63,10 @@ func simulateProfile(t *testing.T, p simulator.Profile, change ...func(*monitor.
 	if err := m.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return simulated{m, t, node, counts}
+	return simulation{m, t, node, counts}
 }
 
-func (s simulated) inject(f simulator.Fault) {
+func (s simulation) inject(f simulator.Fault) {
 	s.t.Helper()
 	if err := s.node.Inject(f); err != nil {
 		s.t.Fatal(err)
@@ -85,7 +74,7 @@ func (s simulated) inject(f simulator.Fault) {
 }
 
 // until waits for a Snapshot for which ok is true.
-func (s simulated) until(what string, ok func(inventory.Snapshot) bool) {
+func (s simulation) until(what string, ok func(inventory.Snapshot) bool) {
 	s.t.Helper()
 	deadline := time.After(10 * time.Minute)
 	for {

@@ -18,9 +18,9 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // TestDiskThatFails: a folder that goes away costs lines, and no verdict.
@@ -28,17 +28,12 @@ func TestDiskThatFails(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "gone")
 	synctest.Test(t, func(t *testing.T) {
-		p, err := simulator.Load("t4")
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := simulator.New(p)
-		defer node.Close()
+		node := simulated.Node(t, "t4")
 		var recorder recording.Recorder
 		if err := recorder.Start(recording.Options{Dir: dir, Size: 4 << 10, Policy: health.Default()}); err != nil {
 			t.Fatal(err)
 		}
-		driver := recorder.Driver(opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})})
+		driver := recorder.Driver(simulated.DriverOf(node))
 		were := verdicts(t, monitor.Options{Driver: driver, Policy: health.Default()}, func(context.Context, *monitor.Monitor) {
 			if err := os.RemoveAll(dir); err != nil {
 				t.Error(err)
@@ -260,7 +255,7 @@ func open(t *testing.T, r *recording.Recorder) monitor.Session {
 		t.Fatal(err)
 	}
 	node := simulator.New(p)
-	s, err := r.Driver(opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}).Open(t.Context())
+	s, err := r.Driver(simulated.DriverOf(node)).Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,10 +18,10 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 var (
@@ -29,17 +29,6 @@ var (
 	seed    = flag.Uint64("seed", 1, "seed of the random nodes; 0 for another each time, which is printed")
 	stories = flag.Int("stories", 8, "number of random nodes")
 )
-
-// opener gives the adapter's sessions the type that the monitor asks for.
-type opener struct{ *nvidia.Driver }
-
-func (o opener) Open(ctx context.Context) (monitor.Session, error) {
-	s, err := o.Driver.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
 
 // verdicts runs a Monitor while do goes on, and returns the changes of verdicts and lists, and the Events, in their order.
 func verdicts(t *testing.T, o monitor.Options, do func(context.Context, *monitor.Monitor)) []string {
@@ -111,12 +100,7 @@ func TestRandomNodes(t *testing.T) {
 }
 
 func randomNode(t *testing.T, r *rand.Rand) {
-	p, err := simulator.Load([]string{"dgx-h100", "a100-mig-mixed", "l4-x8", "dgx-a100"}[r.IntN(4)])
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(p)
-	defer node.Close()
+	node := simulated.Node(t, []string{"dgx-h100", "a100-mig-mixed", "l4-x8", "dgx-a100"}[r.IntN(4)])
 	state := t.TempDir()
 	policy := health.Default()
 	for range 3 { // lives of the daemon
@@ -125,7 +109,7 @@ func randomNode(t *testing.T, r *rand.Rand) {
 		if err := recorder.Start(recording.Options{Dir: dir, Policy: policy, StateDir: state, BootID: "boot"}); err != nil {
 			t.Fatal(err)
 		}
-		driver := recorder.Driver(opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})})
+		driver := recorder.Driver(simulated.DriverOf(node))
 		o := monitor.Options{Driver: driver, Policy: policy, StateDir: state, BootID: "boot"}
 		were := verdicts(t, o, func(ctx context.Context, m *monitor.Monitor) {
 			for range 12 {
@@ -218,18 +202,13 @@ func record(t *testing.T, o recording.Options, do func(*simulator.Node)) (dir st
 		o.Dir = t.TempDir()
 	}
 	synctest.Test(t, func(t *testing.T) {
-		p, err := simulator.Load("dgx-h100")
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := simulator.New(p)
-		defer node.Close()
+		node := simulated.Node(t, "dgx-h100")
 		var recorder recording.Recorder
 		o.Policy = health.Default()
 		if err := recorder.Start(o); err != nil {
 			t.Fatal(err)
 		}
-		driver := recorder.Driver(opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})})
+		driver := recorder.Driver(simulated.DriverOf(node))
 		were = verdicts(t, monitor.Options{Driver: driver, Policy: o.Policy}, func(context.Context, *monitor.Monitor) {
 			do(node)
 			synctest.Wait()
@@ -371,14 +350,9 @@ func TestFilesThatCannotBePlayed(t *testing.T) {
 }
 
 func BenchmarkRead(b *testing.B) {
-	p, err := simulator.Load("dgx-h100")
-	if err != nil {
-		b.Fatal(err)
-	}
-	node := simulator.New(p)
-	defer node.Close()
+	node := simulated.Node(b, "dgx-h100")
 	var recorder recording.Recorder
-	s, err := recorder.Driver(opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}).Open(b.Context())
+	s, err := recorder.Driver(simulated.DriverOf(node)).Open(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}

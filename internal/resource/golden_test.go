@@ -13,9 +13,9 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 var update = flag.Bool("update", false, "write the golden plans anew")
@@ -61,30 +61,12 @@ func TestGoldenPlans(t *testing.T) {
 // scan looks at a simulated node by the code that looks at real ones.
 func scan(t *testing.T, name string) inventory.Snapshot {
 	t.Helper()
-	profile, err := simulator.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(profile)
-	defer node.Close()
-	session, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, session := simulated.Open(t, name)
 	snapshot, err := session.Scan(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := session.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for i := range snapshot.GPUs { // which nobody has judged
-		snapshot.GPUs[i].Health.State = inventory.Healthy
-		for j := range snapshot.GPUs[i].MIGDevices {
-			snapshot.GPUs[i].MIGDevices[j].Health.State = inventory.Healthy
-		}
-	}
-	return snapshot
+	return simulated.Healthy(snapshot)
 }
 
 // load reads a configuration file, and arguments from the comment that is its first line.

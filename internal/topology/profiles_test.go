@@ -4,29 +4,15 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // scan returns the machine of a simulator's profile, as the daemon would see it after some faults.
 func scan(t testing.TB, name string, faults ...simulator.Fault) machine {
 	t.Helper()
-	profile, err := simulator.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := simulator.New(profile)
-	t.Cleanup(node.Close)
-	session, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := session.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}()
+	node, session := simulated.Open(t, name)
 	// The first look knows the GPUs; a second one sees what became of them.
 	snapshot, err := session.Scan(t.Context())
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 const namespace = "default"
@@ -79,30 +79,12 @@ func same(t *testing.T, what string, sent, kept *resourceapi.ResourceSlice) {
 // scanned returns what a simulated machine has, all of it Healthy.
 func scanned(t *testing.T, name string) inventory.Snapshot {
 	t.Helper()
-	profile, err := simulator.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := simulator.New(profile)
-	t.Cleanup(n.Close)
-	session, err := nvidia.New(nvidia.Options{Library: n.NVML(), Root: n.Root()}).Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = session.Close(t.Context()) }()
+	_, session := simulated.Open(t, name)
 	s, err := session.Scan(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.GPUs = slices.Clone(s.GPUs)
-	for i := range s.GPUs {
-		s.GPUs[i].Health = inventory.Health{State: inventory.Healthy}
-		s.GPUs[i].MIGDevices = slices.Clone(s.GPUs[i].MIGDevices)
-		for j := range s.GPUs[i].MIGDevices {
-			s.GPUs[i].MIGDevices[j].Health = s.GPUs[i].Health
-		}
-	}
-	return s
+	return simulated.Healthy(s)
 }
 
 // published returns the slices of a node.
