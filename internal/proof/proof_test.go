@@ -307,7 +307,7 @@ func TestPauses(t *testing.T) {
 	})
 }
 
-// TestAHangingDevice keeps none of the others, and is not tried again while its process is there.
+// TestAHangingDevice keeps none of the others, and is not tried again while its process is there, also if it was away meanwhile.
 func TestAHangingDevice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -328,6 +328,10 @@ func TestAHangingDevice(t *testing.T) {
 			t.Errorf("held: %q", why)
 		}
 		r.Again("GPU-0")
+		gone := r.snapshots.Value().GPUs[0]
+		r.change(func(s *inventory.Snapshot) { s.GPUs = s.GPUs[1:] })
+		time.Sleep(time.Minute)
+		r.change(func(s *inventory.Snapshot) { s.GPUs = append(s.GPUs, gone) })
 		time.Sleep(time.Hour)
 		equal(t, "proofs", 1, r.times()["GPU-0"])
 	})

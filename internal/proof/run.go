@@ -431,7 +431,7 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 		l.status.Publish(next)
 	}
 	for uuid := range l.known {
-		if !slices.ContainsFunc(all, func(d Device) bool { return d.UUID == uuid }) && !l.known[uuid].running {
+		if t := l.known[uuid]; !t.running && !l.hangs(t) && !slices.ContainsFunc(all, func(d Device) bool { return d.UUID == uuid }) {
 			delete(l.known, uuid)
 		}
 	}
