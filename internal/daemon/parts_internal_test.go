@@ -169,7 +169,7 @@ func TestStatusOfADaemon(t *testing.T) {
 	d.watcher.Errors().Publish(errors.New("configuration"))
 	d.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})
 	d.readiness.Answer().Publish(status.Readiness{Ready: true, Reason: "r"})
-	d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}, Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-9", Hidden: true}}})
+	d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}, Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-9", Hidden: true, Node: true}}})
 	if err := d.monitor.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestStatusOfADaemon(t *testing.T) {
 	want := status.Status{
 		MetricsError: "metrics", LabelsError: "labels", ConfigError: "configuration", MPS: []string{"first", "second"}, Warnings: []string{"w"},
 		Readiness: status.Readiness{Ready: true, Reason: "r"}, Quiet: true, Quiesced: &status.Quiesced{Since: s.Quiesced.Since, Allocate: true},
-		Holds: []status.Hold{{Device: gpu, Resource: "a/b", Reason: "h", Listed: true}, {Device: "GPU-9"}},
+		Holds: []status.Hold{{Device: gpu, Resource: "a/b", Reason: "h", Listed: true}, {Device: "GPU-9", Node: true}},
 	}
 	got := status.Status{
 		MetricsError: s.MetricsError, LabelsError: s.LabelsError, ConfigError: s.ConfigError, MPS: s.MPS, Warnings: s.Warnings,

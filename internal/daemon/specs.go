@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"sync/atomic"
 
@@ -40,15 +39,19 @@ func (s *specs) Apply(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	return errors.Join(unwritten, unmade)
 }
 
-func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) map[string]string {
-	lacks := map[string]string{}
+func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) []resource.Hold {
+	var holds []resource.Hold
 	if givesNodes(c) {
-		maps.Copy(lacks, s.nodes.Lacks(plan, c.Edits))
+		for uuid, why := range s.nodes.Lacks(plan, c.Edits) {
+			holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true, Node: true})
+		}
 	}
 	if c.Edits.UsesCDI() {
-		maps.Copy(lacks, s.written.Load().Lacks(wanted(snapshot, plan, c)))
+		for uuid, why := range s.written.Load().Lacks(wanted(snapshot, plan, c)) {
+			holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true})
+		}
 	}
-	return lacks
+	return holds
 }
 
 // givesNodes reports whether kubelet gives containers nodes of the host. A simulated GPU has none.

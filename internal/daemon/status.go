@@ -148,7 +148,7 @@ func resources(served []plugin.Status) []status.Resource {
 func holds(put []resource.Hold) []status.Hold {
 	var holds []status.Hold
 	for _, h := range put {
-		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden})
+		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden, Node: h.Node})
 	}
 	return holds
 }

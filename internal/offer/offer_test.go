@@ -70,14 +70,13 @@ func (d *slowDisk) Apply(_ inventory.Snapshot, p resource.Plan, _ config.Config)
 	return nil
 }
 
-func (d *slowDisk) Lacks(_ inventory.Snapshot, p resource.Plan, _ config.Config) map[string]string {
+func (d *slowDisk) Lacks(_ inventory.Snapshot, p resource.Plan, _ config.Config) (lacks []resource.Hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	lacks := map[string]string{}
 	for _, r := range p.Resources {
 		for _, device := range r.Devices {
 			if !d.written[device.UUID] {
-				lacks[device.UUID] = "no file"
+				lacks = append(lacks, resource.Hold{UUID: device.UUID, Reason: "no file", Hidden: true})
 			}
 		}
 	}

@@ -18,9 +18,9 @@ import (
 type Specs interface {
 	// Apply writes the files and makes the nodes that a plan needs and that are not there yet. It waits for the disk.
 	Apply(inventory.Snapshot, resource.Plan, config.Config) error
-	// Lacks returns the devices of a plan, by UUID, whose names are in no file, or whose nodes could not be made, each with the reason. It
-	// does not wait for the disk, also while Apply runs.
-	Lacks(inventory.Snapshot, resource.Plan, config.Config) map[string]string
+	// Lacks returns holds on the devices of a plan whose names are in no file, or whose nodes could not be made. It does not wait for the
+	// disk, also while Apply runs.
+	Lacks(inventory.Snapshot, resource.Plan, config.Config) []resource.Hold
 }
 
 // rewriteEvery is how often the files are checked although nothing changed: another program may have removed them.
@@ -63,11 +63,7 @@ func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c co
 	if !needed(c) {
 		return nil, c
 	}
-	var holds []resource.Hold
-	for uuid, why := range t.specs.Lacks(snapshot, plan, c) {
-		holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true})
-	}
-	return holds, c
+	return t.specs.Lacks(snapshot, plan, c), c
 }
 
 // request asks for files, unless the last request was the same.

@@ -43,14 +43,13 @@ func (d *disk) Apply(_ inventory.Snapshot, p resource.Plan, _ config.Config) err
 	return nil
 }
 
-func (d *disk) Lacks(_ inventory.Snapshot, p resource.Plan, _ config.Config) map[string]string {
+func (d *disk) Lacks(_ inventory.Snapshot, p resource.Plan, _ config.Config) (lacks []resource.Hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	lacks := map[string]string{}
 	for _, r := range p.Resources {
 		for _, device := range r.Devices {
 			if !d.has[device.UUID] {
-				lacks[device.UUID] = "it is not on the disk"
+				lacks = append(lacks, resource.Hold{UUID: device.UUID, Reason: "it is not on the disk", Hidden: true})
 			}
 		}
 	}

@@ -303,6 +303,9 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 // left it, or kubelet chose among them in the moment before it received the list. Also one that must be included is no error: kubelet
 // would refuse the pod for good. The Allocate that follows decides, and names an ID that it does not know.
 func (v *view) prefer(available, required []string, size int) ([]string, error) {
+	if v.resource.InUnits() {
+		return v.resource.Prefer(available, required, size) // those that left are of one GPU with the others, or not given
+	}
 	must, others := v.split(required)
 	wanted := max(0, size-len(others))
 	ids, err := v.resource.Prefer(available, must, wanted)

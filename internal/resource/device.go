@@ -70,7 +70,7 @@ type Resource struct {
 	migParents    bool
 	graph         *topology.Graph
 	preference    *topology.Preference
-	byID          map[string]int // position in Devices
+	byID          map[string]int // position in Devices; nil if they are units of memory
 	units         *unitRules     // nil if the devices are no units of memory
 }
 
@@ -84,14 +84,11 @@ func NewResource(name string, o Options, graph *topology.Graph, devices []Device
 
 // with returns the resource with other devices, which are in order.
 func (r Resource) with(devices []Device) Resource {
-	r.Devices, r.byID = devices, make(map[string]int, len(devices))
-	if r.units != nil {
-		for i, d := range devices {
-			r.byID[d.ID] = i
-		}
+	if r.Devices = devices; r.units != nil {
 		r.units = r.units.of(devices)
 		return r
 	}
+	r.byID = make(map[string]int, len(devices))
 	choice := make([]topology.Device, len(devices))
 	for i, d := range devices {
 		r.byID[d.ID] = i
@@ -124,6 +121,13 @@ func (r Resource) Members() []Device {
 
 // Device returns the device of the given ID.
 func (r Resource) Device(id string) (Device, bool) {
+	if r.units != nil {
+		gpu, n := r.unit(id)
+		if gpu < 0 || n >= len(r.units.gpus[gpu].devices) {
+			return Device{}, false
+		}
+		return r.units.gpus[gpu].devices[n], true
+	}
 	i, found := r.byID[id]
 	if !found {
 		return Device{}, false
@@ -133,7 +137,7 @@ func (r Resource) Device(id string) (Device, bool) {
 
 // Lacks reports whether no device has the given ID.
 func (r Resource) Lacks(id string) bool {
-	_, found := r.byID[id]
+	_, found := r.Device(id)
 	return !found
 }
 

@@ -12,6 +12,8 @@ type Hold struct {
 	Reason string
 	// Hidden devices are in no list. Others are in their lists as Unhealthy.
 	Hidden bool
+	// Node says that a device node is missing for them.
+	Node bool
 }
 
 // A GPUHold keeps the devices of a GPU from being given out, but for those of some of its GPU instances.
@@ -61,8 +63,8 @@ func (p Plan) Under(holds []Hold) Plan {
 			if every, anywhere := of[[2]string{"", d.UUID}]; anywhere && (!here || every.Hidden && !h.Hidden) {
 				h, here = every, true
 			}
-			if put := (Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason, Hidden: h.Hidden}); here && !slices.Contains(held.Holds, put) {
-				held.Holds = append(held.Holds, put)
+			if h.Resource, h.UUID = r.Name, d.UUID; here && !slices.Contains(held.Holds, h) {
+				held.Holds = append(held.Holds, h)
 			}
 			switch {
 			case here && h.Hidden:

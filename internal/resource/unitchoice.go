@@ -62,17 +62,20 @@ func unitGPUs(devices []Device) []unitsOf {
 	return all
 }
 
-// preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers.
+// preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers. Those that left the plan have the highest.
 func (r Resource) preferUnits(available, required []string, size int) ([]string, error) {
 	gpus, free, known := r.units.gpus, make([][]bool, len(r.units.gpus)), 0
-	counts := make([]int, len(gpus))
+	counts, left := make([]int, len(gpus)), make([][]string, len(gpus))
 	for _, ids := range [...][]string{available, required} {
 		for _, id := range ids {
-			g, n, ok := r.unit(id)
-			if !ok {
+			g, n := r.unit(id)
+			switch {
+			case g < 0:
 				continue
-			}
-			if free[g] == nil {
+			case n >= len(gpus[g].devices):
+				left[g] = append(left[g], id)
+				continue
+			case free[g] == nil:
 				free[g] = make([]bool, len(gpus[g].devices))
 			}
 			if !free[g][n] {
@@ -82,8 +85,14 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 			}
 		}
 	}
+	for g, ids := range left {
+		slices.Sort(ids)
+		left[g] = slices.Compact(ids)
+		counts[g] += len(left[g])
+		known += len(left[g])
+	}
 	if known < size {
-		return nil, &topology.TooFewError{Wanted: size, Available: r.named(free)}
+		return nil, &topology.TooFewError{Wanted: size, Available: append(r.named(free), slices.Concat(left...)...)}
 	}
 	taken := slices.Clone(required)
 	best := r.bestGPU(counts, required, size)
@@ -94,10 +103,18 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 	for _, id := range required {
 		must[id] = true
 	}
-	for n, is := range free[best] {
-		if id := gpus[best].devices[n].ID; is && len(taken) < size && !must[id] {
+	take := func(id string) {
+		if len(taken) < size && !must[id] {
 			taken = append(taken, id)
 		}
+	}
+	for n, is := range free[best] {
+		if is {
+			take(gpus[best].devices[n].ID)
+		}
+	}
+	for _, id := range left[best] {
+		take(id)
 	}
 	return taken, nil
 }
@@ -107,8 +124,8 @@ func (r Resource) bestGPU(counts []int, required []string, size int) int {
 	best := -1
 	for g, gpu := range r.units.gpus {
 		if counts[g] < size || counts[g] == 0 || slices.ContainsFunc(required, func(id string) bool {
-			of, _, ok := r.unit(id)
-			return !ok || of != g
+			of, _ := r.unit(id)
+			return of != g
 		}) {
 			continue
 		}
@@ -153,18 +170,16 @@ func (r Resource) named(units [][]bool) []string {
 	return ids
 }
 
-// unit returns the position of a unit's GPU and the number of the unit.
-func (r Resource) unit(id string) (gpu, n int, known bool) {
+// unit returns the position of a unit's GPU and the number of the unit, which may be one that left the plan. The position is -1 if the
+// ID is not that of a unit of these GPUs.
+func (r Resource) unit(id string) (gpu, n int) {
 	uuid, number, shared := strings.Cut(id, replicaMark)
-	gpu, known = r.units.at[uuid]
-	if !shared || !known {
-		return 0, 0, false
-	}
+	gpu, known := r.units.at[uuid]
 	n, err := strconv.Atoi(number)
-	if err != nil || n < 0 || n >= len(r.units.gpus[gpu].devices) || r.units.gpus[gpu].devices[n].ID != id {
-		return 0, 0, false
+	if !shared || !known || err != nil || n < 0 || len(number) > 1 && number[0] < '1' {
+		return -1, 0
 	}
-	return gpu, n, true
+	return gpu, n
 }
 
 // admitUnits returns why a container may not be given these units together; nil if it may.

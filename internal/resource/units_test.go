@@ -167,7 +167,7 @@ func TestPreferredUnits(t *testing.T) {
 	node := inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8), memory(2, 8)}}
 	fullest := resource.New(node, inUnits(resource.Units{}, "0", "1", "2")).Resources[0]
 	emptiest := resource.New(node, inUnits(resource.Units{Fill: resource.FillEmptiest}, "0", "1", "2")).Resources[0]
-	available := slices.Concat(ids(fullest, "0", 2, 6), ids(fullest, "1", 5, 3), ids(fullest, "2", 4, 4), []string{"GPU-x::1", "GPU-a", "GPU-a::99", "GPU-a::01"})
+	available := slices.Concat(ids(fullest, "0", 2, 6), ids(fullest, "1", 5, 3), ids(fullest, "2", 4, 4), []string{"GPU-x::1", "GPU-a", "GPU-a::99", "GPU-a::01", "GPU-a::-0"})
 	for _, tt := range []struct {
 		name     string
 		of       resource.Resource
@@ -181,9 +181,11 @@ func TestPreferredUnits(t *testing.T) {
 		{"the fullest that has enough", fullest, nil, 4, ids(fullest, "2", 4, 4), ""},
 		{"the emptiest", emptiest, nil, 2, ids(fullest, "0", 2, 2), ""},
 		{"that of an init container", fullest, ids(fullest, "0", 7, 1), 3, slices.Concat(ids(fullest, "0", 7, 1), ids(fullest, "0", 2, 2)), ""},
-		{"none has enough", fullest, nil, 7, nil, "no GPU has more than 6 to give"},
+		{"one that left is the last", fullest, nil, 7, append(ids(fullest, "0", 2, 6), "GPU-a::99"), ""},
+		{"that of an init container has left", fullest, []string{"GPU-a::99"}, 2, append([]string{"GPU-a::99"}, ids(fullest, "0", 2, 1)...), ""},
+		{"none has enough", fullest, nil, 8, nil, "no GPU has more than 7 to give"},
 		{"that of an init container has not enough", fullest, ids(fullest, "1", 7, 1), 4, nil, "no GPU has more than"},
-		{"too few", fullest, nil, 14, nil, "only 13"},
+		{"too few", fullest, nil, 15, nil, "only 14"},
 	} {
 		shuffled := slices.Clone(available)
 		rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
@@ -195,8 +197,8 @@ func TestPreferredUnits(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
-	_, err := fullest.Prefer(available, nil, 14)
-	if few := (*topology.TooFewError)(nil); !errors.As(err, &few) || len(few.Available) != 13 {
+	_, err := fullest.Prefer(available, nil, 15)
+	if few := (*topology.TooFewError)(nil); !errors.As(err, &few) || len(few.Available) != 14 {
 		t.Errorf("too few: %v", err)
 	}
 }

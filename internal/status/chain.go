@@ -48,12 +48,7 @@ var chain = []struct {
 	judge func(Status, Evidence) ReadyStep
 }{
 	{StepDriver, driverStep},
-	{StepNodes, func(_ Status, e Evidence) ReadyStep {
-		if e.LacksNode != "" {
-			return ReadyStep{Text: "the device node " + e.LacksNode + " is not there", Remedy: "run on the node: nvidia-modprobe -u -c 0"}
-		}
-		return ReadyStep{Reached: true, Text: "/dev/nvidiactl and /dev/nvidia-uvm"}
-	}},
+	{StepNodes, nodesStep},
 	{StepContainers, containersStep},
 	{StepCUDA, cudaStep},
 	{StepKubelet, kubeletStep},
@@ -75,8 +70,20 @@ func driverStep(s Status, e Evidence) ReadyStep {
 	return ReadyStep{Reached: true, Text: "version " + s.Driver, Since: e.Answers}
 }
 
-// containersStep asks for one device that is not held for another reason than that CUDA is not proven on it. A GPU in MIG devices is not
-// given itself.
+func nodesStep(s Status, e Evidence) ReadyStep {
+	if e.LacksNode != "" {
+		return ReadyStep{Text: "the device node " + e.LacksNode + " is not there", Remedy: "run on the node: nvidia-modprobe -u -c 0"}
+	}
+	held := map[string]string{}
+	for _, h := range s.Holds {
+		if h.Node {
+			held[h.Device] = h.Reason
+		}
+	}
+	return given(s, held, "those of the driver and of a device are there")
+}
+
+// containersStep asks for one device that is not held for another reason than that CUDA is not proven on it.
 func containersStep(s Status, _ Evidence) ReadyStep {
 	waits := map[string]bool{}
 	if s.Validation != nil {
@@ -90,12 +97,18 @@ func containersStep(s Status, _ Evidence) ReadyStep {
 			held[h.Device] = h.Reason
 		}
 	}
+	return given(s, held, "what containers get is there")
+}
+
+// given returns a step that is reached, with a text, if one device is not held; held says why others are, by UUID. A GPU in MIG devices is
+// not given itself.
+func given(s Status, held map[string]string, text string) ReadyStep {
 	divided := map[string]bool{}
 	for _, d := range s.GPUs {
 		divided[d.GPU] = true
 	}
-	given := ReadyStep{Reached: true, Text: "what containers get is there"}
-	step := given
+	reached := ReadyStep{Reached: true, Text: text}
+	step := reached
 	for _, d := range s.GPUs {
 		why, is := held[d.UUID]
 		if !is {
@@ -104,7 +117,7 @@ func containersStep(s Status, _ Evidence) ReadyStep {
 		switch {
 		case divided[d.UUID]:
 		case !is:
-			return given
+			return reached
 		default:
 			step = ReadyStep{Text: why, Remedy: doctorRemedy}
 		}

@@ -79,11 +79,11 @@ func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
 			Validation: &status.Validation{Devices: []status.Validated{{UUID: "GPU-0", Result: status.Proven}, {UUID: "GPU-1", Result: status.Failed}}},
 		}
 	}
-	parts := func(held ...string) func(*status.Status) { // of a GPU in two MIG devices
+	parts := func(node bool, held ...string) func(*status.Status) { // of a GPU in two MIG devices
 		return func(s *status.Status) {
 			s.Validation, s.GPUs = nil, []status.Device{{UUID: "GPU-0"}, {UUID: "MIG-0", GPU: "GPU-0"}, {UUID: "MIG-1", GPU: "GPU-0"}}
 			for _, uuid := range held {
-				s.Holds = append(s.Holds, status.Hold{Device: uuid, Reason: "its device node /dev/nvidia-caps/nvidia-cap12 is not on the host"})
+				s.Holds = append(s.Holds, status.Hold{Device: uuid, Reason: "it lacks something", Node: node})
 			}
 		}
 	}
@@ -103,10 +103,11 @@ func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
 		"all are held": {func(s *status.Status) {
 			s.Validation, s.Holds = nil, []status.Hold{{Device: "GPU-0"}, {Device: "GPU-1"}}
 		}, status.StepContainers},
-		"all parts of a GPU are held":   {parts("MIG-0", "MIG-1"), status.StepContainers},
-		"the GPU of all parts is held":  {parts("GPU-0"), status.StepContainers},
-		"one of two parts is held":      {parts("MIG-0"), ""},
-		"a part that is not there, too": {parts("MIG-0", "MIG-7", "MIG-8"), ""},
+		"all parts of a GPU are held":   {parts(false, "MIG-0", "MIG-1"), status.StepContainers},
+		"the GPU of all parts is held":  {parts(false, "GPU-0"), status.StepContainers},
+		"all parts lack a node":         {parts(true, "MIG-0", "MIG-1"), status.StepNodes},
+		"one of two parts is held":      {parts(true, "MIG-0"), ""},
+		"a part that is not there, too": {parts(true, "MIG-0", "MIG-7", "MIG-8"), ""},
 		"none is offered":               {func(s *status.Status) { s.Resources[0].Healthy = 0 }, status.StepKubelet},
 		"claims":                        {func(s *status.Status) { s.Resources, s.DRA = nil, &status.DRA{} }, ""},
 		"no GPU":                        {func(s *status.Status) { s.GPUs = nil }, status.StepDriver},

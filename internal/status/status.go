@@ -238,6 +238,8 @@ type Hold struct {
 	Reason string `json:"reason"`
 	// Listed says that the device is listed as Unhealthy; otherwise it is not listed.
 	Listed bool `json:"listed"`
+	// Node says that a device node is missing for it.
+	Node bool `json:"node,omitempty"`
 }
 
 // A Resource is how one resource is being served.
