@@ -193,8 +193,8 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	return nil
 }
 
-// daemonsThere returns the UUIDs of the devices of all control daemons that may be there, by ID. With an error, which says why they cannot be
-// read, they are those that were read before or begun since; nil if none were read before.
+// daemonsThere returns the UUIDs of the devices of all control daemons that may be there, by ID. With an error, which says why they cannot
+// be read, they are those that were read before or begun since; nil if none were read before.
 func (c *Claims) daemonsThere() (map[string][]string, error) {
 	c.mu.Lock()
 	begun := c.begun

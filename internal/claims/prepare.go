@@ -440,7 +440,7 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	}
 	c.stopMPS(ctx, r)
 	if locks.end(); r.slices() {
-		c.resetSlices(ctx)
+		c.resetSlices(ctx, r.gpus())
 	}
 	c.leaveDaemons(ctx, r)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)

@@ -186,11 +186,12 @@ func recordDriver(name string) string {
 // former reports whether the node was restarted since the claim was prepared: no container of it runs.
 func (r record) former(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
 
-// gpus returns the UUIDs of the claim's GPUs, each once.
+// gpus returns the UUIDs of the claim's GPUs, each once, without those at which it only looks with adminAccess: it waits for nobody there,
+// and nobody for it.
 func (r record) gpus() []string {
 	var all []string
 	for _, d := range r.Devices {
-		if !slices.Contains(all, d.GPU) {
+		if !d.AdminAccess && !slices.Contains(all, d.GPU) {
 			all = append(all, d.GPU)
 		}
 	}

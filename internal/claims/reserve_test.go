@@ -3,9 +3,12 @@ package claims_test
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
 // TestReserve: a claim is not prepared on a GPU while that is reserved, and others are; a GPU that a claim has cannot be reserved.
@@ -71,5 +74,37 @@ func TestReserveBesideClaims(t *testing.T) {
 				release()
 			}
 		}
+	})
+}
+
+// TestAdminAccessWaitsForNobody: a claim that only looks at GPUs is prepared while something is done with one of them, and holds up nobody.
+func TestAdminAccessWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		release, err := c.Reserve(t.Context(), "GPU-c", "GPU-c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		looks := claim("looks", gpuA, gpuC)
+		for i := range looks.Results {
+			looks.Results[i].AdminAccess = true
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		defer cancel()
+		var prepared sync.WaitGroup
+		began := time.Now()
+		for _, claim := range []dra.Claim{looks, claim("uid-1", gpuA)} {
+			prepared.Go(func() {
+				if _, err := ask(ctx, c, claim); err != nil || time.Since(began) > 0 {
+					t.Errorf("the claim %s: %v after %v", claim.UID, err, time.Since(began))
+				}
+			})
+			synctest.Wait()
+		}
+		prepared.Wait()
 	})
 }

@@ -87,7 +87,7 @@ func (c *Claims) Run(ctx context.Context) error {
 		case <-timer.C():
 			timer.Reset(every)
 			c.findLeaks(ctx, &leaks)
-			c.resetSlices(ctx)
+			c.resetSlices(ctx, c.sliced())
 			c.sweepMPS(ctx)
 			c.giveBackReleased(ctx)
 			c.forget()

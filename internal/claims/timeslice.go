@@ -74,13 +74,19 @@ func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	return os.Remove(path)
 }
 
-// resetSlices sets all GPUs back whose time slice no claim needs any more. A GPU for which that fails is tried again by the next call.
-func (c *Claims) resetSlices(ctx context.Context) {
+// sliced returns the UUIDs of the GPUs that have another time slice than the default.
+func (c *Claims) sliced() (gpus []string) {
 	for _, name := range names(c.store.folder()) {
-		gpu, is := strings.CutSuffix(name, sliceSuffix)
-		if !is {
-			continue
+		if gpu, is := strings.CutSuffix(name, sliceSuffix); is {
+			gpus = append(gpus, gpu)
 		}
+	}
+	return gpus
+}
+
+// resetSlices sets those GPUs back whose time slice no claim needs any more. A GPU for which that fails is tried again by Run.
+func (c *Claims) resetSlices(ctx context.Context, gpus []string) {
+	for _, gpu := range gpus {
 		if err := c.resetUnneeded(ctx, gpu); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Cannot set the time slice of a GPU back", "gpu", gpu, "reason", err.Error())
 		}

@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -151,4 +152,33 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(r.options.StateDir, "claims", "GPU-c.timeslice")); !os.IsNotExist(err) {
 		t.Errorf("a mark without a time slice: %v", err)
 	}
+}
+
+// TestTimeSliceOfASilentGPU: a claim is given back without a wait for another GPU whose time slice cannot be set back.
+func TestTimeSliceOfASilentGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		set := r.options.SetTimeSlice
+		r.options.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
+			if gpu == "GPU-a" && interval == 0 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return set(ctx, gpu, interval)
+		}
+		c, stop := r.start()
+		defer stop()
+		r.prepare(c, shared("uid-1", gpuA))
+		r.prepare(c, shared("uid-2", gpuC))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := c.Unprepare(ctx, "uid-1", "default", "claim-uid-1"); err != nil {
+			t.Error(err)
+		}
+		began := time.Now()
+		if err := c.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || time.Since(began) > 0 {
+			t.Errorf("Unprepare() = %v after %v", err, time.Since(began))
+		}
+	})
 }

@@ -87,12 +87,33 @@ func (c DeviceConfig) String() string {
 
 // ParseConfig reads the opaque parameters of a claim or a class: JSON with the types of NVIDIA's driver. Like there, a field that is not
 // known or is given twice is refused, and names are case-sensitive. The problems are all that is wrong, each with the path of the field.
-// The configuration is for use only if there are none.
+// Of many problems the first are told. The configuration is for use only if there are none.
 func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 	p := &configParser{}
+	c := p.config(parameters)
+	slices.Sort(p.problems)
+	if more := len(p.problems) - maxProblems; more > 0 {
+		p.problems = append(p.problems[:maxProblems], fmt.Sprintf("%d more problems", more))
+	}
+	return c, p.problems
+}
+
+const (
+	// maxParameters is the size of the largest parameters that are read, in bytes. The API server takes 10 KiB.
+	maxParameters = 64 << 10
+	// maxProblems is how many problems are told.
+	maxProblems = 10
+)
+
+// config reads all parameters.
+func (p *configParser) config(parameters []byte) DeviceConfig {
+	if len(parameters) > maxParameters {
+		p.problem("parameters", "are larger than %d KiB", maxParameters>>10)
+		return DeviceConfig{}
+	}
 	root, ok := p.parse(parameters)
 	if !ok {
-		return DeviceConfig{}, p.problems
+		return DeviceConfig{}
 	}
 	c := DeviceConfig{Strategy: TimeSlicing}
 	version, _ := root.text("apiVersion")
@@ -112,8 +133,7 @@ func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 		}
 		root.close()
 	}
-	slices.Sort(p.problems)
-	return c, p.problems
+	return c
 }
 
 // sharing reads the field of that name.
@@ -149,7 +169,7 @@ func (p *configParser) slicing(o object, c *DeviceConfig) {
 	}
 }
 
-var device = regexp.MustCompile(`^(0|[1-9]\d{0,4}|(GPU|MIG)-[0-9A-Za-z/-]+)$`)
+var device = regexp.MustCompile(`^(0|[1-9]\d{0,4}|(GPU|MIG)-[0-9A-Za-z/-]{1,100})$`)
 
 func (p *configParser) limits(o object, l *MPSLimits) {
 	defer o.close()

@@ -9,14 +9,33 @@ import (
 	"math"
 	"math/big"
 	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
 )
 
 // A configParser reads configuration and notes what is wrong with it.
 type configParser struct{ problems []string }
 
-// problem notes what is wrong with a field.
+// maxShown is how much of a name or a value of a user is in a problem, in bytes.
+const maxShown = 100
+
+// problem notes what is wrong with a field, in one line that can be printed.
 func (p *configParser) problem(path, format string, args ...any) {
-	p.problems = append(p.problems, path+": "+fmt.Sprintf(format, args...))
+	for i, a := range args {
+		if text := fmt.Sprint(a); len(text) > maxShown {
+			args[i] = text[:maxShown] + "..."
+		}
+	}
+	if len(path) > maxShown {
+		path = path[:maxShown] + "..."
+	}
+	text := path + ": " + fmt.Sprintf(format, args...)
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		quoted := strconv.Quote(strings.ReplaceAll(text, `"`, "'"))
+		text = quoted[1 : len(quoted)-1]
+	}
+	p.problems = append(p.problems, text)
 }
 
 // parse reads JSON that is one object.
