@@ -30,14 +30,18 @@ func AddMetrics(rows []GPU, node, text string) {
 // measured returns the value of a GPU itself, not that of one of its instances.
 func measured(f *dto.MetricFamily, uuid string) *int64 {
 	for _, m := range f.GetMetric() {
-		found, whole := false, true
+		found, ofAll := false, true
 		for _, l := range m.GetLabel() {
 			found = found || l.GetName() == "UUID" && l.GetValue() == uuid
-			whole = whole && l.GetName() != "GPU_I_ID"
+			ofAll = ofAll && l.GetName() != "GPU_I_ID"
 		}
-		if found && whole {
-			value := int64(m.GetGauge().GetValue())
-			return &value
+		if found && ofAll {
+			value := m.GetGauge().GetValue()
+			if value >= 0 && value < 1<<53 { // NaN is not
+				whole := int64(value)
+				return &whole
+			}
+			return nil
 		}
 	}
 	return nil
