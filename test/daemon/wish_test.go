@@ -1,13 +1,55 @@
 package daemon
 
 import (
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
+
+const wishKey = "gpu-device-plugin.github.io/quiesce."
+
+// wish sets the annotations by which the driver is released until a time; empty takes them away.
+func (s *stage) wish(server *apiserver.Server, until string) {
+	s.t.Helper()
+	if err := server.ChangeNode(nodeName, func(n *corev1.Node) {
+		if n.Annotations == nil {
+			n.Annotations = map[string]string{}
+		}
+		n.Annotations[wishKey+"until"], n.Annotations[wishKey+"by"] = until, "kured"
+		if until == "" {
+			delete(n.Annotations, wishKey+"until")
+		}
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// TestRollOutDuringAWish: a process of a roll-out that starts while the driver is released for an annotation uses it when the wish ends, becomes
+// Ready, and serves when the earlier one has ended.
+func TestRollOutDuringAWish(t *testing.T) {
+	t.Parallel()
+	s, server := openAgent(t, "", "--node-quiesce")
+	s.start()
+	s.shows(8, 8)
+	s.wish(server, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	s.shows(8, 0)
+	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--state-dir", s.Path("state"), "--cdi-dir", s.Path("cdi"))...)
+	later.start()
+	later.firstLine("quiesced: the driver is released since")
+	s.wish(server, "")
+	later.becomesReady("ready")
+	if err := s.StopDaemon(); err != nil {
+		t.Error(err)
+	}
+	s.shows(8, 8)
+	s.admit("work", 8)
+}
 
 // TestWishOfTheNode: an annotation of the Node releases the driver of a real daemon, also through a kill, and the next process uses it again at
 // the time that the annotation has. Then another wish is obeyed, and ends when the annotation goes.
@@ -16,20 +58,8 @@ func TestWishOfTheNode(t *testing.T) {
 	s, server := openAgent(t, "", "--node-quiesce", "--state-dir", t.TempDir())
 	s.start()
 	s.shows(8, 8)
-	const key = "gpu-device-plugin.github.io/quiesce."
-	wish := func(until string) {
-		if err := server.ChangeNode(nodeName, func(n *corev1.Node) {
-			if n.Annotations == nil {
-				n.Annotations = map[string]string{}
-			}
-			n.Annotations[key+"until"], n.Annotations[key+"by"] = until, "kured"
-			if until == "" {
-				delete(n.Annotations, key+"until")
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	const key = wishKey
+	wish := func(until string) { s.wish(server, until) }
 	says := func(state string) {
 		t.Helper()
 		s.eventually("the Node says "+state, func() bool {

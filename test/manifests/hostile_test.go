@@ -18,7 +18,7 @@ import (
 )
 
 // hostile are values, a YAML text each, that are wrong for nearly all keys, or that YAML takes for something else than was meant.
-var hostile = []string{"null", `""`, "-1", "20240101", `"1e3"`, "true", "[]", "{}", "[1]", "{a: 1}", `"a: b"`, `"` + strings.Repeat("x", 300) + `"`}
+var hostile = []string{"null", `""`, "20240101", `"1e3"`, "[]", "{}", `"a: b"`, `"` + strings.Repeat("x", 300) + `"`}
 
 // everything has most of the chart on.
 const everything = `{features: {labels: nodeFeature, events: pods, condition: true, taint: true, changeTaint: true, quiesce: true, reboot: true, nodeConfig: true},
@@ -164,15 +164,17 @@ func TestHostileReleases(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 53)
 	dotted := strings.Repeat("x", 43) + "." + strings.Repeat("y", 9)
-	for _, name := range []string{"123", "true", "null", "1e3", "0x1", "on", "a.b", long, dotted, long[:51] + ".y", strings.Repeat("a.", 26) + "b", strings.Repeat("a-", 26) + "b"} {
-		for _, namespace := range []string{"kube-system", "123", "1e3", "true"} {
-			rendered, _, err := renderAs(chartutil.ReleaseOptions{Name: name, Namespace: namespace}, newest, chartutil.DefaultVersionSet, everything)
-			if err == nil {
-				err = takes(rendered)
-			}
-			if err != nil {
-				t.Errorf("release %s in %s: %v", name, namespace, err)
-			}
+	namespaces := []string{"kube-system", "123", "1e3", "true"}
+	for i, name := range []string{
+		"123", "true", "null", "1e3", "0x1", "on", "a.b", long, dotted, long[:51] + ".y", strings.Repeat("a.", 26) + "b", strings.Repeat("a-", 26) + "b",
+	} {
+		namespace := namespaces[i%len(namespaces)]
+		rendered, _, err := renderAs(chartutil.ReleaseOptions{Name: name, Namespace: namespace}, newest, chartutil.DefaultVersionSet, everything)
+		if err == nil {
+			err = takes(rendered)
+		}
+		if err != nil {
+			t.Errorf("release %s in %s: %v", name, namespace, err)
 		}
 	}
 }
