@@ -182,7 +182,7 @@ func New(o Options) *Claims {
 	}
 	return &Claims{
 		options: o, store: store{
-			dir: o.StateDir, specs: cdi.ClaimSpecs{Dir: o.CDIDir, Driver: o.DriverName}, clock: o.Clock, step: func() {}, lead: leads,
+			dir: o.StateDir, specs: cdi.ClaimSpecs{Dir: o.CDIDir, Driver: o.DriverName}, step: func() {}, lead: leads,
 			written: &sync.Map{},
 		},
 		locks: locks{last: map[string]chan struct{}{}},

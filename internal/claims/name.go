@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -30,7 +28,7 @@ func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
 	}
 	found := map[string][]string{}
 	for driver := range drivers {
-		records, err := store{dir: stateDir, specs: cdi.ClaimSpecs{Dir: cdiDir, Driver: driver}, clock: clock.RealClock{}}.all()
+		records, err := store{dir: stateDir, specs: cdi.ClaimSpecs{Dir: cdiDir, Driver: driver}}.all()
 		if err != nil {
 			return nil, err
 		}

@@ -237,7 +237,6 @@ func (r *record) inherit(from record) {
 type store struct {
 	dir   string
 	specs cdi.ClaimSpecs
-	clock clock.PassiveClock
 	step  func()       // called before and after each change of a file; tests end the process there
 	lead  func() error // why this process may not write; nil if it may
 	// written has the fs.FileInfo of the file that was last written or found to be right, by the UID of the claim.

@@ -129,7 +129,7 @@ func (r *round) step(ctx context.Context) (done bool, err error) {
 	case err != nil:
 		return true, err
 	case pool.Name == "" && r.looked: // nothing is to be written before it is known what is there
-		return true, r.devices.SetPublished(gpusOf(there))
+		return true, r.devices.SetPublished(ctx, gpusOf(there))
 	case pool.Name == "":
 		r.looked = true
 		return false, r.look(ctx)
@@ -149,7 +149,7 @@ func (r *round) step(ctx context.Context) (done bool, err error) {
 	if r.keepsMore(ctx) {
 		return false, nil
 	}
-	return true, r.note(there)
+	return true, r.note(ctx, there)
 }
 
 // advance makes a write, if it is time for that.
@@ -347,7 +347,7 @@ func (p *publisher) write(
 	if published := p.devices.Published().Value(); published != nil { // otherwise all may be
 		published = maps.Clone(published)
 		maps.Copy(published, step.Published.Slice.GPUs())
-		if err := p.devices.SetPublished(published); err != nil {
+		if err := p.devices.SetPublished(ctx, published); err != nil {
 			return err
 		}
 	}
@@ -406,7 +406,7 @@ func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) boo
 }
 
 // note notes what the API server has, once that is what it is to have.
-func (p *publisher) note(there map[string]dra.PublishedSlice) error {
+func (p *publisher) note(ctx context.Context, there map[string]dra.PublishedSlice) error {
 	wanted := p.devices.Pools().Value().Slices
 	now := handover.Publication{
 		Slices: len(there), API: p.client.ResourceVersion(),
@@ -421,7 +421,7 @@ func (p *publisher) note(there map[string]dra.PublishedSlice) error {
 	if p.devices.Publication().Value() != now {
 		p.devices.Publication().Publish(now)
 	}
-	return p.devices.SetPublished(gpusOf(there))
+	return p.devices.SetPublished(ctx, gpusOf(there))
 }
 
 func gpusOf(there map[string]dra.PublishedSlice) map[string]bool {

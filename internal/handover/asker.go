@@ -11,7 +11,6 @@ import (
 
 // An asker asks one question at a time, beside the loop that it belongs to.
 type asker struct {
-	clock       clock.WithTicker
 	first, most time.Duration // between two questions, longer each time
 	pause       time.Duration
 	ready       bool // it is time for the next question
@@ -25,7 +24,7 @@ type asker struct {
 func newAsker(c clock.WithTicker, first, most time.Duration) *asker {
 	timer := c.NewTimer(time.Hour)
 	timer.Stop()
-	return &asker{clock: c, first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
+	return &asker{first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
 }
 
 // start asks about GPUs, if there are any, no question is under way, and it is time or the question is another one.

@@ -134,7 +134,7 @@ func TestNumbersStay(t *testing.T) {
 	node := gpus(map[string]int{"a": 0, "b": 1})
 	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 	p.until("[0a 1b]")
-	if err := p.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+	if err := p.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err != nil {
 		t.Fatal(err)
 	}
 	p.stop()
@@ -273,7 +273,7 @@ func TestDamagedFiles(t *testing.T) {
 	}
 	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 	p.until("[0a]")
-	if err := p.SetPublished(map[string]bool{}); err != nil || p.Publication().Value().Problem != "" {
+	if err := p.SetPublished(t.Context(), map[string]bool{}); err != nil || p.Publication().Value().Problem != "" {
 		t.Errorf("SetPublished() = %v, problem %q", err, p.Publication().Value().Problem)
 	}
 	p.stop()
@@ -327,7 +327,7 @@ func TestFileThatIsGone(t *testing.T) {
 				}
 			}
 			lead(func() {
-				if err := d.SetPublished(published); err != nil {
+				if err := d.SetPublished(t.Context(), published); err != nil {
 					t.Error(err)
 				}
 			})
@@ -339,7 +339,7 @@ func TestFileThatIsGone(t *testing.T) {
 				if d.Lost() != lost || (d.Published().Value() == nil) != lost || strings.Contains(problem, "is gone") != lost {
 					t.Errorf("after %v, lost %v, published %v, problem %q", published, d.Lost(), d.Published().Value(), problem)
 				}
-				if err := d.SetPublished(published); err != nil || d.Lost() || !maps.Equal(d.Published().Value(), published) {
+				if err := d.SetPublished(t.Context(), published); err != nil || d.Lost() || !maps.Equal(d.Published().Value(), published) {
 					t.Errorf("once it is known: %v, lost %v, published %v", err, d.Lost(), d.Published().Value())
 				}
 			})
@@ -362,7 +362,7 @@ func TestFirstStart(t *testing.T) {
 		if got, problem := p.Published().Value(), p.Publication().Value().Problem; got == nil || len(got) > 0 || problem != "" {
 			t.Errorf("in %q, published %v, problem %q", dir, got, problem)
 		}
-		if err := p.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+		if err := p.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err != nil {
 			t.Error(err)
 		}
 		p.stop()
@@ -422,7 +422,7 @@ func TestTheLeadChanges(t *testing.T) {
 			if got, knows := text(d.Pools().Value()), d.Published().Value(); got != "[0a]" || knows == nil || knows["GPU-a"] != (i > 0) {
 				t.Errorf("%d: the pool is %s, published %v", i, got, knows)
 			}
-			if err := d.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+			if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err != nil {
 				t.Error(err)
 			}
 			now, problem := os.Stat(filepath.Join(dir, "dra-numbers.json"))
@@ -450,7 +450,7 @@ func TestAProcessThatDoesNotLead(t *testing.T) {
 		o := publishesAll(dir, gpus(map[string]int{"a": 0}))
 		o.Lead = func() error { return errors.New("another process leads") }
 		d := run(t, o)
-		if err := d.SetPublished(map[string]bool{"GPU-a": true}); err == nil || text(d.Pools().Value()) != "[]" {
+		if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err == nil || text(d.Pools().Value()) != "[]" {
 			t.Errorf("SetPublished() = %v, the pool is %s", err, text(d.Pools().Value()))
 		}
 		if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
@@ -479,7 +479,7 @@ func TestWhatIsNotedLate(t *testing.T) {
 			}
 		}
 		note := func(d *handover.Devices, gpus map[string]bool) {
-			if err := d.SetPublished(gpus); err != nil {
+			if err := d.SetPublished(t.Context(), gpus); err != nil {
 				t.Error(err)
 			}
 		}

@@ -55,14 +55,14 @@ func TestDiskThatHangs(t *testing.T) {
 		look(inventory.Healthy)
 		is("at once", "[0a]", 0)
 		began := time.Now()
-		err := d.SetPublished(map[string]bool{"GPU-a": true})
+		err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true})
 		if took := time.Since(began); !errors.Is(err, files.ErrHangs) || !strings.Contains(err.Error(), o.StateDir) || took > 2*time.Second {
 			t.Errorf("SetPublished() = %v after %v", err, took)
 		}
 		hangs.Publish(false)
 		time.Sleep(10 * time.Second)
 		is("when it answers", "[0a 1b]", 0)
-		if err := d.SetPublished(map[string]bool{"GPU-a": true}); err != nil || !d.Published().Value()["GPU-a"] {
+		if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err != nil || !d.Published().Value()["GPU-a"] {
 			t.Errorf("SetPublished() = %v, published %v", err, d.Published().Value())
 		}
 	})
@@ -79,7 +79,7 @@ func TestDiskThatAnswersLate(t *testing.T) {
 		go func() { ended <- d.Run(ctx) }()
 		synctest.Wait()
 		hangs.Publish(true)
-		if err := d.SetPublished(map[string]bool{"GPU-a": true}); !errors.Is(err, files.ErrHangs) {
+		if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); !errors.Is(err, files.ErrHangs) {
 			t.Errorf("SetPublished() = %v", err)
 		}
 		stop()

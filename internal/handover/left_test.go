@@ -76,7 +76,7 @@ func TestKilledWhileNobodyHasIt(t *testing.T) {
 		none, some := map[string]bool{}, map[string]bool{"GPU-a": true}
 		set := func(p *whole, gpus map[string]bool) {
 			t.Helper()
-			if err := p.SetPublished(gpus); err != nil {
+			if err := p.SetPublished(t.Context(), gpus); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -39,7 +39,7 @@ func keepsName(t *testing.T) {
 	o.Driver = former
 	d := run(t, o)
 	for _, published := range []map[string]bool{{"GPU-a": true}, {}} {
-		if err := d.SetPublished(published); err != nil {
+		if err := d.SetPublished(t.Context(), published); err != nil {
 			t.Fatal(err)
 		}
 		now, kept := name(next)

@@ -121,9 +121,9 @@ func (d *Devices) know(gpus map[string]bool) {
 }
 
 // SetPublished notes which GPUs may be in slices from now on, by UUID. Call it before slices are written, and after slices are certainly
-// gone. The record is on disk when it returns nil. It returns an error some seconds after the disk does not answer; the record may then be
-// written later.
-func (d *Devices) SetPublished(gpus map[string]bool) error {
+// gone. The record is on disk when it returns nil. It returns an error when ctx ends, and when the disk does not answer for seconds; the
+// record may then be written later.
+func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error {
 	d.mu.Lock()
 	was, term := d.published.Value(), d.term
 	d.mu.Unlock()
@@ -131,7 +131,7 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 		return nil
 	}
 	gpus = maps.Clone(gpus)
-	return d.onFiles(context.Background(), func() error {
+	return d.onFiles(ctx, func() error {
 		err := d.write(gpus)
 		if err == nil {
 			d.during(term, func() { d.know(gpus) })
