@@ -57,8 +57,9 @@ func (w takeover) tell(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	w.theirs.machine = "dgx-h100"
 	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename", filepath.Join(*source, "test/e2e/testdata/operator/nodefeatures.yaml"))
 	if w.discovery {
-		kubectl(ctx, t, n, "label", "node", node.Name, pciPresent+"=true", gpuPresent+"-", healthLabel+"-") // that of an earlier story stays
-		t.Cleanup(func() {                                                                                  // other stories look for the labels
+		// The label of ours that an earlier story left would keep the daemon.
+		kubectl(ctx, t, n, "label", "node", node.Name, pciPresent+"=true", gpuPresent+"-", healthLabel+"-")
+		t.Cleanup(func() { // other stories look for the labels
 			labels := []string{pciPresent + "-", gpuPresent + "=true", "nvidia.com/gpu.count-", "nvidia.com/gpu.product-", healthLabel + "-"}
 			if _, err := n.Kubectl(context.Background(), append([]string{"label", "--overwrite", "node", node.Name}, labels...)...); err != nil {
 				t.Error(err)
