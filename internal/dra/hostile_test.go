@@ -23,7 +23,7 @@ func TestHostileConfig(t *testing.T) {
 		"many unknown fields":      head + many + `"imex":{}}`,
 		"control characters":       head + `"a\u001b[2J\nb":1}`,
 		"control characters twice": head + `"\u0007":1,"\u0007":2}`,
-		"a long name":              head + fmt.Sprintf(`"%s":1}`, strings.Repeat("é", 4000)),
+		"a long name":              head + fmt.Sprintf(`%q:1}`, strings.Repeat("é", 4000)),
 		"a long kind":              fmt.Sprintf(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"%s\n"}`, long),
 		"a huge percentage":        limits(`"defaultActiveThreadPercentage":` + long),
 		"a negative percentage":    limits(`"defaultActiveThreadPercentage":-1`),

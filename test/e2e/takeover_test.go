@@ -154,7 +154,11 @@ func waitServes(ctx context.Context, t *testing.T, n *node.Node, sets []*appsv1.
 		wait(ctx, t, func(ctx context.Context) error { return setRuns(ctx, n, set) })
 	}
 	wait(ctx, t, func(ctx context.Context) error {
-		log, err := n.Kubectl(ctx, "--namespace", sets[0].Namespace, "logs", "daemonset/"+sets[0].Name)
+		pod, err := setPod(ctx, n, sets[0].Namespace, sets[0].Name) // the selectors of their DaemonSets have pods in common
+		if err != nil {
+			return err
+		}
+		log, err := n.Kubectl(ctx, "--namespace", pod.Namespace, "logs", pod.Name)
 		if err == nil && !strings.Contains(log, "Registered") {
 			err = fmt.Errorf("%s has not registered: %s", sets[0].Name, log)
 		}
