@@ -185,13 +185,24 @@ func TestGPUsInUseAreNotTried(t *testing.T) {
 	}
 }
 
-// TestTwoProcessesProveOnce: another process takes the lead in the middle, and no GPU is given to pods unproven.
+// TestTwoProcessesProveOnce: another process takes the lead in the middle, and no GPU is given to pods unproven. What the first one proved is
+// not proven again; what it was about to is.
 func TestTwoProcessesProveOnce(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
 	v.library.Fail(t, v.uuids[0], "cuInit", "hang")
 	v.validate()
-	v.eventually("the first GPU hangs", func() bool { return v.library.Count(t, v.uuids[0], "cuInit") > 0 })
+	proven := map[string]bool{}
+	v.eventually("the first GPU hangs, and others are proven", func() bool {
+		if now := v.status().Validation; now != nil {
+			for _, d := range now.Devices {
+				if d.Result == told.Proven {
+					proven[d.UUID] = true
+				}
+			}
+		}
+		return len(proven) > 0 && v.library.Count(t, v.uuids[0], "cuInit") > 0
+	})
 	other := v.beside(v.Profile, append([]string{"--state-dir", v.Path("state"), "--cdi-dir", v.Path("cdi")}, v.Args...)...)
 	other.start()
 	v.eventually("the other one leads", other.leads)
@@ -200,8 +211,9 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 	v.eventually("the first one does, too", func() bool { return v.proofs()[told.Proven] == 8 })
 	v.shows(8, 8)
 	for i, uuid := range v.uuids {
-		if n := v.library.Count(t, uuid, "cuMemFree"); n != 2 { // it is called twice in a proof
-			t.Errorf("GPU %d was proven %d times", i, n/2)
+		n := v.library.Count(t, uuid, "cuMemFree") // it is called twice in a proof
+		if n != 2 && (proven[uuid] || n < 2 || n > 4) {
+			t.Errorf("GPU %d was proven %d times, by the first process %v", i, n/2, proven[uuid])
 		}
 	}
 }
