@@ -192,7 +192,8 @@ func (n *node) overlap(t *testing.T, earlier *daemon, devices int) (later *daemo
 	return later
 }
 
-// Both daemons of a roll-out may be told to end at the same time. Kubelet sees the end of the later one all the same.
+// Both daemons of a roll-out may be told to end at the same time. Kubelet sees the end of the later one all the same, unless it is so slow
+// that the daemon has ended while it registers: up to 1.36 it may count the devices then until the next daemon comes.
 func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -203,6 +204,7 @@ func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
 			earlier.offer(2)
 			n.awaitAllocatable(t, 2)
 			later := n.overlap(t, earlier, 3)
+			mark := n.Mark()
 			var ends sync.WaitGroup
 			ends.Go(earlier.stop)
 			ends.Go(func() {
@@ -212,7 +214,9 @@ func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
 				later.stop()
 			})
 			ends.Wait()
-			n.awaitAllocatable(t, 0)
+			n.await(t, "no device, or a slow registration", func() bool {
+				return n.Allocatable(gpu) == 0 || v == standin.V136 && n.count(standin.Refused, mark) > 0
+			})
 		}
 	})
 }
