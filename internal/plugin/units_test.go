@@ -178,6 +178,12 @@ func TestPodsOfUnitsFit(t *testing.T) {
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		random := rand.New(rand.NewPCG(3, uint64(len(v))))
 		n, d := newUnitNode(t, v, 4, 8)
+		others := func() {
+			until(t, n.clock, "the other GPUs", func() bool {
+				return n.Allocatable("nvidia.com/gpu") == 1 && n.Allocatable("nvidia.com/gpu.shared") == 4
+			})
+		}
+		others()
 		for i := range 24 {
 			switch pod := fmt.Sprint("p", i); {
 			case i%13 == 12:
@@ -215,9 +221,7 @@ func TestPodsOfUnitsFit(t *testing.T) {
 					t.Errorf("%d units Healthy and %d not on offer of %d, and all GPUs are well", s.Healthy, s.Unoffered, s.Devices)
 				}
 			}
-			until(t, n.clock, "the other GPUs", func() bool {
-				return n.Allocatable("nvidia.com/gpu") == 1 && n.Allocatable("nvidia.com/gpu.shared") == 4
-			})
+			others()
 		}
 		if n.count(standin.Crash, 0) != 0 {
 			t.Error("kubelet crashed")
