@@ -161,13 +161,16 @@ SEED ?= 0
 soak: build ## Hold the daemon under random actions to what must be true (TIME=60m SEED=7); drawing and logs in dist/soak
 	$(GO) run ./test/soak --daemon bin/gpu-device-plugin --time $(TIME) --seed $(SEED) --out dist/soak $(SOAK_FLAGS)
 
-# Where make e2e leaves the API server that it builds.
-KUBERNETES ?= $(or $(E2E_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/e2e)/kubernetes-1.37.0
+# Where make e2e leaves the API server and the etcd that it builds.
+E2E_BUILT = $(or $(E2E_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/e2e)
+KUBERNETES ?= $(E2E_BUILT)/kubernetes-1.37.0
+ETCD ?= $(E2E_BUILT)/etcd-3.7.0/etcd
 
 .PHONY: fleet
-fleet: ## Start 5,000 nodes at once at a real API server and print how soon it answers; GPUs that go back from DRA; claims at a real scheduler (etcd; after make e2e; FLEET_FLAGS='-nodes 500')
+fleet: ## Start 5,000 nodes at once at a real API server and print how soon it answers; GPUs that go back from DRA; claims at a real scheduler (after make e2e; FLEET_FLAGS='-nodes 500')
 	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
-	$(GO) test ./test/fleet -count=1 -v -timeout 60m -kubernetes $(KUBERNETES) $(FLEET_FLAGS)
+	@test -x $(ETCD) || { echo 'no etcd at $(ETCD): run make e2e first, or set ETCD'; exit 1; }
+	$(GO) test ./test/fleet -count=1 -v -timeout 60m -kubernetes $(KUBERNETES) -etcd $(ETCD) $(FLEET_FLAGS)
 
 .PHONY: e2e
 e2e: e2e-devicemanager e2e-monitoring e2e-node ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')

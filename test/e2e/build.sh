@@ -3,7 +3,7 @@
 #
 #   build.sh CACHE WORK 1.36.3 1.37.0
 #
-# gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/..., CACHE/helm-4.3.1/helm. The control plane is
+# gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/etcd-3.7.0/etcd, CACHE/containerd-2.4.2/..., CACHE/helm-4.3.1/helm. The control plane is
 # that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
 # for each run: WORK/image, the layers of the daemon's images, the package of the chart, WORK/nvidia-cuda-mps-control, WORK/kubectl-gpu, and
 # WORK/e2e.test.
@@ -15,6 +15,7 @@ shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 control_plane=1.37.0
+etcd=3.7.0 # that of the control plane's go.mod
 containerd=2.4.2
 helm=4.3.1
 . "$here/lib.sh"
@@ -32,6 +33,13 @@ kubernetes() {
       -ldflags "-s -w -X $package.gitVersion=v$version -X $package.gitMajor=1 -X $package.gitMinor=$(cut -d. -f2 <<<"$version")" \
       "k8s.io/kubernetes/cmd/$program"
   )
+  mv "$target.part" "$target"
+}
+
+etcd() {
+  local target=$cache/etcd-$etcd
+  rm -rf "$target.part" && mkdir -p "$target.part"
+  (cd "$here/etcd" && again go build -trimpath -ldflags "-s -w" -o "$target.part/etcd" go.etcd.io/etcd/server/v3)
   mv "$target.part" "$target"
 }
 
@@ -81,6 +89,7 @@ for version in "$@"; do
   mkdir -p "$cache/kubernetes-$version"
   [ -x "$cache/kubernetes-$version/kubelet" ] || phase "build kubelet $version" kubernetes "$version" kubelet
 done
+[ -d "$cache/etcd-$etcd" ] || phase "build etcd $etcd" etcd
 [ -d "$cache/containerd-$containerd" ] || phase "build containerd $containerd" containerd
 [ -d "$cache/helm-$helm" ] || phase "build helm $helm" helm
 mkdir -p "$cache/kubernetes-$control_plane"

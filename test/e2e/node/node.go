@@ -30,6 +30,7 @@ const SandboxImage = "docker.io/library/busybox:e2e"
 const (
 	address           = "192.0.2.1"
 	controlPlane      = "kubernetes-1.37.0"
+	etcdVersion       = "etcd-3.7.0"
 	containerdVersion = "containerd-2.4.2"
 	helmVersion       = "helm-4.3.1"
 	containerdSocket  = "/run/containerd/containerd.sock"
@@ -148,12 +149,9 @@ func (n *Node) startContainerd(ctx context.Context) error {
 }
 
 func (n *Node) startControlPlane(ctx context.Context) error {
-	etcd, err := exec.LookPath("etcd")
-	if err != nil {
-		return fmt.Errorf("find etcd: %w", err)
-	}
-	p, err := n.run(etcd, "--data-dir", "/run/etcd", "--listen-client-urls", "http://127.0.0.1:2379",
-		"--advertise-client-urls", "http://127.0.0.1:2379", "--listen-peer-urls", "http://127.0.0.1:2380")
+	p, err := n.run(filepath.Join(n.options.Cache, etcdVersion, "etcd"), "--data-dir", "/run/etcd",
+		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380")
 	if err != nil {
 		return err
 	}
