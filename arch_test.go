@@ -156,7 +156,7 @@ var homes = []struct {
 		"internal/nodefacts", "internal/layout", // read CDI specs, those of others too, and mig-parted's file
 		"cmd/kubectl-gpu", // prints it
 	}},
-	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
+	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1", "cmd/kubectl-gpu"}},
 	{"gopkg.in/yaml.v3", []string{}},
 	{"github.com/pelletier/go-toml", []string{"internal/nodefacts"}},
 	{"k8s.io/client-go", []string{"internal/kubeapi", "cmd/kubectl-gpu"}}, // law 16

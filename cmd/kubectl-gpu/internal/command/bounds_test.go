@@ -16,7 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -66,7 +68,7 @@ func TestCharactersForATerminal(t *testing.T) {
 }
 
 // TestHostileStatus: what a pod that has the daemon's labels says of its GPUs makes no row of another node, is not as long as it likes, and changes
-// no terminal, in a table and as JSON, which says all.
+// no terminal, in a table and as JSON and YAML, which say all.
 func TestHostileStatus(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -74,23 +76,46 @@ func TestHostileStatus(t *testing.T) {
 		s.addNode(node, 8, nil)
 	}
 	bad := gpu(0, "Healthy\nb\t9\tmodel\tUnhealthy")
-	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Cure = "0\t\x1b[2J", "H100\u202e", strings.Repeat("漢", 1<<20), strings.Repeat("x", 1<<20), "\u009b"
+	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Cure = "0\t\x1b[2J", "yes: \u202e'\\u202e\"", strings.Repeat("漢", 1<<20), strings.Repeat("x", 1<<20), "\u009b\u2028\ufeff\ufffe\uffffa\u2066\n\u061c # b"
 	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{bad}, Holders: []status.Holder{{Device: bad.UUID, Pod: "p\nb\t8"}}}))
 	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Holders: []status.Holder{}}))
 	out := s.must("list", "-o", "wide")
 	if rows := strings.Split(strings.TrimSuffix(out, "\n"), "\n"); len(rows) != 3 || !strings.HasPrefix(rows[1], "a ") || !strings.HasPrefix(rows[2], "b ") || len(out) > 1<<14 {
 		t.Errorf("%d bytes, rows:\n%.2000s", len(out), out)
 	}
-	told := s.must("list", "-o", "json")
-	var all struct {
-		GPUs []struct{ State, Reason, Model string }
+	for format, parse := range map[string]func([]byte, any) error{
+		"json": json.Unmarshal, "yaml": func(text []byte, into any) error { return yaml.UnmarshalStrict(text, into) },
+	} {
+		told := s.must("list", "-o", format)
+		var all struct{ GPUs []view.GPU }
+		if err := parse([]byte(told), &all); err != nil || len(all.GPUs) != 2 {
+			t.Fatalf("%s: %v, %.300s", format, err, told)
+		}
+		if got := all.GPUs[0]; got.State != bad.State || got.Model != bad.Model || got.Reason != bad.Reason || got.Cure != bad.Cure {
+			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Cure, len(got.Reason))
+		}
+		out += told
 	}
-	if err := json.Unmarshal([]byte(told), &all); err != nil || len(all.GPUs) != 2 || all.GPUs[0].State != bad.State || all.GPUs[0].Model != bad.Model || all.GPUs[0].Reason != bad.Reason {
-		t.Errorf("JSON: %v, %.300s", err, told)
+	if at := strings.IndexFunc(out, func(r rune) bool {
+		return unicode.IsControl(r) && r != '\n' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp)
+	}); at >= 0 {
+		t.Errorf("prints %q", out[at:at+10])
 	}
-	for _, text := range []string{out, told} {
-		if at := strings.IndexFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' || unicode.Is(unicode.Bidi_Control, r) }); at >= 0 {
-			t.Errorf("prints %q", text[at:at+10])
+}
+
+// TestColumnsOfATable: a letter that is as wide as two, and one that is written as two, move no column.
+func TestColumnsOfATable(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("a", 8, nil)
+	wide, plain := gpu(0, "Healthy"), gpu(1, "Healthy")
+	wide.Model, plain.Model = "漢é\x1b\U0001F600ｗ", "漢"
+	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{wide, plain}, Holders: []status.Holder{}}))
+	out := s.must("list")
+	rows := strings.Split(strings.NewReplacer("漢", "xx", "\U0001F600", "xx", "ｗ", "xx", "é", "x").Replace(out), "\n")
+	for _, row := range rows[1:3] {
+		if at := strings.Index(row, "Healthy"); at != strings.Index(rows[0], "STATE") {
+			t.Errorf("the column of the state is at %d:\n%s", at, out)
 		}
 	}
 }

@@ -2,18 +2,15 @@ package command
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
@@ -142,30 +139,20 @@ func incomplete(f view.Facts, answers map[string]view.Answer) error {
 
 // print prints a value in the format of the flag -o.
 func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
-	switch p.format {
-	case "json":
-		var text strings.Builder
-		encoder := json.NewEncoder(&text)
-		encoder.SetIndent("", "  ")
-		if err := encoder.Encode(value); err != nil {
+	if p.format == "json" || p.format == "yaml" {
+		text, err := toJSON(value)
+		if err == nil && p.format == "yaml" {
+			text, err = toYAML(text)
+		}
+		if err != nil {
 			return err
 		}
-		_, err := io.WriteString(out, quoted(text.String()))
-		return err
-	case "yaml":
-		text, err := yaml.Marshal(value)
-		if err == nil {
-			_, err = out.Write(text)
-		}
+		_, err = io.WriteString(out, text)
 		return err
 	}
 	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
-	table(w)
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	_, err := io.WriteString(out, printable(text.String()))
+	table(&text)
+	_, err := io.WriteString(out, aligned(printable(text.String(), caret)))
 	return err
 }
 

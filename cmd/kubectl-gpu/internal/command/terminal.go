@@ -1,12 +1,19 @@
 package command
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"unicode"
 	"unicode/utf8"
+
+	yamlv3 "go.yaml.in/yaml/v3"
+	"golang.org/x/text/width"
+	"sigs.k8s.io/yaml"
 )
 
 // Lengths of texts that others have written. One that is far longer than any that is meant would make each row of its table that long.
@@ -15,14 +22,26 @@ const (
 	longestSentence = 4000 // in characters
 )
 
-// changesTerminal reports whether a character changes the terminal, or the order in which others stand.
+// changesTerminal reports whether a character changes the terminal or the order in which others stand, or is one that no text may have.
 func changesTerminal(r rune) bool {
-	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
+	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) ||
+		r == '\ufffe' || r == '\uffff'
 }
 
-// printable returns a text of which nothing changes a terminal: a control character is written as ^ and a letter, and others by their
-// number.
-func printable(text string) string {
+// caret is how a sentence or a table has a character that changes a terminal: a control character is ^ and a letter.
+func caret(r rune) string {
+	if r < utf8.RuneSelf {
+		return "^" + string(r^0x40)
+	}
+	return escape(r)
+}
+
+// escape is how JSON has it, and YAML between double quotes: it says the same.
+func escape(r rune) string { return fmt.Sprintf(`\u%04x`, r) }
+
+// printable returns a text of which nothing changes a terminal: characters that do have another form, and bytes that are no characters are
+// written by their number.
+func printable(text string, form func(rune) string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, changesTerminal) {
 		return text
 	}
@@ -32,33 +51,69 @@ func printable(text string) string {
 		switch {
 		case r == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, text[0])
-		case !changesTerminal(r):
-			b.WriteRune(r)
-		case r < utf8.RuneSelf:
-			b.WriteByte('^')
-			b.WriteByte(byte(r) ^ 0x40)
+		case changesTerminal(r):
+			b.WriteString(form(r))
 		default:
-			fmt.Fprintf(&b, `\u%04x`, r)
+			b.WriteRune(r)
 		}
 		text = text[size:]
 	}
 	return b.String()
 }
 
-// quoted returns a text in JSON, which says the same, of which nothing changes a terminal.
-func quoted(text string) string {
-	if !strings.ContainsFunc(text, changesTerminal) {
-		return text
+// toJSON returns a value in JSON of which nothing changes a terminal.
+func toJSON(value any) (string, error) {
+	var b strings.Builder
+	encoder := json.NewEncoder(&b)
+	encoder.SetIndent("", "  ")
+	err := encoder.Encode(value)
+	return printable(b.String(), escape), err
+}
+
+// toYAML returns a printable text in JSON as one in YAML.
+func toYAML(text string) (string, error) {
+	converted, err := yaml.JSONToYAML([]byte(text))
+	if err != nil || !bytes.ContainsFunc(converted, changesTerminal) {
+		return string(converted), err
+	}
+	var document yamlv3.Node
+	if err := yamlv3.Unmarshal(converted, &document); err != nil {
+		return "", err
 	}
 	var b strings.Builder
-	for _, r := range text {
-		if changesTerminal(r) {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
-			b.WriteRune(r)
+	encoder := yamlv3.NewEncoder(&b)
+	encoder.SetIndent(2)
+	encoder.CompactSeqIndent()
+	if err := encoder.Encode(inQuotes(&document)); err != nil {
+		return "", err
+	}
+	return printable(b.String(), escape), encoder.Close()
+}
+
+// inQuotes puts those texts of a document between double quotes that an escape has to be written in.
+func inQuotes(n *yamlv3.Node) *yamlv3.Node {
+	if strings.ContainsFunc(n.Value, changesTerminal) {
+		n.Style = yamlv3.DoubleQuotedStyle
+	}
+	for _, part := range n.Content {
+		inQuotes(part)
+	}
+	return n
+}
+
+// aligned returns a table whose cells end with tabs, in columns. A letter that is as wide as two others counts as two.
+func aligned(table string) string {
+	const second = "\x00" // nothing printable
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	for _, r := range table {
+		_, _ = io.WriteString(w, string(r)) // into memory, as all that follows
+		if kind := width.LookupRune(r).Kind(); kind == width.EastAsianWide || kind == width.EastAsianFullwidth {
+			_, _ = io.WriteString(w, second)
 		}
 	}
-	return b.String()
+	_ = w.Flush()
+	return strings.ReplaceAll(b.String(), second, "")
 }
 
 // cell returns a text for a cell of a table: in one line, without tabs, and not too long.
@@ -67,7 +122,7 @@ func cell(text string) string { return shortened(text, longestCell) }
 // say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event. It may have escape sequences
 // of terminals.
 func say(out io.Writer, sentence string) error {
-	_, err := io.WriteString(out, printable(shortened(sentence, longestSentence))+"\n")
+	_, err := io.WriteString(out, printable(shortened(sentence, longestSentence), caret)+"\n")
 	return err
 }
 
@@ -101,13 +156,13 @@ func (e *escaped) Write(part []byte) (int, error) {
 		}
 	}
 	e.pending = text[end:]
-	_, err := io.WriteString(e.to, printable(string(text[:end])))
+	_, err := io.WriteString(e.to, printable(string(text[:end]), caret))
 	return len(part), err
 }
 
 // Close writes what is left of a character that did not end.
 func (e *escaped) Close() error {
-	_, err := io.WriteString(e.to, printable(string(e.pending)))
+	_, err := io.WriteString(e.to, printable(string(e.pending), caret))
 	e.pending = nil
 	return err
 }
