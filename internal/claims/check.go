@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -69,6 +70,8 @@ type node struct {
 	mps      bool // control daemons of MPS can be run
 	imex     bool // the configuration of the node allows IMEX channels
 	noUVM    bool // nvidia-uvm is not there, and it is waited for that
+
+	left map[string]string // why something is left of claims that were given back, by UID
 }
 
 // planned returns the record that a claim is to have, by what is known of the node now, and which devices pods hold as resources. A device
@@ -79,6 +82,9 @@ func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (n
 		imex: c.options.Configs.Value().Edits.IMEX,
 	}
 	n.noUVM = c.waitsForUVM(n.snapshot)
+	c.mu.Lock()
+	n.left = maps.Clone(c.left)
+	c.mu.Unlock()
 	devices, err := n.resolve(claim)
 	if err != nil {
 		return n, record{}, nil, err
@@ -306,10 +312,12 @@ func (n node) free(wanted record, records map[string]record, boot string, held [
 				continue
 			}
 			for _, other := range r.Devices {
-				if overlap(d, other) && r.Released {
-					return fail(CauseNotReady, "the device %s is not free yet: that of the claim %s, which was given back, is not destroyed", d.Device, r)
-				}
-				if overlap(d, other) {
+				switch {
+				case !overlap(d, other), r.Released && !other.taken():
+				case r.Released:
+					return fail(CauseNotReady, "the device %s is not free yet: what was made for the claim %s, which was given back, is there still: %s",
+						d.Device, r, cmp.Or(n.left[uid], takingBack))
+				default:
 					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet", d.Device, d.uuid(), r)
 				}
 			}

@@ -122,13 +122,11 @@ type Claims struct {
 	settled map[string]bool      // claims whose records say all, and whose specs are as they should be, by UID
 	back    map[string]tombstone // claims that were given back a short time ago, by UID
 	buried  int                  // how often a claim was given back
-	left    map[string]string    // why MIG devices are left of a claim that was given back, by its UID
+	left    map[string]string    // why something is left of a claim that was given back, by its UID
 	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
-	// daemons are the UUIDs of the devices of all control daemons of MPS that may be there, by ID; nil until they were read. unserved are why
-	// some do not serve clients. begun counts when one was begun or served.
-	daemons  map[string][]string
+	// unserved are why control daemons of MPS do not serve clients, by ID. served counts when one did.
 	unserved map[string]string
-	begun    int
+	served   int
 }
 
 // A given is what containers are given with the devices of the Snapshot of a generation.
@@ -292,7 +290,7 @@ type ClaimStatus struct {
 	Restarted bool `json:"restarted,omitempty"`
 	// Making says that MIG devices are being made for the claim.
 	Making bool `json:"-"`
-	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
+	// Released is why MIG devices or control daemons of a claim are there still although it was given back; empty for any other claim.
 	Released string `json:"released,omitempty"`
 	// Destroyed says that these devices are gone, and that the MIG mode of their GPUs is still on.
 	Destroyed bool           `json:"destroyed,omitempty"`

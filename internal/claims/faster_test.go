@@ -144,7 +144,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 	if err := unprepare(); err != nil || d.has() != "1g.10gb@0/1 3g.40gb@4/1" || released(c) != "uid-1: it does not end" {
 		t.Errorf("a daemon that does not end: %v, the GPU has %s, status %q", err, d.has(), released(c))
 	}
-	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err == nil || !strings.Contains(err.Error(), "is not destroyed") {
+	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err == nil || !strings.Contains(err.Error(), "was given back, is there still") {
 		t.Errorf("another claim: %v", err)
 	}
 	set("", nil)

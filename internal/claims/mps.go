@@ -17,9 +17,9 @@ import (
 )
 
 // The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its own, because CUDA uses one MIG device
-// at a time. A daemon is asked for after the record of its claim is written, and given up after that is removed. So a daemon that no
-// record needs is one that can be ended. That of a MIG device which is made for the claim is asked for when that is there, and has ended
-// before it is destroyed.
+// at a time. A daemon is asked for after the record of its claim is written, and has ended before that is removed. So where the disk of the
+// daemons hangs, records say where one may be, and a daemon that no record needs is one that can be ended. That of a MIG device which is
+// made for the claim is asked for when that is there, and has ended before it is destroyed.
 //
 // All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
 // then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.
@@ -155,9 +155,10 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 		}
 		return nil
 	}
-	there, err := c.daemonsThere()
-	if there == nil {
-		return causedError{CauseDriver, err}
+	records := c.all()
+	there, err := m.All()
+	if err != nil { // the disk does not answer
+		there = recordedDaemons(records)
 	}
 	if len(wanted)+len(there) == 0 {
 		return nil
@@ -183,7 +184,6 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		c.store.step()
-		c.noteDaemon(id, r)
 		if err := m.Start(waiting, id, wanted[id]); err != nil {
 			return fail(CauseDriver, "the MPS control daemon of the claim does not serve: %w", err)
 		}
@@ -193,43 +193,24 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	return nil
 }
 
-// daemonsThere returns the UUIDs of the devices of all control daemons that may be there, by ID. With an error, which says why they cannot
-// be read, they are those that were read before or begun since; nil if none were read before.
-func (c *Claims) daemonsThere() (map[string][]string, error) {
-	c.mu.Lock()
-	begun := c.begun
-	c.mu.Unlock()
-	there, err := c.options.MPS.All()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err != nil {
-		return c.daemons, err
-	}
-	if c.begun != begun { // some of them after All had looked
-		maps.Copy(there, c.daemons)
-	}
-	c.daemons = there
-	return there, nil
-}
-
-// noteDaemon notes that a control daemon of a claim is about to be begun.
-func (c *Claims) noteDaemon(id string, r record) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.begun++
-	c.daemons = maps.Clone(c.daemons)
-	for _, d := range r.Devices {
-		if d.MPS != nil && d.MPS.ID == id {
-			c.daemons[id] = append(slices.Clip(c.daemons[id]), d.uuid())
+// recordedDaemons returns the UUIDs of the devices of all control daemons that records name, by ID.
+func recordedDaemons(records map[string]record) map[string][]string {
+	all := map[string][]string{}
+	for _, r := range records {
+		for id, daemon := range r.daemons() {
+			for _, d := range daemon.Devices {
+				all[id] = append(all[id], d.UUID)
+			}
 		}
 	}
+	return all
 }
 
 // noteServing notes that a control daemon serves clients.
 func (c *Claims) noteServing(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.begun++
+	c.served++
 	c.unserved = maps.Clone(c.unserved)
 	delete(c.unserved, id)
 	c.showLocked()
@@ -239,7 +220,7 @@ func (c *Claims) noteServing(id string) {
 func (c *Claims) lookAtDaemons() {
 	for c.options.MPS != nil {
 		c.mu.Lock()
-		begun, records := c.begun, c.records
+		served, records := c.served, c.records
 		c.mu.Unlock()
 		var ids []string
 		for id, needed := range neededDaemons(records, c.options.BootID) {
@@ -252,7 +233,7 @@ func (c *Claims) lookAtDaemons() {
 			unserved = c.options.MPS.Problems(ids...)
 		}
 		c.mu.Lock()
-		same := c.begun == begun
+		same := c.served == served
 		if same {
 			c.unserved = unserved
 			c.showLocked()
@@ -272,65 +253,42 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	needed := map[string]bool{}
 	for _, r := range records {
 		for id := range r.daemons() {
-			needed[id] = needed[id] || !r.former(boot)
+			needed[id] = needed[id] || !r.former(boot) && !r.Released
 		}
 	}
 	return needed
 }
 
-// stopMPS ends the control daemons that only this claim used. The claim was given back. It never fails: a daemon that cannot be ended now
-// is ended later.
-func (c *Claims) stopMPS(ctx context.Context, r record) {
-	if c.options.MPS == nil {
-		return
-	}
-	for id, daemon := range r.daemons() {
-		if daemon.Shared {
-			continue
-		}
-		err := c.options.MPS.Stop(id)
-		c.store.step()
-		if err != nil { // the next may fail as slowly
-			klog.FromContext(ctx).Info("An MPS control daemon is ended later", "claim", klog.KRef(r.Namespace, r.Name), "reason", err.Error())
-			return
-		}
-	}
-}
-
-// leaveDaemons ends the control daemons that this claim shared with others, unless another claim needs them. The claim was given back.
-func (c *Claims) leaveDaemons(ctx context.Context, r record) {
-	if c.options.MPS == nil {
-		return
-	}
-	for id, daemon := range r.daemons() {
-		if !daemon.Shared {
-			continue
-		}
-		if err := c.sweepDaemon(ctx, id); err != nil {
-			klog.FromContext(ctx).Info("An MPS control daemon is ended later", "claim", klog.KRef(r.Namespace, r.Name), "reason", err.Error())
-		}
-		c.store.step()
-	}
-}
-
-// endMPS waits until the control daemons of MIG devices that were made for a claim have ended.
-func (c *Claims) endMPS(ctx context.Context, r record) error {
-	if c.options.MPS == nil || r.former(c.options.BootID) {
+// endMPS waits until the control daemons have ended that only this claim needed. Its record says that it was given back. The caller has its
+// lock.
+func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
+	if !c.hasDaemons(r) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, mpsPatience)
 	defer cancel()
-	for _, d := range r.Devices {
-		if d.MPS == nil || d.MIG == nil || !d.MIG.Dynamic {
+	for id, daemon := range r.daemons() {
+		needed := func() bool { return neededDaemons(c.all(), c.options.BootID)[id] }
+		if daemon.Shared && !needed() { // otherwise the lock need not be waited for
+			if err := locks.gpus(ctx, r.gpus()); err != nil {
+				return err
+			}
+		}
+		if needed() {
 			continue
 		}
 		c.store.step()
-		if err := c.options.MPS.End(ctx, d.MPS.ID); err != nil {
+		if err := c.options.MPS.End(ctx, id); err != nil {
 			return err
 		}
 		c.store.step()
 	}
 	return nil
+}
+
+// hasDaemons reports whether a claim may have control daemons: a restart of the node has ended them.
+func (c *Claims) hasDaemons(r record) bool {
+	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.former(c.options.BootID)
 }
 
 // sweepMPS ends all control daemons that no claim needs.
@@ -368,7 +326,7 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 		return err
 	}
 	r, found := c.all()[uid]
-	if _, needed := r.daemons()[id]; found && needed && !r.former(c.options.BootID) {
+	if _, needed := r.daemons()[id]; found && needed && !r.Released && !r.former(c.options.BootID) {
 		return nil
 	}
 	return c.options.MPS.Stop(id)

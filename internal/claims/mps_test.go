@@ -291,12 +291,20 @@ func TestMPSOnADiskThatHangs(t *testing.T) {
 		}
 		within(3*time.Second, "Unprepare", "", func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") })
 		within(5*time.Second, "the next claim on the GPU", hangs.Error(), prepare(claim("uid-4", gpuA)))
+		r.unprepare(c, "uid-2")
 		stop()
 
-		c, stop = r.start()
+		c, stop = r.start() // another process: it knows what the records say
 		defer stop()
-		within(3*time.Second, "a claim of which nothing is known", hangs.Error(), prepare(claim("uid-5", migB1)))
+		within(3*time.Second, "a MIG device, after a restart", "", prepare(claim("uid-5", migB1)))
+		within(3*time.Second, "a time slice, after a restart", "", prepare(sliced("uid-6", gpuC)))
+		within(5*time.Second, "a claim with a daemon, after a restart", hangs.Error(), prepare(byMPS("uid-3", ``, migB0)))
+		within(5*time.Second, "the GPU of the claim that was given back, after a restart", "for the claim default/claim-uid-1", prepare(claim("uid-4", gpuA)))
+		time.Sleep(claims.Every + 6*time.Second)
+		within(5*time.Second, "the same, when the loop has tried", hangs.Error(), prepare(claim("uid-4", gpuA)))
+		within(5*time.Second, "Unprepare once more", "", func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") })
 		disk(nil)
+		time.Sleep(claims.Every + 1)
 		within(0, "the next claim on the GPU, then", "", prepare(claim("uid-4", gpuA)))
 		within(0, "the new claim with a daemon, then", "", prepare(byMPS("uid-3", ``, migB0)))
 		time.Sleep(claims.Every + 1)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -366,14 +366,15 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func
 	return c.steps(ctx, noting{c.options.Driver, c, r}, change)
 }
 
-// giveBack destroys what was made for a claim that is given back. It reports whether the record can go; it stays, as released, where the
-// driver does not work. The caller has the lock of the claim.
+// giveBack ends the control daemons of a claim that is given back, and destroys what was made for it. It reports whether the record can go;
+// it stays, as released, where that is not done yet. The caller has the lock of the claim.
 func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
-	if len(r.made()) == 0 {
+	if made := len(r.made()) > 0; made {
+		if err := locks.gpus(ctx, r.gpus()); err != nil {
+			return false, causedError{CauseLate, err}
+		}
+	} else if !c.hasDaemons(r) {
 		return true, nil
-	}
-	if err := locks.gpus(ctx, r.gpus()); err != nil {
-		return false, causedError{CauseLate, err}
 	}
 	var noted error
 	if !r.Released && !r.former(c.options.BootID) {
@@ -382,7 +383,7 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 		c.keep(r)
 	}
 	if !r.Destroyed {
-		if err = c.endMPS(ctx, r); err == nil {
+		if err = c.endMPS(ctx, locks, r); err == nil {
 			err = c.destroy(ctx, r, recordMIG.own)
 		}
 	}
@@ -413,7 +414,7 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 // clear removes what is left of a claim that was given back and is to be prepared again. Where nothing but the MIG mode of a GPU is left,
 // its record gets another UID: the claim waits for that no more than other claims do. The caller has the lock of the claim.
 func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
-	const undone = "the MIG devices that the claim had before are not destroyed yet: "
+	const undone = "what was made for the claim before is there still: "
 	gone, err := c.remove(ctx, locks, r)
 	if gone || err != nil {
 		if err != nil {
@@ -441,7 +442,10 @@ func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
 	return nil
 }
 
-// leave shows why MIG devices are left of a claim that was given back.
+// takingBack is why something is left of a claim that was given back, before that was tried.
+const takingBack = "it is being taken back"
+
+// leave shows why something is left of a claim that was given back.
 func (c *Claims) leave(r record, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -449,14 +453,18 @@ func (c *Claims) leave(r record, why error) {
 	c.showLocked()
 }
 
-// giveBackReleased tries again to destroy what could not be destroyed when a claim was given back.
+// giveBackReleased tries again to take back what could not be taken back when a claim was given back. No claim waits for another one.
 func (c *Claims) giveBackReleased(ctx context.Context) {
-	records := c.all()
-	for _, uid := range slices.Sorted(maps.Keys(records)) {
-		if r := records[uid]; r.Released {
-			if err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool { return now.Released }); err != nil {
-				klog.FromContext(ctx).V(2).Info("Cannot destroy the MIG devices of a claim that was given back", "uid", uid, "reason", err.Error())
-			}
+	var tries sync.WaitGroup
+	for uid, r := range c.all() {
+		if !r.Released {
+			continue
 		}
+		tries.Go(func() {
+			if err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool { return now.Released }); err != nil {
+				klog.FromContext(ctx).V(2).Info("Cannot take back what was made for a claim", "uid", uid, "reason", err.Error())
+			}
+		})
 	}
+	tries.Wait()
 }

@@ -77,7 +77,7 @@ func TestMadeDevices(t *testing.T) {
 		t.Errorf("the status says of what is in use still: %q", left)
 	}
 	_, err = prepare("uid-2", small0)
-	refused("which was given back, is not destroyed", err)
+	refused("which was given back, is there still", err)
 	d.busy(false)
 	for range 2 {
 		if err := unprepare("uid-1"); err != nil {
@@ -143,17 +143,17 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 		t.Errorf("the status says of what could not be destroyed: %q", left)
 	}
 	later, stop := r.start()
-	if left := released(later); left != "uid-1: they are to be destroyed" {
+	if left := released(later); left != "uid-1: it is being taken back" {
 		t.Errorf("the status of the next process says: %q", left)
 	}
 	stop()
 	_, err = ask(t.Context(), c, claim("uid-2", small0))
-	refused("is not destroyed", err)
+	refused("is there still", err)
 	_, err = ask(t.Context(), c, claim("uid-1", small1))
-	refused("not destroyed yet", err)
+	refused("before is there still", err)
 	d.fail(nil, nil)
 	_, err = ask(t.Context(), c, claim("uid-2", small0))
-	refused("is not destroyed", err)
+	refused("is there still", err)
 	c.GiveBackReleased(t.Context())
 	if d.has() != "" || r.record("uid-1") != "" || released(c) != "" {
 		t.Errorf("the driver is back: the GPU has %q, record %q", d.has(), r.record("uid-1"))

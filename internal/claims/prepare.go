@@ -438,11 +438,9 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	if _, err := c.remove(ctx, locks, r); err != nil {
 		return err
 	}
-	c.stopMPS(ctx, r)
 	if locks.end(); r.slices() {
 		c.resetSlices(ctx, r.gpus())
 	}
-	c.leaveDaemons(ctx, r)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)
 	return nil
 }

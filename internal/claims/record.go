@@ -60,7 +60,8 @@ type record struct {
 	Pods []string `json:"pods,omitempty"`
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`
-	// Released says that the claim was given back, and that MIG devices which were made for it are to be destroyed still.
+	// Released says that the claim was given back, and that MIG devices which were made for it are to be destroyed still, or its control
+	// daemons of MPS to be ended.
 	Released bool `json:"released,omitempty"`
 	// Destroyed says of a released claim that they are, and that the MIG mode of their GPUs is to be switched off still.
 	Destroyed bool `json:"destroyed,omitempty"`
@@ -150,6 +151,9 @@ func (d recordDevice) uuid() string {
 	}
 	return d.GPU
 }
+
+// taken reports whether something was made for the claim at the device, which is taken back before others can have it.
+func (d recordDevice) taken() bool { return d.MPS != nil || d.MIG != nil && d.MIG.Dynamic }
 
 // part reports whether others can have the device at the same time.
 func (d recordDevice) part() bool { return d.Share > 0 || d.SharedBy != "" }

@@ -192,7 +192,7 @@ func (c *Claims) load(ctx context.Context) error {
 	c.records = records
 	clear(c.settled)
 	clear(c.left)
-	c.daemons, c.unserved = nil, nil // another process may have led since
+	c.unserved = nil // another process may have led since
 	return nil
 }
 
@@ -287,7 +287,7 @@ func (c *Claims) showLocked() {
 			Restarted: r.former(c.options.BootID), Making: r.intent(),
 		}
 		if r.Released {
-			s.Released, s.Destroyed = cmp.Or(c.left[r.UID], "they are to be destroyed"), r.Destroyed
+			s.Released, s.Destroyed = cmp.Or(c.left[r.UID], takingBack), r.Destroyed
 		}
 		for _, d := range r.Devices {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})

@@ -33,8 +33,8 @@ owner: GPU 3: goes from the device plugin into a ResourceSlice
 owner: GPU 4: goes to the device plugin
 owner: GPU 5: it is not known yet who gives it out
 claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z; 20480 MiB of gpu-1, not a limit; 10240 MiB of gpu-2, a limit by MPS
-claim: a/c was given back, but MIG devices that were made for it (gpu-3-mig-1g10gb-19-0) are there still: the driver does not answer; no claim gets `+
-		`their part of the GPU until they are destroyed, which is tried every 10 s
+claim: a/c was given back, but what was made for it at gpu-3-mig-1g10gb-19-0 is there still: the driver does not answer; no claim gets `+
+		`that part of the GPU until it is taken back, which is tried every 10 s
 claim: a/d was given back, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destroyed, but MIG mode is on still: in use; it is tried every 10 s to switch it off
 `, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

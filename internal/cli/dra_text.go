@@ -67,7 +67,7 @@ func ownerSentences(s *status.DRA) []string {
 	return sentences
 }
 
-// claimSentences names the claims that are prepared, and those whose MIG devices are to be destroyed still.
+// claimSentences names the claims that are prepared, and those of which something is to be taken back still.
 func claimSentences(s *status.DRA, v view) []string {
 	if s == nil {
 		return nil
@@ -83,8 +83,8 @@ func claimSentences(s *status.DRA, v view) []string {
 			sentence += fmt.Sprintf("; %d MiB of %s, %s", share.MemoryBytes>>20, share.Device, limit)
 		}
 		if c.Released != "" {
-			sentence = fmt.Sprintf("%s/%s was given back, but MIG devices that were made for it (%s) are there still: %s; no claim gets their part "+
-				"of the GPU until they are destroyed, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+			sentence = fmt.Sprintf("%s/%s was given back, but what was made for it at %s is there still: %s; no claim gets that part "+
+				"of the GPU until it is taken back, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Destroyed {
 			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried "+

@@ -75,7 +75,7 @@ type DRAClaim struct {
 	Shares []DRAShare `json:"shares,omitempty"`
 	// Problem is why its containers cannot use a device; empty if they can.
 	Problem string `json:"problem,omitempty"`
-	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
+	// Released is why MIG devices or control daemons of a claim are there still although it was given back; empty for any other claim.
 	Released string `json:"released,omitempty"`
 	// Destroyed says that they are not there any more, and that the MIG mode of their GPUs is on still.
 	Destroyed bool `json:"destroyed,omitempty"`

@@ -240,7 +240,7 @@ func TestDynamicMIGByMPS(t *testing.T) {
 	}
 	kill(syscall.SIGKILL)
 	c.release(t.Context(), "one", uid)
-	const shown = "claim: default/one was given back, but MIG devices that were made for it (" + device + ") are there still: "
+	const shown = "claim: default/one was given back, but what was made for it at " + device + " is there still: "
 	c.eventually("status has the claim that was given back", func() bool { return strings.Contains(c.command("status", "-o", "wide"), shown) })
 	c.mpsControlDaemon()
 	c.eventually("all is gone", func() bool {
