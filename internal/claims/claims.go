@@ -119,7 +119,7 @@ type Claims struct {
 
 	mu      sync.Mutex           // guards all following fields
 	records map[string]record    // by the UID of the claim; replaced, not changed
-	settled map[string]bool      // claims whose records say all, and whose specs are as they should be, by UID
+	settled map[string]bool      // claims that were prepared, by UID, and whether their records say all, and their specs are as they should be
 	back    map[string]tombstone // claims that were given back a short time ago, by UID
 	buried  int                  // how often a claim was given back
 	left    map[string]string    // why something is left of a claim that was given back, by its UID

@@ -101,6 +101,7 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	if err := c.startMPS(ctx, locks, r); err != nil {
 		return nil, err
 	}
+	c.prepared(r.UID)
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
@@ -208,13 +209,20 @@ func (c *Claims) settledClaim(uid string) (r record, settled bool) {
 	return c.records[uid], c.settled[uid]
 }
 
-// settle notes whether the files of a claim are as they should be. A claim with a time slice or control daemons of its own is never
-// settled: whether they are as it wants is seen when it is prepared.
+// prepared notes that nothing but the files of a claim is to be seen to.
+func (c *Claims) prepared(uid string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settled[uid] = false
+}
+
+// settle notes whether the files of a claim are as they should be. A claim that was not prepared in full is never settled, whatever files
+// it has, nor is one with a time slice or control daemons of its own: whether they are as it wants is seen when it is prepared.
 func (c *Claims) settle(r record, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if delete(c.settled, r.UID); settled && !r.slices() && len(r.daemons()) == 0 {
-		c.settled[r.UID] = true
+	if _, prepared := c.settled[r.UID]; prepared {
+		c.settled[r.UID] = settled && !r.slices() && len(r.daemons()) == 0
 	}
 }
 

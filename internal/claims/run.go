@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -187,10 +188,16 @@ func (c *Claims) load(ctx context.Context) error {
 	if err := named(records, c.options.DriverName); err != nil {
 		return err
 	}
+	prepared := map[string]bool{}
+	for uid, r := range records {
+		if _, err := os.Stat(c.store.specsOf(r).File(uid)); err == nil { // it is the last that Prepare writes
+			prepared[uid] = false
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records = records
-	clear(c.settled)
+	c.settled = prepared
 	clear(c.left)
 	c.unserved = nil // another process may have led since
 	return nil

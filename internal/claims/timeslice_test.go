@@ -87,10 +87,12 @@ func TestTimeSliceThatCannotBeSet(t *testing.T) {
 		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || r.record("uid-1") != "" {
 			t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-1"))
 		}
-		for range 2 { // the second call finds a record
+		for range 3 { // the second call finds a record, and the third one the CDI spec that the loop has written
 			if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 9") {
 				t.Errorf("another claim on a GPU that was not set back: %v", err)
 			}
+			r.configs.Publish(r.configs.Value())
+			synctest.Wait()
 		}
 		smi(nil)
 		time.Sleep(claims.Every)
