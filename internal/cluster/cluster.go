@@ -36,6 +36,8 @@ type Cluster struct {
 	claimed map[string][]string
 	recount time.Time
 
+	releaser releaser // of the one call of followRelease
+
 	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
 	paused  sighting
 	ours    bool // this process has paused something

@@ -120,7 +120,11 @@ type releaser struct {
 	daemon daemon.View
 	again  *feed.Alarm
 
+	// What outlives a term of the lead. Owed is when this process released the driver last, or began to, and is to use it again: another
+	// process that leads may end the wish. It is zero if it is not to.
 	sighting
+	owed time.Time
+
 	// state and answer are those of this process, until the node has them; was says that this process has released the driver for them.
 	state  string
 	answer releaseAnswer
@@ -129,9 +133,11 @@ type releaser struct {
 	tried  time.Time // when the driver was to be released last
 }
 
-// followRelease follows the annotation until ctx ends, while the configuration wants that.
+// followRelease follows the annotation until ctx ends, while the configuration wants that. What was carried out of a wish before ends where
+// the configuration does not want it any more.
 func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
-	r := &releaser{client: c.client, daemon: d, again: feed.NewAlarm(clock.RealClock{})}
+	r := &c.releaser
+	*r = releaser{client: c.client, daemon: d, again: feed.NewAlarm(clock.RealClock{}), sighting: r.sighting, owed: r.owed}
 	wake := func() []<-chan struct{} {
 		_, node := r.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
@@ -147,13 +153,14 @@ func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 // is to be used again.
 func (r *releaser) step(ctx context.Context) error {
 	on, node, now := r.daemon.Configs.Value().Features.Quiesce, r.client.Nodes().Value(), time.Now()
-	if node.UID == "" || !on && !r.known {
+	if node.UID == "" || !on && !r.known && r.owed.IsZero() && !isActive(node.Annotations[stateAnnotation]) {
 		return nil
 	}
 	r.see(node, now)
 	if !r.known {
-		r.state, r.known = r.node.Annotations[stateAnnotation], true
-		_ = json.Unmarshal([]byte(r.node.Annotations[answerAnnotation]), &r.answer) // one that somebody else wrote says nothing
+		if err := r.begin(ctx, now); err != nil {
+			return err
+		}
 	}
 	var wish releaseWish
 	if on {
@@ -165,6 +172,14 @@ func (r *releaser) step(ctx context.Context) error {
 	if err != nil { // the daemon is busy
 		r.again.After(ctx, statusEvery)
 		return nil
+	}
+	if !r.owed.IsZero() && !isActive(r.state) { // another process has led since, and has ended the wish
+		theirs := status.Quiesced != nil && status.Quiesced.Since.After(r.owed.Add(releasePatience)) // quiesce was said on the node
+		resume := status.Quiet && !theirs
+		if err := r.end(ctx, r.state, resume); err != nil {
+			return err
+		}
+		status.Quiet = theirs
 	}
 	state, answer := judgeWish(wish, r.state, r.answer, status.Quiet, r.was, now)
 	if isActive(r.state) && !isActive(state) {
@@ -181,7 +196,9 @@ func (r *releaser) step(ctx context.Context) error {
 	r.again.After(ctx, answer.Until.Sub(now))
 	if begins {
 		if err := r.write(ctx); err != nil {
-			r.state, r.answer = before, had // the next try begins, too
+			if r.state, r.answer = before, had; kubeapi.IsOvertaken(err) { // the next try begins, too
+				r.read()
+			}
 			return err
 		}
 	}
@@ -191,9 +208,30 @@ func (r *releaser) step(ctx context.Context) error {
 	return r.write(ctx)
 }
 
+// begin reads the state that the process before has left. Where that has ended a wish for which this one has the driver released still, the
+// node is looked at: what the watch has told may be from before a wish that is carried out now.
+func (r *releaser) begin(ctx context.Context, now time.Time) error {
+	if r.read(); !r.owed.IsZero() && !isActive(r.state) {
+		node, err := r.client.Get(ctx)
+		if err != nil {
+			return err
+		}
+		r.see(node, now)
+		r.read()
+	}
+	r.known = true
+	return nil
+}
+
+// read takes in the state and the answer that the node has.
+func (r *releaser) read() {
+	r.state, r.answer = r.node.Annotations[stateAnnotation], releaseAnswer{}
+	_ = json.Unmarshal([]byte(r.node.Annotations[answerAnnotation]), &r.answer) // one that somebody else wrote says nothing
+}
+
 // end uses the driver again if resume says so.
 func (r *releaser) end(ctx context.Context, state string, resume bool) error {
-	r.was, r.tried = false, time.Time{}
+	r.was, r.tried, r.owed = false, time.Time{}, time.Time{}
 	if !resume {
 		return nil
 	}
@@ -214,7 +252,9 @@ func (r *releaser) release(ctx context.Context) {
 			r.again.After(ctx, wait)
 			return
 		}
-		r.tried = now
+		if r.tried = now; r.answer.Own {
+			r.owed = now
+		}
 		klog.FromContext(ctx).Info("Releasing the driver for a wish by annotation", "by", r.answer.By, "until", r.answer.Until)
 		trying, cancel := context.WithTimeout(ctx, releasePatience)
 		err := r.daemon.Quiesce(trying)

@@ -42,24 +42,62 @@ func (s *stage) answered(state string) string {
 	return s.node().Annotations[quiesceKey+"answer"]
 }
 
-// releasing starts a process that obeys the annotation. The test plays the monitor: fails returns why the driver cannot be
-// released; nil for one that always can.
-func (s *stage) releasing(quiet bool, fails func() error) *process {
-	s.Helper()
+// releaser returns a process that obeys the annotation and does nothing yet. The test plays the monitor: the driver is released from the
+// beginning, or not.
+func (s *stage) releaser(quiet bool) *process {
 	p := s.new(config.Config{Features: config.Features{Quiesce: true}})
 	p.status.Quiet = quiet
-	p.Quiesce = func(context.Context) error {
-		p.set(func(s *status.Status) { s.Quiet = true })
-		if fails != nil {
-			return fails()
-		}
-		return nil
-	}
-	p.Resume = func(context.Context) error {
-		p.set(func(s *status.Status) { s.Quiet = false })
-		return nil
+	p.Quiesce = func(context.Context) error { p.release(true); return nil }
+	p.Resume = func(context.Context) error { p.release(false); return nil }
+	return p
+}
+
+// releasing starts such a process. Fails returns why the driver cannot be released; nil for one that always can.
+func (s *stage) releasing(quiet bool, fails func() error) *process {
+	s.Helper()
+	p := s.releaser(quiet)
+	if fails != nil {
+		p.Quiesce = func(context.Context) error { p.release(true); return fails() }
 	}
 	return p.start()
+}
+
+// standby starts one that does not lead.
+func (s *stage) standby(quiet bool) *process {
+	s.Helper()
+	p := s.releaser(quiet)
+	p.leads.Publish(false)
+	return p.start()
+}
+
+// release is what the commands quiesce and resume do.
+func (p *process) release(quiet bool) {
+	p.set(func(s *status.Status) {
+		switch s.Quiet = quiet; {
+		case !quiet:
+			s.Quiesced = nil
+		case s.Quiesced == nil:
+			s.Quiesced = &status.Quiesced{Since: time.Now()}
+		}
+	})
+}
+
+// follows has a process lead after another one.
+func (p *process) follows(before *process) {
+	before.leads.Publish(false)
+	p.s.pass(time.Second)
+	p.leads.Publish(true)
+}
+
+// unseen sets the annotations, and has the process that leads answer them with done. No process sees that answer of another one.
+func (s *stage) unseen(until, by string) {
+	s.Helper()
+	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
+	s.wish(until, by)
+	s.pass(time.Second)
+	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return r.Verb == "list" || r.Verb == "watch" }})
+	s.server.DropWatches()
+	s.answered("done")
 }
 
 func (p *process) quiet() bool {
@@ -247,27 +285,119 @@ func TestWishAndFaultsOfTheAPIServer(t *testing.T) {
 	})
 }
 
-// Of two processes the one that leads obeys. The next one that leads goes on.
+// Of two processes the one that leads obeys. The next one that leads goes on, and ends it. So does the one before where it leads again.
 func TestWishOfTheLead(t *testing.T) {
 	onStage(t, func(s *stage) {
-		first, second := s.releasing(false, nil), s.new(config.Config{Features: config.Features{Quiesce: true}})
-		second.Quiesce = func(context.Context) error { second.set(func(s *status.Status) { s.Quiet = true }); return nil }
-		second.Resume = func(context.Context) error { second.set(func(s *status.Status) { s.Quiet = false }); return nil }
-		second.leads.Publish(false)
-		second.start()
+		first, second := s.releasing(false, nil), s.standby(false)
 		s.wish(in(time.Hour), "a")
 		s.answered("done")
 		if s.pass(time.Minute); second.quiet() {
 			s.Error("the standby obeys, too")
 		}
-		first.leads.Publish(false)
-		second.leads.Publish(true)
+		second.follows(first)
 		second.becomes(true)
 		s.pass(2 * time.Hour)
-		if s.answered("ended"); second.quiet() {
-			s.Error("the second one does not end it")
+		if s.answered("ended"); second.quiet() || !first.quiet() {
+			s.Errorf("released: %t in the one that leads, %t in the standby", second.quiet(), first.quiet())
+		}
+		first.follows(second)
+		first.becomes(false)
+		if n := s.writes(func() { s.pass(10 * time.Minute) }); n > 0 || first.quiet() {
+			s.Errorf("%d writes, and the driver is released: %t", n, first.quiet())
 		}
 	})
+}
+
+// A process that leads again uses the driver where another one has ended the wish: also if its own release was under way when its term ended,
+// and neither while another wish is carried out nor where quiesce was said on the node since.
+func TestWishOfAFormerLead(t *testing.T) {
+	ended := func(s *stage, first *process) *process {
+		second := s.standby(false)
+		s.wish(in(time.Hour), "a")
+		first.becomes(true)
+		second.follows(first)
+		second.becomes(true)
+		s.wish("", "")
+		second.becomes(false)
+		return second
+	}
+	t.Run("a release under way", func(t *testing.T) {
+		onStage(t, func(s *stage) {
+			first := s.releaser(false)
+			first.Quiesce = func(ctx context.Context) error { first.release(true); <-ctx.Done(); return ctx.Err() }
+			second := ended(s, first.start())
+			first.follows(second)
+			first.becomes(false)
+		})
+	})
+	t.Run("another wish", func(t *testing.T) {
+		onStage(t, func(s *stage) {
+			first, resumed := s.releaser(false), false
+			first.Resume = func(context.Context) error { resumed = true; first.release(false); return nil }
+			second := ended(s, first.start())
+			s.unseen(in(5*time.Hour), "b")
+			first.follows(second)
+			if s.pass(time.Minute); resumed || !first.quiet() {
+				s.Error("the driver is in use, although the node says that it is released")
+			}
+			s.server.SetFault(apiserver.Fault{})
+			s.wish("", "")
+			first.becomes(false)
+		})
+	})
+	t.Run("quiesce on the node", func(t *testing.T) {
+		onStage(t, func(s *stage) {
+			first := s.releasing(false, nil)
+			second := ended(s, first)
+			first.release(false)
+			s.pass(time.Minute)
+			first.release(true)
+			first.follows(second)
+			if s.pass(10 * time.Minute); !first.quiet() {
+				s.Error("the driver is in use, although quiesce was said on the node")
+			}
+		})
+	})
+}
+
+// A process that has not seen that another one has begun a wish takes over from there: its own write is refused, and the node says whether the
+// driver was in use before. This one found it released when it started.
+func TestWishThatAnotherHasBegun(t *testing.T) {
+	onStage(t, func(s *stage) {
+		first, second := s.releasing(false, nil), s.standby(true)
+		s.pass(time.Minute)
+		s.unseen(in(time.Hour), "a")
+		second.follows(first)
+		s.pass(time.Minute)
+		s.server.SetFault(apiserver.Fault{})
+		s.wish("", "")
+		second.becomes(false)
+	})
+}
+
+// A process without the option that comes while the driver is released for a wish uses it again, also where it may not answer.
+func TestWishWhoseOptionIsGone(t *testing.T) {
+	for name, may := range map[string]bool{"with the right": true, "without the right": false} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				p := s.releasing(false, nil)
+				s.wish(in(time.Hour), "a")
+				s.answered("done")
+				p.stop()
+				if !may {
+					s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
+				}
+				next := s.releaser(true)
+				next.configure(func(c *config.Config) { c.Features = config.Features{Condition: true} })
+				next.start()
+				next.becomes(false)
+				s.pass(10 * time.Minute)
+				if state := s.node().Annotations[quiesceKey+"state"]; may && state != "" || next.quiet() {
+					s.Errorf("the state is %q, and the driver released: %t", state, next.quiet())
+				}
+			})
+		})
+	}
 }
 
 // Without the option nothing is read, released or written.

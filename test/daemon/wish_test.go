@@ -30,8 +30,8 @@ func (s *stage) wish(server *apiserver.Server, until string) {
 	}
 }
 
-// TestRollOutDuringAWish: a process of a roll-out that starts while the driver is released for an annotation uses it when the wish ends, becomes
-// Ready, and serves when the earlier one has ended.
+// TestRollOutDuringAWish: a process of a roll-out that starts while the driver is released for an annotation uses it when the wish ends, and
+// becomes Ready. It dies, and the earlier one, which led before, uses the driver again, too.
 func TestRollOutDuringAWish(t *testing.T) {
 	t.Parallel()
 	s, server := openAgent(t, "", "--node-quiesce")
@@ -44,9 +44,10 @@ func TestRollOutDuringAWish(t *testing.T) {
 	later.firstLine("quiesced: the driver is released since")
 	s.wish(server, "")
 	later.becomesReady("ready")
-	if err := s.StopDaemon(); err != nil {
-		t.Error(err)
-	}
+	d := later.Running()
+	s.signal(d, syscall.SIGKILL)
+	<-d.Ended()
+	_ = later.StopDaemon() // it was killed
 	s.shows(8, 8)
 	s.admit("work", 8)
 }
