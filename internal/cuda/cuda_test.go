@@ -2,11 +2,18 @@ package cuda_test
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
@@ -21,7 +28,10 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	case len(os.Args) == 4 && os.Args[1] == "parent":
-		cuda.Run(context.Background(), os.Args[2], os.Args[3])
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the test says so
+		if p := cuda.Run(context.Background(), os.Args[2], os.Args[3]); p.Failure != nil {
+			panic(p.Failure)
+		}
 	default:
 		os.Exit(m.Run())
 	}
@@ -161,6 +171,48 @@ func TestTheProcessEndsWithItsParent(t *testing.T) {
 func ended(pid int) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err != nil && syscall.Kill(pid, 0) != nil || strings.Contains(string(text), ") Z ")
+}
+
+// TestDiskOfTheProgramThatHangs: the folder of this program does not answer any more. Go has all of a process wait, with the next garbage
+// collection, for the start of another one, so that the daemon would hang.
+func TestDiskOfTheProgramThatHangs(t *testing.T) {
+	t.Parallel()
+	root, folder := t.TempDir(), t.TempDir()
+	standin.Install(t, root)
+	text, err := os.ReadFile("/proc/self/exe")
+	program := filepath.Join(folder, "program")
+	if err == nil {
+		err = os.WriteFile(program, text, 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("without /dev/fuse this test cannot have a disk hang: %v", err)
+	}
+	t.Cleanup(func() { _ = fuse.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	parent := exec.CommandContext(ctx, program, "parent", root, gpu)
+	parent.Stderr = t.Output()
+	begin, err := parent.StdinPipe()
+	if err == nil {
+		err = parent.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = begin.Close() })
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
+	if err := unix.Mount("none", folder, "fuse", 0, options); err != nil {
+		t.Skipf("only root may mount a file system, which this test needs: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, unix.MNT_DETACH) })
+	_ = begin.Close()
+	if err := parent.Wait(); err != nil {
+		t.Errorf("the process that has CUDA proven: %v", err)
+	}
 }
 
 // TestLibraries that cannot be used are no fault of the device.

@@ -118,17 +118,14 @@ func (c *child) live(driverRoot, uuid string) {
 
 // start starts the process. It returns what its results are read from.
 func (c *child) start(driverRoot, uuid string) (*os.File, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find this program: %w", err)
-	}
 	in, out, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = out.Close() }()                           // the process has it
-	c.command = exec.Command(program, Command, driverRoot, uuid) //nolint:noctx // watch kills it
-	c.command.Args[0] = "gpu-device-plugin"                      // under another name the program is another command
+	defer func() { _ = out.Close() }() // the process has it
+	// Not by its path: where the disk hangs, Go has all of this process wait for the start.
+	c.command = exec.Command("/proc/self/exe", Command, driverRoot, uuid) //nolint:noctx // watch kills it
+	c.command.Args[0] = "gpu-device-plugin"                               // under another name the program is another command
 	c.command.ExtraFiles = []*os.File{out}
 	c.command.Stderr = &limited{&c.said, maxSaid}
 	c.command.WaitDelay = endPatience

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"sync/atomic"
@@ -112,11 +111,7 @@ func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode)
 	if m.Node != nil {
 		return nvidia.SetMIGMode(nvidia.Options{Library: m.Node.NVML(), Root: m.Node.Root()}, uuid, mode)
 	}
-	program, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
-	}
-	c := exec.CommandContext(ctx, program, SetMIGModeCommand, m.DriverRoot, uuid, mode.String())
+	c := exec.CommandContext(ctx, "/proc/self/exe", SetMIGModeCommand, m.DriverRoot, uuid, mode.String())
 	c.Args[0] = "gpu-device-plugin" // under another name the program is another command
 	c.WaitDelay = time.Second
 	var said bytes.Buffer
