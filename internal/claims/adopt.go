@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -219,7 +220,7 @@ func (c *Claims) adoptClaim(ctx context.Context, r record) error {
 	if _, found := c.all()[r.UID]; found || c.givenBack(r.UID) > 0 {
 		return nil
 	}
-	r.Prepared = c.options.Clock.Now().UTC()
+	r.Prepared = time.Now().UTC()
 	if err := c.store.write(r); err != nil {
 		return err
 	}

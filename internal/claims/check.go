@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -92,7 +93,7 @@ func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (n
 	r := record{
 		Version: recordVersion, Boot: c.options.BootID, Driver: recordDriver(c.options.DriverName),
 		UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
-		Prepared: c.options.Clock.Now().UTC(), Pods: claim.Pods, Devices: devices,
+		Prepared: time.Now().UTC(), Pods: claim.Pods, Devices: devices,
 	}
 	if former.UID != "" {
 		r.inherit(former)

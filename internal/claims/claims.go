@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -78,8 +76,6 @@ type Options struct {
 	Root fs.FS
 	// Metrics may be nil.
 	Metrics Metrics
-	// Clock is the clock to wait by; nil means the real one.
-	Clock clock.Clock
 }
 
 // Metrics counts calls of kubelet's. Its methods return at once.
@@ -151,7 +147,6 @@ const tombstoneFor = 2 * time.Minute
 
 // New returns Claims that prepare nothing before Run.
 func New(o Options) *Claims {
-	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	o.DriverName = cmp.Or(o.DriverName, dra.Driver)
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
@@ -251,7 +246,7 @@ func (c *Claims) bury(uid string) {
 	defer c.mu.Unlock()
 	_, again := c.back[uid]
 	c.buried++
-	c.back[uid] = tombstone{c.buried, c.options.Clock.Now()}
+	c.back[uid] = tombstone{c.buried, time.Now()}
 	if !again {
 		c.changed.Publish(struct{}{})
 	}
@@ -261,7 +256,7 @@ func (c *Claims) bury(uid string) {
 func (c *Claims) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.back, func(_ string, t tombstone) bool { return c.options.Clock.Since(t.last) > tombstoneFor })
+	maps.DeleteFunc(c.back, func(_ string, t tombstone) bool { return time.Since(t.last) > tombstoneFor })
 }
 
 // A Holder is a claim that has a GPU or a part of it.

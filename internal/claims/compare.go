@@ -48,12 +48,12 @@ func (c *Claims) Compare(ctx context.Context) error {
 			}
 			continue
 		}
-		timer := c.options.Clock.NewTimer(compareEvery)
+		timer := time.NewTimer(compareEvery)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
-		case <-timer.C():
+		case <-timer.C:
 		}
 		looked := make(chan Comparison, 1)
 		go func() { looked <- c.compare(ctx, told) }() // the file system of a container may hang
@@ -63,7 +63,7 @@ func (c *Claims) Compare(ctx context.Context) error {
 			case <-ctx.Done():
 				timer.Stop()
 				return nil
-			case <-timer.C(): // what was seen before may not be so any more
+			case <-timer.C: // what was seen before may not be so any more
 				_, namespaces := c.ofContainers()
 				c.compared.Publish(Comparison{Hidden: len(namespaces)})
 				timer.Reset(compareEvery)

@@ -25,7 +25,7 @@ const (
 
 // lockOut keeps processes of the former version from changing claims until release is called. It waits for calls that they are answering,
 // for some seconds at most. It takes a share, so that one that led before and was stopped is not waited for.
-func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
+func lockOut(ctx context.Context, dir string) (release func()) {
 	for _, name := range names(store{dir: dir}.folder()) {
 		if strings.HasSuffix(name, formerTombstone) {
 			_ = files.Remove(filepath.Join(store{dir: dir}.folder(), name)) // another time does as well
@@ -33,7 +33,7 @@ func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
 	}
 	path := filepath.Join(dir, formerLock)
 	release = func() {}
-	err := files.AwaitLock(ctx, c, formerTimeout, formerPause, func() error {
+	err := files.AwaitLock(ctx, clock.RealClock{}, formerTimeout, formerPause, func() error {
 		share, err := files.TakeShare(path) // such a process may come later
 		if err == nil {
 			release = share.Close

@@ -27,8 +27,8 @@ import (
 func (c *Claims) Prepare(
 	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
 ) (prepared []dra.Prepared, err error) {
-	began := c.options.Clock.Now()
-	defer func() { c.options.Metrics.Prepared(c.options.Clock.Since(began), string(causeOf(err))) }()
+	began := time.Now()
+	defer func() { c.options.Metrics.Prepared(time.Since(began), string(causeOf(err))) }()
 	if !validUID(uid) {
 		return nil, fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
@@ -131,7 +131,7 @@ const tryAgain = time.Second
 // wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No lock is held meanwhile.
 func (c *Claims) wait(ctx context.Context, try func() error) error {
 	_, ended := c.open.Latest()
-	late := c.options.Clock.NewTimer(c.options.Patience)
+	late := time.NewTimer(c.options.Patience)
 	defer late.Stop()
 	for {
 		_, changed := c.changed.Latest()
@@ -140,12 +140,12 @@ func (c *Claims) wait(ctx context.Context, try func() error) error {
 		if cause := causeOf(err); cause != CauseInUse && cause != CauseNotReady || c.options.Patience == 0 {
 			return err
 		}
-		again := c.options.Clock.NewTimer(tryAgain)
+		again := time.NewTimer(tryAgain)
 		select {
 		case <-changed:
 		case <-renewed:
-		case <-again.C():
-		case <-late.C():
+		case <-again.C:
+		case <-late.C:
 			again.Stop()
 			return err
 		case <-ended:
@@ -394,8 +394,8 @@ const maxSpec = 1 << 20
 
 // Unprepare gives a claim back. It needs no driver and no API server. A claim that is not known is no error.
 func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
-	began := c.options.Clock.Now()
-	defer func() { c.options.Metrics.Unprepared(c.options.Clock.Since(began), string(causeOf(err))) }()
+	began := time.Now()
+	defer func() { c.options.Metrics.Unprepared(time.Since(began), string(causeOf(err))) }()
 	if !validUID(uid) {
 		return fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -445,14 +444,14 @@ const temporaryFor = 2 * time.Minute
 
 // sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more.
 // A process that was killed has left them.
-func sweepTemporary(folder, prefix string, c clock.PassiveClock) error {
+func sweepTemporary(folder, prefix string) error {
 	var err error
 	for _, name := range names(folder) {
 		if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, ".tmp") {
 			continue
 		}
 		path := filepath.Join(folder, name)
-		if info, problem := os.Lstat(path); problem == nil && c.Since(info.ModTime()) > temporaryFor {
+		if info, problem := os.Lstat(path); problem == nil && time.Since(info.ModTime()) > temporaryFor {
 			err = errors.Join(err, os.Remove(path))
 		}
 	}

@@ -42,9 +42,9 @@ const every = 10 * time.Second
 // the calls that are being answered, and returns nil. The error wraps dra.ErrOtherName if all claims are prepared under another name of the
 // driver than this process has.
 func (c *Claims) Run(ctx context.Context) error {
-	timer := c.options.Clock.NewTimer(every)
+	timer := time.NewTimer(every)
 	defer timer.Stop()
-	defer lockOut(ctx, c.options.StateDir, c.options.Clock)()
+	defer lockOut(ctx, c.options.StateDir)()
 	for err := c.load(ctx); err != nil; err = c.load(ctx) {
 		if errors.Is(err, dra.ErrOtherName) {
 			return err
@@ -53,7 +53,7 @@ func (c *Claims) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-timer.C():
+		case <-timer.C:
 			timer.Reset(every)
 		}
 	}
@@ -85,14 +85,14 @@ func (c *Claims) Run(ctx context.Context) error {
 			return nil
 		case <-renewed:
 		case <-configured:
-		case <-timer.C():
+		case <-timer.C:
 			timer.Reset(every)
 			c.findLeaks(ctx, &leaks)
 			c.resetSlices(ctx, c.sliced())
 			c.sweepMPS(ctx)
 			c.giveBackReleased(ctx)
 			c.forget()
-			if err := errors.Join(sweepTemporary(c.store.folder(), ".", c.options.Clock), c.sweepSpecs()); err != nil {
+			if err := errors.Join(sweepTemporary(c.store.folder(), "."), c.sweepSpecs()); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
 		}
@@ -103,7 +103,7 @@ func (c *Claims) Run(ctx context.Context) error {
 // call that has one may wait for follow.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
-	timer := c.options.Clock.NewTimer(every)
+	timer := time.NewTimer(every)
 	defer timer.Stop()
 	var problem error
 	for {
@@ -127,7 +127,7 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		case <-found:
 		case <-changed:
 		case <-published: // what it says of devices is not in specs; that there are any is what counts
-		case <-timer.C():
+		case <-timer.C:
 			timer.Reset(every)
 		}
 	}
@@ -142,9 +142,9 @@ func (c *Claims) waitsForUVM(snapshot inventory.Snapshot) bool {
 		return false
 	}
 	if c.noUVM.IsZero() {
-		c.noUVM = c.options.Clock.Now()
+		c.noUVM = time.Now()
 	}
-	return c.options.Clock.Since(c.noUVM) < inventory.UVMPatience
+	return time.Since(c.noUVM) < inventory.UVMPatience
 }
 
 // gives reports whether GPUs are to be given to claims.
@@ -165,7 +165,7 @@ func textOf(err error) string {
 // sweepSpecs removes what a process that was killed has left of specs.
 func (c *Claims) sweepSpecs() error {
 	prefix := "." + strings.TrimSuffix(filepath.Base(c.store.specs.File("")), ".yaml")
-	return sweepTemporary(c.options.CDIDir, prefix, c.options.Clock)
+	return sweepTemporary(c.options.CDIDir, prefix)
 }
 
 // load reads the records. One that cannot be read is set aside, and one that was lost is restored from the spec of its claim.
@@ -345,7 +345,7 @@ type leaks struct {
 // findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and at the API server it is not there, or
 // was given other devices since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
-	now := c.options.Clock.Now()
+	now := time.Now()
 	c.mu.Lock()
 	records := c.records
 	c.mu.Unlock()

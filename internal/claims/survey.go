@@ -40,7 +40,7 @@ func (c *Claims) Divide(ctx context.Context) error {
 		var again <-chan time.Time
 		if snapshot.Generation > 0 {
 			if c.survey(ctx, snapshot, configured, surveys) {
-				again = c.options.Clock.After(surveyAgain)
+				again = time.After(surveyAgain)
 			}
 		}
 		select {

@@ -34,7 +34,7 @@ type fewerTaint struct {
 // announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next
 // process.
 func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
-	t := &fewerTaint{daemon: d, api: c.client, again: feed.NewAlarm(clock.RealClock{}), began: time.Now()}
+	t := &fewerTaint{daemon: d, api: c.client, again: new(feed.Alarm), began: time.Now()}
 	wake := func() []<-chan struct{} {
 		_, node := c.client.Nodes().Latest()
 		_, fewer := d.Fewer.Latest()

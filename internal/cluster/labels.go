@@ -328,7 +328,7 @@ type featureLabeler struct {
 
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
 func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, again: feed.NewAlarm(clock.RealClock{})}
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, again: new(feed.Alarm)}
 	defer func() { _ = l.tell(nil) }()
 	wake := func() []<-chan struct{} { return append(l.changes(), l.again.Rings()) }
 	kubeapi.Keep(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {

@@ -66,7 +66,7 @@ func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
 	if d.MIGWish == nil {
 		return
 	}
-	l := &layoutLabeler{client: c.client, daemon: d, again: feed.NewAlarm(clock.RealClock{})}
+	l := &layoutLabeler{client: c.client, daemon: d, again: new(feed.Alarm)}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()

@@ -51,7 +51,7 @@ func (p *process) makes(layout string, state mig.ConfigState, reason string) {
 	p.s.Helper()
 	p.s.until("the owner is told "+layout, func() bool { return p.MIGWish.Wishes().Value().Layout == layout })
 	w := p.MIGWish.Wishes().Value()
-	p.MIG.Publish(mig.Status{Layout: w.Layout, Origin: w.Origin, Again: w.Again, State: state, Reason: reason})
+	p.MIG.Publish(mig.Status{Layout: w.Layout, Again: w.Again, State: state, Reason: reason})
 }
 
 // says is the state and the reason that the node has.

@@ -137,7 +137,7 @@ type releaser struct {
 // the configuration does not want it any more.
 func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 	r := &c.releaser
-	*r = releaser{client: c.client, daemon: d, again: feed.NewAlarm(clock.RealClock{}), sighting: r.sighting, owed: r.owed}
+	*r = releaser{client: c.client, daemon: d, again: new(feed.Alarm), sighting: r.sighting, owed: r.owed}
 	wake := func() []<-chan struct{} {
 		_, node := r.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()

@@ -65,7 +65,7 @@ type rebooter struct {
 
 // askForReboot keeps the annotation until ctx ends, while the configuration wants that. It stays then.
 func (c *Cluster) askForReboot(ctx context.Context, d daemon.View) {
-	r := &rebooter{client: c.client, daemon: d, boot: c.spread.boot, again: feed.NewAlarm(clock.RealClock{})}
+	r := &rebooter{client: c.client, daemon: d, boot: c.spread.boot, again: new(feed.Alarm)}
 	wake := func() []<-chan struct{} {
 		_, node := r.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()

@@ -32,7 +32,7 @@ func newPublisher(
 ) *publisher {
 	return &publisher{
 		client: client, devices: devices, spread: first, driver: driver,
-		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.NewAlarm(clock.RealClock{}), ledger: newSliceLedger(),
+		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: new(feed.Alarm), ledger: newSliceLedger(),
 	}
 }
 

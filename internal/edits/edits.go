@@ -28,7 +28,6 @@ type Edits struct {
 // A Mount is a path of the host that the container sees.
 type Mount struct {
 	HostPath, ContainerPath string
-	ReadOnly                bool
 }
 
 // The environment variables by which NVIDIA's container runtime knows what a container is to have.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"reflect"
 	"time"
-
-	"k8s.io/utils/clock"
 )
 
 // AnyOf waits until one of the channels is closed, such as those of Latest, or ctx ends. It reports whether ctx goes on. A nil
@@ -32,16 +30,12 @@ func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
 	}
 }
 
-// An Alarm wakes a loop at a time. It is for one goroutine.
+// An Alarm wakes a loop at a time. It is for one goroutine. The zero Alarm is not set.
 type Alarm struct {
-	clock clock.Clock
 	rings Feed[struct{}]
 	due   time.Time       // when it rings next
 	until <-chan struct{} // once it is closed, nothing is due
 }
-
-// NewAlarm returns an Alarm that is not set.
-func NewAlarm(c clock.Clock) *Alarm { return &Alarm{clock: c} }
 
 // Rings returns a channel that is closed when the Alarm rings next. To take it before the Alarm is set misses nothing.
 func (a *Alarm) Rings() <-chan struct{} {
@@ -51,7 +45,7 @@ func (a *Alarm) Rings() <-chan struct{} {
 
 // After has the Alarm ring after a time; it stays if it rings earlier already. Once ctx ends, it does not ring any more.
 func (a *Alarm) After(ctx context.Context, d time.Duration) {
-	now := a.clock.Now()
+	now := time.Now()
 	select {
 	case <-a.until:
 		a.due = time.Time{}
@@ -61,7 +55,7 @@ func (a *Alarm) After(ctx context.Context, d time.Duration) {
 		return
 	}
 	a.due, a.until = now.Add(d), ctx.Done()
-	over := a.clock.After(d)
+	over := time.After(d)
 	go func() {
 		select {
 		case <-ctx.Done():

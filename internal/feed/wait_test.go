@@ -6,8 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
@@ -46,7 +44,7 @@ func TestAnyOf(t *testing.T) {
 // TestAlarm: the earliest time counts, and what was due at the end of a context is due no more.
 func TestAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := feed.NewAlarm(clock.RealClock{})
+		a := new(feed.Alarm)
 		began := time.Now()
 		ctx, end := context.WithCancel(t.Context())
 		rings := func(want time.Duration) {

@@ -31,7 +31,7 @@ type Wish struct {
 	EvictTimeout time.Duration
 	// Pause says that DaemonSets are paused whose pods have open a GPU that is to change and that the driver calls in use.
 	Pause bool
-	// Origin says where the Wish comes from, for people: "configuration file", "label", "mig apply".
+	// Origin says where the Wish comes from: "configuration file", "label", "mig apply". A Wish from elsewhere is tried at once.
 	Origin string
 	// Again is a number: when it changes, what failed is tried again at once.
 	Again uint64
@@ -57,9 +57,9 @@ const (
 // A Status is the state of the owner and of each GPU.
 type Status struct {
 	State ConfigState
-	// Layout, Origin and Again are those of the Wish that the other fields are about.
-	Layout, Origin string
-	Again          uint64
+	// Layout and Again are those of the Wish that the other fields are about.
+	Layout string
+	Again  uint64
 	// Reason says why the State is not success; empty if it is, or if there is no Wish.
 	Reason string
 	// GPUs are the GPUs that have multi-instance mode, by ascending Index.

@@ -280,7 +280,7 @@ func (o *Owner) publishLocked() {
 
 // composeLocked returns the Status.
 func (o *Owner) composeLocked() Status {
-	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
+	s := Status{Layout: o.wish.Layout, Again: o.wish.Again}
 	read := func(g *ownedGPU) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
 	s.Resume = o.news > 0 && !errors.Is(o.journal.writable(), errFormer)
 	known := slices.ContainsFunc(o.allLocked(), read)

@@ -375,8 +375,7 @@ func (s *service) refuse(err error) error {
 func answer(e edits.Edits) *pluginapi.ContainerAllocateResponse {
 	response := &pluginapi.ContainerAllocateResponse{Envs: e.Env, Annotations: e.Annotations}
 	for _, m := range e.Mounts {
-		response.Mounts = append(response.Mounts,
-			&pluginapi.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
+		response.Mounts = append(response.Mounts, &pluginapi.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath})
 	}
 	for _, n := range e.Nodes {
 		response.Devices = append(response.Devices,

@@ -142,13 +142,13 @@ func TestWhatAContainerGets(t *testing.T) {
 	t.Parallel()
 	got := answer(edits.Edits{
 		Env: map[string]string{"A": "b"}, Annotations: map[string]string{"c": "d"}, CDIDevices: []string{"e", "f"},
-		Mounts: []edits.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}},
+		Mounts: []edits.Mount{{HostPath: "/h", ContainerPath: "/c"}},
 		Nodes:  []edits.DeviceNode{{HostPath: "/dev/h", ContainerPath: "/dev/c", Permissions: "rw"}},
 	})
 	want := &pluginapi.ContainerAllocateResponse{
 		Envs: map[string]string{"A": "b"}, Annotations: map[string]string{"c": "d"},
 		CdiDevices: []*pluginapi.CDIDevice{{Name: "e"}, {Name: "f"}},
-		Mounts:     []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}},
+		Mounts:     []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c"}},
 		Devices:    []*pluginapi.DeviceSpec{{HostPath: "/dev/h", ContainerPath: "/dev/c", Permissions: "rw"}},
 	}
 	if !proto.Equal(want, got) {
