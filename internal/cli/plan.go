@@ -164,7 +164,7 @@ func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 			return planned{}, fmt.Errorf("allocate %s: %w", r.Name, err)
 		}
 		printed := plannedResource{Name: r.Name, Container: plannedEdits(e)}
-		for _, d := range r.Devices {
+		for d := range r.All() {
 			device := plannedDevice{ID: d.ID, Index: d.Index, Healthy: d.Healthy, Reason: d.Reason}
 			if d.NUMANode != inventory.NoNUMANode {
 				device.NUMANode = &d.NUMANode

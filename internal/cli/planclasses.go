@@ -62,7 +62,7 @@ func namedResources(plan resource.Plan, s inventory.Snapshot, mps bool) (all []d
 	for _, r := range plan.Resources {
 		named := dra.NamedResource{Name: r.Name}
 		count := map[string]int{}
-		for _, d := range r.Devices {
+		for d := range r.All() {
 			if _, shared := resource.SplitID(d.ID); shared {
 				named.Shared = true
 			}

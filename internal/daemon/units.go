@@ -135,12 +135,8 @@ func addUnits(devices []status.Device, plan resource.Plan) {
 		if !r.InUnits() {
 			continue
 		}
-		mib := map[string]int{}
-		for _, d := range r.Devices {
-			mib[d.UUID] += resource.UnitMiB(r.Name)
-		}
 		for i := range devices {
-			devices[i].UnitsMiB += mib[devices[i].UUID]
+			devices[i].UnitsMiB += r.UnitCount(devices[i].UUID) * resource.UnitMiB(r.Name)
 		}
 	}
 }

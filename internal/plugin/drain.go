@@ -120,7 +120,7 @@ func (s *Set) waitFor(f *oldForm) int {
 	form := resource.HeldForm{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
 	waiting := 0
 	for _, r := range s.asked.plan.Resources {
-		for _, d := range r.Devices {
+		for d := range r.All() {
 			if form.Conflicts(d) {
 				waiting++
 			}

@@ -126,7 +126,7 @@ func (s *Set) isFewer(usable map[string]bool) bool {
 	}
 	after := map[string]int{}
 	for _, r := range s.asked.plan.Resources {
-		for _, d := range r.Devices {
+		for d := range r.All() {
 			if !d.Healthy {
 				continue
 			}

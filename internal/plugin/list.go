@@ -72,25 +72,28 @@ func newList(name string, c clock.PassiveClock) *list {
 
 // replace takes in what the plan has of the resource now. Devices that the plan no longer has begin to depart.
 func (l *list) replace(r resource.Resource) {
-	for _, device := range l.resource.Devices {
-		if _, stays := r.Device(device.ID); !stays {
-			d := departure{device: device, possession: possession{allocated: l.allocated[device.ID], waits: waitsForReading},
-				left:   l.offered[device.UUID] && device.Healthy,
-				reason: "the device is not on this node any more, or the configuration no longer offers it"}
-			if !l.offered[device.UUID] {
-				d.holding, d.taken = unheld, true
-			}
-			l.departing[device.ID] = d
+	for device := range l.resource.Without(r) {
+		d := departure{device: device, possession: possession{allocated: l.allocated[device.ID], waits: waitsForReading},
+			left:   l.offered[device.UUID] && device.Healthy,
+			reason: "the device is not on this node any more, or the configuration no longer offers it"}
+		if !l.offered[device.UUID] {
+			d.holding, d.taken = unheld, true
 		}
+		l.departing[device.ID] = d
 	}
 	offered := map[string]bool{}
 	for _, device := range r.Devices {
-		_, stays := l.resource.Device(device.ID)
-		d, returns := l.departing[device.ID]
-		if stays && l.offered[device.UUID] || returns && !d.cannotBeHeld() {
+		if l.offered[device.UUID] && !l.resource.Lacks(device.ID) {
 			offered[device.UUID] = true
 		}
-		delete(l.departing, device.ID)
+	}
+	for id, d := range l.departing {
+		if device, returns := r.Device(id); returns {
+			if !d.cannotBeHeld() {
+				offered[device.UUID] = true
+			}
+			delete(l.departing, id)
+		}
 	}
 	l.resource, l.offered = r, offered
 }
@@ -159,21 +162,23 @@ func (l *list) departures() []Departing {
 // content is kept.
 func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool) {
 	l.resource = r
-	planned := make([]*pluginapi.Device, 0, len(r.Devices)+len(l.departing))
-	unoffered := 0
+	before := l.views.Value()
+	planned := make([]*pluginapi.Device, 0, len(before.response.Devices))
+	unoffered, numa := 0, -1         // not known
 	var same *pluginapi.TopologyInfo // devices share it: there may be thousands
-	for i, device := range r.Devices {
-		if i == 0 || r.Devices[i-1].NUMANode != device.NUMANode {
-			same = near(device, nil)
+	for device := range r.All() {
+		if device.NUMANode != numa {
+			same, numa = near(device, nil), device.NUMANode
 		}
 		if !withheld[device.UUID] {
 			l.offered[device.UUID] = true
 		}
 		if r.InUnits() {
-			if device.Healthy && !l.units.offered[i] {
+			offered := l.units.offered[len(planned)]
+			if device.Healthy && !offered {
 				unoffered++
 			}
-			device.Healthy = l.units.offered[i]
+			device.Healthy = offered
 		}
 		planned = append(planned, wire(device, same))
 	}
@@ -186,7 +191,6 @@ func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool)
 	planned = leaveRoom(planned, departing, l.listedBefore())
 	l.adopted = nil
 	devices := slices.Concat(planned, departing)
-	before := l.views.Value()
 	response := &pluginapi.ListAndWatchResponse{Devices: devices}
 	if slices.EqualFunc(devices, before.response.Devices, sameDevice) {
 		response = before.response

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -78,8 +79,7 @@ func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
 
 // useOf returns what is known of the units of a resource that containers hold.
 func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
-	use := resource.UnitUse{Containers: map[string]int{}, Departing: map[string]int{}}
-	use.Used = func(id string) bool { _, used := containers[id]; return used }
+	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{}, Departing: map[string]int{}}
 	seen := map[[2]string]bool{}
 	for id, container := range containers {
 		uuid, _ := resource.SplitID(id)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"regexp"
 	"slices"
 	"strconv"
@@ -62,7 +63,8 @@ func (d Device) MPSDaemon() string {
 type Resource struct {
 	// Name is the full name, such as nvidia.com/gpu.
 	Name string
-	// Devices are the devices of the resource, by index and then by replica.
+	// Devices are the devices of the resource, by index and then by replica. Of units of memory they are the first of each GPU, because there
+	// are thousands that differ in their IDs alone: All makes the others.
 	Devices []Device
 
 	onePerRequest bool
@@ -70,8 +72,9 @@ type Resource struct {
 	migParents    bool
 	graph         *topology.Graph
 	preference    *topology.Preference
-	byID          map[string]int // position in Devices; nil if they are units of memory
+	at            map[string]int // position in Devices, by ID; of units of memory, by UUID
 	units         *unitRules     // nil if the devices are no units of memory
+	counts        []int          // how many units each GPU has, in the order of Devices
 }
 
 // NewResource returns a resource of the given devices, which it orders, on a node whose GPUs are connected as graph
@@ -84,14 +87,17 @@ func NewResource(name string, o Options, graph *topology.Graph, devices []Device
 
 // with returns the resource with other devices, which are in order.
 func (r Resource) with(devices []Device) Resource {
-	if r.Devices = devices; r.units != nil {
-		r.units = r.units.of(devices)
+	r.Devices, r.at = devices, make(map[string]int, len(devices))
+	if r.units != nil {
+		r.counts = make([]int, len(devices))
+		for i, d := range devices {
+			r.at[d.UUID], r.counts[i] = i, r.units.gpus[d.UUID].count
+		}
 		return r
 	}
-	r.byID = make(map[string]int, len(devices))
 	choice := make([]topology.Device, len(devices))
 	for i, d := range devices {
-		r.byID[d.ID] = i
+		r.at[d.ID] = i
 		choice[i] = topology.Device{ID: d.ID, UUID: d.UUID, GPU: d.GPU, Healthy: d.Healthy}
 		if r.migParents {
 			choice[i].GPU = d.UUID
@@ -106,6 +112,28 @@ func (r Resource) Equal(other Resource) bool {
 	return r.Name == other.Name && slices.Equal(r.Devices, other.Devices) &&
 		r.onePerRequest == other.onePerRequest && r.policy == other.policy && r.migParents == other.migParents &&
 		r.units.equal(other.units) && (r.graph == other.graph || r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
+}
+
+// All returns all devices of the resource, in order.
+func (r Resource) All() iter.Seq[Device] { return r.Without(Resource{}) }
+
+// Without returns the devices that another resource does not have, in order.
+func (r Resource) Without(other Resource) iter.Seq[Device] {
+	return func(yield func(Device) bool) {
+		for _, d := range r.Devices {
+			if r.units == nil {
+				if other.Lacks(d.ID) && !yield(d) {
+					return
+				}
+				continue
+			}
+			for n, count := other.UnitCount(d.UUID), r.UnitCount(d.UUID); n < count; n++ {
+				if d.ID = replicaID(d.UUID, n); !yield(d) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Members returns one device of the resource for each GPU or MIG device, in the order of Devices.
@@ -123,12 +151,14 @@ func (r Resource) Members() []Device {
 func (r Resource) Device(id string) (Device, bool) {
 	if r.units != nil {
 		gpu, n := r.unit(id)
-		if gpu < 0 || n >= len(r.units.gpus[gpu].devices) {
+		if gpu < 0 || n >= r.counts[gpu] {
 			return Device{}, false
 		}
-		return r.units.gpus[gpu].devices[n], true
+		d := r.Devices[gpu]
+		d.ID = id
+		return d, true
 	}
-	i, found := r.byID[id]
+	i, found := r.at[id]
 	if !found {
 		return Device{}, false
 	}

@@ -12,7 +12,7 @@ const MaxList = 4 << 20
 // gathered are the devices of one resource while a plan is made. It holds no more than kubelet accepts, so that a configuration
 // with too many replicas does not use up the memory.
 type gathered struct {
-	devices []Device // with their replicas; nil once the list is too long
+	devices []Device // with their replicas, but of units the first alone; nil once the list is too long
 	members []Device // without
 	// ids is the number of devices in the list, and bytes the length of the list. Both stop at the highest int.
 	ids, bytes int
@@ -32,12 +32,17 @@ func (g *gathered) add(d Device, replicas int) {
 		g.count(min(digits, replicas)-first, listed(d))
 		first = digits
 	}
-	switch {
-	case g.bytes > MaxList:
+	if g.bytes > MaxList {
 		g.devices = nil
-	case d.Sharing == Unshared:
+		return
+	}
+	switch d.Sharing {
+	case Unshared:
 		g.devices = append(g.devices, d)
-	default:
+	case InUnits, InMPSUnits, InDriverUnits:
+		d.ID = replicaID(d.UUID, 0)
+		g.devices = append(g.devices, d)
+	case TimeSliced, MPS, Percentage:
 		g.devices = slices.Grow(g.devices, replicas)
 		for n := range replicas {
 			d.ID = replicaID(d.UUID, n)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,10 +95,11 @@ func load(t *testing.T, file string) resource.Options {
 func describe(p resource.Plan) string {
 	var b strings.Builder
 	for _, r := range p.Resources {
-		fmt.Fprintf(&b, "  %s: %d\n", r.Name, len(r.Devices))
-		for i := 0; i < len(r.Devices); {
-			d, n := r.Devices[i], 0
-			for ; i < len(r.Devices) && r.Devices[i].UUID == d.UUID; i++ {
+		devices := slices.Collect(r.All())
+		fmt.Fprintf(&b, "  %s: %d\n", r.Name, len(devices))
+		for i := 0; i < len(devices); {
+			d, n := devices[i], 0
+			for ; i < len(devices) && devices[i].UUID == d.UUID; i++ {
 				n++
 			}
 			fmt.Fprintf(&b, "    %s %s minor %d NUMA %d", d.Index, d.UUID, d.Minor, d.NUMANode)

@@ -2,7 +2,9 @@ package resource_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -28,6 +30,7 @@ func pack(t *testing.T, units resource.Units) (result packing) {
 	}
 	units.ReserveMiB = 1024
 	r, _ := resource.New(inventory.Snapshot{GPUs: gpus}, inUnits(units, indices...)).Resource(unitsName)
+	devices := slices.Collect(r.All())
 	random := rand.New(rand.NewPCG(27, 1))
 	type pod struct {
 		size, runs int
@@ -53,12 +56,12 @@ func pack(t *testing.T, units resource.Units) (result packing) {
 		running = left
 		var waiting []*pod
 		for _, p := range queue {
-			offered, gpu := r.OfferUnits(resource.UnitUse{Used: func(id string) bool { return used[id] }}, keep, false)
+			offered, gpu := r.OfferUnits(resource.UnitUse{Used: slices.Collect(maps.Keys(used))}, keep, false)
 			keep = gpu
 			var available []string
 			for i, is := range offered {
-				if is && !used[r.Devices[i].ID] {
-					available = append(available, r.Devices[i].ID)
+				if is && !used[devices[i].ID] {
+					available = append(available, devices[i].ID)
 				}
 			}
 			if len(available) < p.size { // the scheduler does not send it

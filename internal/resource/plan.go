@@ -45,7 +45,7 @@ type planner struct {
 	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
 	resources map[string]*gathered // by name
 	units     []unitGPU
-	clients   map[string]int // of GPUs in units, by UUID: how many containers can hold units
+	unitGPUs  map[string]unitsOf // by UUID; nil without units
 	plan      Plan
 }
 
@@ -90,11 +90,11 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 // resource returns the resource of gathered devices.
 func (p *planner) resource(name string, graph *topology.Graph) Resource {
 	devices := p.resources[name].devices
-	if name != p.options.Units.Name || p.clients == nil {
+	if name != p.options.Units.Name || p.unitGPUs == nil {
 		return NewResource(name, p.options, graph, devices)
 	}
 	slices.SortStableFunc(devices, compareDevices)
-	r := Resource{Name: name, units: &unitRules{fit: p.options.Units.Fit, fill: p.options.Units.Fill, clients: p.clients}}
+	r := Resource{Name: name, units: &unitRules{fit: p.options.Units.Fit, fill: p.options.Units.Fill, gpus: p.unitGPUs}}
 	return r.with(devices)
 }
 

@@ -23,7 +23,7 @@ func counts(p resource.Plan) []string {
 		line := r.Name
 		var indices []string
 		replicas := map[string]int{}
-		for _, d := range r.Devices {
+		for d := range r.All() {
 			if replicas[d.Index] == 0 {
 				indices = append(indices, d.Index)
 			}

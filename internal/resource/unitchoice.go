@@ -14,22 +14,11 @@ import (
 // InUnits reports whether the devices of the resource are units of memory, which the plan has.
 func (r Resource) InUnits() bool { return r.units != nil }
 
-// unitRules say how the units of a resource are offered and chosen.
+// unitRules say how many units each GPU of a resource has, and how they are offered and chosen.
 type unitRules struct {
-	fit     Fit
-	fill    Fill
-	clients map[string]int // by UUID of the GPU: how many containers can hold units of it
-	gpus    []unitsOf
-	at      map[string]int // position in gpus, by UUID
-}
-
-// of returns the rules for other devices.
-func (u *unitRules) of(devices []Device) *unitRules {
-	made := &unitRules{fit: u.fit, fill: u.fill, clients: u.clients, gpus: unitGPUs(devices), at: map[string]int{}}
-	for i, of := range made.gpus {
-		made.at[of.gpu] = i
-	}
-	return made
+	fit  Fit
+	fill Fill
+	gpus map[string]unitsOf // by UUID
 }
 
 // equal reports whether units are offered and chosen alike.
@@ -37,46 +26,38 @@ func (u *unitRules) equal(other *unitRules) bool {
 	if u == nil || other == nil {
 		return u == other
 	}
-	return u.fit == other.fit && u.fill == other.fill && maps.Equal(u.clients, other.clients)
+	return u.fit == other.fit && u.fill == other.fill && maps.Equal(u.gpus, other.gpus)
 }
 
-// unitsOf are the units of a GPU in a list.
+// unitsOf are the units of a GPU.
 type unitsOf struct {
-	gpu     string
-	index   string
-	healthy bool
-	devices []Device // from the unit 0 on
+	count   int
+	clients int // how many containers can hold units at the same time
 }
 
-// unitGPUs returns the units of a resource, GPU by GPU, in the order of the list.
-func unitGPUs(devices []Device) []unitsOf {
-	var all []unitsOf
-	for first := 0; first < len(devices); {
-		d, next := devices[first], first+1
-		for next < len(devices) && devices[next].UUID == d.UUID {
-			next++
-		}
-		all = append(all, unitsOf{gpu: d.UUID, index: d.Index, healthy: d.Healthy, devices: devices[first:next]})
-		first = next
+// UnitCount returns how many units a GPU has, which are numbered from 0 on.
+func (r Resource) UnitCount(gpu string) int {
+	if g, there := r.at[gpu]; there && r.units != nil {
+		return r.counts[g]
 	}
-	return all
+	return 0
 }
 
 // preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers. Those that left the plan have the highest.
 func (r Resource) preferUnits(available, required []string, size int) ([]string, error) {
-	gpus, free, known := r.units.gpus, make([][]bool, len(r.units.gpus)), 0
-	counts, left := make([]int, len(gpus)), make([][]string, len(gpus))
+	gpus, free, known := len(r.Devices), make([][]bool, len(r.Devices)), 0
+	counts, left := make([]int, gpus), make([][]string, gpus)
 	for _, ids := range [...][]string{available, required} {
 		for _, id := range ids {
 			g, n := r.unit(id)
 			switch {
 			case g < 0:
 				continue
-			case n >= len(gpus[g].devices):
+			case n >= r.counts[g]:
 				left[g] = append(left[g], id)
 				continue
 			case free[g] == nil:
-				free[g] = make([]bool, len(gpus[g].devices))
+				free[g] = make([]bool, r.counts[g])
 			}
 			if !free[g][n] {
 				free[g][n] = true
@@ -109,8 +90,8 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 		}
 	}
 	for n, is := range free[best] {
-		if is {
-			take(gpus[best].devices[n].ID)
+		if is && len(taken) < size { // an ID is made for each
+			take(replicaID(r.Devices[best].UUID, n))
 		}
 	}
 	for _, id := range left[best] {
@@ -122,7 +103,7 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 // bestGPU returns the position of the GPU that a container best gets so many units of; -1 if none has enough.
 func (r Resource) bestGPU(counts []int, required []string, size int) int {
 	best := -1
-	for g, gpu := range r.units.gpus {
+	for g, gpu := range r.Devices {
 		if counts[g] < size || counts[g] == 0 || slices.ContainsFunc(required, func(id string) bool {
 			of, _ := r.unit(id)
 			return of != g
@@ -135,9 +116,9 @@ func (r Resource) bestGPU(counts []int, required []string, size int) int {
 			if r.units.fill == FillEmptiest {
 				order = -order
 			}
-			if gpu.healthy != r.units.gpus[best].healthy {
+			if gpu.Healthy != r.Devices[best].Healthy {
 				order = 1
-				if gpu.healthy {
+				if gpu.Healthy {
 					order = -1
 				}
 			}
@@ -163,7 +144,7 @@ func (r Resource) named(units [][]bool) []string {
 	for g, of := range units {
 		for n, is := range of {
 			if is {
-				ids = append(ids, r.units.gpus[g].devices[n].ID)
+				ids = append(ids, replicaID(r.Devices[g].UUID, n))
 			}
 		}
 	}
@@ -174,7 +155,7 @@ func (r Resource) named(units [][]bool) []string {
 // ID is not that of a unit of these GPUs.
 func (r Resource) unit(id string) (gpu, n int) {
 	uuid, number, shared := strings.Cut(id, replicaMark)
-	gpu, known := r.units.at[uuid]
+	gpu, known := r.at[uuid]
 	n, err := strconv.Atoi(number)
 	if !shared || !known || err != nil || n < 0 || len(number) > 1 && number[0] < '1' {
 		return -1, 0
@@ -205,60 +186,69 @@ func (r Resource) admitUnits(devices []Device) error {
 
 // A UnitUse is what is known of the units that containers hold.
 type UnitUse struct {
-	// Used reports whether a container holds a unit, or was given it a moment ago.
-	Used func(id string) bool
+	// Used are the IDs of the units that a container holds, or was given a moment ago. Others are ignored.
+	Used []string
 	// Containers counts the containers that hold units, by the UUID of the GPU.
 	Containers map[string]int
 	// Departing counts the units that containers hold and the plan no longer has, by the UUID of the GPU.
 	Departing map[string]int
 }
 
-// OfferUnits returns which units are on offer, in the order of Devices, and with FitOne whose free units are: those of the GPU with the
+// OfferUnits returns which units are on offer, in the order of All, and with FitOne whose free units are: those of the GPU with the
 // most. Units that containers hold are on offer always, so that the node's count is what the scheduler subtracts for them. The GPU keep
 // stays the one if it has as many as any other; with stay, if it has any.
 func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []bool, gpu string) {
-	free, best := make([]int, len(r.units.gpus)), -1
-	for g, of := range r.units.gpus {
-		free[g] = r.freeUnits(of, use)
-		if best < 0 || free[g] > free[best] || free[g] == free[best] && of.gpu == keep {
+	used := r.usedUnits(use)
+	free, best := make([]int, len(r.Devices)), -1
+	for g, d := range r.Devices {
+		free[g] = r.freeUnits(d, used[g], use)
+		if best < 0 || free[g] > free[best] || free[g] == free[best] && d.UUID == keep {
 			best = g
 		}
 	}
-	if g, known := r.units.at[keep]; known && stay && free[g] > 0 {
+	if g, known := r.at[keep]; known && stay && free[g] > 0 {
 		best = g
 	}
-	offered = make([]bool, 0, len(r.Devices))
-	for g, of := range r.units.gpus {
+	for g, d := range r.Devices {
 		left := free[g]
 		if r.units.fit == FitOne && g != best {
 			left = 0
 		}
-		for _, d := range of.devices {
-			switch {
-			case !d.Healthy:
-				offered = append(offered, false)
-			case use.Used(d.ID):
-				offered = append(offered, true)
-			default:
-				offered = append(offered, left > 0)
+		for _, held := range used[g] {
+			offered = append(offered, d.Healthy && (held || left > 0))
+			if !held {
 				left--
 			}
 		}
 	}
 	if best >= 0 && r.units.fit == FitOne {
-		gpu = r.units.gpus[best].gpu
+		gpu = r.Devices[best].UUID
 	}
 	return offered, gpu
 }
 
+// usedUnits returns which units containers hold, by the position of the GPU and the number of the unit.
+func (r Resource) usedUnits(use UnitUse) [][]bool {
+	used := make([][]bool, len(r.Devices))
+	for g := range r.Devices {
+		used[g] = make([]bool, r.counts[g])
+	}
+	for _, id := range use.Used {
+		if g, n := r.unit(id); g >= 0 && n < len(used[g]) {
+			used[g][n] = true
+		}
+	}
+	return used
+}
+
 // freeUnits counts the units of a GPU that a container can get.
-func (r Resource) freeUnits(of unitsOf, use UnitUse) int {
-	if use.Containers[of.gpu] >= r.units.clients[of.gpu] {
+func (r Resource) freeUnits(gpu Device, used []bool, use UnitUse) int {
+	if !gpu.Healthy || use.Containers[gpu.UUID] >= r.units.gpus[gpu.UUID].clients {
 		return 0
 	}
-	free := -use.Departing[of.gpu]
-	for _, d := range of.devices {
-		if d.Healthy && !use.Used(d.ID) {
+	free := -use.Departing[gpu.UUID]
+	for _, held := range used {
+		if !held {
 			free++
 		}
 	}
@@ -270,5 +260,5 @@ func (r Resource) UnitClients(gpu string) int {
 	if r.units == nil {
 		return 0
 	}
-	return r.units.clients[gpu]
+	return r.units.gpus[gpu].clients
 }

@@ -161,15 +161,14 @@ func (p *planner) placeUnits(c candidate) bool {
 	case p.options.Units.Driver:
 		d.Sharing = InDriverUnits
 	}
-	p.units = append(p.units, unitGPU{device: d, count: count, clients: mpsClients(*c.gpu, p.cuda)})
+	p.units = append(p.units, unitGPU{d, unitsOf{count: count, clients: mpsClients(*c.gpu, p.cuda)}})
 	return true
 }
 
 // A unitGPU is a GPU in units.
 type unitGPU struct {
-	device  Device
-	count   int // of units
-	clients int // containers that can use it at the same time
+	device Device
+	unitsOf
 }
 
 // gatherUnits makes the resource of all GPUs in units. Where their list would be too long, each has as many units as fit.
@@ -198,17 +197,13 @@ func (p *planner) gatherUnits() {
 		p.warn("resource %s has fewer units than its GPUs have memory for: the list would have %d bytes, and %d are used at most; %s",
 			p.options.Units.Name, bytes, maxUnitsList, fits)
 	}
-	p.clients = map[string]int{}
-	all := 0
-	for i, u := range p.units {
-		if bytes > maxUnitsList {
-			p.units[i].count = u.count * (maxUnitsList >> 10) / (bytes >> 10) // in KiB, so as not to overflow
-		}
-		p.clients[u.device.UUID] = u.clients
-		all += p.units[i].count
-	}
-	g := &gathered{devices: make([]Device, 0, all)} // thousands: they are not copied as the list grows
+	p.unitGPUs = map[string]unitsOf{}
+	g := &gathered{}
 	for _, u := range p.units {
+		if bytes > maxUnitsList {
+			u.count = u.count * (maxUnitsList >> 10) / (bytes >> 10) // in KiB, so as not to overflow
+		}
+		p.unitGPUs[u.device.UUID] = u.unitsOf
 		g.add(u.device, u.count)
 	}
 	p.resources[p.options.Units.Name] = g

@@ -3,6 +3,7 @@ package resource_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -113,13 +114,14 @@ func TestUnitsOfALongList(t *testing.T) {
 		all = append(all, resource.Ref(fmt.Sprint(i)))
 	}
 	plan := resource.New(inventory.Snapshot{GPUs: gpus}, inUnits(resource.Units{Name: "volcano.sh/gpu-mem.128Mi"}, all...))
-	bytes, of := 0, map[string]int{}
-	for _, d := range plan.Resources[0].Devices {
+	bytes, devices, of := 0, 0, map[string]int{}
+	for d := range plan.Resources[0].All() {
 		bytes += len(d.ID) + 20
+		devices++
 		of[d.Index]++
 	}
 	if bytes > 3<<20 || bytes < 2<<20 || len(of) != 32 || of["0"] != of["31"] {
-		t.Errorf("%d devices in about %d bytes, of %d GPUs, %d of the first and %d of the last", len(plan.Resources[0].Devices), bytes, len(of), of["0"], of["31"])
+		t.Errorf("%d devices in about %d bytes, of %d GPUs, %d of the first and %d of the last", devices, bytes, len(of), of["0"], of["31"])
 	}
 	if len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], "units of 256Mi fit") {
 		t.Errorf("warnings: %q", plan.Warnings)
@@ -153,7 +155,7 @@ func TestUnitsNames(t *testing.T) {
 // ids returns the first n units of a GPU from the unit first on.
 func ids(r resource.Resource, index string, first, n int) []string {
 	var all []string
-	for _, d := range r.Devices {
+	for d := range r.All() {
 		if d.Index == index {
 			all = append(all, d.ID)
 		}
@@ -206,10 +208,11 @@ func TestPreferredUnits(t *testing.T) {
 func TestUnitsOfTwoGPUsAreRefused(t *testing.T) {
 	t.Parallel()
 	r := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}}, inUnits(resource.Units{}, "0", "1")).Resources[0]
-	if err := r.Admit(r.Devices[:8]); err != nil {
+	devices := slices.Collect(r.All())
+	if err := r.Admit(devices[:8]); err != nil {
 		t.Errorf("of one GPU: %v", err)
 	}
-	if err := r.Admit(r.Devices[6:9]); err == nil || !strings.Contains(err.Error(), "2 of GPU 0 and 1 of GPU 1") {
+	if err := r.Admit(devices[6:9]); err == nil || !strings.Contains(err.Error(), "2 of GPU 0 and 1 of GPU 1") {
 		t.Errorf("of two GPUs: %v", err)
 	}
 }
@@ -229,18 +232,21 @@ func TestUnitsOnOffer(t *testing.T) {
 		one := resource.New(inventory.Snapshot{GPUs: gpus}, inUnits(resource.Units{}, all...)).Resources[0]
 		sum := resource.New(inventory.Snapshot{GPUs: gpus}, inUnits(resource.Units{Fit: resource.FitSum}, all...)).Resources[0]
 		held, free, departing := map[string]bool{}, map[string]int{}, map[string]int{}
-		for _, d := range one.Devices {
-			if held[d.ID] = random.IntN(3) > 0; !held[d.ID] {
+		devices := slices.Collect(one.All())
+		for _, d := range devices {
+			if random.IntN(3) > 0 {
+				held[d.ID] = true
+			} else {
 				free[d.UUID]++
 			}
 		}
-		full := one.Devices[random.IntN(len(one.Devices))].UUID
+		full := devices[random.IntN(len(devices))].UUID
 		departing[full] = random.IntN(3)
 		free[full] = max(0, free[full]-departing[full])
 		if random.IntN(2) == 0 {
 			free[full] = 0
 		}
-		use := resource.UnitUse{Used: func(id string) bool { return held[id] }, Departing: departing, Containers: map[string]int{}}
+		use := resource.UnitUse{Used: slices.Collect(maps.Keys(held)), Departing: departing, Containers: map[string]int{}}
 		if free[full] == 0 {
 			use.Containers[full] = resource.MPSClients
 		}
@@ -251,7 +257,7 @@ func TestUnitsOnOffer(t *testing.T) {
 		offered, gpu := one.OfferUnits(use, "", false)
 		offeredOfAll, _ := sum.OfferUnits(use, "", false)
 		ones, sums := 0, 0
-		for i, d := range one.Devices {
+		for i, d := range devices {
 			if held[d.ID] && (!offered[i] || !offeredOfAll[i]) {
 				t.Fatalf("unit %s is held and not on offer", d.ID)
 			}
@@ -274,22 +280,52 @@ func TestUnitsOnOffer(t *testing.T) {
 func TestTheGPUOnOfferStays(t *testing.T) {
 	t.Parallel()
 	r := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}}, inUnits(resource.Units{}, "0", "1")).Resources[0]
-	held := map[string]bool{}
-	use := resource.UnitUse{Used: func(id string) bool { return held[id] }}
+	var use resource.UnitUse
 	on := func(keep string, stay bool) string { _, gpu := r.OfferUnits(use, keep, stay); return gpu }
-	first, second := r.Devices[0].UUID, r.Devices[8].UUID
+	first, second := r.Devices[0].UUID, r.Devices[1].UUID
 	if got := []string{on("", false), on(second, false), on("GPU-x", true)}; !slices.Equal(got, []string{first, second, first}) {
 		t.Errorf("of equals: %q", got)
 	}
-	held[r.Devices[8].ID] = true
+	use.Used = ids(r, "1", 0, 1)
 	if got := []string{on(second, true), on(second, false)}; !slices.Equal(got, []string{second, first}) {
 		t.Errorf("one is given: %q", got)
 	}
-	for _, d := range r.Devices[8:] {
-		held[d.ID] = true
-	}
+	use.Used = ids(r, "1", 0, 8)
 	if got := on(second, true); got != first {
 		t.Errorf("all are given: %q", got)
+	}
+}
+
+// The units that a later plan does not have: those of a GPU that is gone or hidden, and the last ones of a GPU that has fewer.
+func TestUnitsThatAreLost(t *testing.T) {
+	t.Parallel()
+	of := func(reserve int) resource.Plan {
+		return resource.New(inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}},
+			inUnits(resource.Units{ReserveMiB: reserve << 10}, "0", "1"))
+	}
+	before, fewer := of(5).Resources[0], of(6)
+	hidden := fewer.Under([]resource.Hold{{UUID: "GPU-b", Hidden: true}})
+	for name, tt := range map[string]struct {
+		after resource.Resource
+		want  []string
+	}{
+		"the same": {of(5).Resources[0], nil},
+		"more":     {of(4).Resources[0], nil},
+		"fewer":    {fewer.Resources[0], []string{"GPU-a::2", "GPU-b::2"}},
+		"hidden":   {hidden.Resources[0], []string{"GPU-a::2", "GPU-b::0", "GPU-b::1", "GPU-b::2"}},
+	} {
+		var lost []string
+		for d := range before.Without(tt.after) {
+			if lost = append(lost, d.ID); before.Lacks(d.ID) || !tt.after.Lacks(d.ID) {
+				t.Errorf("%s: %s is lost", name, d.ID)
+			}
+		}
+		if diff := cmp.Diff(tt.want, lost); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if before.Equal(fewer.Resources[0]) || !before.Equal(of(5).Resources[0]) {
+		t.Error("a resource with fewer units counts as equal, or one with as many as another")
 	}
 }
 
@@ -303,7 +339,7 @@ func bigNode() (r resource.Resource, available []string) {
 	}
 	r = resource.New(inventory.Snapshot{GPUs: gpus}, inUnits(resource.Units{Name: "volcano.sh/gpu-mem.128Mi", ReserveMiB: 1024},
 		"0", "1", "2", "3", "4", "5", "6", "7")).Resources[0]
-	for _, d := range r.Devices {
+	for d := range r.All() {
 		available = append(available, d.ID)
 	}
 	return r, available

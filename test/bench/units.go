@@ -73,8 +73,8 @@ func choiceOfUnits(ctx context.Context, _ string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	all := make([]string, 0, len(r.Devices))
-	for _, d := range r.Devices {
+	var all []string
+	for d := range r.All() {
 		all = append(all, d.ID)
 	}
 	runtime.LockOSThread()
@@ -108,7 +108,7 @@ func listOfUnits(ctx context.Context, _ string) (string, error) {
 		return "", err
 	}
 	list := &pluginapi.ListAndWatchResponse{}
-	for _, d := range r.Devices {
+	for d := range r.All() {
 		list.Devices = append(list.Devices, &pluginapi.Device{
 			ID: d.ID, Health: pluginapi.Unhealthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(d.NUMANode)}}},
 		})
