@@ -314,3 +314,44 @@ func TestMPSOnADiskThatHangs(t *testing.T) {
 		}
 	})
 }
+
+// TestSharesOnADiskThatHangs: a share that is given back leaves nothing while another one needs the control daemon. The last one keeps the
+// GPU from claims without it until the daemon has ended, also after a restart.
+func TestSharesOnADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		r.prepare(c, partByMPS("uid-1", 20))
+		r.prepare(c, partByMPS("uid-2", 20))
+		r.mu.Lock()
+		r.disk = errors.New("the disk does not answer")
+		r.mu.Unlock()
+		r.unprepare(c, "uid-1")
+		r.unprepare(c, "uid-2")
+		if r.record("uid-1") != "" || !strings.Contains(r.record("uid-2"), `"released":true`) || r.spec("uid-2") != nil {
+			t.Errorf("given back: the records %q and %q", r.record("uid-1"), r.record("uid-2"))
+		}
+		stop()
+
+		c, stop = r.start()
+		defer stop()
+		if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil || !strings.Contains(err.Error(), "for the claim default/claim-uid-2") {
+			t.Errorf("the whole GPU: %v", err)
+		}
+		r.mu.Lock()
+		r.disk = nil
+		r.mu.Unlock()
+		r.prepare(c, partByMPS("uid-4", 40)) // it needs the daemon, so that the record goes, and the daemon stays
+		time.Sleep(2 * claims.Every)
+		synctest.Wait()
+		if r.record("uid-2") != "" || len(r.mps()) != 1 {
+			t.Errorf("with the next share: the record %q, daemons %v", r.record("uid-2"), r.mps())
+		}
+		r.unprepare(c, "uid-4")
+		r.prepare(c, claim("uid-3", gpuA))
+		if len(r.mps()) > 0 {
+			t.Errorf("daemons %v", r.mps())
+		}
+	})
+}
