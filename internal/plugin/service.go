@@ -207,12 +207,9 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	devices := make([]resource.Device, 0, len(ids))
 	seen := make(map[string]struct{}, len(ids))
 	for _, id := range ids {
-		device, known := v.given(id)
-		_, planned := v.resource.Device(id)
-		if left := known && !planned; left && device.Healthy && resource.UnitMiB(v.resource.Name) > 0 {
-			device, known = v.asPlanned(device)
-		} else if left && !device.Healthy {
-			known = false
+		device, known := v.resource.Device(id)
+		if !known {
+			device, known = v.left(id)
 		}
 		if !known {
 			return nil, v.unknown(id)
@@ -230,6 +227,18 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return devices, nil
+}
+
+// left returns a device that left the plan, as a pod is given it; false if no pod is.
+func (v *view) left(id string) (resource.Device, bool) {
+	d, departing := v.departing[id]
+	switch {
+	case !departing || !d.device.Healthy:
+		return d.device, false
+	case resource.UnitMiB(v.resource.Name) > 0:
+		return v.asPlanned(d.device)
+	}
+	return d.device, true
 }
 
 // asPlanned returns a unit that left the plan as the units of its GPU are now. It is false if the GPU is not in these units any more:
