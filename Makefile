@@ -182,7 +182,7 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 	$(GO) test ./internal/mig -count=1 -run TestRandomWishes -timeout 1h -sequences $(MIGWISHES) -seed $(SEED)
 
 .PHONY: nightly
-nightly: ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
+nightly: ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (90 minutes)
 	@failed=; \
 	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
 	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
