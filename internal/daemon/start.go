@@ -21,7 +21,7 @@ func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventor
 			c := configs.Value()
 			var resources, strategies []string
 			for _, r := range resource.New(snapshot, c.Resource).Resources {
-				resources = append(resources, fmt.Sprintf("%s: %d", r.Name, len(r.Devices)))
+				resources = append(resources, fmt.Sprintf("%s: %d", r.Name, r.Count()))
 			}
 			for _, s := range c.Edits.Strategies {
 				strategies = append(strategies, s.String())

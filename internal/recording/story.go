@@ -71,7 +71,7 @@ func (s *Story) facts(snapshot inventory.Snapshot) map[string]string {
 	}
 	for _, r := range resource.New(snapshot, s.Options).Resources {
 		var good, bad []string
-		for _, d := range r.Devices {
+		for d := range r.All() {
 			if d.Healthy {
 				good = append(good, d.ID)
 			} else {

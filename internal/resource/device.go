@@ -117,6 +117,18 @@ func (r Resource) Equal(other Resource) bool {
 // All returns all devices of the resource, in order.
 func (r Resource) All() iter.Seq[Device] { return r.Without(Resource{}) }
 
+// Count returns how many devices the resource has.
+func (r Resource) Count() int {
+	count := len(r.Devices)
+	if r.units != nil {
+		count = 0
+		for _, units := range r.counts {
+			count += units
+		}
+	}
+	return count
+}
+
 // Without returns the devices that another resource does not have, in order.
 func (r Resource) Without(other Resource) iter.Seq[Device] {
 	return func(yield func(Device) bool) {

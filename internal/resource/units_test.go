@@ -324,6 +324,9 @@ func TestUnitsThatAreLost(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+	if got, all := before.Count(), len(slices.Collect(before.All())); got != 6 || all != 6 {
+		t.Errorf("the resource counts %d units and has %d, want 6", got, all)
+	}
 	if before.Equal(fewer.Resources[0]) || !before.Equal(of(5).Resources[0]) {
 		t.Error("a resource with fewer units counts as equal, or one with as many as another")
 	}
