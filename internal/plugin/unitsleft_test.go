@@ -1,7 +1,6 @@
 package plugin_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -104,16 +103,14 @@ func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 		n, d := newUnitNode(t, v, 1, 8)
 		less := byMPS
 		less.ReserveMiB = 4 << 10
-		onOffer := func(want int) {
-			poll.Until(t, fmt.Sprint(want, " units on offer"), func() bool { return n.Allocatable(mem) == want })
-		}
+		onOffer := func(count int) func() bool { return func() bool { return n.Allocatable(mem) == count } }
 		n.WhileAllocating(func(now standin.Moment) {
 			if now == standin.BeforeAllocate {
 				n.apply(d, less)
-				onOffer(5)
+				until(t, n.clock, "5 units on offer", onOffer(5)) // once kubelet's accounts were read
 				return
 			}
-			onOffer(8)
+			poll.Until(t, "8 units on offer", onOffer(8))
 		})
 		n.admit(t, "a", 8)
 		n.WhileAllocating(nil)
