@@ -87,7 +87,7 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Second)
-		if _, err := fmt.Fprint(l, "[Control 1] Accepting connection...\nlast\n"); err != nil {
+		if _, err := fmt.Fprint(l, "[Control 1] Accepting connection...\n[Control 1] No default pinned memory limit set for the device!\nlast\n"); err != nil {
 			t.Fatal(err)
 		}
 		var got []string

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -19,7 +20,8 @@ import (
 )
 
 const (
-	// lookEvery is how often daemons are asked that are not ready; those that are, every lookRarely-th time.
+	// lookEvery is how often daemons are asked that are not ready; those that are, every lookRarely-th time, and when the mark of their start
+	// is gone: a daemon may end and be started again between two questions.
 	lookEvery  = time.Second
 	lookRarely = 10
 	// probeTimeout bounds one probe. Its program then has another second to end, and whoever asked goes on without it after diskTimeout. A
@@ -109,9 +111,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	defer asked.Wait()
 	var tick <-chan time.Time // nil while no resource is followed, so as not to wake an idle process
 	for n := 0; ; n++ {
-		names, followed := p.due(n%lookRarely == 0)
+		names, followed := p.due()
 		for _, name := range names {
-			asked.Go(func() { p.ask(ctx, name) })
+			asked.Go(func() { p.ask(ctx, name, n%lookRarely == 0) })
 		}
 		if tick == nil && followed {
 			tick = p.clock.After(lookEvery)
@@ -126,13 +128,13 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// due returns the resources whose daemons are to be asked now: those that are not ready, or all. A daemon that is still being asked is
-// not asked again, and does not delay the others. It also reports whether any resource is followed.
-func (p *Prober) due(all bool) (names []string, followed bool) {
+// due returns the resources whose daemons are to be looked at now: those of which no answer is waited for. One that does not answer does not
+// delay the others. It also reports whether any resource is followed.
+func (p *Prober) due() (names []string, followed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, t := range p.targets {
-		if !t.asking && (all || t.reason != "") {
+		if !t.asking {
 			t.asking = true
 			p.targets[name] = t
 			names = append(names, name)
@@ -162,16 +164,25 @@ func ownLimits(answer string) string {
 	return strings.Join(all, " and ")
 }
 
-// ask asks the daemon of a resource. A disk that hangs delays nobody.
-func (p *Prober) ask(ctx context.Context, name string) {
+// errStarted says that a daemon that was ready still has the mark of its start.
+var errStarted = errors.New("it is started")
+
+// ask looks at the daemon of a resource, and asks it if always is true, if it was not ready, or if it has no mark. A disk that hangs delays
+// nobody.
+func (p *Prober) ask(ctx context.Context, name string, always bool) {
 	p.mu.Lock()
-	disk := p.targets[name].disk
+	t := p.targets[name]
 	p.mu.Unlock()
-	if disk == nil {
+	if t.disk == nil {
 		return // it is not followed any more
 	}
 	daemon := control{dir: filepath.Join(p.root, name)}
-	answer, err := files.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
+	answer, err := files.Within(context.WithoutCancel(ctx), t.disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
+		if !always && t.reason == "" {
+			if _, err := os.Stat(daemon.folder(startedMark)); err == nil {
+				return "", errStarted
+			}
+		}
 		answer, err := daemon.ask(ctx, limitCommands, probeTimeout)
 		// A daemon goes on answering without room for files, and may not be able to start a server, or to start again.
 		return answer, cmp.Or(full(p.root, daemon.folder(pipeFolder), daemon.folder(logFolder)), err)
@@ -192,6 +203,11 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	defer p.mu.Unlock()
 	t, followed := p.targets[name]
 	if !followed {
+		return
+	}
+	if errors.Is(err, errStarted) {
+		t.asking = false
+		p.targets[name] = t
 		return
 	}
 	before := t.reason

@@ -201,6 +201,33 @@ func TestBusyDaemon(t *testing.T) {
 	}
 }
 
+// TestDaemonThatEndedBetweenTwoQuestions: one that was ready is asked at the next look when the mark of its start is gone.
+func TestDaemonThatEndedBetweenTwoQuestions(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	end := n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	p := n.probe(one)
+	n.untilReason(p, one, "")
+	asked := func() int {
+		log, err := os.ReadFile(n.path(one + "/log/control.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(log), "Cmd:get_default_active_thread_percentage")
+	}
+	look := func() {
+		n.until("the next look is waited for", p.clock.HasWaiters)
+		p.clock.Step(time.Second)
+	}
+	// The next question to one that is ready is ten looks away.
+	before := asked()
+	n.until("a question", func() bool { look(); return asked() > before })
+	end()
+	look()
+	n.until("the end of the daemon is noticed", func() bool { return p.Unready().Value()[one] != "" })
+}
+
 func TestProberWithoutTheDriversProgram(t *testing.T) {
 	n := newNode(t)
 	n.supervise(group(one, gpu("a", 80, 2)))

@@ -70,8 +70,9 @@ type logger struct {
 }
 
 // routine matches what a control daemon prints for every connection and every command, after the time and its process ID: the command, and
-// its answer if that is a number or an amount of memory. It is asked every few seconds.
-var routine = regexp.MustCompile(`(^|\] )(Accepting connection\.\.\.|NEW UI|UI closed|Cmd:.*|[0-9.]+[KMG]?)$`)
+// its answer if that is a number, an amount of memory, or that there is none. It is asked every few seconds.
+var routine = regexp.MustCompile(
+	`(^|\] )(Accepting connection\.\.\.|NEW UI|UI closed|Cmd:.*|[0-9.]+[KMG]?|No default pinned memory limit set for the device!)$`)
 
 func (l *logger) Write(text []byte) (int, error) {
 	l.rest = append(l.rest, text...)
