@@ -10,18 +10,22 @@ import (
 // duplicateWindow is the time within which an event and a line of the kernel log with the same XID are the same thing.
 const duplicateWindow = 10 * time.Second
 
-// recentXIDs find the XIDs that come twice: as an event of the driver and as a line of the kernel log.
+// lineWindow is the time from a line of the kernel log within which another one with the same XID is of the same fault. The driver tells of
+// an exception in several lines, a few milliseconds apart, and by one event.
+const lineWindow = time.Second
+
+// recentXIDs find the XIDs that come more than once: as an event of the driver and as lines of the kernel log.
 type recentXIDs []recentXID
 
-// A recentXID counts an XID of the last seconds: events has the events minus the lines of the log.
+// A recentXID counts an XID of the last seconds: events has the events minus the faults in the log.
 type recentXID struct {
-	xid    uint64
-	gi     int
-	events int
-	last   time.Time
+	xid        uint64
+	gi         int
+	events     int
+	last, line time.Time // the last of either, and the last line
 }
 
-// with returns h with an event counted, and whether the same XID has already come the other way.
+// with returns h with an event counted, and whether the fault that it tells of has come already.
 func (h recentXIDs) with(e inventory.Event, now time.Time) (recentXIDs, bool) {
 	if e.Kind != inventory.EventXID {
 		return h, false
@@ -39,13 +43,17 @@ func (h recentXIDs) with(e inventory.Event, now time.Time) (recentXIDs, bool) {
 			next = append(next, o)
 		}
 	}
-	duplicate := e.Logged && b.events > 0 || !e.Logged && b.events < 0
-	if e.Logged {
-		b.events--
-	} else {
+	again := e.Logged && now.Sub(b.line) < lineWindow
+	duplicate := again || e.Logged && b.events > 0 || !e.Logged && b.events < 0
+	switch {
+	case !e.Logged:
 		b.events++
+	case !again:
+		b.events--
 	}
-	b.last = now
+	if b.last = now; e.Logged {
+		b.line = now
+	}
 	next = append(next, b)
 	return slices.Clip(next[max(0, len(next)-maxCounts):]), duplicate
 }

@@ -313,7 +313,7 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 	logged.Logged = true
 	other := logged
 	other.XID = 120
-	const soon, late = time.Second, 10 * time.Second
+	const line, soon, late = 2 * time.Millisecond, time.Second, 10 * time.Second
 	for name, tt := range map[string]struct {
 		events []inventory.Event
 		apart  time.Duration
@@ -328,6 +328,13 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 		"too late":                    {[]inventory.Event{event, logged}, late, []int{1, 2}},
 		"just in time":                {[]inventory.Event{event, logged}, late - 1, []int{1, 1}},
 		"another code":                {[]inventory.Event{event, other, logged}, soon, []int{1, 1, 1}},
+
+		// As an H200 with driver 580 tells of XID 13.
+		"three lines, then the event": {[]inventory.Event{logged, logged, logged, event}, line, []int{1, 1, 1, 1}},
+		"the event, then three lines": {[]inventory.Event{event, logged, logged, logged}, line, []int{1, 1, 1, 1}},
+		"lines alone":                 {[]inventory.Event{logged, logged, logged}, line, []int{1, 1, 1}},
+		"lines, then two events":      {[]inventory.Event{logged, logged, event, event}, line, []int{1, 1, 1, 2}},
+		"two events, then lines":      {[]inventory.Event{event, event, logged, logged}, line, []int{1, 2, 2, 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, 580)
