@@ -215,6 +215,10 @@ real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of 
 	@parts=$$(test/real/parts) || { [ $$? = 3 ] && echo 'real: LEFT OUT: NVIDIA'"'"'s parts cannot be had here'; exit; }; \
 	 cd test/real && $(GO) test -count=1 -timeout 10m -parts "$$parts"
 
+.PHONY: hardware
+hardware: build ## Hold the program to a real NVIDIA GPU of this machine, whose settings stay as they are (root; 2 minutes)
+	$(GO) test ./test/hardware -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin $(HARDWARE_FLAGS)
+
 .PHONY: ptx
 ptx: ## Have the PTX assemblers of CUDA's toolkits in Debian's archive compile the kernel of validate for each architecture (Debian)
 	@suites=$$(test/real/ptxas) || { [ $$? = 3 ] && echo 'ptx: LEFT OUT: CUDA'"'"'s toolkits cannot be had here'; exit; }; \

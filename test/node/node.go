@@ -28,6 +28,8 @@ type Setup struct {
 	Clock   clock.PassiveClock // of kubelet's memory of what ended; nil means the real one
 	Args    []string           // further arguments of the daemon; a flag that is given twice counts as given last
 	Stderr  *os.File           // the daemon's standard error; nil for the file at LogPath
+
+	Credential *syscall.Credential // of the daemon; nil for that of this process
 }
 
 // A Node is a folder with a stand-in kubelet and the daemon in it. Everything on it ends with Close. Its methods, but for
@@ -116,7 +118,7 @@ func (n *Node) StartDaemon() error {
 		cmd.Stderr = n.Stderr
 	}
 	// Ctrl-C in a terminal goes to all processes of its group: the daemon is to end when we say so.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM, Credential: n.Credential}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the daemon: %w", err)
 	}
