@@ -172,6 +172,9 @@ func (l *life) compare(
 		if l.noteEnds(ctx, c); !c.ended.IsZero() && !c.passed {
 			return 0, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 		}
+		if !c.since.IsZero() && l.Clock.Since(c.since) >= differsFor {
+			l.explained() // it may be long before there is an answer, and withdrawals do not wait for that
+		}
 		pause, c.retry = c.retry, min(2*c.retry, checkLater)
 		return pause, nil
 	case l.sent.Value() != sent: // the account may be of one list or the other
@@ -234,7 +237,7 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 		if l.silence.Value() == speaks {
 			l.silence.Publish(forDifference)
 		}
-		c.since, c.suspects = now, nil
+		c.since, c.suspects, c.retry = now, nil, askAgain
 		l.see(c) // a socket that came while kubelet was asked
 		for socket, came := range c.foreign {
 			if !came.IsZero() && now.Sub(came) <= suspectFor {

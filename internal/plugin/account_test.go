@@ -23,6 +23,7 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 // A liar is kubelet's account as a test wants it.
@@ -109,6 +110,55 @@ func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 			t.Errorf("%d lists in %d lives", lists, n.count(standin.Registered, mark))
 		}
 	})
+}
+
+// TestAListThatWaitsForAnAccount: after a difference no list is sent until its reason is known. That a GPU is sick reaches kubelet soon all the
+// same.
+func TestAListThatWaitsForAnAccount(t *testing.T) {
+	t.Parallel()
+	all := []string{id(0), id(1)}
+	for name, then := range map[string]func(*liar){
+		"the account agrees":           func(l *liar) { l.say(all, nil) },
+		"the account is not answered":  func(l *liar) { l.say(nil, errors.New("kubelet is busy")) },
+		"the account differs for good": func(*liar) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := clocktesting.NewFakeClock(time.Now())
+			n := newNode(t)
+			n.startKubelet(t, standin.V137)
+			account := &liar{err: errors.New("not yet")}
+			d := n.startDaemonWith(t, c, account)
+			d.offer(2)
+			n.awaitAllocatable(t, 2)
+			until(t, c, "asked as seldom as ever", func() bool { return account.asked() >= 10 })
+			account.say(all[:1], nil)
+			poll.Until(t, "the account differs", func() bool {
+				quiet.Wait(time.Second) // the clock does not run ahead of the daemon
+				differs := strings.HasPrefix(d.Status()[0].Problem, "kubelet counts 1")
+				if !differs {
+					c.Step(30 * time.Second)
+				}
+				return differs
+			})
+			quiet.Wait(time.Second)
+			d.offer(2, 1)
+			quiet.Wait(time.Second)
+			if n.Allocatable(gpu) != 2 {
+				t.Error("the list was sent before the reason of the difference was known")
+			}
+			then(account)
+			began := c.Now()
+			poll.Until(t, "one device is on offer", func() bool {
+				quiet.Wait(100 * time.Millisecond)
+				c.Step(100 * time.Millisecond)
+				return n.Allocatable(gpu) == 1 || c.Since(began) > 20*time.Second
+			})
+			if n.Allocatable(gpu) != 1 {
+				t.Errorf("the list was not sent within %v", c.Since(began))
+			}
+		})
+	}
 }
 
 // Kubelet 1.36 that has none of the devices any more has stopped the endpoint: a list would change what it shows, and

@@ -1,18 +1,23 @@
 package plugin_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -28,6 +33,52 @@ type unitNode struct {
 	gpus  int
 	size  int                 // units of a GPU
 	pods  map[string][]string // the IDs of units, by pod
+
+	// For daemons that startDaemon started.
+	uncompared bool         // kubelet does not answer what it counts: no list waits for a comparison, which waits for the clock
+	unreadable atomic.Bool  // kubelet's checkpoint
+	accounts   sync.RWMutex // locked while nobody is told who holds devices
+	waiting    atomic.Int32 // how many questions wait for that
+}
+
+// startDaemon runs a Set on the node until the test ends, or stop is called.
+func (n *unitNode) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
+	t.Helper()
+	directory := n.directory(t)
+	return n.startSetOn(t, plugin.Collaborators{Accountant: unitAccount{&countedAccount{Accountant: n.account(t, c)}, n}, Clock: c,
+		Checkpoint: func() (kubelet.Checkpoint, error) {
+			defer n.await()()
+			if n.unreadable.Load() {
+				return kubelet.Checkpoint{}, errors.New("it cannot be read")
+			}
+			return directory.Checkpoint()
+		}})
+}
+
+// await waits until it is told who holds devices. It is until the function that await returns is called.
+func (n *unitNode) await() (told func()) {
+	n.waiting.Add(1)
+	defer n.waiting.Add(-1)
+	n.accounts.RLock()
+	return n.accounts.RUnlock
+}
+
+// A unitAccount answers as the node's fields say.
+type unitAccount struct {
+	*countedAccount
+	node *unitNode
+}
+
+func (a unitAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
+	defer a.node.await()()
+	return a.countedAccount.Held(ctx)
+}
+
+func (a unitAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
+	if a.node.uncompared {
+		return nil, errors.New("kubelet is not asked here")
+	}
+	return a.countedAccount.Allocatable(ctx)
 }
 
 // units returns the plan of a node whose first GPUs are in units, and the others are shared by four or whole.
@@ -160,7 +211,15 @@ func (n *unitNode) admit(t *testing.T, pod string, count int) {
 // newUnitNode returns a node that is served.
 func newUnitNode(t *testing.T, v standin.Version, gpus, size int) (*unitNode, *daemon) {
 	t.Helper()
-	n := &unitNode{node: newNode(t), clock: clocktesting.NewFakeClock(time.Now()), gpus: gpus, size: size, pods: map[string][]string{}}
+	n := &unitNode{node: newNode(t), gpus: gpus, size: size}
+	d := n.serve(t, v)
+	return n, d
+}
+
+// serve starts the kubelet of a node and a daemon, and waits until all GPUs are on offer.
+func (n *unitNode) serve(t *testing.T, v standin.Version) *daemon {
+	t.Helper()
+	n.clock, n.pods = clocktesting.NewFakeClock(time.Now()), map[string][]string{}
 	n.startKubelet(t, v)
 	d := n.startDaemon(t, n.clock)
 	n.apply(d, byMPS)
@@ -168,7 +227,7 @@ func newUnitNode(t *testing.T, v standin.Version, gpus, size int) (*unitNode, *d
 	until(t, n.clock, "the other GPUs", func() bool {
 		return n.Allocatable("nvidia.com/gpu") == 1 && n.Allocatable("nvidia.com/gpu.shared") == 4
 	})
-	return n, d
+	return d
 }
 
 // Pods come and go on GPUs in units, beside a GPU that is shared and one that is whole. What the scheduler counts as free always fits on one

@@ -3,8 +3,11 @@ package plugin_test
 import (
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -96,40 +99,81 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 }
 
 // TestUnitsThatLeaveWhileTheyAreAllocated: kubelet chose them before it received the list that has them not on offer. The pod is given them,
-// and they count as held from then on.
+// and they count as held from then on, also before its accounts were read.
 func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
-		// The clock stands during the call, so the list may not reach kubelet before it. The story begins anew then.
-		for try, received := 0, false; !received; try++ {
-			if try == 5 {
-				t.Fatal("kubelet did not receive the list before the call of Allocate")
+		n := &unitNode{node: newNode(t), gpus: 2, size: 8, uncompared: true}
+		d := n.serve(t, v)
+		n.admit(t, "before", 1)
+		n.settle(t)
+		n.Remove("before")
+		delete(n.pods, "before")
+		n.settle(t) // the accounts were read
+		less := byMPS
+		less.ReserveMiB = 4 << 10
+		answers := sync.OnceFunc(n.accounts.Unlock)
+		n.WhileAllocating(func(now standin.Moment) {
+			if now == standin.BeforeAllocate {
+				n.apply(d, less)
+				poll.Until(t, "a reading that waits, and 5 units on offer", func() bool { return n.waiting.Load() > 0 && n.Allocatable(mem) == 5 })
+				return
 			}
-			n, d := newUnitNode(t, v, 1, 8)
-			less := byMPS
-			less.ReserveMiB = 4 << 10
-			n.WhileAllocating(func(now standin.Moment) {
-				if now == standin.BeforeAllocate {
-					n.apply(d, less)
-					began := time.Now()
-					poll.Until(t, "5 units on offer", func() bool {
-						received = n.Allocatable(mem) == 5
-						return received || time.Since(began) > 5*time.Second
-					})
-					return
-				}
-				poll.Until(t, "8 units on offer", func() bool { return n.Allocatable(mem) == 8 })
-			})
-			n.admit(t, "a", 8)
-			n.WhileAllocating(nil)
-			n.size = 5
-			until(t, n.clock, "what is held stays on offer", func() bool { return n.Allocatable(mem) == 8 })
-			n.Remove("a")
-			delete(n.pods, "a")
-			n.settle(t)
-			d.stop()
-		}
+			poll.Until(t, "those of the pod and 5 of the other GPU", func() bool { return n.Allocatable(mem) == 8+5 })
+		})
+		n.accounts.Lock()
+		t.Cleanup(answers)
+		n.admit(t, "a", 8)
+		answers()
+		n.WhileAllocating(nil)
+		n.size = 5
+		n.settle(t)
+		n.Remove("a")
+		delete(n.pods, "a")
+		n.settle(t)
 	})
+}
+
+// TestUnitsThatLeaveBeforeTheAccountsWereRead: a pod may hold any of them, so they stay on offer, in place of others, until kubelet's accounts
+// show that none does, or cannot be read for 10 s. What is on offer is never more than the GPU has.
+func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
+	t.Parallel()
+	for name, unreadable := range map[string]bool{"they are read": false, "they cannot be read": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := &unitNode{node: newNode(t), gpus: 1, size: 8, uncompared: true}
+			n.unreadable.Store(true)
+			d := n.serve(t, standin.V137)
+			mark, less := n.Mark(), byMPS
+			less.ReserveMiB = 4 << 10
+			onOffer := func(left int) func() bool {
+				return func() bool {
+					count := 0
+					for unit, healthy := range n.Devices(mem) {
+						if _, number, _ := strings.Cut(unit, "::"); healthy && number >= "5" {
+							count++
+						}
+					}
+					return n.Allocatable(mem) == 5 && count == left
+				}
+			}
+			n.apply(d, less)
+			poll.Until(t, "3 units that left and 2 others", onOffer(3))
+			n.unreadable.Store(unreadable)
+			until(t, n.clock, "none that left", onOffer(0))
+			for _, e := range n.Events(mark) {
+				healthy := 0
+				for _, d := range e.Devices {
+					if d.GetHealth() == pluginapi.Healthy {
+						healthy++
+					}
+				}
+				if e.Kind == standin.Listed && e.Resource == mem && healthy != 5 {
+					t.Errorf("a list has %d units on offer, and the GPU has 5", healthy)
+				}
+			}
+		})
+	}
 }
 
 // TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still has it on offer in place of another unit
