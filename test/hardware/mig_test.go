@@ -50,11 +50,11 @@ func TestMIGProfiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	defer func() {
 		if err := session.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-	})
+	}()
 	snapshot, err := session.Scan(t.Context())
 	if err != nil {
 		t.Fatal(err)
