@@ -18,7 +18,7 @@ import (
 func hostile(t *testing.T, cache *cdilib.Cache) {
 	t.Helper()
 	for _, own := range [][]string{
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_PIPE_DIRECTORY=/nowhere"},
 		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="},
 		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=9G", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=99"},
 	} {
@@ -31,7 +31,8 @@ func hostile(t *testing.T, cache *cdilib.Cache) {
 			name, value, _ := strings.Cut(e, "=")
 			last[name] = value
 		}
-		if last["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=256M" || last["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] != "25" {
+		if last["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=256M" || last["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] != "25" ||
+			last["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/pipe" {
 			t.Errorf("a pod with %q gets %q", own, spec.Process.Env)
 		}
 	}
@@ -64,7 +65,8 @@ func TestLimitsOfUnitsResolve(t *testing.T) {
 			t.Errorf("%s is in no spec", name)
 		}
 	}
-	if env := h.spec(t, "memory-limit").Devices[1].ContainerEdits.Env; !slices.Equal(env, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=256M"}) {
+	second := []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=256M", "CUDA_MPS_PIPE_DIRECTORY=/mps/pipe"}
+	if env := h.spec(t, "memory-limit").Devices[1].ContainerEdits.Env; !slices.Equal(env, second) {
 		t.Errorf("the second limit is %q", env)
 	}
 	hostile(t, cache)

@@ -1,6 +1,7 @@
 package edits
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -181,16 +182,28 @@ func (c *container) joinMPS() {
 	if i < 0 {
 		return
 	}
-	client := MPSClient(c.options.MPSRoot, c.devices[i].MPSDaemon())
+	dir, at := c.devices[i].MPSDaemon(), ""
+	if c.limited {
+		at = unitsPipe
+	}
+	client := mpsClient(c.options.MPSRoot, dir, at)
 	maps.Copy(c.edits.Env, client.Env)
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }
 
+// unitsPipe is where a container with units sees the pipe directory of its one GPU: the same for each GPU, so that the CDI device of its limit
+// can say where it is.
+const unitsPipe = mpsContainerRoot + "/pipe"
+
 // MPSClient returns what makes a container a client of the MPS daemon with a directory below root, the host's directory of MPS state.
-func MPSClient(root, dir string) Edits {
+func MPSClient(root, dir string) Edits { return mpsClient(root, dir, "") }
+
+// mpsClient is MPSClient for a container that sees the pipe directory at a path of its own, unless that is empty.
+func mpsClient(root, dir, at string) Edits {
 	pipe := path.Join(dir, "pipe")
-	return Edits{Env: map[string]string{pipeVariable: path.Join(mpsContainerRoot, pipe)}, Mounts: []Mount{
-		{HostPath: path.Join(root, pipe), ContainerPath: path.Join(mpsContainerRoot, pipe)},
+	at = cmp.Or(at, path.Join(mpsContainerRoot, pipe))
+	return Edits{Env: map[string]string{pipeVariable: at}, Mounts: []Mount{
+		{HostPath: path.Join(root, pipe), ContainerPath: at},
 		{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
 	}}
 }

@@ -32,9 +32,10 @@ const (
 	threadVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 )
 
-// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in MiB.
+// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in MiB. It also says where the MPS daemon is: a
+// process that does not find it has no limit.
 func MemoryLimit(mib int) Limit {
-	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib)}}
+	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib), pipeVariable + "=" + unitsPipe}}
 }
 
 // DriverMemoryLimit returns the limit of the memory of a GPU that all processes of a container may have together, in MiB. Nothing is

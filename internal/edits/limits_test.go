@@ -22,8 +22,8 @@ func TestLimitsOfUnits(t *testing.T) {
 		tokens = append(tokens, resource.Device{UUID: "percentage", Resource: "volcano.sh/gpu-core.percentage", Sharing: resource.Percentage})
 	}
 	const kind = "k8s.device-plugin.nvidia.com/"
-	pipe := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/mps/gpu.GPU-a/pipe"}
-	mounts := []edits.Mount{{HostPath: "/run/mps/gpu.GPU-a/pipe", ContainerPath: "/mps/gpu.GPU-a/pipe"}, {HostPath: "/run/mps/shm", ContainerPath: "/dev/shm"}}
+	pipe := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe"}
+	mounts := []edits.Mount{{HostPath: "/run/mps/gpu.GPU-a/pipe", ContainerPath: "/mps/pipe"}, {HostPath: "/run/mps/shm", ContainerPath: "/dev/shm"}}
 	for _, tt := range []struct {
 		name       string
 		devices    []resource.Device
@@ -31,7 +31,7 @@ func TestLimitsOfUnits(t *testing.T) {
 		want       edits.Edits
 	}{
 		{"by variables", unit(resource.InMPSUnits), []edits.Strategy{edits.EnvVar}, edits.Edits{Mounts: mounts, Env: map[string]string{
-			"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=768M", "CUDA_MPS_PIPE_DIRECTORY": "/mps/gpu.GPU-a/pipe"}}},
+			"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=768M", "CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe"}}},
 		{"by CDI", unit(resource.InMPSUnits), []edits.Strategy{edits.CDICRI},
 			edits.Edits{Mounts: mounts, Env: pipe, CDIDevices: []string{kind + "gpu=GPU-a", kind + "memory-limit=768Mi"}}},
 		{"by the driver", unit(resource.InDriverUnits), []edits.Strategy{edits.CDICRI},

@@ -171,14 +171,14 @@ var errStarted = errors.New("it is started")
 // nobody.
 func (p *Prober) ask(ctx context.Context, name string, always bool) {
 	p.mu.Lock()
-	t := p.targets[name]
+	disk, always := p.targets[name].disk, always || p.targets[name].reason != ""
 	p.mu.Unlock()
-	if t.disk == nil {
+	if disk == nil {
 		return // it is not followed any more
 	}
 	daemon := control{dir: filepath.Join(p.root, name)}
-	answer, err := files.Within(context.WithoutCancel(ctx), t.disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
-		if !always && t.reason == "" {
+	answer, err := files.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
+		if !always {
 			if _, err := os.Stat(daemon.folder(startedMark)); err == nil {
 				return "", errStarted
 			}

@@ -69,10 +69,15 @@ type logger struct {
 	dropped int
 }
 
-// routine matches what a control daemon prints for every connection and every command, after the time and its process ID: the command, and
-// its answer if that is a number, an amount of memory, or that there is none. It is asked every few seconds.
-var routine = regexp.MustCompile(
-	`(^|\] )(Accepting connection\.\.\.|NEW UI|UI closed|Cmd:.*|[0-9.]+[KMG]?|No default pinned memory limit set for the device!)$`)
+// routine matches what a control daemon and its servers print, after the time and the process ID, for what comes every few seconds.
+var routine = regexp.MustCompile(`(^|\] )(` + strings.Join([]string{
+	// A connection, a command, and its answer if that is a number, an amount of memory, or that there is none.
+	`Accepting connection\.\.\.`, `NEW UI`, `UI closed`, `Cmd:.*`, `[0-9.]+[KMG]?`, `No default pinned memory limit set for the device!`,
+	// A client that comes or goes, with the words of NVIDIA's servers.
+	`User did not send valid credentials`, `NEW CLIENT .*`, `Received new client request .*`, `Creating worker thread for client .*`,
+	`Client \{.*\} (connected|exiting\..*)`, `Device .* is associated`, `Status of client .* is ACTIVE`,
+	`Server failed to recevie command with status 806, .*`, `Client process \d+ disconnected`,
+}, "|") + `)$`)
 
 func (l *logger) Write(text []byte) (int, error) {
 	l.rest = append(l.rest, text...)

@@ -77,7 +77,7 @@ func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podreso
 	waitPod(ctx, t, n, name, isRunning)
 	const environment = `echo $NVIDIA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
 		grep -c " /dev/shm " /proc/mounts`
-	want := []string{free[0].UUID, "/mps/gpu." + free[0].UUID + "/pipe", "0=10240M", "25", "1"}
+	want := []string{free[0].UUID, "/mps/pipe", "0=10240M", "25", "1"}
 	if got := strings.Fields(shell(ctx, t, n, name, environment)); !slices.Equal(got, want) {
 		t.Errorf("the container has %v, want %v", got, want)
 	}

@@ -67,10 +67,11 @@ func newMachine(t *testing.T, program string) *machine {
 	m.Node = n
 	m.Args = []string{"--config-file", n.Path("config.yaml"), "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", n.Path("mps")}
 	t.Cleanup(func() {
-		if t.Failed() {
+		err := n.StopDaemon() // an error also says that the race detector has found something
+		if err != nil || t.Failed() {
 			t.Logf("the daemon's log ends with:\n%s", n.Logged())
 		}
-		if err := n.Close(); err != nil {
+		if err := errors.Join(err, n.Close()); err != nil {
 			t.Errorf("end the node: %v", err)
 		}
 	})

@@ -81,7 +81,7 @@ func TestUnitsWithControlDaemons(t *testing.T) {
 	}
 	first, _, _ := strings.Cut(given.IDs[0], "::")
 	env := given.Response.Envs
-	if env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=10240M" || env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/gpu."+first+"/pipe" ||
+	if env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=10240M" || env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/pipe" ||
 		env["NVIDIA_VISIBLE_DEVICES"] != first {
 		t.Errorf("a container with 10 units of %s gets %v", first, env)
 	}

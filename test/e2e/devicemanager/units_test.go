@@ -241,6 +241,11 @@ func (s *unitStory) admit(t *testing.T) {
 	for _, e := range options.Envs {
 		env[e.Name] = e.Value
 	}
+	for _, m := range options.Mounts {
+		if m.ContainerPath == env["CUDA_MPS_PIPE_DIRECTORY"] {
+			env["the pipe directory on the node"] = m.HostPath
+		}
+	}
 	for _, c := range options.CDIDevices {
 		names = append(names, c.Name)
 	}
@@ -275,7 +280,7 @@ func (p *unitPod) check(t *testing.T, s *unitStory, name string, env map[string]
 	}
 	want := map[string]string{
 		"NVIDIA_VISIBLE_DEVICES": p.gpu, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": fmt.Sprintf("0=%dM", mib),
-		"CUDA_MPS_PIPE_DIRECTORY": "/mps/gpu." + p.gpu + "/pipe",
+		"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe", "the pipe directory on the node": "/run/nvidia/mps/gpu." + p.gpu + "/pipe",
 	}
 	wantCDI := []string{"k8s.device-plugin.nvidia.com/gpu=" + p.gpu, fmt.Sprintf("k8s.device-plugin.nvidia.com/memory-limit=%dMi", mib)}
 	if percent := p.asked[unitPercent]; percent > 0 {
