@@ -39,6 +39,10 @@ func (p *planner) gatherPercentages() {
 	if name == "" || len(p.units) == 0 {
 		return
 	}
+	if p.resources[name] != nil {
+		p.warn("there are no percentages: other devices have their name, %s; give units.percentage another one", name)
+		return
+	}
 	g := &gathered{}
 	g.add(Device{
 		UUID: percentageID, Index: percentageID, Resource: name, Sharing: Percentage, GI: inventory.Unattributed, CI: inventory.Unattributed,

@@ -68,4 +68,15 @@ func TestGPUsNamedLikePercentages(t *testing.T) {
 	if err := r.Admit(r.Devices[:1]); err != nil {
 		t.Errorf("one GPU is refused: %v", err)
 	}
+	// They keep the name where there are units, too.
+	rename.Devices = rename.Devices[1:]
+	o := inUnits(resource.Units{Percentage: rename.Rename, MPS: true}, "0")
+	o.Selectors = append(o.Selectors, rename)
+	plan := resource.New(node, o)
+	if r, there := plan.Resource(rename.Rename); !there || len(r.Devices) != 1 || r.Devices[0].Index != "1" {
+		t.Errorf("%d devices have the name, want the GPU", len(r.Devices))
+	}
+	if !slices.ContainsFunc(plan.Warnings, func(w string) bool { return strings.Contains(w, "give units.percentage another one") }) {
+		t.Errorf("no warning that there are no percentages: %q", plan.Warnings)
+	}
 }
