@@ -2,9 +2,12 @@ package cdi_test
 
 import (
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -42,16 +45,9 @@ func hostile(t *testing.T, cache *cdilib.Cache) {
 func TestLimitsOfUnitsResolve(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
-	w := wanted()
-	for i := range w.Snapshot.GPUs {
-		w.Snapshot.GPUs[i].MemoryBytes = 4 << 30
-		w.Snapshot.GPUs[i].ComputeCapability.Major = 9
-	}
+	var w cdi.Wanted
 	for _, reserve := range []int{0, 1024} {
-		w.Plan = resource.New(w.Snapshot, resource.Options{
-			Units: resource.Units{Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: reserve, MPS: true},
-			MIG:   resource.MIGNone, Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Units: true}},
-		})
+		w = unitsOf(4, reserve)
 		if written := h.apply(t, w); len(written.Lacks(w)) > 0 {
 			t.Errorf("devices that containers cannot be given: %v", written.Lacks(w))
 		}
@@ -72,6 +68,46 @@ func TestLimitsOfUnitsResolve(t *testing.T) {
 	hostile(t, cache)
 	if (cdi.Written{}).Lacks(w)["percentage"] == "" {
 		t.Error("percentages are given without a spec")
+	}
+}
+
+// unitsOf returns a node with GPUs in units of so much memory, of which no container gets the reserve.
+func unitsOf(gib uint64, reserveMiB int) cdi.Wanted {
+	w := wanted()
+	for i := range w.Snapshot.GPUs {
+		w.Snapshot.GPUs[i].MemoryBytes = gib << 30
+		w.Snapshot.GPUs[i].ComputeCapability.Major = 9
+	}
+	w.Plan = resource.New(w.Snapshot, resource.Options{
+		Units: resource.Units{Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: reserveMiB, MPS: true},
+		MIG:   resource.MIGNone, Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Units: true}},
+	})
+	return w
+}
+
+// TestAFullDiskHasNotAllLimits: GPUs with more memory come, and their limits cannot be written. A container that is given one of them would
+// not start.
+func TestAFullDiskHasNotAllLimits(t *testing.T) {
+	const full = "TEST_FULL_DISK"
+	if os.Getenv(full) == "" {
+		t.Parallel()
+		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$") // a process of its own has a limit of its own
+		c.Env = append(os.Environ(), full+"=yes")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	h := newHost(t, driverFiles()...)
+	h.apply(t, unitsOf(4, 0))
+	signal.Ignore(syscall.SIGXFSZ)
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 5000, Max: 5000}); err != nil {
+		t.Fatal(err)
+	}
+	w := unitsOf(80, 0)
+	written, err := h.writer.Apply(w)
+	if lacks := written.Lacks(w); err == nil || len(lacks) != 3 {
+		t.Errorf("written: %v; not given out are %v, want two GPUs and percentages", err, lacks)
 	}
 }
 

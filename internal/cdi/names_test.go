@@ -1,8 +1,10 @@
 package cdi_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -102,5 +104,33 @@ func TestAllAndIndices(t *testing.T) {
 	h.apply(t, w)
 	if !slices.ContainsFunc(h.spec(t, "gpu").Devices, func(d specs.Device) bool { return d.Name == "1:0" }) {
 		t.Error("a container that was given a device by index cannot be started again")
+	}
+}
+
+// TestAFileThatNoRuntimeReads: what another program made of a spec file does not keep devices from containers.
+func TestAFileThatNoRuntimeReads(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(*specs.Spec){
+		"a name that is none":      func(s *specs.Spec) { s.Devices[0].Name = "no name" },
+		"a variable without value": func(s *specs.Spec) { s.Devices[0].Name, s.Devices[0].ContainerEdits.Env = "another", []string{"none"} },
+		"a name that is there twice": func(s *specs.Spec) {
+			s.Devices = append(s.Devices, specs.Device{Name: "another"}, specs.Device{Name: "another"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, driverFiles()...)
+			h.apply(t, wanted())
+			spec := h.spec(t, "gpu")
+			damage(spec)
+			text, err := json.Marshal(spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-gpu.json"), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			h.apply(t, wanted())
+		})
 	}
 }

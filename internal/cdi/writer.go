@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -54,6 +55,7 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	}
 	written := Written{devices: map[string]bool{}, companions: map[edits.CDIClass]bool{}, unlimited: w.found.hook.unlimited(w.root)}
 	for class, spec := range made {
+		needed := spec.Devices // the file may keep others, too
 		names, problem := w.write(class, spec, wanted.Edits.IDs)
 		if problem != nil {
 			err = errors.Join(err, fmt.Errorf("write the CDI spec of %s: %w", spec.Kind, problem))
@@ -61,7 +63,7 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 		if class == edits.CDIGPU {
 			written.devices = names
 		} else {
-			written.companions[class] = len(names) > 0
+			written.companions[class] = !slices.ContainsFunc(needed, func(d specs.Device) bool { return !names[d.Name] })
 		}
 	}
 	written.err = err
@@ -139,17 +141,17 @@ func same[T any](a, b T) bool {
 // maxSpec is the largest spec file that is read, in bytes. One device takes some hundred.
 const maxSpec = 16 << 20
 
-// read returns a spec file as it is; nil if it is not there, or is of no use.
+// read returns a spec file as it is; nil if it is not there, or is of no use: a new file must not have what runtimes refuse.
 func (w *Writer) read(name string) *specs.Spec {
-	data, err := files.Read(filepath.Join(w.dir, name), maxSpec)
+	path := filepath.Join(w.dir, name)
+	if _, err := files.Read(path, maxSpec); err != nil {
+		return nil
+	}
+	spec, err := cdilib.ReadSpec(path, 0)
 	if err != nil {
 		return nil
 	}
-	spec, err := cdilib.ParseSpec(data)
-	if err != nil {
-		return nil
-	}
-	return spec
+	return spec.Spec
 }
 
 // retire adds to a spec the devices of the file before it that it does not have: containers may have been given them. An index that
