@@ -109,13 +109,14 @@ const mpsServerMiB = 512
 
 // reserveMiB returns the memory of a GPU that no container gets.
 func (u Units) reserveMiB(g inventory.GPU) int {
-	switch {
-	case !u.Measured || g.ReservedBytes == 0:
+	if !u.Measured || g.ReservedBytes == 0 {
 		return u.ReserveMiB
-	case u.MPS:
-		return int((g.ReservedBytes+1<<20-1)>>20) + mpsServerMiB
 	}
-	return int((g.ReservedBytes + 1<<20 - 1) >> 20)
+	mib := int((g.ReservedBytes-1)>>20) + 1 // a driver that says the highest number keeps all
+	if u.MPS {
+		mib += mpsServerMiB
+	}
+	return mib
 }
 
 // DriverLimitsSince is the first branch of the driver that limits the memory of containers.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -71,6 +72,8 @@ func TestUnitsOfAPlan(t *testing.T) {
 			want: []string{unitsName + " 0×6"}},
 		{name: "the driver does not tell what it keeps", gpus: []inventory.GPU{memory(0, 8)}, units: resource.Units{ReserveMiB: 2048, Measured: true},
 			want: []string{unitsName + " 0×6"}},
+		{name: "the driver keeps all", gpus: []inventory.GPU{keeping(0, 8, math.MaxUint64)}, units: resource.Units{Measured: true, MPS: true},
+			want: []string{"nvidia.com/gpu 0"}, warning: "nothing is left after the reserve"},
 		{name: "a reserve of the configuration", gpus: []inventory.GPU{keeping(0, 8, 3<<30)}, units: resource.Units{ReserveMiB: 2048},
 			want: []string{unitsName + " 0×6"}},
 		{name: "unified memory", gpus: []inventory.GPU{memory(0, 0)}, want: []string{"nvidia.com/gpu 0"},
