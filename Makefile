@@ -216,8 +216,11 @@ real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of 
 	 cd test/real && $(GO) test -count=1 -timeout 10m -parts "$$parts"
 
 .PHONY: hardware
-hardware: build ## Hold the program to a real NVIDIA GPU of this machine, whose settings stay as they are (root; 2 minutes)
-	$(GO) test ./test/hardware -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin $(HARDWARE_FLAGS)
+hardware: build ## Hold the program to a real NVIDIA GPU of this machine, whose settings stay as they are (root; with containers after make e2e; 4 minutes)
+	$(GO) build -o bin/client ./test/hardware/client
+	$(GO) test ./test/hardware -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin -client $(CURDIR)/bin/client $(HARDWARE_FLAGS)
+	$(GO) test ./test/hardware/kubelet -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin -client $(CURDIR)/bin/client \
+	  -programs $(E2E_BUILT) $(HARDWARE_FLAGS)
 
 .PHONY: ptx
 ptx: ## Have the PTX assemblers of CUDA's toolkits in Debian's archive compile the kernel of validate for each architecture (Debian)

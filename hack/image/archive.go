@@ -280,3 +280,19 @@ func FromBusybox(busybox, reference, archive string) error {
 	}
 	return nil
 }
+
+// FromFolder writes to archive an image of the files below folder whose containers run entrypoint.
+func FromFolder(folder string, entrypoint []string, reference, archive string) error {
+	err := write(archive, reference, func(image *layout) ([]descriptor, error) {
+		l := newLayer()
+		if err := l.addTree(folder, "/"); err != nil {
+			return nil, err
+		}
+		d, err := image.image(platform{runtime.GOARCH, "linux"}, settings{Env: []string{"PATH=/usr/bin"}, Entrypoint: entrypoint}, []*layer{l})
+		return []descriptor{d}, err
+	})
+	if err != nil {
+		return fmt.Errorf("write image %s: %w", reference, err)
+	}
+	return nil
+}

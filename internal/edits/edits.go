@@ -191,8 +191,8 @@ func (c *container) joinMPS() {
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }
 
-// unitsPipe is where a container with units sees the pipe directory of its one GPU: the same for each GPU, so that the CDI device of its limit
-// can say where it is.
+// unitsPipe is where a container with units sees the pipe directory of its one GPU: the same for each GPU, so that the CDI device of its
+// limit can say where it is.
 const unitsPipe = mpsContainerRoot + "/pipe"
 
 // MPSClient returns what makes a container a client of the MPS daemon with a directory below root, the host's directory of MPS state.

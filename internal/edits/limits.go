@@ -32,8 +32,8 @@ const (
 	threadVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 )
 
-// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in MiB. It also says where the MPS daemon is: a
-// process that does not find it has no limit.
+// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in MiB. It also says where the MPS daemon
+// is: a process that does not find it has no limit.
 func MemoryLimit(mib int) Limit {
 	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib), pipeVariable + "=" + unitsPipe}}
 }

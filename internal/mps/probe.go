@@ -128,8 +128,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// due returns the resources whose daemons are to be looked at now: those of which no answer is waited for. One that does not answer does not
-// delay the others. It also reports whether any resource is followed.
+// due returns the resources whose daemons are to be looked at now: those of which no answer is waited for. One that does not answer does
+// not delay the others. It also reports whether any resource is followed.
 func (p *Prober) due() (names []string, followed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
