@@ -17,8 +17,8 @@ var (
 //go:embed testdata/computemode.c
 var computeMode string
 
-// needsGPU leaves a test out where there is nothing to try.
-func needsGPU(t *testing.T) {
+// needGPU leaves a test out where there is nothing to try.
+func needGPU(t *testing.T) {
 	t.Helper()
 	if *daemon == "" || *client == "" || *programs == "" {
 		t.Skip("make hardware runs it, on a machine with an NVIDIA GPU")
