@@ -1,13 +1,17 @@
 package kubelet_test
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -225,6 +229,16 @@ func (s sharing) notHeld(t *testing.T) {
 	held.first(t)
 	t.Logf("with a client that has 1 GiB, nvidia-smi says %s", s.smi(t, "memory.used,memory.free,memory.reserved"))
 	held.stop()
+	only := filepath.Join(t.TempDir(), "control")
+	if err := os.WriteFile(only, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Join(s.pipe, "control"), only, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(only, unix.MNT_DETACH) })
+	alone := start(t, "client", []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Dir(only), pinned(80)}, *client, "fill", "-chunk", "16").last(t)
+	t.Logf("a process that sees the socket control alone allocates %d MiB of its 10240: %+v", alone.Allocated>>20, alone)
 	own := s.client(t, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G"}, "fill", "-chunk", "1024").last(t)
 	t.Logf("a process that gives itself 0=2G,1=4G with one GPU allocates %d MiB of its 2048", own.Allocated>>20)
 	for _, bytes := range []string{"268435456", "4294967296"} {
