@@ -246,7 +246,7 @@ func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
 	for _, entry := range s.resources {
 		o, c := entry.list.drop(e, s.told.silence.counts())
 		outdated, changed = outdated || o, changed || c
-		o, c = s.seeUnits(entry.list, e, now)
+		o, c = s.seeUnits(entry.list, e)
 		outdated, changed = outdated || o, changed || c
 	}
 	if changed {

@@ -31,6 +31,7 @@ type evidence struct {
 	held    map[deviceKey]holder
 	// gap is why a pod may hold a device that is not in held; empty if no pod can.
 	gap        string
+	partly     bool // there is a gap, and held is what one of the accounts says
 	unreadable bool // the checkpoint cannot be read
 	// absent says that there is none, and that kubelet has answered: it writes one as soon as it has a device.
 	absent bool
@@ -43,6 +44,9 @@ type evidence struct {
 	healthy map[string][]string
 	alone   bool
 }
+
+// tells reports whether at least one of the accounts says who holds devices.
+func (e evidence) tells() bool { return e.gap == "" || e.partly }
 
 // accounts reads kubelet's checkpoint and asks PodResources. It is for one goroutine.
 type accounts struct {
@@ -78,10 +82,10 @@ func (a *accounts) read(ctx context.Context) evidence {
 	case a.Incarnation.Value() != e.kubelet, connected != before && connected > 1:
 		e.gap = "kubelet has just restarted"
 	case unreadable != nil:
-		e.gap, e.unreadable = unreadable.Error(), true
+		e.gap, e.unreadable, e.partly = unreadable.Error(), true, failed == nil
 		e.absent = failed == nil && errors.Is(unreadable, fs.ErrNotExist)
 	case failed != nil && a.answered:
-		e.gap = failed.Error()
+		e.gap, e.partly = failed.Error(), true
 	}
 	a.answered = a.answered || failed == nil
 	if e.gap == "" && failed == nil {

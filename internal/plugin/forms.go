@@ -379,6 +379,9 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 	s.told.silence.see(e.unreadable, now, unreadableFor, e.gap)
 	since := s.told.unserved
 	s.told.unserved = map[string]time.Time{}
+	if e.tells() {
+		s.told.holders = e.held
+	}
 	if e.gap == "" {
 		if s.told.evidence.kubelet != e.kubelet {
 			since = nil

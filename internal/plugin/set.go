@@ -159,6 +159,7 @@ type asked struct {
 // told is what kubelet has told.
 type told struct {
 	evidence evidence             // the last one without a gap
+	holders  map[deviceKey]holder // as far as the accounts told last
 	begun    bool                 // the checkpoint was read for the first plan
 	silence  lasting              // the checkpoint cannot be read
 	unasked  bool                 // PodResources cannot be asked
@@ -283,6 +284,7 @@ func (s *Set) readOnce() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told.evidence, s.told.begun = evidence{began: began, checkpoint: checkpoint, held: heldIn(checkpoint)}, true
+	s.told.holders = s.told.evidence.held
 }
 
 // mayDepart has dropDeparting look at once.

@@ -46,11 +46,11 @@ func (u *units) give(id string, now time.Time) {
 	u.last = now
 }
 
-// see forgets given units that the accounts of e show, or that no container holds although it was given them long ago.
-func (u *units) see(name string, e evidence, now time.Time) {
+// see forgets given units that the accounts of e show, or that no container holds although they were read long after the unit was given.
+func (u *units) see(name string, e evidence) {
 	for id, g := range u.given {
 		_, held := e.held[deviceKey{name, id}]
-		if held && e.began.After(g.at) || e.gap == "" && now.Sub(g.at) >= freeFor {
+		if after := e.began.Sub(g.at); held && after > 0 || after >= freeFor {
 			delete(u.given, id)
 		}
 	}
@@ -59,7 +59,7 @@ func (u *units) see(name string, e evidence, now time.Time) {
 // unitContainers returns who holds each unit of a resource, by device ID. Each container has a name of its own; the names say no more.
 func (s *Set) unitContainers(l *list) map[string]string {
 	all := make(map[string]string, len(l.units.given))
-	for key, h := range s.told.evidence.held {
+	for key, h := range s.told.holders {
 		if key.resource == l.name {
 			all[key.id] = h.pod + " " + h.container
 		}
@@ -73,8 +73,9 @@ func (s *Set) unitContainers(l *list) map[string]string {
 // isFree reports whether no container holds a unit that left the plan, and whose GPU is in these units still. Its place is one of the free
 // units of the plan then, so it is not on offer beside them. Where the accounts could not be read yet, any unit may be held.
 func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
-	_, held := containers[d.device.ID]
-	return l.resource.UnitClients(d.device.UUID) > 0 && !held && !s.told.evidence.began.IsZero()
+	_, named := containers[d.device.ID]
+	_, held := s.told.evidence.held[deviceKey{l.name, d.device.ID}]
+	return l.resource.UnitClients(d.device.UUID) > 0 && !named && !held && !s.told.evidence.began.IsZero()
 }
 
 // useOf returns what is known of the units of a resource that containers hold.
@@ -112,15 +113,12 @@ func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
 
 // seeUnits takes in new evidence about the units of a list. It reports whether the checkpoint names containers that may have ended, and
 // whether other units are to be on offer.
-func (s *Set) seeUnits(l *list, e evidence, now time.Time) (outdated, changed bool) {
+func (s *Set) seeUnits(l *list, e evidence) (outdated, changed bool) {
 	r := l.views.Value().resource
-	if !r.InUnits() {
+	if !r.InUnits() || !e.tells() {
 		return false, false
 	}
-	l.units.see(l.name, e, now)
-	if e.gap != "" {
-		return false, false
-	}
+	l.units.see(l.name, e)
 	if e.source != (source{}) {
 		for key, h := range e.held {
 			outdated = outdated || h.checkpointOnly && key.resource == l.name

@@ -37,8 +37,10 @@ type unitNode struct {
 	// For daemons that startDaemon started.
 	uncompared bool         // kubelet does not answer what it counts: no list waits for a comparison, which waits for the clock
 	unreadable atomic.Bool  // kubelet's checkpoint
+	unasked    atomic.Bool  // PodResources does not answer who holds devices
 	accounts   sync.RWMutex // locked while nobody is told who holds devices
 	waiting    atomic.Int32 // how many questions wait for that
+	readings   atomic.Int32 // how many readings of both accounts there were
 }
 
 // startDaemon runs a Set on the node until the test ends, or stop is called.
@@ -63,6 +65,13 @@ func (n *unitNode) await() (told func()) {
 	return n.accounts.RUnlock
 }
 
+// awaitReadings waits for further readings of both accounts.
+func (n *unitNode) awaitReadings(t *testing.T, count int32) {
+	t.Helper()
+	last := n.readings.Load() + count
+	until(t, n.clock, "readings", func() bool { return n.readings.Load() >= last })
+}
+
 // A unitAccount answers as the node's fields say.
 type unitAccount struct {
 	*countedAccount
@@ -70,7 +79,11 @@ type unitAccount struct {
 }
 
 func (a unitAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
+	defer a.node.readings.Add(1)
 	defer a.node.await()()
+	if a.node.unasked.Load() {
+		return nil, errors.New("kubelet is busy")
+	}
 	return a.countedAccount.Held(ctx)
 }
 
@@ -455,4 +468,33 @@ func TestContainersOfAGPUInUnits(t *testing.T) {
 	n.Remove("p0")
 	delete(n.pods, "p0")
 	n.settle(t)
+}
+
+// TestUnitsWhileOneAccountIsSilent: kubelet's other account says which units containers hold.
+func TestUnitsWhileOneAccountIsSilent(t *testing.T) {
+	t.Parallel()
+	for name, silence := range map[string]func(*unitNode) *atomic.Bool{
+		"the checkpoint": func(n *unitNode) *atomic.Bool { return &n.unreadable },
+		"PodResources":   func(n *unitNode) *atomic.Bool { return &n.unasked },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, d := newUnitNode(t, standin.V137, 2, 8)
+			n.admit(t, "before", 1)
+			n.settle(t)
+			silence(n).Store(true)
+			n.awaitReadings(t, 3)
+			n.admit(t, "a", 7)
+			n.awaitReadings(t, 3)
+			n.apply(d, byMPS) // as after a look at the GPUs
+			n.settle(t)
+			n.admit(t, "b", slices.Max(n.free()))
+			for _, pod := range []string{"before", "a"} {
+				n.Remove(pod)
+				delete(n.pods, pod)
+			}
+			silence(n).Store(false)
+			n.settle(t)
+		})
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 // Units that left the plan.
@@ -70,7 +71,8 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 		for name, rollOut := range map[string]bool{"reload": false, "roll-out": true} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				n, d := newUnitNode(t, v, 2, 8)
+				n := &unitNode{node: newNode(t), gpus: 2, size: 8, uncompared: true}
+				d := n.serve(t, v)
 				n.admit(t, "a", 2)
 				n.settle(t)
 				n.admit(t, "b", 8)
@@ -78,16 +80,19 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 				n.Remove("b") // its units were given a moment ago
 				delete(n.pods, "b")
 				n.settle(t)
-				mark, less := n.Mark(), byMPS
+				less := byMPS
 				less.ReserveMiB = 4 << 10
 				if rollOut {
 					d.stop()
 					d = n.startDaemon(t, n.clock)
 				}
+				mark := n.Mark()
 				n.apply(d, less) // 3 of the one GPU and 5 of the other are free, and 3 of that one were on offer
 				n.size = 5
-				until(t, n.clock, "a list", func() bool {
-					return slices.ContainsFunc(n.Events(mark), func(e standin.Event) bool { return e.Kind == standin.Listed && e.Resource == mem })
+				until(t, n.clock, "a list in which units that left come last", func() bool {
+					return slices.ContainsFunc(n.Events(mark), func(e standin.Event) bool {
+						return e.Kind == standin.Listed && e.Resource == mem && !strings.HasSuffix(e.Devices[5].GetID(), "::5")
+					})
 				})
 				if free := n.Allocatable(mem) - n.held(); free != 5 {
 					t.Errorf("%d units are on offer, want 5", free)
@@ -146,21 +151,10 @@ func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
 			d := n.serve(t, standin.V137)
 			mark, less := n.Mark(), byMPS
 			less.ReserveMiB = 4 << 10
-			onOffer := func(left int) func() bool {
-				return func() bool {
-					count := 0
-					for unit, healthy := range n.Devices(mem) {
-						if _, number, _ := strings.Cut(unit, "::"); healthy && number >= "5" {
-							count++
-						}
-					}
-					return n.Allocatable(mem) == 5 && count == left
-				}
-			}
 			n.apply(d, less)
-			poll.Until(t, "3 units that left and 2 others", onOffer(3))
+			poll.Until(t, "3 units that left and 2 others", func() bool { return n.Allocatable(mem) == 5 && n.left() == 3 })
 			n.unreadable.Store(unreadable)
-			until(t, n.clock, "none that left", onOffer(0))
+			until(t, n.clock, "none that left", func() bool { return n.Allocatable(mem) == 5 && n.left() == 0 })
 			for _, e := range n.Events(mark) {
 				healthy := 0
 				for _, d := range e.Devices {
@@ -174,6 +168,41 @@ func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
 			}
 		})
 	}
+}
+
+// left returns how many units that left a GPU, which had 8 and has 5, are on offer.
+func (n *unitNode) left() (count int) {
+	for unit, healthy := range n.Devices(mem) {
+		if _, number, _ := strings.Cut(unit, "::"); healthy && number >= "5" {
+			count++
+		}
+	}
+	return count
+}
+
+// TestUnitsThatLeaveAnInitContainer: PodResources leaves out init containers. Where the checkpoint cannot be read, that is no evidence.
+func TestUnitsThatLeaveAnInitContainer(t *testing.T) {
+	t.Parallel()
+	n := &unitNode{node: newNode(t), gpus: 1, size: 8, uncompared: true}
+	d := n.serve(t, standin.V137)
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "a", Name: "init", Resource: mem, Count: 8, Init: true}); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitReadings(t, 3)
+	n.unreadable.Store(true)
+	less := byMPS
+	less.ReserveMiB = 4 << 10
+	last := n.readings.Load()
+	n.apply(d, less)
+	poll.Until(t, "a reading", func() bool { return n.readings.Load() > last })
+	n.clock.Step(time.Second)
+	poll.Until(t, "another one", func() bool { return n.readings.Load() > last+1 })
+	quiet.Wait(time.Second)
+	if left := n.left(); left != 3 {
+		t.Errorf("%d units that left are on offer, and the container may hold all 3", left)
+	}
+	n.unreadable.Store(false)
+	until(t, n.clock, "all that the container holds", func() bool { return n.Allocatable(mem) == 8 })
 }
 
 // TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still has it on offer in place of another unit
