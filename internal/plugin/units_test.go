@@ -35,7 +35,6 @@ type unitNode struct {
 	pods  map[string][]string // the IDs of units, by pod
 
 	// For daemons that startDaemon started.
-	uncompared bool         // kubelet does not answer what it counts: no list waits for a comparison, which waits for the clock
 	unreadable atomic.Bool  // kubelet's checkpoint
 	unasked    atomic.Bool  // PodResources does not answer who holds devices
 	accounts   sync.RWMutex // locked while nobody is told who holds devices
@@ -87,11 +86,9 @@ func (a unitAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
 	return a.countedAccount.Held(ctx)
 }
 
-func (a unitAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
-	if a.node.uncompared {
-		return nil, errors.New("kubelet is not asked here")
-	}
-	return a.countedAccount.Allocatable(ctx)
+// Allocatable is not answered: no list waits for a comparison, which waits for the clock, and the clock runs ahead of kubelet.
+func (a unitAccount) Allocatable(context.Context) (map[string][]string, error) {
+	return nil, errors.New("kubelet is not asked here")
 }
 
 // units returns the plan of a node whose first GPUs are in units, and the others are shared by four or whole.

@@ -71,8 +71,7 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 		for name, rollOut := range map[string]bool{"reload": false, "roll-out": true} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				n := &unitNode{node: newNode(t), gpus: 2, size: 8, uncompared: true}
-				d := n.serve(t, v)
+				n, d := newUnitNode(t, v, 2, 8)
 				n.admit(t, "a", 2)
 				n.settle(t)
 				n.admit(t, "b", 8)
@@ -108,8 +107,7 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n := &unitNode{node: newNode(t), gpus: 2, size: 8, uncompared: true}
-		d := n.serve(t, v)
+		n, d := newUnitNode(t, v, 2, 8)
 		n.admit(t, "before", 1)
 		n.settle(t)
 		n.Remove("before")
@@ -146,7 +144,7 @@ func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
 	for name, unreadable := range map[string]bool{"they are read": false, "they cannot be read": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := &unitNode{node: newNode(t), gpus: 1, size: 8, uncompared: true}
+			n := &unitNode{node: newNode(t), gpus: 1, size: 8}
 			n.unreadable.Store(true)
 			d := n.serve(t, standin.V137)
 			mark, less := n.Mark(), byMPS
@@ -183,8 +181,7 @@ func (n *unitNode) left() (count int) {
 // TestUnitsThatLeaveAnInitContainer: PodResources leaves out init containers. Where the checkpoint cannot be read, that is no evidence.
 func TestUnitsThatLeaveAnInitContainer(t *testing.T) {
 	t.Parallel()
-	n := &unitNode{node: newNode(t), gpus: 1, size: 8, uncompared: true}
-	d := n.serve(t, standin.V137)
+	n, d := newUnitNode(t, standin.V137, 1, 8)
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "a", Name: "init", Resource: mem, Count: 8, Init: true}); err != nil {
 		t.Fatal(err)
 	}
