@@ -53,7 +53,7 @@ func TestContainers(t *testing.T) {
 	if got := none.line(t, 0); got.Error == "" {
 		t.Errorf("a container without a GPU has %+v", got)
 	}
-	first := n.run(t, "first", map[string]string{gpu: "1"}, nil, "spin", "-for", "8s")
+	first := n.run(t, "first", map[string]string{gpu: "1"}, nil, "spin", "-for", "5s")
 	if got := first.line(t, 0); !got.Started {
 		t.Errorf("a container with the GPU does not compute: %+v", got)
 	}
@@ -167,7 +167,7 @@ func isRunning(program string) bool {
 func (n *node) startTimes(t *testing.T, what string, limits map[string]string) {
 	t.Helper()
 	var took []time.Duration
-	for i := range 9 {
+	for i := range 7 {
 		began := time.Now()
 		p := n.run(t, fmt.Sprintf("time-%d", i), limits, nil, "info")
 		if got := p.line(t, 0); got.Error != "" {

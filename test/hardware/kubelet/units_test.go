@@ -252,7 +252,7 @@ func (s sharing) notHeld(t *testing.T) {
 // killClient ends clients in the middle of their work, each beside another one, and says how many of those end with an error. What NVIDIA
 // promises is nothing; the next client computes.
 func (s sharing) killClient(t *testing.T) {
-	const times = 8
+	const times = 6
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} { // of which the second one has no handler in the client
 		lost := map[string]int{}
 		for range times {
