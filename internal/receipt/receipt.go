@@ -57,10 +57,11 @@ type part struct {
 	ids      []string
 }
 
-// A container is one that has units or percentages.
+// A container is one that has units. One with units of two sizes is two.
 type container struct {
 	namespace, pod, name string
 	memory, percentage   part
+	gpus                 map[string]bool // UUIDs of those of which it has units, of any size
 }
 
 // Of returns the containers that have units of GPUs, each with a receipt, once for a GPU, in the order of devices. The GPUs in units are by
@@ -82,8 +83,8 @@ func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU)
 			if uid := answers.pod(c); r.Layer == byDriver && uid != "" {
 				readBack(&r, gpus[uuid].Read[uid], answers.asked(uid, uuid))
 			}
-			if len(order) > 1 {
-				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one", len(order)))
+			if len(c.gpus) > 1 {
+				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one", len(c.gpus)))
 			}
 			r.Differences = append(r.Differences, now(r.Layer, gpus, uuid)...)
 			holders = append(holders, status.Holder{Device: uuid, Namespace: c.namespace, Pod: c.pod, Container: c.name, Receipt: &r})
@@ -92,26 +93,31 @@ func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU)
 	return holders
 }
 
-// containers joins the devices of containers that have units or percentages.
+// containers joins the devices of containers that have units.
 func containers(devices []kubelet.ContainerDevice) []*container {
 	var all []*container
-	at := map[[3]string]*container{}
+	at, percentages, gpus := map[[4]string]*container{}, map[[3]string]part{}, map[[3]string]map[string]bool{}
 	for _, d := range devices {
-		inUnits, isPercentage := resource.UnitMiB(d.Resource) > 0, resource.IsPercentage(d.Resource)
-		if !inUnits && !isPercentage {
-			continue
-		}
 		key := [3]string{d.Namespace, d.Pod, d.Container}
-		c := at[key]
-		if c == nil {
-			c = &container{namespace: d.Namespace, pod: d.Pod, name: d.Container}
-			at[key], all = c, append(all, c)
+		switch {
+		case resource.IsPercentage(d.Resource):
+			percentages[key] = part{d.Resource, append(percentages[key].ids, d.ID)}
+		case resource.UnitMiB(d.Resource) > 0:
+			sized := [4]string{d.Namespace, d.Pod, d.Container, d.Resource}
+			if gpus[key] == nil {
+				gpus[key] = map[string]bool{}
+			}
+			if at[sized] == nil {
+				at[sized] = &container{namespace: d.Namespace, pod: d.Pod, name: d.Container, memory: part{resource: d.Resource}, gpus: gpus[key]}
+				all = append(all, at[sized])
+			}
+			uuid, _ := resource.SplitID(d.ID)
+			gpus[key][uuid] = true
+			at[sized].memory.ids = append(at[sized].memory.ids, d.ID)
 		}
-		p := &c.memory
-		if isPercentage {
-			p = &c.percentage
-		}
-		p.resource, p.ids = d.Resource, append(p.ids, d.ID)
+	}
+	for _, c := range all {
+		c.percentage = percentages[[3]string{c.namespace, c.pod, c.name}]
 	}
 	return all
 }

@@ -206,3 +206,24 @@ func TestReadBack(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// TestUnitsOfTwoSizes: while a roll-out changes the size, a container may ask for both.
+func TestUnitsOfTwoSizes(t *testing.T) {
+	t.Parallel()
+	const small = "volcano.sh/gpu-mem.256Mi"
+	var devices []kubelet.ContainerDevice
+	for _, d := range []struct{ resource, id string }{
+		{mem, "GPU-a::0"}, {mem, "GPU-a::1"}, {cores, "percentage::1"}, {small, "GPU-b::0"}, {small, "GPU-b::1"}, {small, "GPU-b::2"},
+	} {
+		devices = append(devices, kubelet.ContainerDevice{Resource: d.resource, ID: d.id, Namespace: "ns", Pod: "p", Container: "c"})
+	}
+	got := map[string]string{}
+	for _, h := range receipt.Of(devices, receipt.Answers{}, nil) {
+		got[h.Device] = fmt.Sprintf("%d MiB, %d percent, %s", h.Receipt.MemoryMiB, h.Receipt.Percentage, strings.Join(h.Receipt.Differences, "; "))
+	}
+	const why = "kubelet's checkpoint does not have what it was given; the container has units of 2 GPUs, and can use one; the GPU is no longer offered in units"
+	want := map[string]string{"GPU-a": "2048 MiB, 1 percent, " + why, "GPU-b": "768 MiB, 1 percent, " + why}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("receipts (-want +got):\n%s", diff)
+	}
+}
