@@ -35,7 +35,9 @@ func TestUnits(t *testing.T) {
 	t.Run("starts", func(t *testing.T) {
 		s.node.startTimes(t, "80 units and 25 percent", map[string]string{unit: "80", percentage: "25"})
 	})
-	t.Run("the daemon is killed", func(t *testing.T) { s.killPlugin(t) })
+	var next *process // it is to serve what follows, too
+	t.Run("the daemon is killed", func(sub *testing.T) { next = s.killPlugin(sub, t) })
+	s.plugin = next
 	t.Run("as many clients as there can be", func(t *testing.T) { s.mostClients(t) })
 	for _, clients := range []int{16, mostContainers} {
 		t.Run("all memory in "+decimal(clients)+" processes", func(t *testing.T) { s.fillAll(t, clients) })
@@ -71,7 +73,8 @@ func TestReplicas(t *testing.T) {
 	for _, p := range all {
 		got := p.line(t, 0)
 		t.Logf("a container with one of four replicas allocates %d MiB of %d", got.Allocated>>20, whole.Total>>20)
-		if got.Allocated > whole.Total/4 || got.Allocated < whole.Total/4-(1<<30) {
+		// A quarter of all memory, of which the driver keeps some: the last one may have less.
+		if got.Allocated > whole.Total/4+(1<<30) || got.Allocated < whole.Total/4-(1<<30) {
 			t.Errorf("a container with one of four replicas can allocate %d MiB of %d", got.Allocated>>20, whole.Total>>20)
 		}
 	}
@@ -143,8 +146,9 @@ func (s sharing) fillContainers(t *testing.T) {
 	t.Logf("units that are held: %s", over.refused(t))
 }
 
-// killPlugin kills the daemon while a container computes: that goes on, and the next daemon knows what it has.
-func (s sharing) killPlugin(t *testing.T) {
+// killPlugin kills the daemon while a container computes: that goes on, and the next daemon, which is returned, knows what it has. That one
+// ends with the whole test.
+func (s sharing) killPlugin(t, whole *testing.T) *process {
 	t.Cleanup(func() { s.node.removeAll(t) })
 	p := s.node.run(t, "held", map[string]string{unit: "80"}, nil, "spin", "-for", "6s")
 	p.line(t, 0)
@@ -153,7 +157,7 @@ func (s sharing) killPlugin(t *testing.T) {
 	}
 	<-s.plugin.ended
 	began := time.Now()
-	startPlugin(t, unit, s.devices, s.args...)
+	next := startPlugin(whole, unit, s.devices, s.args...)
 	took := time.Since(began)
 	var holders string
 	until(t, "the next daemon knows the container", func() bool {
@@ -167,6 +171,7 @@ func (s sharing) killPlugin(t *testing.T) {
 	p.ended(t)
 	s.node.removeAll(t)
 	until(t, "nothing is held", func() bool { return !strings.Contains(s.said(t, "status", "--holders"), "holder:") })
+	return next
 }
 
 // fillAll has this many clients use all the units at once: none may find the GPU full before it has what is its own.
@@ -249,32 +254,23 @@ func (s sharing) notHeld(t *testing.T) {
 	t.Logf("a process that finds no control daemon allocates %d MiB of its 1024: %+v", without.Allocated>>20, without)
 }
 
-// killClient ends clients in the middle of their work, each beside another one, and says how many of those end with an error. What NVIDIA
-// promises is nothing; the next client computes.
+// killClient kills clients in the middle of their work, each beside another one, and says how those end. NVIDIA promises nothing. The next
+// client computes.
 func (s sharing) killClient(t *testing.T) {
 	const times = 6
-	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} { // of which the second one has no handler in the client
-		lost := map[string]int{}
-		for range times {
-			victim, other := s.client(t, []string{pinned(8)}, "spin", "-for", "60s"), s.client(t, []string{pinned(8)}, "spin", "-for", "60s")
-			victim.first(t)
-			other.first(t)
-			if err := victim.Process.Signal(signal); err != nil {
-				t.Fatal(err)
-			}
-			<-victim.ended
-			if next := s.client(t, []string{pinned(8)}, "info").last(t); next.Error != "" {
-				t.Errorf("after a client was ended by %v, the next one has %+v", signal, next)
-			}
-			select {
-			case <-other.ended: // before its time
-				lost[other.last(t).Error]++
-			default:
-			}
-			end([]*process{other})
+	lost := map[string]int{}
+	for range times {
+		victim, other := s.client(t, []string{pinned(8)}, "spin", "-for", "3s"), s.client(t, []string{pinned(8)}, "spin", "-for", "3s")
+		victim.first(t)
+		other.first(t)
+		_ = victim.Process.Kill() // an error says that it has ended
+		<-victim.ended
+		if next := s.client(t, []string{pinned(8)}, "info").last(t); next.Error != "" {
+			t.Errorf("after a client was killed, the next one has %+v", next)
 		}
-		t.Logf("%d clients were ended by %v at work; of the others, these ended with them: %v", times, signal, lost)
+		lost[other.last(t).Error]++
 	}
+	t.Logf("%d clients were killed at work; so the others ended: %v", times, lost)
 }
 
 // killDaemon kills the control daemon: its units are not on offer, and then they are again.
