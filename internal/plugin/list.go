@@ -74,7 +74,7 @@ func newList(name string, c clock.PassiveClock) *list {
 func (l *list) replace(r resource.Resource) {
 	for device := range l.resource.Without(r) {
 		d := departure{device: device, possession: possession{allocated: l.allocated[device.ID], waits: waitsForReading},
-			left:   l.offered[device.UUID] && device.Healthy,
+			left:   l.offered[device.UUID] && device.Healthy && (l.units.gpu == "" || l.units.gpu == device.UUID),
 			reason: "the device is not on this node any more, or the configuration no longer offers it"}
 		if !l.offered[device.UUID] {
 			d.holding, d.taken = unheld, true

@@ -26,7 +26,7 @@ type units struct {
 	calls   uint64               // of Allocate
 	last    time.Time            // the last call
 	gpu     string               // the GPU whose free units are on offer; empty for all
-	offered []bool               // which devices of the resource are on offer
+	offered []bool               // which devices of the resource are on offer, and then which of the kept ones that no container holds
 	used    int                  // how many units containers hold
 	changed time.Time            // when offered changed last
 }
@@ -70,17 +70,18 @@ func (s *Set) unitContainers(l *list) map[string]string {
 	return all
 }
 
-// isFree reports whether no container holds a unit that left the plan, and whose GPU is in these units still. Its place is one of the free
-// units of the plan then, so it is not on offer beside them. Where the accounts could not be read yet, any unit may be held.
+// isFree reports whether no container holds a unit that left the plan and is not kept, and whose GPU is in these units still. Its place is
+// one of the free units of the plan then, so it is not on offer beside them. Where the accounts could not be read yet, any may be held.
 func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
 	_, named := containers[d.device.ID]
 	_, held := s.told.evidence.held[deviceKey{l.name, d.device.ID}]
-	return l.resource.UnitClients(d.device.UUID) > 0 && !named && !held && !s.told.evidence.began.IsZero()
+	return !d.kept && l.resource.UnitClients(d.device.UUID) > 0 && !named && !held && !s.told.evidence.began.IsZero()
 }
 
 // useOf returns what is known of the units of a resource that containers hold.
 func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
-	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{}, Departing: map[string]int{}}
+	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{}, Departing: map[string]int{},
+		Kept: map[string]int{}}
 	seen := map[[2]string]bool{}
 	for id, container := range containers {
 		uuid, _ := resource.SplitID(id)
@@ -90,7 +91,10 @@ func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
 		}
 	}
 	for id, d := range l.departing {
-		if _, named := containers[id]; named || d.counts() && !s.isFree(l, d, containers) {
+		switch _, named := containers[id]; {
+		case d.kept && !named:
+			use.Kept[d.device.UUID]++
+		case !d.kept && (named || d.counts() && !s.isFree(l, d, containers)):
 			use.Departing[d.device.UUID]++
 		}
 	}
@@ -103,11 +107,30 @@ func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
 		return nil
 	}
 	now, containers := s.collaborators.Clock.Now(), s.unitContainers(l)
-	offered, gpu := r.OfferUnits(s.useOf(l, containers), l.units.gpu, now.Sub(l.units.last) < unitsStay)
+	use := s.useOf(l, containers)
+	offered, kept, gpu := r.OfferUnits(use, l.units.gpu, now.Sub(l.units.last) < unitsStay)
+	if len(use.Kept) > 0 {
+		offered = append(offered, l.offerKept(kept, containers)...)
+	}
 	if !slices.Equal(offered, l.units.offered) || len(containers) != l.units.used {
 		l.units.changed = now
 	}
 	l.units.offered, l.units.gpu, l.units.used = offered, gpu, len(containers)
+	return offered
+}
+
+// offerKept puts so many of the kept units that no container holds on offer, by the UUID of the GPU, and returns which.
+func (l *list) offerKept(count map[string]int, containers map[string]string) (offered []bool) {
+	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
+		d := l.departing[id]
+		if _, named := containers[id]; named || !d.kept {
+			continue
+		}
+		on := count[d.device.UUID] > 0
+		count[d.device.UUID]--
+		d.offered = d.offered && on
+		l.departing[id], offered = d, append(offered, on)
+	}
 	return offered
 }
 

@@ -33,6 +33,7 @@ type unitNode struct {
 	gpus  int
 	size  int                 // units of a GPU
 	pods  map[string][]string // the IDs of units, by pod
+	waits bool                // changes that take devices away wait for Proceed
 
 	// For daemons that startDaemon started.
 	unreadable atomic.Bool  // kubelet's checkpoint
@@ -120,7 +121,7 @@ func units(gpus, gib, inUnits int, rules resource.Units) resource.Plan {
 var byMPS = resource.Units{ReserveMiB: 1024, MPS: true}
 
 func (n *unitNode) apply(d *daemon, rules resource.Units) {
-	o := plugin.Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, MPSRoot: "/run/mps"}}
+	o := plugin.Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, MPSRoot: "/run/mps"}, Announce: n.waits}
 	d.Apply(units(n.gpus+2, n.size, n.gpus, rules), o, 1)
 }
 

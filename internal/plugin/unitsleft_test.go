@@ -1,6 +1,7 @@
 package plugin_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -257,4 +258,74 @@ func TestAGPUThatWasInUnits(t *testing.T) {
 		t.Error("the units of a pod that has just ended were given, and the plan has none of their GPU")
 	}
 	until(t, n.clock, "shared by four", func() bool { return n.Allocatable("nvidia.com/gpu.shared") == 4 })
+}
+
+// TestUnitsThatLeaveWait: until the change may proceed, pods that were sent by the old count get units, and what is on offer is never more than
+// one GPU has free.
+func TestUnitsThatLeaveWait(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		for name, rollOut := range map[string]bool{"reload": false, "roll-out": true} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				n, d := newUnitNode(t, v, 2, 8)
+				n.waits = true
+				n.admit(t, "a", 2)
+				n.settle(t) // 8 of the other GPU are free
+				less := byMPS
+				less.ReserveMiB = 4 << 10
+				change := func() {
+					if rollOut {
+						d.stop()
+						d = n.startDaemon(t, n.clock)
+					}
+					n.apply(d, less)
+				}
+				offers := func(count int) {
+					t.Helper()
+					poll.Until(t, fmt.Sprint(count), func() bool { return n.Allocatable(mem) == count && d.Fewer().Value() == 1 })
+				}
+				change()
+				offers(2 + 8)
+				last := n.readings.Load()
+				n.clock.Step(time.Second)
+				poll.Until(t, "a reading", func() bool { return n.readings.Load() > last })
+				offers(2 + 8)
+				n.admit(t, "b", 3)
+				offers(5 + 5)
+				change() // once more, while it waits
+				offers(5 + 5)
+				n.admit(t, "c", 5)
+				offers(10 + 3)
+				d.Proceed(1)
+				n.size = 5
+				n.settle(t)
+				n.admit(t, "d", 3)
+			})
+		}
+	})
+}
+
+// TestUnitsOfAGPUThatLeavesWait: what is on offer until then is what one GPU has free: one that stays in units, if there is one.
+func TestUnitsOfAGPUThatLeavesWait(t *testing.T) {
+	t.Parallel()
+	for stay, free := range []int{7, 6} {
+		t.Run(fmt.Sprint(stay), func(t *testing.T) {
+			t.Parallel()
+			n, d := newUnitNode(t, standin.V137, 2, 8)
+			n.admit(t, "a", 2)
+			n.settle(t)
+			n.admit(t, "b", 1)
+			n.settle(t) // 7 of the GPU that leaves in any case are free, and 6 of the other one
+			o := asEnvironment
+			o.Announce = true
+			d.Apply(units(n.gpus+2, n.size, stay, byMPS), o, 1)
+			poll.Until(t, "what pods hold and what one GPU has free", func() bool { return n.Allocatable(mem) == 3+free })
+			if got := d.Fewer().Value(); got != 1 {
+				t.Errorf("change %d waits, want 1", got)
+			}
+			d.Proceed(1)
+			until(t, n.clock, "what is left", func() bool { return n.Allocatable(mem) == 3+6*stay })
+		})
+	}
 }

@@ -56,7 +56,7 @@ func pack(t *testing.T, units resource.Units) (result packing) {
 		running = left
 		var waiting []*pod
 		for _, p := range queue {
-			offered, gpu := r.OfferUnits(resource.UnitUse{Used: slices.Collect(maps.Keys(used))}, keep, false)
+			offered, _, gpu := r.OfferUnits(resource.UnitUse{Used: slices.Collect(maps.Keys(used))}, keep, false)
 			keep = gpu
 			var available []string
 			for i, is := range offered {

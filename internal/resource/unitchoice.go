@@ -192,12 +192,15 @@ type UnitUse struct {
 	Containers map[string]int
 	// Departing counts the units that containers hold and the plan no longer has, by the UUID of the GPU.
 	Departing map[string]int
+	// Kept counts units that no container holds and that stay on offer for now although they left the plan, by the UUID of the GPU.
+	Kept map[string]int
 }
 
 // OfferUnits returns which units are on offer, in the order of All, and with FitOne whose free units are: those of the GPU with the
 // most. Units that containers hold are on offer always, so that the node's count is what the scheduler subtracts for them. The GPU keep
-// stays the one if it has as many as any other; with stay, if it has any.
-func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []bool, gpu string) {
+// stays the one if it has as many as any other; with stay, if it has any. Of the kept units, kept says how many are on offer, by the UUID
+// of the GPU.
+func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []bool, kept map[string]int, gpu string) {
 	used := r.usedUnits(use)
 	free, best := make([]int, len(r.Devices)), -1
 	for g, d := range r.Devices {
@@ -209,6 +212,7 @@ func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []boo
 	if g, known := r.at[keep]; known && stay && free[g] > 0 {
 		best = g
 	}
+	kept = map[string]int{}
 	for g, d := range r.Devices {
 		left := free[g]
 		if r.units.fit == FitOne && g != best {
@@ -220,11 +224,12 @@ func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []boo
 				left--
 			}
 		}
+		kept[d.UUID] = max(0, left)
 	}
 	if best >= 0 && r.units.fit == FitOne {
 		gpu = r.Devices[best].UUID
 	}
-	return offered, gpu
+	return offered, kept, gpu
 }
 
 // usedUnits returns which units containers hold, by the position of the GPU and the number of the unit.
@@ -246,7 +251,7 @@ func (r Resource) freeUnits(gpu Device, used []bool, use UnitUse) int {
 	if !gpu.Healthy || use.Containers[gpu.UUID] >= r.units.gpus[gpu.UUID].clients {
 		return 0
 	}
-	free := -use.Departing[gpu.UUID]
+	free := use.Kept[gpu.UUID] - use.Departing[gpu.UUID]
 	for _, held := range used {
 		if !held {
 			free++

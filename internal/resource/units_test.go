@@ -245,11 +245,12 @@ func TestUnitsOnOffer(t *testing.T) {
 		}
 		full := devices[random.IntN(len(devices))].UUID
 		departing[full] = random.IntN(3)
-		free[full] = max(0, free[full]-departing[full])
+		kept := map[string]int{full: random.IntN(3)}
+		free[full] = max(0, free[full]+kept[full]-departing[full])
 		if random.IntN(2) == 0 {
 			free[full] = 0
 		}
-		use := resource.UnitUse{Used: slices.Collect(maps.Keys(held)), Departing: departing, Containers: map[string]int{}}
+		use := resource.UnitUse{Used: slices.Collect(maps.Keys(held)), Departing: departing, Kept: kept, Containers: map[string]int{}}
 		if free[full] == 0 {
 			use.Containers[full] = resource.MPSClients
 		}
@@ -257,9 +258,12 @@ func TestUnitsOnOffer(t *testing.T) {
 		for _, n := range free {
 			most, total = max(most, n), total+n
 		}
-		offered, gpu := one.OfferUnits(use, "", false)
-		offeredOfAll, _ := sum.OfferUnits(use, "", false)
-		ones, sums := 0, 0
+		offered, keptOnes, gpu := one.OfferUnits(use, "", false)
+		offeredOfAll, keptSums, _ := sum.OfferUnits(use, "", false)
+		ones, sums := keptOnes[full], keptSums[full]
+		if max(ones, sums) > kept[full] || ones > 0 && gpu != full {
+			t.Fatalf("%d and %d kept units of %d are on offer beside those of %s", ones, sums, kept[full], gpu)
+		}
 		for i, d := range devices {
 			if held[d.ID] && (!offered[i] || !offeredOfAll[i]) {
 				t.Fatalf("unit %s is held and not on offer", d.ID)
@@ -284,7 +288,7 @@ func TestTheGPUOnOfferStays(t *testing.T) {
 	t.Parallel()
 	r := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}}, inUnits(resource.Units{}, "0", "1")).Resources[0]
 	var use resource.UnitUse
-	on := func(keep string, stay bool) string { _, gpu := r.OfferUnits(use, keep, stay); return gpu }
+	on := func(keep string, stay bool) string { _, _, gpu := r.OfferUnits(use, keep, stay); return gpu }
 	first, second := r.Devices[0].UUID, r.Devices[1].UUID
 	if got := []string{on("", false), on(second, false), on("GPU-x", true)}; !slices.Equal(got, []string{first, second, first}) {
 		t.Errorf("of equals: %q", got)
