@@ -3,13 +3,18 @@ package plugin_test
 import (
 	"context"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -88,4 +93,48 @@ func noGPUForTwoPods(t *testing.T, v standin.Version, at standin.Moment, kubelet
 	if err := <-answered; err != nil || !slices.ContainsFunc(held, func(d kubelet.HeldDevice) bool { return d.ID == second }) {
 		t.Errorf("the answer %v, %v does not name the pod that got a GPU meanwhile", held, err)
 	}
+}
+
+// TestAnAccountFromBeforeAllocate: a checkpoint that was read before a call of Allocate, and whose reading took longer than a device counts as
+// given, does not say that no pod holds the device.
+func TestAnAccountFromBeforeAllocate(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	n := newNode(t)
+	n.startKubelet(t, standin.V137)
+	directory := n.directory(t)
+	var slow atomic.Bool
+	begun, returns := make(chan struct{}), make(chan struct{})
+	d := n.startSetOn(t, plugin.Collaborators{Accountant: noPodResources{n.account(t, c)}, Clock: c,
+		Checkpoint: func() (kubelet.Checkpoint, error) {
+			saved, err := directory.Checkpoint()
+			if slow.Load() {
+				begun <- struct{}{}
+				<-returns
+			}
+			return saved, err
+		}})
+	t.Cleanup(func() { slow.Store(false); close(returns) })
+	d.offer(1)
+	n.awaitAllocatable(t, 1)
+	slow.Store(true)
+	o := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpu, Replicas: 2}}}}
+	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus(1)}, o), asEnvironment, 1)
+	<-begun
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	c.Step(time.Minute)
+	returns <- struct{}{}
+	<-begun // the first reading has been taken in
+	if holds := d.Offered().Value().Holds; len(holds) != 1 || !strings.Contains(holds[0].Reason, "may have allocated it") {
+		t.Errorf("the holds are %+v, though a pod has the GPU", holds)
+	}
+}
+
+// noPodResources is an account on a node where kubelet cannot be asked who holds devices.
+type noPodResources struct{ *kubelet.PodResources }
+
+func (noPodResources) Held(context.Context) ([]kubelet.HeldDevice, error) {
+	return nil, kubelet.ErrNoPodResources
 }

@@ -73,13 +73,13 @@ func (p possession) allocate(now time.Time) possession {
 }
 
 // read returns the possession after a reading of the accounts. If named, holder has the device. The accounts are silent if they cannot be
-// read for so long that it counts.
+// read for so long that it counts. What happened after the reading began, which may be long before now, they need not show.
 func (p possession) read(e evidence, holder holder, named, silent bool, now time.Time) possession {
 	// The checkpoint may still name the pod before the last Allocate, PodResources does not.
 	if named && !holder.checkpointOnly && e.began.After(p.allocated) {
 		p.shown, p.allocated = e.source, time.Time{}
 	}
-	recent := now.Sub(p.allocated) < freeFor
+	recent := e.began.Sub(p.allocated) < freeFor
 	f := namesNone
 	switch {
 	case named && holder.checkpointOnly && p.shown == e.source && p.shown != source{}:
@@ -105,7 +105,7 @@ func (p possession) read(e evidence, holder holder, named, silent bool, now time
 	return p
 }
 
-// over reports whether the list may drop the device.
-func (p possession) over(now time.Time) bool {
-	return p.holding == free && now.Sub(p.since) >= freeFor
+// over reports whether the list may drop the device, after a reading of the accounts that began at this time.
+func (p possession) over(began time.Time) bool {
+	return p.holding == free && began.Sub(p.since) >= freeFor
 }

@@ -134,7 +134,7 @@ func (l *list) drop(e evidence, silent bool) (outdated, changed bool) {
 		holder, named := e.held[deviceKey{l.name, id}]
 		outdated = outdated || named && holder.checkpointOnly
 		d.possession = before.read(e, holder, named, silent, now)
-		dropped := d.over(now) && !d.kept
+		dropped := d.over(e.began) && !d.kept
 		changed = changed || dropped || d.counts() != before.counts() || d.counts() && !d.kept && d.waits != before.waits
 		if l.departing[id] = d; dropped {
 			delete(l.departing, id)

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -38,6 +39,7 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 	}{
 		"not free for long enough":              {[]reading{{time.Hour, free}, {10*time.Second - 1, free}}, true},
 		"free for long enough":                  {[]reading{{time.Second, free}, {10 * time.Second, free}}, false},
+		"a reading that began before that":      {[]reading{{0, free}, {time.Hour, evidence{kubelet: 1, began: time.Unix(1, 0)}}}, true},
 		"never an account":                      {[]reading{{time.Hour, silent}, {24 * time.Hour, silent}}, true},
 		"the account is away once on the way":   {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free}, {9 * time.Second, free}}, true},
 		"and then is there for long enough":     {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free}, {10 * time.Second, free}}, false},
@@ -50,14 +52,14 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := clocktesting.NewFakeClock(time.Now())
-			r := oneGPU()
+			c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
 			l := newList(r.Name, c)
 			l.replace(r)
 			l.publish(r, Options{}, nil)
 			l.replace(resource.Resource{Name: r.Name})
 			for _, reading := range test.readings {
 				c.Step(reading.after)
+				reading.says.began = cmp.Or(reading.says.began, c.Now())
 				l.drop(reading.says, false)
 			}
 			if departing, _ := l.leaving(); departing != test.stays {
@@ -82,7 +84,7 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 	}
 	tests := map[string][]reading{
 		"no account shows the pod":            {{0, 0, nil, true}, {10*time.Second - 1, 0, nil, true}, {10 * time.Second, 0, nil, false}},
-		"Allocate was long ago":               {{time.Hour, 0, nil, false}},
+		"Allocate was long ago":               {{time.Hour, time.Hour, nil, true}, {2 * time.Hour, 0, nil, false}},
 		"PodResources has shown the pod":      {{time.Second, 0, holders(false), true}, {2 * time.Second, 0, nil, false}},
 		"a question before Allocate shows it": {{time.Second, 2 * time.Second, holders(false), true}, {2 * time.Second, 0, nil, true}},
 		"the checkpoint may show the last one": {{time.Second, 0, holders(true), true}, {2 * time.Second, 0, nil, true},
@@ -129,7 +131,7 @@ func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	began := c.Now()
 	for _, at := range []time.Duration{0, unreadableFor - 1, unreadableFor} {
 		c.SetTime(began.Add(at))
-		s.drop(evidence{kubelet: 1, gap: "damaged", unreadable: true}, c.Now())
+		s.drop(evidence{kubelet: 1, began: c.Now(), gap: "damaged", unreadable: true}, c.Now())
 		if got, want := l.departing["GPU-0"].counts(), at < unreadableFor; got != want {
 			t.Errorf("after %v: held = %v, want %v", at, got, want)
 		}
@@ -144,8 +146,7 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	l := s.resources["nvidia.com/gpu"].list
 	s.Apply(resource.Plan{}, Options{}, 1)
-	began := c.Now()
-	unread := evidence{kubelet: 1, gap: "damaged", unreadable: true}
+	began, unread := c.Now(), evidence{kubelet: 1, gap: "damaged", unreadable: true}
 	for _, tt := range []struct {
 		at                    time.Duration
 		says                  evidence
@@ -158,6 +159,7 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 		{23 * time.Second, unread, false, false, true},
 	} {
 		c.SetTime(began.Add(tt.at))
+		tt.says.began = c.Now()
 		if _, changed := s.update(tt.says, c.Now()); changed != tt.changed {
 			t.Errorf("after %v: claims changed: %v, want %v", tt.at, changed, tt.changed)
 		}
@@ -172,9 +174,9 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 			t.Errorf("claims changed: %v, want %v, when kubelet says for the %d. time that a pod holds the device", changed, want, i+1)
 		}
 	}
-	l.drop(evidence{kubelet: 1}, false)
+	l.drop(evidence{kubelet: 1, began: c.Now()}, false)
 	// What a device that nobody holds waits for is nobody's claim.
-	if _, changed := l.drop(evidence{kubelet: 1}, false); changed {
+	if _, changed := l.drop(evidence{kubelet: 1, began: c.Now()}, false); changed {
 		t.Error("claims changed when nobody holds the device")
 	}
 	if got := l.departures()[0].Waiting; got != "no pod holds it; it is dropped after 10s" {
@@ -218,8 +220,7 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := clocktesting.NewFakeClock(time.Now())
-			r := oneGPU()
+			c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
 			s := NewSet(Collaborators{Clock: c})
 			l := s.add(r.Name).list
 			l.replace(r)
@@ -262,8 +263,7 @@ func TestNUMANodesOfAListedDevice(t *testing.T) {
 func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 	t.Parallel()
 	for _, free := range []bool{false, true} {
-		c := clocktesting.NewFakeClock(time.Now())
-		r := oneGPU()
+		c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
 		gone := resource.Resource{Name: r.Name}
 		l := newList(r.Name, c)
 		l.replace(r)
