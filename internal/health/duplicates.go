@@ -10,8 +10,8 @@ import (
 // duplicateWindow is the time within which an event and a line of the kernel log with the same XID are the same thing.
 const duplicateWindow = 10 * time.Second
 
-// lineWindow is the time from a line of the kernel log within which another one with the same XID is of the same fault. The driver tells of
-// an exception in several lines, a few milliseconds apart, and by one event.
+// lineWindow is the time from the first line of a fault in the kernel log within which other lines with the same XID are of the same fault.
+// The driver tells of an exception in several lines, a few milliseconds apart, and by one event.
 const lineWindow = time.Second
 
 // recentXIDs find the XIDs that come more than once: as an event of the driver and as lines of the kernel log.
@@ -22,7 +22,7 @@ type recentXID struct {
 	xid        uint64
 	gi         int
 	events     int
-	last, line time.Time // the last of either, and the last line
+	last, line time.Time // the last of either, and the first line of the last fault in the log
 }
 
 // with returns h with an event counted, and whether the fault that it tells of has come already.
@@ -50,10 +50,9 @@ func (h recentXIDs) with(e inventory.Event, now time.Time) (recentXIDs, bool) {
 		b.events++
 	case !again:
 		b.events--
-	}
-	if b.last = now; e.Logged {
 		b.line = now
 	}
+	b.last = now
 	next = append(next, b)
 	return slices.Clip(next[max(0, len(next)-maxCounts):]), duplicate
 }

@@ -335,6 +335,7 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 		"lines alone":                 {[]inventory.Event{logged, logged, logged}, line, []int{1, 1, 1}},
 		"lines, then two events":      {[]inventory.Event{logged, logged, event, event}, line, []int{1, 1, 1, 2}},
 		"two events, then lines":      {[]inventory.Event{event, event, logged, logged}, line, []int{1, 2, 2, 2}},
+		"lines that do not end":       {[]inventory.Event{logged, logged, logged, logged, logged}, soon / 2, []int{1, 1, 2, 2, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, 580)
