@@ -172,7 +172,7 @@ func (l *life) compare(
 		if l.noteEnds(ctx, c); !c.ended.IsZero() && !c.passed {
 			return 0, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 		}
-		if !c.since.IsZero() && l.Clock.Since(c.since) >= differsFor {
+		if !c.since.IsZero() && l.Clock.Since(c.since) >= differsFor && len(c.suspects) == 0 {
 			l.explained() // it may be long before there is an answer, and withdrawals do not wait for that
 		}
 		pause, c.retry = c.retry, min(2*c.retry, checkLater)

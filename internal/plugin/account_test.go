@@ -161,6 +161,48 @@ func TestAListThatWaitsForAnAccount(t *testing.T) {
 	}
 }
 
+// TestAListThatWaitsForAnotherProgram: where another program has registered since, its end is waited for, also when the account is not answered.
+func TestAListThatWaitsForAnotherProgram(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	n := newNode(t)
+	n.startKubelet(t, standin.V137)
+	account := &liar{ids: []string{id(0), id(1)}}
+	d := n.startDaemonWith(t, c, account)
+	d.offer(2)
+	n.awaitAllocatable(t, 2)
+	until(t, c, "asked as seldom as ever", func() bool { return account.asked() >= 10 })
+	theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
+	check(t, err)
+	t.Cleanup(theirs.Stop)
+	theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
+	check(t, theirs.Register(t.Context()))
+	n.awaitAllocatable(t, 1)
+	account.say([]string{"theirs"}, nil)
+	step := func() {
+		quiet.Wait(100 * time.Millisecond) // the clock does not run ahead of the daemon
+		c.Step(100 * time.Millisecond)
+	}
+	poll.Until(t, "the account differs", func() bool {
+		differs := strings.HasPrefix(d.Status()[0].Problem, "kubelet counts 1")
+		if !differs {
+			step()
+		}
+		return differs
+	})
+	account.say(nil, errors.New("kubelet is busy"))
+	mark := n.Mark()
+	d.offer(2, 1)
+	for began := c.Now(); c.Since(began) < 3*time.Second; {
+		step()
+	}
+	if got := n.Events(mark); len(got) != 0 {
+		t.Errorf("kubelet saw %v beside the other plugin", got)
+	}
+	theirs.Stop()
+	until(t, c, "our devices again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 1 })
+}
+
 // Kubelet 1.36 that has none of the devices any more has stopped the endpoint: a list would change what it shows, and
 // nothing else.
 func TestAKubeletThatHasNothingIsRegisteredWithAgain(t *testing.T) {
