@@ -380,7 +380,12 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 	since := s.told.unserved
 	s.told.unserved = map[string]time.Time{}
 	if e.tells() {
-		s.told.holders = e.held
+		s.told.holders = maps.Clone(e.held)
+		for key, h := range s.told.evidence.held {
+			if _, named := e.held[key]; e.unreadable && h.checkpointOnly && !named {
+				s.told.holders[key] = h // it may be an init container, which PodResources leaves out
+			}
+		}
 	}
 	if e.gap == "" {
 		if s.told.evidence.kubelet != e.kubelet {

@@ -47,10 +47,11 @@ func (u *units) give(id string, now time.Time) {
 }
 
 // see forgets given units that the accounts of e show, or that no container holds although they were read long after the unit was given.
+// Without the checkpoint an init container may.
 func (u *units) see(name string, e evidence) {
 	for id, g := range u.given {
 		_, held := e.held[deviceKey{name, id}]
-		if after := e.began.Sub(g.at); held && after > 0 || after >= freeFor {
+		if after := e.began.Sub(g.at); held && after > 0 || after >= freeFor && !e.unreadable {
 			delete(u.given, id)
 		}
 	}

@@ -203,6 +203,44 @@ func TestUnitsThatLeaveAnInitContainer(t *testing.T) {
 	until(t, n.clock, "all that the container holds", func() bool { return n.Allocatable(mem) == 8 })
 }
 
+// TestUnitsOfAnInitContainerCount against the free ones of their GPU, also while the checkpoint cannot be read for long.
+func TestUnitsOfAnInitContainerCount(t *testing.T) {
+	t.Parallel()
+	for name, unreadable := range map[string]bool{"given before": false, "given meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, d := newUnitNode(t, standin.V137, 1, 8)
+			n.admit(t, "a", 4)
+			n.settle(t)
+			n.unreadable.Store(unreadable)
+			n.awaitReadings(t, 2)
+			got, err := n.Admit(t.Context(), standin.Container{Pod: "b", Name: "init", Resource: mem, Count: 4, Init: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.awaitReadings(t, 2)
+			n.unreadable.Store(true)
+			for began := n.clock.Now(); n.clock.Since(began) < 15*time.Second; {
+				n.awaitReadings(t, 1)
+			}
+			n.Remove("a")
+			less := byMPS
+			less.ReserveMiB = 4 << 10
+			n.apply(d, less)
+			n.awaitReadings(t, 3)
+			free := 0
+			for unit, healthy := range n.Devices(mem) {
+				if healthy && !slices.Contains(got.IDs, unit) {
+					free++
+				}
+			}
+			if free > 1 {
+				t.Errorf("%d units are free, and the GPU has 5, of which a container has 4", free)
+			}
+		})
+	}
+}
+
 // TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still has it on offer in place of another unit
 // of its GPU. A pod that needs it does not fail, and the node has no more units than the plan.
 func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
