@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// lookEvery is how often daemons are asked that are not ready; those that are, every lookRarely-th time, and when the mark of their start
-	// is gone: a daemon may end and be started again between two questions.
-	lookEvery  = time.Second
-	lookRarely = 10
+	// lookEvery is how often daemons are asked that are not ready; those that are, after askRarely, and when the mark of their start is gone:
+	// a daemon may end and be started again between two questions.
+	lookEvery = time.Second
+	askRarely = 10 * time.Second
 	// probeTimeout bounds one probe. Its program then has another second to end, and whoever asked goes on without it after diskTimeout. A
 	// resource that is new is not listed before the end of its first probe.
 	probeTimeout = 4 * time.Second
@@ -50,6 +50,7 @@ type target struct {
 	answered bool   // the reason is of an answer
 	limits   string // what it answered
 	asking   bool   // an answer is waited for
+	asked    time.Time
 	disk     *files.Disk
 }
 
@@ -110,10 +111,10 @@ func (p *Prober) Run(ctx context.Context) error {
 	var asked sync.WaitGroup
 	defer asked.Wait()
 	var tick <-chan time.Time // nil while no resource is followed, so as not to wake an idle process
-	for n := 0; ; n++ {
+	for {
 		names, followed := p.due()
 		for _, name := range names {
-			asked.Go(func() { p.ask(ctx, name, n%lookRarely == 0) })
+			asked.Go(func() { p.ask(ctx, name) })
 		}
 		if tick == nil && followed {
 			tick = p.clock.After(lookEvery)
@@ -167,12 +168,13 @@ func ownLimits(answer string) string {
 // errStarted says that a daemon that was ready still has the mark of its start.
 var errStarted = errors.New("it is started")
 
-// ask looks at the daemon of a resource, and asks it if always is true, if it was not ready, or if it has no mark. A disk that hangs delays
-// nobody.
-func (p *Prober) ask(ctx context.Context, name string, always bool) {
+// ask looks at the daemon of a resource, and asks it if that was not done for long, if it was not ready, or if it has no mark. A disk that
+// hangs delays nobody.
+func (p *Prober) ask(ctx context.Context, name string) {
 	p.mu.Lock()
-	disk, always := p.targets[name].disk, always || p.targets[name].reason != ""
+	t, now := p.targets[name], p.clock.Now()
 	p.mu.Unlock()
+	disk, always := t.disk, t.reason != "" || now.Sub(t.asked) >= askRarely
 	if disk == nil {
 		return // it is not followed any more
 	}
@@ -201,9 +203,9 @@ func (p *Prober) ask(ctx context.Context, name string, always bool) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t, followed := p.targets[name]
-	if !followed {
-		return
+	t = p.targets[name]
+	if t.disk != disk {
+		return // it is not followed any more, or anew
 	}
 	if errors.Is(err, errStarted) {
 		t.asking = false
@@ -211,7 +213,7 @@ func (p *Prober) ask(ctx context.Context, name string, always bool) {
 		return
 	}
 	before := t.reason
-	t.reason, t.answered, t.limits, t.asking = reason, true, ownLimits(answer), false
+	t.reason, t.answered, t.limits, t.asking, t.asked = reason, true, ownLimits(answer), false, now
 	p.targets[name] = t
 	if reason == "" && before != "" {
 		klog.FromContext(ctx).Info("MPS control daemon can be used", "resource", name)
