@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,8 @@ func inNamespaces(t *testing.T) bool {
 			"-source", *source)
 		run.Env = append(os.Environ(), inside+"=yes")
 		run.Stdout, run.Stderr = os.Stdout, os.Stderr
+		run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // where this test runs into its timeout
+		defer removeCgroups()                                              // containers that were left running have ended then
 		if err := run.Run(); err != nil {
 			t.Errorf("in namespaces of its own: %v", err)
 		}

@@ -129,7 +129,7 @@ authorization: {mode: AlwaysAllow}
 address: 127.0.0.1
 readOnlyPort: 10255
 cgroupDriver: cgroupfs
-cgroupRoot: /gpu-device-plugin-hardware
+cgroupRoot: /` + podsCgroup + `
 failCgroupV1: false
 failSwapOn: false
 resolvConf: ""
@@ -154,11 +154,22 @@ func makeCgroup(t *testing.T) {
 		for _, c := range strings.Fields(string(controllers)) { // one at a time: those that cannot be had take no other one along
 			_ = os.WriteFile(filepath.Join(h, "cgroup.subtree_control"), []byte("+"+c), 0)
 		}
-		folder := filepath.Join(h, "gpu-device-plugin-hardware")
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(h, podsCgroup), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = exec.Command("find", folder, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").Run() })
+	}
+}
+
+// podsCgroup is the name of the cgroup of all pods.
+const podsCgroup = "gpu-device-plugin-hardware"
+
+// removeCgroups removes the cgroup of all pods, in each hierarchy.
+func removeCgroups() {
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		folders, _ := filepath.Glob(pattern + podsCgroup)
+		for _, folder := range folders {
+			_ = exec.Command("find", folder, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").Run()
+		}
 	}
 }
 
