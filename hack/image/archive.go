@@ -266,29 +266,24 @@ func FromDockerfile(dockerfile, target string, folders map[string]string, refere
 // FromBusybox writes to archive an image of a static busybox of this machine that sleeps until it is ended. It asks for all GPUs, as
 // images with CUDA do.
 func FromBusybox(busybox, reference, archive string) error {
-	err := write(archive, reference, func(image *layout) ([]descriptor, error) {
-		l := newLayer()
-		if err := l.add(busybox, "/bin/busybox"); err != nil {
-			return nil, err
-		}
-		s := settings{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"}, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}}
-		d, err := image.image(platform{runtime.GOARCH, "linux"}, s, []*layer{l})
-		return []descriptor{d}, err
-	})
-	if err != nil {
-		return fmt.Errorf("write image %s: %w", reference, err)
-	}
-	return nil
+	s := settings{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"}, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}}
+	return oneLayer(s, func(l *layer) error { return l.add(busybox, "/bin/busybox") }, reference, archive)
 }
 
 // FromFolder writes to archive an image of the files below folder whose containers run entrypoint.
 func FromFolder(folder string, entrypoint []string, reference, archive string) error {
+	s := settings{Env: []string{"PATH=/usr/bin"}, Entrypoint: entrypoint}
+	return oneLayer(s, func(l *layer) error { return l.addTree(folder, "/") }, reference, archive)
+}
+
+// oneLayer writes an image for this machine whose one layer fill fills.
+func oneLayer(s settings, fill func(*layer) error, reference, archive string) error {
 	err := write(archive, reference, func(image *layout) ([]descriptor, error) {
 		l := newLayer()
-		if err := l.addTree(folder, "/"); err != nil {
+		if err := fill(l); err != nil {
 			return nil, err
 		}
-		d, err := image.image(platform{runtime.GOARCH, "linux"}, settings{Env: []string{"PATH=/usr/bin"}, Entrypoint: entrypoint}, []*layer{l})
+		d, err := image.image(platform{runtime.GOARCH, "linux"}, s, []*layer{l})
 		return []descriptor{d}, err
 	})
 	if err != nil {
