@@ -1,7 +1,6 @@
 package edits
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -182,11 +181,10 @@ func (c *container) joinMPS() {
 	if i < 0 {
 		return
 	}
-	dir, at := c.devices[i].MPSDaemon(), ""
+	client := MPSClient(c.options.MPSRoot, c.devices[i].MPSDaemon())
 	if c.limited {
-		at = unitsPipe
+		client = mpsClient(c.options.MPSRoot, c.devices[i].MPSDaemon(), unitsPipe)
 	}
-	client := mpsClient(c.options.MPSRoot, dir, at)
 	maps.Copy(c.edits.Env, client.Env)
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }
@@ -196,14 +194,14 @@ func (c *container) joinMPS() {
 const unitsPipe = mpsContainerRoot + "/pipe"
 
 // MPSClient returns what makes a container a client of the MPS daemon with a directory below root, the host's directory of MPS state.
-func MPSClient(root, dir string) Edits { return mpsClient(root, dir, "") }
+func MPSClient(root, dir string) Edits {
+	return mpsClient(root, dir, path.Join(mpsContainerRoot, dir, "pipe"))
+}
 
-// mpsClient is MPSClient for a container that sees the pipe directory at a path of its own, unless that is empty.
+// mpsClient is MPSClient for a container that sees the pipe directory at a path.
 func mpsClient(root, dir, at string) Edits {
-	pipe := path.Join(dir, "pipe")
-	at = cmp.Or(at, path.Join(mpsContainerRoot, pipe))
 	return Edits{Env: map[string]string{pipeVariable: at}, Mounts: []Mount{
-		{HostPath: path.Join(root, pipe), ContainerPath: at},
+		{HostPath: path.Join(root, dir, "pipe"), ContainerPath: at},
 		{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
 	}}
 }
