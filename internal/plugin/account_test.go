@@ -172,12 +172,7 @@ func TestAListThatWaitsForAnotherProgram(t *testing.T) {
 	d.offer(2)
 	n.awaitAllocatable(t, 2)
 	until(t, c, "asked as seldom as ever", func() bool { return account.asked() >= 10 })
-	theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
-	check(t, err)
-	t.Cleanup(theirs.Stop)
-	theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
-	check(t, theirs.Register(t.Context()))
-	n.awaitAllocatable(t, 1)
+	theirs := n.startAnother(t)
 	account.say([]string{"theirs"}, nil)
 	step := func() {
 		quiet.Wait(100 * time.Millisecond) // the clock does not run ahead of the daemon
@@ -222,6 +217,18 @@ func TestAKubeletThatHasNothingIsRegisteredWithAgain(t *testing.T) {
 	}
 }
 
+// startAnother starts a foreign plugin that registers the resource with one device of its own, "theirs", and waits until kubelet has that.
+func (n *node) startAnother(t *testing.T) *scenario.Plugin {
+	t.Helper()
+	p, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
+	check(t, err)
+	t.Cleanup(p.Stop)
+	p.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
+	check(t, p.Register(t.Context()))
+	n.awaitAllocatable(t, 1)
+	return p
+}
+
 // A foreign plugin registers the resource after us, with devices of its own.
 func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 	t.Parallel()
@@ -229,12 +236,7 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		n, d := serving(t, v, clock.RealClock{}, 2)
 		d.status(t, "agreed", func(s plugin.Status) bool { return s.Agreed })
 		mark := n.Mark()
-		theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
-		check(t, err)
-		t.Cleanup(theirs.Stop)
-		theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
-		check(t, theirs.Register(t.Context()))
-		n.awaitAllocatable(t, 1)
+		theirs := n.startAnother(t)
 		d.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseForeign })
 		d.offer(2, 1)
 		d.offer(3)
@@ -250,7 +252,7 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		mark = n.Mark()
 		theirs.Stop()
 		n.await(t, "our devices again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
-		_, err = n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
+		_, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
 		check(t, err)
 	})
 }
@@ -281,14 +283,7 @@ func TestAnotherProgramMayRegisterWhileKubeletIsAsked(t *testing.T) {
 		n.awaitAllocatable(t, 2)
 		until(t, c, "agreed", func() bool { return slices.ContainsFunc(d.Status(), func(s plugin.Status) bool { return s.Agreed }) })
 		mark := n.Mark()
-		register := func() {
-			theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
-			check(t, err)
-			t.Cleanup(theirs.Stop)
-			theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
-			check(t, theirs.Register(t.Context()))
-			n.awaitAllocatable(t, 1)
-		}
+		register := func() { n.startAnother(t) }
 		account.once.Store(&register)
 		until(t, c, "silent", func() bool {
 			return slices.ContainsFunc(d.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseForeign })
@@ -310,12 +305,7 @@ func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
 				n, d := serving(t, v, clock.RealClock{}, 2)
 				for round := range 3 {
 					d.status(t, "agreed", agreed)
-					theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
-					check(t, err)
-					t.Cleanup(theirs.Stop)
-					theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
-					check(t, theirs.Register(t.Context()))
-					n.awaitAllocatable(t, 1)
+					theirs := n.startAnother(t)
 					mark := n.Mark()
 					d.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseForeign })
 					pod := fmt.Sprint("p", round)
