@@ -7,28 +7,15 @@ import (
 	"os/exec"
 	"testing"
 	"time"
-)
 
-// An answer is a line that the client prints.
-type answer struct {
-	Device    string
-	UUID      string
-	SMs       int
-	Free      uint64
-	Total     uint64
-	Allocated uint64
-	Started   bool
-	Launches  int
-	Seconds   float64
-	FMAs      float64
-	Error     string
-}
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
+)
 
 // A program is a client that runs.
 type program struct {
-	answers chan answer   // closed when it prints no more
-	ended   chan struct{} // closed when it has ended
-	err     error         // why, then
+	answers chan hardware.Answer // closed when it prints no more
+	ended   chan struct{}        // closed when it has ended
+	err     error                // why, then
 }
 
 // compute starts the client on a GPU. It ends with the test.
@@ -48,11 +35,11 @@ func compute(t *testing.T, gpu string, arguments ...string) *program {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &program{answers: make(chan answer, 10), ended: make(chan struct{})}
+	p := &program{answers: make(chan hardware.Answer, 10), ended: make(chan struct{})}
 	go func() {
 		defer close(p.ended)
 		for lines := bufio.NewScanner(out); lines.Scan(); {
-			var a answer
+			var a hardware.Answer
 			if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
 				a.Error = err.Error() + ": " + lines.Text()
 			}
@@ -69,7 +56,7 @@ func compute(t *testing.T, gpu string, arguments ...string) *program {
 const limit = time.Minute
 
 // next returns the next line.
-func (p *program) next(t *testing.T) answer {
+func (p *program) next(t *testing.T) hardware.Answer {
 	t.Helper()
 	select {
 	case a, ok := <-p.answers:
@@ -80,7 +67,7 @@ func (p *program) next(t *testing.T) answer {
 	case <-time.After(limit):
 		t.Fatalf("the client prints nothing for %v", limit)
 	}
-	return answer{}
+	return hardware.Answer{}
 }
 
 // end waits until the client has ended by itself.

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -59,12 +60,7 @@ var client = sync.OnceValues(func() (string, error) {
 // needGPU leaves a test out where there is nothing to try.
 func needGPU(t *testing.T) {
 	t.Helper()
-	if *daemonFlag == "" {
-		t.Skip("make hardware runs it, on a machine with an NVIDIA GPU")
-	}
-	if gpus, _ := filepath.Glob("/proc/driver/nvidia/gpus/*"); len(gpus) == 0 {
-		t.Skip("this machine has no NVIDIA GPU that its driver uses")
-	}
+	hardware.NeedGPU(t, *daemonFlag)
 }
 
 // A machine has the daemon and a stand-in kubelet, and real GPUs.

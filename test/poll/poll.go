@@ -15,9 +15,15 @@ const Limit = 3 * time.Minute
 // Until waits until is returns true, and ends the test if that takes longer than Limit. what says what is waited for.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for late := time.Now().Add(Limit); !is(); time.Sleep(2 * time.Millisecond) {
+	Within(t, Limit, what, is)
+}
+
+// Within is Until with a limit of its own.
+func Within(t testing.TB, limit time.Duration, what string, is func() bool) {
+	t.Helper()
+	for late := time.Now().Add(limit); !is(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(late) {
-			t.Fatalf("not within %v: %s", Limit, what)
+			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func fault(arguments []string) error {
 	}
 	var f *failure
 	if !errors.As(wait(), &f) {
-		return fmt.Errorf("%s: the kernel ended as if nothing was wrong", arguments[0])
+		return fmt.Errorf("%s: the kernel ended without an error", arguments[0])
 	}
 	write(map[string]string{"error": f.name})
 	return nil

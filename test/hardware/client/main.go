@@ -64,7 +64,7 @@ func parse(flags *flag.FlagSet, arguments []string) error {
 		return err
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("%s: what is %q?", flags.Name(), flags.Arg(0))
+		return fmt.Errorf("%s takes no argument %q", flags.Name(), flags.Arg(0))
 	}
 	return nil
 }

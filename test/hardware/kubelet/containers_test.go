@@ -12,18 +12,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// An answer is a line that the client prints.
-type answer struct {
-	Device, UUID         string
-	SMs                  int
-	Free, Total          int64 // bytes
-	Allocated            int64 // bytes
-	Refused, Error       string
-	Started              bool
-	Launches             int64
-	Seconds, FMAs, Bytes float64
-}
-
 // startPlugin starts the daemon beside a node, with these arguments beside those for CDI, and waits until a resource has this many healthy
 // devices, or any number above 0 where that is 0.
 func startPlugin(t *testing.T, resource string, devices int, args ...string) *process {

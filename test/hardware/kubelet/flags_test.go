@@ -3,8 +3,6 @@ package kubelet_test
 import (
 	_ "embed"
 	"flag"
-	"path/filepath"
-	"testing"
 )
 
 var (
@@ -16,14 +14,3 @@ var (
 
 //go:embed testdata/computemode.c
 var computeMode string
-
-// needGPU leaves a test out where there is nothing to try.
-func needGPU(t *testing.T) {
-	t.Helper()
-	if *daemon == "" || *client == "" || *programs == "" {
-		t.Skip("make hardware runs it, on a machine with an NVIDIA GPU")
-	}
-	if gpus, _ := filepath.Glob("/proc/driver/nvidia/gpus/*"); len(gpus) == 0 {
-		t.Skip("this machine has no NVIDIA GPU that its driver uses")
-	}
-}

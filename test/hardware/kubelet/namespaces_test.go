@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
 )
 
 // inside is set in the environment of a test that is run again in namespaces of its own.
@@ -20,7 +22,7 @@ const inside = "HARDWARE_INSIDE"
 func inNamespaces(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inside) == "" {
-		needGPU(t)
+		hardware.NeedGPU(t, *daemon, *client, *programs)
 		if os.Geteuid() != 0 {
 			t.Skip("it needs root: namespaces, mounts, cgroups")
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/hack/image"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
 )
 
 const (
@@ -318,7 +319,7 @@ func (p pod) refused(t *testing.T) string {
 }
 
 // line waits for the line i, from 0, that the pod's command prints, and reads it.
-func (p pod) line(t *testing.T, i int) (answer answer) {
+func (p pod) line(t *testing.T, i int) (answer hardware.Answer) {
 	t.Helper()
 	until(t, fmt.Sprintf("line %d of pod %s", i, p.name), func() bool {
 		lines := p.lines()

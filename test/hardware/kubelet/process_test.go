@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A process runs beside the test, and ends with it.
@@ -72,17 +74,13 @@ func (p *process) until(t *testing.T, what string, is func() bool) {
 	})
 }
 
-// limit is how long the tests wait for something.
+// limit is how long the tests wait for something: shorter than elsewhere, as machines with GPUs are dear.
 const limit = 25 * time.Second
 
 // until waits until is returns true. what says what is waited for.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for late := time.Now().Add(limit); !is(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("not within %v: %s", limit, what)
-		}
-	}
+	poll.Within(t, limit, what, is)
 }
 
 // tail returns the last 60 lines of a file.

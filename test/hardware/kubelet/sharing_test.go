@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
 )
 
 // sharing is a GPU that is shared by MPS, with the programs that have it so.
@@ -146,7 +147,7 @@ func (s sharing) client(t *testing.T, limits []string, command ...string) *proce
 }
 
 // whole returns what a process that is no client of MPS sees of the GPU.
-func (s sharing) whole(t *testing.T) answer {
+func (s sharing) whole(t *testing.T) hardware.Answer {
 	t.Helper()
 	whole := s.client(t, nil, "info").last(t)
 	if whole.Error != "" || whole.SMs == 0 || whole.Total == 0 {
@@ -156,7 +157,7 @@ func (s sharing) whole(t *testing.T) answer {
 }
 
 // last returns the last line that a client has printed, when it has ended.
-func (p *process) last(t *testing.T) (a answer) {
+func (p *process) last(t *testing.T) (a hardware.Answer) {
 	t.Helper()
 	<-p.ended
 	lines := strings.Split(strings.TrimSpace(tail(p.log)), "\n")
@@ -167,7 +168,7 @@ func (p *process) last(t *testing.T) (a answer) {
 }
 
 // first waits for the first line that a client prints.
-func (p *process) first(t *testing.T) (a answer) {
+func (p *process) first(t *testing.T) (a hardware.Answer) {
 	t.Helper()
 	until(t, "the client prints a line", func() bool {
 		line, _, whole := strings.Cut(tail(p.log)+"\n", "\n")
