@@ -62,10 +62,6 @@ licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules 
 	@$(GO) run ./hack/sbom -format licenses bin/gpu-node-agent >>docs/dev/licenses.md.new
 	@mv docs/dev/licenses.md.new docs/dev/licenses.md
 
-.PHONY: look
-look: ## Write the picture of the packages in docs/dev/architecture.md anew, from their imports
-	$(GO) test . -run '^TestRooms$$' -count=1 -update
-
 DIST ?= dist
 
 .PHONY: chart

@@ -33,20 +33,6 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestUsersReadLittle holds what users read, README.md and docs without docs/dev, to 30,000 words.
-func TestUsersReadLittle(t *testing.T) {
-	t.Parallel()
-	words := 0
-	for file, text := range documents(t) {
-		if !strings.HasPrefix(file, "docs/dev/") {
-			words += len(strings.Fields(text))
-		}
-	}
-	if words > 30_000 {
-		t.Errorf("README.md and docs without docs/dev have %d words, and users read 30,000 at most: shorten a page, or move what is for developers to docs/dev", words)
-	}
-}
-
 // TestRunbookEntriesAreShort holds an entry of docs/runbook.md to twelve lines, without the empty ones and the marks of examples.
 func TestRunbookEntriesAreShort(t *testing.T) {
 	t.Parallel()
