@@ -65,8 +65,34 @@ func (p Program) newRootCommand() *cobra.Command {
 	if p.Cluster != nil {
 		root.AddCommand(p.Cluster.Commands()...)
 	}
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	refuseUnknown(root)
 	nameExamples(root, p.Name)
 	return root
+}
+
+// refuseUnknown has the command, and all below it, fail for a mistyped subcommand. Cobra prints the help of a command group for any
+// arguments, and the exit status is 0.
+func refuseUnknown(cmd *cobra.Command) {
+	switch {
+	case cmd.Name() == "help":
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			found, unknown, err := cmd.Root().Find(args)
+			if err != nil {
+				return err
+			}
+			return noArguments(found, unknown)
+		}
+	case cmd.HasSubCommands():
+		cmd.Args, cmd.SuggestionsMinimumDistance = noArguments, 2
+		if !cmd.Runnable() {
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
+	for _, c := range cmd.Commands() {
+		refuseUnknown(c)
+	}
 }
 
 // newDaemonCommand returns the command of the daemon.
@@ -74,8 +100,6 @@ func (p Program) newDaemonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: p.Name, Short: p.Short, Long: p.Long,
 		Args: noArguments,
-
-		SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.ResetCommands() // their flags take memory as long as the daemon runs
 			return untilItEnds(cmd.Context(), func(ctx context.Context, own *ownProcess) error {
@@ -92,6 +116,9 @@ func asRoot(cmd *cobra.Command) {
 	showFurtherFlags(cmd)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if mistyped := noArguments(cmd, cmd.Flags().Args()); mistyped != nil && cmd.HasSubCommands() {
+			return mistyped // the flag may be one of the command that was meant
+		}
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
 }
@@ -128,7 +155,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	}
 	problem := fmt.Sprintf("unknown command %q", args[0])
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		problem += fmt.Sprintf(", did you mean %q?", near[0])
+		problem += fmt.Sprintf(", did you mean \"%s\"?", strings.Join(near, `" or "`))
 	}
 	return errors.New(problem + "; " + cmd.CommandPath() + " --help lists the commands")
 }

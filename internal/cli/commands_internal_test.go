@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
@@ -81,6 +82,27 @@ func execute(ctx context.Context, args ...string) (string, error) {
 	var out bytes.Buffer
 	err := DevicePlugin().Execute(ctx, "gpu-device-plugin", args, &out)
 	return out.String(), err
+}
+
+// TestUnknownCommands: each command that has commands below it refuses others, and each command says which arguments it takes.
+func TestUnknownCommands(t *testing.T) {
+	t.Parallel()
+	var check func(cmd *cobra.Command, path []string)
+	check = func(cmd *cobra.Command, path []string) {
+		if cmd.Args == nil {
+			t.Errorf("%v takes any arguments", path)
+		}
+		if cmd.HasSubCommands() {
+			_, err := execute(t.Context(), append(slices.Clone(path), "mistyped")...)
+			if err == nil || !strings.Contains(err.Error(), `unknown command "mistyped"`) {
+				t.Errorf("%v mistyped: %v", path, err)
+			}
+		}
+		for _, c := range cmd.Commands() {
+			check(c, append(slices.Clone(path), c.Name()))
+		}
+	}
+	check(DevicePlugin().newRootCommand(), nil)
 }
 
 // TestCommandsThatAsk: what each command asks the daemon, what it prints of the answer, and what it fails with.
