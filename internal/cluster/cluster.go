@@ -5,6 +5,7 @@ package cluster
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -175,7 +176,9 @@ func (c *Cluster) needed(now config.Config) bool {
 }
 
 // isTainted reports whether a node has a taint of this program.
-func isTainted(n kubeapi.Node) bool { return hasTaint(n, taintKey) || hasTaint(n, fewerKey) }
+func isTainted(n kubeapi.Node) bool {
+	return slices.ContainsFunc(kubeapi.OwnTaints(), func(o kubeapi.OwnTaint) bool { return o.IsOn(n) })
+}
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
 // it is for is off.

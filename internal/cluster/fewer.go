@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -15,9 +14,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
 )
-
-// fewerKey is the key of the taint that a node has while it gets fewer devices. Its effect is taintEffect.
-const fewerKey = "gpu-device-plugin.github.io/fewer-devices"
 
 // A fewerTaint keeps the taint of a node that gets fewer devices. It is for one term under the lead.
 type fewerTaint struct {
@@ -61,7 +57,7 @@ func (t *fewerTaint) step(ctx context.Context) error {
 	if t.daemon.Configs.Value().Features.ChangeTaint {
 		t.is.Leads = t.began
 	}
-	switch tainted := hasTaint(node, fewerKey); {
+	switch tainted := kubeapi.FewerDevices.IsOn(node); {
 	case !tainted:
 		t.is.Tainted, t.is.Admitted = time.Time{}, false
 	case t.is.Tainted.IsZero():
@@ -115,21 +111,17 @@ func (t *fewerTaint) look(ctx context.Context, node kubeapi.Node, now, at time.T
 // set adds the taint to the node, or removes it.
 func (t *fewerTaint) set(ctx context.Context, wanted bool) error {
 	t.asked = t.asked || wanted
-	err := t.api.SetTaint(ctx, fewerKey, taintEffect, wanted, time.Now())
+	err := t.api.SetTaint(ctx, kubeapi.FewerDevices, wanted, time.Now())
 	t.asked = t.asked && (wanted || err != nil)
 	switch {
 	case err == nil:
-		klog.FromContext(ctx).Info("Changed the taint for fewer devices", "taint", fewerKey, "tainted", wanted)
+		klog.FromContext(ctx).Info("Changed the taint for fewer devices", "taint", kubeapi.FewerDevices.String(), "tainted", wanted)
 	case !wanted && kubeapi.IsDenied(err):
 		name := t.api.Nodes().Value().Name
 		err = fmt.Errorf("the taint %s stays, as the right to remove it is missing; remove it with: kubectl taint node %s %s-: %w",
-			fewerKey, name, fewerKey, err)
+			kubeapi.FewerDevices, name, kubeapi.FewerDevices, err)
 	}
 	return err
-}
-
-func hasTaint(n kubeapi.Node, key string) bool {
-	return slices.ContainsFunc(n.Taints, func(t kubeapi.Taint) bool { return t.Key == key && t.Effect == taintEffect })
 }
 
 // shows reports whether the Node's status has no more devices than are listed, by resource.

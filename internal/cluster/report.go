@@ -41,12 +41,6 @@ const (
 	conditionRepeat = time.Hour // after that it is written again without a change
 )
 
-// The taint of a node of which no GPU is healthy.
-const (
-	taintKey    = "gpu-device-plugin.github.io/no-healthy-gpu"
-	taintEffect = "NoSchedule"
-)
-
 // gpuLabels are the labels of a node that is known to have GPUs, with the value true.
 var gpuLabels = []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"}
 
@@ -256,16 +250,16 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		if node.UID == "" || !known {
 			return nil
 		}
-		is := hasTaint(node, taintKey)
+		is := kubeapi.NoHealthyGPU.IsOn(node)
 		due := pace.Due(asCondition(is), time.Time{}, *asCondition(none), now)
 		if due.IsZero() || due.After(now) {
 			nudge.at(due, now)
 			return nil
 		}
-		err := r.api.SetTaint(ctx, taintKey, taintEffect, none, now)
+		err := r.api.SetTaint(ctx, kubeapi.NoHealthyGPU, none, now)
 		if !none && kubeapi.IsDenied(err) {
 			err = fmt.Errorf("the taint %s stays, as the right to remove it is missing; remove it with: kubectl taint node %s %s-: %w",
-				taintKey, node.Name, taintKey, err)
+				kubeapi.NoHealthyGPU, node.Name, kubeapi.NoHealthyGPU, err)
 		}
 		return err
 	})

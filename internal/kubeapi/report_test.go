@@ -85,17 +85,17 @@ func TestSetTaint(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
 	change(t, s, func(n *corev1.Node) {
-		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "k", Effect: corev1.TaintEffectNoExecute})
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: kubeapi.FewerDevices.String(), Effect: corev1.TaintEffectNoExecute})
 	})
 	before := get(t, s).Spec.Taints
 	set := func(wanted bool) []corev1.Taint {
 		t.Helper()
-		if err := c.SetTaint(t.Context(), "k", "NoSchedule", wanted, when); err != nil {
+		if err := c.SetTaint(t.Context(), kubeapi.FewerDevices, wanted, when); err != nil {
 			t.Fatal(err)
 		}
 		return get(t, s).Spec.Taints
 	}
-	if after := set(true); len(after) != 3 || after[2].Key != "k" || after[2].Effect != "NoSchedule" || after[2].TimeAdded == nil {
+	if after := set(true); len(after) != 3 || after[2].Key != kubeapi.FewerDevices.String() || after[2].Effect != "NoSchedule" || after[2].TimeAdded == nil {
 		t.Errorf("added: %v", after)
 	}
 	writes := s.Writes()
@@ -130,18 +130,18 @@ func TestSetTaintBesideAnotherWriter(t *testing.T) {
 		}
 		return false
 	}})
-	if err := c.SetTaint(t.Context(), "k", "NoSchedule", true, when); !kubeapi.IsCode(err, http.StatusConflict) {
+	if err := c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when); !kubeapi.IsCode(err, http.StatusConflict) {
 		t.Fatalf("error %v, want a conflict", err)
 	}
 	races = 3
-	if err := c.SetTaint(t.Context(), "k", "NoSchedule", true, when); err != nil {
+	if err := c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when); err != nil {
 		t.Fatal(err)
 	}
 	var keys []string
 	for _, taint := range get(t, s).Spec.Taints {
 		keys = append(keys, taint.Key)
 	}
-	if diff := cmp.Diff([]string{"theirs", "faster", "k"}, keys); diff != "" {
+	if diff := cmp.Diff([]string{"theirs", "faster", kubeapi.FewerDevices.String()}, keys); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -235,7 +235,7 @@ func TestRefusedReports(t *testing.T) {
 		start.AtStart = true
 		for what, err := range map[string]error{
 			"Event": c.WriteEvent(t.Context(), "uid-1", record("a", when)), "Event at start": c.WriteEvent(t.Context(), "uid-1", start),
-			"taint": c.SetTaint(t.Context(), "k", "NoSchedule", true, when),
+			"taint": c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when),
 		} {
 			if !kubeapi.IsCode(err, code) || kubeapi.IsWrong(err) {
 				t.Errorf("%s, %d: %v", what, code, err)
@@ -264,7 +264,7 @@ func TestCount(t *testing.T) {
 	c.Count(func(verb, resource string, code int) { got[fmt.Sprint(verb, " ", resource, " ", code)]++ })
 	_ = c.WriteEvent(t.Context(), "uid-1", record("a", when))
 	_, _ = c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"})
-	_ = c.SetTaint(t.Context(), "k", "NoSchedule", true, when)
+	_ = c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when)
 	s.SetFault(apiserver.Fault{Status: 403})
 	_ = c.WriteEvent(t.Context(), "uid-1", record("b", when))
 	_, _ = c.PodOwners(t.Context(), "ns", "pod-1")

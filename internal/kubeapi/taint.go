@@ -5,25 +5,51 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 )
+
+// An OwnTaint is a taint of a Node that this program writes. SetTaint takes nothing else, so OwnTaints has all of them.
+type OwnTaint struct{ key string }
+
+// The taints of this program. Their effect is NoSchedule.
+var (
+	// NoHealthyGPU is on a Node while none of its GPUs is healthy.
+	NoHealthyGPU = OwnTaint{"gpu-device-plugin.github.io/no-healthy-gpu"}
+	// FewerDevices is on a Node while a change of the configuration takes devices away.
+	FewerDevices = OwnTaint{"gpu-device-plugin.github.io/fewer-devices"}
+)
+
+const ownEffect = "NoSchedule"
+
+// OwnTaints returns every taint that this program writes. Whatever runs this program must tolerate all of them: a taint stays on
+// the Node when its writer is uninstalled, and would keep the next one away.
+func OwnTaints() []OwnTaint { return []OwnTaint{NoHealthyGPU, FewerDevices} }
+
+// String returns the key of the taint.
+func (o OwnTaint) String() string { return o.key }
+
+// IsOn reports whether a Node has the taint.
+func (o OwnTaint) IsOn(n Node) bool { return slices.ContainsFunc(n.Taints, o.is) }
+
+func (o OwnTaint) is(t Taint) bool { return t.Key == o.key && t.Effect == ownEffect }
 
 // taintTries is how often a change of a taint is made anew because another writer was faster; kubelet writes often, and so do we.
 const taintTries = 4
 
-// SetTaint adds a taint to the own node, or removes it. A taint is known by its key and effect. The others stay as they are: the request
+// SetTaint adds a taint to the own node, or removes it. The other taints stay as they are: the request
 // names the version of the node that it was made for, and is made anew a few times if another writer was faster. Nothing is written if
 // the node is as it is to be.
-func (c *Client) SetTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error {
+func (c *Client) SetTaint(ctx context.Context, taint OwnTaint, wanted bool, now time.Time) error {
 	for try := 1; ; try++ {
-		err := c.setTaint(ctx, key, effect, wanted, now)
+		err := c.setTaint(ctx, taint, wanted, now)
 		if try == taintTries || !IsCode(err, http.StatusConflict) {
 			return err
 		}
 	}
 }
 
-func (c *Client) setTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error {
+func (c *Client) setTaint(ctx context.Context, taint OwnTaint, wanted bool, now time.Time) error {
 	answer, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
 	if err != nil {
 		return err
@@ -46,7 +72,7 @@ func (c *Client) setTaint(ctx context.Context, key, effect string, wanted bool, 
 		if err := json.Unmarshal(raw, &t); err != nil {
 			return fmt.Errorf("read a taint of the node: %w", err)
 		}
-		if t.Key == key && t.Effect == effect {
+		if taint.is(t) {
 			there = true
 		} else {
 			others = append(others, raw)
@@ -56,7 +82,7 @@ func (c *Client) setTaint(ctx context.Context, key, effect string, wanted bool, 
 		return nil
 	}
 	if wanted {
-		ours, err := json.Marshal(Taint{Key: key, Effect: effect, TimeAdded: now.UTC().Truncate(time.Second)})
+		ours, err := json.Marshal(Taint{Key: taint.key, Effect: ownEffect, TimeAdded: now.UTC().Truncate(time.Second)})
 		if err != nil {
 			return fmt.Errorf("encode a taint: %w", err)
 		}

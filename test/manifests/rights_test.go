@@ -294,32 +294,6 @@ func TestChoiceOfMPS(t *testing.T) {
 	}
 }
 
-// TestTaintIsTolerated: the daemon's own pods come to the node that it tainted.
-func TestTaintIsTolerated(t *testing.T) {
-	t.Parallel()
-	tolerates := func(values, name string) bool {
-		tolerations := daemonSet(t, decode(t, "chart", render(t, values)), name).Spec.Template.Spec.Tolerations
-		has := func(key string) bool {
-			return slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return o.Key == "gpu-device-plugin.github.io/"+key })
-		}
-		if has("no-healthy-gpu") != has("fewer-devices") {
-			t.Errorf("%s: %s tolerates one of the two taints", values, name)
-		}
-		return has("no-healthy-gpu")
-	}
-	for _, name := range []string{"gpu-device-plugin", "gpu-device-plugin-mps-control-daemon"} {
-		if !tolerates("{features: {taint: true}, tolerations: [], mps: {enabled: true}}", name) {
-			t.Errorf("%s does not tolerate the taint", name)
-		}
-		if !tolerates("{features: {taint: false, events: true}, mps: {enabled: true}}", name) {
-			t.Errorf("%s does not tolerate the taint of the time when the option was on", name)
-		}
-		if tolerates("{mps: {enabled: true}}", name) {
-			t.Errorf("%s tolerates a taint that nobody sets", name)
-		}
-	}
-}
-
 // TestLabelKeys: the policy lets all labels through that the daemon writes, and none by which others tell the node something.
 func TestLabelKeys(t *testing.T) {
 	t.Parallel()

@@ -487,15 +487,14 @@ such as nvidia.com/mig.config. */}}
 {{- printf "'^(nvidia[.]com/(%s|%s)|gpu-device-plugin[.]github[.]io/gpu[.](health|link)|feature[.]node[.]kubernetes[.]io/pci-10de[.]present)$'" $node $gpu }}
 {{- end }}
 
-{{- /* What tolerates the taints of the daemon's own. One may be there from a time when its feature was on. */}}
+{{- /* The tolerations of the values, and those of every taint that gpu-node-agent writes. Such a taint stays on the Node when its writer is
+uninstalled, so the pods of each later release tolerate it, whatever their features are. */}}
 {{- define "gpu-device-plugin.tolerations" -}}
 {{- $tolerations := default list .Values.tolerations }}
-{{- if include "gpu-device-plugin.agent" . }}
-{{- range list "no-healthy-gpu" "fewer-devices" }}
-{{- $tolerations = append $tolerations (dict "key" (printf "gpu-device-plugin.github.io/%s" .) "operator" "Exists" "effect" "NoSchedule") }}
+{{- range list "gpu-device-plugin.github.io/no-healthy-gpu" "gpu-device-plugin.github.io/fewer-devices" }}
+{{- $tolerations = append $tolerations (dict "key" . "operator" "Exists") }}
 {{- end }}
-{{- end }}
-{{- with $tolerations }}{{ toYaml . }}{{ end }}
+{{- toYaml $tolerations }}
 {{- end }}
 
 {{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to divide GPUs, to take back what work leaves on GPUs, or because NVIDIA's
