@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/klog/v2/ktesting"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
@@ -130,30 +132,66 @@ func TestSlowHeader(t *testing.T) {
 	}
 }
 
-// TestClientsThatDoNotRead: scrapes that are not read take no room from others for long, and no more than their share.
+// TestClientsThatDoNotRead: scrapes that are not read keep no others out, whoever makes them.
 func TestClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("an answer that nobody reads ends after 15 s: make test-all runs it")
-	}
 	large := status.Status{Version: strings.Repeat("v", 8_000_000)} // more than the buffers of a connection
 	at := started(t, telemetry.Options{Status: func(context.Context) (status.Status, error) { return large, nil }})
-	for range 20 {
-		c := dial(t, "127.0.0.2", at)
+	for i := range 20 {
+		c := dial(t, fmt.Sprintf("127.0.0.%d", 2+i%10), at)
+		if err := c.(*net.TCPConn).SetReadBuffer(1); err != nil { // the kernel's smallest window
+			t.Fatal(err)
+		}
 		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if code, _ := get(t, at, "/healthz"); code != http.StatusOK {
-		t.Errorf("/healthz is answered with %d", code)
-	}
-	poll.Until(t, "scrapes that nobody reads keep no others out", func() bool { // an answer has 15 s
-		code, body := get(t, at, "/metrics")
-		if code != http.StatusOK && (code != http.StatusServiceUnavailable || !strings.Contains(body, "too many scrapes at a time")) {
-			t.Fatalf("answered with %d: %s", code, body)
+		first := make([]byte, 1) // its answer is being written
+		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
 		}
-		return code == http.StatusOK
-	})
+		if _, err := c.Read(first); err != nil {
+			t.Fatal(err)
+		}
+		wantServing(t, at, fmt.Sprintf("beside %d clients that do not read", i+1))
+	}
+}
+
+// TestScrapesWithoutAPlace: a scrape waits for its place, and one that gets none in time is refused, which is logged once.
+func TestScrapesWithoutAPlace(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a scrape waits 5 s for its place: make test-all runs it")
+	}
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	at := freeAddress(t)
+	free := make(chan struct{})
+	startLogged(t, telemetry.Options{Address: feed.New(at), Status: func(context.Context) (status.Status, error) {
+		<-free
+		return status.Status{}, nil
+	}}, logger)
+	poll.Until(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	codes := make(chan int, 8)
+	for range cap(codes) {
+		go func() {
+			code, _ := get(t, at, "/metrics")
+			codes <- code
+		}()
+	}
+	for range 4 { // the others have places
+		if code := <-codes; code != http.StatusServiceUnavailable {
+			t.Errorf("a scrape without a place is answered with %d", code)
+		}
+	}
+	close(free)
+	for range 4 {
+		if code := <-codes; code != http.StatusOK {
+			t.Errorf("a scrape with a place is answered with %d", code)
+		}
+	}
+	wantServing(t, at, "afterwards")
+	if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(logged, "Refused a scrape because") != 1 {
+		t.Errorf("logged: %s", logged)
+	}
 }
 
 // TestRequests: what is no GET or HEAD of a path that there is, or too large, is refused.

@@ -73,7 +73,7 @@ func (p *page) add(m *metric, value float64, l *labels) {
 	f.series = append(f.series, series{l, value})
 }
 
-// write writes the page in a format that the client takes. An error means that the client is gone.
+// write writes the page in a format that the client takes.
 func (p *page) write(out io.Writer, format expfmt.Format) error {
 	text := make([]byte, 0, 32<<10)
 	for _, name := range slices.Sorted(maps.Keys(p.families)) {

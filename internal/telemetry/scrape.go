@@ -1,42 +1,78 @@
 package telemetry
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
+	"k8s.io/klog/v2"
 )
 
 // statusTimeout is how long a scrape waits for the daemon's status, which is in memory.
 const statusTimeout = time.Second
 
-// metrics answers a scrape with what is known now. Nothing is kept from one scrape to the next.
+// metrics answers a scrape with what is known now. Nothing is kept from one scrape to the next. The place of a scrape is free again before
+// its answer is written: a client that does not read keeps no place, and no more memory than the compressed answer.
 func (s *Exporter) metrics(w http.ResponseWriter, r *http.Request) {
-	select {
-	case s.scrapes <- struct{}{}:
-		defer func() { <-s.scrapes }()
-	default:
+	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
+	zipped, ok := s.render(r.Context(), format)
+	switch {
+	case r.Context().Err() != nil: // the client is gone
+		return
+	case !ok:
+		s.logRefusal(klog.FromContext(r.Context()))
 		answer(w, http.StatusServiceUnavailable, "too many scrapes at a time")
 		return
 	}
-	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 	w.Header().Set("Content-Type", string(format))
 	w.Header().Set("Vary", "Accept, Accept-Encoding")
-	if !takesGzip(r.Header.Values("Accept-Encoding")) {
-		_ = s.write(r.Context(), w, format) // the client is gone
+	if takesGzip(r.Header.Values("Accept-Encoding")) {
+		w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Set("Content-Length", strconv.Itoa(zipped.Len()))
+		_, _ = zipped.WriteTo(w) // the client is gone
 		return
 	}
-	w.Header().Set("Content-Encoding", "gzip")
+	if plain, err := gzip.NewReader(zipped); err == nil { // it was compressed a moment ago
+		_, _ = io.Copy(w, plain) //nolint:gosec // by this process; as above
+	}
+}
+
+// render returns the answer to a scrape, compressed. It reports false if there is no place for the scrape in time.
+func (s *Exporter) render(ctx context.Context, format expfmt.Format) (*bytes.Buffer, bool) {
+	late := time.NewTimer(placeTimeout)
+	defer late.Stop()
+	select {
+	case s.scrapes <- struct{}{}:
+		defer func() { <-s.scrapes }()
+	case <-ctx.Done():
+		return nil, false
+	case <-late.C:
+		return nil, false
+	}
+	var text bytes.Buffer
 	zipped := gzips.Get().(*gzip.Writer)
 	defer gzips.Put(zipped)
-	zipped.Reset(w)
-	if s.write(r.Context(), zipped, format) == nil {
-		_ = zipped.Close() // as above
+	zipped.Reset(&text)
+	_ = errors.Join(s.write(ctx, zipped, format), zipped.Close()) // a Buffer takes all
+	return &text, true
+}
+
+// logRefusal logs that a scrape was refused, once in refusalPause.
+func (s *Exporter) logRefusal(log klog.Logger) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now.Sub(s.refused) > refusalPause {
+		s.refused = now
+		log.Info("Refused a scrape because too many are answered", "reason", "no place within "+placeTimeout.String())
 	}
 }
 
@@ -57,7 +93,7 @@ func takesGzip(accepted []string) bool {
 	return false
 }
 
-// write writes all metrics in a format. An error means that the client is gone.
+// write writes all metrics in a format.
 func (s *Exporter) write(ctx context.Context, out io.Writer, format expfmt.Format) error {
 	others, _ := s.registry.Gather() // what it could not gather is absent
 	encoder := expfmt.NewEncoder(out, format)

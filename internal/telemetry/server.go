@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,8 +30,11 @@ import (
 const (
 	// maxConnections is how many connections are open at a time; see listener.
 	maxConnections = 32
-	// maxScrapes is how many scrapes are answered at a time. Others get the status 503.
-	maxScrapes = 4
+	// maxScrapes is how many answers to scrapes are made at a time. Others wait for at most placeTimeout, which is longer than all
+	// connections take where the daemon answers, and then get the status 503. That is logged once in refusalPause.
+	maxScrapes   = 4
+	placeTimeout = 5 * time.Second
+	refusalPause = time.Minute
 	// maxHeader bounds the header of a request, in bytes.
 	maxHeader = 16 << 10
 	// headerTimeout is how long a client may take to send the header of a request, answerTimeout how long to take the answer,
@@ -69,8 +73,11 @@ type Options struct {
 type Exporter struct {
 	options  Options
 	registry *prometheus.Registry // of what is not in a page
-	scrapes  chan struct{}        // has one for each scrape that is being answered
+	scrapes  chan struct{}        // has one for each scrape whose answer is being made
 	handler  http.Handler
+
+	mu      sync.Mutex // guards refused
+	refused time.Time  // when it was logged last that a scrape was refused
 }
 
 // New returns an Exporter that does not listen yet.
@@ -135,6 +142,7 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: answerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader,
+		BaseContext:    func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 		ErrorLog:       log.New(httpErrors{klog.FromContext(ctx)}, "", 0),
 	}
 	ended := make(chan error, 1)
