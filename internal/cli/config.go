@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 func (p Program) newConfigCommand() *cobra.Command {
@@ -20,8 +21,10 @@ func (p Program) newConfigCommand() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Check a configuration file, without a GPU",
 		Long: "check reads a file as the daemon does with the same flags and environment, and prints its problems. Some settings\n" +
-			"depend on flags: sharing by MPS needs --mps-root.",
+			"depend on flags: sharing by MPS needs --mps-root. With --simulate, check also prints what the file means for that node,\n" +
+			"and fails if a running daemon would refuse the file there because no GPU would be offered.",
 		Example: "  gpu-device-plugin config check config.yaml\n" +
+			"  gpu-device-plugin config check config.yaml --simulate dgx-h100\n" +
 			"  gpu-device-plugin config check config.yaml --mps-root=/run/nvidia/mps",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -29,7 +32,16 @@ func (p Program) newConfigCommand() *cobra.Command {
 			if p.Cluster == nil {
 				sources.Program = p.kind() // the name of a node is not needed here
 			}
-			_, warnings, err := sources.LoadFile(args[0])
+			c, remarks, err := sources.LoadFile(args[0])
+			var warnings []string
+			for _, r := range remarks {
+				warnings = append(warnings, r.String())
+			}
+			if err == nil && c.Simulate != "" {
+				var ofNode []string
+				ofNode, err = checkOnNode(cmd.Context(), c)
+				warnings = append(warnings, ofNode...)
+			}
 			for _, w := range warnings {
 				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "warning: %s\n", w); err != nil {
 					return err
@@ -48,6 +60,16 @@ func (p Program) newConfigCommand() *cobra.Command {
 	config.AddFlags(check.Flags())
 	cmd.AddCommand(check)
 	return cmd
+}
+
+// checkOnNode returns the warnings about a configuration on its simulated node, and why a daemon that offers all GPUs there would refuse it.
+func checkOnNode(ctx context.Context, c config.Config) (warnings []string, err error) {
+	snapshot, err := scanOnce(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	everything := config.Config{Resource: resource.Options{MIG: c.Resource.MIG}}
+	return resource.New(snapshot, c.Resource).Warnings, c.Replaces(everything, snapshot)
 }
 
 // asTheDaemon returns where the configuration comes from for a command that shows what the daemon does. Where a label of the node chooses

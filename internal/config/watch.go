@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
@@ -39,8 +40,9 @@ type Watcher struct {
 	reload  chan struct{} // holds one request
 	changes atomic.Uint64
 	pulse   supervise.Pulse
-	chosen  error        // why the file is not the one that was asked for
-	loaded  atomic.Int64 // when the configuration in force was read last, in nanoseconds since 1970
+	node    func() inventory.Snapshot // what a new configuration is judged on; nil where it is not
+	chosen  error                     // why the file is not the one that was asked for
+	loaded  atomic.Int64              // when the configuration in force was read last, in nanoseconds since 1970
 }
 
 // NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It publishes first at once,
@@ -53,6 +55,10 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	w.loaded.Store(c.Now().UnixNano())
 	return w
 }
+
+// JudgeOn has the Watcher refuse a configuration that must not replace the running one on a node; see Config.Replaces. It is called before
+// Run.
+func (w *Watcher) JudgeOn(node func() inventory.Snapshot) { w.node = node }
 
 // Configs returns the feed of valid configurations. A reader that already has the latest one needs to do nothing.
 func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
@@ -200,6 +206,11 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	if err == nil && !same && doc.empty && path == before.File && isFile(path) {
 		err = &Invalid{File: path, Problems: []Remark{{Where: "file", Text: emptied}}}
 		data = nil // what comes may be as empty, and meant
+	}
+	if err == nil && !same && w.node != nil {
+		if err = next.Replaces(before, w.node()); err != nil {
+			data = nil // it is judged again in the next round: the node may have changed
+		}
 	}
 	if err != nil {
 		last := w.errors.Value()

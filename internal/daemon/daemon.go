@@ -174,6 +174,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		},
 		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, Node: d.node},
 	})
+	d.watcher.JudgeOn(d.monitor.Snapshots().Value)
 	d.labels = &Labels{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName, Now: time.Now,
 		Wanted: feed.New[map[string]string](nil),

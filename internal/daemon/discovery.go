@@ -26,6 +26,7 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	}
 	m := monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: o.Config.Health})
 	watcher := config.NewWatcher(o.Sources, o.Config, clock.RealClock{})
+	watcher.JudgeOn(m.Snapshots().Value) // as the device plugin does, whose resources the labels describe
 	configs, wanted, problem := watcher.Configs(), feed.New[map[string]string](nil), feed.New[error](nil)
 	made := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName, Now: time.Now, Wanted: wanted}
 	file := &featureFile{configs: configs, labels: wanted, problem: problem}

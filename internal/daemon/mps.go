@@ -29,6 +29,7 @@ func RunMPS(ctx context.Context, o Options) error {
 		wanted:  feed.New[[]mps.Group](nil),
 		asked:   o.Signals,
 	}
+	m.watcher.JudgeOn(m.monitor.Snapshots().Value) // else control daemons end that the device plugin still needs
 	observation := []Task{
 		{Name: "configuration", Run: m.watcher.Run},
 		{Name: "signals", Run: m.followSignals},

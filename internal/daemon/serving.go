@@ -70,6 +70,9 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
 		return len(reasons) == 0, strings.Join(reasons, "; ")
 	}
+	if i := slices.IndexFunc(plan.LeftOut, func(l resource.LeftOut) bool { return l.Refused }); i >= 0 {
+		return false, "the configuration cannot be served on this node: " + plan.LeftOut[i].Reason
+	}
 	if given := len(options.NotOffered); given > 0 {
 		return true, fmt.Sprintf("the device plugin has nothing to serve: Dynamic Resource Allocation gives out %s, see status",
 			status.Count(given, "GPU"))

@@ -104,8 +104,11 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			if dividing != nil {
 				plan = plan.UnderGPUs(dividing)
 			}
-			holds, way := specs.prepare(snapshot, plan, c)
-			plan = uvm.plan(plan.Under(holds), snapshot, c)
+			holds, way, problem := specs.prepare(snapshot, plan, c)
+			if problem != "" {
+				plan.Warnings = append(slices.Clone(plan.Warnings), oldWay+problem)
+			}
+			plan = uvm.plan(plan.Under(holds), snapshot, way)
 			inspect := way.PreStart.Checks != config.PreStartNone
 			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, Announce: c.Features.ChangeTaint}, epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
@@ -132,6 +135,9 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		}
 	}
 }
+
+// oldWay is the warning of a plan whose devices containers still get by the configuration of before, without the reason.
+const oldWay = "containers get devices as before the last change of the configuration, because no device could be offered by the new one: "
 
 // proven returns a channel that is closed when there are other records of proofs.
 func (l *Loop) proven() <-chan struct{} {

@@ -2,6 +2,7 @@ package offer_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -102,6 +103,47 @@ func TestNewDevicesWaitForTheirCDISpecsAndHealthDoesNot(t *testing.T) {
 	disk.release <- struct{}{}
 	disk.release <- struct{}{}
 	n.await(t, "GPU-1 | GPU-0", gpu)
+}
+
+// A fullDisk refuses to write files while it is full.
+type fullDisk struct {
+	slowDisk
+	full atomic.Bool
+}
+
+func (d *fullDisk) Apply(s inventory.Snapshot, p resource.Plan, c config.Config) error {
+	if d.full.Load() {
+		return errors.New("no space left on device")
+	}
+	return d.slowDisk.Apply(s, p, c)
+}
+
+// TestADiskThatRefusesFilesTakesNoDeviceAway: a device list strategy whose files cannot be written leaves the one before in force.
+func TestADiskThatRefusesFilesTakesNoDeviceAway(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, true)
+	disk := &fullDisk{slowDisk: slowDisk{release: closed(), written: map[string]bool{}}}
+	disk.full.Store(true)
+	n.specs = disk
+	n.start(t)
+	n.await(t, "GPU-0 GPU-1 | ", gpu)
+	mark := n.Mark()
+	c := whole()
+	c.Edits.Strategies = []edits.Strategy{edits.CDICRI}
+	n.configs.Publish(c)
+	refused := func(p resource.Plan) bool {
+		return slices.ContainsFunc(p.Warnings, func(w string) bool { return strings.HasSuffix(w, "by the new one: no file") })
+	}
+	n.offers(t, refused)
+	disk.full.Store(false)
+	c.Edits.GDRCopy = edits.Always // another request, which is tried at once
+	n.configs.Publish(c)
+	n.offers(t, func(p resource.Plan) bool { return len(p.Resources) == 1 && !refused(p) })
+	for _, e := range n.Events(mark) {
+		if e.Kind == standin.Listed && len(e.Devices) != 2 {
+			t.Errorf("a device was taken away: %v", e.Devices)
+		}
+	}
 }
 
 // daemons are MPS control daemons, which are asked for the resources that are followed.

@@ -49,21 +49,45 @@ func newSpecTask(s Specs) *specTask {
 }
 
 // prepare requests the files that a plan needs. It returns holds on the devices whose names are in no file, and the configuration by
-// which containers are given the other devices now. While new files are missing, that is the configuration of before.
-func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) ([]resource.Hold, config.Config) {
-	needed := func(c config.Config) bool { return c.Edits.UsesCDI() || c.Edits.GivesNodes() }
-	if needed(c) {
+// which containers are given the other devices now. While new files are missing, that is the configuration of before; also where the new
+// files cannot be written and so no device could be offered: then problem has the reason.
+func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) (
+	holds []resource.Hold, way config.Config, problem string,
+) {
+	if needsFiles(c) {
 		t.request(specRequest{snapshot: snapshot, plan: plan, config: c})
-		waiting := t.tried.Value() != t.requested.Value().number
-		if waiting && t.inForce != nil && !reflect.DeepEqual(t.inForce.Edits, c.Edits) {
-			c = *t.inForce
+		if t.inForce != nil && !reflect.DeepEqual(t.inForce.Edits, c.Edits) {
+			waits := t.tried.Value() != t.requested.Value().number
+			if !waits {
+				problem = t.withdraws(snapshot, plan, c)
+			}
+			if waits || problem != "" {
+				c = *t.inForce
+			}
 		}
 	}
 	t.inForce = &c
-	if !needed(c) {
-		return nil, c
+	return t.lacks(snapshot, plan, c), c, problem
+}
+
+// needsFiles reports whether a configuration needs CDI specs or device nodes.
+func needsFiles(c config.Config) bool { return c.Edits.UsesCDI() || c.Edits.GivesNodes() }
+
+// lacks returns holds on the devices whose files are missing.
+func (t *specTask) lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) []resource.Hold {
+	if !needsFiles(c) {
+		return nil
 	}
-	return t.specs.Lacks(snapshot, plan, c), c
+	return t.specs.Lacks(snapshot, plan, c)
+}
+
+// withdraws returns why a configuration takes all devices away that are offered by the one in force; empty if it does not.
+func (t *specTask) withdraws(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) string {
+	holds := t.lacks(snapshot, plan, c)
+	if len(holds) == 0 || len(plan.Under(holds).Resources) > 0 || len(plan.Under(t.lacks(snapshot, plan, *t.inForce)).Resources) == 0 {
+		return ""
+	}
+	return holds[0].Reason
 }
 
 // request asks for files, unless the last request was the same.

@@ -72,7 +72,7 @@ func by(s edits.Strategy) config.Config {
 // offered is what is offered, and by which strategy.
 func offered(k *specTask, c config.Config, uuids ...string) (ids []string, s edits.Strategy) {
 	snapshot, plan := node(uuids...)
-	holds, c := k.prepare(snapshot, plan, c)
+	holds, c, _ := k.prepare(snapshot, plan, c)
 	for _, r := range plan.Under(holds).Resources {
 		for _, d := range r.Devices {
 			ids = append(ids, d.ID)
@@ -171,7 +171,7 @@ func TestWhatDoesNotNeedFilesDoesNotWait(t *testing.T) {
 	defer d.writing.Unlock()
 	wanted := by(edits.CDICRI)
 	wanted.PreStart.Checks = config.PreStartHealth
-	if _, c := k.prepare(snapshot, plan, wanted); c.PreStart.Checks != config.PreStartHealth {
+	if _, c, _ := k.prepare(snapshot, plan, wanted); c.PreStart.Checks != config.PreStartHealth {
 		t.Error("the checks before a container starts wait for files")
 	}
 }

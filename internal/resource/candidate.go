@@ -136,8 +136,8 @@ func (p *planner) ofOneKind(all []candidate) []candidate {
 		if c.kind() == best {
 			return false
 		}
-		p.leaveOut(c, fmt.Sprintf("it is %s, most GPUs of the node offer %s, and the MIG strategy single allows one kind of "+
-			"device; give all GPUs the same layout, or use the MIG strategy mixed", kindName(c.kind()), kindName(best)))
+		p.leaveOut(c, LeftOut{Reason: fmt.Sprintf("it is %s, most GPUs of the node offer %s, and the MIG strategy single allows one kind of "+
+			"device; give all GPUs the same layout, or use the MIG strategy mixed", kindName(c.kind()), kindName(best))})
 		return true
 	})
 }

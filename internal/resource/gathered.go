@@ -81,12 +81,12 @@ func (p *planner) fits(name string) bool {
 	if g.bytes <= MaxList {
 		return true
 	}
-	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and kubelet accepts %d; %d devices fit, so lower "+
+	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and the kubelet accepts %d; %d devices fit, so lower "+
 		"the replicas or share under several names", g.ids, g.bytes, MaxList, g.fit)
 	p.warn("resource %s is not offered: %s", name, why)
 	for _, d := range g.members {
 		p.plan.LeftOut = append(p.plan.LeftOut,
-			LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why})
+			LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why, Refused: true})
 	}
 	return false
 }

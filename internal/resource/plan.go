@@ -34,6 +34,9 @@ type LeftOut struct {
 	Index string
 	// Reason is a sentence without a full stop.
 	Reason string
+	// Excluded says that a selector excludes the device. Refused says that the options ask for what cannot be served, such as more replicas
+	// than the kubelet accepts. With neither, the device does not suit the options as it is now.
+	Excluded, Refused bool
 }
 
 // planner gathers one Plan.
@@ -162,9 +165,11 @@ func (p *planner) warn(format string, args ...any) {
 	p.plan.Warnings = append(p.plan.Warnings, fmt.Sprintf(format, args...))
 }
 
-func (p *planner) leaveOut(c candidate, why string) {
-	p.plan.LeftOut = append(p.plan.LeftOut, LeftOut{UUID: c.uuid(), Index: c.index(), Reason: why})
-	p.plan.Warnings = append(p.plan.Warnings, notOffered(c.index(), c.uuid(), why))
+// leaveOut leaves a device out with a warning.
+func (p *planner) leaveOut(c candidate, l LeftOut) {
+	l.UUID, l.Index = c.uuid(), c.index()
+	p.plan.LeftOut = append(p.plan.LeftOut, l)
+	p.plan.Warnings = append(p.plan.Warnings, notOffered(l.Index, l.UUID, l.Reason))
 }
 
 // keep leaves out what selectors exclude and what cannot be offered.
@@ -181,12 +186,12 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 		if s := p.selector(c); s != nil && s.Exclude {
 			p.plan.LeftOut = append(p.plan.LeftOut,
-				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration"})
+				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration", Excluded: true})
 			return true
 		}
 		why := p.unfit(c)
 		if why != "" {
-			p.leaveOut(c, why)
+			p.leaveOut(c, LeftOut{Reason: why})
 		}
 		return why != ""
 	})

@@ -24,7 +24,7 @@ func (p *planner) share(all []candidate) {
 		placed[name]++
 		names[c.uuid()] = name
 		if why := place.refusal(c, p.cuda); why != "" {
-			p.leaveOut(c, why)
+			p.leaveOut(c, LeftOut{Reason: why, Refused: true})
 			continue
 		}
 		p.place(c, place)

@@ -1,0 +1,110 @@
+package field_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// withKubelet starts a stand-in kubelet, and returns it with the arguments by which a daemon finds it.
+func withKubelet(t *testing.T) (*standin.Kubelet, []string) {
+	t.Helper()
+	folder := loopback.Folder(t)
+	k, err := standin.Start(standin.Options{Dir: filepath.Join(folder, "d"), PodResourcesSocket: filepath.Join(folder, "p.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Stop)
+	return k, []string{"--kubelet-socket", k.Socket(), "--pod-resources-socket", filepath.Join(folder, "p.sock")}
+}
+
+// has waits until the kubelet counts so many healthy devices of a resource.
+func has(t *testing.T, k *standin.Kubelet, resource string, want int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), poll.Limit)
+	defer cancel()
+	if err := k.WaitFor(ctx, func() bool { return k.Allocatable(resource) == want }); err != nil {
+		t.Fatalf("%d of %s are allocatable, want %d", k.Allocatable(resource), resource, want)
+	}
+}
+
+// put replaces a file at once.
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withdrawals are configurations of an HGX H100 by which the daemon would offer nothing, with the reason.
+var withdrawals = map[string]struct{ text, why string }{
+	"16384 replicas":     {"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 16384}]}}", "131072 devices"},
+	"49 clients of MPS":  {"flags: {mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}", "MPS serves at most 48 clients"},
+	"too many by model":  {"selectors: [{models: ['*H100*'], rename: nvidia.com/h100, replicas: 30000}]", "nvidia.com/h100 is not offered"},
+	"every GPU excluded": {"selectors: [{models: ['NVIDIA*'], exclude: true}]", "excluded by selectors[0]"},
+}
+
+// TestReloadThatWithdrawsEverything: a configuration that offers nothing where something was offered is refused (A11).
+func TestReloadThatWithdrawsEverything(t *testing.T) {
+	t.Parallel()
+	const shared = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	k, args := withKubelet(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	put(t, file, shared)
+	h := newHost(t, append(args, "--simulate=dgx-h100", "--config-file", file)...)
+	has(t, k, "nvidia.com/gpu", 32)
+	for name, c := range withdrawals {
+		put(t, file, "version: v1\n"+c.text+"\n")
+		text, status := run(t, "config", "check", file, "--simulate=dgx-h100")
+		if status != 1 || !strings.Contains(text, "from 8 to 0: ") || !strings.Contains(text, c.why) {
+			t.Errorf("%s: config check ends with %d, want 1 and %q:\n%s", name, status, c.why, text)
+		}
+		poll.Until(t, name+" is refused", func() bool {
+			text, _ := h.do("status")
+			text = strings.Join(strings.Fields(text), " ")
+			return strings.Contains(text, "configuration file not used: ") && strings.Contains(text, c.why)
+		})
+		if got := k.Allocatable("nvidia.com/gpu"); got != 32 {
+			t.Errorf("%s: %d devices are allocatable, want the 32 of before", name, got)
+		}
+	}
+	put(t, file, strings.Replace(shared, "4", "2", 1))
+	has(t, k, "nvidia.com/gpu", 16)
+	if log := h.stop(); !strings.Contains(log, "Cannot use the configuration file; the last valid configuration stays in use") {
+		t.Errorf("the log does not say that a file was refused:\n%s", log)
+	}
+}
+
+// TestStartWithNothingToOffer: a daemon that starts with a configuration that cannot be served is not ready, so that its roll-out stops (A11).
+func TestStartWithNothingToOffer(t *testing.T) {
+	t.Parallel()
+	_, args := withKubelet(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	put(t, file, "version: v1\n"+withdrawals["16384 replicas"].text+"\n")
+	h := newHost(t, append(args, "--simulate=dgx-h100", "--config-file", file)...)
+	poll.Until(t, "the daemon says why it is not ready", func() bool {
+		text, status := h.do("ready")
+		return status == 1 && strings.Contains(text, "the configuration cannot be served on this node: ") && strings.Contains(text, "131072 devices")
+	})
+}
+
+// TestACheckOfOneNodeIsNoCheckOfAFleet: what one kind of node cannot offer another one can (A11).
+func TestACheckOfOneNodeIsNoCheckOfAFleet(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	put(t, file, "version: v1\n"+withdrawals["16384 replicas"].text+"\n")
+	for _, args := range [][]string{{}, {"--simulate=t4"}} {
+		if text, status := run(t, append([]string{"config", "check", file}, args...)...); status != 0 || !strings.Contains(text, file+" is valid") {
+			t.Errorf("config check %v ends with %d, want 0:\n%s", args, status, text)
+		}
+	}
+}
