@@ -33,7 +33,8 @@ func newPlanCommand() *cobra.Command {
 			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource Allocation:\n" +
 			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.\n\n" +
 			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With them, pods that ask for these\n" +
-			"resources get devices by Dynamic Resource Allocation.",
+			"resources get devices by Dynamic Resource Allocation. A resource of which claims cannot have all devices is named on\n" +
+			"standard error, with exit status 1.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
 			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +
 			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml\n" +

@@ -39,35 +39,111 @@ func ClassNames(driver string) (gpu, mig string) {
 type NamedResource struct {
 	Name    string
 	Devices []NamedDevice
+	// Profiles are those of the MIG devices that can be made for claims under this name.
+	Profiles []string
 	// Shared says that several containers can have one of its devices, and MPS that they do so by MPS.
 	Shared, MPS bool
 }
 
 // A NamedDevice is a device of a resource.
 type NamedDevice struct {
-	UUID, Model string
-	Profile     string // of a MIG device
+	UUID, GPU string
+	Profile   string // of a MIG device
 }
 
-// Classes returns a class for each resource. Devices of resources are told apart by the first of these that does: whether they are shared,
-// MIG profiles, models, UUIDs.
-func Classes(driver string, of []NamedResource) []DeviceClass {
-	driver = cmp.Or(driver, Driver)
-	var all []DeviceClass
-	for i, r := range of {
-		if len(r.Devices) == 0 {
+// A Stranded resource is one of which claims cannot have all devices.
+type Stranded struct {
+	Resource string
+	// Missing is how many of its devices no claim can have, and All is how many it has.
+	Missing, All int
+	// Reason is a sentence without a full stop.
+	Reason string
+}
+
+// Classes returns a class for each resource of which a pool has devices, and the resources of which devices are missing. The class selects
+// the devices of its resource and none of another one: by whether they are shared and by the MIG profile, and if that does not tell them
+// apart, by the model or, at last, by the UUID.
+func Classes(pool Pool, of []NamedResource) (all []DeviceClass, stranded []Stranded) {
+	driver := cmp.Or(pool.Driver, Driver)
+	var devices []Device
+	for _, slice := range pool.Slices {
+		devices = append(devices, slice.Devices...)
+	}
+	all = []DeviceClass{} // a list in YAML, also of none
+	names := map[string]bool{}
+	for _, r := range of {
+		var mine, others []Device
+		for _, d := range devices {
+			switch {
+			case r.has(d):
+				mine = append(mine, d)
+			case slices.ContainsFunc(of, func(o NamedResource) bool { return o.Shared == d.shared() && o.has(d) }):
+				others = append(others, d)
+			}
+		}
+		if missing, reason := r.missing(mine, devices); missing > 0 {
+			stranded = append(stranded, Stranded{r.Name, missing, len(r.Devices), reason})
+		}
+		mine = slices.DeleteFunc(mine, func(d Device) bool { return d.shared() != r.Shared })
+		if len(mine) == 0 {
 			continue
 		}
-		others := slices.Delete(slices.Clone(of), i, i+1)
-		c := DeviceClass{Name: className(driver, r.Name), ExtendedResourceName: r.Name, Selector: r.selector(driver, others)}
-		if profiles := r.values(NamedDevice.profile); r.MPS && slices.Equal(profiles, []string{""}) {
+		selector := selectorOf(mine, others)
+		c := DeviceClass{Name: className(driver, r.Name), ExtendedResourceName: r.Name, Selector: selector.expression(driver)}
+		for names[c.Name] {
+			c.Name = "another-" + c.Name
+		}
+		names[c.Name] = true
+		if r.MPS && len(selector.profiles) == 0 {
 			c.Config = []ClassConfig{{ClassParameters{driver, map[string]any{
 				"apiVersion": ConfigVersion, "kind": GPUConfig, "sharing": map[string]any{"strategy": string(MPS)},
 			}}}}
 		}
 		all = append(all, c)
 	}
-	return all
+	return all, stranded
+}
+
+// has reports whether a device of the pool is one of the resource.
+func (r NamedResource) has(d Device) bool {
+	if d.Partition != nil {
+		return slices.Contains(r.Profiles, d.Partition.Profile)
+	}
+	uuid := d.uuid()
+	return uuid != "" && slices.ContainsFunc(r.Devices, func(n NamedDevice) bool { return n.UUID == uuid })
+}
+
+// missing returns how many devices of the resource no claim can have as the resource has them, and why.
+func (r NamedResource) missing(mine, pool []Device) (n int, reason string) {
+	for _, named := range r.Devices {
+		at := slices.IndexFunc(mine, func(d Device) bool { return d.uuid() == named.UUID })
+		switch {
+		case at >= 0 && mine[at].shared() == r.Shared:
+			continue
+		case at >= 0 && r.Shared:
+			reason = "containers share them, and claims do not"
+		case at >= 0:
+			reason = "they are not shared, and claims share all devices of a node or none"
+		case slices.ContainsFunc(pool, func(d Device) bool { return d.Partition != nil && d.makes(named) }):
+			continue // a claim has it now, and the next one can have it made
+		case named.Profile == "" && slices.ContainsFunc(pool, func(d Device) bool { return d.parent() == named.UUID }):
+			reason = "the GPUs are in MIG mode, and claims get their MIG devices: set the MIG strategy to mixed or single"
+		default:
+			reason = "the ResourceSlices of the node do not have them"
+		}
+		n++
+	}
+	return n, reason
+}
+
+func (d Device) shared() bool   { return d.SharedBy != "" }
+func (d Device) uuid() string   { return d.Attributes["uuid"].Value }
+func (d Device) parent() string { return d.Attributes["parentUUID"].Value }
+func (d Device) model() string  { return d.Attributes["productName"].Value }
+
+// makes reports whether a device that is made for claims is another one of the kind of a MIG device.
+func (d Device) makes(of NamedDevice) bool {
+	return of.Profile != "" && d.parent() == of.GPU && d.Partition.Profile == of.Profile
 }
 
 var notInClass = regexp.MustCompile(`[^a-z0-9.-]+`)
@@ -82,67 +158,107 @@ func className(driver, resource string) string {
 	return strings.Trim(notInClass.ReplaceAllString(name, "-"), "-.") + "." + domain
 }
 
-func (d NamedDevice) profile() string { return d.Profile }
-func (d NamedDevice) model() string   { return d.Model }
-func (d NamedDevice) uuid() string    { return d.UUID }
-
-// values returns what the devices of a resource have of something, each value once.
-func (r NamedResource) values(of func(NamedDevice) string) []string {
-	all := make([]string, len(r.Devices))
-	for i, d := range r.Devices {
-		all[i] = of(d)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
+// A classSelector selects devices.
+type classSelector struct {
+	gpus     bool     // GPUs
+	profiles []string // MIG devices with one of these profiles
+	shared   bool
+	models   []string // with one of these models; nil for any
+	uuids    []string // with one of these UUIDs; nil for any
+	made     bool     // beside uuids: MIG devices that are made for claims, which have no UUID yet
 }
 
-// selector returns the expression that is true for the devices of a resource, and for none of others.
-func (r NamedResource) selector(driver string, others []NamedResource) string {
-	profiles := r.values(NamedDevice.profile)
-	parts := []string{fmt.Sprintf("device.driver == '%s'", driver)}
-	kinds := []string{typeMIG}
-	if i := slices.Index(profiles, ""); i >= 0 {
-		if profiles = slices.Delete(profiles, i, i+1); len(profiles) == 0 {
-			kinds = nil
+// selectorOf returns the shortest selector that selects some devices and none of others.
+func selectorOf(devices, others []Device) classSelector {
+	s := classSelector{shared: devices[0].shared()}
+	for _, d := range devices {
+		if d.Attributes["type"].Value == typeGPU {
+			s.gpus = true
+		} else {
+			s.profiles = append(s.profiles, d.Attributes["profile"].Value)
 		}
-		kinds = append([]string{typeGPU}, kinds...)
 	}
-	parts = append(parts, attributeIn(driver, "type", kinds))
-	if len(kinds) == 1 && kinds[0] == typeMIG {
-		parts = append(parts, attributeIn(driver, "profile", profiles))
+	s.profiles = distinct(s.profiles)
+	apart := func(s classSelector) bool { return !slices.ContainsFunc(others, s.matches) }
+	if apart(s) {
+		return s
+	}
+	byModel, byUUID := s, s
+	for _, d := range devices {
+		byModel.models = append(byModel.models, d.model())
+		if uuid := d.uuid(); uuid != "" {
+			byUUID.uuids = append(byUUID.uuids, uuid)
+		} else {
+			byUUID.made = true
+		}
+	}
+	byModel.models, byUUID.uuids = distinct(byModel.models), distinct(byUUID.uuids)
+	switch {
+	case !slices.Contains(byModel.models, "") && apart(byModel):
+		return byModel
+	case apart(byUUID):
+		return byUUID
+	}
+	return s // two resources have the same devices
+}
+
+func distinct(values []string) []string {
+	slices.Sort(values)
+	return slices.Compact(values)
+}
+
+// matches reports whether the expression of the selector is true for a device.
+func (s classSelector) matches(d Device) bool {
+	kind := s.gpus && d.Attributes["type"].Value == typeGPU || slices.Contains(s.profiles, d.Attributes["profile"].Value)
+	uuid := d.uuid()
+	return kind && d.shared() == s.shared && (s.models == nil || slices.Contains(s.models, d.model())) &&
+		(s.uuids == nil && !s.made || s.made && uuid == "" || slices.Contains(s.uuids, uuid))
+}
+
+// expression returns the selector in CEL. To read an attribute that a device lacks is an error, for which nothing is allocated: so those
+// that may be missing are asked for first.
+func (s classSelector) expression(driver string) string {
+	attributes := fmt.Sprintf("device.attributes['%s']", driver)
+	has := func(name string) string { return fmt.Sprintf("'%s' in %s", name, attributes) }
+	in := func(name string, values ...string) string { return attributeIn(attributes+"."+name, values) }
+	kind := in("type", typeGPU)
+	if len(s.profiles) > 0 {
+		mig := in("type", typeMIG) + " && " + in("profile", s.profiles...)
+		if kind = mig; s.gpus {
+			kind = fmt.Sprintf("(%s || %s)", in("type", typeGPU), mig)
+		}
 	}
 	domain, shared, _ := strings.Cut(SharedAttribute, "/")
 	isShared := fmt.Sprintf("'%s' in device.attributes['%s']", shared, domain)
-	if !r.Shared {
+	if !s.shared {
 		isShared = "!(" + isShared + ")"
 	}
-	parts = append(parts, isShared)
-	rivals := slices.DeleteFunc(others, func(o NamedResource) bool {
-		return o.Shared != r.Shared || r.apartFrom(o, NamedDevice.profile)
-	})
-	for _, attribute := range []struct {
-		name string
-		of   func(NamedDevice) string
-	}{{"productName", NamedDevice.model}, {"uuid", NamedDevice.uuid}} {
-		if len(rivals) > 0 && !slices.ContainsFunc(rivals, func(o NamedResource) bool { return !r.apartFrom(o, attribute.of) }) {
-			parts = append(parts, attributeIn(driver, attribute.name, r.values(attribute.of)))
-			break
-		}
+	parts := []string{fmt.Sprintf("device.driver == '%s'", driver), kind, isShared}
+	if s.models != nil {
+		parts = append(parts, has("productName"), in("productName", s.models...))
+	}
+	switch {
+	case s.uuids != nil && s.made:
+		parts = append(parts, fmt.Sprintf("(!(%s) || %s)", has("uuid"), in("uuid", s.uuids...)))
+	case s.made:
+		parts = append(parts, "!("+has("uuid")+")")
+	case s.uuids != nil:
+		parts = append(parts, has("uuid"), in("uuid", s.uuids...))
 	}
 	return strings.Join(parts, " && ")
 }
 
-// apartFrom reports whether two resources have no value of something in common.
-func (r NamedResource) apartFrom(other NamedResource, of func(NamedDevice) string) bool {
-	there := other.values(of)
-	return !slices.ContainsFunc(r.values(of), func(v string) bool { return slices.Contains(there, v) })
+// attributeIn returns the expression that is true for devices whose attribute has one of the values.
+func attributeIn(attribute string, values []string) string {
+	literals := make([]string, len(values))
+	for i, v := range values {
+		literals[i] = "'" + inLiteral.Replace(v) + "'"
+	}
+	if len(literals) == 1 {
+		return attribute + " == " + literals[0]
+	}
+	return fmt.Sprintf("%s in [%s]", attribute, strings.Join(literals, ", "))
 }
 
-// attributeIn returns the expression that is true for devices with one of the values.
-func attributeIn(driver, name string, values []string) string {
-	attribute := fmt.Sprintf("device.attributes['%s'].%s", driver, name)
-	if len(values) == 1 {
-		return fmt.Sprintf("%s == '%s'", attribute, values[0])
-	}
-	return fmt.Sprintf("%s in ['%s']", attribute, strings.Join(values, "', '"))
-}
+// inLiteral escapes what cannot stand in a string of CEL as it is.
+var inLiteral = strings.NewReplacer(`\`, `\\`, `'`, `\'`, "\n", `\n`, "\r", `\r`)

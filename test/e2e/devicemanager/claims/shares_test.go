@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	plugin "github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -49,73 +47,6 @@ func TestSharedSlicesAreValid(t *testing.T) {
 	wrong.Spec.Devices[0].Capacity["memory"] = memory
 	if len(refused(t, wrong)) == 0 {
 		t.Error("a least share that is more than there is is not refused: nothing is validated")
-	}
-}
-
-// TestClassesOfResources: with the class for a resource, claims get what pods got that asked for the resource, and nothing else: so many as the
-// device plugin has, for GPUs and MIG devices, in shares and not, and under other names. The class for whole GPUs gives no share.
-func TestClassesOfResources(t *testing.T) {
-	for name, tt := range map[string]struct {
-		machine string
-		options plugin.Options
-		by      dra.ShareBy
-		most    int
-		want    map[string]int // devices, by the name of the class
-	}{
-		"GPUs":        {"l4-x8", plugin.Options{}, dra.ByMemory, 0, map[string]int{"gpu.nvidia.com": 8}},
-		"MIG devices": {"a100-mig-mixed", plugin.Options{MIG: plugin.MIGMixed}, dra.ByMemory, 0, nil},
-		"shares": {"l4-x8", plugin.Options{Sharing: plugin.Sharing{Mode: plugin.TimeSliced, RenameByDefault: true, Rules: []plugin.SharingRule{
-			{Name: "nvidia.com/gpu", Replicas: 4},
-		}}}, dra.ByCount, 4, map[string]int{"gpu.shared.nvidia.com": 32}},
-		"renamed": {"l4-x8", plugin.Options{GPUs: []plugin.Naming{{Pattern: "*L4*", Name: "nvidia.com/small"}}}, dra.ByMemory, 0,
-			map[string]int{"small.nvidia.com": 8}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := scan(t, tt.machine, inventory.Health{State: inventory.Healthy})
-			var named []dra.NamedResource
-			want := tt.want
-			if want == nil {
-				want = map[string]int{}
-			}
-			for _, r := range plugin.New(s, tt.options).Resources {
-				n := dra.NamedResource{Name: r.Name, Shared: tt.by != dra.ByMemory}
-				for _, d := range r.Devices {
-					g, _ := s.GPU(d.GPU)
-					device := dra.NamedDevice{UUID: d.UUID, Model: g.Model}
-					for _, m := range g.MIGDevices {
-						if m.UUID == d.UUID {
-							device.Profile = m.Profile
-						}
-					}
-					n.Devices = append(n.Devices, device)
-				}
-				named = append(named, n)
-				if tt.want == nil {
-					want[strings.TrimPrefix(r.Name, "nvidia.com/")+".nvidia.com"] = len(r.Devices)
-				}
-			}
-			made := dra.Classes("", named)
-			if len(made) != len(want) || len(want) == 0 {
-				t.Fatalf("classes %+v, want those for %v", made, want)
-			}
-			for _, class := range made {
-				sched := schedulerOf(t, objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil).SharedBy(tt.by, tt.most)))
-				sched.classes = made
-				got := 0
-				for len(sched.results(request(t, class.Name, 1, ""))) > 0 && got < 100 {
-					got++
-				}
-				if got != want[class.Name] {
-					t.Errorf("%s gives %d devices, want %d; %s", class.Name, got, want[class.Name], class.Selector)
-				}
-				if tt.by != dra.ByMemory {
-					sched = schedulerOf(t, sched.slices)
-					if given := sched.results(request(t, "gpu.nvidia.com", 1, "")); len(given) > 0 {
-						t.Errorf("a claim for a whole GPU gets a share of %s", given[0].Device)
-					}
-				}
-			}
-		})
 	}
 }
 
