@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -39,6 +40,7 @@ type resource struct {
 var resources = map[string]resource{
 	"nodes":          {name: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), status: true},
 	"pods":           {name: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), namespaced: true},
+	"daemonsets":     {name: "daemonsets", kind: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), namespaced: true},
 	"events":         {name: "events", kind: eventsv1.SchemeGroupVersion.WithKind("Event"), namespaced: true},
 	"resourceslices": {name: "resourceslices", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), versioned: true},
 	"resourceclaims": {

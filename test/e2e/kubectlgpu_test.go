@@ -72,10 +72,10 @@ func explainsTaint(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Cleanup(func() { remove(context.Background()) })
 	createPod(ctx, t, n, "kept-away", gpu, 1)
 	waitUnschedulable(ctx, t, n, "kept-away")
-	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has", "the pod does not tolerate its taint "+taint+":NoSchedule: give the pod a toleration, or remove the taint")
+	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has", "the pod does not tolerate its taint "+taint+"=x:NoSchedule: give the pod a toleration, or remove the taint")
 	remove(ctx)
 	waitPod(ctx, t, n, "kept-away", isRunning)
-	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name+" and has its GPUs.")
+	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name+" and has its GPUs: container ")
 	deletePod(ctx, t, n, "kept-away")
 }
 

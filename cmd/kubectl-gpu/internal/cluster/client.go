@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	appsclient "k8s.io/client-go/kubernetes/typed/apps/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/rest"
@@ -31,6 +32,7 @@ type Client struct {
 	selector labels.Selector
 	config   *rest.Config
 	core     coreclient.CoreV1Interface
+	apps     appsclient.AppsV1Interface
 	resource resourceclient.ResourceV1Interface
 }
 
@@ -53,7 +55,11 @@ func New(config *rest.Config, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	return &Client{options: o, selector: selector, config: config, core: core, resource: resource}, nil
+	apps, err := appsclient.NewForConfig(binary)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	return &Client{options: o, selector: selector, config: config, core: core, apps: apps, resource: resource}, nil
 }
 
 // IsDaemon reports whether a pod is one of the daemon's. Labels can be given to any pod, so it also has to be that of a DaemonSet.

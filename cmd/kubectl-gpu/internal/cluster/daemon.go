@@ -172,7 +172,8 @@ func (c *Client) metrics(ctx context.Context, pod *corev1.Pod, port int32) strin
 // DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two of them during a roll-out. Where pods of
 // all namespaces may not be listed, they are those of kube-system.
 func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, error) {
-	if _, err := c.core.Nodes().Get(ctx, node, metav1.GetOptions{}); err != nil {
+	n, err := c.core.Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
 		return nil, err
 	}
 	o := metav1.ListOptions{FieldSelector: "spec.nodeName=" + node, LabelSelector: c.options.DaemonSelector}
@@ -189,13 +190,13 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	}
 	var pods []*corev1.Pod
 	for i := range l.Items {
-		if p := &l.Items[i]; c.IsDaemon(p) && p.Spec.NodeName == node && p.Status.Phase == corev1.PodRunning {
+		if p := &l.Items[i]; c.IsDaemon(p) && p.Spec.NodeName == node && view.Runs(p) {
 			pods = append(pods, p)
 		}
 	}
 	if len(pods) == 0 {
-		return nil, fmt.Errorf("no pod of the daemon runs on node %s; its pods are found by the labels %s; %s",
-			node, c.options.DaemonSelector, advice)
+		return nil, fmt.Errorf("no pod of the daemon runs on node %s: %s; its pods are found by the labels %s; %s",
+			node, c.absence(ctx, n, l.Items), c.options.DaemonSelector, advice)
 	}
 	for _, p := range pods {
 		if p.Namespace != pods[0].Namespace {
@@ -207,4 +208,12 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 		return pods, nil
 	}
 	return view.LeadFirst(c.Statuses(ctx, pods))
+}
+
+// absence says why none of the pods of a node, which are those with the daemon's labels, is a daemon that runs.
+func (c *Client) absence(ctx context.Context, node *corev1.Node, pods []corev1.Pod) string {
+	f := view.Facts{Nodes: []corev1.Node{*node}, Pods: pods}
+	c.daemonSets(ctx, &f.Deployment)
+	c.warnings(ctx, &f)
+	return f.Absence(node.Name, c.IsDaemon, time.Now())
 }

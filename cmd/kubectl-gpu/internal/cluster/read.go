@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,10 +43,16 @@ func (c *Client) read(ctx context.Context, names []string, wanted func(*resource
 		})
 	}
 	read("nodes", func() (err error) { f.Nodes, err = c.nodes(ctx, names); return err })
-	read("pods", func() (err error) { f.Pods, err = c.pods(ctx, names); return err })
+	read("pods", func() (err error) {
+		f.Pods, err = c.pods(ctx, names)
+		f.PodsUnknown = err != nil
+		return err
+	})
 	read("ResourceSlices", func() (err error) { f.Slices, err = c.slices(ctx, names, wanted); return err })
 	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx); return err })
+	all.Go(func() { c.daemonSets(ctx, &f.Deployment) })
 	all.Wait()
+	c.warnings(ctx, &f)
 	slices.Sort(f.Missing)
 	f.Missing = append(f.Missing, f.Disputed(c.IsDaemon)...)
 	return f
@@ -112,7 +119,7 @@ func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, 
 // trimNode returns a node without the parts that are large and not used, so that a page's memory can be given back.
 func trimNode(n *corev1.Node) corev1.Node {
 	trimmed := corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ManagedFields: writersOfLabels(n)},
 		Spec:       corev1.NodeSpec{Taints: n.Spec.Taints, Unschedulable: n.Spec.Unschedulable},
 		Status:     corev1.NodeStatus{Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable},
 	}
@@ -124,7 +131,25 @@ func trimNode(n *corev1.Node) corev1.Node {
 	return trimmed
 }
 
-// pods returns the pods that have a part in GPUs: those that ask for them, and the daemon's.
+// writersOfLabels returns who wrote the labels of GPUs and when, without the names of the fields.
+func writersOfLabels(n *corev1.Node) (writers []metav1.ManagedFieldsEntry) {
+	for _, m := range n.ManagedFields {
+		if m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.GetRawBytes(), []byte(`"f:nvidia.com/`)) && m.Subresource == "" {
+			writers = append(writers, metav1.ManagedFieldsEntry{Manager: m.Manager, Time: m.Time})
+		}
+	}
+	return writers
+}
+
+// writers returns who wrote an object and when, without the names of the fields.
+func writers(all []metav1.ManagedFieldsEntry) (some []metav1.ManagedFieldsEntry) {
+	for _, m := range all {
+		some = append(some, metav1.ManagedFieldsEntry{Manager: m.Manager, Time: m.Time})
+	}
+	return some
+}
+
+// pods returns the pods that may have a part in GPUs: those that ask for extended resources or claims, and the daemon's.
 func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, err error) {
 	selectors := []string{""}
 	if len(names) > 0 {
@@ -146,10 +171,10 @@ func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, er
 	return all, nil
 }
 
-// takePods returns those of a page that have a part in GPUs.
+// takePods returns those of a page that may have a part in GPUs.
 func (c *Client) takePods(l *corev1.PodList) (pods []corev1.Pod) {
 	for i := range l.Items {
-		if p := &l.Items[i]; c.IsDaemon(p) || view.AsksForGPUs(p) {
+		if p := &l.Items[i]; c.IsDaemon(p) || view.MayAskForGPUs(p) {
 			p.ManagedFields = nil
 			pods = append(pods, *p.DeepCopy())
 		}
@@ -180,7 +205,7 @@ func (c *Client) slices(
 		for i := range l.Items {
 			s := &l.Items[i]
 			if node := s.Spec.NodeName; wanted(s) && (len(names) == 0 || node != nil && slices.Contains(names, *node)) {
-				s.ManagedFields = nil
+				s.ManagedFields = writers(s.ManagedFields)
 				some = append(some, *s.DeepCopy())
 			}
 		}

@@ -2,7 +2,10 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -22,7 +25,7 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 	}
 	// The scheduler allocates devices of all drivers together.
 	f := c.read(ctx, nil, func(*resourceapi.ResourceSlice) bool { return true })
-	o.Nodes, o.Pods, o.Claims, missing = f.Nodes, f.Pods, f.Claims, f.Missing
+	missing, o.Now = f.Missing, time.Now()
 	for i := range f.Slices {
 		o.Slices = append(o.Slices, &f.Slices[i])
 	}
@@ -32,18 +35,69 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 	if o.Own, err = c.ownClaims(ctx, o.Pod); err != nil {
 		missing = append(missing, missingText("the pod's ResourceClaims", err))
 	}
-	if len(o.Own) > 0 {
+	if view.MayAskForGPUs(o.Pod) {
 		classes, err := c.resource.DeviceClasses().List(ctx, metav1.ListOptions{})
-		if err != nil {
+		if err != nil && !isNotServed(err) {
 			missing = append(missing, missingText("DeviceClasses", err))
-		} else {
+		} else if err == nil {
 			for i := range classes.Items {
 				o.Classes = append(o.Classes, &classes.Items[i])
 			}
 		}
 	}
-	o.Illness = c.illness(ctx, f, o.Pod)
+	daemons := f.Daemons(c.IsDaemon)
+	for _, pod := range f.Doubtful(daemons, view.Extended(o.Pod)) { // what the pod asks for may be units under another name
+		f.Learn(c.Statuses(ctx, []*corev1.Pod{pod}))
+	}
+	o.Facts = f
+	asked := map[string]why.Daemon{}
+	o.Ask = func(ctx context.Context, node string) why.Daemon {
+		d, is := asked[node]
+		if !is {
+			d = c.daemonOf(ctx, f, daemons[node], node)
+			asked[node] = d
+		}
+		return d
+	}
 	return o, missing, nil
+}
+
+// daemonOf returns what the daemon of a node knows; pod is nil where none runs.
+func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, node string) why.Daemon {
+	if pod == nil {
+		if f.PodsUnknown {
+			return why.Daemon{Problem: fmt.Sprintf("whether a daemon runs on node %s is not known, as pods could not be listed", node)}
+		}
+		return why.Daemon{Problem: fmt.Sprintf("no daemon runs on node %s: %s", node, f.Absence(node, c.IsDaemon, time.Now()))}
+	}
+	a := c.Statuses(ctx, []*corev1.Pod{pod})[0]
+	if a.Err != nil {
+		return why.Daemon{Problem: fmt.Sprintf("the daemon of node %s, pod %s/%s, does not answer: %v", node, pod.Namespace, pod.Name, a.Err)}
+	}
+	return why.Daemon{Status: &a.Status, NeedsClass: c.needsClass(ctx, pod)}
+}
+
+// needsClass returns what doctor says where pods get GPUs by their runtime class alone; empty where that is not so, or not known.
+func (c *Client) needsClass(ctx context.Context, pod *corev1.Pod) string {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	out, problems := bounded{full: cancel}, bounded{full: cancel}
+	// Its exit status says that something is wrong with the node, which is no matter here.
+	if _ = c.Run(ctx, pod, &out, &problems, "doctor", "-o", "json"); ctx.Err() != nil { // the output may be written to still
+		return ""
+	}
+	var report struct {
+		Findings []struct{ Check, Severity, Message string }
+	}
+	if json.Unmarshal(out.text.Bytes(), &report) != nil {
+		return ""
+	}
+	for _, f := range report.Findings {
+		if f.Check == "nvidia-runtime" && strings.Contains(f.Message, "need runtimeClassName") {
+			return f.Message
+		}
+	}
+	return ""
 }
 
 // events returns the Events about a pod.
@@ -68,7 +122,7 @@ func (c *Client) whyNoPod(ctx context.Context, namespace, name string, notFound 
 	if err != nil {
 		return notFound
 	}
-	for _, e := range events {
+	for _, e := range view.Newest(events) {
 		if e.Reason == "FailedCreate" {
 			return fmt.Errorf("there is no pod %s, because %s %s could not make one: %s", name, e.Regarding.Kind, name, e.Note)
 		}
@@ -97,22 +151,14 @@ func (c *Client) ownClaims(ctx context.Context, p *corev1.Pod) (map[string]*reso
 			return nil, err
 		}
 	}
-	return own, nil
-}
-
-// illness returns what the daemon of the pod's node says of devices that are not healthy, by UUID, if a device of the pod is such a one.
-func (c *Client) illness(ctx context.Context, f view.Facts, p *corev1.Pod) map[string]string {
-	ill := map[string]string{}
-	pod := f.Daemons(c.IsDaemon)[p.Spec.NodeName]
-	if pod == nil || !why.HasLost(p) {
-		return ill
-	}
-	for _, a := range c.Statuses(ctx, []*corev1.Pod{pod}) {
-		for _, d := range a.Status.GPUs {
-			if d.State != "Healthy" {
-				ill[d.UUID] = fmt.Sprintf("%s: %s; cure: %s", d.State, d.Reason, d.Cure)
-			}
+	if s := p.Status.ExtendedResourceClaimStatus; s != nil && p.Spec.NodeName != "" {
+		claim, err := c.resource.ResourceClaims(p.Namespace).Get(ctx, s.ResourceClaimName, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			own[s.ResourceClaimName] = claim
+		case !apierrors.IsNotFound(err):
+			return nil, err
 		}
 	}
-	return ill
+	return own, nil
 }

@@ -40,16 +40,16 @@ func TestNodes(t *testing.T) {
 	s.addPod("p", "a", 2, corev1.PodRunning)
 	s.addPod("over", "a", 4, corev1.PodSucceeded)
 	s.addPod("waits", "", 1, corev1.PodPending)
-	want := `NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE
-a NVIDIA H100 80GB HBM3 7 2 8 all-balanced (success) 580.95.05 v0.1.0 3h
-b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h`
+	want := `NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE SOURCE
+a NVIDIA H100 80GB HBM3 7 2 8 all-balanced (success) 580.95.05 v0.1.0 3h label
+b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 	if diff := cmp.Diff(want, fields(s.must())); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"daemon-b status -o json --holders"}, s.commands()); diff != "" {
 		t.Errorf("asked (-want +got):\n%s", diff)
 	}
-	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got, "8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") || strings.Contains(got, "b NVIDIA") {
+	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got, "8 nvidia.com/gpu 2/8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") || strings.Contains(got, "b NVIDIA") {
 		t.Errorf("one node, wide:\n%s", got)
 	}
 	if got := s.must("b", "-o", "wide"); !strings.HasSuffix(got, " one ^[[31mtwo three\n") {
@@ -59,7 +59,7 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h`
 	if got := fields(s.must("a", "a")); !strings.Contains(got, " 7 2 8 ") {
 		t.Errorf("a node that was named twice:\n%s", got)
 	}
-	if got := fields(s.must("cpu")); got != strings.SplitN(want, "\n", 2)[0]+"\ncpu - 0 0 0 - - - -" {
+	if got := fields(s.must("cpu")); got != strings.SplitN(want, "\n", 2)[0]+"\ncpu - 0 0 0 - - no daemon - -" {
 		t.Errorf("a node without GPUs that was named:\n%s", got)
 	}
 	s.commands()
@@ -117,7 +117,7 @@ func TestClaims(t *testing.T) {
 	s.addNode("a", 0, func(n *corev1.Node) { n.Labels, n.Status.Capacity, n.Status.Allocatable = nil, nil, nil })
 	s.add("resourceslices", slice("a", device("gpu-0"), device("gpu-1", resourceapi.DeviceTaint{Key: "gpu.nvidia.com/xid", Value: "79", Effect: "NoSchedule"})))
 	s.add("resourceclaims", claim("training", "a", "p", "gpu-0"))
-	want := "NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE\na NVIDIA H100 1 1 2 - 580.95.5 - -"
+	want := "NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE SOURCE\na NVIDIA H100 1 1 2 - 580.95.5 no daemon - ResourceSlice"
 	if diff := cmp.Diff(want, fields(s.must())); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
@@ -170,7 +170,7 @@ func TestDriverOfAnotherName(t *testing.T) {
 	looks := by("gpu.example.com", claim("looks", "a", "r", "gpu-1"))
 	looks.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
 	s.add("resourceclaims", looks)
-	want := "NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE\na NVIDIA H100 3 1 3 - 580.95.5 - -"
+	want := "NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE SOURCE\na NVIDIA H100 3 1 3 - 580.95.5 no daemon - ResourceSlice"
 	if diff := cmp.Diff(want, fields(s.must())); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}

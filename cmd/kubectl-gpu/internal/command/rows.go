@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,7 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 		return err
 	}
 	daemons := facts.Daemons(client.IsDaemon)
+	p.learn(cmd, client, &facts, daemons)
 	rows := facts.Rows(daemons, nil, len(names) > 0)
 	var pods []*corev1.Pod
 	for _, row := range rows {
@@ -35,10 +37,19 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 	}
 	answers := p.asked(cmd, client, pods)
 	rows = facts.Rows(daemons, answers, len(names) > 0)
+	absent := p.explainAbsence(cmd, client, facts, rows, len(names) == 0)
+	for _, row := range rows {
+		for _, stale := range row.Stale {
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale)) // the table has what the daemon says
+		}
+		if !row.NotReadySince.IsZero() {
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s is not ready since %s: what it says is of before.", row.Name, age(row.NotReadySince)))
+		}
+	}
 	err = p.print(cmd.OutOrStdout(), map[string]any{"nodes": rows}, func(w io.Writer) {
-		fmt.Fprint(w, "NODE\tMODEL\tHEALTHY\tALLOCATED\tALL\tMIG\tDRIVER\tVERSION\tSINCE")
+		fmt.Fprint(w, "NODE\tMODEL\tHEALTHY\tALLOCATED\tALL\tMIG\tDRIVER\tVERSION\tSINCE\tSOURCE")
 		if p.format == "wide" {
-			fmt.Fprint(w, "\tGPUS\tCONDITION\tDAEMON\tMESSAGE")
+			fmt.Fprint(w, "\tGPUS\tRESOURCES\tCONDITION\tDAEMON\tMESSAGE")
 		}
 		fmt.Fprintln(w)
 		for _, r := range rows {
@@ -46,15 +57,88 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			if r.LayoutState != "" {
 				layout += " (" + r.LayoutState + ")"
 			}
+			version := dash(r.Version)
+			if absent[r.Name] != "" {
+				version = "no daemon"
+			}
 			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated), fmt.Sprint(r.All),
-				dash(layout), dash(r.DriverVersion), dash(r.Version), age(r.Since)}, "\t"))
+				dash(layout), dash(r.DriverVersion), version, age(r.Since), sources(r)}, "\t"))
 			if p.format == "wide" {
-				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s", number(r.GPUs), dash(r.Condition), dash(r.Daemon), dash(r.Message))
+				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s", number(r.GPUs), resources(r), condition(r), dash(r.Daemon), dash(r.Message))
 			}
 			fmt.Fprintln(w)
 		}
 	})
 	return errors.Join(err, incomplete(facts, answers))
+}
+
+// learn asks daemons which resources they serve, where a node has one that may be one of GPUs or not by its name: one daemon
+// for each such resource. One that does not answer is not told of: it may have no part in it.
+func (p *plugin) learn(cmd *cobra.Command, client *cluster.Client, facts *view.Facts, daemons map[string]*corev1.Pod) {
+	if p.ask == "never" {
+		return
+	}
+	var pods []*corev1.Pod
+	for _, pod := range facts.Doubtful(daemons, nil) {
+		if !slices.Contains(pods, pod) {
+			pods = append(pods, pod)
+		}
+	}
+	facts.Learn(client.Statuses(cmd.Context(), pods))
+}
+
+// explainAbsence says on standard error on which nodes no daemon runs, and why, and adds it to the rows. Whole says that the
+// rows are those of the whole cluster.
+func (p *plugin) explainAbsence(
+	cmd *cobra.Command, client *cluster.Client, facts view.Facts, rows []view.Node, whole bool,
+) map[string]string {
+	daemons := facts.Daemons(client.IsDaemon)
+	var names []string
+	for _, row := range rows {
+		names = append(names, row.Name)
+	}
+	absent := facts.Absent(names, daemons, client.IsDaemon, now().Time)
+	for i := range rows {
+		rows[i].DaemonAbsent = absent[rows[i].Name]
+	}
+	for _, sentence := range facts.Absences(absent, daemons, whole) {
+		_ = say(cmd.ErrOrStderr(), sentence) // the table says that there is none
+	}
+	return absent
+}
+
+// sources says who tells the model and the driver of a node, and how old that is.
+func sources(r view.Node) string {
+	var parts []string
+	for _, s := range r.Told() {
+		if text := s.From; s.At.IsZero() {
+			parts = append(parts, text)
+		} else {
+			parts = append(parts, text+" "+age(s.At))
+		}
+	}
+	return dash(strings.Join(parts, ", "))
+}
+
+// resources says how many devices of each resource pods have, and how many there are.
+func resources(r view.Node) string {
+	var parts []string
+	for _, one := range r.Resources {
+		text := fmt.Sprintf("%s %d/%d", one.Name, one.Allocated, one.All)
+		if one.Departing > 0 {
+			text += fmt.Sprintf(" (%d departing)", one.Departing)
+		}
+		parts = append(parts, text)
+	}
+	return dash(strings.Join(parts, ", "))
+}
+
+// condition says what the condition of a node is, and when it was written last.
+func condition(r view.Node) string {
+	if r.ConditionHeard.IsZero() {
+		return dash(r.Condition)
+	}
+	return dash(r.Condition) + " " + age(r.ConditionHeard)
 }
 
 func (p *plugin) newList() *cobra.Command {
@@ -79,14 +163,17 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		return err
 	}
 	daemons := facts.Daemons(client.IsDaemon)
+	p.learn(cmd, client, &facts, daemons)
+	nodes := facts.Rows(daemons, nil, len(names) > 0)
 	var pods []*corev1.Pod
-	for _, row := range facts.Rows(daemons, nil, false) {
+	for _, row := range nodes {
 		if pod := daemons[row.Name]; pod != nil && p.ask != "never" {
 			pods = append(pods, pod)
 		}
 	}
+	p.explainAbsence(cmd, client, facts, nodes, len(names) == 0)
 	answers := p.asked(cmd, client, pods)
-	rows := facts.GPUs(daemons, answers)
+	rows := facts.GPUs(daemons, answers, nodes)
 	for i, text := range client.Metrics(cmd.Context(), pods) {
 		view.AddMetrics(rows, pods[i].Spec.NodeName, text)
 	}
@@ -98,7 +185,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		fmt.Fprintln(w)
 		for _, r := range rows {
 			fmt.Fprint(w, strings.Join([]string{
-				r.Node, cell(r.Index), dash(r.Model), cell(r.State), cell(held(r)), percent(r.Utilization), memory(r),
+				r.Node, dash(r.Index), dash(r.Model), cell(r.State), cell(held(r)), percent(r.Utilization), memory(r),
 			}, "\t"))
 			if p.format == "wide" {
 				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s", dash(r.UUID), age(r.Since), dash(r.Reason), dash(r.Cure))

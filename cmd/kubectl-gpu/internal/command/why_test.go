@@ -31,7 +31,7 @@ func TestWhyOfResources(t *testing.T) {
 		world func(*stage)
 		want  string
 	}{
-		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) }, "No node has nvidia.com/gpu: the daemon serves it on none"},
+		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) }, "No node has nvidia.com/gpu, and no DeviceClass has it as its extendedResourceName. No node is known to have GPUs."},
 		"all taken": {func(s *stage) {
 			s.addNode("a", 8, nil)
 			s.addNode("b", 8, nil)
@@ -42,11 +42,11 @@ func TestWhyOfResources(t *testing.T) {
 		"a GPU is ill": {func(s *stage) {
 			s.addNode("a", 7, ill)
 			s.addPod("p", "", 8, corev1.PodPending)
-		}, "nearest is node a with 7 of 8, of which 1 cannot be given out (GPU-3 Unhealthy: XID 79, cure: reboot): kubectl gpu list a -o wide has what cures them."},
+		}, "nearest is node a with 7 of 8, of which 1 cannot be given out (its condition GPUHealthy, written at a time that is not known, says: GPU-3 Unhealthy: XID 79, cure: reboot; no daemon runs on node a: there is no DaemonSet"},
 		"a taint": {func(s *stage) {
 			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "x", Effect: "NoSchedule"}} })
 			s.addPod("p", "", 1, corev1.PodPending)
-		}, "Node a has 8 nvidia.com/gpu free, and the pod does not tolerate its taint team:NoSchedule: give the pod a toleration, or remove the taint."},
+		}, "Node a has 8 nvidia.com/gpu free, and the pod does not tolerate its taint team=x:NoSchedule: give the pod a toleration, or remove the taint."},
 		"cordoned": {func(s *stage) {
 			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Unschedulable = true })
 			s.addPod("p", "", 1, corev1.PodPending)
@@ -60,7 +60,7 @@ func TestWhyOfResources(t *testing.T) {
 				Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError",
 				Message: "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected",
 			}})
-		}, "Kubelet of node a did not admit it (UnexpectedAdmissionError): the scheduler's count was older than kubelet's"},
+		}, "The kubelet of node a did not admit it (UnexpectedAdmissionError): the scheduler's count was older than the kubelet's"},
 		"lost": {func(s *stage) {
 			s.addNode("a", 7, nil)
 			d := gpu(3, "Lost")
@@ -73,7 +73,7 @@ func TestWhyOfResources(t *testing.T) {
 				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3", Health: corev1.ResourceHealthStatusUnhealthy}}},
 			}}}
 			s.add("pods", pod)
-		}, "Container main has lost GPU-3: Lost: XID 79; cure: reboot. The pod is not touched: delete it to get another GPU."},
+		}, "Container main has lost GPU-3: Lost: XID 79; remedy: reboot. The pod is not touched: delete it to get another GPU."},
 		"lost by a sidecar": {func(s *stage) {
 			lost := []corev1.ResourceStatus{
 				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3", Health: corev1.ResourceHealthStatusUnhealthy}}},
@@ -158,7 +158,7 @@ func TestWhyOfClaims(t *testing.T) {
 		want       string
 	}{
 		"a selector": {[]resourceapi.Device{device("gpu-0"), device("gpu-2")}, 1, `device.attributes["gpu.nvidia.com"].productName == "Tesla T4"`, "", nil,
-			`No node has devices for request r of claim own; on node a, the selector "device.attributes[\"gpu.nvidia.com\"].productName == \"Tesla T4\"" of the request excludes gpu-0, gpu-2.`},
+			`No node has devices for request r of claim own; on node a, the selector "device.attributes[\"gpu.nvidia.com\"].productName == \"Tesla T4\"" of the request excludes gpu-0, gpu-2 (productName is NVIDIA H100).`},
 		"a taint":       {[]resourceapi.Device{bad}, 1, "", "", nil, "the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
 		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0 (team/other of pod q); the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1; it has enough without the taints that request r of claim own does not tolerate."},
 		"too few":       {[]resourceapi.Device{device("gpu-0")}, 2, "", "", nil, "it has 1 of 2 devices."},
@@ -250,9 +250,9 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 		"the second has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"))}, tainted,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "There are GPUs for it, and the scheduler has not looked at it yet."},
 		"the first has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"), device("gpu-1")), slice("b", device("gpu-0"))}, tainted,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "Node a has devices for its claims, and the pod does not tolerate its taint team:NoSchedule"},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "Node a has devices for its claims, and the pod does not tolerate its taint team=x:NoSchedule"},
 		"neither, and the nearer has a taint": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, tainted,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "it has 1 of 2 devices; and the pod does not tolerate its taint team:NoSchedule: give the pod a toleration, or remove the taint."},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "it has 1 of 2 devices; and the pod does not tolerate its taint team=x:NoSchedule: give the pod a toleration, or remove the taint."},
 		"a counter": {counters("b", counted("taken", "4"), counted("mig-0", "4")), nil,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, another claim excludes taken (team/other of pod q); the counter slices of gpu-0, of which 3 is left (team/other of pod q), excludes mig-0."},
 		"a capacity": {[]*resourceapi.ResourceSlice{slice("a", sized("gpu-0", "24Gi"), sized("gpu-1", "39Gi"))}, nil,

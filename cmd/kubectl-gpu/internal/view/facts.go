@@ -7,12 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	podresources "k8s.io/component-helpers/resource"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -21,7 +18,6 @@ import (
 const (
 	Domain        = "gpu-device-plugin.github.io"
 	ConditionType = "GPUHealthy"
-	Resources     = "nvidia.com/" // the prefix of the names of resources
 	productLabel  = "nvidia.com/gpu.product"
 	countLabel    = "nvidia.com/gpu.count"
 	driverLabel   = "nvidia.com/cuda.driver-version.full"
@@ -36,9 +32,12 @@ const usualDriver = "gpu.nvidia.com"
 // Facts are what the API server has.
 type Facts struct {
 	Nodes  []corev1.Node
-	Pods   []corev1.Pod                // that ask for GPUs, and the daemon's
+	Pods   []corev1.Pod                // that may ask for GPUs, and the daemon's
 	Slices []resourceapi.ResourceSlice // of drivers of GPUs; of other drivers, too, in those for package why
 	Claims []resourceapi.ResourceClaim // that have devices, of any driver
+	// Served are the resources that daemons say they serve, of those that were asked.
+	Served map[corev1.ResourceName]bool
+	Deployment
 	// Missing are sentences: what could not be read, and why.
 	Missing []string
 }
@@ -50,20 +49,6 @@ type Answer struct {
 	Err    error
 }
 
-// AsksForGPUs reports whether a pod asks for GPUs: by a resource, or by any claim.
-func AsksForGPUs(p *corev1.Pod) bool { return len(p.Spec.ResourceClaims) > 0 || len(Requests(p)) > 0 }
-
-// Requests returns how many devices of each resource a pod asks for.
-func Requests(p *corev1.Pod) map[corev1.ResourceName]int64 {
-	requests := map[corev1.ResourceName]int64{}
-	for name, quantity := range podresources.PodRequests(p, podresources.PodResourcesOptions{}) {
-		if strings.HasPrefix(string(name), Resources) && quantity.Value() > 0 {
-			requests[name] = quantity.Value()
-		}
-	}
-	return requests
-}
-
 // HasGPUs reports whether a slice is of a driver of NVIDIA GPUs. Such a driver can have any name: its devices say that they compute with
 // CUDA.
 func HasGPUs(s *resourceapi.ResourceSlice) bool {
@@ -73,8 +58,8 @@ func HasGPUs(s *resourceapi.ResourceSlice) bool {
 	})
 }
 
-// drivers returns the names of the drivers of GPUs.
-func (f Facts) drivers() map[string]bool {
+// Drivers returns the names of the drivers of GPUs.
+func (f Facts) Drivers() map[string]bool {
 	names := map[string]bool{usualDriver: true}
 	for i := range f.Slices {
 		if HasGPUs(&f.Slices[i]) {
@@ -89,7 +74,7 @@ type deviceName struct{ driver, pool, device string }
 
 // given returns the claims that have GPUs and MIG devices, by the device; those that only look at it too.
 func (f Facts) given() map[deviceName][]given {
-	drivers, all := f.drivers(), map[deviceName][]given{}
+	drivers, all := f.Drivers(), map[deviceName][]given{}
 	for i := range f.Claims {
 		c := &f.Claims[i]
 		if c.Status.Allocation == nil {
@@ -137,60 +122,6 @@ func LeadFirst(answers []Answer) ([]*corev1.Pod, error) {
 			problems...)...)
 	}
 	return pods, nil
-}
-
-// Daemons returns the daemon's pod of each node: of several, the youngest one that is ready. A node has none where pods of two namespaces
-// could be the daemon's: anybody may have a DaemonSet with its labels.
-func (f Facts) Daemons(isDaemon func(*corev1.Pod) bool) map[string]*corev1.Pod {
-	daemons, _ := f.daemons(isDaemon)
-	return daemons
-}
-
-// Disputed returns a sentence for each node on which pods of two namespaces could be the daemon's.
-func (f Facts) Disputed(isDaemon func(*corev1.Pod) bool) (sentences []string) {
-	_, disputed := f.daemons(isDaemon)
-	for _, node := range slices.Sorted(maps.Keys(disputed)) {
-		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have its labels: "+
-			"give --daemon-namespace", node))
-	}
-	return sentences
-}
-
-// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces could be that.
-func (f Facts) daemons(isDaemon func(*corev1.Pod) bool) (daemons map[string]*corev1.Pod, disputed map[string]bool) {
-	daemons, disputed = map[string]*corev1.Pod{}, map[string]bool{}
-	for i := range f.Pods {
-		p := &f.Pods[i]
-		if !isDaemon(p) || p.Spec.NodeName == "" || p.Status.Phase != corev1.PodRunning {
-			continue
-		}
-		other := daemons[p.Spec.NodeName]
-		if other != nil && other.Namespace != p.Namespace {
-			disputed[p.Spec.NodeName] = true
-		}
-		if other == nil || better(p, other) {
-			daemons[p.Spec.NodeName] = p
-		}
-	}
-	maps.DeleteFunc(daemons, func(node string, _ *corev1.Pod) bool { return disputed[node] })
-	return daemons, disputed
-}
-
-func better(p, other *corev1.Pod) bool {
-	if ready(p).IsZero() != ready(other).IsZero() {
-		return !ready(p).IsZero()
-	}
-	return other.CreationTimestamp.Before(&p.CreationTimestamp)
-}
-
-// ready returns since when a pod is ready; zero if it is not.
-func ready(p *corev1.Pod) time.Time {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime.Time
-		}
-	}
-	return time.Time{}
 }
 
 // nodeNames returns the names of all nodes that something tells of, in order.

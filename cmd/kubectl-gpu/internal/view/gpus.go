@@ -2,6 +2,7 @@ package view
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +16,8 @@ import (
 // A GPU is a row about a GPU, or a MIG device. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
 type GPU struct {
 	Node string `json:"node"`
-	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where the daemon was not asked.
+	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where the daemon was not asked. It is empty in
+	// the one row of a node whose GPUs nobody tells, which has the reason.
 	Index string `json:"index"`
 	UUID  string `json:"uuid,omitempty"`
 	// Model is the name of the GPU's model, or "MIG " and the profile.
@@ -59,38 +61,61 @@ func (h Holder) String() string {
 	return text
 }
 
-// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose daemons did not answer the rows are
-// those of their slices.
-func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) []GPU {
+// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose daemons did not answer the
+// rows are those of their slices. A node of which neither tells a GPU has a row with the reason, if nodes, the rows of nodes
+// with GPUs, have it.
+func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer, nodes []Node) []GPU {
 	rows := []GPU{}
 	devices, claimed, recorded := f.devices(), f.claimed(), f.recorded()
-	for _, name := range f.nodeNames(daemons) {
-		a, asked := answers[name]
+	for _, node := range nodes {
+		a, asked := answers[node.Name]
+		had := len(rows)
 		if !asked || a.Err != nil {
 			outdated := "" // why the slices may be
 			switch {
-			case daemons[name] == nil:
+			case daemons[node.Name] == nil && node.DaemonAbsent != "":
+				outdated = "no daemon runs on the node: " + node.DaemonAbsent
+			case daemons[node.Name] == nil:
 				outdated = "no daemon is known to run on the node"
 			case asked:
 				outdated = "the daemon of the node does not answer"
 			}
-			for _, d := range devices[name] {
+			for _, d := range devices[node.Name] {
 				if d.Counted && len(claimed[d.name]) == 0 {
 					continue // a way to divide a GPU that nobody has taken
 				}
-				rows = append(rows, sliceRow(name, d, append(claimed[d.name], recorded[d.UUID]...), outdated))
+				rows = append(rows, sliceRow(node.Name, d, append(claimed[d.name], recorded[d.UUID]...), outdated))
+			}
+			if len(rows) == had {
+				rows = append(rows, emptyRow(node, cmp.Or(outdated, "its daemon was not asked, and it has no ResourceSlice")))
 			}
 			continue
 		}
 		byUUID := map[string][]Holder{}
-		for _, d := range devices[name] {
+		for _, d := range devices[node.Name] {
 			byUUID[d.UUID] = append(byUUID[d.UUID], claimed[d.name]...)
 		}
 		for _, d := range a.Status.GPUs {
-			rows = append(rows, answerRow(name, d, a.Status, append(byUUID[d.UUID], recorded[d.UUID]...)))
+			rows = append(rows, answerRow(node.Name, d, a.Status, append(byUUID[d.UUID], recorded[d.UUID]...)))
+		}
+		if len(rows) == had {
+			reason := cmp.Or(status.Summarize(a.Status).Text, "its daemon has found no GPU")
+			rows = append(rows, emptyRow(node, reason))
 		}
 	}
 	return rows
+}
+
+// emptyRow returns the row of a node whose GPUs are not known one by one, with what it has and the reason.
+func emptyRow(n Node, reason string) GPU {
+	for _, r := range n.Resources {
+		reason = fmt.Sprintf("%s; the Node has %d of %d %s", reason, r.Healthy, r.All, r.Name)
+	}
+	row := GPU{Node: n.Name, Model: n.Model, State: "Unknown", Reason: reason, Holders: []Holder{}}
+	if from := n.Sources[modelFact].From; from != "" {
+		row.Model += " (" + from + ")"
+	}
+	return row
 }
 
 // sliceRow returns the row of a device that is known by its slice alone. Outdated says why the slice may be; empty if it is not.
@@ -168,7 +193,7 @@ func (f Facts) recorded() map[string][]Holder {
 		}
 		for _, c := range p.Status.ContainerStatuses {
 			for _, r := range c.AllocatedResourcesStatus {
-				if !strings.HasPrefix(string(r.Name), Resources) {
+				if !f.IsGPU(r.Name) {
 					continue
 				}
 				for _, d := range r.Resources {

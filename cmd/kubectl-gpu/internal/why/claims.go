@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -30,6 +29,9 @@ type allocation struct {
 	pools     map[pool]*contents
 	onNode    map[string][]*resourceapi.ResourceSlice // by its name: those of the newest generation of their pools
 	holders   map[structured.DeviceID][]*resourceapi.ResourceClaim
+	named     map[string][]reference // what the expressions of selectors name
+	// words are what requests of claims that the scheduler makes are, by their names.
+	words map[string]string
 }
 
 // features are those that Kubernetes 1.36 and 1.37 have on by default.
@@ -42,7 +44,7 @@ func newAllocation(o Objects) *allocation {
 	a := &allocation{o: o, cache: cel.NewCache(256, cel.Features{EnableConsumableCapacity: true}), state: structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-	}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}}
+	}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}, words: map[string]string{}, named: map[string][]reference{}}
 	for i := range o.Claims {
 		c := &o.Claims[i]
 		if c.Status.Allocation == nil {
@@ -119,55 +121,11 @@ func (s *steps) Err() error {
 	return s.Context.Err()
 }
 
-// explainClaims says why no node can give the claims of the pod; empty if one can, or nothing is to be allocated.
-func explainClaims(ctx context.Context, o Objects) string {
-	var claims []*resourceapi.ResourceClaim
-	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
-		if c := o.Own[name]; c.Status.Allocation == nil {
-			claims = append(claims, c)
-		}
-	}
-	if len(claims) == 0 {
-		return ""
-	}
-	a := newAllocation(o)
-	var nearest *offer
-	for i := range o.Nodes {
-		n := &o.Nodes[i]
-		if len(a.onNode[n.Name]) == 0 {
-			continue
-		}
-		of, err := a.offerOf(ctx, n, claims)
-		if err != nil {
-			return fmt.Sprintf("The scheduler cannot use its claims: %s.", strings.TrimSuffix(err.Error(), "."))
-		}
-		of.excluded = excludedBy(n, o.Pod)
-		if of.possible && of.excluded == "" {
-			return ""
-		}
-		if nearest == nil || of.nearer(*nearest) {
-			nearest = &of
-		}
-	}
-	switch {
-	case nearest == nil:
-		return "No node has devices in ResourceSlices: kubectl gpu status NODE says which GPUs are given by claims."
-	case nearest.possible:
-		return fmt.Sprintf("Node %s has devices for its claims, and %s.", nearest.node.Name, nearest.excluded)
-	}
-	text := a.reason(ctx, *nearest, claims)
-	if nearest.excluded != "" {
-		text = strings.TrimSuffix(text, ".") + "; and " + nearest.excluded + "."
-	}
-	return text
-}
-
 // An offer is what a node has for claims, and why it is none for them.
 type offer struct {
 	node     *corev1.Node
 	possible bool
 	unknown  bool   // whether it is possible takes too many steps to find out
-	excluded string // why the pod cannot go there, whatever devices there are
 	lacking  string // what excludes the devices of the first request that has too few of them
 	requests int    // how many have too few
 	devices  int    // left for the requests together
@@ -189,25 +147,16 @@ func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*reso
 				continue
 			}
 			if of.requests++; of.lacking == "" {
-				of.lacking = fmt.Sprintf("No node has devices for request %s of claim %s; on node %s, %s", r.Name, c.Name, n.Name, text)
+				of.lacking = fmt.Sprintf("No node has devices for %s; on node %s, %s", a.requestText(c, r.Name), n.Name, text)
 			}
 		}
 	}
 	return of, nil
 }
 
-// nearer reports whether a node is nearer to what is wanted than another one.
-func (o offer) nearer(than offer) bool {
-	if o.possible != than.possible {
-		return o.possible
-	}
-	if o.requests != than.requests {
-		return o.requests < than.requests
-	}
-	if (o.excluded == "") != (than.excluded == "") {
-		return o.excluded == ""
-	}
-	return o.devices > than.devices
+// requestText names a request in words.
+func (a *allocation) requestText(c *resourceapi.ResourceClaim, request string) string {
+	return cmp.Or(a.words[request], fmt.Sprintf("request %s of claim %s", request, c.Name))
 }
 
 // reason says what excludes the devices of a node: first what each requirement says of each device, then which one requirement, left out,
@@ -263,40 +212,83 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 
 // excluded says what excludes which devices of a node from a request, and how many devices are left.
 func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string, left int) {
-	by := map[string][]string{} // the devices, by what excludes them
-	var reasons []string
+	var all []*excluding // by what excludes devices, in the order of the first one
 	for _, s := range a.onNode[n.Name] {
 		for _, d := range s.Spec.Devices {
 			reason := a.excludes(ctx, s, d, r)
-			if reason == "" {
+			if reason.by == "" {
 				left++
 				continue
 			}
-			if by[reason] == nil {
-				reasons = append(reasons, reason)
+			at := slices.IndexFunc(all, func(e *excluding) bool { return e.by == reason.by })
+			if at < 0 {
+				at = len(all)
+				all = append(all, &excluding{by: reason.by, devices: map[string][]string{}})
 			}
 			name := d.Name
-			if reason == taken {
+			if reason.by == taken {
 				name += heldBy(a.holders[idOf(s, d)])
 			}
-			by[reason] = append(by[reason], name)
+			all[at].add(reason.values, name)
 		}
 	}
 	var parts []string
-	for _, reason := range reasons {
-		parts = append(parts, fmt.Sprintf("%s excludes %s", reason, inventory.Few(by[reason])))
+	for _, e := range all {
+		parts = append(parts, e.String())
 	}
 	return strings.Join(parts, "; "), left
 }
 
-// excludes says what excludes a device from a request: a selector of the class or the request, a taint, or another claim; empty if
-// nothing does.
+// excluding is what excludes devices, with those that have the same values.
+type excluding struct {
+	by      string
+	values  []string            // in the order of the first device
+	devices map[string][]string // by their values
+}
+
+func (e *excluding) add(values, device string) {
+	if e.devices[values] == nil {
+		e.values = append(e.values, values)
+	}
+	e.devices[values] = append(e.devices[values], device)
+}
+
+// mostValues is of how many different values a sentence names the devices.
+const mostValues = 4
+
+func (e *excluding) String() string {
+	var groups []string
+	more := 0
+	for i, values := range e.values {
+		switch {
+		case i >= mostValues:
+			more += len(e.devices[values])
+		case values == "":
+			groups = append(groups, inventory.Few(e.devices[values]))
+		default:
+			groups = append(groups, fmt.Sprintf("%s (%s)", inventory.Few(e.devices[values]), values))
+		}
+	}
+	text := fmt.Sprintf("%s excludes %s", e.by, strings.Join(groups, ", "))
+	if more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// An exclusion is what excludes a device from a request.
+type exclusion struct {
+	by     string // empty if nothing does
+	values string // what the device has of that which a selector names
+}
+
+// excludes says what excludes a device from a request: a selector of the class or the request, a taint, or another claim.
 func (a *allocation) excludes(
 	ctx context.Context, s *resourceapi.ResourceSlice, d resourceapi.Device, r *resourceapi.ExactDeviceRequest,
-) string {
+) exclusion {
 	class, err := a.Get(r.DeviceClassName)
 	if err != nil {
-		return "that " + err.Error()
+		return exclusion{by: "that " + err.Error()}
 	}
 	for _, from := range []struct {
 		what      string
@@ -306,35 +298,36 @@ func (a *allocation) excludes(
 			if selector.CEL == nil {
 				continue
 			}
-			compiled := a.cache.GetOrCompile(selector.CEL.Expression)
+			expression := selector.CEL.Expression
+			compiled := a.cache.GetOrCompile(expression)
 			if compiled.Error != nil {
-				return fmt.Sprintf("the selector %q of %s, which is wrong,", selector.CEL.Expression, from.what)
+				return exclusion{by: fmt.Sprintf("the selector %q of %s, which is wrong,", expression, from.what)}
 			}
 			matches, _, err := compiled.DeviceMatches(ctx, cel.Device{
 				Driver: s.Spec.Driver, Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations,
 			})
 			if err != nil || !matches {
-				return fmt.Sprintf("the selector %q of %s", selector.CEL.Expression, from.what)
+				return exclusion{fmt.Sprintf("the selector %q of %s", expression, from.what), a.valuesOf(expression, s.Spec.Driver, d)}
 			}
 		}
 	}
 	for _, t := range d.Taints {
 		tolerated := slices.ContainsFunc(r.Tolerations, func(by resourceapi.DeviceToleration) bool { return tolerates(by, t) })
 		if t.Effect != resourceapi.DeviceTaintEffectNone && !tolerated {
-			return fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)
+			return exclusion{by: fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)}
 		}
 	}
 	if p := a.pools[poolOf(s)]; int64(len(p.slices)) != s.Spec.Pool.ResourceSliceCount {
-		return fmt.Sprintf("its pool, of which %d of %d slices is there,", len(p.slices), s.Spec.Pool.ResourceSliceCount)
+		return exclusion{by: fmt.Sprintf("its pool, of which %d of %d slices is there,", len(p.slices), s.Spec.Pool.ResourceSliceCount)}
 	}
 	if ptr.Deref(r.AdminAccess, false) {
-		return "" // whoever has it
+		return exclusion{} // whoever has it
 	}
 	id := idOf(s, d)
 	if a.state.AllocatedDevices.Has(id) {
-		return taken
+		return exclusion{by: taken}
 	}
-	return cmp.Or(a.capacityOf(id, d, r), a.counterOf(s, d))
+	return exclusion{by: cmp.Or(a.capacityOf(id, d, r), a.counterOf(s, d))}
 }
 
 // taken is what excludes a device that another claim has.

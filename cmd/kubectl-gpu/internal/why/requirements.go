@@ -14,7 +14,7 @@ import (
 // that taints are not tolerated, or a request; empty if no one alone makes it possible.
 func (a *allocation) enoughWithout(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) string {
 	for at, c := range claims {
-		for what, less := range requirements(c) {
+		for what, less := range a.requirements(c) {
 			some := slices.Clone(claims)
 			if some[at] = less; len(less.Spec.Devices.Requests) == 0 {
 				some = slices.Delete(some, at, at+1)
@@ -31,7 +31,7 @@ func (a *allocation) enoughWithout(ctx context.Context, n *corev1.Node, claims [
 }
 
 // requirements yields each requirement of a claim, in words, with the claim without it.
-func requirements(c *resourceapi.ResourceClaim) iter.Seq2[string, *resourceapi.ResourceClaim] {
+func (a *allocation) requirements(c *resourceapi.ResourceClaim) iter.Seq2[string, *resourceapi.ResourceClaim] {
 	return func(yield func(string, *resourceapi.ResourceClaim) bool) {
 		less := func(what string, drop func(*resourceapi.DeviceClaim)) bool {
 			without := c.DeepCopy()
@@ -53,7 +53,7 @@ func requirements(c *resourceapi.ResourceClaim) iter.Seq2[string, *resourceapi.R
 			if r.Exactly == nil {
 				continue
 			}
-			request := fmt.Sprintf("request %s of claim %s", r.Name, c.Name)
+			request := a.requestText(c, r.Name)
 			for j, selector := range r.Exactly.Selectors {
 				what := fmt.Sprintf("selector %d", j+1)
 				if selector.CEL != nil {
@@ -77,7 +77,7 @@ func requirements(c *resourceapi.ResourceClaim) iter.Seq2[string, *resourceapi.R
 			}
 		}
 		for i, r := range c.Spec.Devices.Requests {
-			if !less(fmt.Sprintf("request %s of claim %s", r.Name, c.Name), func(d *resourceapi.DeviceClaim) {
+			if !less(a.requestText(c, r.Name), func(d *resourceapi.DeviceClaim) {
 				d.Constraints, d.Requests = nil, slices.Delete(d.Requests, i, i+1)
 			}) {
 				return

@@ -1,0 +1,315 @@
+package view
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Deployment is what the API server has of the daemon's DaemonSets.
+type Deployment struct {
+	// Sets are the DaemonSets whose pods have the daemon's labels, and Problem why they are not known; empty if they are.
+	Sets    []appsv1.DaemonSet
+	Problem string
+	// Selector is those labels.
+	Selector string
+	// PodsUnknown says that pods could not be listed, so that nothing is known of the daemon's.
+	PodsUnknown bool
+	// Warnings are the notes of the newest Event that warns, by "KIND NAMESPACE/NAME", for objects that were asked for.
+	Warnings map[string]string
+}
+
+// Runs reports whether a pod of the daemon can be asked: its program runs.
+func Runs(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodRunning && !slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Waiting != nil || c.State.Terminated != nil
+	})
+}
+
+// Daemons returns the daemon's pod that runs on each node: of several, the youngest one that is ready. A node has none where
+// pods of two namespaces could be the daemon's: anybody may have a DaemonSet with its labels.
+func (f Facts) Daemons(isDaemon func(*corev1.Pod) bool) map[string]*corev1.Pod {
+	daemons, _ := f.daemons(isDaemon)
+	return daemons
+}
+
+// Disputed returns a sentence for each node on which pods of two namespaces could be the daemon's.
+func (f Facts) Disputed(isDaemon func(*corev1.Pod) bool) (sentences []string) {
+	_, disputed := f.daemons(isDaemon)
+	for _, node := range slices.Sorted(maps.Keys(disputed)) {
+		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have its labels: "+
+			"give --daemon-namespace", node))
+	}
+	return sentences
+}
+
+// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces could be that.
+func (f Facts) daemons(isDaemon func(*corev1.Pod) bool) (daemons map[string]*corev1.Pod, disputed map[string]bool) {
+	daemons, disputed = map[string]*corev1.Pod{}, map[string]bool{}
+	for i := range f.Pods {
+		p := &f.Pods[i]
+		if !isDaemon(p) || p.Spec.NodeName == "" || !Runs(p) {
+			continue
+		}
+		other := daemons[p.Spec.NodeName]
+		if other != nil && other.Namespace != p.Namespace {
+			disputed[p.Spec.NodeName] = true
+		}
+		if other == nil || better(p, other) {
+			daemons[p.Spec.NodeName] = p
+		}
+	}
+	maps.DeleteFunc(daemons, func(node string, _ *corev1.Pod) bool { return disputed[node] })
+	return daemons, disputed
+}
+
+func better(p, other *corev1.Pod) bool {
+	if ready(p).IsZero() != ready(other).IsZero() {
+		return !ready(p).IsZero()
+	}
+	return other.CreationTimestamp.Before(&p.CreationTimestamp)
+}
+
+// ready returns since when a pod is ready; zero if it is not.
+func ready(p *corev1.Pod) time.Time {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+// Absent says of each of some nodes on which no daemon runs why none does, by the node. It says nothing where that is not
+// known.
+func (f Facts) Absent(names []string, daemons map[string]*corev1.Pod, isDaemon func(*corev1.Pod) bool, now time.Time) map[string]string {
+	reasons := map[string]string{}
+	if f.PodsUnknown {
+		return reasons
+	}
+	_, disputed := f.daemons(isDaemon)
+	nodes, pods := f.nodesByName(), f.daemonPods(isDaemon)
+	for _, name := range names {
+		if daemons[name] == nil && !disputed[name] && nodes[name] != nil {
+			reasons[name] = f.absence(nodes[name], pods[name], now)
+		}
+	}
+	return reasons
+}
+
+// Absences returns the sentences about nodes without a daemon: nodes with the same reason share one. With whole, all nodes
+// were looked at, and none of them may have a daemon.
+func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod, whole bool) (sentences []string) {
+	none := whole && len(daemons) == 0 && !f.PodsUnknown
+	if none && (len(absent) == 0 || len(f.Sets) == 0) {
+		return []string{"No daemon runs in the cluster: " + f.noneAtAll() + "."}
+	}
+	byReason := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(absent)) {
+		byReason[absent[name]] = append(byReason[absent[name]], name)
+	}
+	begin := "No daemon runs on node "
+	if none {
+		begin = "No daemon runs in the cluster, thus none on node "
+	}
+	for _, reason := range slices.Sorted(maps.Keys(byReason)) {
+		sentences = append(sentences, begin+inventory.Few(byReason[reason])+": "+strings.TrimSuffix(reason, ".")+".")
+	}
+	return sentences
+}
+
+// Absence says why no daemon runs on a node, in a sentence without a full stop.
+func (f Facts) Absence(name string, isDaemon func(*corev1.Pod) bool, now time.Time) string {
+	_, disputed := f.daemons(isDaemon)
+	node := f.nodesByName()[name]
+	switch {
+	case disputed[name]:
+		return "pods of two namespaces have the daemon's labels: give --daemon-namespace"
+	case node == nil:
+		return "the node is not known"
+	}
+	return f.absence(node, f.daemonPods(isDaemon)[name], now)
+}
+
+func (f Facts) nodesByName() map[string]*corev1.Node {
+	nodes := map[string]*corev1.Node{}
+	for i := range f.Nodes {
+		nodes[f.Nodes[i].Name] = &f.Nodes[i]
+	}
+	return nodes
+}
+
+// daemonPods returns the daemon's pods by the node that they are on, or that they are made for.
+func (f Facts) daemonPods(isDaemon func(*corev1.Pod) bool) map[string][]*corev1.Pod {
+	pods := map[string][]*corev1.Pod{}
+	for i := range f.Pods {
+		if p := &f.Pods[i]; isDaemon(p) {
+			pods[nodeOf(p)] = append(pods[nodeOf(p)], p)
+		}
+	}
+	return pods
+}
+
+// nodeOf returns the node of a pod of a DaemonSet: its controller writes it into the affinity before the scheduler does.
+func nodeOf(p *corev1.Pod) string {
+	if p.Spec.NodeName != "" {
+		return p.Spec.NodeName
+	}
+	for _, term := range requiredTerms(p) {
+		for _, r := range term.MatchFields {
+			if r.Key == metav1.ObjectNameField && len(r.Values) == 1 {
+				return r.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// Troubled returns the daemon's pods that do not run and do not say why, and the DaemonSets that lack pods: Events about
+// them may say why.
+func (f Facts) Troubled(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, sets []*appsv1.DaemonSet) {
+	for i := range f.Pods {
+		if p := &f.Pods[i]; isDaemon(p) && !Runs(p) && FirstTrouble(p) == nil && p.Spec.NodeName != "" {
+			pods = append(pods, p)
+		}
+	}
+	for i := range f.Sets {
+		if s := &f.Sets[i]; s.Status.CurrentNumberScheduled < s.Status.DesiredNumberScheduled {
+			sets = append(sets, s)
+		}
+	}
+	return pods, sets
+}
+
+func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string {
+	for _, p := range pods {
+		if !Runs(p) {
+			return f.podText(p, now)
+		}
+	}
+	if len(f.Sets) == 0 {
+		return f.noneAtAll()
+	}
+	reason := ""
+	for i := range f.Sets {
+		set := &f.Sets[i]
+		name := "DaemonSet " + set.Namespace + "/" + set.Name
+		template := &corev1.Pod{Spec: set.Spec.Template.Spec}
+		alone := *n // without what a DaemonSet's pods are not kept away by
+		alone.Spec.Unschedulable, alone.Spec.Taints = false, nil
+		if text := ExcludedBy(&alone, template); text != "" {
+			reason = fmt.Sprintf("%s does not select it: %s%s", name, unselected(&alone, template), labelRemedy(template))
+			continue
+		}
+		tolerations := slices.Concat(template.Spec.Tolerations, ofDaemonSets)
+		if t := untolerated(n, tolerations); t != nil {
+			return fmt.Sprintf("%s does not tolerate its taint %s: give the DaemonSet a toleration, or remove the taint", name, taintText(*t))
+		}
+		if note := f.Warnings["DaemonSet "+set.Namespace+"/"+set.Name]; note != "" {
+			return fmt.Sprintf("%s cannot make its pod: %s", name, strings.TrimSuffix(note, "."))
+		}
+		return fmt.Sprintf("%s selects it and has no pod there: see kubectl describe daemonset -n %s %s", name, set.Namespace, set.Name)
+	}
+	return reason
+}
+
+// ofDaemonSets are the tolerations that the controller gives the pods of each DaemonSet.
+var ofDaemonSets = []corev1.Toleration{
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodePIDPressure, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists},
+}
+
+// noneAtAll says what the cluster has of the daemon.
+func (f Facts) noneAtAll() string {
+	switch {
+	case f.Problem != "":
+		return "no pod has the labels " + f.Selector + ", and why is not known: " + f.Problem
+	case len(f.Sets) == 0:
+		return "there is no DaemonSet whose pods have the labels " + f.Selector +
+			": install it, or give --daemon-selector and --daemon-namespace where they have others"
+	}
+	var parts []string
+	for i := range f.Sets {
+		set := &f.Sets[i]
+		text := fmt.Sprintf("DaemonSet %s/%s wants a pod on %d of %d nodes", set.Namespace, set.Name,
+			set.Status.DesiredNumberScheduled, len(f.Nodes))
+		template := &corev1.Pod{Spec: set.Spec.Template.Spec}
+		if wants := wanted(template); wants != "" {
+			text += ": it selects nodes with " + wants + labelRemedy(template)
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// wanted returns what a pod wants of the labels of its node; empty if it wants nothing.
+func wanted(p *corev1.Pod) string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
+		all = append(all, key+"="+p.Spec.NodeSelector[key])
+	}
+	var terms []string
+	for _, term := range requiredTerms(p) {
+		var parts []string
+		for _, r := range term.MatchExpressions {
+			parts = append(parts, requirementText(r))
+		}
+		if parts != nil {
+			terms = append(terms, strings.Join(parts, " and "))
+		}
+	}
+	if terms != nil {
+		all = append(all, strings.Join(terms, ", or "))
+	}
+	return strings.Join(all, " and ")
+}
+
+// labelRemedy returns the command that makes a DaemonSet select a node, where one label is enough for that.
+func labelRemedy(p *corev1.Pod) string {
+	var labels []string
+	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
+		labels = append(labels, key+"="+p.Spec.NodeSelector[key])
+	}
+	for _, term := range requiredTerms(p) {
+		e := term.MatchExpressions
+		// A label of NVIDIA's is for people to set; those of node-feature-discovery and clouds are written by programs.
+		if len(term.MatchFields) == 0 && len(e) == 1 && e[0].Operator == corev1.NodeSelectorOpIn && len(e[0].Values) > 0 &&
+			strings.HasPrefix(e[0].Key, nvidiaPrefix) {
+			labels = append(labels, e[0].Key+"="+e[0].Values[0])
+			break
+		}
+	}
+	if labels == nil {
+		return ""
+	}
+	return "; if it has NVIDIA GPUs: kubectl label node NODE " + strings.Join(labels, " ")
+}
+
+// podText says why a pod of the daemon does not run.
+func (f Facts) podText(p *corev1.Pod, now time.Time) string {
+	name := "its pod " + p.Namespace + "/" + p.Name
+	if t := FirstTrouble(p); t != nil {
+		return fmt.Sprintf("container %s of %s %s", t.Container, name, t.Text("", now))
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return fmt.Sprintf("%s is not scheduled: %s", name, strings.TrimSuffix(c.Message, "."))
+		}
+	}
+	if note := f.Warnings["Pod "+p.Namespace+"/"+p.Name]; note != "" {
+		return fmt.Sprintf("%s is %s: %s", name, p.Status.Phase, strings.TrimSuffix(note, "."))
+	}
+	if p.Status.Message != "" {
+		return fmt.Sprintf("%s is %s (%s): %s", name, p.Status.Phase, p.Status.Reason, strings.TrimSuffix(p.Status.Message, "."))
+	}
+	return fmt.Sprintf("%s is %s, and its containers are being made%s", name, p.Status.Phase, Ago(" since it was made ", p.CreationTimestamp.Time, now))
+}

@@ -1,0 +1,135 @@
+package view
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// ExcludedBy says what keeps a pod from a node whatever is free there, with the remedy; empty if nothing does.
+func ExcludedBy(n *corev1.Node, p *corev1.Pod) string {
+	if n.Spec.Unschedulable {
+		return "it is cordoned: kubectl uncordon " + n.Name
+	}
+	if t := untolerated(n, p.Spec.Tolerations); t != nil {
+		return fmt.Sprintf("the pod does not tolerate its taint %s: give the pod a toleration, or remove the taint", taintText(*t))
+	}
+	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err == nil && !fits {
+		return "the pod does not select it: " + unselected(n, p)
+	}
+	return ""
+}
+
+// taintText returns a taint as kubectl writes it.
+func taintText(t corev1.Taint) string {
+	if t.Value == "" {
+		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
+	}
+	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+}
+
+// untolerated returns the first taint of a node that keeps pods with these tolerations away; nil if there is none.
+func untolerated(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint {
+	for i := range n.Spec.Taints {
+		t := &n.Spec.Taints[i]
+		tolerated := slices.ContainsFunc(tolerations, func(by corev1.Toleration) bool {
+			return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == "" && by.Operator == corev1.TolerationOpExists ||
+				by.Key == t.Key && (by.Operator == corev1.TolerationOpExists || by.Value == t.Value))
+		})
+		if t.Effect != corev1.TaintEffectPreferNoSchedule && !tolerated {
+			return t
+		}
+	}
+	return nil
+}
+
+// mostTerms is how many terms of an affinity a sentence names.
+const mostTerms = 6
+
+// unselected names the labels that a pod wants of a node that its nodeSelector or its affinity does not select, and what
+// the node has in their place.
+func unselected(n *corev1.Node, p *corev1.Pod) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
+		if value, is := n.Labels[key]; !is || value != p.Spec.NodeSelector[key] {
+			parts = append(parts, fmt.Sprintf("its nodeSelector wants %s=%s, and the node has %s",
+				key, p.Spec.NodeSelector[key], has(n, key)))
+		}
+	}
+	if parts != nil {
+		return strings.Join(parts, "; ")
+	}
+	terms := requiredTerms(p)
+	if len(terms) == 0 {
+		return "its affinity is empty, and selects no node"
+	}
+	for _, term := range terms[:min(len(terms), mostTerms)] {
+		if text := unmet(n, term); text != "" {
+			parts = append(parts, text)
+		}
+	}
+	text := "its affinity wants " + strings.Join(parts, ", or ")
+	if more := len(terms) - mostTerms; more > 0 {
+		text += fmt.Sprintf(", or one of %d more", more)
+	}
+	return text
+}
+
+func requiredTerms(p *corev1.Pod) []corev1.NodeSelectorTerm {
+	a := p.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+}
+
+// unmet returns the first requirement of a term that a node does not meet, and what the node has; empty if it meets all.
+func unmet(n *corev1.Node, term corev1.NodeSelectorTerm) string {
+	for _, r := range term.MatchFields {
+		if r.Key == "metadata.name" && !matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}}, n) {
+			return "the node " + strings.Join(r.Values, " or ")
+		}
+	}
+	for _, r := range term.MatchExpressions {
+		if !matches(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{r}}, n) {
+			return fmt.Sprintf("%s (the node has %s)", requirementText(r), has(n, r.Key))
+		}
+	}
+	if len(term.MatchFields)+len(term.MatchExpressions) == 0 {
+		return "an empty term, which selects no node"
+	}
+	return ""
+}
+
+func matches(term corev1.NodeSelectorTerm, n *corev1.Node) bool {
+	s, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}})
+	return err == nil && s.Match(n)
+}
+
+func requirementText(r corev1.NodeSelectorRequirement) string {
+	switch {
+	case r.Operator == corev1.NodeSelectorOpExists:
+		return "the label " + r.Key
+	case r.Operator == corev1.NodeSelectorOpDoesNotExist:
+		return "no label " + r.Key
+	case r.Operator == corev1.NodeSelectorOpIn && len(r.Values) == 1:
+		return r.Key + "=" + r.Values[0]
+	}
+	words := map[corev1.NodeSelectorOperator]string{
+		corev1.NodeSelectorOpIn: "in", corev1.NodeSelectorOpNotIn: "not in",
+		corev1.NodeSelectorOpGt: "greater than", corev1.NodeSelectorOpLt: "less than",
+	}
+	return fmt.Sprintf("%s %s %s", r.Key, words[r.Operator], strings.Join(r.Values, ", "))
+}
+
+// has says what a node has of a label.
+func has(n *corev1.Node, key string) string {
+	if value, is := n.Labels[key]; is {
+		return key + "=" + value
+	}
+	return "no such label"
+}

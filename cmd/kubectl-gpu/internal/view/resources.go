@@ -1,0 +1,134 @@
+package view
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	podresources "k8s.io/component-helpers/resource"
+)
+
+// The beginnings of the names of resources that are GPUs, or parts of them, wherever they stand: NVIDIA's and HAMi's, and
+// the units of Volcano and CCE.
+const (
+	nvidiaPrefix  = "nvidia.com/"
+	volcanoPrefix = "volcano.sh/gpu-"
+	vgpuPrefix    = "volcano.sh/vgpu-"
+	// percentageEnd ends the name of a resource that caps the threads of a container with units, and reserves nothing.
+	percentageEnd = ".percentage"
+)
+
+// IsExtended reports whether a resource is an extended one, which a device plugin serves or a DeviceClass names.
+func IsExtended(name corev1.ResourceName) bool {
+	n := string(name)
+	if strings.HasPrefix(n, resourceapi.ResourceDeviceClassPrefix) {
+		return true
+	}
+	return strings.Contains(n, "/") && !strings.Contains(n, "kubernetes.io/") && !strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix)
+}
+
+// Extended returns how many devices of each extended resource a pod asks for.
+func Extended(p *corev1.Pod) map[corev1.ResourceName]int64 {
+	requests := map[corev1.ResourceName]int64{}
+	for name, quantity := range podresources.PodRequests(p, podresources.PodResourcesOptions{}) {
+		if IsExtended(name) && quantity.Value() > 0 {
+			requests[name] = quantity.Value()
+		}
+	}
+	return requests
+}
+
+// Plugged returns how many devices of each extended resource a pod has from device plugins: not those that the scheduler
+// gives it by a claim.
+func Plugged(p *corev1.Pod) map[corev1.ResourceName]int64 {
+	requests := Extended(p)
+	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
+		for _, m := range s.RequestMappings {
+			delete(requests, corev1.ResourceName(m.ResourceName))
+		}
+	}
+	return requests
+}
+
+// MayAskForGPUs reports whether a pod may ask for GPUs: by an extended resource of any name, or by any claim.
+func MayAskForGPUs(p *corev1.Pod) bool { return len(p.Spec.ResourceClaims) > 0 || len(Extended(p)) > 0 }
+
+// IsGPU reports whether a resource is GPUs, parts of them or units of their memory: by its name, or because the daemon of a
+// node says that it serves it.
+func (f Facts) IsGPU(name corev1.ResourceName) bool {
+	n := string(name)
+	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) || strings.HasPrefix(n, vgpuPrefix) || f.Served[name]
+}
+
+// Doubtful returns, for each resource that may be one of GPUs or not by its name, the daemon of a node that has it. Wanted
+// are the names to find out about; nil for all.
+func (f Facts) Doubtful(daemons map[string]*corev1.Pod, wanted map[corev1.ResourceName]int64) map[corev1.ResourceName]*corev1.Pod {
+	who := map[corev1.ResourceName]*corev1.Pod{}
+	for i := range f.Nodes {
+		pod := daemons[f.Nodes[i].Name]
+		if pod == nil {
+			continue
+		}
+		for name := range f.Nodes[i].Status.Capacity {
+			if _, asked := wanted[name]; IsExtended(name) && !f.IsGPU(name) && who[name] == nil && (wanted == nil || asked) {
+				who[name] = pod
+			}
+		}
+	}
+	return who
+}
+
+// Learn takes from the answers of daemons which resources they serve.
+func (f *Facts) Learn(answers []Answer) {
+	if f.Served == nil {
+		f.Served = map[corev1.ResourceName]bool{}
+	}
+	for _, a := range answers {
+		for _, r := range a.Status.Resources {
+			f.Served[corev1.ResourceName(r.Name)] = true
+		}
+	}
+}
+
+// ClassOf returns the DeviceClass by which claims give a resource, as the scheduler chooses it; nil if no class names it.
+func ClassOf(name corev1.ResourceName, classes []*resourceapi.DeviceClass) *resourceapi.DeviceClass {
+	var named *resourceapi.DeviceClass
+	own, isOwn := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+	for _, c := range classes {
+		switch {
+		case isOwn && c.Name == own:
+			return c
+		case c.Spec.ExtendedResourceName == nil || *c.Spec.ExtendedResourceName != string(name):
+		case named == nil || named.CreationTimestamp.Before(&c.CreationTimestamp),
+			named.CreationTimestamp.Equal(&c.CreationTimestamp) && c.Name < named.Name:
+			named = c
+		}
+	}
+	return named
+}
+
+// A NodeResource is what a node has of one resource.
+type NodeResource struct {
+	Name      string `json:"name"`
+	All       int64  `json:"all"`
+	Healthy   int64  `json:"healthy"`
+	Allocated int64  `json:"allocated"`
+	// Departing are devices that no longer belong to the resource and that kubelet still counts; they are not in All.
+	Departing int64 `json:"departing,omitempty"`
+}
+
+// resources returns what a node has of each resource of GPUs, in the order of their names; taken are those that pods have.
+func (f Facts) resources(n *corev1.Node, taken map[corev1.ResourceName]int64) (all []NodeResource) {
+	if n == nil {
+		return nil
+	}
+	for name, quantity := range n.Status.Capacity {
+		if f.IsGPU(name) {
+			healthy := n.Status.Allocatable[name]
+			all = append(all, NodeResource{Name: string(name), All: quantity.Value(), Healthy: healthy.Value(), Allocated: taken[name]})
+		}
+	}
+	slices.SortFunc(all, func(a, b NodeResource) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}

@@ -1,0 +1,122 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// The states of devices that are not given out, as a status has them.
+const (
+	healthy   = "Healthy"
+	suspect   = "Suspect"
+	unhealthy = "Unhealthy"
+	lostState = "Lost"
+)
+
+// illText says how a device is and what makes it usable again.
+func illText(d status.Device) string {
+	text := d.State
+	if d.Reason != "" {
+		text += ": " + strings.TrimSuffix(d.Reason, ".")
+	}
+	switch d.Cure {
+	case "":
+		return text
+	case string(inventory.CureHuman):
+		return text + "; remedy: manual (needs an operator)"
+	}
+	return text + "; remedy: " + d.Cure
+}
+
+// withheld says which devices of a resource a daemon does not give out, and why; empty if it says nothing. What holds for
+// several devices is said once.
+func withheld(s status.Status, resource corev1.ResourceName) string {
+	var parts []string
+	at := slices.IndexFunc(s.Resources, func(r status.Resource) bool { return r.Name == string(resource) })
+	if at >= 0 {
+		r := s.Resources[at]
+		if n := len(r.Departing); n > 0 {
+			parts = append(parts, departing(r.Departing))
+		}
+		if r.Unoffered > 0 {
+			parts = append(parts, fmt.Sprintf("%d units are on other GPUs than the one that is on offer, because units.fit is one", r.Unoffered))
+		}
+		if r.Problem != "" {
+			parts = append(parts, fmt.Sprintf("%s: %s", r.Server, strings.TrimSuffix(r.Problem, ".")))
+		}
+	}
+	reasons := &reasons{}
+	for _, d := range s.GPUs {
+		if d.State != healthy && d.State != suspect && !sameAsItsGPU(s.GPUs, d) {
+			reasons.add(illText(d), "GPU "+d.Index)
+		}
+	}
+	for _, h := range s.Holds {
+		if h.Resource == "" || h.Resource == string(resource) {
+			reasons.add("held back: "+strings.TrimSuffix(h.Reason, "."), h.Device)
+		}
+	}
+	parts = append(parts, reasons.texts(len(s.GPUs))...)
+	if len(parts) == 0 && (at < 0 || s.Stale != "" || s.Quiet) {
+		if sum := status.Summarize(s); sum.State != status.AllServed {
+			parts = append(parts, sum.Text)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// sameAsItsGPU reports whether a MIG device is only ill because its GPU is.
+func sameAsItsGPU(all []status.Device, d status.Device) bool {
+	return d.GPU != "" && slices.ContainsFunc(all, func(g status.Device) bool {
+		return g.UUID == d.GPU && g.State == d.State && g.Reason == d.Reason
+	})
+}
+
+// departing says which devices left a resource, and what their list waits for.
+func departing(all []status.Departing) string {
+	reasons := &reasons{}
+	for _, d := range all {
+		text := d.Reason
+		if d.Waiting != "" {
+			text += ", and it waits for: " + d.Waiting
+		}
+		reasons.add(text, d.ID)
+	}
+	return fmt.Sprintf("%d are departing: %s", len(all), strings.Join(reasons.texts(len(all)), "; "))
+}
+
+// reasons are devices by the reason that they share, in the order of the first of each.
+type reasons struct {
+	order   []string
+	devices map[string][]string
+}
+
+func (r *reasons) add(reason, device string) {
+	if r.devices == nil {
+		r.devices = map[string][]string{}
+	}
+	if r.devices[reason] == nil {
+		r.order = append(r.order, reason)
+	}
+	r.devices[reason] = append(r.devices[reason], device)
+}
+
+// texts returns a text for each reason; all is how many devices there are.
+func (r *reasons) texts(all int) (texts []string) {
+	for _, reason := range r.order {
+		names := r.devices[reason]
+		switch {
+		case len(names) == all && all > 1:
+			texts = append(texts, fmt.Sprintf("all %d: %s", all, reason))
+		default:
+			texts = append(texts, inventory.Few(names)+" "+reason)
+		}
+	}
+	return texts
+}

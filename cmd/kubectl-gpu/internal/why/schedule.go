@@ -1,0 +1,452 @@
+package why
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// unscheduled explains a pod that no node has.
+func unscheduled(ctx context.Context, o Objects) string {
+	if gates := o.Pod.Spec.SchedulingGates; len(gates) > 0 {
+		var names []string
+		for _, g := range gates {
+			names = append(names, g.Name)
+		}
+		if len(names) == 1 {
+			return fmt.Sprintf("It is not scheduled before its gate %s is removed%s.", names[0], gatekeeper(names[0]))
+		}
+		return fmt.Sprintf("It is not scheduled before its gates %s are removed%s.", strings.Join(names, ", "), gatekeeper(names[0]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
+		if o.Own[name] == nil {
+			return fmt.Sprintf("Its claim %s does not exist: make the ResourceClaim, or the ResourceClaimTemplate of that name.", name)
+		}
+	}
+	s := newSearch(o)
+	if text := s.explain(ctx); text != "" {
+		return text
+	}
+	for _, c := range o.Pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			text := "There are GPUs for it, and the scheduler says" + view.Ago(", ", c.LastTransitionTime.Time, o.Now) + ": " +
+				strings.TrimSuffix(c.Message, ".") + "."
+			if o.Pod.Status.NominatedNodeName != "" {
+				text += fmt.Sprintf(" It waits for pods on node %s that are ended for it.", o.Pod.Status.NominatedNodeName)
+			}
+			return text
+		}
+	}
+	if name := o.Pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
+		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not looked at it yet: see whether that one runs.", name)
+	}
+	return "There are GPUs for it, and the scheduler has not looked at it yet."
+}
+
+// gatekeeper says who removes a gate, where that is known by its name.
+func gatekeeper(gate string) string {
+	if strings.HasPrefix(gate, "kueue.x-k8s.io/") {
+		return ": Kueue does so when its Workload is admitted (kubectl get workloads)"
+	}
+	return ""
+}
+
+// A search is for a node that has what a pod asks for.
+type search struct {
+	o     Objects
+	names []corev1.ResourceName // that are explained, in order
+	want  map[corev1.ResourceName]int64
+	taken map[string]map[corev1.ResourceName]int64 // by node
+	own   []*resourceapi.ResourceClaim             // that have no devices yet
+	made  map[string]*resourceapi.ResourceClaim    // those that the scheduler makes, by the resources
+	a     *allocation
+}
+
+func newSearch(o Objects) *search {
+	s := &search{o: o, want: o.wanted(), taken: map[string]map[corev1.ResourceName]int64{}, made: map[string]*resourceapi.ResourceClaim{}}
+	s.names = slices.Sorted(maps.Keys(s.want))
+	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
+		if c := o.Own[name]; c.Status.Allocation == nil {
+			s.own = append(s.own, c)
+		}
+	}
+	for i := range o.Pods {
+		p := &o.Pods[i]
+		if p.Spec.NodeName == "" || view.IsOver(p) {
+			continue
+		}
+		if s.taken[p.Spec.NodeName] == nil {
+			s.taken[p.Spec.NodeName] = map[corev1.ResourceName]int64{}
+		}
+		for name, n := range view.Plugged(p) {
+			s.taken[p.Spec.NodeName][name] += n
+		}
+	}
+	s.a = newAllocation(o)
+	return s
+}
+
+// explain says why no node has what the pod asks for; empty if one has.
+func (s *search) explain(ctx context.Context) string {
+	if len(s.names)+len(s.own) == 0 {
+		return ""
+	}
+	var best *verdict
+	for i := range s.o.Nodes {
+		v, err := s.verdictOf(ctx, &s.o.Nodes[i])
+		switch {
+		case err != nil:
+			return fmt.Sprintf("The scheduler cannot use its claims: %s.", strings.TrimSuffix(err.Error(), "."))
+		case v == nil:
+			continue
+		case v.enough() && v.excluded == "":
+			return ""
+		}
+		if best == nil || v.nearer(best) {
+			best = v
+		}
+	}
+	if best == nil {
+		return s.nobody(ctx)
+	}
+	return s.sentence(ctx, best)
+}
+
+// A verdict is what a node has for the pod, and why it is none for it.
+type verdict struct {
+	node     *corev1.Node
+	excluded string // why the pod cannot go there, whatever is free
+	counts   []count
+	claims   []*resourceapi.ResourceClaim
+	offer    *offer // for these claims; nil if there are none
+}
+
+// A count is what a node has of a resource.
+type count struct {
+	resource                    corev1.ResourceName
+	wanted, capacity, ill, free int64
+}
+
+func (v *verdict) enough() bool { return len(v.short()) == 0 && (v.offer == nil || v.offer.possible) }
+
+// short returns the resources of which the node has too little free.
+func (v *verdict) short() (some []count) {
+	for _, c := range v.counts {
+		if c.free < c.wanted {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// nearer reports whether a node is nearer to what is wanted than another one: first what could be repaired or tolerated, then
+// the most that is free.
+func (v *verdict) nearer(than *verdict) bool {
+	if v.enough() != than.enough() {
+		return v.enough()
+	}
+	if a, b := v.unmet(), than.unmet(); a != b {
+		return a < b
+	}
+	if (v.excluded == "") != (than.excluded == "") {
+		return v.excluded == ""
+	}
+	return v.free() > than.free()
+}
+
+// unmet returns how many resources and requests of claims the node has too little for.
+func (v *verdict) unmet() int {
+	n := len(v.short())
+	if v.offer != nil {
+		n += v.offer.requests
+	}
+	return n
+}
+
+func (v *verdict) free() (n int64) {
+	for _, c := range v.counts {
+		n += c.free
+	}
+	if v.offer != nil {
+		n += int64(v.offer.devices)
+	}
+	return n
+}
+
+// verdictOf looks at a node; nil if it has nothing of what is asked for. As the scheduler does, it takes a resource that the
+// node's device plugin does not have from claims, if a DeviceClass names it.
+func (s *search) verdictOf(ctx context.Context, n *corev1.Node) (*verdict, error) {
+	v := &verdict{node: n, excluded: view.ExcludedBy(n, s.o.Pod)}
+	var byClaims []corev1.ResourceName
+	for _, name := range s.names {
+		all, good := n.Status.Capacity[name], n.Status.Allocatable[name]
+		switch {
+		case good.IsZero() && view.ClassOf(name, s.o.Classes) != nil && (all.IsZero() || len(s.a.onNode[n.Name]) > 0):
+			byClaims = append(byClaims, name)
+		case all.IsZero():
+			return nil, nil
+		default:
+			v.counts = append(v.counts, count{
+				resource: name, wanted: s.want[name], capacity: all.Value(), ill: all.Value() - good.Value(),
+				free: max(0, good.Value()-s.taken[n.Name][name]),
+			})
+		}
+	}
+	v.claims = s.own
+	if made := s.claimFor(byClaims); made != nil {
+		v.claims = append(slices.Clone(s.own), made)
+	}
+	if len(v.claims) == 0 {
+		return v, nil
+	}
+	if len(s.a.onNode[n.Name]) == 0 {
+		return nil, nil
+	}
+	of, err := s.a.offerOf(ctx, n, v.claims)
+	v.offer = &of
+	return v, err
+}
+
+// sentence explains the nearest node.
+func (s *search) sentence(ctx context.Context, v *verdict) string {
+	name := v.node.Name
+	if v.enough() {
+		if v.offer == nil {
+			c := v.counts[0]
+			return fmt.Sprintf("Node %s has %d %s free, and %s.", name, c.free, c.resource, v.excluded)
+		}
+		return fmt.Sprintf("Node %s has devices for its claims, and %s.", name, v.excluded)
+	}
+	var parts []string
+	for _, c := range v.short() {
+		parts = append(parts, s.tooFew(ctx, v, c))
+	}
+	if v.offer != nil && !v.offer.possible {
+		text := s.a.reason(ctx, *v.offer, v.claims)
+		if v.excluded != "" && len(parts) == 0 {
+			text = strings.TrimSuffix(text, ".") + "; and " + v.excluded + "."
+		}
+		parts = append(parts, s.byClaims(v)+text)
+	}
+	return strings.Join(parts, " ")
+}
+
+// byClaims says which resources of the pod are given by claims on a node, and by which class.
+func (s *search) byClaims(v *verdict) string {
+	var texts []string
+	for _, name := range s.names {
+		plugged := slices.ContainsFunc(v.counts, func(c count) bool { return c.resource == name })
+		if class := view.ClassOf(name, s.o.Classes); class != nil && !plugged {
+			texts = append(texts, fmt.Sprintf("%s is given by claims of the class %s", name, class.Name))
+		}
+	}
+	if texts == nil {
+		return ""
+	}
+	return strings.Join(texts, ", and ") + ". "
+}
+
+// tooFew says of which resource the nearest node has too few free.
+func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
+	ill, reason := c.ill, ""
+	if c.ill > 0 {
+		var departed int64
+		if reason, departed = s.withheld(ctx, v.node, c.resource); departed > 0 {
+			departed = min(departed, c.ill)
+			c.capacity, ill = c.capacity-departed, c.ill-departed
+		}
+	}
+	text := fmt.Sprintf("No node has %d %s free; nearest is node %s with %d of %d", c.wanted, c.resource, v.node.Name, c.free, c.capacity)
+	if c.ill > 0 {
+		if ill > 0 {
+			text += fmt.Sprintf(", of which %d cannot be given out", ill)
+		}
+		text += " (" + reason + ")"
+	}
+	if v.excluded != "" {
+		text += ", and " + v.excluded
+	}
+	if c.ill > 0 && c.free+c.ill >= c.wanted {
+		return text + "."
+	}
+	return text + ": wait until pods end, ask for fewer, or add nodes."
+}
+
+// withheld says why a node does not give out devices of a resource, who says so and when, and how many of them are departing.
+func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.ResourceName) (reason string, departed int64) {
+	d := s.o.ask(ctx, n.Name)
+	if d.Status != nil {
+		for _, r := range d.Status.Resources {
+			if r.Name == string(resource) {
+				departed = int64(len(r.Departing))
+			}
+		}
+		if text := withheld(*d.Status, resource); text != "" {
+			return "its daemon says: " + text, departed
+		}
+		return "its daemon says that all its GPUs are Healthy: the kubelet's count is older", departed
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == view.ConditionType && c.Status != corev1.ConditionTrue && c.Message != "" {
+			return fmt.Sprintf("its condition %s, written%s, says: %s; %s", c.Type, cmp.Or(view.Ago(" ", c.LastHeartbeatTime.Time, s.o.Now),
+				" at a time that is not known"), strings.TrimSuffix(c.Message, "."), strings.TrimSuffix(d.Problem, ".")), 0
+		}
+	}
+	return "why is not known: " + strings.TrimSuffix(d.Problem, "."), 0
+}
+
+// nobody explains a pod for which no node has anything.
+func (s *search) nobody(ctx context.Context) string {
+	for _, name := range s.names {
+		if text := s.nobodyHas(ctx, name); text != "" {
+			return text
+		}
+	}
+	if len(s.names) > 1 {
+		return fmt.Sprintf("No node has all of %s: nodes have %s.", joined(s.names), s.o.servedNames())
+	}
+	if len(s.names) == 1 && len(s.own) > 0 {
+		return fmt.Sprintf("No node has %s and devices for its claims.", s.names[0])
+	}
+	return "No node has devices in ResourceSlices. " + s.o.daemonsAre(ctx, "")
+}
+
+// nobodyHas says that no node has a resource, and what nodes have; empty if one has it.
+func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string {
+	zero := ""
+	for i := range s.o.Nodes {
+		n := &s.o.Nodes[i]
+		all, has := n.Status.Capacity[name]
+		if !all.IsZero() || view.ClassOf(name, s.o.Classes) != nil && len(s.a.onNode[n.Name]) > 0 {
+			return ""
+		}
+		if has && zero == "" {
+			zero = n.Name
+		}
+	}
+	if class := view.ClassOf(name, s.o.Classes); class != nil {
+		return fmt.Sprintf("No node has %s, neither by a device plugin nor, for its class %s, in ResourceSlices. ", name, class.Name) +
+			s.o.daemonsAre(ctx, zero)
+	}
+	text := fmt.Sprintf("No node has %s, and no DeviceClass has it as its extendedResourceName", name)
+	if names := s.o.servedNames(); names != "" {
+		text += "; nodes have " + names + ": ask for one of these, or have it served"
+	}
+	return text + ". " + s.o.daemonsAre(ctx, zero)
+}
+
+// daemonsAre says what the daemon of a node that had GPUs says, or why no daemon runs; node is empty for any.
+func (o Objects) daemonsAre(ctx context.Context, node string) string {
+	if node == "" {
+		node = o.GPUNode()
+	}
+	if node == "" {
+		return "No node is known to have GPUs."
+	}
+	d := o.ask(ctx, node)
+	if d.Status == nil {
+		return fmt.Sprintf("Of node %s nothing is known: %s.", node, strings.TrimSuffix(d.Problem, "."))
+	}
+	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.", node, strings.TrimSuffix(d.Status.Summary.Text, "."), node)
+}
+
+// servedNames names the resources of GPUs that nodes have devices of, and those that claims give.
+func (o Objects) servedNames() string {
+	names := map[string]bool{}
+	for i := range o.Nodes {
+		for name, quantity := range o.Nodes[i].Status.Capacity {
+			if o.IsGPU(name) && !quantity.IsZero() {
+				names[string(name)] = true
+			}
+		}
+	}
+	if len(o.Slices) > 0 {
+		for _, c := range o.Classes {
+			if c.Spec.ExtendedResourceName != nil {
+				names[*c.Spec.ExtendedResourceName] = true
+			}
+		}
+	}
+	return inventory.Few(slices.Sorted(maps.Keys(names)))
+}
+
+func joined(names []corev1.ResourceName) string {
+	var texts []string
+	for _, name := range names {
+		texts = append(texts, string(name))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// claimFor returns the claim that the scheduler makes for resources that are given by claims; nil for none.
+func (s *search) claimFor(names []corev1.ResourceName) *resourceapi.ResourceClaim {
+	if len(names) == 0 {
+		return nil
+	}
+	key := joined(names)
+	if s.made[key] == nil {
+		c, words := extendedClaim(s.o.Pod, names, s.o.Classes)
+		s.made[key] = c
+		maps.Copy(s.a.words, words)
+	}
+	return s.made[key]
+}
+
+// extendedClaim returns the claim that the scheduler makes for a pod's extended resources, and what its requests are in words,
+// by their names. Containers that start before the others need no devices of their own beside those of the others.
+func extendedClaim(
+	p *corev1.Pod, names []corev1.ResourceName, classes []*resourceapi.DeviceClass,
+) (*resourceapi.ResourceClaim, map[string]string) {
+	claim := &resourceapi.ResourceClaim{}
+	claim.Namespace, claim.Name = p.Namespace, p.Name+"-extended-resources"
+	words := map[string]string{}
+	containers := slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
+	for _, name := range names {
+		class := view.ClassOf(name, classes).Name
+		add := func(i int, wanted int64) {
+			request := fmt.Sprintf("container-%d-request-%d", i, len(claim.Spec.Devices.Requests))
+			words[request] = fmt.Sprintf("%d %s of container %s", wanted, name, containers[i].Name)
+			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{
+				Name: request, Exactly: &resourceapi.ExactDeviceRequest{
+					DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: wanted,
+				},
+			})
+		}
+		var long, most int64
+		first := 0
+		for i := range containers {
+			wanted := amount(&containers[i], name)
+			if i < len(p.Spec.InitContainers) && !isSidecar(p, containers[i].Name) {
+				if wanted > most {
+					first, most = i, wanted
+				}
+				continue
+			}
+			if long += wanted; wanted > 0 {
+				add(i, wanted)
+			}
+		}
+		if most > long {
+			add(first, most-long)
+		}
+	}
+	return claim, words
+}
+
+// amount returns how many devices of a resource a container asks for. A limit without a request is one.
+func amount(c *corev1.Container, name corev1.ResourceName) int64 {
+	quantity, is := c.Resources.Requests[name]
+	if !is {
+		quantity = c.Resources.Limits[name]
+	}
+	return quantity.Value()
+}

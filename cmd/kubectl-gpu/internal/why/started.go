@@ -1,0 +1,282 @@
+package why
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// assigned explains a pod that a node has: why its containers do not run, or whether they have their GPUs.
+func (o Objects) assigned(ctx context.Context) string {
+	p := o.Pod
+	if t := view.FirstTrouble(p); t != nil {
+		if strings.Contains(t.Message, "PreStartContainer") { // kubelet's word for the check of a device plugin
+			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; to get another GPU, delete the pod.",
+				t.Container, strings.TrimSuffix(t.Message, "."))
+		}
+		text := fmt.Sprintf("Container %s %s.", t.Container, t.Text("on node "+p.Spec.NodeName, o.Now))
+		return text + o.next(ctx, t.Says(), t.Container)
+	}
+	if text := o.making(ctx); text != "" {
+		return text
+	}
+	return o.held(ctx)
+}
+
+// making explains containers that are being made; empty if none is.
+func (o Objects) making(ctx context.Context) string {
+	p := o.Pod
+	waits := slices.IndexFunc(view.Containers(p), func(c corev1.ContainerStatus) bool { return c.State.Waiting != nil })
+	if p.Status.Phase != corev1.PodPending && waits < 0 {
+		return ""
+	}
+	for _, e := range view.Newest(o.Events) {
+		// A pod before it may have had the name, and what kept it from a node is over.
+		if e.Regarding.UID != p.UID || e.Reason == "FailedScheduling" || e.Type != corev1.EventTypeWarning && e.Reason != claimFailed {
+			continue
+		}
+		note := strings.TrimSuffix(strings.TrimSpace(e.Note), ".")
+		ago := view.Ago(", ", view.EventTime(e), o.Now)
+		if e.Reason == claimFailed {
+			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", p.Spec.NodeName, note) + o.next(ctx, note, "")
+		}
+		return fmt.Sprintf("It is on node %s, and its containers cannot be made (%s%s): %s.", p.Spec.NodeName, e.Reason, ago, note) +
+			o.next(ctx, e.Reason+": "+note, "")
+	}
+	for _, c := range p.Status.InitContainerStatuses {
+		if c.State.Running != nil && (c.Started == nil || !*c.Started || !isSidecar(p, c.Name)) {
+			return fmt.Sprintf("It is on node %s, and waits for its init container %s, which runs%s.", p.Spec.NodeName, c.Name,
+				view.Ago(" since it was started ", c.State.Running.StartedAt.Time, o.Now))
+		}
+	}
+	return fmt.Sprintf("It is on node %s, and its containers are being made.", p.Spec.NodeName)
+}
+
+// claimFailed is the reason of kubelet's Event about a claim that a driver does not prepare.
+const claimFailed = "FailedPrepareDynamicResources"
+
+func isSidecar(p *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool {
+		return c.Name == name && c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+	})
+}
+
+// steps are what to do next about a container that does not start or run, by a part of what kubelet or the container runtime
+// says of it. The first that applies counts. Those about the node end with what doctor is for.
+var nextSteps = []struct {
+	has  []string
+	then string
+	node bool // doctor finds the cause
+}{
+	{[]string{"no runtime for", "runtime handler", "RuntimeHandler"},
+		"The container runtime of the node does not know the runtime class of the pod: configure the runtime there, as NVIDIA's " +
+			"container toolkit does, or take runtimeClassName from the pod where GPUs are given by CDI", true},
+	{[]string{"unresolvable CDI devices", "CDI device injection failed", "cdi devices"},
+		"The container runtime does not find the CDI spec of the device: CDI is off there, or it looks in another folder", true},
+	{[]string{"river/library version mismatch"},
+		"The driver on the disk of the node is not the one that is loaded: restart the node", true},
+	{[]string{"driver not loaded", "libnvidia-ml.so", "load library failed", "driver rpc error"},
+		"The container runtime cannot use the NVIDIA driver of the node", true},
+	{[]string{"unsatisfied condition", "requirement error"},
+		"The image needs a newer driver than the node has: take an older image, or update the driver", false},
+	{[]string{"unknown device", "no such device", "device error"},
+		"The GPU that the pod was given is not there any more: delete the pod to get another one", true},
+	{[]string{"nvidia-container-runtime", "nvidia-container-cli", "nvidia-cdi-hook", "nvidia-ctk"},
+		"NVIDIA's container runtime on the node failed", true},
+	{[]string{"OOMKilled"}, "It needed more memory of the node than its limit: raise the limit of memory", false},
+	{[]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"},
+		"It is not about GPUs: check the name of the image, and the right to pull it", false},
+	{[]string{"CreateContainerConfigError"}, "It is not about GPUs: make what the message names, or correct the pod", false},
+	{[]string{"executable file not found", "no such file or directory"},
+		"The image lacks what the container runs: check the command and the image", false},
+	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "It is not about GPUs: check its volumes", false},
+	{[]string{"NetworkNotReady", "network plugin", "failed to setup network"}, "It is not about GPUs: check the network plugin of the node", false},
+}
+
+// next says what to check about a container that does not start or run, by what is said of it. It begins with a space.
+func (o Objects) next(ctx context.Context, says, container string) string {
+	lacks := o.lacksClass(ctx)
+	for _, step := range nextSteps {
+		if !slices.ContainsFunc(step.has, func(part string) bool { return strings.Contains(says, part) }) {
+			continue
+		}
+		text := " " + step.then
+		if step.node {
+			text += o.doctor(ctx)
+		}
+		return text + "." + lacks
+	}
+	if container == "" {
+		return lacks
+	}
+	previous := ""
+	if strings.Contains(says, "CrashLoopBackOff") {
+		previous = " --previous"
+	}
+	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.", o.Pod.Namespace, o.Pod.Name, container, previous) + lacks
+}
+
+// doctor names the command that finds what is wrong with the pod's node, if its daemon answers.
+func (o Objects) doctor(ctx context.Context) string {
+	d := o.ask(ctx, o.Pod.Spec.NodeName)
+	if d.Status == nil {
+		return fmt.Sprintf(". Nothing more is known of the node: %s", strings.TrimSuffix(d.Problem, "."))
+	}
+	return "; the cause, with the remedy: kubectl gpu doctor " + o.Pod.Spec.NodeName
+}
+
+// lacksClass says that the pod lacks the runtime class without which its node gives no GPU; empty if that is not so.
+func (o Objects) lacksClass(ctx context.Context) string {
+	if o.Pod.Spec.RuntimeClassName != nil || len(view.Plugged(o.Pod)) == 0 {
+		return ""
+	}
+	d := o.ask(ctx, o.Pod.Spec.NodeName)
+	if d.NeedsClass == "" {
+		return ""
+	}
+	return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
+		o.Pod.Spec.NodeName, strings.TrimSuffix(d.NeedsClass, "."))
+}
+
+// HasLost reports whether the kubelet says that a device of a pod is Unhealthy.
+func HasLost(p *corev1.Pod) bool {
+	_, uuid := lost(p)
+	return uuid != ""
+}
+
+// lost returns the first device of a container that is Unhealthy. A container that has ended does not use its devices.
+func lost(p *corev1.Pod) (container, uuid string) {
+	for _, c := range view.Containers(p) {
+		for _, r := range c.AllocatedResourcesStatus {
+			for _, d := range r.Resources {
+				if d.Health == corev1.ResourceHealthStatusUnhealthy && c.State.Terminated == nil {
+					uuid, _, _ := strings.Cut(string(d.ResourceID), "::")
+					return c.Name, uuid
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
+// held explains a pod whose containers run.
+func (o Objects) held(ctx context.Context) string {
+	p := o.Pod
+	d := o.ask(ctx, p.Spec.NodeName)
+	if container, uuid := lost(p); uuid != "" {
+		return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.", container, uuid, o.illness(d, uuid))
+	}
+	users := o.users()
+	begin := fmt.Sprintf("It runs on node %s", p.Spec.NodeName)
+	switch {
+	case len(users) == 0:
+		return begin + ". Its containers that run ask for no GPU themselves."
+	case d.Status == nil:
+		return begin + ". Whether its GPUs are in it is not known: " + strings.TrimSuffix(d.Problem, ".") + "." + o.lacksClass(ctx)
+	case d.Status.HoldersError != "":
+		return begin + ". Whether its GPUs are in it is not known, because the kubelet does not tell: " +
+			strings.TrimSuffix(d.Status.HoldersError, ".") + "." + o.lacksClass(ctx)
+	case d.Status.Holders == nil:
+		return begin + ". Whether its GPUs are in it is not known: the daemon of the node is older than v0.1 and does not tell." + o.lacksClass(ctx)
+	}
+	var has []string
+	for _, name := range users {
+		devices := o.devicesOf(*d.Status, name)
+		if len(devices) == 0 {
+			return fmt.Sprintf("%s, and the kubelet has given container %s no GPU: a pod that was not placed by the scheduler "+
+				"(spec.nodeName, a static pod) starts so where the node does not have its resource. Make it again without spec.nodeName.", begin, name)
+		}
+		for _, uuid := range devices {
+			if text := illnessOf(*d.Status, uuid); text != "" {
+				return fmt.Sprintf("%s, and container %s has %s, which is ill: %s. The pod is not touched: delete it to get another GPU.",
+					begin, name, uuid, text)
+			}
+		}
+		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices)))
+	}
+	if lacks := o.lacksClass(ctx); lacks != "" {
+		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") + "." + lacks
+	}
+	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "."
+}
+
+// users returns the containers that run and ask for GPUs. Init containers that have ended, and those of which the kubelet
+// does not tell, are none.
+func (o Objects) users() (names []string) {
+	p := o.Pod
+	running := map[string]bool{}
+	for _, c := range view.Containers(p) {
+		running[c.Name] = c.State.Running != nil
+	}
+	wanted := o.wanted()
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		if !running[c.Name] {
+			continue
+		}
+		uses := slices.ContainsFunc(c.Resources.Claims, func(by corev1.ResourceClaim) bool { return o.hasGPUs(o.Own[by.Name]) })
+		for name := range c.Resources.Requests {
+			uses = uses || wanted[name] > 0
+		}
+		for name := range c.Resources.Limits {
+			uses = uses || wanted[name] > 0
+		}
+		if uses {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// hasGPUs reports whether a claim has devices of a driver of GPUs.
+func (o Objects) hasGPUs(c *resourceapi.ResourceClaim) bool {
+	if c == nil || c.Status.Allocation == nil {
+		return false
+	}
+	drivers := o.Drivers()
+	return slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return drivers[r.Driver]
+	})
+}
+
+// devicesOf returns the UUIDs of the devices that a container of the pod holds.
+func (o Objects) devicesOf(s status.Status, container string) (uuids []string) {
+	for _, h := range s.Holders {
+		if h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container && !slices.Contains(uuids, h.Device) {
+			uuids = append(uuids, h.Device)
+		}
+	}
+	slices.Sort(uuids)
+	return uuids
+}
+
+// illness says why a device is not healthy, or why that is not known.
+func (o Objects) illness(d Daemon, uuid string) string {
+	if d.Status == nil {
+		return "the kubelet calls it Unhealthy, and why is not known: " + strings.TrimSuffix(d.Problem, ".")
+	}
+	if text := illnessOf(*d.Status, uuid); text != "" {
+		return text
+	}
+	if !slices.ContainsFunc(d.Status.GPUs, func(g status.Device) bool { return g.UUID == uuid }) {
+		return "the node does not have it any more"
+	}
+	return "the kubelet called it Unhealthy, and its daemon says that it is Healthy now"
+}
+
+// illnessOf says why a device is Unhealthy or Lost; empty if it is not.
+func illnessOf(s status.Status, uuid string) string {
+	for _, g := range s.GPUs {
+		if g.UUID == uuid && (g.State == unhealthy || g.State == lostState) {
+			return illText(g)
+		}
+	}
+	return ""
+}
