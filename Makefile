@@ -182,7 +182,7 @@ nightly: ## What takes too long for every change: the fault matrix, soak, long s
 	@failed=; \
 	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
 	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
-	   nightly-random nightly-fleet release || failed=yes; \
+	   nightly-random nightly-fleet containerd release || failed=yes; \
 	 [ -z "$$failed" ]
 
 # The parts of make nightly that are not targets of their own use. One that fails ends none of the others. Nothing runs beside the real
@@ -205,6 +205,10 @@ nightly-pace:
 .PHONY: e2e-node
 e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
+
+.PHONY: containerd
+containerd: ## Hold what doctor makes of containerd's configuration to the loaders of containerd 1.7, 2.2 and 2.4
+	$(GO) test -tags containerd -count=1 ./test/containerd
 
 .PHONY: real
 real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of each branch and a whole driver root (root, Debian)

@@ -71,7 +71,7 @@ type NodeFacts struct {
 	Devices      Fact[Devices]  // of the node
 	Container    Fact[Devices]  // of the container in which doctor runs; Missing if it runs in none
 	Processes    Fact[[]string] // the names of those that run, cut to 15 bytes by the kernel
-	Runtimes     Fact[[]Runtime]
+	Runtime      Fact[Runtime]
 	Toolkit      Fact[Toolkit]
 	Specs        Fact[[]Spec]
 	SELinux      Fact[SELinux]
@@ -141,17 +141,18 @@ var Checks = []Check{
 		fabricManager,
 	},
 	{
-		"container-runtime", "containerd or CRI-O can be used by kubelet, and has CDI on, with the daemon's folder, where CDI is used",
-		"the node's `/etc`, its processes, and the containerd program", containerRuntime,
+		"container-runtime", "the container runtime that the kubelet uses starts with its configuration, reads all of it, and has CDI on, with the daemon's folder, where CDI is used",
+		"the node's processes, the configuration of the kubelet and of the runtime, and the containerd program", containerRuntime,
 	},
 	{
 		"nvidia-runtime",
-		"NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class; whether `runtime: none` works",
+		"NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class, with cgroups as those of runc; " +
+			"whether `runtime: none` works",
 		"as `container-runtime`", nvidiaRuntime,
 	},
 	{
-		"visible-devices", "a pod cannot get all GPUs by `NVIDIA_VISIBLE_DEVICES`, and NVIDIA's runtime accepts the device list strategy",
-		"the node's `/etc/nvidia-container-runtime/config.toml`", visibleDevices,
+		"visible-devices", "a pod cannot get all GPUs by `NVIDIA_VISIBLE_DEVICES`, and NVIDIA's runtime accepts the device list strategy and lets containers open devices",
+		"`config.toml` of NVIDIA's runtime, in `/etc/nvidia-container-runtime` or beside its program", visibleDevices,
 	},
 	{
 		"daemon-reload", "containers keep their GPUs at `systemctl daemon-reload`", "as `container-runtime`; the node's `/dev/char`",

@@ -86,7 +86,7 @@ func gpus(f *NodeFacts, r *findings) {
 			r.info("GPU "+g.Address+" is given to a virtual machine: it is bound to vfio-pci", evidence)
 		case "nouveau":
 			r.fail("GPU "+g.Address+" is bound to nouveau, which keeps NVIDIA's driver from it", evidence,
-				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf",
+				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf",
 				"update-initramfs -u || dracut --force", "systemctl reboot")
 		default:
 			bound := "is bound to no driver"

@@ -10,31 +10,50 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Runtime is a container runtime of the node.
+// Runtime is the container runtime that the kubelet uses.
 type Runtime struct {
-	Name string // Containerd or CRIO
-	// Major is the major version of containerd; 0 if it is not known.
-	Major int
-	// Files are the configuration files that were read, in their order; none means the defaults.
-	Files []string
+	Name string // Containerd, CRIO or Docker
+	// Distribution is what set the runtime up; Packages if that is nothing special.
+	Distribution Distribution
+	// Service is what is restarted when the configuration has changed: a unit of systemd, or a snap.
+	Service string
+	// Found says how the runtime was found.
+	Found string
+	// Config is the main configuration file, also where there is none yet. Files are those that were read, in their order; none means
+	// the defaults.
+	Config string
+	Files  []string
 	// Problems are files that could not be read, with the reason.
 	Problems []string
-	// Disabled says that the part of containerd that kubelet talks to is switched off.
-	Disabled bool
-	// CDI is whether the configuration has CDI on; nil if it does not say.
-	CDI *bool
-	// CDIFolders are the folders of CDI specs.
-	CDIFolders []string
-	// Default is the name of the handler of pods without a runtime class.
-	Default  string
-	Handlers []RuntimeHandler
+	// Readings are what the runtime makes of its files. There are several where its version is not known and matters.
+	Readings []Reading
 }
 
 // The names of container runtimes.
 const (
 	Containerd = "containerd"
 	CRIO       = "CRI-O"
+	Docker     = "Docker"
 )
+
+// A Reading is what some versions of a container runtime make of its configuration files.
+type Reading struct {
+	Versions string // such as "2.0 to 2.2"; empty where they do not matter
+	// Refused says why the runtime does not start with the files.
+	Refused string
+	// Disabled says that the part of containerd that the kubelet talks to is switched off.
+	Disabled bool
+	// CDI says that CDI is on, and CDIExists that the runtime can have it. CDISaid is what the files say of it; nil if nothing.
+	CDI, CDIExists bool
+	CDISaid        *bool
+	// CDIFolders are the folders of CDI specs.
+	CDIFolders []string
+	// Default is the name of the handler of pods without a runtime class.
+	Default  string
+	Handlers []RuntimeHandler
+	// Ignored are handlers of the files that the runtime does not take, with the reason.
+	Ignored []string
+}
 
 // A RuntimeHandler is a low-level runtime that a container runtime starts containers with.
 type RuntimeHandler struct {
@@ -42,6 +61,7 @@ type RuntimeHandler struct {
 	Program string // its path; empty for the default
 	Absent  bool   // the program is not there
 	Systemd bool   // cgroups are made by systemd
+	Implied bool   // no file has it; it is there by default
 }
 
 // nvidia reports whether the handler is NVIDIA's runtime.
@@ -49,8 +69,8 @@ func (h RuntimeHandler) nvidia() bool {
 	return strings.HasPrefix(path.Base(h.Program), "nvidia-container-runtime")
 }
 
-// nvidia returns NVIDIA's handler, the default one if that is NVIDIA's.
-func (r Runtime) nvidia() (h RuntimeHandler, isDefault, found bool) {
+// NVIDIA returns NVIDIA's handler, the default one if that is NVIDIA's.
+func (r Reading) NVIDIA() (h RuntimeHandler, isDefault, found bool) {
 	for _, h := range r.Handlers {
 		if h.Name == r.Default && h.nvidia() {
 			return h, true, true
@@ -63,18 +83,60 @@ func (r Runtime) nvidia() (h RuntimeHandler, isDefault, found bool) {
 	return r.Handlers[i], false, true
 }
 
-// evidence returns where the configuration was read.
-func (r Runtime) evidence(says ...string) []string {
-	if len(r.Files) == 0 {
-		return append([]string{r.Name + " has no configuration file"}, says...)
+// title returns the name of the runtime with that of its distribution.
+func (r Runtime) title() string {
+	if r.Distribution == Packages {
+		return r.Name
 	}
-	return append([]string{strings.Join(r.Files, ", ")}, says...)
+	return r.Name + " of " + string(r.Distribution)
 }
 
-// configure is the command of NVIDIA's toolkit that changes the configuration.
-func (r Runtime) configure(options string) []string {
-	name := map[string]string{Containerd: "containerd", CRIO: "crio"}[r.Name]
-	return []string{"nvidia-ctk runtime configure --runtime=" + name + " " + options, "systemctl restart " + name}
+// evidence returns where the configuration was read, and how the runtime was found.
+func (r Runtime) evidence(says ...string) []string {
+	files := r.title() + " has no configuration file"
+	if len(r.Files) > 0 {
+		files = strings.Join(r.Files, ", ")
+	}
+	all := append([]string{files}, says...)
+	if r.Found != "" {
+		all = append(all, r.Found)
+	}
+	return all
+}
+
+// eachReading judges what the runtime makes of its files. Where the readings differ in their findings, the version decides, and that is
+// not known: then no more is said than what holds for all of them.
+func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findings)) {
+	one := f.Runtime.Value
+	var first []Finding
+	var each []string
+	differ, least := false, Error
+	for i, reading := range one.Readings {
+		to := findings{check: r.check}
+		judge(one, reading, &to)
+		if i == 0 {
+			first = to.list
+		}
+		differ = differ || !slices.EqualFunc(first, to.list, func(a, b Finding) bool {
+			return a.Severity == b.Severity && a.Message == b.Message
+		})
+		worst := Finding{Message: "nothing is wrong"}
+		for _, finding := range to.list {
+			if finding.Severity > worst.Severity {
+				worst = finding
+			}
+		}
+		least = min(least, worst.Severity)
+		each = append(each, reading.Versions+": "+worst.Message)
+	}
+	switch message := "It depends on the version of " + one.title() + ", which is not known. " + strings.Join(each, ". "); {
+	case !differ:
+		r.list = append(r.list, first...)
+	case least > NotChecked:
+		r.add(least, message, one.evidence(), []string{one.versionCommand(), one.checkCommand()})
+	default:
+		r.skip(message, one.versionCommand())
+	}
 }
 
 // Toolkit is the configuration of NVIDIA's container runtime.
@@ -86,76 +148,76 @@ type Toolkit struct {
 	// devices.
 	EnvvarUnprivileged, VolumeMounts bool
 	Mode                             string // auto, legacy, cdi, jit-cdi or csv
+	// NoCgroups says that containers get no rules for the devices that NVIDIA's runtime gives them.
+	NoCgroups bool
 }
 
 func containerRuntime(f *NodeFacts, r *findings) {
-	if !known(r, f.Runtimes) {
+	if !known(r, f.Runtime) {
 		return
 	}
-	if len(f.Runtimes.Value) == 0 {
-		r.skip("Neither containerd nor CRI-O was found: no process, no configuration file, no socket")
+	one := f.Runtime.Value
+	for _, p := range one.Problems {
+		r.warn("A configuration file of "+one.title()+" cannot be read", []string{p}, one.checkCommand())
 	}
-	for _, one := range f.Runtimes.Value {
-		for _, p := range one.Problems {
-			r.warn("A configuration file of "+one.Name+" cannot be read", []string{p}, restartOf(one))
+	judgeIgnored(one, r)
+	eachReading(f, r, func(one Runtime, reading Reading, to *findings) {
+		switch {
+		case reading.Refused != "":
+			to.fail(one.title()+" does not start with its configuration: "+reading.Refused, one.evidence(), one.checkCommand())
+			return
+		case reading.Disabled:
+			to.fail("The CRI plugin of "+one.title()+" is disabled, and the kubelet cannot use it", one.evidence("disabled_plugins has cri"),
+				"# in "+one.Config+": remove cri from disabled_plugins", one.restart())
+			return
 		}
-		if one.Disabled {
-			r.fail("The CRI plugin of containerd is disabled: kubelet cannot use it", one.evidence("disabled_plugins has cri"),
-				"containerd config default > /etc/containerd/config.toml", "systemctl restart containerd")
-		}
-		judgeCDI(f, one, r)
-	}
+		judgeCDI(f, one, reading, to)
+	})
 	if !r.found() {
-		for _, one := range f.Runtimes.Value {
-			r.ok(one.Name+" is set up for the device list strategy", one.evidence()...)
+		r.ok(one.title()+" is set up for the device list strategy", one.evidence()...)
+	}
+}
+
+// judgeIgnored judges whether the runtime takes all handlers of its files.
+func judgeIgnored(one Runtime, r *findings) {
+	var versions, lines []string
+	for _, reading := range one.Readings {
+		if len(reading.Ignored) > 0 {
+			versions = append(versions, reading.Versions)
+			lines = append(lines, reading.Ignored...)
 		}
 	}
-}
-
-func restartOf(r Runtime) string {
-	if r.Name == CRIO {
-		return "crio config > /dev/null   # prints the error"
+	if len(lines) == 0 {
+		return
 	}
-	return "containerd config dump > /dev/null   # prints the error"
-}
-
-// cdi reports whether CDI is on in a runtime, and whether that is known. CRI-O always has it on.
-func (r Runtime) cdi() (on, isKnown bool) {
-	switch {
-	case r.Name == CRIO:
-		return true, true
-	case r.CDI != nil:
-		return *r.CDI, true
-	}
-	return r.Major >= 2, r.Major != 0
+	slices.Sort(lines)
+	r.warn(one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: they are in a section that it does not read",
+		one.evidence(slices.Compact(lines)...), one.edit("move the runtimes to the section that is read")...)
 }
 
 // judgeCDI judges whether a runtime knows devices by their CDI names.
-func judgeCDI(f *NodeFacts, r Runtime, to *findings) {
-	on, isKnown := r.cdi()
+func judgeCDI(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	said := "enable_cdi is not set"
-	if r.CDI != nil {
-		said = fmt.Sprintf("enable_cdi = %v", *r.CDI)
+	if reading.CDISaid != nil {
+		said = fmt.Sprintf("enable_cdi = %v", *reading.CDISaid)
 	}
-	enable := r.configure("--cdi.enabled")
 	used := "the device list strategy uses it"
 	if !f.Settings.CDI {
 		used = "claims of Dynamic Resource Allocation use it"
 	}
+	finds := func(folder string) bool { return sameFolder(folder, f.Settings.CDIFolder) }
 	switch uses := f.Settings.CDI || f.Settings.Claims; {
-	case !uses && !on && isKnown:
-		to.info("CDI is off in containerd; the device list strategy does not use it", r.evidence(said))
+	case !uses && !reading.CDI && reading.CDISaid != nil:
+		to.info("CDI is off in "+one.title()+"; the device list strategy does not use it", one.evidence(said))
 	case !uses:
-	case !isKnown:
-		to.skip("The version of containerd is not known, and its configuration does not say whether CDI is on: it is off by default "+
-			"in 1.7 and on in 2", "containerd --version")
-	case !on:
-		to.fail("CDI is off in containerd, and "+used+": containers get no GPUs",
-			r.evidence(said), enable...)
-	case !slices.ContainsFunc(r.CDIFolders, func(folder string) bool { return sameFolder(folder, f.Settings.CDIFolder) }):
-		to.fail(r.Name+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
-			r.evidence("cdi_spec_dirs = "+strings.Join(r.CDIFolders, ", ")),
-			"gpu-device-plugin --cdi-dir "+append(r.CDIFolders, "/var/run/cdi")[0]+"   # or add the folder to cdi_spec_dirs")
+	case !reading.CDIExists:
+		to.fail(one.title()+" is too old for CDI, and "+used+": containers get no GPUs", one.evidence(), one.upgrade())
+	case !reading.CDI:
+		to.fail("CDI is off in "+one.title()+", and "+used+": containers get no GPUs", one.evidence(said), one.enableCDI()...)
+	case !slices.ContainsFunc(reading.CDIFolders, finds):
+		to.fail(one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
+			one.evidence("cdi_spec_dirs = "+strings.Join(reading.CDIFolders, ", ")),
+			"gpu-device-plugin --cdi-dir "+append(reading.CDIFolders, "/var/run/cdi")[0]+"   # or add the folder to cdi_spec_dirs")
 	}
 }
 
@@ -171,124 +233,156 @@ func sameFolder(a, b string) bool {
 }
 
 func nvidiaRuntime(f *NodeFacts, r *findings) {
-	needed := f.Settings.Envvar || f.Settings.VolumeMounts
-	if !known(r, f.Runtimes) {
+	if !known(r, f.Runtime) {
 		return
 	}
-	if len(f.Runtimes.Value) == 0 {
-		r.skip("No container runtime was found")
+	eachReading(f, r, func(one Runtime, reading Reading, to *findings) { judgeNVIDIA(f, one, reading, to) })
+}
+
+// judgeNVIDIA judges whether NVIDIA's runtime is there where the device list strategy needs it.
+func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
+	needed := f.Settings.Envvar || f.Settings.VolumeMounts
+	h, isDefault, found := reading.NVIDIA()
+	works, without := one.withoutNVIDIA(reading)
+	evidence := one.evidence("without NVIDIA's runtime: " + without)
+	if found {
+		evidence = one.evidence(h.Name+": "+h.Program, "without NVIDIA's runtime: "+without)
 	}
-	for _, one := range f.Runtimes.Value {
-		h, isDefault, found := one.nvidia()
-		works, without := one.withoutNVIDIA()
-		evidence := one.evidence("without NVIDIA's runtime: " + without)
-		if found {
-			evidence = one.evidence(h.Name+": "+h.Program, "without NVIDIA's runtime: "+without)
+	if other, differs := reading.otherCgroups(h); found && differs {
+		to.fail(fmt.Sprintf("systemd makes the cgroups of the runtime %s and not those of the runtime %s: "+
+			"containers of one of them are outside of the cgroups of their pods", other[0], other[1]),
+			append(evidence, "SystemdCgroup of "+other[0]+" = true, of "+other[1]+" = false"),
+			one.edit("set SystemdCgroup = true in the options of the runtime "+other[1])...)
+	}
+	switch {
+	case h.Absent:
+		to.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start", h.Name), evidence, "ls -l "+h.Program)
+	case found && isDefault:
+		to.ok("NVIDIA's runtime is the default of "+one.title(), evidence...)
+	case found && needed && one.Name == Docker:
+		to.fail("NVIDIA's runtime is not the default of Docker, and pods cannot choose another runtime: containers get no GPUs", evidence,
+			one.makeDefault(true)...)
+	case found && needed:
+		to.info("NVIDIA's runtime is a runtime class of "+one.title()+" and not the default: pods with GPUs need runtimeClassName",
+			evidence, append([]string{"kubectl get runtimeclass " + h.Name, "# or make it the default:"}, one.makeDefault(true)...)...)
+	case found:
+		to.ok("NVIDIA's runtime is a runtime class of "+one.title(), evidence...)
+	case needed:
+		remedy := one.makeDefault(false)
+		if works {
+			remedy = append(remedy, "# or without NVIDIA's runtime: runtime: none in the chart's values")
 		}
-		switch {
-		case h.Absent:
-			r.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start", h.Name), evidence, "ls -l "+h.Program)
-		case found && isDefault:
-			r.ok("NVIDIA's runtime is the default of "+one.Name, evidence...)
-		case found && needed:
-			r.info("NVIDIA's runtime is a runtime class of "+one.Name+" and not the default: pods with GPUs need runtimeClassName",
-				evidence, "kubectl get runtimeclass "+h.Name)
-		case found:
-			r.ok("NVIDIA's runtime is a runtime class of "+one.Name, evidence...)
-		case needed:
-			remedy := one.configure("--set-as-default")
-			if works {
-				remedy = append(remedy, "# or without NVIDIA's runtime: runtime: none in the chart's values")
-			}
-			r.fail(one.Name+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
-				append(evidence, "default runtime: "+cmp.Or(one.Default, "none")), remedy...)
-		default:
-			r.ok("NVIDIA's runtime is not needed: devices are passed by CDI", evidence...)
-		}
+		to.fail(one.title()+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
+			slices.Concat(evidence, []string{"default runtime: " + cmp.Or(reading.Default, "none")}, reading.Ignored), remedy...)
+	default:
+		to.ok("NVIDIA's runtime is not needed: devices are passed by CDI", evidence...)
 	}
 }
 
+// otherCgroups returns the names of two handlers of which systemd makes the cgroups of the first alone: NVIDIA's and the plain one. The
+// kubelet puts the cgroups of all pods in one place.
+func (r Reading) otherCgroups(nvidia RuntimeHandler) (names [2]string, differs bool) {
+	i := slices.IndexFunc(r.Handlers, func(h RuntimeHandler) bool { return h.Name == "runc" || h.Name == "crun" })
+	if i < 0 || r.Handlers[i].Name == nvidia.Name || r.Handlers[i].Implied {
+		return names, false
+	}
+	plain := r.Handlers[i]
+	if nvidia.Systemd {
+		return [2]string{nvidia.Name, plain.Name}, !plain.Systemd
+	}
+	return [2]string{plain.Name, nvidia.Name}, plain.Systemd
+}
+
 // withoutNVIDIA says whether pods can get GPUs by the chart's value runtime: none, or why not.
-func (r Runtime) withoutNVIDIA() (works bool, says string) {
-	on, isKnown := r.cdi()
+func (r Runtime) withoutNVIDIA(reading Reading) (works bool, says string) {
 	switch {
 	case r.Name != Containerd:
 		return false, "the chart does not know the default handler of " + r.Name + "; hostDev: true and deviceListStrategy: cdi-cri work"
-	case r.Major == 0:
-		return false, "the version of containerd is not known; 2.0 and newer have what runtime: none needs"
-	case r.Major < 2:
+	case strings.HasPrefix(reading.Versions, "1."):
 		return false, "containerd is older than 2.0, which runtime: none needs"
-	case isKnown && !on:
+	case !reading.CDI:
 		return false, "CDI is off in containerd, and runtime: none needs it"
 	}
 	return true, "runtime: none works"
 }
 
 func visibleDevices(f *NodeFacts, r *findings) {
-	if !known(r, f.Runtimes) || !known(r, f.Toolkit) {
-		return
+	if known(r, f.Runtime) && known(r, f.Toolkit) {
+		eachReading(f, r, func(one Runtime, reading Reading, to *findings) { judgeToolkit(f, one, reading, to) })
 	}
-	isDefault, found := false, false
-	for _, one := range f.Runtimes.Value {
-		_, d, has := one.nvidia()
-		isDefault, found = isDefault || d, found || has
-	}
+}
+
+// judgeToolkit judges the configuration of NVIDIA's runtime.
+func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
+	_, isDefault, found := reading.NVIDIA()
 	t := f.Toolkit.Value
-	const command = "nvidia-ctk config --in-place --set "
 	const envvar, mounts = "accept-nvidia-visible-devices-envvar-when-unprivileged", "accept-nvidia-visible-devices-as-volume-mounts"
 	where := cmp.Or(t.File, "no config.toml of NVIDIA's runtime: the defaults apply")
 	evidence := []string{where, fmt.Sprintf("%s = %v", envvar, t.EnvvarUnprivileged)}
 	switch {
-	case len(f.Runtimes.Value) == 0:
-		r.skip("No container runtime was found")
-		return
 	case !found:
-		r.ok("Pods cannot get GPUs by NVIDIA_VISIBLE_DEVICES: no container runtime has NVIDIA's runtime")
+		r.ok("Pods cannot get GPUs by NVIDIA_VISIBLE_DEVICES: " + one.title() + " does not have NVIDIA's runtime")
 		return
 	case t.Problem != "":
 		r.skip("The configuration of NVIDIA's runtime cannot be read: "+t.Problem, "nvidia-ctk config")
 		return
 	}
+	judgeNoCgroups(f, one, r)
 	if f.Settings.VolumeMounts && !t.VolumeMounts {
 		r.fail("NVIDIA's runtime ignores devices that are named by mounts, and the device list strategy is volume-mounts: containers "+
-			"get no GPUs", []string{where, mounts + " = false"}, command+mounts+"=true")
+			"get no GPUs", []string{where, mounts + " = false"}, one.toolkit(mounts, true)...)
 	}
 	switch onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI; {
 	case onlyEnvvar && !t.EnvvarUnprivileged:
 		r.fail("NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device list strategy is envvar: "+
-			"they get no GPUs", evidence, command+mounts+"=true",
-			"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")
+			"they get no GPUs", evidence, append(one.toolkit(mounts, true),
+			"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")...)
 	case !t.EnvvarUnprivileged:
 	case onlyEnvvar:
 		r.warn("Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the device list strategy envvar "+
-			"needs it to be so", evidence, "gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/doctor.md",
-			command+envvar+"=false")
+			"needs it to be so", evidence, append([]string{
+			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/doctor.md",
+		}, one.toolkit(envvar, false)...)...)
 	case isDefault:
-		r.warn("Every pod can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence, command+envvar+"=false")
+		r.warn("Every pod can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence, one.toolkit(envvar, false)...)
 	default:
 		r.info("Every pod with the runtime class of NVIDIA's runtime can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence,
-			command+envvar+"=false")
+			one.toolkit(envvar, false)...)
 	}
 	if !r.found() {
 		r.ok("Containers without privileges cannot get GPUs by NVIDIA_VISIBLE_DEVICES", evidence...)
 	}
 }
 
+// judgeNoCgroups judges whether containers may open the devices that NVIDIA's runtime gives them. Devices that are in the container's OCI
+// specification need no rules from the runtime.
+func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
+	t := f.Toolkit.Value
+	if !t.NoCgroups || f.Settings.DeviceNodes || f.Settings.CDI && !f.Settings.Envvar && !f.Settings.VolumeMounts {
+		return
+	}
+	evidence := []string{t.File, "no-cgroups = true", "mode = " + t.Mode}
+	remedy := append(one.toolkit("nvidia-container-cli.no-cgroups", false), "gpu-device-plugin --pass-device-specs   # in the DaemonSet; or this")
+	switch t.Mode {
+	case "legacy":
+		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is for rootless containers alone", evidence,
+			remedy...)
+	case "auto":
+		r.warn("NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: no-cgroups = true is for "+
+			"rootless containers alone", evidence, remedy...)
+	}
+}
+
 func daemonReload(f *NodeFacts, r *findings) {
-	if !known(r, f.Runtimes) {
-		return
-	}
-	if len(f.Runtimes.Value) == 0 {
-		r.skip("No container runtime was found")
-		return
-	}
-	for _, one := range f.Runtimes.Value {
-		i := slices.IndexFunc(one.Handlers, func(h RuntimeHandler) bool { return h.Systemd && (h.Name == one.Default || h.nvidia()) })
-		if i >= 0 {
-			judgeReload(f, one.evidence("cgroups of "+one.Handlers[i].Name+" are made by systemd"), r)
-		} else {
-			r.ok(one.Name+" makes cgroups without systemd", one.evidence()...)
-		}
+	if known(r, f.Runtime) {
+		eachReading(f, r, func(one Runtime, reading Reading, to *findings) {
+			i := slices.IndexFunc(reading.Handlers, func(h RuntimeHandler) bool { return h.Systemd && (h.Name == reading.Default || h.nvidia()) })
+			if i >= 0 {
+				judgeReload(f, one.evidence("cgroups of "+reading.Handlers[i].Name+" are made by systemd"), to)
+			} else {
+				to.ok(one.title()+" makes cgroups without systemd", one.evidence()...)
+			}
+		})
 	}
 }
 

@@ -96,8 +96,7 @@ var claimRows = []row{
 	{
 		name: "CDI off", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts, s.Claims = false, true, true }, status: given(nil),
 		facts: func(f *doctor.NodeFacts) {
-			off := false
-			f.Runtimes.Value[0].CDI = &off
+			f.Runtime.Value.Readings[0].CDI = false
 			answers(doctor.PodResourcesAnswer{})(f)
 		},
 		check: "container-runtime", severity: doctor.Error, says: "claims of Dynamic Resource Allocation use it", remedy: "--cdi.enabled",

@@ -18,35 +18,47 @@ func runs(name, arguments string, files changes) changes {
 	return all
 }
 
-// TestRuntimesAsTheyAreConfigured: what the files say that a runtime reads, as its arguments name them.
+// TestRuntimesAsTheyAreConfigured: what the files say that a runtime reads, as its arguments name them. For containerd, the table of
+// TestConfigurationsAsContainerdReadsThem has more.
 func TestRuntimesAsTheyAreConfigured(t *testing.T) {
 	t.Parallel()
-	yes := true
 	folders := []string{"/etc/cdi", "/var/run/cdi"}
+	runc := doctor.RuntimeHandler{Name: "runc", Implied: true}
 	for name, tt := range map[string]struct {
 		node changes
-		want []doctor.Runtime
+		want doctor.Runtime
+		last doctor.Reading
 	}{
 		"containerd without files": {
 			runs("containerd", "/usr/bin/containerd\x00", nil),
-			[]doctor.Runtime{{Name: doctor.Containerd, Default: "runc", CDIFolders: folders}},
+			doctor.Runtime{Name: doctor.Containerd, Service: "containerd", Config: "/" + config},
+			doctor.Reading{
+				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{runc},
+			},
 		},
 		"a flag without a value": {
 			runs("containerd", "containerd\x00--config\x00", changes{config: "version = 3\n"}),
-			[]doctor.Runtime{{Name: doctor.Containerd, Major: 2, Default: "runc", CDIFolders: folders, Files: []string{"/" + config}}},
+			doctor.Runtime{Name: doctor.Containerd, Service: "containerd", Config: "/" + config, Files: []string{"/" + config}},
+			doctor.Reading{
+				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{runc},
+			},
 		},
 		"files that name each other, and one that cannot be read": {
 			runs("containerd", "containerd\x00-c\x00/a/b.toml\x00", changes{
 				config:          "version = 3\n",
-				"a/b.toml":      "version = 2\nimports = ['more/*.toml', '/a/b.toml', '/a/c.toml']\ndisabled_plugins = ['x', 'cri']\n",
-				"a/more/1.toml": "[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\ncdi_spec_dirs = ['/cdi', 7]\n",
+				"a/b.toml":      "version = 2\nimports = ['more/*.toml', '/a/b.toml', '/a/c.toml']\n",
+				"a/more/1.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\ncdi_spec_dirs = ['/cdi', 7]\n",
 				"a/more/2.txt":  "version = 3\n",
 				"a/c.toml":      "]",
 			}),
-			[]doctor.Runtime{{
-				Name: doctor.Containerd, Default: "runc", CDI: &yes, CDIFolders: []string{"/cdi"}, Disabled: true,
-				Files: []string{"/a/b.toml", "/a/more/1.toml"}, Problems: []string{"/a/c.toml: "},
-			}},
+			doctor.Runtime{
+				Name: doctor.Containerd, Service: "containerd", Config: "/a/b.toml", Files: []string{"/a/b.toml", "/a/more/1.toml"},
+				Problems: []string{"/a/c.toml: "},
+			},
+			doctor.Reading{
+				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: []string{"/cdi"},
+				Handlers: []doctor.RuntimeHandler{runc},
+			},
 		},
 		"programs of handlers": {
 			runs("containerd", "containerd\x00--config=/a.toml\x00", changes{"a.toml": `version = 3
@@ -61,20 +73,22 @@ BinaryName = "/usr/bin/gone"
 BinaryName = "runc"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.plain]
 `}),
-			[]doctor.Runtime{{
-				Name: doctor.Containerd, Major: 2, Default: "there", CDIFolders: folders, Files: []string{"/a.toml"},
+			doctor.Runtime{Name: doctor.Containerd, Service: "containerd", Config: "/a.toml", Files: []string{"/a.toml"}},
+			doctor.Reading{
+				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "there", CDIFolders: folders,
 				Handlers: []doctor.RuntimeHandler{
-					{Name: "gone", Program: "/usr/bin/gone", Absent: true}, {Name: "path", Program: "runc"}, {Name: "plain"},
+					{Name: "gone", Program: "/usr/bin/gone", Absent: true}, {Name: "path", Program: "runc"}, {Name: "plain"}, runc,
 					{Name: "there", Program: "/usr/bin/nvidia-container-runtime", Systemd: true},
 				},
-			}},
-		},
-		"containerd of Docker": {
-			runs("containerd", "containerd\x00--config\x00/var/run/docker/containerd/containerd.toml\x00", nil), nil,
+			},
 		},
 		"CRI-O without files": {
 			runs("crio", "crio\x00", nil),
-			[]doctor.Runtime{{Name: doctor.CRIO, Default: "crun", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{{Name: "crun", Systemd: true}}}},
+			doctor.Runtime{Name: doctor.CRIO, Service: "crio", Config: "/etc/crio/crio.conf"},
+			doctor.Reading{
+				CDI: true, CDIExists: true, Default: "crun", CDIFolders: folders,
+				Handlers: []doctor.RuntimeHandler{{Name: "crun", Systemd: true, Implied: true}},
+			},
 		},
 		"CRI-O with files elsewhere": {
 			runs("crio", "crio\x00-c\x00/a.conf\x00--config-dir=/b\x00", changes{
@@ -82,29 +96,64 @@ BinaryName = "runc"
 				"b/1": "[crio.runtime]\ndefault_runtime = 'one'\n[crio.runtime.runtimes.one]\nruntime_path = '/usr/bin/one'\n",
 				"b/2": "]", "b/3": "[crio.runtime]\ncdi_spec_dirs = ['/cdi']\n[crio.runtime.runtimes.two]\nruntime_path = 'two'\n",
 			}),
-			[]doctor.Runtime{{
-				Name: doctor.CRIO, Default: "one", CDIFolders: []string{"/cdi"}, Files: []string{"/a.conf", "/b/1", "/b/3"}, Problems: []string{"/b/2: "},
+			doctor.Runtime{
+				Name: doctor.CRIO, Service: "crio", Config: "/a.conf", Files: []string{"/a.conf", "/b/1", "/b/3"}, Problems: []string{"/b/2: "},
+			},
+			doctor.Reading{
+				CDI: true, CDIExists: true, Default: "one", CDIFolders: []string{"/cdi"},
 				Handlers: []doctor.RuntimeHandler{{Name: "one", Program: "/usr/bin/one", Absent: true}, {Name: "two", Program: "two"}},
-			}},
+			},
 		},
 		"CRI-O with a file that is not there": {
 			runs("crio", "crio\x00--config\x00/gone\x00", changes{"etc/crio/crio.conf.d/1": "[crio.runtime]\ncgroup_manager = 'systemd'\n"}),
-			[]doctor.Runtime{{
-				Name: doctor.CRIO, Default: "crun", CDIFolders: folders, Files: []string{"/etc/crio/crio.conf.d/1"},
-				Handlers: []doctor.RuntimeHandler{{Name: "crun", Systemd: true}},
-			}},
+			doctor.Runtime{Name: doctor.CRIO, Service: "crio", Config: "/gone", Files: []string{"/etc/crio/crio.conf.d/1"}},
+			doctor.Reading{
+				CDI: true, CDIExists: true, Default: "crun", CDIFolders: folders,
+				Handlers: []doctor.RuntimeHandler{{Name: "crun", Systemd: true, Implied: true}},
+			},
+		},
+		"CRI-O with a runtime in two files": {
+			runs("crio", "crio\x00", changes{
+				"etc/crio/crio.conf.d/1": "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n",
+				"etc/crio/crio.conf.d/2": "[crio.runtime.runtimes.nvidia]\nmonitor_path = '/usr/bin/conmon'\n",
+			}),
+			doctor.Runtime{
+				Name: doctor.CRIO, Service: "crio", Config: "/etc/crio/crio.conf", Files: []string{"/etc/crio/crio.conf.d/1", "/etc/crio/crio.conf.d/2"},
+			},
+			doctor.Reading{
+				CDI: true, CDIExists: true, Default: "crun", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{{Name: "nvidia", Systemd: true}},
+			},
+		},
+		"Docker": {
+			runs("cri-dockerd", "/usr/bin/cri-dockerd\x00", changes{
+				"proc/701/comm": "dockerd", "etc/docker/daemon.json": `{"default-runtime":"nvidia","exec-opts":["native.cgroupdriver=systemd"],` +
+					`"cdi-spec-dirs":["/cdi"],"features":{"cdi":false},"runtimes":{"nvidia":{"path":"/usr/bin/nvidia-container-runtime"}}}`,
+			}),
+			doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: "/etc/docker/daemon.json", Files: []string{"/etc/docker/daemon.json"}},
+			doctor.Reading{
+				Versions: "with a newer cri-dockerd", CDIExists: true, CDISaid: new(bool), Default: "nvidia", CDIFolders: []string{"/cdi"},
+				Handlers: []doctor.RuntimeHandler{
+					{Name: "runc", Systemd: true, Implied: true}, {Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime", Systemd: true},
+				},
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := placesOf(newNode(tt.node)).Gather(t.Context()).Runtimes.Value
-			for _, r := range got {
-				for i, problem := range r.Problems { // the rest is the parser's
-					r.Problems[i] = problem[:min(len(problem), len(tt.want[0].Problems[0]))]
-				}
+			got := placesOf(newNode(tt.node)).Gather(t.Context()).Runtime.Value
+			for i, problem := range got.Problems { // the rest is the parser's
+				got.Problems[i] = problem[:min(len(problem), len(tt.want.Problems[i]))]
 			}
+			if len(got.Readings) == 0 {
+				t.Fatal("no readings")
+			}
+			last := got.Readings[len(got.Readings)-1]
+			got.Readings = nil
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.last, last); diff != "" {
+				t.Errorf("the reading of the newest version (-want +got):\n%s", diff)
 			}
 		})
 	}

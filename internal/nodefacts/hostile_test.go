@@ -170,8 +170,8 @@ func TestHungRead(t *testing.T) {
 		for _, f := range doctor.Examine(facts) {
 			found = found || f.Check == "driver" && f.Severity == doctor.Warning && strings.Contains(f.Message, "did not return")
 		}
-		if !found || facts.Runtimes.Missing != "" {
-			t.Errorf("module %+v, runtimes %+v: want only the module's version to be missing", facts.Module, facts.Runtimes)
+		if !found || facts.Runtime.Missing != "" {
+			t.Errorf("module %+v, runtime %+v: want only the module's version to be missing", facts.Module, facts.Runtime)
 		}
 	})
 }

@@ -73,7 +73,9 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			all, err := processes(host)
 			return names(all), err
 		}),
-		read(ctx, &f.Runtimes, "the configuration of the container runtime", hidden, func() ([]doctor.Runtime, error) { return runtimes(host) }),
+		read(ctx, &f.Runtime, "the configuration of the container runtime", hidden, func() (doctor.Runtime, error) {
+			return kubeletRuntime(host)
+		}),
 		read(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", hidden, func() (doctor.Toolkit, error) { return toolkit(host), nil }),
 		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
 		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),

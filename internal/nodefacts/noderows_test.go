@@ -14,10 +14,13 @@ const (
 	runtime2 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n"
 )
 
+// allOfRuntime are the checks that need to know the container runtime.
+var allOfRuntime = []string{"container-runtime", "nvidia-runtime", "visible-devices", "daemon-reload"}
+
 var runtimeRows = []row{
 	{name: "containerd 2", check: "container-runtime", severity: doctor.OK, says: "containerd is set up", shows: "/etc/containerd/config.toml"},
 	{
-		name: "containerd without a file", facts: func(f *doctor.NodeFacts) { f.Runtimes.Value[0].Files = nil },
+		name: "containerd without a file", facts: func(f *doctor.NodeFacts) { f.Runtime.Value.Files = nil },
 		check: "container-runtime", severity: doctor.OK, says: "is set up", shows: "containerd has no configuration file",
 	},
 	{
@@ -48,7 +51,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "version not known", change: changes{config: "version = 2\n", dropIn: gone},
-		check: "container-runtime", severity: doctor.NotChecked, says: "version of containerd is not known",
+		check: "container-runtime", severity: doctor.NotChecked, says: "depends on the version of containerd, which is not known. 1.7: CDI is off",
 	},
 	{
 		name: "CDI off and not used", change: changes{config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n" +
@@ -58,8 +61,8 @@ var runtimeRows = []row{
 		check:    "container-runtime", severity: doctor.Info, says: "does not use it",
 	},
 	{
-		name: "CRI disabled", change: changes{config: "disabled_plugins = ['cri']\n" + containerd2},
-		check: "container-runtime", severity: doctor.Error, says: "CRI plugin of containerd is disabled",
+		name: "CRI disabled", change: changes{config: "disabled_plugins = ['io.containerd.grpc.v1.cri']\n" + containerd2},
+		check: "container-runtime", severity: doctor.Error, says: "CRI plugin of containerd is disabled", remedy: "remove cri from disabled_plugins",
 	},
 	{
 		name: "not TOML", change: changes{"etc/containerd/conf.d/zz.toml": "\x00\xff= ["},
@@ -84,8 +87,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "no runtime", change: changes{"proc/700/comm": gone},
-		check: "container-runtime", severity: doctor.NotChecked, says: "Neither containerd nor CRI-O",
-		also: []string{"nvidia-runtime", "visible-devices", "daemon-reload"},
+		check: "container-runtime", severity: doctor.NotChecked, says: "neither containerd, CRI-O nor cri-dockerd runs", also: allOfRuntime,
 	},
 	{
 		name: "CRI-O", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf.d/10-nvidia": crioConf},
@@ -98,13 +100,12 @@ var runtimeRows = []row{
 		check: "container-runtime", severity: doctor.Error, says: "CRI-O does not look for CDI specs in /var/run/cdi",
 	},
 	{
-		name:   "two runtimes, one of which has NVIDIA's",
-		change: changes{toolkit: gone, "proc/702/comm": "crio", "etc/crio/crio.conf.d/10": "[crio.runtime]\ndefault_runtime = \"crun\"\n"},
-		check:  "visible-devices", severity: doctor.Warning, says: "Every pod can get all GPUs", also: []string{"nvidia-runtime"},
+		name: "two runtimes and no kubelet", change: changes{"proc/702/comm": "crio"},
+		check: "container-runtime", severity: doctor.NotChecked, says: "no kubelet is seen that says which one it uses", also: allOfRuntime,
 	},
 	{name: "default", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd"},
 	{
-		name: "not known", facts: func(f *doctor.NodeFacts) { f.Runtimes = doctor.Fact[[]doctor.Runtime]{Missing: "/proc cannot be read"} },
+		name: "not known", facts: func(f *doctor.NodeFacts) { f.Runtime = doctor.Fact[doctor.Runtime]{Missing: "/proc cannot be read"} },
 		check: "nvidia-runtime", severity: doctor.NotChecked, says: "/proc cannot be read",
 		also: []string{"container-runtime", "visible-devices", "daemon-reload"},
 	},
@@ -135,13 +136,8 @@ var runtimeRows = []row{
 	},
 	{
 		name: "one way on containerd 1.7", change: changes{config: containerd1, dropIn: gone},
-		facts: func(f *doctor.NodeFacts) { f.Runtimes.Value[0].Major = 1 },
+		facts: func(f *doctor.NodeFacts) { f.Runtime.Value.Readings = f.Runtime.Value.Readings[:1] },
 		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "containerd is older than 2.0",
-	},
-	{
-		name: "one way while the version is not known", facts: func(f *doctor.NodeFacts) { f.Runtimes.Value[0].Major = 0 },
-		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "the version of containerd is not known",
-		also: []string{"container-runtime"},
 	},
 	{
 		name: "one way with CDI off", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "enable_cdi = false"},
@@ -194,7 +190,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "no NVIDIA runtime", change: changes{dropIn: gone, toolkit: gone},
-		check: "visible-devices", severity: doctor.OK, says: "no container runtime has NVIDIA's runtime",
+		check: "visible-devices", severity: doctor.OK, says: "containerd does not have NVIDIA's runtime",
 	},
 	{name: "CDI", check: "daemon-reload", severity: doctor.OK, says: "their devices are known to systemd"},
 	{

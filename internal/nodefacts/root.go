@@ -32,6 +32,9 @@ func (r root) resolve(name string) (string, fs.FileInfo, error) {
 	return resolved, info, err
 }
 
+// link returns what a symbolic link of /proc says. It may lead to a file that is not below the root.
+func (r root) link(name string) (string, error) { return fs.ReadLink(r.FS, name) }
+
 // exists reports whether there is a file.
 func (r root) exists(name string) bool {
 	_, _, err := r.resolve(name)

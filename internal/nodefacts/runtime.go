@@ -1,11 +1,9 @@
 package nodefacts
 
 import (
-	"bytes"
 	"cmp"
-	"debug/elf"
+	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"maps"
 	"path"
@@ -19,8 +17,14 @@ import (
 
 // A process of the node.
 type process struct {
+	pid  string
 	name string   // cut to 15 bytes by the kernel
 	args []string // empty if they cannot be read
+}
+
+// withArguments are the names of processes whose arguments are read: container runtimes, kubelets, and what has a kubelet in it.
+var withArguments = []string{
+	"containerd", "crio", "dockerd", "cri-dockerd", "kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s",
 }
 
 // processes returns the node's processes.
@@ -35,9 +39,9 @@ func processes(r root) ([]process, error) {
 			continue
 		}
 		if name := r.line("proc/" + pid + "/comm"); name != "" {
-			p := process{name: name}
-			if slices.Contains([]string{"containerd", "crio"}, name) {
-				p.args = strings.Split(strings.TrimRight(r.line("proc/"+pid+"/cmdline"), "\x00"), "\x00")
+			p := process{name: name, pid: pid}
+			if slices.Contains(withArguments, name) {
+				p.args = strings.Split(strings.Trim(r.line("proc/"+pid+"/cmdline"), "\x00 "), "\x00")
 			}
 			all = append(all, p)
 		}
@@ -71,192 +75,40 @@ func (p process) flag(flags ...string) string {
 	return ""
 }
 
-// containerdFiles are where the configuration of containerd is, by distribution of Kubernetes; the first that is there counts.
-var containerdFiles = []string{
-	"/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-	"/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/run/k0s/containerd-cri.toml", "/etc/k0s/containerd.toml",
-	"/var/snap/microk8s/current/args/containerd.toml",
-}
-
-var containerdSockets = []string{
-	"/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/k0s/containerd.sock",
-}
-
-// runtimes returns the container runtimes that run. Where that cannot be told, it returns those that are set up.
-func runtimes(r root) ([]doctor.Runtime, error) {
-	running, err := processes(r)
-	find := func(name string) (process, bool) {
-		i := slices.IndexFunc(running, func(p process) bool {
-			return p.name == name && !strings.Contains(p.flag("--config", "-c"), "/docker/") // which kubelet does not use
-		})
-		if i < 0 {
-			return process{}, false
-		}
-		return running[i], true
-	}
-	there := func(files ...string) bool { return slices.ContainsFunc(files, r.exists) }
-	var found []doctor.Runtime
-	if p, runs := find("containerd"); runs || err != nil && there(slices.Concat(containerdFiles, containerdSockets)...) {
-		found = append(found, containerd(r, p))
-	}
-	if p, runs := find("crio"); runs || err != nil && there("/etc/crio/crio.conf", "/etc/crio/crio.conf.d", "/run/crio/crio.sock") {
-		found = append(found, crio(r, p))
-	}
-	if len(found) == 0 && err != nil {
-		return nil, err
-	}
-	return found, nil
-}
-
-// maxImports is how many files a configuration may consist of.
-const maxImports = 64
-
-// containerd reads the configuration of containerd.
-func containerd(r root, p process) doctor.Runtime {
-	c := doctor.Runtime{Name: doctor.Containerd, Major: containerdMajor(r, p), Default: "runc", CDIFolders: cdiFolders}
-	first := p.flag("--config", "-c")
-	if first == "" {
-		i := slices.IndexFunc(containerdFiles, r.exists)
-		if i < 0 {
-			return c
-		}
-		first = containerdFiles[i]
-	}
-	plugins := table{}
-	pending := []string{first}
-	for seen := (map[string]bool{}); len(pending) > 0 && len(seen) < maxImports; {
-		file := pending[0]
-		if pending = pending[1:]; seen[file] {
-			continue
-		}
-		seen[file] = true
-		content, err := parse(r, file)
-		if err != nil {
-			c.Problems = append(c.Problems, file+": "+err.Error())
-			continue
-		}
-		c.Files = append(c.Files, file)
-		if version, _ := content["version"].(int64); version >= 3 {
-			c.Major = 2
-		}
-		for _, disabled := range content.texts("disabled_plugins") {
-			c.Disabled = c.Disabled || disabled == "cri" || strings.HasPrefix(disabled, "io.containerd.grpc.v1.cri") ||
-				disabled == "io.containerd.cri.v1.runtime"
-		}
-		for name, section := range content.table("plugins") {
-			if more, ok := section.(map[string]any); ok && c.Major != 1 { // containerd 1 replaces whole sections
-				merge(plugins, table{name: more})
-			} else {
-				plugins[name] = section
-			}
-		}
-		for _, pattern := range content.texts("imports") {
-			if !path.IsAbs(pattern) {
-				pattern = path.Join(path.Dir(file), pattern)
-			}
-			pending = append(pending, r.match(path.Clean(pattern))...)
-		}
-	}
-	// Version 2 of the configuration has one section, version 3 and newer have several. Containerd 2 reads both.
-	for _, section := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
-		if cri := plugins.table(section); len(cri) > 0 {
-			criSection(r, &c, cri)
-		}
-	}
-	return c
-}
-
-// criSection reads the configuration of containerd's CRI plugin.
-func criSection(r root, c *doctor.Runtime, cri table) {
-	if on, given := cri["enable_cdi"].(bool); given {
-		c.CDI = &on
-	}
-	if folders := cri.texts("cdi_spec_dirs"); folders != nil {
-		c.CDIFolders = folders
-	}
-	section := cri.table("containerd")
-	if name, _ := section["default_runtime_name"].(string); name != "" {
-		c.Default = name
-	}
-	all := section.table("runtimes")
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		options := all.table(name).table("options")
-		h := doctor.RuntimeHandler{Name: name}
-		h.Program, _ = options["BinaryName"].(string)
-		h.Systemd, _ = options["SystemdCgroup"].(bool)
-		h.Absent = h.Program != "" && path.IsAbs(h.Program) && !r.exists(h.Program)
-		c.Handlers = append(c.Handlers, h)
-	}
-}
-
-// containerdMajor returns the major version of containerd, which its program says; 0 if it cannot be told.
-func containerdMajor(r root, p process) int {
-	files := []string{"/usr/bin/containerd", "/usr/local/bin/containerd", "/bin/containerd", "/usr/local/bin/k3s", "/opt/bin/containerd"}
-	if len(p.args) > 0 && path.IsAbs(p.args[0]) {
-		files = append([]string{p.args[0]}, files...)
-	}
-	for _, file := range files {
-		f, err := r.open(file)
-		if err != nil {
-			continue
-		}
-		major := 0
-		if program, ok := f.(io.ReaderAt); ok {
-			major = majorOf(program)
-		}
-		_ = f.Close() // it was only read
-		if major > 0 {
-			return major
-		}
-	}
-	return 0
-}
-
-// majorOf returns the major version that the packages of a Go program tell, which its section for that has as text.
-func majorOf(program io.ReaderAt) int {
-	const module = "github.com/containerd/containerd"
-	file, err := elf.NewFile(program)
-	if err != nil {
-		return 0
-	}
-	section := file.Section(".go.buildinfo")
-	if section == nil || section.Size > maxFile {
-		return 0
-	}
-	text, err := section.Data()
-	switch {
-	case err != nil:
-		return 0
-	case bytes.Contains(text, []byte(module+"/v2")):
-		return 2
-	case bytes.Contains(text, []byte(module+"/")), bytes.Contains(text, []byte(module+"\t")):
-		return 1
-	}
-	return 0
-}
-
-// crio reads the configuration of CRI-O: its file, and then the files of a folder, of which a later one wins.
-func crio(r root, p process) doctor.Runtime {
-	c := doctor.Runtime{Name: doctor.CRIO, Default: "crun", CDIFolders: cdiFolders}
-	first := cmp.Or(p.flag("--config", "-c"), "/etc/crio/crio.conf")
+// crioFiles reads the configuration of CRI-O: its file, and then the files of a folder, of which a later one wins. A runtime of a later
+// file replaces that of an earlier one as a whole.
+func crioFiles(r root, p process) (section table, first string, files, problems []string) {
+	first = cmp.Or(p.flag("--config", "-c"), "/etc/crio/crio.conf")
 	folder := cmp.Or(p.flag("--config-dir", "-d"), "/etc/crio/crio.conf.d")
-	all := table{}
+	all, runtimes := table{}, table{}
 	for _, file := range append([]string{first}, r.match(folder+"/*")...) {
 		content, err := parse(r, file)
 		switch {
 		case err == nil:
-			c.Files = append(c.Files, file)
-			merge(all, content)
+			files = append(files, file)
+			maps.Copy(runtimes, content.table("crio").table("runtime").table("runtimes"))
+			overlay(all, content)
 		case file != first || !errors.Is(err, fs.ErrNotExist):
-			c.Problems = append(c.Problems, file+": "+err.Error())
+			problems = append(problems, file+": "+err.Error())
 		}
 	}
-	section := all.table("crio").table("runtime")
+	section = all.table("crio")
+	if section.table("runtime") != nil {
+		section.table("runtime")["runtimes"] = runtimes
+	}
+	return section, first, files, problems
+}
+
+// crio returns CRI-O as it is configured.
+func crio(r root, p process) doctor.Runtime {
+	section, first, files, problems := crioFiles(r, p)
+	reading := doctor.Reading{Default: "crun", CDI: true, CDIExists: true, CDIFolders: cdiFolders}
+	section = section.table("runtime")
 	if name, _ := section["default_runtime"].(string); name != "" {
-		c.Default = name
+		reading.Default = name
 	}
 	if folders := section.texts("cdi_spec_dirs"); folders != nil {
-		c.CDIFolders = folders
+		reading.CDIFolders = folders
 	}
 	manager, given := section["cgroup_manager"].(string)
 	systemd := manager == "systemd" || !given
@@ -265,25 +117,80 @@ func crio(r root, p process) doctor.Runtime {
 		h := doctor.RuntimeHandler{Name: name, Systemd: systemd}
 		h.Program, _ = runtimes.table(name)["runtime_path"].(string)
 		h.Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
-		c.Handlers = append(c.Handlers, h)
+		reading.Handlers = append(reading.Handlers, h)
 	}
-	if len(c.Handlers) == 0 {
-		c.Handlers = []doctor.RuntimeHandler{{Name: c.Default, Systemd: systemd}}
+	if len(reading.Handlers) == 0 {
+		reading.Handlers = []doctor.RuntimeHandler{{Name: reading.Default, Systemd: systemd, Implied: true}}
 	}
-	return c
+	return doctor.Runtime{
+		Name: doctor.CRIO, Service: "crio", Config: first, Files: files, Problems: problems, Readings: []doctor.Reading{reading},
+	}
 }
 
-// toolkit reads the configuration of NVIDIA's container runtime.
+// docker returns Docker as it is configured. A kubelet uses it through cri-dockerd.
+func docker(r root, p process) doctor.Runtime {
+	one := doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: cmp.Or(p.flag("--config-file"), "/etc/docker/daemon.json")}
+	var said struct {
+		Default  string   `json:"default-runtime"`
+		Options  []string `json:"exec-opts"`
+		Folders  []string `json:"cdi-spec-dirs"`
+		Features struct {
+			CDI *bool `json:"cdi"`
+		} `json:"features"`
+		Runtimes map[string]struct {
+			Path string `json:"path"`
+		} `json:"runtimes"`
+	}
+	text, err := r.read(one.Config)
+	if err == nil {
+		err = json.Unmarshal(text, &said)
+	}
+	switch {
+	case err == nil:
+		one.Files = []string{one.Config}
+	case !errors.Is(err, fs.ErrNotExist):
+		one.Problems = []string{one.Config + ": " + err.Error()}
+	}
+	systemd := slices.Contains(said.Options, "native.cgroupdriver=systemd")
+	reading := doctor.Reading{
+		Default: cmp.Or(p.flag("--default-runtime"), said.Default, "runc"), CDISaid: said.Features.CDI, CDIFolders: cdiFolders,
+		Handlers: []doctor.RuntimeHandler{{Name: "runc", Systemd: systemd, Implied: true}},
+	}
+	if said.Folders != nil {
+		reading.CDIFolders = said.Folders
+	}
+	for _, name := range slices.Sorted(maps.Keys(said.Runtimes)) {
+		h := doctor.RuntimeHandler{Name: name, Program: said.Runtimes[name].Path, Systemd: systemd}
+		h.Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
+		reading.Handlers = append(reading.Handlers, h)
+	}
+	// cri-dockerd passes CDI devices since Mirantis/cri-dockerd#522 of November 2025, and no file says which one it is.
+	newer := reading
+	reading.Versions = "with cri-dockerd before CDI"
+	newer.Versions, newer.CDIExists = "with a newer cri-dockerd", true
+	newer.CDI = said.Features.CDI == nil || *said.Features.CDI
+	one.Readings = []doctor.Reading{reading, newer}
+	return one
+}
+
+// toolkit reads the configuration of NVIDIA's container runtime: that beside its program where NVIDIA's operator installed it, else that of
+// the node.
 func toolkit(r root) doctor.Toolkit {
 	t := doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto"}
-	files := []string{
-		"/etc/nvidia-container-runtime/config.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+	const below = "nvidia-container-runtime/config.toml"
+	folders := []string{"/etc", "/usr/local/nvidia/toolkit/.config"}
+	if one, err := kubeletRuntime(r); err == nil {
+		for _, reading := range one.Readings {
+			if h, _, found := reading.NVIDIA(); found && path.IsAbs(h.Program) {
+				folders = append([]string{path.Join(path.Dir(h.Program), ".config")}, folders...)
+			}
+		}
 	}
-	i := slices.IndexFunc(files, r.exists)
+	i := slices.IndexFunc(folders, func(folder string) bool { return r.exists(path.Join(folder, below)) })
 	if i < 0 {
 		return t
 	}
-	t.File = files[i]
+	t.File = path.Join(folders[i], below)
 	content, err := parse(r, t.File)
 	if err != nil {
 		t.Problem = t.File + ": " + err.Error()
@@ -293,6 +200,7 @@ func toolkit(r root) doctor.Toolkit {
 		t.EnvvarUnprivileged = accept
 	}
 	t.VolumeMounts, _ = content["accept-nvidia-visible-devices-as-volume-mounts"].(bool)
+	t.NoCgroups, _ = content.table("nvidia-container-cli")["no-cgroups"].(bool)
 	if mode, _ := content.table("nvidia-container-runtime")["mode"].(string); mode != "" {
 		t.Mode = mode
 	}
@@ -337,15 +245,4 @@ func (t table) texts(name string) []string {
 		}
 	}
 	return texts
-}
-
-// merge puts what from has into into, table by table.
-func merge(into, from table) {
-	for name := range from {
-		if more, has := from.table(name), into.table(name); more != nil && has != nil {
-			merge(has, more)
-			continue
-		}
-		into[name] = from[name]
-	}
 }

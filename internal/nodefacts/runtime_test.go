@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 )
 
@@ -39,38 +42,111 @@ const (
 	programOf2  = "github.com/containerd/containerd/v2/cmd/containerd"
 )
 
+// containerdOf returns what makes programs of containerd that say a version: that of this test, in which two names are others.
+func containerdOf(t *testing.T) func(version string) string {
+	t.Helper()
+	program := programs(t)
+	// In one piece, this text would also be in the program as a text of this test.
+	thisModule := strings.Join([]string{"mod", "github.com/gpu-device-plugin/gpu-device-plugin", ""}, "\t")
+	return func(version string) string {
+		path, main := programOf2, "github.com/containerd/containerd/v2\tv"+version
+		if strings.HasPrefix(version, "1.") {
+			path, main = programOf1, "github.com/containerd/containerd\tv"+version
+		}
+		text := program(path)
+		start := strings.Index(text, thisModule)
+		if start < 0 {
+			t.Fatalf("this program does not have %q", thisModule)
+		}
+		end := start + len("mod\t")
+		end += strings.IndexAny(text[end+strings.IndexByte(text[end:], '\t')+1:], "\t\n") + strings.IndexByte(text[end:], '\t') + 1
+		was := text[start:end]
+		if len(main)+len("mod\t") > len(was) {
+			t.Fatalf("%q does not fit into %q", main, was)
+		}
+		return strings.ReplaceAll(text, was, "mod\t"+main+"-"+strings.Repeat("x", len(was)-len("mod\t")-len(main)-1))
+	}
+}
+
+// A madeOf is what a version of containerd makes of its files. The table has them as test/containerd has them from containerd itself.
+type madeOf struct {
+	Refused  bool     `json:"refused"`
+	Disabled bool     `json:"disabled"`
+	CDI      bool     `json:"cdi"`
+	Folders  []string `json:"folders"`
+	Default  string   `json:"default"`
+	Handlers []string `json:"handlers"`
+}
+
+// TestConfigurationsAsContainerdReadsThem: for each version, what containerd's own loader makes of the files.
+func TestConfigurationsAsContainerdReadsThem(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("testdata/containerd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name  string
+		Files map[string]string
+		Want  map[string]madeOf
+	}
+	if err := yaml.UnmarshalStrict(text, &cases); err != nil || len(cases) < 40 {
+		t.Fatal(len(cases), err)
+	}
+	program := containerdOf(t)
+	for version, containerd := range map[string]string{"1.7": program("1.7.30"), "2.2": program("2.2.8"), "2.4": program("2.4.2")} {
+		for _, tt := range cases {
+			t.Run(version+" "+tt.Name, func(t *testing.T) {
+				node := changes{dropIn: gone, config: gone, "usr/bin/containerd": containerd}
+				maps.Copy(node, tt.Files)
+				fact := placesOf(newNode(node)).Gather(t.Context()).Runtime
+				if len(fact.Value.Readings) != 1 {
+					t.Fatalf("readings: %+v", fact)
+				}
+				one := fact.Value.Readings[0]
+				got := madeOf{CDI: one.CDI, Folders: one.CDIFolders, Default: one.Default}
+				for _, h := range one.Handlers {
+					text := strings.TrimSpace(h.Name + " " + h.Program)
+					if h.Systemd {
+						text += " systemd"
+					}
+					got.Handlers = append(got.Handlers, text)
+				}
+				switch {
+				case one.Refused != "":
+					got = madeOf{Refused: true}
+				case one.Disabled:
+					got = madeOf{Disabled: true}
+				case slices.Equal(got.Folders, []string{"/etc/cdi", "/var/run/cdi"}):
+					got.Folders = nil
+				}
+				if diff := cmp.Diff(tt.Want[version], got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
 // TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it is.
 func TestContainerdTellsItsVersion(t *testing.T) {
 	t.Parallel()
 	program := programs(t)
 	for _, tt := range []struct {
-		name, path string
-		major      int
+		name, path, versions string
 	}{
-		{"containerd 1", programOf1, 1},
-		{"containerd 2", programOf2, 2},
-		{"another program", thisProgram, 0},
-		{"no program", "", 0},
+		{"containerd 1", programOf1, "1.7"},
+		{"containerd 2", programOf2, "2.0 and newer"},
+		{"another program", thisProgram, "1.7, 2.0 and newer"},
+		{"no program", "", "1.7, 2.0 and newer"},
 	} {
 		facts := placesOf(newNode(changes{config: gone, dropIn: gone, "usr/bin/containerd": program(tt.path)})).Gather(t.Context())
-		if runtimes := facts.Runtimes.Value; len(runtimes) != 1 || runtimes[0].Name != doctor.Containerd || runtimes[0].Major != tt.major {
-			t.Errorf("%s: got %+v", tt.name, facts.Runtimes)
+		var got []string
+		for _, reading := range facts.Runtime.Value.Readings {
+			got = append(got, reading.Versions)
 		}
-	}
-}
-
-// TestImportedSectionsOfContainerd: version 1 puts a section in the place of one that was read before, and version 2 adds to it.
-func TestImportedSectionsOfContainerd(t *testing.T) {
-	t.Parallel()
-	program := programs(t)
-	const section = "[plugins.'io.containerd.grpc.v1.cri']\n"
-	for path, want := range map[string]bool{programOf1: false, programOf2: true} {
-		runtimes := placesOf(newNode(changes{
-			config: "imports = ['conf.d/*.toml']\n" + section + "enable_cdi = true\n", dropIn: section + "cdi_spec_dirs = ['/cdi']\n",
-			"usr/bin/containerd": program(path),
-		})).Gather(t.Context()).Runtimes.Value
-		if len(runtimes) != 1 || !slices.Equal(runtimes[0].CDIFolders, []string{"/cdi"}) || (runtimes[0].CDI != nil) != want {
-			t.Errorf("%s: %+v", path, runtimes)
+		if versions := strings.Join(got, ", "); versions != tt.versions {
+			t.Errorf("%s: versions %s, want %s", tt.name, versions, tt.versions)
 		}
 	}
 }
@@ -82,20 +158,20 @@ func TestRuntimesWithoutProcesses(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change changes
-		want   []string
+		want   string
 	}{
-		{"containerd's file", changes{}, []string{doctor.Containerd}},
-		{"CRI-O's socket", changes{config: gone, dropIn: gone, "run/crio/crio.sock": ""}, []string{doctor.CRIO}},
-		{"nothing", changes{config: gone, dropIn: gone}, nil},
+		{"containerd's file", changes{}, doctor.Containerd},
+		{"CRI-O's socket", changes{config: gone, dropIn: gone, "run/crio/crio.sock": ""}, doctor.CRIO},
+		{"nothing", changes{config: gone, dropIn: gone}, ""},
+		{"both", changes{"run/crio/crio.sock": ""}, ""},
+		{"both, and a kubelet's file", changes{
+			"run/crio/crio.sock": "", "var/lib/kubelet/config.yaml": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n",
+		}, doctor.CRIO},
 	} {
 		maps.Copy(tt.change, without)
 		facts := placesOf(newNode(tt.change)).Gather(t.Context())
-		var got []string
-		for _, r := range facts.Runtimes.Value {
-			got = append(got, r.Name)
-		}
-		if !slices.Equal(got, tt.want) || (facts.Runtimes.Missing == "") != (tt.want != nil) {
-			t.Errorf("%s: got %v (%s), want %v", tt.name, got, facts.Runtimes.Missing, tt.want)
+		if got := facts.Runtime.Value.Name; got != tt.want || (facts.Runtime.Missing == "") != (tt.want != "") {
+			t.Errorf("%s: got %q (%s), want %q", tt.name, got, facts.Runtime.Missing, tt.want)
 		}
 	}
 }
