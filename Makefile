@@ -192,7 +192,7 @@ nightly-random:
 	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
 	$(GO) test -race ./internal/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 nightly-lead:
-	$(GO) test ./test/daemon -count=1 -run 'TestOneDecides|TestBesideAnEarlierVersion' -timeout 1h -stopped 5m -former 70e08be
+	$(GO) test ./test/daemon -count=1 -run TestOneDecides -timeout 1h -stopped 5m
 nightly-fleet:
 	cd cmd/kubectl-gpu && $(GO) test ./internal/command -count=1 -v -run TestFleet -fleet
 nightly-devicemanager:

@@ -44,7 +44,6 @@ const every = 10 * time.Second
 func (c *Claims) Run(ctx context.Context) error {
 	timer := time.NewTimer(every)
 	defer timer.Stop()
-	defer lockOut(ctx, c.options.StateDir)()
 	for err := c.load(ctx); err != nil; err = c.load(ctx) {
 		if errors.Is(err, dra.ErrOtherName) {
 			return err

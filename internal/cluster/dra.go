@@ -47,9 +47,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			return nil
 		}},
 		later(daemon.Task{Name: "resource slices", Lead: true, Run: func(ctx context.Context) error {
-			if d.Former.Await(ctx, daemon.FormerPublishes) {
-				c.PublishSlices(ctx, d.DRA.Devices, driver.Status())
-			}
+			c.PublishSlices(ctx, d.DRA.Devices, driver.Status())
 			return nil
 		}}),
 		later(daemon.Task{Name: "status of claims", Lead: true, Run: func(ctx context.Context) error { return c.claimStatus(ctx, d) }}),

@@ -175,7 +175,7 @@ func (s *stage) new(c config.Config) *process {
 	p.View = daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
-		Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil), Lead: lead.New(lead.Options{}), Former: daemon.NewFormer(""),
+		Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil), Lead: lead.New(lead.Options{}),
 		Status: func(context.Context) (status.Status, error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()

@@ -105,7 +105,6 @@ type daemon struct {
 	node           *simulator.Node // nil on a real node
 	recorder       recording.Recorder
 	lead           *lead.Lead
-	former         *Former
 	told           *Told
 	proofs         *proof.Proofs
 	resets         *reset.Resets
@@ -165,7 +164,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.lead, d.former = d.newLead(), NewFormer(c.StateDir)
+	d.lead = d.newLead()
 	d.monitor = monitor.New(monitor.Options{
 		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
 		Metrics: d.counters, Lead: d.lead.Check,
@@ -249,7 +248,7 @@ func (d *daemon) newLead() *lead.Lead {
 func (d *daemon) newMIG() *mig.Owner {
 	o := mig.Options{
 		Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
-		BootID: BootID(d.node), Begins: d.wishes.Reload, Former: d.mayHaveDivided, Held: d.mayDivide,
+		BootID: BootID(d.node), Begins: d.wishes.Reload, Former: d.mayChangeHardware, Held: d.mayDivide,
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {
@@ -331,7 +330,6 @@ func (d *daemon) outputs() []Task {
 	tasks := []Task{
 		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive}, // it ends as soon as the tasks under it, whatever else takes its time
 		servers,
-		{Name: "version 0.1", Run: d.former.Run, Lead: true},
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
@@ -359,7 +357,7 @@ func (d *daemon) outputs() []Task {
 func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
-		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead, Former: d.former,
+		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		Fewer: d.set.Fewer(), Proceed: d.set.Proceed, Listed: d.listed,
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },

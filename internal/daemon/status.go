@@ -32,7 +32,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
-		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value(), d.former.Waits()),
+		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
 		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
 		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(),
 		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
@@ -109,9 +109,9 @@ func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 }
 
 // shownLead returns the part of the status about the lead.
-func shownLead(s lead.Status, earlier string) status.Lead {
+func shownLead(s lead.Status) status.Lead {
 	return status.Lead{
-		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.Former, Earlier: earlier, Problem: s.Problem,
+		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.Former, Problem: s.Problem,
 	}
 }
 

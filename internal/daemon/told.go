@@ -156,12 +156,3 @@ func (d *daemon) mayDivide() error {
 	}
 	return nil
 }
-
-// mayHaveDivided returns which former process may still divide GPUs; nil if none may.
-func (d *daemon) mayHaveDivided(ctx context.Context) error {
-	d.former.Try(ctx)
-	if d.former.Does(FormerDivides) {
-		return errors.New("one of version 0.1 runs")
-	}
-	return d.mayChangeHardware()
-}

@@ -30,8 +30,6 @@ type View struct {
 	LabelsProblem *feed.Feed[error]
 	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
 	Lead *lead.Lead
-	// Former tells what processes of version 0.1 still do.
-	Former *Former
 	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
 	MIGWish *migwish.Chooser
 	MIG     *feed.Feed[mig.Status]

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -16,18 +15,23 @@ import (
 // ErrLocked is the error of a lock that another process has.
 var ErrLocked = errors.New("another instance has the lock")
 
-// LockShared takes a share of the lock of a file, which it makes if there is none, and the folder that it is in. It never waits: the error
-// wraps ErrLocked when another process has the lock. The end of a process gives its locks back.
-func LockShared(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("make the folder of a lock: %w", err)
-	}
-	return flock(path, os.O_CREATE|os.O_RDWR, syscall.LOCK_SH)
-}
-
-// LockFolder takes the lock of a folder alone, as LockShared does, and makes nothing.
+// LockFolder takes the lock of a folder alone. It never waits: the error wraps ErrLocked when another process has the lock. The end of a
+// process gives its locks back.
 func LockFolder(path string) (unlock func(), err error) {
-	return flock(path, os.O_RDONLY|syscall.O_DIRECTORY, syscall.LOCK_EX)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	// Closing the file gives the lock back.
+	unlock = func() { _ = f.Close() }
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		unlock()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = ErrLocked
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return unlock, nil
 }
 
 // AwaitLock calls take, which takes a lock, again and again with pauses as long as it returns ErrLocked, and for limit at most: the process
@@ -48,23 +52,6 @@ func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, t
 		case <-c.After(pause):
 		}
 	}
-}
-
-func flock(path string, flags, how int) (unlock func(), err error) {
-	f, err := os.OpenFile(path, flags, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
-	// Closing the file gives the lock back.
-	unlock = func() { _ = f.Close() }
-	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
-		unlock()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = ErrLocked
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return unlock, nil
 }
 
 // A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It shows that a process which was killed is still there: the kernel keeps the

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,46 +69,6 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		if found, err := files.ReadState(path, 100, 1, &got); found || err != nil {
 			t.Errorf("%s, the second time: found %v, %v", text, found, err)
 		}
-	}
-}
-
-// TestLockShared: several have a share, and only a process that has the lock alone is ErrLocked.
-func TestLockShared(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "made", "lock")
-	for range 2 {
-		unlock, err := files.LockShared(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, mode := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700 | os.ModeDir} {
-			if info, err := os.Stat(name); err != nil || info.Mode() != mode {
-				t.Errorf("%s: %v, %v", name, info.Mode(), err)
-			}
-		}
-		another, err := files.LockShared(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		another()
-		unlock()
-	}
-	alone, err := os.Open(path)
-	if err == nil {
-		err = syscall.Flock(int(alone.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer alone.Close()
-	if _, err := files.LockShared(path); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), path) {
-		t.Errorf("a share while another process has the lock: %v", err)
-	}
-	if _, err := files.LockShared(filepath.Dir(path)); err == nil || errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), "is a directory") {
-		t.Errorf("a share of a folder: %v", err)
-	}
-	if _, err := files.LockShared(filepath.Join(path, "lock")); err == nil || !strings.Contains(err.Error(), "make the folder") {
-		t.Errorf("a share below a file: %v", err)
 	}
 }
 

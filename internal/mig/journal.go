@@ -147,7 +147,7 @@ func mode(enabled bool) inventory.MIGMode {
 // load reads the journal until that succeeds and no former process may write it any more; begins is called before anything can be noted.
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
-		former := o.Former(ctx) // what it notes from now on may not be read
+		former := o.Former() // what it notes from now on may not be read
 		read, err := files.Within(ctx, j.disk, diskTimeout, func() (map[string]journalRecord, error) {
 			if j.dir == "" {
 				return nil, errors.New("there is no state directory for the journal of MIG layouts")

@@ -185,7 +185,7 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 			t.Errorf("a journal that was not read is written: %v", err)
 		}
 		var begun, ended atomic.Bool
-		former := func(context.Context) error {
+		former := func() error {
 			if ended.Load() {
 				return nil
 			}

@@ -38,9 +38,8 @@ type Options struct {
 	// Begins is called in each Run before anything is changed: this process then takes up the orders that an earlier process got. It may be
 	// nil.
 	Begins func(context.Context)
-	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil, and
-	// may take seconds: no GPU is offered meanwhile.
-	Former func(context.Context) error
+	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil.
+	Former func() error
 	// Held says why no GPU may be changed now for another reason; nil if there is none. It may be nil.
 	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
@@ -101,7 +100,7 @@ func New(o Options) *Owner {
 		o.Held = func() error { return nil }
 	}
 	if o.Former == nil {
-		o.Former = func(context.Context) error { return nil }
+		o.Former = func() error { return nil }
 	}
 	if o.Begins == nil {
 		o.Begins = func(context.Context) {}

@@ -24,7 +24,7 @@ func (r *rig) second(wish mig.Wish, more ...func(*mig.Options)) (end func()) {
 	r.wishes = feed.New(wish)
 	var ended atomic.Bool
 	r.start(append(more, func(o *mig.Options) {
-		o.Former = func(context.Context) error {
+		o.Former = func() error {
 			if ended.Load() {
 				return nil
 			}

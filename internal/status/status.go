@@ -120,8 +120,6 @@ type Lead struct {
 	// Former is a process that led before and may still change GPUs: MIG layouts, MPS and time slices stay as they are until it has
 	// ended. It is empty if there is none.
 	Former string `json:"former,omitempty"`
-	// Earlier says since when a process of version 0.1 keeps this one from dividing GPUs or publishing slices; empty if none does.
-	Earlier string `json:"earlier,omitempty"`
 	// Problem is why this process cannot take the lead; empty if it can.
 	Problem string `json:"problem,omitempty"`
 }
@@ -146,10 +144,8 @@ func (l Lead) String() string {
 	if l.Former != "" {
 		text += "; GPUs are not changed: " + l.Former + " led before and has not ended"
 	}
-	for _, more := range []string{l.Earlier, l.Problem} {
-		if more != "" {
-			text += "; " + more
-		}
+	if l.Problem != "" {
+		text += "; " + l.Problem
 	}
 	return text
 }

@@ -147,9 +147,6 @@ func problems(s Status) []string {
 	if s.Lead.Former != "" {
 		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and has not ended")
 	}
-	if s.Lead.Earlier != "" {
-		problems = append(problems, s.Lead.Earlier)
-	}
 	if s.ConfigError != "" {
 		problems = append(problems, "the configuration file is not used")
 	}

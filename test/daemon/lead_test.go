@@ -1,13 +1,9 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -17,15 +13,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-var (
-	// stopped is how long TestOneDecides stops a process.
-	stopped = flag.Duration("stopped", 20*time.Second, "how long a process that leads is stopped; make nightly stops it for 5 minutes")
-	// former is the version that TestBesideAnEarlierVersion runs beside this one.
-	former = flag.String("former", "", "commit of an earlier version, from which gpu-node-agent is built; make nightly names one")
-)
+// stopped is how long TestOneDecides stops a process.
+var stopped = flag.Duration("stopped", 20*time.Second, "how long a process that leads is stopped; make nightly stops it for 5 minutes")
 
 // mostSilence is how long nobody decides at most after a process that did is silent, for 12 s, on a machine that is slow.
 const mostSilence = time.Minute
@@ -42,9 +33,6 @@ func (c *claimable) join(name, program string) *stage {
 	s := c.beside(c.Profile, slices.Concat(folders, c.Args, []string{"--kubeconfig", kubeconfig})...)
 	if program != "" {
 		s.Daemon = program
-	}
-	if program != "" && program != nodeAgent {
-		s.Args = c.formerArgs(s.Args)
 	}
 	s.start()
 	return s
@@ -169,99 +157,5 @@ func TestAStandbyWithoutAStateDirectory(t *testing.T) {
 	})
 	if got := c.Allocatable(gpu); got > 0 || len(c.devices()) != 8 {
 		t.Errorf("kubelet has %d GPUs, and %d are in slices", got, len(c.devices()))
-	}
-}
-
-// formerArgs are the arguments of version 0.1 for the same.
-func (c *claimable) formerArgs(args []string) []string {
-	i := slices.Index(args, "--kubelet-root")
-	folders := []string{"--dra-registry-dir", c.Path("plugins_registry"), "--dra-plugins-dir", c.Path("plugins")}
-	return slices.Concat(args[:i], args[i+2:], folders)
-}
-
-// earlierVersion builds gpu-node-agent of the commit that the flag names.
-func earlierVersion(t *testing.T) (program string) {
-	t.Helper()
-	if *former == "" {
-		t.Skip("-former names no earlier version: make nightly runs this test")
-	}
-	dir := t.TempDir()
-	build := `git -C ../.. archive "$1" | tar -x -C "$2" && cd "$2" && go build -o gpu-node-agent ./cmd/gpu-node-agent`
-	if output, err := exec.CommandContext(t.Context(), "sh", "-c", build, "sh", *former, dir).CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", *former, err, output)
-	}
-	return filepath.Join(dir, "gpu-node-agent")
-}
-
-// isLocked reports whether a process has the lock of a file.
-func isLocked(path string) bool {
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
-}
-
-// TestBesideAnEarlierVersion that knows no lead, in both directions: no GPU is given to two pods, the slices are never written by turns, and the
-// process that stays goes on. One that hangs is waited for, and the status says so.
-func TestBesideAnEarlierVersion(t *testing.T) {
-	t.Parallel()
-	program := earlierVersion(t)
-	for name, test := range map[string]struct {
-		first, next string
-		hangs       bool
-	}{
-		"upgrade": {first: program, next: nodeAgent}, "downgrade": {first: nodeAgent, next: program},
-		"upgrade while the earlier one hangs": {first: program, next: nodeAgent, hangs: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newClaimable(t, "dra", "--node-events", "--node-condition")
-			c.published(8)
-			if test.first != nodeAgent {
-				args := c.Args
-				c.again(test.first, c.formerArgs(args), func() error { return nil })
-				c.Args = args
-				c.logs("Kubelet registered the driver")
-			}
-			c.published(8)
-			end := c.loaded()
-			c.serves()
-			if test.hangs {
-				c.eventually("the first one publishes", func() bool { return isLocked(c.Path("state/dra-publisher.lock")) })
-				c.signal(c.Running(), syscall.SIGSTOP)
-				defer func(d *node.Daemon) { _ = d.Signal(syscall.SIGCONT) }(c.Running())
-			}
-			before := c.plugins.Registered()
-			next := c.join("next", test.next)
-			began := time.Now()
-			c.eventually("kubelet has registered the next one", func() bool {
-				return slices.ContainsFunc(c.plugins.Registered(), func(socket string) bool { return !slices.Contains(before, socket) })
-			})
-			t.Logf("registered after %v", time.Since(began).Round(time.Millisecond))
-			if test.hangs {
-				c.serves()
-				c.eventually("the status says what is waited for", func() bool {
-					output, err := exec.CommandContext(t.Context(), nodeAgent, "status", "--control-socket", next.ControlSocket()).CombinedOutput()
-					return err == nil && bytes.Contains(output, []byte("a process of version 0.1 has")) && bytes.Contains(output, []byte("dra-publisher.lock"))
-				})
-				c.signal(c.Running(), syscall.SIGKILL)
-				<-c.Running().Ended()
-			}
-			_ = c.StopDaemon() // it was killed, or ends as in a roll-out
-			gone := time.Now()
-			c.serves()
-			c.onlyWrites("next", 3, next)
-			if took := time.Since(gone); took > mostSilence {
-				t.Errorf("the next one has written nothing for %v", took)
-			}
-			end()
-			terms := c.terms()
-			t.Logf("written in turn by %q; %d pods with claims, %d refused", terms, c.counted("claim"), len(c.refused))
-			if len(terms) > 2 {
-				t.Errorf("written by turns: %q", terms)
-			}
-		})
 	}
 }

@@ -194,7 +194,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	d := daemon.View{
 		Fewer: feed.New(uint64(0)), Proceed: func(uint64) {}, Listed: func() map[string]int { return nil },
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
-		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}), Former: daemon.NewFormer(""),
+		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}),
 		Status: func(context.Context) (status.Status, error) {
 			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 		},
