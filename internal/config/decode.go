@@ -213,10 +213,6 @@ func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spe
 		}
 		field, name, found := lookUp(into, key.Value)
 		where := join(path, key.Value)
-		if text := removedKey(where); text != "" {
-			d.problem(where, key.Line, text)
-			continue
-		}
 		if !found {
 			d.warn(where, key.Line, "unknown key, ignored; known keys: "+d.known(into.Type()))
 			continue

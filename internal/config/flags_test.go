@@ -35,10 +35,6 @@ func TestFlagsPage(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", code("--", append([]string{o.Flag}, o.Aliases...)...), code("", o.Env...), code("", o.Key),
 			code("", o.Default), strings.ReplaceAll(o.Usage, "|", "\\|"))
 	}
-	b.WriteString("\n## Options that were removed\n\nEach of these is refused, and so are its variable and its key in the file.\n\n| flag | |\n|---|---|\n")
-	for _, o := range config.RemovedOptions() {
-		fmt.Fprintf(&b, "| %s | %s |\n", code("--", o.Flag), o.Text)
-	}
 	if table == b.String() {
 		return
 	}

@@ -230,7 +230,6 @@ func AddFlags(flags *pflag.FlagSet, read ...string) {
 		}
 	}
 	addFlags(flags, options, read)
-	addRemoved(flags)
 }
 
 func addFlags(flags *pflag.FlagSet, options []option, read []string) {

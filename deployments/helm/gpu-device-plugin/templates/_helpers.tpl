@@ -505,22 +505,6 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- if or $mig (contains "reset" (toString .Values.preStartChecks)) $mounts }}true{{ end }}
 {{- end }}
 
-{{- /* Values of options that were removed, each with the sentence that the daemon has for it. */}}
-{{- define "gpu-device-plugin.refuseRemoved" -}}
-{{- $condition := "was removed: the type of the condition is GPUHealthy, and it is written again after an hour without a change; use --node-condition, NODE_CONDITION or features.condition alone" }}
-{{- range list
-  (list "waitForRelease" .Values.waitForRelease "was removed without a replacement: a GPU that a pod holds is never offered in another form")
-  (list "preStartReset" .Values.preStartReset "was removed: use --pre-start-checks=reset-clocks,reset-ecc, PRE_START_CHECKS=reset-clocks,reset-ecc or flags.plugin.preStartChecks: [reset-clocks, reset-ecc]")
-  (list "features.podEvents" .Values.features.podEvents "was removed: use --node-events=pods, NODE_EVENTS=pods or features.events: pods")
-  (list "features.conditionType" .Values.features.conditionType $condition)
-  (list "features.conditionInterval" .Values.features.conditionInterval $condition)
-  (list "mig.evict" .Values.mig.evict "was removed: use --mig-disruption=evict, MIG_DISRUPTION=evict or mig.disruption: evict")
-  (list "mig.pauseClients" .Values.mig.pauseClients "was removed: use --mig-disruption=pause, MIG_DISRUPTION=pause or mig.disruption: pause, which also evicts pods")
-}}
-{{- if not (kindIs "invalid" (index . 1)) }}{{ fail (printf "%s: %s" (first .) (last .)) }}{{ end }}
-{{- end }}
-{{- end }}
-
 {{- /* gpuOperatorClient where no Node has the label: the pods would vanish. helm template has no Nodes to look at. */}}
 {{- define "gpu-device-plugin.refuseClient" -}}
 {{- if .Values.gpuOperatorClient }}
@@ -836,7 +820,6 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
 {{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
-{{- include "gpu-device-plugin.refuseRemoved" . }}
 {{- if and .Values.dra.mode (not .Values.dra.enabled) }}
 {{- fail "dra.mode is given, and dra.enabled is not true" }}
 {{- end }}
