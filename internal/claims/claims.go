@@ -49,8 +49,6 @@ type Options struct {
 	Inspect func(context.Context, []resource.Device) error
 	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen. Nil where it is never seen.
 	PodRuns func(uid string) bool
-	// Containers returns what is seen of the containers of all pods, by the UID of the pod; nil where nothing is.
-	Containers func() (map[string][]kubelet.SeenContainer, error)
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS runs control daemons; nil where there are none.
@@ -110,8 +108,6 @@ type Claims struct {
 
 	renewed *feed.Feed[struct{}] // when given changes
 	changed *feed.Feed[struct{}] // when a record does, or a claim is given back
-
-	compared *feed.Feed[Comparison]
 
 	mu      sync.Mutex           // guards all following fields
 	records map[string]record    // by the UID of the claim; replaced, not changed
@@ -181,8 +177,7 @@ func New(o Options) *Claims {
 		locks: locks{last: map[string]chan struct{}{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
 		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}), changed: feed.New(struct{}{}),
-		compared: feed.New(Comparison{}),
-		open:     feed.New(false), records: map[string]record{}, settled: map[string]bool{}, back: map[string]tombstone{},
+		open: feed.New(false), records: map[string]record{}, settled: map[string]bool{}, back: map[string]tombstone{},
 		left: map[string]string{},
 	}
 }

@@ -65,9 +65,6 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	}
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
-		o.Containers = func() (map[string][]kubelet.SeenContainer, error) {
-			return kubelet.SeenContainers(kubelet.PodCgroups, "/proc", func(string) bool { return true })
-		}
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 	}
 	if d.cluster != nil && c.NodeName != "" {
@@ -112,7 +109,6 @@ func (d *daemon) draTasks() []Task {
 	return []Task{
 		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
 		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
-		{Name: "containers of claims", Run: d.dra.Claims.Compare, Lead: true},
 		d.told.Deciding(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
 		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
 	}
@@ -195,7 +191,6 @@ func (d *daemon) allocation() *status.DRA {
 	if s.DriverName == dra.Driver {
 		s.DriverName = ""
 	}
-	s.Pods = status.DRAPods(d.dra.Claims.Compared().Value())
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		used = used || owners[g.UUID] != dra.OwnedByPlugin

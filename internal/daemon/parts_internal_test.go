@@ -106,7 +106,7 @@ func TestTasksOfADaemon(t *testing.T) {
 	if judged || base[0] != "configuration" || base[len(base)-1] != "readiness" {
 		t.Errorf("a daemon without a kubelet is judged: %v; tasks: %v", judged, base)
 	}
-	dra := []string{"claims", "MIG devices of claims", "containers of claims", "devices in slices"} // beside owners of GPUs, which each daemon decides
+	dra := []string{"claims", "MIG devices of claims", "devices in slices"} // beside owners of GPUs, which each daemon decides
 	for name, test := range map[string]struct {
 		cluster Cluster
 		args    []string

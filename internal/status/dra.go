@@ -29,16 +29,6 @@ type DRA struct {
 	GPUs []DRAGPU `json:"gpus,omitempty"`
 	// Claims are those that are prepared.
 	Claims []DRAClaim `json:"claims,omitempty"`
-	// Pods are how many pods have devices of claims, by what was seen of their containers.
-	Pods DRAPods `json:"pods,omitzero"`
-}
-
-// DRAPods are how many pods have devices of claims.
-type DRAPods struct {
-	// Same have what their claims have. Differ have a device that no claim of their namespace has. Of Hidden not all containers can be seen.
-	Same   int `json:"same,omitempty"`
-	Differ int `json:"differ,omitempty"`
-	Hidden int `json:"hidden,omitempty"`
 }
 
 // DRADriver is the state of the driver's registration at kubelet.

@@ -63,9 +63,6 @@ func sendDaemon(out *page, s status.Status) {
 			}
 		}
 		claimCount.send(out, float64(prepared))
-		claimPods.send(out, float64(s.DRA.Pods.Same), "same")
-		claimPods.send(out, float64(s.DRA.Pods.Differ), "differ")
-		claimPods.send(out, float64(s.DRA.Pods.Hidden), "hidden")
 	}
 	snapshotTime.sendTime(out, s.Looked)
 	snapshotGeneration.send(out, float64(s.Generation))

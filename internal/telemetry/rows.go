@@ -221,11 +221,6 @@ var (
 		name: "gpu_device_plugin_claims", kind: gauge, series: "1",
 		help: "ResourceClaims that are prepared on the node. Absent without Dynamic Resource Allocation.",
 	}
-	claimPods = metric{
-		name: "gpu_device_plugin_claim_pods", kind: gauge, labels: []string{"devices"}, series: "3",
-		help: "Pods with devices of ResourceClaims, by the device nodes in their containers: same, differ (a device that no claim of the " +
-			"namespace has) or hidden (the daemon is not privileged with hostPID).",
-	}
 	claimDuration = metric{
 		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
 		series: "12 for each call and result that occurred: 2 calls, 10 results",
@@ -260,6 +255,6 @@ var daemonMetrics = []metric{
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
-	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimPods, claimDuration, claimsUnasked,
+	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration, claimsUnasked,
 	apiRequests, eventsDropped,
 }
