@@ -17,7 +17,7 @@ import (
 // deployments/node-agent-dra-mps what it gives with MPS for claims.
 func TestChartGivesTheStaticDRA(t *testing.T) {
 	t.Parallel()
-	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, dra: {enabled: true}, " +
+	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null, dra: {enabled: true}, " +
 		"features: {labels: node, events: true, condition: true, taint: true}}"
 	agent := append(decode(t, "rights.yaml", read(t, "../../deployments/node-agent/rights.yaml")),
 		only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml")))))

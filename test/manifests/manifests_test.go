@@ -80,8 +80,8 @@ func TestChartGivesTheStaticDaemonSet(t *testing.T) {
 	t.Parallel()
 	for manifest, values := range map[string]string{
 		// It cannot know which strategy it will be given.
-		filepath.Join(static, "gpu-device-plugin.yaml"): "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /}",
-		filepath.Join(mpsFolder, "mps-control-daemon.yaml"): "{mps: {enabled: true}, nvidiaDriverRoot: /, " +
+		filepath.Join(static, "gpu-device-plugin.yaml"): "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null}",
+		filepath.Join(mpsFolder, "mps-control-daemon.yaml"): "{mps: {enabled: true}, nvidiaDriverRoot: /, affinity: null, " +
 			"config: {name: gpu-device-plugin-config, default: config.yaml}, features: {nodeConfig: false}}",
 	} {
 		t.Run(filepath.Base(manifest), func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestChartValuesOfMPS(t *testing.T) {
 	t.Parallel()
 	objects := decode(t, "chart", render(t, "{mps: {enabled: true, root: /x, enableHostPID: false}, migStrategy: single, simulate: t4, nodeSelector: {a: b}}"))
 	pod := daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec
-	if pod.HostPID || !maps.Equal(pod.NodeSelector, map[string]string{"a": "b", "nvidia.com/mps.capable": "true"}) {
+	if pod.HostPID || !maps.Equal(pod.NodeSelector, map[string]string{"a": "b", "nvidia.com/mps.capable": "true", "kubernetes.io/os": "linux"}) {
 		t.Errorf("host PIDs %t, nodes %v", pod.HostPID, pod.NodeSelector)
 	}
 	env := map[string]string{}
@@ -350,6 +350,11 @@ func TestNodesOfMPS(t *testing.T) {
 		"{" + claims + ", config: {map: {a: \"features: {labels: file}\"}}}": {capable: "true"},
 	} {
 		got := daemonSet(t, decode(t, "chart", render(t, values)), "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec.NodeSelector
+		want = maps.Clone(want)
+		if want == nil {
+			want = map[string]string{}
+		}
+		want["kubernetes.io/os"] = "linux"
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: nodes (-want +got):\n%s", values, diff)
 		}

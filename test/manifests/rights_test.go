@@ -340,7 +340,7 @@ func TestLabelKeys(t *testing.T) {
 // it is with deployments/host-dev and the value hostDev.
 func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	t.Parallel()
-	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, " +
+	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null, " +
 		"features: {labels: node, events: true, condition: true, taint: true}"
 	agent := append(decode(t, "rights.yaml", read(t, "../../deployments/node-agent/rights.yaml")),
 		only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml")))))
@@ -349,7 +349,7 @@ func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	agent = kustomize(t, "../../deployments/node-agent-mig", []string{"../node-agent"}, agent)
 	givesTheSame(t, values+", migStrategy: mixed, mig: {enabled: true, label: true}}", agent)
 	plugin := []runtime.Object{only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml"))))}
-	givesTheSame(t, "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, hostDev: true}",
+	givesTheSame(t, "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null, hostDev: true}",
 		kustomize(t, "../../deployments/host-dev", []string{"../static"}, plugin))
 }
 

@@ -200,6 +200,19 @@ in any case. */}}
 {{- keys $roots | first | default "/" }}
 {{- end }}
 
+{{- /* What follows the mount of the driver root: its propagation, if it has one. A driver container mounts the driver while the pod runs;
+one that is installed on the node does not move. */}}
+{{- define "gpu-device-plugin.driverPropagation" -}}
+{{- $propagation := .Values.nvidiaDriverRootPropagation }}
+{{- if empty $propagation }}{{ $propagation = ternary "None" "HostToContainer" (eq "/" (include "gpu-device-plugin.driverRoot" .)) }}{{ end }}
+{{- if ne "None" $propagation }}, mountPropagation: {{ $propagation }}{{ end }}
+{{- end }}
+
+{{- /* The type of the node's folder that is the driver root. The folder of a driver container may come later. */}}
+{{- define "gpu-device-plugin.driverType" -}}
+{{- ternary "Directory" "DirectoryOrCreate" (eq "/" (include "gpu-device-plugin.driverRoot" .)) }}
+{{- end }}
+
 {{- /* Whether NVML may be asked for MIG devices, for which it wants CAP_SYS_ADMIN. The value counts before the file. What the file
 of config.name says is not known here. */}}
 {{- define "gpu-device-plugin.maySeeMIG" -}}
@@ -339,21 +352,55 @@ daemon runs on all nodes then, and labels those with GPUs. */}}
 {{- if and .Values.gfd.enabled (ne "false" (toString .Values.nfd.enabled)) }}true{{ end }}
 {{- end }}
 
-{{- /* The affinity, without that of values.yaml where no node-feature-discovery sets its labels. Another one stays. */}}
-{{- define "gpu-device-plugin.affinity" -}}
-{{- $affinity := default dict .Values.affinity }}
+{{- /* The terms of values.yaml's affinity, as JSON. */}}
+{{- define "gpu-device-plugin.gpuLabels" -}}
 {{- $terms := list }}
-{{- range list (list "feature.node.kubernetes.io/pci-10de.present" "true") (list "feature.node.kubernetes.io/cpu-model.vendor_id" "NVIDIA") (list "nvidia.com/gpu.present" "true") }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" (first .) "operator" "In" "values" (rest .)))) }}
+{{- range list
+  (list "feature.node.kubernetes.io/pci-10de.present" "true")
+  (list "feature.node.kubernetes.io/pci-0300_10de.present" "true")
+  (list "feature.node.kubernetes.io/pci-0302_10de.present" "true")
+  (list "feature.node.kubernetes.io/cpu-model.vendor_id" "NVIDIA")
+  (list "nvidia.com/gpu.present" "true")
+  (list "gpu-device-plugin.github.io/gpu.health")
+  (list "cloud.google.com/gke-accelerator")
+  (list "kubernetes.azure.com/accelerator" "nvidia")
+  (list "karpenter.azure.com/sku-gpu-manufacturer" "nvidia")
+  (list "k8s.amazonaws.com/accelerator")
+  (list "karpenter.k8s.aws/instance-gpu-manufacturer" "nvidia")
+  (list "eks.amazonaws.com/instance-gpu-manufacturer" "nvidia")
+  (list "doks.digitalocean.com/gpu-brand" "nvidia")
+}}
+{{- $expression := dict "key" (first .) "operator" "Exists" }}
+{{- with rest . }}{{ $_ := set $expression "operator" "In" }}{{ $_ := set $expression "values" . }}{{ end }}
+{{- $terms = append $terms (dict "matchExpressions" (list $expression)) }}
 {{- end }}
-{{- $ours := append $terms (dict "matchExpressions" (list (dict "key" "gpu-device-plugin.github.io/gpu.health" "operator" "Exists"))) }}
-{{- range list $terms $ours }}{{- /* NVIDIA's default is the first */}}
+{{- $terms | toJson }}
+{{- end }}
+
+{{- /* The affinity, without that of values.yaml, or of NVIDIA's chart, where no node-feature-discovery sets its labels. Another one stays. */}}
+{{- define "gpu-device-plugin.affinity" -}}
+{{- $affinity := .Values.affinity | default dict }}
+{{- $ours := include "gpu-device-plugin.gpuLabels" . | fromJsonArray }}
+{{- $theirs := list (index $ours 0) (index $ours 3) (index $ours 4) }}
+{{- range list $ours $theirs }}
 {{- $default := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" .) }}
 {{- if and (include "gpu-device-plugin.withoutNFD" $) (eq (toJson $default) (toJson $affinity.nodeAffinity)) }}
 {{- $affinity = omit $affinity "nodeAffinity" }}
 {{- end }}
 {{- end }}
 {{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- /* Whether nothing but the operating system says on which nodes the daemon runs, so that most of them may have no GPU. */}}
+{{- define "gpu-device-plugin.everywhere" -}}
+{{- $affinity := include "gpu-device-plugin.affinity" . | fromYaml }}
+{{- $selector := omit (default dict .Values.nodeSelector) "kubernetes.io/os" "kubernetes.io/arch" }}
+{{- if not (or $affinity.nodeAffinity $selector .Values.gpuOperatorClient) }}true{{ end }}
+{{- end }}
+
+{{- /* The nodeSelector, with labels that the chart needs itself, from a list of: root, these labels. */}}
+{{- define "gpu-device-plugin.nodeSelector" -}}
+{{- merge dict (last .) (default dict (first .).Values.nodeSelector) (dict "kubernetes.io/os" "linux") | toYaml }}
 {{- end }}
 
 {{- /* The new pod serves before the old one stops, unless the values say otherwise. A surge and unavailable pods exclude each other. */}}
@@ -879,7 +926,8 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- /* The variables of the daemon's container, a YAML list. */}}
 {{- define "gpu-device-plugin.env" -}}
 {{- $fail := .Values.failOnInitError }}
-{{- if and (kindIs "invalid" $fail) (include "gpu-device-plugin.withoutNFD" .) }}{{ $fail = false }}{{ end }}{{- /* most nodes have no GPU */}}
+{{- $few := or (include "gpu-device-plugin.withoutNFD" .) (include "gpu-device-plugin.everywhere" .) }}{{- /* of the nodes have GPUs */}}
+{{- if and (kindIs "invalid" $fail) $few }}{{ $fail = false }}{{ end }}
 {{- $without := ternary .Values.noTimestamp .Values.gfd.noTimestamp (kindIs "invalid" .Values.gfd.noTimestamp) }}
 {{- $timestamp := ternary nil (not $without) (kindIs "invalid" $without) }}
 {{- range list
