@@ -29,7 +29,7 @@ const (
 	answerTimeout = 15 * time.Second
 	maxAnswer     = 8 << 20
 	// program is the name of the daemon's program and of its container.
-	program = "gpu-device-plugin"
+	program = view.Program
 )
 
 // Run runs a command of the daemon's program in one of its pods. The error is that of the command, with its exit status as in

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +51,10 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 	for _, pod := range f.Doubtful(daemons, view.Extended(o.Pod)) { // what the pod asks for may be units under another name
 		f.Learn(c.Statuses(ctx, []*corev1.Pod{pod}))
 	}
-	o.Facts = f
+	o.Facts, o.Running = f, slices.Sorted(maps.Keys(daemons))
+	if len(o.Running) == 0 {
+		o.NoneRuns = strings.Join(f.Absences(nil, daemons, true), " ")
+	}
 	asked := map[string]why.Daemon{}
 	o.Ask = func(ctx context.Context, node string) why.Daemon {
 		d, is := asked[node]
@@ -59,6 +64,7 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 		}
 		return d
 	}
+	o.NeedsClass = func(ctx context.Context, node string) string { return c.needsClass(ctx, daemons[node]) }
 	return o, missing, nil
 }
 
@@ -74,7 +80,7 @@ func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, no
 	if a.Err != nil {
 		return why.Daemon{Problem: fmt.Sprintf("the daemon of node %s, pod %s/%s, does not answer: %v", node, pod.Namespace, pod.Name, a.Err)}
 	}
-	return why.Daemon{Status: &a.Status, NeedsClass: c.needsClass(ctx, pod)}
+	return why.Daemon{Status: &a.Status}
 }
 
 // needsClass returns what doctor says where pods get GPUs by their runtime class alone; empty where that is not so, or not known.

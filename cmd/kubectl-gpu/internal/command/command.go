@@ -33,7 +33,7 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	case errors.As(err, &code): // the daemon's command has printed why
 		return code.Code
 	}
-	_, _ = io.WriteString(problems, printable(fmt.Sprintln("error:", err), caret)) // the exit status says so, too
+	_, _ = io.WriteString(problems, printable(lines(fmt.Sprintln("error:", err)), caret)) // the exit status says so, too
 	return 1
 }
 

@@ -175,10 +175,10 @@ func TestDriverOfAnotherName(t *testing.T) {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
 	out, _, _ := s.run("list")
-	want = `NODE GPU MODEL STATE HELD BY UTIL MEMORY
-a gpu-0 NVIDIA H100 Unknown team/p (claim training) - -
-a gpu-1 NVIDIA H100 Unknown team/r (claim looks) - -
-a gpu-0 NVIDIA H100 Unknown - - -`
+	want = `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE
+a gpu-0 NVIDIA H100 Unknown team/p (claim training) - - ResourceSlice
+a gpu-1 NVIDIA H100 Unknown team/r (claim looks) - - ResourceSlice
+a gpu-0 NVIDIA H100 Unknown - - - ResourceSlice`
 	if diff := cmp.Diff(want, fields(out)); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
@@ -195,10 +195,10 @@ func TestList(t *testing.T) {
 	s.addDaemon("daemon-a", "a", answering(status.Status{Version: "v1", GPUs: []status.Device{gpu(0, "Healthy"), ill, part}, Holders: []status.Holder{
 		{Device: "GPU-0", Namespace: "team", Pod: "q", Container: "c", Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25, Layer: "mps"}}, {Device: "GPU-0", Namespace: "team", Pod: "p", Container: "c", Claim: "shared"},
 	}}))
-	want := `NODE GPU MODEL STATE HELD BY UTIL MEMORY
-a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c (1024 MiB, 25 percent, by mps) 87% 1024/81559 MiB
-a 1 NVIDIA H100 80GB HBM3 Unhealthy - - -
-a 1:0 MIG 1g.10gb Healthy - - -`
+	want := `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE
+a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c (1024 MiB, 25 percent, by mps) 87% 1024/81559 MiB daemon
+a 1 NVIDIA H100 80GB HBM3 Unhealthy - - - daemon
+a 1:0 MIG 1g.10gb Healthy - - - daemon`
 	if diff := cmp.Diff(want, fields(s.must("list"))); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}

@@ -197,6 +197,17 @@ func TestFieldWhy(t *testing.T) {
 			"nearest is node a with 0 of 2, of which 2 cannot be given out (its daemon says: all 2: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator)).", "kubectl gpu list"},
 		"8 of 16 are departing": {[]string{node("a", "nvidia.com/gpu: 16", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 9", "", "phase: Pending")}, answering(departs),
 			"nearest is node a with 8 of 8 (its daemon says: 8 are departing: all 8: the number of shares changed).", "of 16"},
+		"all GPUs for one cause, by the condition": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0}, conditions: [{type: GPUHealthy, status: 'False', "+
+			"message: 'GPU-0 Unhealthy: XID 79, cure: reboot; GPU-1 Unhealthy: XID 79, cure: reboot'}], nodeInfo: {architecture: x"), pod(oneGPU, "", "phase: Pending")}, nil,
+			"says: GPU-0, GPU-1 Unhealthy: XID 79, cure: reboot; no daemon runs on node a", "kubectl gpu list"},
+		"more than any node has": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 16", "", "phase: Pending")}, nil,
+			"nearest is node a with 8 of 8: no node has so many at all; ask for 8 at most, or add nodes with more.", "wait until"},
+		"a pod group": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "  schedulingGroup: {podGroupName: train}", "phase: Pending")}, nil,
+			"scheduled together with the other pods of its PodGroup train", ""},
+		"nvkind#4 no daemon anywhere": {[]string{node("a", "", ""), daemonSet(nfdAffinity), pod(oneGPU, "", "phase: Pending")}, nil,
+			"No daemon runs in the cluster: DaemonSet kube-system/gpu-device-plugin wants a pod on 0 of 1 nodes: it selects nodes with feature.node", ""},
+		"a daemon without a driver": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")}, answering(status.Status{Stale: "no NVIDIA driver"}),
+			"The daemon of node a says: no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor; see kubectl gpu doctor a.", ""},
 		"gates": {[]string{pod(oneGPU, "  schedulingGates: [{name: kueue.x-k8s.io/admission}, {name: other}]", "phase: Pending")}, nil,
 			"It is not scheduled before its gates kueue.x-k8s.io/admission, other are removed: Kueue does so when its Workload is admitted", ""},
 		"another scheduler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "  schedulerName: volcano", "phase: Pending")}, nil,
@@ -256,6 +267,16 @@ func TestFieldWhy(t *testing.T) {
 		"a GPU that is ill without a word of the kubelet": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
 			answering(func() status.Status { s := ill; s.Holders = holding("GPU-1").Holders; return s }()),
 			"container c has GPU-1, which is ill: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator).", "and has its GPUs"},
+		"units that differ from what was asked for": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160", "volcano.sh/gpu-mem.128Mi: 160"), pod("volcano.sh/gpu-mem.128Mi: 8", onA, running)},
+			answering(func() status.Status {
+				s := holding("GPU-0")
+				s.Holders[0].Receipt = &status.Receipt{MemoryMiB: 1024, Layer: "mps", Differences: []string{"the control daemon has no limit for it"}}
+				return s
+			}()), "container c has GPU-0 (1024 MiB, by mps, not as asked for; the control daemon has no limit for it).", ""},
+		"an image does not need the runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "ErrImagePull", "not found"))},
+			doctored(holding("GPU-0"), "NVIDIA's runtime is a runtime class of containerd and not the default: pods with GPUs need runtimeClassName"), "It is not about GPUs", "runtimeClassName"},
+		"a refusal": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79'")}, nil,
+			"did not admit it (UnexpectedAdmissionError): Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79: the daemon refused the GPU. Make the pod again", "kubectl gpu list"},
 		"a claim for the resource runs": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), strings.ReplaceAll(claimed("p", "a", "gpu-0"), "phase: Running", strings.ReplaceAll(running, ", containerStatuses", "\n  containerStatuses"))}, answering(holding("GPU-0")),
 			"It runs on node a and has its GPUs: container c has GPU-0.", ""},
 		"a pod that ends": {[]string{node("a", oneGPU, oneGPU), strings.Replace(pod(oneGPU, onA, running), "uid: '7'", "uid: '7', finalizers: [example.com/x], deletionTimestamp: '2026-11-01T00:00:00Z'", 1)}, nil,
@@ -326,6 +347,8 @@ func TestFieldNodes(t *testing.T) {
 		"its pod crashes": {[]string{labelled(nfd), daemonSet(""), daemonPod("phase: Running, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff, message: back-off 5m0s}}, " +
 			"lastState: {terminated: {exitCode: 1, reason: Error, message: no NVIDIA driver}}}]")}, nil, "a", "a - 0 0 0 - - no daemon",
 			"No daemon runs on node a: container gpu-device-plugin of its pod kube-system/daemon-x does not start (CrashLoopBackOff): back-off 5m0s; it ended (Error, exit status 1): no NVIDIA driver."},
+		"a container beside it crashes": {[]string{labelled(nfd), daemonSet(""), strings.Replace(daemonPod("phase: Running, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {running: {}}}, "+
+			"{name: agent, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff}}}]"), "image: i}]}", "image: 'i:v7'}, {name: agent, image: j}]}", 1)}, nil, "a --ask never", "a - 0 0 0 - - v7 not ready -", ""},
 		"its pod cannot be scheduled": {[]string{labelled(nfd), daemonSet(""), daemonPod("phase: Pending, conditions: [{type: PodScheduled, status: 'False', message: '0/1 nodes: 1 Insufficient memory.'}]")}, nil, "a", "",
 			"its pod kube-system/daemon-x is not scheduled: 0/1 nodes: 1 Insufficient memory."},
 		"its pod has no folder": {[]string{labelled(nfd), daemonSet(""), daemonPod("phase: Pending, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {waiting: {reason: ContainerCreating}}}]"),
@@ -335,8 +358,8 @@ func TestFieldNodes(t *testing.T) {
 			"apiVersion: events.k8s.io/v1\nkind: Event\nmetadata: {namespace: kube-system, name: e}\ntype: Warning\nreason: FailedCreate\nnote: 'violates PodSecurity \"restricted:latest\"'\n" +
 				"regarding: {kind: DaemonSet, namespace: kube-system, name: gpu-device-plugin}"}, nil, "a", "", `DaemonSet kube-system/gpu-device-plugin cannot make its pod: violates PodSecurity "restricted:latest".`},
 		"a list where nothing is": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 7"), daemonSet("")}, nil, "list -o wide",
-			"a - - Unknown not known - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu -", ""},
-		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}), "list -o wide", "a - - Unknown not known - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
+			"a - - Unknown not known - - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu -", ""},
+		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}), "list -o wide", "a - - Unknown not known - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
 		"a node that is not ready":  {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown, lastTransitionTime: '2026-11-01T00:00:00Z'}], nodeInfo: {architecture: x")}, nil, "", "a - 1 0 1", "Node a is not ready since"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -364,5 +387,51 @@ func TestFieldCommandsOfANode(t *testing.T) {
 	s.load(daemonSet(nfdAffinity))
 	if _, problems, code := s.run("status", "a"); code != 1 || !strings.Contains(problems, "no pod of the daemon runs on node a: DaemonSet kube-system/gpu-device-plugin does not select it: its affinity wants") {
 		t.Errorf("exit status %d: %s", code, problems)
+	}
+}
+
+// TestFieldSelectors: what devices have of that which a selector asks for stands beside it.
+func TestFieldSelectors(t *testing.T) {
+	t.Parallel()
+	for selector, want := range map[string]string{
+		`device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('80Gi')) >= 0`:          "excludes gpu-0, gpu-1 (memory is 81559Mi).",
+		`device.attributes["gpu.nvidia.com"].architecture == "hopper"`:                       "excludes gpu-0, gpu-1 (architecture is Hopper).",
+		`device.attributes["gpu.nvidia.com"]["productName"].startsWith("A100")`:              "excludes gpu-0, gpu-1 (productName is NVIDIA H100 80GB HBM3).",
+		`device.attributes["gpu.nvidia.com"].index == 3`:                                     "CEL runtime error: no such key: index",
+		`device.driver == "gpu.example.com"`:                                                 "excludes gpu-0, gpu-1 (driver is gpu.nvidia.com).",
+		`device.attributes["gpu.nvidia.com"].uuid in ["GPU-9"]`:                              "excludes gpu-0 (uuid is GPU-0), gpu-1 (uuid is GPU-1).",
+		`device.attributes["gpu.nvidia.com"].driverVersion.compareTo(semver("590.0.0")) > 0`: "excludes gpu-0, gpu-1 (driverVersion is 580.95.5).",
+		`device.attributes["gpu.nvidia.com"].?family.orValue("") == "Hopper"`:                "excludes gpu-0, gpu-1 (no attribute gpu.nvidia.com/family).",
+	} {
+		t.Run(selector, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			for _, o := range []string{node("a", "", ""), gpuClass, slicesOf("a", 2), pod("cpu: 1", "  resourceClaims: [{name: gpu, resourceClaimName: own}]", "phase: Pending"),
+				"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {namespace: team, name: own}\nspec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com, " +
+					"allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: " + fmt.Sprintf("%q", selector) + "}}]}}]}}"} {
+				s.load(o)
+			}
+			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, want) {
+				t.Errorf("it says %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// TestFieldErrorsOfOthers: what daemons say on their standard error is bounded, and changes no terminal, also where it is an error
+// of the command itself.
+func TestFieldErrorsOfOthers(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("a", 8, nil)
+	noisy := func([]string) (string, string, int) {
+		return "", strings.Repeat("\x1b[2J bad ", 1<<16) + strings.Repeat("\nline", 1000), 1
+	}
+	s.addDaemon("old", "a", noisy)
+	s.addDaemon("new", "a", noisy)
+	for _, arguments := range [][]string{{"quiesce", "a"}, {"list"}, {"--ask", "always"}} {
+		if _, problems, code := s.run(arguments...); code != 1 || len(problems) > 20_000 || strings.Contains(problems, "\x1b") {
+			t.Errorf("%v: exit status %d, %d bytes, %.200q", arguments, code, len(problems), problems)
+		}
 	}
 }

@@ -62,9 +62,9 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 				version = "no daemon"
 			}
 			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated), fmt.Sprint(r.All),
-				dash(layout), dash(r.DriverVersion), version, age(r.Since), sources(r)}, "\t"))
+				dash(layout), dash(r.DriverVersion), version, since(r), sources(r.Told())}, "\t"))
 			if p.format == "wide" {
-				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s", number(r.GPUs), resources(r), condition(r), dash(r.Daemon), dash(r.Message))
+				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s", number(r.GPUs), resources(r), condition(r), dash(r.Daemon), dash(view.Condensed(r.Message)))
 			}
 			fmt.Fprintln(w)
 		}
@@ -107,15 +107,23 @@ func (p *plugin) explainAbsence(
 	return absent
 }
 
-// sources says who tells the model and the driver of a node, and how old that is.
-func sources(r view.Node) string {
+// since says since when the daemon of a node is ready.
+func since(r view.Node) string {
+	if r.Daemon != "" && r.Since.IsZero() {
+		return "not ready"
+	}
+	return age(r.Since)
+}
+
+// sources says who tells something, and how old that is.
+func sources(all []view.Source) string {
 	var parts []string
-	for _, s := range r.Told() {
-		if text := s.From; s.At.IsZero() {
-			parts = append(parts, text)
-		} else {
-			parts = append(parts, text+" "+age(s.At))
+	for _, s := range all {
+		text := s.From
+		if !s.At.IsZero() {
+			text += " " + age(s.At)
 		}
+		parts = append(parts, text)
 	}
 	return dash(strings.Join(parts, ", "))
 }
@@ -178,7 +186,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		view.AddMetrics(rows, pods[i].Spec.NodeName, text)
 	}
 	err = p.print(cmd.OutOrStdout(), map[string]any{"gpus": rows}, func(w io.Writer) {
-		fmt.Fprint(w, "NODE\tGPU\tMODEL\tSTATE\tHELD BY\tUTIL\tMEMORY")
+		fmt.Fprint(w, "NODE\tGPU\tMODEL\tSTATE\tHELD BY\tUTIL\tMEMORY\tSOURCE")
 		if p.format == "wide" {
 			fmt.Fprint(w, "\tUUID\tSINCE\tREASON\tCURE")
 		}
@@ -186,6 +194,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		for _, r := range rows {
 			fmt.Fprint(w, strings.Join([]string{
 				r.Node, dash(r.Index), dash(r.Model), cell(r.State), cell(held(r)), percent(r.Utilization), memory(r),
+				sources([]view.Source{r.Source}),
 			}, "\t"))
 			if p.format == "wide" {
 				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s", dash(r.UUID), age(r.Since), dash(r.Reason), dash(r.Cure))

@@ -126,6 +126,23 @@ func say(out io.Writer, sentence string) error {
 	return err
 }
 
+// lines returns a text of others with so many lines, and of such a length, as people read.
+func lines(text string) string {
+	const most = 50
+	var kept []string
+	for line := range strings.Lines(text) {
+		if len(kept) == most {
+			kept = append(kept, "...")
+			break
+		}
+		if line = strings.TrimRight(line, "\n"); len(line) > longestSentence {
+			line = shortened(line, longestSentence)
+		}
+		kept = append(kept, line)
+	}
+	return strings.Join(kept, "\n") + "\n"
+}
+
 // shortened returns a text in one line, of so many characters at most.
 func shortened(text string, most int) string {
 	text = strings.Join(strings.Fields(text[:min(len(text), 2*utf8.UTFMax*most)]), " ")

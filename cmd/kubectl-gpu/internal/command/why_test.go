@@ -31,7 +31,7 @@ func TestWhyOfResources(t *testing.T) {
 		world func(*stage)
 		want  string
 	}{
-		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) }, "No node has nvidia.com/gpu, and no DeviceClass has it as its extendedResourceName. No node is known to have GPUs."},
+		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) }, "No node has nvidia.com/gpu, and no DeviceClass has it as its extendedResourceName. No daemon runs in the cluster: there is no DaemonSet"},
 		"all taken": {func(s *stage) {
 			s.addNode("a", 8, nil)
 			s.addNode("b", 8, nil)

@@ -27,10 +27,17 @@ type Deployment struct {
 	Warnings map[string]string
 }
 
-// Runs reports whether a pod of the daemon can be asked: its program runs.
+// Program is the name of the daemon's container.
+const Program = "gpu-device-plugin"
+
+// Runs reports whether a pod of the daemon can be asked: its program runs, whatever its other containers do.
 func Runs(p *corev1.Pod) bool {
+	program := Program
+	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == Program }) && len(p.Spec.Containers) > 0 {
+		program = p.Spec.Containers[0].Name
+	}
 	return p.Status.Phase == corev1.PodRunning && !slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
-		return c.State.Waiting != nil || c.State.Terminated != nil
+		return c.Name == program && (c.State.Waiting != nil || c.State.Terminated != nil)
 	})
 }
 
@@ -108,7 +115,10 @@ func (f Facts) Absent(names []string, daemons map[string]*corev1.Pod, isDaemon f
 // Absences returns the sentences about nodes without a daemon: nodes with the same reason share one. With whole, all nodes
 // were looked at, and none of them may have a daemon.
 func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod, whole bool) (sentences []string) {
-	none := whole && len(daemons) == 0 && !f.PodsUnknown
+	if f.PodsUnknown {
+		return nil
+	}
+	none := whole && len(daemons) == 0
 	if none && (len(absent) == 0 || len(f.Sets) == 0) {
 		return []string{"No daemon runs in the cluster: " + f.noneAtAll() + "."}
 	}
@@ -190,10 +200,14 @@ func (f Facts) Troubled(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, se
 }
 
 func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string {
+	var pod *corev1.Pod // the youngest that may start still
 	for _, p := range pods {
-		if !Runs(p) {
-			return f.podText(p, now)
+		if !Runs(p) && (pod == nil || IsOver(pod) && !IsOver(p) || IsOver(pod) == IsOver(p) && pod.CreationTimestamp.Before(&p.CreationTimestamp)) {
+			pod = p
 		}
+	}
+	if pod != nil {
+		return f.podText(pod, now)
 	}
 	if len(f.Sets) == 0 {
 		return f.noneAtAll()

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
@@ -34,17 +36,12 @@ func taintText(t corev1.Taint) string {
 
 // untolerated returns the first taint of a node that keeps pods with these tolerations away; nil if there is none.
 func untolerated(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint {
-	for i := range n.Spec.Taints {
-		t := &n.Spec.Taints[i]
-		tolerated := slices.ContainsFunc(tolerations, func(by corev1.Toleration) bool {
-			return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == "" && by.Operator == corev1.TolerationOpExists ||
-				by.Key == t.Key && (by.Operator == corev1.TolerationOpExists || by.Value == t.Value))
-		})
-		if t.Effect != corev1.TaintEffectPreferNoSchedule && !tolerated {
-			return t
-		}
+	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
+	t, is := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints, tolerations, keepsAway, true)
+	if !is {
+		return nil
 	}
-	return nil
+	return &t
 }
 
 // mostTerms is how many terms of an affinity a sentence names.

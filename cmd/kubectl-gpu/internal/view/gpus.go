@@ -27,6 +27,8 @@ type GPU struct {
 	Since  time.Time `json:"since,omitzero"`
 	Reason string    `json:"reason,omitempty"`
 	Cure   string    `json:"cure,omitempty"`
+	// Source is who tells the row, and when.
+	Source Source `json:"source,omitzero"`
 	// Holders are the containers that hold it; HoldersKnown says that no other container does.
 	Holders      []Holder `json:"holders"`
 	HoldersKnown bool     `json:"holdersKnown"`
@@ -114,6 +116,7 @@ func emptyRow(n Node, reason string) GPU {
 	row := GPU{Node: n.Name, Model: n.Model, State: "Unknown", Reason: reason, Holders: []Holder{}}
 	if from := n.Sources[modelFact].From; from != "" {
 		row.Model += " (" + from + ")"
+		row.Source = n.Sources[modelFact]
 	}
 	return row
 }
@@ -121,6 +124,7 @@ func emptyRow(n Node, reason string) GPU {
 // sliceRow returns the row of a device that is known by its slice alone. Outdated says why the slice may be; empty if it is not.
 func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders), HoldersKnown: true}
+	row.Source = Source{From: fromSlice, At: d.written}
 	if d.Profile != "" {
 		row.Model = "MIG " + d.Profile
 	}
@@ -137,7 +141,10 @@ func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 func answerRow(node string, d status.Device, s status.Status, known []Holder) GPU {
 	row := GPU{
 		Node: node, Index: d.Index, UUID: d.UUID, Model: d.Model, State: d.State, Since: d.Since, Reason: d.Reason, Cure: d.Cure,
-		HoldersKnown: s.Holders != nil && s.HoldersError == "",
+		HoldersKnown: s.Holders != nil && s.HoldersError == "", Source: Source{From: fromDaemon, At: s.Looked},
+	}
+	if s.Stale != "" && row.Reason == "" {
+		row.Reason = "as it was when the driver answered last: " + s.Stale
 	}
 	if row.HoldersKnown {
 		known = nil

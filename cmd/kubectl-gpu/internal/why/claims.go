@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
@@ -312,7 +313,9 @@ func (a *allocation) excludes(
 		}
 	}
 	for _, t := range d.Taints {
-		tolerated := slices.ContainsFunc(r.Tolerations, func(by resourceapi.DeviceToleration) bool { return tolerates(by, t) })
+		tolerated := slices.ContainsFunc(r.Tolerations, func(by resourceapi.DeviceToleration) bool {
+			return resourceclaim.ToleratesTaint(by, t)
+		})
 		if t.Effect != resourceapi.DeviceTaintEffectNone && !tolerated {
 			return exclusion{by: fmt.Sprintf("the taint %s=%s:%s", t.Key, t.Value, t.Effect)}
 		}
@@ -332,8 +335,3 @@ func (a *allocation) excludes(
 
 // taken is what excludes a device that another claim has.
 const taken = "another claim"
-
-func tolerates(by resourceapi.DeviceToleration, t resourceapi.DeviceTaint) bool {
-	return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == "" || by.Key == t.Key) &&
-		(by.Operator == resourceapi.DeviceTolerationOpExists || by.Value == t.Value)
-}

@@ -18,12 +18,15 @@ var admissions = []struct{ has, means string }{
 		"the node was restarted, and the kubelet admitted the pod before the daemon had registered. Make the pod again"},
 	{"unknown device", "the kubelet chose from a list that had just changed. Make the pod again"},
 	{"maximum request size for shared resources is 1", "the configuration gives one share to a container. Ask for one"},
-	{"is not healthy", "the daemon refused the GPU. Make the pod again"},
-	{"cannot be given out", "the daemon refused the GPU, because a claim or a MIG layout has it. Make the pod again"},
+	{"is not healthy", refusal},
+	{"cannot be given out", refusal},
 }
 
 // again is the end of a sentence about a pod that has to be made anew.
 const again = "ake the pod again"
+
+// refusal is that of the daemon, whose reason is in the message.
+const refusal = "the daemon refused the GPU. Make the pod again"
 
 const stale = "the scheduler's count was older than the kubelet's: a GPU had become Unhealthy or had changed its form a moment before. " +
 	"Make the pod again"
@@ -71,6 +74,9 @@ func (o Objects) rejected(ctx context.Context, message string) string {
 	}
 	for _, a := range admissions {
 		if strings.Contains(message, a.has) {
+			if a.means == refusal {
+				begin += message + ": "
+			}
 			if strings.HasSuffix(a.means, again) {
 				return begin + a.means + "; a controller does that by itself." + o.nowOf(ctx)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // unscheduled explains a pod that no node has.
@@ -46,6 +47,10 @@ func unscheduled(ctx context.Context, o Objects) string {
 			return text
 		}
 	}
+	if group := o.Pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
+		return fmt.Sprintf("There are GPUs for it, and it is scheduled together with the other pods of its PodGroup %s: see kubectl describe podgroup -n %s %s.",
+			*group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
+	}
 	if name := o.Pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
 		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not looked at it yet: see whether that one runs.", name)
 	}
@@ -68,11 +73,13 @@ type search struct {
 	taken map[string]map[corev1.ResourceName]int64 // by node
 	own   []*resourceapi.ResourceClaim             // that have no devices yet
 	made  map[string]*resourceapi.ResourceClaim    // those that the scheduler makes, by the resources
+	most  map[corev1.ResourceName]int64            // that one node has
 	a     *allocation
 }
 
 func newSearch(o Objects) *search {
-	s := &search{o: o, want: o.wanted(), taken: map[string]map[corev1.ResourceName]int64{}, made: map[string]*resourceapi.ResourceClaim{}}
+	s := &search{o: o, want: o.wanted(), taken: map[string]map[corev1.ResourceName]int64{}, made: map[string]*resourceapi.ResourceClaim{},
+		most: map[corev1.ResourceName]int64{}}
 	s.names = slices.Sorted(maps.Keys(s.want))
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
 		if c := o.Own[name]; c.Status.Allocation == nil {
@@ -195,6 +202,7 @@ func (s *search) verdictOf(ctx context.Context, n *corev1.Node) (*verdict, error
 		case all.IsZero():
 			return nil, nil
 		default:
+			s.most[name] = max(s.most[name], all.Value())
 			v.counts = append(v.counts, count{
 				resource: name, wanted: s.want[name], capacity: all.Value(), ill: all.Value() - good.Value(),
 				free: max(0, good.Value()-s.taken[n.Name][name]),
@@ -275,8 +283,11 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 	if v.excluded != "" {
 		text += ", and " + v.excluded
 	}
-	if c.ill > 0 && c.free+c.ill >= c.wanted {
+	switch {
+	case c.ill > 0 && c.free+c.ill >= c.wanted:
 		return text + "."
+	case c.wanted > s.most[c.resource]:
+		return text + fmt.Sprintf(": no node has so many at all; ask for %d at most, or add nodes with more.", s.most[c.resource])
 	}
 	return text + ": wait until pods end, ask for fewer, or add nodes."
 }
@@ -298,7 +309,7 @@ func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.R
 	for _, c := range n.Status.Conditions {
 		if c.Type == view.ConditionType && c.Status != corev1.ConditionTrue && c.Message != "" {
 			return fmt.Sprintf("its condition %s, written%s, says: %s; %s", c.Type, cmp.Or(view.Ago(" ", c.LastHeartbeatTime.Time, s.o.Now),
-				" at a time that is not known"), strings.TrimSuffix(c.Message, "."), strings.TrimSuffix(d.Problem, ".")), 0
+				" at a time that is not known"), strings.TrimSuffix(view.Condensed(c.Message), "."), strings.TrimSuffix(d.Problem, ".")), 0
 		}
 	}
 	return "why is not known: " + strings.TrimSuffix(d.Problem, "."), 0
@@ -346,17 +357,17 @@ func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string
 
 // daemonsAre says what the daemon of a node that had GPUs says, or why no daemon runs; node is empty for any.
 func (o Objects) daemonsAre(ctx context.Context, node string) string {
-	if node == "" {
-		node = o.GPUNode()
+	if node == "" && len(o.Running) > 0 {
+		node = o.Running[0]
 	}
-	if node == "" {
-		return "No node is known to have GPUs."
+	if node = cmp.Or(node, o.GPUNode()); node == "" {
+		return cmp.Or(o.NoneRuns, "No node is known to have GPUs.")
 	}
 	d := o.ask(ctx, node)
 	if d.Status == nil {
 		return fmt.Sprintf("Of node %s nothing is known: %s.", node, strings.TrimSuffix(d.Problem, "."))
 	}
-	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.", node, strings.TrimSuffix(d.Status.Summary.Text, "."), node)
+	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.", node, strings.TrimSuffix(cmp.Or(d.Status.Summary.Text, status.Summarize(*d.Status).Text), "."), node)
 }
 
 // servedNames names the resources of GPUs that nodes have devices of, and those that claims give.

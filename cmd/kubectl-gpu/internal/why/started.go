@@ -69,14 +69,14 @@ func isSidecar(p *corev1.Pod, name string) bool {
 	})
 }
 
-// steps are what to do next about a container that does not start or run, by a part of what kubelet or the container runtime
+// nextSteps are what to do next about a container that does not start or run, by a part of what kubelet or the container runtime
 // says of it. The first that applies counts. Those about the node end with what doctor is for.
 var nextSteps = []struct {
 	has  []string
 	then string
 	node bool // doctor finds the cause
 }{
-	{[]string{"no runtime for", "runtime handler", "RuntimeHandler"},
+	{[]string{"no runtime for", "runtime handler", "RuntimeHandler", "invalid runtime name", "unknown runtime"},
 		"The container runtime of the node does not know the runtime class of the pod: configure the runtime there, as NVIDIA's " +
 			"container toolkit does, or take runtimeClassName from the pod where GPUs are given by CDI", true},
 	{[]string{"unresolvable CDI devices", "CDI device injection failed", "cdi devices"},
@@ -103,25 +103,23 @@ var nextSteps = []struct {
 
 // next says what to check about a container that does not start or run, by what is said of it. It begins with a space.
 func (o Objects) next(ctx context.Context, says, container string) string {
-	lacks := o.lacksClass(ctx)
 	for _, step := range nextSteps {
 		if !slices.ContainsFunc(step.has, func(part string) bool { return strings.Contains(says, part) }) {
 			continue
 		}
-		text := " " + step.then
 		if step.node {
-			text += o.doctor(ctx)
+			return " " + step.then + o.doctor(ctx) + "." + o.lacksClass(ctx)
 		}
-		return text + "." + lacks
+		return " " + step.then + "."
 	}
 	if container == "" {
-		return lacks
+		return ""
 	}
 	previous := ""
 	if strings.Contains(says, "CrashLoopBackOff") {
 		previous = " --previous"
 	}
-	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.", o.Pod.Namespace, o.Pod.Name, container, previous) + lacks
+	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.", o.Pod.Namespace, o.Pod.Name, container, previous) + o.lacksClass(ctx)
 }
 
 // doctor names the command that finds what is wrong with the pod's node, if its daemon answers.
@@ -138,12 +136,16 @@ func (o Objects) lacksClass(ctx context.Context) string {
 	if o.Pod.Spec.RuntimeClassName != nil || len(view.Plugged(o.Pod)) == 0 {
 		return ""
 	}
-	d := o.ask(ctx, o.Pod.Spec.NodeName)
-	if d.NeedsClass == "" {
+	node := o.Pod.Spec.NodeName
+	if o.NeedsClass == nil || o.ask(ctx, node).Status == nil {
+		return ""
+	}
+	says := o.NeedsClass(ctx, node)
+	if says == "" {
 		return ""
 	}
 	return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
-		o.Pod.Spec.NodeName, strings.TrimSuffix(d.NeedsClass, "."))
+		node, strings.TrimSuffix(says, "."))
 }
 
 // HasLost reports whether the kubelet says that a device of a pod is Unhealthy.
@@ -177,6 +179,8 @@ func (o Objects) held(ctx context.Context) string {
 	users := o.users()
 	begin := fmt.Sprintf("It runs on node %s", p.Spec.NodeName)
 	switch {
+	case len(view.Containers(p)) == 0:
+		return fmt.Sprintf("It is on node %s, and the kubelet has not told of its containers.", p.Spec.NodeName)
 	case len(users) == 0:
 		return begin + ". Its containers that run ask for no GPU themselves."
 	case d.Status == nil:
@@ -200,7 +204,7 @@ func (o Objects) held(ctx context.Context) string {
 					begin, name, uuid, text)
 			}
 		}
-		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices)))
+		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices))+o.receipts(*d.Status, name))
 	}
 	if lacks := o.lacksClass(ctx); lacks != "" {
 		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") + "." + lacks
@@ -255,6 +259,16 @@ func (o Objects) devicesOf(s status.Status, container string) (uuids []string) {
 	}
 	slices.Sort(uuids)
 	return uuids
+}
+
+// receipts says what a container with units has of its GPU, and how that differs from what it asked for; empty without units.
+func (o Objects) receipts(s status.Status, container string) string {
+	for _, h := range s.Holders {
+		if h.Receipt != nil && h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container {
+			return " (" + h.Receipt.String() + ")"
+		}
+	}
+	return ""
 }
 
 // illness says why a device is not healthy, or why that is not known.

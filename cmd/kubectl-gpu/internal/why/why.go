@@ -5,7 +5,6 @@ package why
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +29,14 @@ type Objects struct {
 	Classes []*resourceapi.DeviceClass
 	// Ask returns what the daemon of a node knows. It may take a while; one node is asked once.
 	Ask func(ctx context.Context, node string) Daemon
-	Now time.Time
+	// Running are the nodes on which a daemon runs, in order, and NoneRuns says why none runs in the cluster; empty if one does, or if
+	// that is not known.
+	Running  []string
+	NoneRuns string
+	// NeedsClass returns what doctor says where the pods of a node get GPUs by their runtime class alone; empty otherwise. It is asked
+	// for nodes whose daemon answers.
+	NeedsClass func(ctx context.Context, node string) string
+	Now        time.Time
 }
 
 // A Daemon is what the daemon of a node knows.
@@ -38,8 +44,6 @@ type Daemon struct {
 	// Status is its status, with holders; nil if it did not answer, and then Problem says why, in a sentence without a full stop.
 	Status  *status.Status
 	Problem string
-	// NeedsClass is what doctor says where a pod gets GPUs by its runtime class alone; empty otherwise.
-	NeedsClass string
 }
 
 // Explain returns the sentences, in one line.
@@ -95,9 +99,9 @@ func (o Objects) asksForNone() string {
 
 // terminating explains a pod that is being deleted.
 func (o Objects) terminating() string {
-	text := "It is being deleted" + view.Ago(" since ", o.Pod.DeletionTimestamp.Time, o.Now)
-	if strings.HasPrefix(text, "It is being deleted since ") {
-		text = "It is to be deleted, and was to end" + view.Ago(" ", o.Pod.DeletionTimestamp.Time, o.Now)
+	text := "It is being deleted"
+	if end := o.Pod.DeletionTimestamp.Time; end.Before(o.Now) {
+		text += ", and was to have ended" + view.Ago(" ", end, o.Now)
 	}
 	if len(o.Pod.Finalizers) > 0 {
 		text += "; it waits for its finalizer " + o.Pod.Finalizers[0]
