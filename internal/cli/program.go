@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -72,7 +73,7 @@ func (p Program) kind() config.Program {
 }
 
 // endTimeout is how long after a signal the process may take to end. Then it ends whatever is stuck: nothing of a daemon is lost by
-// that, and whoever stops it waits for its end.
+// that, and whoever stops it waits for its end. A process that waits for its successor has longer.
 const endTimeout = 1800 * time.Millisecond
 
 // How long the last message may take: what is stuck may be the output.
@@ -88,16 +89,60 @@ func (p Program) Main() int {
 	})
 }
 
+// An ending limits how long the process may take to end after a signal.
+type ending struct {
+	mu    sync.Mutex  // guards all following fields
+	timer *time.Timer // nil before the signal
+	until time.Time
+}
+
+type endingKey struct{}
+
+// begin gives the process endTimeout to end, or longer where extend was called. Then it calls late, once.
+func (e *ending) begin(late func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if until := time.Now().Add(endTimeout); until.After(e.until) {
+		e.until = until
+	}
+	e.timer = time.AfterFunc(time.Until(e.until), late)
+}
+
+// extend gives the process so much time from now on, if it has not been ended yet.
+func (e *ending) extend(d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	until := time.Now().Add(d)
+	if !until.After(e.until) {
+		return
+	}
+	e.until = until
+	if e.timer != nil && e.timer.Stop() {
+		e.timer.Reset(d)
+	}
+}
+
+// extendEnd returns the function that gives the process of ctx more time to end.
+func extendEnd(ctx context.Context) func(time.Duration) {
+	if e, is := ctx.Value(endingKey{}).(*ending); is {
+		return e.extend
+	}
+	return func(time.Duration) {}
+}
+
 // untilStatus returns the exit status of the process, which is execute until a signal ends it.
 func untilStatus(execute func(context.Context) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	e := &ending{}
+	var signaled time.Time
 	late := make(chan struct{})
 	context.AfterFunc(ctx, func() {
 		stop() // a second signal kills
-		time.AfterFunc(endTimeout, func() { close(late) })
+		signaled = time.Now()
+		e.begin(func() { close(late) })
 	})
 	ended := make(chan error, 1)
-	go func() { ended <- execute(ctx) }()
+	go func() { ended <- execute(context.WithValue(ctx, endingKey{}, e)) }()
 	select {
 	case err := <-ended:
 		var status ExitStatus
@@ -109,7 +154,8 @@ func untilStatus(execute func(context.Context) error) int {
 			return 1
 		}
 	case <-late:
-		complain(forceTimeout, "Ended by force: something was still running %v after the signal\n", endTimeout)
+		complain(forceTimeout, "Ended by force: something was still running %v after the signal\n",
+			time.Since(signaled).Round(100*time.Millisecond))
 	}
 	return 0
 }

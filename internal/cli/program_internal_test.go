@@ -19,6 +19,7 @@ import (
 const (
 	stuck   = "GPU_DEVICE_PLUGIN_TEST_STUCK"
 	program = "GPU_DEVICE_PLUGIN_TEST_PROGRAM"
+	longer  = "longer" // a value of stuck: it asks for more time to end
 )
 
 func TestMain(m *testing.M) {
@@ -31,6 +32,10 @@ func TestMain(m *testing.M) {
 	os.Exit(untilStatus(func(ctx context.Context) error {
 		fmt.Fprintln(os.Stdout, "here")
 		<-ctx.Done()
+		if os.Getenv(stuck) == longer {
+			extendEnd(ctx)(endTimeout + time.Second)
+			extendEnd(ctx)(time.Millisecond) // takes nothing away
+		}
 		select {}
 	}))
 }
@@ -39,14 +44,18 @@ func TestMain(m *testing.M) {
 func TestAStuckProcessEnds(t *testing.T) {
 	t.Parallel()
 	const patience = time.Minute
-	for _, name := range []string{"its output is read", "its output is not read"} {
+	for _, name := range []string{"its output is read", "its output is not read", "it asks for longer"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0])
 			// A program that measures its coverage complains at its end, and waits until that is read, unless it has a folder for it.
-			cmd.Env = append(os.Environ(), stuck+"=1", "GORACE=atexit_sleep_ms=0", "GOCOVERDIR="+t.TempDir())
+			mode, want := "1", endTimeout
+			if name == "it asks for longer" {
+				mode, want = longer, endTimeout+time.Second
+			}
+			cmd.Env = append(os.Environ(), stuck+"="+mode, "GORACE=atexit_sleep_ms=0", "GOCOVERDIR="+t.TempDir())
 			var complaints bytes.Buffer
 			cmd.Stderr = &complaints
 			if name == "its output is not read" {
@@ -74,8 +83,8 @@ func TestAStuckProcessEnds(t *testing.T) {
 			if endTimeout+forceTimeout > 2*time.Second {
 				t.Errorf("it is ended by force after %v, want 2 s at most", endTimeout+forceTimeout)
 			}
-			if took := time.Since(began); took < endTimeout || took > patience/2 {
-				t.Errorf("it took %v to end, want %v", took, endTimeout)
+			if took := time.Since(began); took < want || took > patience/2 {
+				t.Errorf("it took %v to end, want %v", took, want)
 			}
 			if name == "its output is read" && !strings.Contains(complaints.String(), "Ended by force") {
 				t.Errorf("it said %q, want that it was ended by force", complaints.String())

@@ -21,7 +21,9 @@ func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownPr
 	if err != nil {
 		return err
 	}
-	return daemon.Run(ctx, p.options(first, sources, own))
+	options := p.options(first, sources, own)
+	options.ExtendEnd = extendEnd(ctx)
+	return daemon.Run(ctx, options)
 }
 
 // options are what a program that runs for long starts with.

@@ -49,6 +49,8 @@ type Options struct {
 	Signals <-chan os.Signal
 	// Reexecutions is how often the process has replaced itself by a new one.
 	Reexecutions int
+	// ExtendEnd gives the process so much time from now on, where it has been told to end; nil does nothing.
+	ExtendEnd func(time.Duration)
 }
 
 // Cluster reads from the API server and writes to it.
@@ -131,6 +133,7 @@ type daemon struct {
 	labelsProblem  *feed.Feed[error] // why the labels of the node are not as they are wanted
 	asked          <-chan os.Signal  // signals to handle
 	cluster        Cluster           // nil in a program that does not talk to the API server
+	extendEnd      func(time.Duration)
 
 	reexecutions int
 }
@@ -142,6 +145,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		progress:       status.NewProgress(time.Now()),
 		config:         c,
 		asked:          o.Signals,
+		extendEnd:      o.ExtendEnd,
 		reexecutions:   o.Reexecutions,
 		watcher:        config.NewWatcher(o.Sources, c, clock.RealClock{}),
 		account:        kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
@@ -220,6 +224,7 @@ func (d *daemon) newSet(directory *kubelet.Directory) *plugin.Set {
 		Inspector: &Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,
 		MayGive:   d.mayGive,
+		ExtendEnd: d.extendEnd,
 	})
 }
 

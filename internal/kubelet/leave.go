@@ -20,11 +20,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// The header of a call of GetDevicePluginOptions by which a process says that it ends, and of the answer by which a later one says that
-// it registers again then. Kubelet sends no such header, and an earlier version of this program does not answer with it.
+// The header of a call of GetDevicePluginOptions by which a process says that it ends, with its token, and that of the answer by
+// which another process says that it registers again then, or that it is about to register. The kubelet sends no such header, and an
+// earlier version of this program does not answer with it.
 const (
 	leavesHeader         = "gpu-device-plugin-leaves"
 	registersAgainHeader = "gpu-device-plugin-registers-again"
+	registersSoon        = "soon" // the other value is "yes"
 )
 
 // tellTimeout limits the calls to the processes between an earlier one that ends and the last one. One of them may hang.
@@ -32,40 +34,53 @@ const tellTimeout = 300 * time.Millisecond
 
 // Why kubelet has not forgotten a later server.
 var (
-	errNotAgain = errors.New("the later process does not say that it registers again")
+	errNotAgain = errors.New("the other process does not say that it registers again")
 	errAccepted = errors.New("it accepted a registration without options")
 )
 
-// Leave prepares the end of this process's stream for a resource, where a process of this program that started later has registered since.
+// ErrNotYet is the error of Leave while the process that is to serve the resource has not registered yet.
+var ErrNotYet = errors.New("the process that takes the resource over has not registered yet")
+
+// Leave prepares the end of this process's stream for a resource, where another process of this program serves the resource
+// afterwards: the one that started last, which has registered since, or else an earlier one, which registers when it is told here that
+// this process leaves.
 //
-// Kubelet up to 1.36 keeps one client for a resource, and takes the end of any stream for the end of that client's. It forgets the
-// client when a registration fails. So a registration fails here, and kubelet takes no notice of the next ends of streams. The later
-// process is asked before whether it registers again after that: otherwise kubelet would not see its end. Kubelet 1.37 forgets only the
-// client of the failed registration.
+// The kubelet up to 1.36 keeps one client for a resource, and takes the end of any stream for the end of that client's. It forgets the
+// client when a registration fails. So a registration fails here, and the kubelet takes no notice of the next ends of streams. The
+// other process is asked before whether it registers again after that: otherwise the kubelet would not see its end. Kubelet 1.37
+// forgets only the client of the failed registration.
 //
-// An error means that kubelet may not have forgotten the client.
+// An error means that the kubelet may not have forgotten the client. It is ErrNotYet where Leave is to be called again in a moment, and
+// wraps fs.ErrNotExist where there is no other process.
 func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource string) error {
 	var header metadata.MD
 	ask := func(options ...grpc.CallOption) func(context.Context, pluginapi.DevicePluginClient) error {
-		return func(ctx context.Context, later pluginapi.DevicePluginClient) error {
-			ctx = metadata.AppendToOutgoingContext(ctx, leavesHeader, "yes")
-			_, err := later.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, options...)
+		return func(ctx context.Context, other pluginapi.DevicePluginClient) error {
+			ctx = metadata.AppendToOutgoingContext(ctx, leavesHeader, d.token)
+			_, err := other.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, options...)
 			return err
 		}
 	}
-	defer d.LockRegistrations(ctx)() // kubelet would forget a process that registers meanwhile, too
-	later := newestFirst(d.Rivals(resource).Later)
-	if len(later) == 0 {
-		return fmt.Errorf("find the later server of %s: %w", resource, fs.ErrNotExist)
+	defer d.LockRegistrations(ctx)() // the kubelet would also forget a process that registers meanwhile
+	rivals := d.Rivals(resource)
+	others := append(newestFirst(rivals.Later), newestFirst(rivals.Earlier)...)
+	for len(others) > 0 && d.Refuses(ctx, others[0]) {
+		others = others[1:] // that process was killed
 	}
-	if err := d.call(ctx, later[0], ask(grpc.Header(&header))); err != nil {
-		return fmt.Errorf("ask the later server of %s: %w", resource, err)
+	if len(others) == 0 {
+		return fmt.Errorf("find another server of %s: %w", resource, fs.ErrNotExist)
 	}
-	if len(header.Get(registersAgainHeader)) == 0 {
+	if err := d.call(ctx, others[0], ask(grpc.Header(&header))); err != nil {
+		return fmt.Errorf("ask another server of %s: %w", resource, err)
+	}
+	switch again := header.Get(registersAgainHeader); {
+	case len(again) == 0:
 		return errNotAgain
+	case again[0] == registersSoon:
+		return ErrNotYet
 	}
 	var told sync.WaitGroup
-	for _, name := range later[1:] { // a process between the two must not take the newest one's devices for its own when that has ended
+	for _, name := range others[1:] { // none of them must take that process's devices for its own when that has ended
 		told.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 			defer cancel()
@@ -102,13 +117,19 @@ func KeepsOneClient(userAgent string) bool {
 	return err == nil && n < severalClientsSince
 }
 
-// Leaves reports whether a call of GetDevicePluginOptions, whose context ctx is, comes from an earlier process that ends.
-func Leaves(ctx context.Context) bool {
+// Leaves returns the token of the process that ends, where a call of GetDevicePluginOptions, whose context ctx is, comes from one;
+// empty otherwise.
+func Leaves(ctx context.Context) (token string) {
 	header, _ := metadata.FromIncomingContext(ctx)
-	return len(header.Get(leavesHeader)) > 0
+	return strings.Join(header.Get(leavesHeader), "")
 }
 
-// RegistersAgain answers such a call with the promise that this process registers again once the earlier one has ended.
-func RegistersAgain(ctx context.Context) {
-	_ = grpc.SetHeader(ctx, metadata.Pairs(registersAgainHeader, "yes")) // it fails only outside a call
+// RegistersAgain answers such a call with the promise that this process registers again once the other one has ended.
+func RegistersAgain(ctx context.Context) { answerLeaving(ctx, "yes") }
+
+// RegistersSoon answers such a call with the promise that this process is about to register: the other one asks again.
+func RegistersSoon(ctx context.Context) { answerLeaving(ctx, registersSoon) }
+
+func answerLeaving(ctx context.Context, answer string) {
+	_ = grpc.SetHeader(ctx, metadata.Pairs(registersAgainHeader, answer)) // it fails only outside a call
 }

@@ -20,14 +20,17 @@ import (
 // A later process is told that this one leaves, and says that it registers again, or not.
 type laterProcess struct {
 	pluginapi.UnimplementedDevicePluginServer
-	again bool
-	told  chan bool
+	again, soon bool
+	told        chan bool
 }
 
 func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	l.told <- kubelet.Leaves(ctx)
-	if l.again {
+	l.told <- kubelet.Leaves(ctx) != ""
+	switch {
+	case l.again:
 		kubelet.RegistersAgain(ctx)
+	case l.soon:
+		kubelet.RegistersSoon(ctx)
 	}
 	return &pluginapi.DevicePluginOptions{}, nil
 }
@@ -73,7 +76,7 @@ func TestLeave(t *testing.T) {
 		t.Cleanup(server.Stop)
 	}
 	if err := leave(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a later process: %v", err)
+		t.Errorf("without another process: %v", err)
 	}
 	newest := &laterProcess{told: make(chan bool, 10)}
 	serve(d.NewEndpoint("nvidia.com/gpu"), func(s *grpc.Server) { pluginapi.RegisterDevicePluginServer(s, newest) })
@@ -81,6 +84,10 @@ func TestLeave(t *testing.T) {
 	serve(filepath.Join(path, "kubelet.sock"), func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, refusing) })
 	if err := leave(); err == nil || !strings.Contains(err.Error(), "does not say that it registers again") || !<-newest.told || len(refusing.asked) > 0 {
 		t.Errorf("a later process of an earlier version: %v, and kubelet has %d registrations", err, len(refusing.asked))
+	}
+	newest.soon = true
+	if err := leave(); !errors.Is(err, kubelet.ErrNotYet) || !<-newest.told || len(refusing.asked) > 0 {
+		t.Errorf("a later process that registers soon: %v, and kubelet has %d registrations", err, len(refusing.asked))
 	}
 	newest.again = true
 	before, err := os.ReadDir(path)
@@ -110,8 +117,42 @@ func TestLeave(t *testing.T) {
 	if err := us.Leave(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) || !strings.Contains(err.Error(), "have kubelet forget") {
 		t.Errorf("another kubelet: %v", err)
 	}
-	if kubelet.Leaves(t.Context()) {
+	if kubelet.Leaves(t.Context()) != "" {
 		t.Error("a call without the header says that a process leaves")
+	}
+}
+
+// Without a later process, an earlier one is asked: the one that started last of those that have not been killed.
+func TestLeaveToAnEarlierProcess(t *testing.T) {
+	path := folder(t)
+	first := newDirectory(t, path)
+	second := later(t, path, first)
+	us := later(t, path, second)
+	asked := map[string]*laterProcess{}
+	serve := func(name, endpoint string) (kill func()) {
+		t.Helper()
+		listener, err := net.Listen("unix", endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener.(*net.UnixListener).SetUnlinkOnClose(false) // a process that is killed leaves its socket
+		server := grpc.NewServer()
+		asked[name] = &laterProcess{soon: true, told: make(chan bool, 10)}
+		pluginapi.RegisterDevicePluginServer(server, asked[name])
+		go func() { _ = server.Serve(listener) }()
+		t.Cleanup(server.Stop)
+		return server.Stop
+	}
+	serve("first", first.NewEndpoint("nvidia.com/gpu"))
+	kill := serve("second", second.NewEndpoint("nvidia.com/gpu"))
+	for _, want := range []string{"second", "first"} {
+		if err := us.Leave(t.Context(), 1, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotYet) || len(asked[want].told) != 1 {
+			t.Errorf("Leave() = %v, and the %s process was asked %d times, want once", err, want, len(asked[want].told))
+		}
+		kill()
+	}
+	if n := len(asked["second"].told); n != 1 {
+		t.Errorf("the second process was asked %d times", n)
 	}
 }
 

@@ -258,7 +258,7 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 		l.report(PhaseForeign)
 		klog.FromContext(ctx).Info("Sending no more lists: another program has registered the resource",
 			"sockets", slices.Sorted(slices.Values(c.suspects)))
-		if err := l.awaitEnd(ctx, incarnation, c.suspects); err != nil {
+		if err := l.awaitEnd(ctx, incarnation, c.suspects, nil); err != nil {
 			return 0, err
 		}
 		return 0, errOtherEnded

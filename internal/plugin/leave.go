@@ -2,6 +2,11 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,19 +15,29 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// Kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that registered last. In a roll-out, the end of
-// the earlier process would cost the later one its registration. So the earlier one first has kubelet forget who registered last: then
-// kubelet takes no notice of an end. The later one registers a second time when the earlier one has ended, and kubelet knows it again. Its
-// first stream stays open as long as the second: kubelet would take the end of the first for that of the second.
+// The kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that registered last. In a roll-out, the
+// end of the earlier process would cost the later one its registration. So the earlier one first has the kubelet forget who registered
+// last: then the kubelet takes no notice of an end. The later one registers a second time when the earlier one has ended, and the
+// kubelet knows it again. Its first stream stays open as long as the second: the kubelet would take the end of the first for that of
+// the second.
+//
+// A roll-out that overtakes the one before ends the later process: the earlier one is to serve again until the next one is there. The
+// later one tells it so, and stays until it has registered. From then on it is as above, with the two in each other's place. A process
+// whose successor listens and has not registered yet waits for that in the same way.
 //
 // Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one process, it could ask the one that ends
 // last.
 
 const (
-	// leaveTimeout limits the preparation of the end of a process: it has 2 s in all.
+	// leaveTimeout limits the preparation of the end of a process, without the wait for another one: it has 2 s in all.
 	leaveTimeout = 800 * time.Millisecond
+	// handOverTimeout limits the wait for the registration of the process that serves afterwards.
+	handOverTimeout = 5 * time.Second
+	// handOverPause is how often that process is asked.
+	handOverPause = 20 * time.Millisecond
 	// leftFor is how long no earlier process must have had a socket before this one registers again: kubelet has taken notice of the
 	// end of its stream by then. It is served all the time.
 	leftFor = time.Second
@@ -30,26 +45,48 @@ const (
 	earlierPause = 5 * time.Millisecond
 )
 
-// leave prepares the end of the stream of this life, while a later process serves the resource.
-func (l *life) leave(ctx context.Context, incarnation uint64) {
+// leave prepares the end of the stream of this life, while another process serves the resource, or is about to. It reports whether the
+// kubelet takes no notice of the end.
+func (l *life) leave(ctx context.Context, incarnation uint64) bool {
+	log := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	defer cancel()
+	err := l.tryLeave(ctx, incarnation)
+	if errors.Is(err, kubelet.ErrNotYet) {
+		l.ExtendEnd(handOverTimeout + leaveTimeout)
+		log.Info("Staying until the process that serves the resource from now on has registered")
+		for err != nil && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil { // it changes its socket meanwhile
+			l.wait(ctx, nil, handOverPause)
+			err = l.tryLeave(ctx, incarnation)
+		}
+	}
+	switch {
+	case err == nil:
+		log.V(2).Info("Kubelet takes no notice of the end of this stream")
+	case !errors.Is(err, fs.ErrNotExist):
+		log.Info("Kubelet disconnects the other process when this one ends; that one registers again", "reason", err.Error())
+	}
+	return err == nil
+}
+
+func (l *life) tryLeave(ctx context.Context, incarnation uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	log := klog.FromContext(ctx)
-	if err := l.Registrar.Leave(ctx, incarnation, l.list.name); err != nil {
-		log.Info("Kubelet disconnects the later process when this one ends; that one registers again", "reason", err.Error())
-		return
-	}
-	log.V(2).Info("Kubelet takes no notice of the end of this stream")
+	return l.Registrar.Leave(ctx, incarnation, l.list.name)
 }
 
 // prepareEnd prepares the end of this process, whose newest stream is that of this life.
 func (l *life) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
-	switch {
-	case len(l.later()) > 0:
-		if service.streamed() && service.oneClient {
-			l.leave(ctx, incarnation)
+	forgotten := l.past.endsForgotten()
+	switch silence := l.silence.Value(); {
+	case !service.streamed() || !service.oneClient, silence == forForeign: // another program serves the resource
+	default:
+		l.silence.Publish(forNext) // the other process has the list
+		if l.leave(ctx, incarnation) {
+			return
 		}
-	case l.past.endsForgotten():
+	}
+	if forgotten && len(l.later()) == 0 {
 		l.sayFarewell(ctx, incarnation, server, service.options())
 	}
 }
@@ -124,31 +161,113 @@ func (p *past) endsForgotten() bool {
 	return p.forgotten > p.known
 }
 
-// registersAgain reports whether this life registers again when an earlier process has ended. Where another server has registered after
-// this one, it does not.
-func (l *life) registersAgain() bool {
-	if !l.past.forget() {
-		return false
+// seesLeave notes that the process with this token is ending. It reports whether this process registers again once that one has ended,
+// as it serves the resource now, or else whether it does so soon. Both are false where another server serves the resource, or this
+// process is ending itself.
+func (s *service) seesLeave(token string) (again, soon bool) {
+	if !s.past.forget() {
+		return false, false
 	}
-	if silence := l.silence.Value(); silence != speaks && silence != forDifference {
-		return false
+	s.past.seeLeave(token)
+	if !s.streamed() {
+		return false, true
 	}
-	l.leaves.Publish(true)
-	return true
+	if !s.oneClient {
+		return false, false
+	}
+	switch s.silence.Value() {
+	case speaks, forDifference:
+		s.leaves.Publish(true)
+		return true, false
+	case forNext:
+		return false, true
+	case forLater: // if not for that process, then for another one that has come since
+		return false, len(s.past.ofLeaving(s.Registrar.Rivals(s.list.name).Later)) > 0
+	default:
+		return false, false
+	}
 }
 
-// keep leaves the stream of this life open, without further lists, and its server running until the next life ends.
-func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup) {
-	l.past.endKept()
+// seeLeave notes that the process with this token is ending: it is no later process any more.
+func (p *past) seeLeave(token string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.leaving[token] {
+		return
+	}
+	if p.leaving == nil {
+		p.leaving = map[string]bool{}
+	}
+	p.leaving[token] = true
+	p.left.Publish(len(p.leaving))
+}
+
+// ofLeaving returns those of the sockets whose processes are ending.
+func (p *past) ofLeaving(names []string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !p.isLeaving(name) })
+}
+
+// isLeaving needs the lock.
+func (p *past) isLeaving(name string) bool {
+	_, token, _ := kubelet.ParseSocketName(name)
+	return p.leaving[token]
+}
+
+// forgetLeaving forgets that processes are ending which have none of these sockets. It needs the lock.
+func (p *past) forgetLeaving(names []string) {
+	there := map[string]bool{}
+	for _, name := range names {
+		_, token, _ := kubelet.ParseSocketName(name)
+		there[token] = true
+	}
+	maps.DeleteFunc(p.leaving, func(token string, _ bool) bool { return !there[token] })
+}
+
+// keep leaves the stream of this life open, without further lists, and its server running until the next life ends. Where the kubelet has
+// forgotten this process, it takes no notice of the end of an earlier stream that was kept. Otherwise that stays, too.
+func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup, forgotten bool) {
+	if forgotten {
+		l.past.endKept()
+	}
+	before := l.past.kept
 	l.silence.Publish(forNext)
 	_ = socket.Close() // the socket stays until the next one is there
 	l.past.socket = socket
+	l.past.serveKept = func(unix *net.UnixListener) *listener {
+		socket := &listener{UnixListener: unix, connections: l.connections, logger: socket.logger}
+		tasks.Go(func() { _ = server.Serve(socket) }) // it ends with the server
+		return socket
+	}
 	l.past.kept = func() {
+		if before != nil {
+			before()
+		}
 		close(l.closing)
 		l.connections.close()
 		server.Stop()
 		tasks.Wait()
 	}
+}
+
+// beReachable has the server of the life before, if there still is one, answer other processes while this process has no life. Without such
+// a server it closes the last socket.
+func (l *life) beReachable(ctx context.Context) {
+	if l.past.kept == nil {
+		l.past.release()
+		return
+	}
+	if l.past.reachable {
+		return
+	}
+	unix, err := files.Listen(ctx, l.Registrar.NewEndpoint(l.list.name))
+	l.past.release()
+	if err != nil {
+		klog.FromContext(ctx).Info("Other processes cannot ask this one to serve the resource", "reason", err.Error())
+		return
+	}
+	l.past.socket, l.past.reachable = l.past.serveKept(unix), true
 }
 
 // endBetween prepares the end of a process that ends between two lives, while the server of the life before goes on.
@@ -162,6 +281,6 @@ func (p *past) endBetween() {
 func (p *past) endKept() {
 	if p.kept != nil {
 		p.kept()
-		p.kept = nil
+		p.kept, p.serveKept = nil, nil
 	}
 }

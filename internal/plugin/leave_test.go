@@ -86,6 +86,51 @@ func TestARollOutTakesNoDeviceAway(t *testing.T) { // not beside other tests: wh
 	})
 }
 
+// A roll-out that overtakes the one before ends the later of two daemons, before or after the next one has come. The earlier one serves
+// until that does. No device is taken away, and the kubelet sees the end of the last one.
+func TestARollOutOvertakesTheOneBefore(t *testing.T) { // not beside other tests: what it measures needs a processor
+	for name, next := range map[string]bool{"the next one comes afterwards": false, "the next one comes meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, first := serving(t, v, clock.RealClock{}, 2)
+				stop := n.lowest(t)
+				for range 2 {
+					later := n.overlap(t, first, 2)
+					later.status(t, "agreed", agreed)
+					var last *daemon
+					if next {
+						last = n.startDaemon(t, clock.RealClock{})
+					}
+					mark := n.Mark()
+					var ends sync.WaitGroup
+					ends.Go(later.stop)
+					if next {
+						last.offer(2)
+						n.await(t, "the next daemon's devices", func() bool { return n.listedAnew(mark) })
+						last.status(t, "agreed", agreed)
+					}
+					ends.Wait()
+					if next {
+						last.stop()
+					}
+					first.status(t, "agreed", agreed)
+					_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+					check(t, err)
+					n.Remove("p")
+				}
+				if least := stop(); least < 2 {
+					t.Errorf("%d devices were allocatable", least)
+				}
+				first.stop()
+				n.awaitAllocatable(t, 0)
+				if sockets := n.sockets(t); len(sockets) > 0 {
+					t.Errorf("the sockets are %v, want none", sockets)
+				}
+			})
+		})
+	}
+}
+
 // The two streams of a daemon end with each other, so that kubelet does not take the end of one for that of the next life's.
 func TestALifeAfterTheSecondRegistration(t *testing.T) {
 	t.Parallel()
@@ -162,7 +207,8 @@ func TestALaterProcessThatDoesNotRegisterAgainIsNotForgotten(t *testing.T) {
 	})
 }
 
-// A later process that is not registered yet is not forgotten either: nothing of it is known.
+// A later process that is not registered yet is not forgotten either: nothing of it is known. Where it does not register for five seconds,
+// it is waited for no longer.
 func TestAProcessThatIsNotRegisteredDoesNotPromiseToRegisterAgain(t *testing.T) {
 	t.Parallel()
 	n, d := serving(t, standin.V136, clock.RealClock{}, 2)
@@ -228,7 +274,7 @@ type promisingServer struct {
 }
 
 func (*promisingServer) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	if kubelet.Leaves(ctx) {
+	if kubelet.Leaves(ctx) != "" {
 		kubelet.RegistersAgain(ctx)
 	}
 	return &pluginapi.DevicePluginOptions{}, nil

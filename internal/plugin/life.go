@@ -59,7 +59,8 @@ var (
 	errDisagrees     = errors.New("the devices that kubelet counts differ from the list that it was sent")
 	errLaterCame     = errors.New("a process that started later serves the resource")
 	errOtherEnded    = errors.New("the server that had registered after this one has ended")
-	errEarlierLeft   = errors.New("an earlier process has ended, and kubelet has forgotten this server for that")
+	errEarlierLeft   = errors.New("another process has ended, and kubelet has forgotten this server for that")
+	errTakesOver     = errors.New("a process that started later is ending, and this one serves the resource again")
 )
 
 // A life is one registration of the server of one resource: from a new socket to the end of its stream. It runs once.
@@ -84,7 +85,7 @@ type life struct {
 	end            context.CancelCauseFunc // ends the life, with the reason
 	accepted       bool                    // kubelet has accepted the registration
 	unlock         func()                  // lets other processes register
-	leaves         feed.Feed[bool]         // an earlier process is ending, and this one has promised to register again then
+	leaves         feed.Feed[bool]         // another process is ending, and this one has promised to register again then
 }
 
 // run registers and serves until ctx ends or the registration ends. It returns nil if the next life may begin at once, and
@@ -126,9 +127,9 @@ func (l *life) run(parent context.Context) error {
 	switch {
 	case parent.Err() != nil:
 		prepareEnd()
-	case errors.Is(cause, errEarlierLeft):
+	case errors.Is(cause, errEarlierLeft), errors.Is(cause, errTakesOver):
 		l.past.prepareEnd = prepareEnd
-		l.keep(socket, server, &tasks)
+		l.keep(socket, server, &tasks, errors.Is(cause, errEarlierLeft))
 		return nil
 	}
 	l.disconnect(parent, server, incarnation, cause)
@@ -214,7 +215,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 			default:
 			}
 		}
-		if leaves && alone == nil && silence == speaks && len(rivals.Earlier) == 0 {
+		if leaves && alone == nil && silence == speaks && len(rivals.Earlier)+len(l.past.ofLeaving(rivals.Later)) == 0 {
 			alone = l.Clock.After(leftFor)
 		}
 		select {

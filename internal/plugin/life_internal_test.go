@@ -142,7 +142,7 @@ func TestAKeptLife(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			task = true
 		})
-		l.keep(socket, server, &tasks)
+		l.keep(socket, server, &tasks, true)
 		if _, err := socket.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("its server accepts connections: %v", err)
 		}
@@ -173,24 +173,6 @@ func TestAKeptLife(t *testing.T) {
 			t.Error("its stream does not end")
 		}
 	})
-}
-
-// TestRegistersAgain: a life promises that while kubelet goes by it, or may, and its process goes on.
-func TestRegistersAgain(t *testing.T) {
-	t.Parallel()
-	for silent, want := range map[silence]bool{speaks: true, forDifference: true, forLater: false, forForeign: false, forNext: false} {
-		for _, ends := range []bool{false, true} {
-			l := &life{past: &past{}}
-			l.silence.Publish(silent)
-			if ends {
-				l.past.endsForgotten()
-			}
-			want := want && !ends
-			if got := l.registersAgain(); got != want || l.leaves.Value() != want || l.past.isForgotten() == ends {
-				t.Errorf("silence %d, ends %v: registers again: %v, %v, want %v", silent, ends, got, l.leaves.Value(), want)
-			}
-		}
-	}
 }
 
 // TestWhyALifeEnds, as far as the directory and the list tell.

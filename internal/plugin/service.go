@@ -46,9 +46,12 @@ func newService(l *life, log klog.Logger) *service {
 }
 
 func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	if kubelet.Leaves(ctx) {
-		if s.streamed() && s.oneClient && s.registersAgain() {
+	if token := kubelet.Leaves(ctx); token != "" {
+		switch again, soon := s.seesLeave(token); {
+		case again:
 			kubelet.RegistersAgain(ctx)
+		case soon:
+			kubelet.RegistersSoon(ctx)
 		}
 		return s.options(), nil
 	}

@@ -164,38 +164,48 @@ type headerStream struct {
 
 func (s *headerStream) SetHeader(h metadata.MD) error { s.header = h; return nil }
 
-// TestThePromiseToRegisterAgain is given where kubelet keeps one client, once its stream has begun. The call of a process that ends is not
-// one of kubelet's.
+// TestThePromiseToRegisterAgain is given where the kubelet keeps one client and goes by this life, or may. While this process is about to
+// register, it promises that, too. The call of a process that ends is not one of the kubelet's.
 func TestThePromiseToRegisterAgain(t *testing.T) {
 	t.Parallel()
+	const ends, third = "gpu-device-plugin-gpu-000000-zzzzzzzzzzzz-1.sock", "gpu-device-plugin-gpu-000000-zzzzzzzzzzzy-1.sock"
 	for name, tt := range map[string]struct {
-		leaves, streamed, oneClient, again bool
-		promises                           bool
+		silent                 silence
+		later                  []string
+		unseen, several, ended bool // no stream has begun; a kubelet that keeps several clients; this process also ends
+		promises               string
 	}{
-		"kubelet asks":               {streamed: true, oneClient: true, again: true},
-		"a process ends":             {leaves: true, streamed: true, oneClient: true, again: true, promises: true},
-		"and this one, too":          {leaves: true, streamed: true, oneClient: true},
-		"before the stream":          {leaves: true, oneClient: true, again: true},
-		"kubelet keeps more clients": {leaves: true, streamed: true, again: true},
+		"the kubelet goes by it":              {promises: "yes"},
+		"the kubelet may":                     {silent: forDifference, promises: "yes"},
+		"an earlier process, and a third one": {silent: forLater, later: []string{third}},
+		"the later process, and a third one":  {silent: forLater, later: []string{ends, third}, promises: "soon"},
+		"another program":                     {silent: forForeign},
+		"its next life registers":             {silent: forNext, promises: "soon"},
+		"it has not registered":               {unseen: true, promises: "soon"},
+		"kubelet 1.37":                        {several: true},
+		"it ends":                             {ended: true, unseen: true},
 	} {
-		s := alone(&life{list: newList(gpuName, clock.RealClock{}), past: &past{ending: !tt.again}, connections: newConnections()})
-		s.oneClient, s.inspect = tt.oneClient, true
-		if tt.streamed {
+		s := alone(&life{list: newList(gpuName, clock.RealClock{}), past: &past{ending: tt.ended}, connections: newConnections(),
+			Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
+		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
+		s.oneClient, s.inspect = !tt.several, true
+		if s.silence.Publish(tt.silent); !tt.unseen {
 			close(s.began)
 		}
-		stream := &headerStream{}
-		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
-		ctx := peer.NewContext(grpc.NewContextWithServerTransportStream(t.Context(), stream), &peer.Peer{Addr: caller.RemoteAddr()})
-		if tt.leaves {
-			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("gpu-device-plugin-leaves", "yes"))
+		for _, leaves := range []bool{true, false} {
+			ctx, stream, want := t.Context(), &headerStream{}, ""
+			if leaves {
+				want, ctx = tt.promises, metadata.NewIncomingContext(ctx, metadata.Pairs("gpu-device-plugin-leaves", "zzzzzzzzzzzz"))
+			}
+			ctx = peer.NewContext(grpc.NewContextWithServerTransportStream(ctx, stream), &peer.Peer{Addr: caller.RemoteAddr()})
+			o, err := s.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+			promises := strings.Join(stream.header.Get("gpu-device-plugin-registers-again"), "")
+			if called := s.connections.kubelet == caller; err != nil || !o.GetPreStartRequired() || promises != want || called == leaves {
+				t.Errorf("%s: %v, %v; promises %q, want %q; taken for a call of the kubelet's: %v", name, o, err, promises, want, called)
+			}
 		}
-		o, err := s.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
-		if err != nil || !o.GetPreStartRequired() || !o.GetGetPreferredAllocationAvailable() {
-			t.Errorf("%s: %v, %v", name, o, err)
-		}
-		called := s.connections.kubelet == caller
-		if promises := len(stream.header) > 0; promises != tt.promises || s.leaves.Value() != promises || called == tt.leaves {
-			t.Errorf("%s: promises %v, want %v; taken for a call of kubelet's: %v", name, promises, tt.promises, called)
+		if s.leaves.Value() != (tt.promises == "yes") || s.past.isForgotten() == tt.ended {
+			t.Errorf("%s: registers again: %v; forgotten: %v", name, s.leaves.Value(), s.past.isForgotten())
 		}
 	}
 }

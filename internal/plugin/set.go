@@ -40,8 +40,8 @@ type Registrar interface {
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
-	// Leave prepares the end of the stream of a resource for which a later process has registered. Without it, kubelet up to 1.36 would
-	// treat that end as the end of the later process's stream.
+	// Leave prepares the end of the stream of a resource that another process serves from now on. Without it, the kubelet up to 1.36
+	// would treat that end as the end of that process's stream. The error kubelet.ErrNotYet means that it is to be called again.
 	Leave(ctx context.Context, incarnation uint64, resource string) error
 }
 
@@ -68,6 +68,9 @@ type Collaborators struct {
 	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end of the server that registered last. The
 	// argument is the user agent of kubelet's calls. Nil means kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool
+	// ExtendEnd is called when this process is ending, and needs so much time from now on at most, until another one serves in its
+	// place. Nil does nothing.
+	ExtendEnd func(time.Duration)
 	// Metrics counts registrations and calls; nil counts nothing.
 	Metrics Metrics
 	// Incarnation is the number of the current kubelet, which changes when kubelet restarts; 0 while no kubelet runs.
@@ -225,6 +228,9 @@ func NewSet(c Collaborators) *Set {
 	}
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
+	}
+	if c.ExtendEnd == nil {
+		c.ExtendEnd = func(time.Duration) {}
 	}
 	return &Set{collaborators: c, resources: map[string]*served{}, allocated: map[deviceKey]uint64{},
 		users:   users{accounts: accounts{Collaborators: c}, shown: map[deviceKey]showing{}},

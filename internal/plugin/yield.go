@@ -3,11 +3,14 @@ package plugin
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 // Two servers of one resource never send lists in turn: kubelet goes by the list that it received last, and gives devices out
@@ -25,6 +28,9 @@ type past struct {
 	disputes disputes
 	// kept ends the server of the life before, whose stream stays open beside that of this one; nil if there is none.
 	kept func()
+	// serveKept has that server accept connections on another socket. reachable says that it does, as there is no life.
+	serveKept func(*net.UnixListener) *listener
+	reachable bool
 	// prepareEnd prepares the end of this process, where that server is its newest.
 	prepareEnd func()
 
@@ -34,11 +40,14 @@ type past struct {
 	// accepted registration began. If forgotten is larger than known, kubelet may not know this process: an earlier process may end while
 	// kubelet handles a registration.
 	forgotten, known int
-	ending           bool // this process is ending, or no longer serves the resource
+	ending           bool            // this process is ending, or no longer serves the resource
+	leaving          map[string]bool // the tokens of processes that said that they are ending
+	left             feed.Feed[int]  // changes when another one has said so
 }
 
 // release closes the socket of the last life.
 func (p *past) release() {
+	p.reachable = false
 	if p.socket != nil {
 		p.socket.release()
 	}
@@ -59,11 +68,12 @@ func (l *life) later() []string {
 	return l.past.running(l.Registrar.Rivals(l.list.name).Later)
 }
 
-// running returns those of the sockets whose servers were not seen to have ended.
+// running returns those of the sockets of all later processes whose servers were not seen to have ended, and did not say that they do.
 func (p *past) running(names []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.ended[name] })
+	p.forgetLeaving(names)
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.ended[name] || p.isLeaving(name) })
 }
 
 // silence says why a server sends no list.
@@ -94,10 +104,15 @@ func (l *life) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 		l.past.yielded = false
 		l.awaitLater(ctx)
 	}
-	for later := l.later(); len(later) > 0; later = l.later() {
-		l.past.release()
+	for {
+		_, left := l.past.left.Latest()
+		later := l.later()
+		if len(later) == 0 {
+			break
+		}
+		l.beReachable(ctx)
 		l.report(PhaseYielding)
-		if err := l.awaitEnd(ctx, incarnation, later); err != nil {
+		if err := l.awaitEnd(ctx, incarnation, later, left); err != nil {
 			l.past.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
@@ -136,11 +151,16 @@ func (l *life) yield(ctx context.Context, incarnation uint64) error {
 	l.report(PhaseYielding)
 	log.Info("Sending no more lists: a process that started later serves the resource")
 	for {
-		for later := l.later(); len(later) > 0; later = l.later() {
-			if err := l.awaitEnd(ctx, incarnation, later); err != nil {
+		_, left := l.past.left.Latest()
+		if later := l.later(); len(later) > 0 {
+			if err := l.awaitEnd(ctx, incarnation, later, left); err != nil {
 				l.past.yielded = true // kubelet has left, or ended the stream as it left
 				return err
 			}
+			continue
+		}
+		if len(l.past.ofLeaving(l.Registrar.Rivals(l.list.name).Later)) > 0 {
+			return errTakesOver
 		}
 		switch kept := l.undisturbed(ctx, incarnation); {
 		case len(l.later()) > 0: // another one
@@ -171,8 +191,9 @@ func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
 	return true
 }
 
-// awaitEnd waits until one of the servers with these sockets has ended. An error means that kubelet left or ctx ended.
-func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []string) error {
+// awaitEnd waits until one of the servers with these sockets has ended, or another process says that it is ending, for which left is
+// closed. An error means that the kubelet left or ctx ended.
+func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []string, left <-chan struct{}) error {
 	var waits sync.WaitGroup
 	defer waits.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -194,6 +215,8 @@ func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []strin
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
+		case <-left:
+			return nil
 		case name := <-ended:
 			l.past.end(name)
 			return nil

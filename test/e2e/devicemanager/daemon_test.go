@@ -121,6 +121,41 @@ func TestDaemonsOverlap(t *testing.T) {
 	n.await(t, 0) // it has seen the end
 }
 
+// An upgrade that overtakes the one before ends the later of two daemons, while the next one may be starting. The earlier one serves until
+// that has registered: allocatable never falls, also on 1.36, and a pod gets a GPU.
+func TestAnUpgradeOvertakesTheOneBefore(t *testing.T) {
+	n := newNode(t)
+	first := startDaemon(t, n)
+	n.await(t, gpus)
+	for round := range upgrades {
+		later := startDaemon(t, n)
+		later.awaitStream(t)
+		n.await(t, gpus)
+		var next *daemon
+		var ends sync.WaitGroup
+		ends.Go(later.stop)
+		if round%2 > 0 {
+			next = startDaemon(t, n)
+			next.awaitStream(t)
+		}
+		ends.Wait()
+		registered := func() bool { return true }
+		if next != nil {
+			first.stop()
+			first = next
+			registered = func() bool { return version == kubelet.V137 || next.registered.Load() >= 2 }
+		}
+		if lowest, took := n.watch(t, registered, 500*time.Millisecond); lowest < gpus {
+			t.Errorf("upgrade %d: allocatable fell to %d, and was less than %d for %v", round, lowest, gpus, took)
+		}
+		if n.admitOne(t, fmt.Sprint("pod-", round)) > 0 {
+			t.Errorf("upgrade %d: a pod was refused", round)
+		}
+	}
+	first.stop()
+	n.await(t, 0) // it has seen the end
+}
+
 // Where both daemons of an upgrade end at once, kubelet sees the end of the later one. The later one has a GPU less, so that it is known when
 // kubelet has taken its list in: kubelet up to 1.36 may take in a list after the end of the stream, and counts its GPUs for five minutes then.
 // Each upgrade has a kubelet of its own: kubelet up to 1.36 forgets a daemon that registers while it handles the end of an earlier stream.
