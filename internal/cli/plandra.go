@@ -150,7 +150,7 @@ func countersText(counters map[string]dra.Capacity) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counters)) {
 		if parts = append(parts, name); counters[name] != 1 {
-			parts[len(parts)-1] += fmt.Sprintf("=%d", counters[name])
+			parts[len(parts)-1] += "=" + counters[name].String()
 		}
 	}
 	return strings.Join(parts, " ")

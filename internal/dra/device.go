@@ -56,17 +56,28 @@ var (
 	deviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 )
 
+// engines are the parts of a GPU that MIG devices have for themselves, under the names that NVIDIA's driver gives to their capacities and
+// counters.
+var engines = []struct {
+	capacity, counter string
+	of                func(inventory.MIGAttributes) int
+}{
+	{"multiprocessors", "multiprocessors", func(a inventory.MIGAttributes) int { return a.Multiprocessors }},
+	{"copyEngines", "copy-engines", func(a inventory.MIGAttributes) int { return a.CopyEngines }},
+	{"decoders", "decoders", func(a inventory.MIGAttributes) int { return a.Decoders }},
+	{"encoders", "encoders", func(a inventory.MIGAttributes) int { return a.Encoders }},
+	{"jpegEngines", "jpeg-engines", func(a inventory.MIGAttributes) int { return a.JPEGs }},
+	{"ofaEngines", "ofa-engines", func(a inventory.MIGAttributes) int { return a.OFAs }},
+}
+
 // migDevice returns the device of a MIG device.
 func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inventory.Driver) Device {
 	d := newDevice(name, typeMIG, m.UUID, g, driver, inventory.Worst(g.Health, m.Health))
 	d.text("parentUUID", g.UUID)
 	d.text("profile", m.Profile)
 	d.Capacity[MemoryCapacity] = Capacity(min(m.MemoryBytes, math.MaxInt64))
-	for name, amount := range map[string]int{
-		"multiprocessors": m.Attributes.Multiprocessors, "copyEngines": m.Attributes.CopyEngines, "decoders": m.Attributes.Decoders,
-		"encoders": m.Attributes.Encoders, "jpegEngines": m.Attributes.JPEGs, "ofaEngines": m.Attributes.OFAs,
-	} {
-		d.Capacity[name] = Capacity(amount)
+	for _, e := range engines {
+		d.Capacity[e.capacity] = Capacity(e.of(m.Attributes))
 	}
 	if len(d.Attributes)+len(d.Capacity)+m.Placement.Size > maxProperties {
 		return d // the slices of memory are the least: no selector needs them

@@ -3,6 +3,8 @@ package dra
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -110,15 +112,28 @@ func oneExtension(p inventory.MIGProfile) bool  { return strings.HasSuffix(p.Nam
 func allExtensions(p inventory.MIGProfile) bool { return strings.HasSuffix(p.Name, "+me.all") }
 func noMedia(p inventory.MIGProfile) bool       { return strings.HasSuffix(p.Name, "-me") }
 
+// amounts returns the counters that say how much of a GPU an instance of a profile has, and not where it lies. The names are those of NVIDIA's
+// driver: quota is kept by them. An amount of 0 is no counter.
+func amounts(p inventory.MIGProfile) map[string]Capacity {
+	counters := map[string]Capacity{}
+	if p.MemoryBytes > 0 {
+		counters[MemoryCapacity] = Capacity(min(p.MemoryBytes, math.MaxInt64/maxMemorySlices))
+	}
+	for _, e := range engines {
+		if n := e.of(p.Attributes); n > 0 {
+			counters[e.counter] = Capacity(n)
+		}
+	}
+	return counters
+}
+
 // uses returns what an instance of a profile takes of the counters of its GPU, of which the profiles are all.
 func uses(p inventory.MIGProfile, start int, profiles []inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
 	for i := range p.Size {
 		counters[fmt.Sprintf("memory-slice-%d", start+i)] = 1
 	}
-	if n := p.Attributes.Multiprocessors; n > 0 {
-		counters["multiprocessors"] = Capacity(n)
-	}
+	maps.Copy(counters, amounts(p))
 	if oneExtension(p) {
 		counters["media-extension"] = 1
 	}
@@ -144,10 +159,14 @@ func apart(p inventory.MIGProfile) int {
 	return n
 }
 
-// counterSet returns the counters of a GPU.
+// counterSet returns the counters of a GPU. It has as much of everything as the profile with the most of it, or as all instances of a profile
+// together: so the amounts refuse nothing that has a place.
 func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	set := CounterSet{Name: name, Counters: map[string]Capacity{}}
 	for _, p := range profiles {
+		for counter, n := range amounts(p) {
+			set.Counters[counter] = max(set.Counters[counter], n*Capacity(max(min(p.Count, apart(p)), 1)))
+		}
 		for _, start := range p.Starts {
 			for counter, n := range uses(p, start, profiles) {
 				set.Counters[counter] = max(set.Counters[counter], n)
@@ -210,6 +229,11 @@ func undivided(g inventory.GPU, driver inventory.Driver, number int, links links
 	d := wholeGPU(g, driver, number, links)
 	if d.Switched = true; len(set.Counters) > 0 {
 		d.ConsumesCounters = []CounterUse{{set.Name, set.Counters}}
+	}
+	if len(d.Attributes)+len(d.Capacity)+len(engines) <= maxProperties {
+		for _, e := range engines {
+			d.Capacity[e.capacity] = set.Counters[e.counter]
+		}
 	}
 	return d
 }

@@ -180,6 +180,47 @@ func TestCounters(t *testing.T) {
 	}
 }
 
+// TestAmounts: counters say how much memory and how many engines an instance has, under the names of NVIDIA's driver (kueue#10320). All instances
+// of a profile that have room together have no more than the GPU.
+func TestAmounts(t *testing.T) {
+	t.Parallel()
+	for _, name := range simulator.Names() {
+		d := newDivisible(t, name)
+		if d == nil {
+			continue
+		}
+		s, divisions := divided(t, name, d.profiles)
+		p := dividedPool(s, divisions)
+		there := counters(p)
+		for _, profile := range d.profiles {
+			left, given := counters(p), 0
+			var used dra.Capacity
+			for _, slice := range p.Slices {
+				for _, device := range slice.Devices {
+					if device.GPU() != d.uuid || device.Partition.Profile != profile.Name {
+						continue
+					}
+					use := device.ConsumesCounters[0].Counters
+					for counter, capacity := range map[string]string{
+						"memory": "memory", "multiprocessors": "multiprocessors", "copy-engines": "copyEngines", "decoders": "decoders",
+						"encoders": "encoders", "jpeg-engines": "jpegEngines", "ofa-engines": "ofaEngines",
+					} {
+						if use[counter] != device.Capacity[capacity] {
+							t.Errorf("%s, %s: counter %s is %d, and capacity %s is %d", name, device.Name, counter, use[counter], capacity, device.Capacity[capacity])
+						}
+					}
+					if take(left, device) {
+						given, used = given+1, used+use["memory"]
+					}
+				}
+			}
+			if given == 0 || used == 0 || used > there["gpu-0/memory"] || int64(there["gpu-0/memory"]) > int64(s.GPUs[0].MemoryBytes) {
+				t.Errorf("%s: %d of %s have %d bytes, the counter is %d, the GPU has %d", name, given, profile.Name, used, there["gpu-0/memory"], s.GPUs[0].MemoryBytes)
+			}
+		}
+	}
+}
+
 // TestDividedPool: what is published of eight GPUs in MIG mode, and that nothing that a claim does changes it.
 func TestDividedPool(t *testing.T) {
 	t.Parallel()
@@ -204,7 +245,8 @@ func TestDividedPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `[{"counterSet":"gpu-0","counters":{"memory-slice-4":{"value":"1"},"memory-slice-5":{"value":"1"},` +
+	if want := `[{"counterSet":"gpu-0","counters":{"copy-engines":{"value":"3"},"decoders":{"value":"3"},"jpeg-engines":{"value":"3"},` +
+		`"memory":{"value":"40448Mi"},"memory-slice-4":{"value":"1"},"memory-slice-5":{"value":"1"},` +
 		`"memory-slice-6":{"value":"1"},"memory-slice-7":{"value":"1"},"multiprocessors":{"value":"60"}}}]`; string(use) != want {
 		t.Errorf("counters of %s: %s", first.Name, use)
 	}
@@ -250,7 +292,7 @@ func TestDividedPool(t *testing.T) {
 			}
 		}
 	}
-	if len(names) != 1 || names[0] != "gpu-0-mig-3g40gb-9-0 MIG-other 0" || len(counters(fixed)) != 7*11 {
+	if len(names) != 1 || names[0] != "gpu-0-mig-3g40gb-9-0 MIG-other 0" || len(counters(fixed)) != 7*16 {
 		t.Errorf("devices of a GPU that another program divided: %q, %d counters", names, len(counters(fixed)))
 	}
 	if left := strings.Join(fixed.LeftOut, "\n"); !strings.Contains(left, "another program made one") || !strings.Contains(left, "made for a claim") {

@@ -163,6 +163,12 @@ func (c Capacity) MarshalJSON() ([]byte, error) {
 	return fmt.Appendf(nil, `{"value":%q}`, text), err
 }
 
+// String returns the quantity as Kubernetes writes it.
+func (c Capacity) String() string {
+	text, _ := amount(c).MarshalText() // of a number there is no error
+	return string(text)
+}
+
 // An amount is a quantity in the form of Kubernetes.
 type amount int64
 

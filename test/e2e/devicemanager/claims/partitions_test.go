@@ -211,3 +211,86 @@ func TestDividedPacking(t *testing.T) {
 		t.Errorf("%v on a full GPU", got)
 	}
 }
+
+// TestQuotaByCounters charges claims as Kueue does by a counter of MIG devices (kueue#10320): the most that a device has which the class and the
+// selectors of the claim match. So quota for the memory of GPUs admits no more claims than the scheduler can give devices.
+func TestQuotaByCounters(t *testing.T) {
+	pool, all := divideOr(t, "dgx-h100", 2, true)
+	const gib = 1 << 30
+	var nodeMemory int64
+	for _, slice := range pool.Slices {
+		for _, set := range slice.SharedCounters {
+			nodeMemory += int64(set.Counters["memory"])
+		}
+	}
+	if nodeMemory < 2*78*gib || nodeMemory > 2*80*gib {
+		t.Fatalf("two GPUs have %d bytes", nodeMemory)
+	}
+	for _, test := range []struct {
+		class, profile string
+		count          int // that fit on two GPUs
+		low, high      int64
+	}{
+		{"mig.nvidia.com", "1g.10gb", 14, 9 * gib, 10 * gib},
+		{"mig.nvidia.com", "1g.20gb", 8, 19 * gib, 20 * gib},
+		{"mig.nvidia.com", "3g.40gb", 4, 39 * gib, 40 * gib},
+		{"mig.nvidia.com", "7g.80gb", 2, 78 * gib, 80 * gib},
+		{"gpu.nvidia.com", "", 2, 78 * gib, 80 * gib},
+	} {
+		var selectors []string
+		if test.profile != "" {
+			selectors = []string{fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", test.profile)}
+		}
+		class, err := classes(nil).Get(test.class)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expressions := append([]string{class.Spec.Selectors[0].CEL.Expression}, selectors...)
+		charge := chargeOf(t, all, "memory", expressions...)
+		if charge < test.low || charge > test.high {
+			t.Errorf("%s %s is charged %d bytes", test.class, test.profile, charge)
+		}
+		sched, given := schedulerOf(t, all), 0
+		for len(sched.results(request(t, test.class, 1, "", selectors...))) > 0 {
+			given++
+		}
+		if given != test.count || int64(given)*charge > nodeMemory {
+			t.Errorf("%s %s: %d devices are given, want %d; together they are charged %d of %d bytes", test.class, test.profile, given, test.count,
+				int64(given)*charge, nodeMemory)
+		}
+	}
+	for _, counter := range []string{"multiprocessors", "copy-engines", "decoders", "jpeg-engines", "ofa-engines"} {
+		if charge := chargeOf(t, all, counter, "device.attributes['gpu.nvidia.com'].type == 'gpu'"); charge <= 0 {
+			t.Errorf("a whole GPU has %d of %s", charge, counter)
+		}
+	}
+}
+
+// chargeOf returns the most that a device takes of a counter, of those for which all expressions are true.
+func chargeOf(t *testing.T, all []*resourceapi.ResourceSlice, counter string, expressions ...string) (most int64) {
+	t.Helper()
+	for _, slice := range all {
+		for _, d := range slice.Spec.Devices {
+			matches := true
+			for _, expression := range expressions {
+				compiled := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
+				if compiled.Error != nil {
+					t.Fatal(compiled.Error)
+				}
+				is, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: dra.Driver, Attributes: d.Attributes, Capacity: d.Capacity})
+				if err != nil {
+					t.Fatalf("%s of %s: %v", expression, d.Name, err)
+				}
+				if matches = matches && is; !matches {
+					break
+				}
+			}
+			for _, use := range d.ConsumesCounters {
+				if value := use.Counters[counter].Value; matches && value.Value() > most {
+					most = value.Value()
+				}
+			}
+		}
+	}
+	return most
+}
