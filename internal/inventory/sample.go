@@ -78,6 +78,10 @@ const (
 	PCIeWidth                         // lanes of the link now
 	PCIeMaxGeneration                 // that the GPU and its slot can have
 	PCIeMaxWidth                      // lanes that the GPU and its slot can have
+	PowerLimit                        // watts, as it is set
+	EnforcedPowerLimit                // watts, the least of all limits
+	MaxSMClock                        // MHz, the highest that the GPU can have
+	MaxMemoryClock                    // MHz, the same for the memory
 	measures
 )
 
@@ -90,6 +94,7 @@ func (m Measure) String() string {
 		"PCIeTransmit", "PCIeReceive", "ClockEventReasons", "GraphicsActive", "TensorActive", "DRAMActive",
 		"SMActive", "SMOccupancy", "FP64Active", "FP32Active", "FP16Active", "RowRemapPending", "NVLinkReplays", "NVLinkRecoveries",
 		"NVLinksDown", "PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
+		"PowerLimit", "EnforcedPowerLimit", "MaxSMClock", "MaxMemoryClock",
 	}
 	if m < 0 || m >= measures {
 		return fmt.Sprintf("Measure(%d)", int(m))

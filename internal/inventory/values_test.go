@@ -79,7 +79,7 @@ func TestNames(t *testing.T) {
 			names(-1, 1, func(i int) string { return inventory.Measure(i).String() }),
 			[]string{"Measure(-1)", "SMClock", "MemoryClock"},
 		},
-		{[]string{inventory.PCIeMaxWidth.String(), (inventory.PCIeMaxWidth + 1).String()}, []string{"PCIeMaxWidth", "Measure(42)"}},
+		{[]string{inventory.MaxMemoryClock.String(), (inventory.MaxMemoryClock + 1).String()}, []string{"MaxMemoryClock", "Measure(46)"}},
 		{
 			[]string{
 				inventory.Call{GPU: inventory.NoGPU}.String(), inventory.Call{GPU: 0}.String(),
@@ -196,7 +196,7 @@ func TestMeasures(t *testing.T) {
 		}
 		all++
 	}
-	if all != 42 {
+	if all != 46 {
 		t.Errorf("there are %d measures", all)
 	}
 	for range inventory.AllMeasures() {

@@ -38,6 +38,7 @@ var functions = []string{
 	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceResetApplicationsClocks", "nvmlDeviceClearEccErrorCounts",
 	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetMemoryLimits_v1",
 	"nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo",
+	"nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetEnforcedPowerLimit",
 	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization",
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetPcieThroughput",
 	"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet",

@@ -63,13 +63,9 @@ var sampleQueries = []SampleQuery{
 		Function: "nvmlDeviceGetTemperature", Measures: []inventory.Measure{inventory.Temperature},
 		ask: one(inventory.Temperature, device.GetTemperature),
 	},
-	{
-		Function: "nvmlDeviceGetPowerUsage", Measures: []inventory.Measure{inventory.PowerUsage},
-		ask: func(d device, m *inventory.Measures) nvml.Return {
-			milliwatts, ret := d.GetPowerUsage()
-			return set(m, ret, inventory.PowerUsage, float64(milliwatts)/1000)
-		},
-	},
+	watts("nvmlDeviceGetPowerUsage", inventory.PowerUsage, device.GetPowerUsage),
+	watts("nvmlDeviceGetPowerManagementLimit", inventory.PowerLimit, device.GetPowerManagementLimit),
+	watts("nvmlDeviceGetEnforcedPowerLimit", inventory.EnforcedPowerLimit, device.GetEnforcedPowerLimit),
 	{
 		Function: "nvmlDeviceGetClockInfo (SM)", Measures: []inventory.Measure{inventory.SMClock},
 		ask: one(inventory.SMClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
@@ -77,6 +73,14 @@ var sampleQueries = []SampleQuery{
 	{
 		Function: "nvmlDeviceGetClockInfo (memory)", Measures: []inventory.Measure{inventory.MemoryClock},
 		ask: one(inventory.MemoryClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_MEM) }),
+	},
+	{
+		Function: "nvmlDeviceGetMaxClockInfo (SM)", Measures: []inventory.Measure{inventory.MaxSMClock},
+		ask: one(inventory.MaxSMClock, func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
+	},
+	{
+		Function: "nvmlDeviceGetMaxClockInfo (memory)", Measures: []inventory.Measure{inventory.MaxMemoryClock},
+		ask: one(inventory.MaxMemoryClock, func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_MEM) }),
 	},
 	{
 		Function: "nvmlDeviceGetFieldValues (memory temperature)", Measures: []inventory.Measure{inventory.MemoryTemperature},
@@ -331,6 +335,14 @@ func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, 
 		value, ret := get(d)
 		return set(m, ret, which, float64(value))
 	}
+}
+
+// watts asks for something that the driver tells in milliwatts.
+func watts(function string, which inventory.Measure, get func(device) (uint32, nvml.Return)) SampleQuery {
+	return SampleQuery{Function: function, Measures: []inventory.Measure{which}, ask: func(d device, m *inventory.Measures) nvml.Return {
+		milliwatts, ret := get(d)
+		return set(m, ret, which, float64(milliwatts)/1000)
+	}}
 }
 
 func oneIf(is bool) float64 {

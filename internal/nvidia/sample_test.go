@@ -69,6 +69,7 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived", "ClockEventReasons",
 		"RowRemapPending", "NVLinkReplays", "NVLinkRecoveries", "NVLinksDown",
 		"PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
+		"PowerLimit", "EnforcedPowerLimit", "MaxSMClock", "MaxMemoryClock",
 	}
 	pcie := []string{"PCIeTransmit", "PCIeReceive"}
 	rows := []string{"CorrectableRows", "UncorrectableRows", "RowRemapFailed", "RowRemapPending"}
@@ -143,6 +144,10 @@ func TestSampleValues(t *testing.T) {
 	within(inventory.MemoryTemperature, 94, 110)
 	within(inventory.SMClock, 200, 1000)
 	within(inventory.PowerUsage, 50, 700)
+	within(inventory.PowerLimit, 700, 700)
+	within(inventory.EnforcedPowerLimit, 700, 700)
+	within(inventory.MaxSMClock, 1980, 1980)
+	within(inventory.MaxMemoryClock, 2619, 2619)
 	within(inventory.MemoryTotal, 81559, 81559)
 	within(inventory.MemoryUsed, 3*1024, 81559)
 	within(inventory.GPUUtilization, 1, 100)
@@ -199,6 +204,7 @@ func TestSampleOfMIG(t *testing.T) {
 		"VGPULicense", "ECCCorrected", "ECCUncorrected", "NVLinkTransmitted",
 		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons", "NVLinkReplays", "NVLinkRecoveries",
 		"PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
+		"PowerLimit", "EnforcedPowerLimit", "MaxSMClock", "MaxMemoryClock",
 	}
 	if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
 		t.Errorf("measured of the parent (-want +got):\n%s", diff)

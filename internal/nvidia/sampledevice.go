@@ -30,6 +30,16 @@ func (d device) GetClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
 	return queryFor(d, "GetClockInfo", int(clock), func(int) (uint32, nvml.Return) { return d.handle.GetClockInfo(clock) })
 }
 
+// GetMaxClockInfo returns MHz.
+func (d device) GetMaxClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
+	return queryFor(d, "GetMaxClockInfo", int(clock), func(int) (uint32, nvml.Return) { return d.handle.GetMaxClockInfo(clock) })
+}
+
+// GetEnforcedPowerLimit returns milliwatts.
+func (d device) GetEnforcedPowerLimit() (uint32, nvml.Return) {
+	return query(d, "GetEnforcedPowerLimit", d.handle.GetEnforcedPowerLimit)
+}
+
 func (d device) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
 	return query(d, "GetUtilizationRates", d.handle.GetUtilizationRates)
 }

@@ -173,23 +173,29 @@ func (d device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
 	})
 }
 
-// The power limit and the clocks that the driver gives a GPU by itself, in mW and MHz.
-const (
-	usualPower = 400_000
-	usualClock = 1410
-)
+// usualClock is the clock that the driver gives a GPU by itself, in MHz.
+const usualClock = 1410
+
+// powerLimit returns the power limit in mW.
+func (d device) powerLimit(g *gpu, m moment) (uint32, nvml.Return) {
+	return uint32(d.session.node.numberLocked("DeviceGetPowerManagementLimit", g, int(m.watts*1000))), nvml.SUCCESS
+}
 
 // GetPowerManagementLimit returns the power limit in mW.
 func (d device) GetPowerManagementLimit() (uint32, nvml.Return) {
-	const call = "DeviceGetPowerManagementLimit"
-	return ask(d, call, func(g *gpu) (uint32, nvml.Return) {
-		return uint32(d.session.node.numberLocked(call, g, usualPower)), nvml.SUCCESS
-	})
+	return askMoment(d, "DeviceGetPowerManagementLimit", d.powerLimit)
+}
+
+// GetEnforcedPowerLimit returns the power limit in mW that counts, which is the one that is set here.
+func (d device) GetEnforcedPowerLimit() (uint32, nvml.Return) {
+	return askMoment(d, "DeviceGetEnforcedPowerLimit", d.powerLimit)
 }
 
 // GetPowerManagementDefaultLimit returns the power limit in mW that the driver gives the GPU by itself.
 func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
-	return ask(d, "DeviceGetPowerManagementDefaultLimit", func(*gpu) (uint32, nvml.Return) { return usualPower, nvml.SUCCESS })
+	return askMoment(d, "DeviceGetPowerManagementDefaultLimit", func(_ *gpu, m moment) (uint32, nvml.Return) {
+		return uint32(m.watts * 1000), nvml.SUCCESS
+	})
 }
 
 // GetApplicationsClock returns a clock in MHz.

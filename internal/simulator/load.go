@@ -141,6 +141,16 @@ func (d device) GetClockInfo(which nvml.ClockType) (uint32, nvml.Return) {
 	})
 }
 
+// GetMaxClockInfo returns MHz.
+func (d device) GetMaxClockInfo(which nvml.ClockType) (uint32, nvml.Return) {
+	return askMoment(d, "DeviceGetMaxClockInfo", func(_ *gpu, m moment) (uint32, nvml.Return) {
+		if which == nvml.CLOCK_MEM {
+			return uint32(m.memory), nvml.SUCCESS
+		}
+		return uint32(m.sm), nvml.SUCCESS
+	})
+}
+
 // askWhole is askMoment for what the driver does not tell of a GPU in multi-instance mode.
 func askWhole[T any](d device, call string, answer func(moment) T) (T, nvml.Return) {
 	return askMoment(d, call, func(g *gpu, m moment) (T, nvml.Return) {

@@ -111,6 +111,7 @@ func TestGPUMetrics(t *testing.T) {
 	xidB := fmt.Sprintf(labelsB, "", `err_code="0",err_msg="No Error",`, "", "")
 	want := []string{
 		`DCGM_FI_DEV_CLOCKS_EVENT_REASONS{` + a + `} 72`,
+		`DCGM_FI_DEV_FB_RESERVED{GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",` + b + `} 1`,
 		`DCGM_FI_DEV_FB_USED{` + a + `} 1024`,
 		`DCGM_FI_DEV_FB_USED{GPU_I_ID="1",GPU_I_PROFILE="3g.40gb",` + b + `} 7`,
 		`DCGM_FI_DEV_FB_USED{GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",` + b + `} 5`,
