@@ -46,7 +46,7 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case printed != nil || !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded):
+		case printed != nil || !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded) && !errors.Is(err, control.ErrSilent):
 			return err
 		}
 		if !w.away {

@@ -24,7 +24,8 @@ import (
 )
 
 const (
-	// maxCalls is how many connections are served at a time. Others wait until the kernel's backlog is full.
+	// maxCalls is how many connections are served at a time. When there are more, the oldest one without a request is closed. Where all
+	// have one, others wait until the kernel's backlog is full.
 	maxCalls = 64
 	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take to come.
 	callTimeout    = 30 * time.Second
@@ -49,6 +50,9 @@ type Server struct {
 	calls    sync.WaitGroup
 	room     chan struct{} // holds one value for each connection that is served
 	followed chan struct{} // holds one value for each call that is followed
+
+	mu   sync.Mutex      // guards idle
+	idle []*net.UnixConn // whose request has not come yet, in the order in which they came
 
 	sendTimeout time.Duration
 }
@@ -126,22 +130,22 @@ func isThere(own fs.FileInfo, path string) bool {
 func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) error {
 	log := klog.FromContext(ctx)
 	for failing := false; ; {
-		select {
-		case <-life.Done():
-			return nil
-		case s.room <- struct{}{}:
-		}
 		conn, err := listener.AcceptUnix()
 		if err == nil {
 			failing = false
+			if !s.enter(life, conn) {
+				return conn.Close()
+			}
 			s.calls.Go(func() {
 				defer func() { <-s.room }()
 				s.serve(ctx, conn)
 			})
 			continue
 		}
-		<-s.room
-		if !failing && life.Err() == nil { // such as too many open files
+		if life.Err() != nil {
+			return nil
+		}
+		if !failing { // such as too many open files
 			log.Info("Cannot accept control calls", "reason", err.Error())
 		}
 		failing = true
@@ -150,6 +154,40 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 		case <-time.After(lookOften):
 		}
 	}
+}
+
+// enter waits until there is room for a connection. It makes room by ending the wait for the request of the oldest idle connection. It
+// reports false if life ends before.
+func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
+	select {
+	case s.room <- struct{}{}:
+	default:
+		s.mu.Lock()
+		if len(s.idle) > 0 {
+			_ = s.idle[0].SetReadDeadline(time.Unix(1, 0)) // where that fails, it is closed already
+			s.idle = slices.Delete(s.idle, 0, 1)
+		}
+		s.mu.Unlock()
+		select {
+		case <-life.Done():
+			return false
+		case s.room <- struct{}{}:
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // where that fails, the call's end counts
+	s.idle = append(s.idle, conn)
+	return true
+}
+
+// read reads the request of an idle connection, which is not idle any more then.
+func (s *Server) read(conn *net.UnixConn) (r request, err error) {
+	err = json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = slices.DeleteFunc(s.idle, func(c *net.UnixConn) bool { return c == conn })
+	return r, err
 }
 
 // listen listens at path, for this user alone.
@@ -184,7 +222,6 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // where that fails, the call's end counts
 	late, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	stop := context.AfterFunc(late, func() {
@@ -192,17 +229,17 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	})
 	log := klog.FromContext(ctx).V(2)
 
-	var r request
+	r, err := s.read(conn)
 	var a response
-	switch err := json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r); {
+	switch {
 	case errors.Is(err, io.EOF): // it was only to see whether we are here
 		return
 	case err != nil:
-		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s): %v", maxRequest, requestTimeout, err)
+		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s, %d connections at a time): %v", maxRequest, requestTimeout, maxCalls, err)
 		log.Info("Cannot read control call", "reason", err.Error())
 	case s.streams[r.Call] != nil:
 		stop()
-		err := s.stream(ctx, conn, r.Arguments, s.streams[r.Call])
+		err := s.stream(ctx, conn, r)
 		log.Info("Followed control call ended", "call", r.Call)
 		if err == nil || ctx.Err() != nil {
 			return
@@ -233,11 +270,16 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 		slices.Sort(names)
 		return nil, fmt.Errorf("unknown call %q; this daemon knows %s", r.Call, strings.Join(names, ", "))
 	}
-	return handle(ctx, r.Arguments)
+	calling, end, err := s.begin(ctx, conn, r.Deadline)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	return handle(calling, r.Arguments)
 }
 
-// stream sends the client what run sends, until the client has gone or ctx ends. It returns nil when the client has gone.
-func (s *Server) stream(ctx context.Context, conn *net.UnixConn, arguments json.RawMessage, run Stream) error {
+// stream sends the client what the Stream of its call sends, until the client has gone or ctx ends. It returns nil when the client has gone.
+func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) error {
 	if err := allowed(conn); err != nil {
 		return err
 	}
@@ -247,20 +289,26 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, arguments json.
 	default:
 		return fmt.Errorf("%d clients follow this daemon, and more are not allowed; end one of them", maxStreams)
 	}
-	following, end := context.WithCancel(ctx)
-	defer end()
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("follow a call: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	s.calls.Go(func() {
-		defer end()
-		_, _ = io.Copy(io.Discard, conn) // this ends when the client goes; a line feed after its request is no end
-	})
+	if r.Deadline.isOver() {
+		return errLate
+	}
+	following, end, err := s.begin(ctx, conn, 0)
+	if err != nil {
+		return nil //nolint:nilerr // the client has gone
+	}
+	defer end()
+	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // where that fails, the client's end counts
+	if err := json.NewEncoder(conn).Encode(response{}); err != nil {
+		return nil // as it has gone
+	}
 	values := json.NewEncoder(conn)
 	gone := false
-	err := run(following, arguments, func(value any) error {
+	err = s.streams[r.Call](following, r.Arguments, func(value any) error {
 		encoded, err := json.Marshal(value)
 		if err != nil {
 			return fmt.Errorf("encode a value: %w", err)

@@ -119,11 +119,11 @@ func TestTheEndOfAStream(t *testing.T) {
 			if tt.closes {
 				_ = client.Close()
 			}
-			server := NewServer("", nil, nil)
+			server := NewServer("", nil, map[string]Stream{"run": tt.run})
 			server.sendTimeout = 50 * time.Millisecond
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := server.stream(ctx, conn, nil, tt.run); !errors.Is(err, tt.want) || ctx.Err() != nil {
+			if err := server.stream(ctx, conn, request{Call: "run"}); !errors.Is(err, tt.want) || ctx.Err() != nil {
 				t.Errorf("stream() = %v, want %v", err, tt.want)
 			}
 		})

@@ -153,6 +153,9 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 	if err := d.lead.Check(); err != nil {
 		return nil, fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
 	}
+	if err := ctx.Err(); err != nil { // who asked has gone while the GPUs were read
+		return nil, err
+	}
 	chosen, err := d.wishes.Apply(ctx, a.Layout, gpus)
 	if err != nil {
 		return nil, err

@@ -156,13 +156,17 @@ func (l *loop) takeInLate(ctx context.Context, m memory) {
 
 // setRelease saves that the driver was released, or with nil that it is used again, and has the loop go on with that. Requests that come
 // together are written down in the order in which the loop gets them.
-func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func() error) error {
+// Follow is called with a context that does not end with ctx: what is saved happens.
+func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func(context.Context) error) error {
 	select {
 	case m.releasing <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	defer func() { <-m.releasing }()
+	if err := ctx.Err(); err != nil { // who asked has gone meanwhile
+		return err
+	}
 	m.told.Store(true)
 	if m.options.StateDir != "" {
 		select {
@@ -182,8 +186,13 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 				"dir", m.options.StateDir, "reason", err.Error())
 		}
 	}
-	return follow()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loopPatience)
+	defer cancel()
+	return follow(ctx)
 }
+
+// loopPatience is how long it is waited for the loop, which takes a request at once unless the daemon ends.
+const loopPatience = time.Second
 
 // savePatience is how long the start waits for what the disk says, and a request until it is saved that the driver is released. What hangs
 // is taken in or saved later.

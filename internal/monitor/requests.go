@@ -255,7 +255,7 @@ func (m *Monitor) during(ctx context.Context, add func(l *loop, once func(func()
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	outcome := make(chan error, 1)
 	release := ledger.Release{Since: time.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
-	err := m.setRelease(ctx, &release, func() error {
+	err := m.setRelease(ctx, &release, func(ctx context.Context) error {
 		return m.ask(ctx, wantRelease, func(l *loop) error {
 			klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
 			if !l.isQuiesced() {
@@ -275,7 +275,7 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 // again.
 func (m *Monitor) Resume(ctx context.Context) error {
 	outcome := make(chan error, 1)
-	err := m.setRelease(ctx, nil, func() error {
+	err := m.setRelease(ctx, nil, func(ctx context.Context) error {
 		return m.ask(ctx, wantLook, func(l *loop) error {
 			klog.FromContext(ctx).Info("Using the driver again")
 			l.quiesced, l.closed = time.Time{}, false
@@ -360,14 +360,23 @@ func wait(ctx context.Context, outcome <-chan error) error {
 	}
 }
 
-// do has the loop run a request and waits until it has.
+// do has the loop run a request and waits until it has. The loop runs no request that nobody waits for any more.
 func (m *Monitor) do(ctx context.Context, request func(*loop)) error {
-	done := make(chan struct{})
+	done := make(chan error, 1)
+	run := func(l *loop) {
+		err := ctx.Err()
+		if err == nil {
+			request(l)
+		}
+		done <- err
+	}
 	select {
-	case m.requests <- func(l *loop) { request(l); close(done) }:
+	case m.requests <- run:
 	case <-ctx.Done():
 		return fmt.Errorf("reach the monitor: %w", ctx.Err())
 	}
-	<-done // the loop never waits
+	if err := <-done; err != nil { // the loop never waits
+		return fmt.Errorf("reach the monitor: %w", err)
+	}
 	return nil
 }

@@ -165,7 +165,7 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	stop := context.AfterFunc(ctx, cancel)
 	go func() { // it goes on when nobody waits for it any more
 		defer cancel()
-		a.run(waiting, q.Wait, stop, outcome)
+		a.run(waiting, q.Wait, func() bool { return ctx.Err() == nil && stop() }, outcome)
 	}()
 	for {
 		select {

@@ -1,0 +1,87 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	errLate = errors.New("the time in which the caller wanted an answer is over: nothing was begun")
+	errGone = errors.New("the caller has gone: nothing was begun")
+)
+
+// An instant is a time of the node, in nanoseconds of its monotonic clock: all processes on the node have the same, and nobody sets it. 0 is
+// never.
+type instant int64
+
+// now returns the time of the node.
+func now() instant {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // each Linux has this clock
+	return instant(t.Nano())
+}
+
+// isOver reports whether the instant has passed.
+func (i instant) isOver() bool { return i != 0 && now() > i }
+
+// A callContext is the context of a call. It ends with the server, with the time of the call, and when the client has closed its connection.
+// Err looks at the client and the clock itself: in a process that was stopped (SIGSTOP, a frozen cgroup) what waits at the socket is read
+// before timers and notices come. So a handler asks Err right before it changes something.
+type callContext struct {
+	context.Context //nolint:containedctx // it is one
+	end             context.CancelFunc
+	deadline        instant
+	conn            syscall.RawConn
+}
+
+// Err implements context.Context.
+func (c *callContext) Err() error {
+	if c.Context.Err() == nil && (c.deadline.isOver() || hasGone(c.conn)) {
+		c.end()
+	}
+	return c.Context.Err()
+}
+
+// begin returns the context of a call whose client wants no answer after the deadline, if there is one. The error says that the call has
+// ended before. End has to be called when the call has ended.
+func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant) (_ context.Context, end func(), err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case deadline.isOver():
+		return nil, nil, errLate
+	case hasGone(raw):
+		return nil, nil, errGone
+	}
+	var calling context.Context
+	var cancel context.CancelFunc
+	if deadline == 0 {
+		calling, cancel = context.WithCancel(ctx)
+	} else {
+		calling, cancel = context.WithTimeout(ctx, time.Duration(deadline-now()))
+	}
+	_ = conn.SetReadDeadline(time.Time{}) // that of the request; the end of the call closes the connection
+	s.calls.Go(func() {
+		defer cancel()
+		// The runtime asks again when something happens at the connection, also while bytes that nobody reads wait there.
+		_ = raw.Read(func(uintptr) bool { return calling.Err() != nil || hasGone(raw) })
+	})
+	return &callContext{calling, cancel, deadline, raw}, cancel, nil
+}
+
+// hasGone reports whether the other end of a connection is closed. A client that only sends no more is still there.
+func hasGone(conn syscall.RawConn) (gone bool) {
+	err := conn.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd)}} //nolint:gosec // a file descriptor
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n > 0 && poll[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return gone || err != nil
+}
