@@ -43,6 +43,10 @@ type Options struct {
 	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where it is not asked: then no claim counts as
 	// leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
+	// Kept returns the UIDs of the claims that the kubelet has had prepared and not unprepared, by
+	// its own checkpoint, in a process that does not offer the driver to the kubelet. The error
+	// says why they are not known. Nil means that the process does.
+	Kept func(context.Context) (map[string]bool, error)
 	// Inspect makes the checks that precede the start of a container with devices of the device plugin. It returns why the devices must not
 	// be used now. The error wraps inventory.ErrInUse if the reason passes by itself. Of the devices, UUID and Sharing are set. Without the
 	// function there are no checks.

@@ -335,6 +335,10 @@ const leakAfter = 10 * time.Minute
 // leakPatience is how long kubelet and the API server may take to answer all questions about leaks: all else waits meanwhile.
 const leakPatience = 30 * time.Second
 
+// keptAfter is how long the checkpoint of the kubelet must be without a claim, in two looks in a
+// row, in a process that is no driver: no claim can be prepared meanwhile.
+const keptAfter = every / 2
+
 // leaks are the records whose claim nobody knows, and since when.
 type leaks struct {
 	since map[string]time.Time
@@ -348,6 +352,12 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	c.mu.Lock()
 	records := c.records
 	c.mu.Unlock()
+	if c.options.Kept != nil && len(records) > 0 {
+		if kept, err := c.options.Kept(ctx); err == nil {
+			c.findForgotten(ctx, l, records, kept)
+			return
+		}
+	}
 	if c.options.Claimed == nil || c.options.LookUp == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
 		return
 	}
@@ -374,14 +384,43 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 			l.since[uid] = now
 		}
 		if now.Sub(l.since[uid]) >= leakAfter {
-			err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool {
-				return now.Prepared.Equal(r.Prepared) && slices.Equal(now.Pods, r.Pods)
-			})
-			klog.FromContext(ctx).Info("Unpreparing a claim that no pod has, and that has not these devices at the API server",
-				"claim", klog.KRef(r.Namespace, r.Name), "uid", uid, "problem", errorOrNone(err))
+			c.giveBackLeak(ctx, r, "the API server does not have the claim with these devices")
 		}
 	}
 	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+}
+
+// findForgotten gives claims back that neither the kubelet's checkpoint nor a pod has, in a process
+// that is no driver. A pod that runs has its claim in the checkpoint; PodResources is asked beside
+// it, and counts where it answers.
+func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string]record, kept map[string]bool) {
+	claimed := map[string]bool{}
+	if c.options.Claimed != nil {
+		claimed, _ = c.options.Claimed(ctx)
+	}
+	now := time.Now()
+	for uid, r := range records {
+		if kept[uid] || claimed[r.String()] || r.Released {
+			delete(l.since, uid)
+			continue
+		}
+		if l.since[uid].IsZero() {
+			l.since[uid] = now
+		}
+		if now.Sub(l.since[uid]) >= keptAfter {
+			c.giveBackLeak(ctx, r, "the kubelet's checkpoint does not have the claim")
+		}
+	}
+	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+}
+
+// giveBackLeak gives a claim back unless it was prepared again since its record was read.
+func (c *Claims) giveBackLeak(ctx context.Context, r record, reason string) {
+	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(now record) bool {
+		return now.Prepared.Equal(r.Prepared) && slices.Equal(now.Pods, r.Pods)
+	})
+	klog.FromContext(ctx).Info("Unpreparing a claim that no pod has", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID,
+		"reason", reason, "problem", errorOrNone(err))
 }
 
 func errorOrNone(err error) string { return cmp.Or(textOf(err), "none") }

@@ -92,7 +92,7 @@ func (p *publisher) changes() []<-chan struct{} {
 func (p *publisher) needed() bool {
 	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
 	switch {
-	case driver.Foreign != "":
+	case driver.Foreign != "" || p.devices.Driverless(): // without a driver the kubelet removes the slices
 		return false
 	case pool.Name == "":
 		return p.devices.Lost() // who decides about the pool waits for that

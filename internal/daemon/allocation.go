@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -37,7 +38,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	devices := handover.DevicesOptions{
 		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName,
 		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
-		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check,
+		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check, Driverless: d.driverless,
 	}
 	a.Devices = handover.NewDevices(devices)
 	o := claims.Options{
@@ -61,11 +62,20 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
 	}
 	h := handover.Options{
-		Devices: a.Devices, Offered: a.Offered, Beside: d.beside,
+		Devices: a.Devices, Offered: a.Offered, Beside: d.beside, Driverless: d.driverless,
 	}
+	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c)}
+	h.Prepared = kept.ofGPUs
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
+		kept.pods = d.account.ContainerDevices
+		o.Kept = func(ctx context.Context) (map[string]bool, error) {
+			if beside, _ := d.beside(); beside || !d.driverless() {
+				return nil, errors.New("claims can be prepared on this node")
+			}
+			return kept.uids(ctx)
+		}
 	}
 	if d.cluster != nil && c.NodeName != "" {
 		o.LookUp, h.List = d.cluster.Claim, func(ctx context.Context, gpus []string) (map[string][]string, error) {
@@ -73,7 +83,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 		}
 	}
 	a.Claims = claims.New(o)
-	h.Records = a.Claims.InUse()
+	h.Records, kept.records = a.Claims.InUse(), a.Claims.InUse()
 	a.Arbiter = handover.New(h)
 	return a
 }

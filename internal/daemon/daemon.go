@@ -327,10 +327,14 @@ func (d *daemon) outputs() []Task {
 	}
 	servers := Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
 	if d.directory != nil {
-		servers.Ready = (&Serving{
+		serving := &Serving{
 			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
 			Others: devicePlugins{d.account, d.directory}, Owners: d.owners, Leads: func() bool { return d.lead.Statuses().Value().Leads },
-		}).Ready
+		}
+		if d.dra != nil {
+			serving.Waiting, serving.Returning = func() []string { return d.allocation().Waiting() }, d.dra.Arbiter.Returning
+		}
+		servers.Ready = serving.Ready
 	}
 	tasks := []Task{
 		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive}, // it ends as soon as the tasks under it, whatever else takes its time

@@ -147,9 +147,9 @@ func TestWhyNothingIsServed(t *testing.T) {
 	t.Parallel()
 	some, bad := []inventory.GPU{{UUID: "GPU-a"}}, []inventory.LeftOut{{Reason: "no UUID"}}
 	for want, seen := range map[string]monitor.Status{
-		"this node has no GPU":               {},
-		"the driver was released by quiesce": {Quiesced: time.Now(), Err: errors.New("no driver")},
-		"no driver":                          {Err: errors.New("no driver"), Snapshot: inventory.Snapshot{GPUs: some}},
+		"this node has no GPU": {},
+		"the driver was released by quiesce; to end this, run: gpu-device-plugin resume": {Quiesced: time.Now(), Err: errors.New("no driver")},
+		"no driver": {Err: errors.New("no driver"), Snapshot: inventory.Snapshot{GPUs: some}},
 	} {
 		if got := why(seen); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -30,6 +31,11 @@ type Serving struct {
 	// Leads reports whether this process decides about the owners. If it does not, owners may be missing: the process that leads tells only
 	// those of the GPUs that it has found.
 	Leads func() bool
+	// Waiting are the sentences why GPUs do not get another owner. Returning reports whether GPUs
+	// that come back from slices do so, or wait for a reason that lasts, within a minute. Both are
+	// nil where GPUs have one owner.
+	Waiting   func() []string
+	Returning func() bool
 }
 
 // Others tells which devices kubelet has from all device plugins of the node.
@@ -58,7 +64,9 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
 		switch gpus := seen.Snapshot.GPUs; {
 		case s.Leads() && slices.ContainsFunc(gpus, unknown):
-			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation, see status"
+			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation" + s.waiting()
+		case s.Returning != nil && s.Returning():
+			return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
 		case owners == nil && len(gpus) > 0: // one that finds no driver, for instance: this process does no less, and asks for the lead
 			return true, "the process that leads does not say which GPUs are given by Dynamic Resource Allocation"
 		}
@@ -68,14 +76,17 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	allocatable, err := s.Others.Allocatable(ctx)
 	if len(plan.Resources) > 0 {
 		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
-		return len(reasons) == 0, strings.Join(reasons, "; ")
+		if len(reasons) == 0 {
+			return true, strings.TrimPrefix(s.waiting(), ": ")
+		}
+		return false, strings.Join(reasons, "; ")
 	}
 	if i := slices.IndexFunc(plan.LeftOut, func(l resource.LeftOut) bool { return l.Refused }); i >= 0 {
 		return false, "the configuration cannot be served on this node: " + plan.LeftOut[i].Reason
 	}
 	if given := len(options.NotOffered); given > 0 {
-		return true, fmt.Sprintf("the device plugin has nothing to serve: Dynamic Resource Allocation gives out %s, see status",
-			status.Count(given, "GPU"))
+		return true, "the device plugin has nothing to serve" +
+			cmp.Or(s.waiting(), fmt.Sprintf(": Dynamic Resource Allocation gives out %s, see status", status.Count(given, "GPU")))
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)
@@ -87,6 +98,17 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		}
 	}
 	return true, "nothing to serve: " + why(seen)
+}
+
+// waiting returns why GPUs are not the device plugin's yet, after a colon; empty if none waits.
+func (s *Serving) waiting() string {
+	if s.Waiting == nil {
+		return ""
+	}
+	if reasons := s.Waiting(); len(reasons) > 0 {
+		return ": " + strings.Join(reasons, "; ")
+	}
+	return ""
 }
 
 // unserved returns why resources of the plan are not served. Where kubelet's account can be read, it has to agree.
@@ -126,7 +148,7 @@ func withheld(r resource.Resource, offered resource.Plan) string {
 func why(seen monitor.Status) string {
 	switch {
 	case !seen.Quiesced.IsZero():
-		return "the driver was released by quiesce"
+		return "the driver was released by quiesce; to end this, run: gpu-device-plugin resume"
 	case seen.Err != nil:
 		return seen.Err.Error()
 	case len(seen.Snapshot.GPUs)+len(seen.Snapshot.LeftOut) == 0:

@@ -68,9 +68,22 @@ func allocation(f *NodeFacts, r *findings) {
 			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	given := inBoth(f, s, r)
+	waiting(s.DRA, r)
 	if !r.found() {
 		published := status.Count(s.DRA.Slices, "ResourceSlice")
 		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(given, "GPU"), len(s.DRA.GPUs), published), "status: dra")
+	}
+}
+
+// waiting finds GPUs that pods get neither by the device plugin nor by new claims.
+func waiting(s *status.DRA, r *findings) {
+	report := r.warn
+	if s.Driver.Registered {
+		report = r.info // it releases claims as their pods end
+	}
+	for _, sentence := range s.Waiting() {
+		report("No new pod gets "+sentence, nil, "gpu-device-plugin status   # what each GPU waits for, and which claims are prepared",
+			"kubectl get resourceclaims -A   # which pods have reserved them")
 	}
 }
 

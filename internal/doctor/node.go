@@ -224,7 +224,7 @@ func daemon(f *NodeFacts, r *findings) {
 		r.fail("The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
 	}
 	if s.Quiet {
-		r.warn("NVML is released: the faults of GPUs are not found", []string{"status: quiet: true"}, "gpu-device-plugin resume")
+		r.warn("NVML is released by quiesce: new pods may get no GPU, and the faults of GPUs are not found", []string{"status: quiet: true"}, "gpu-device-plugin resume")
 	}
 	for _, c := range s.Calls {
 		call := c.Function

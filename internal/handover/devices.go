@@ -49,6 +49,8 @@ type DevicesOptions struct {
 	Owners *feed.Feed[dra.Owners]
 	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known. Without the feed none are.
 	Divisions *feed.Feed[dra.Divisions]
+	// Driverless is that of the Arbiter's Options.
+	Driverless func() bool
 	// Lead returns an error if this process does not lead now and so may write nothing. Without the function this process always leads.
 	Lead func() error
 	// Clock is the clock to wait by; nil means the real one.
@@ -75,6 +77,9 @@ type Devices struct {
 	numbers dra.Numbers // as on disk
 	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted are those of them on disk.
 	left, noted map[string]bool
+	// retracted are GPUs whose slices the kubelet has removed, and of which the file does not say
+	// so yet.
+	retracted map[string]bool
 }
 
 // A Publication is the part of the pool that is at the API server.
@@ -100,12 +105,19 @@ func NewDevices(o DevicesOptions) *Devices {
 	if o.Lead == nil {
 		o.Lead = func() error { return nil }
 	}
+	if o.Driverless == nil {
+		o.Driverless = func() bool { return false }
+	}
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
-		disk: files.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{},
+		disk: files.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{}, retracted: map[string]bool{},
 	}
 }
+
+// Driverless reports whether no claim can be prepared on this node, because this process does not
+// offer the driver to the kubelet. The kubelet removes the slices of the node then.
+func (d *Devices) Driverless() bool { return d.o.Driverless() }
 
 // Driver returns the name of the driver.
 func (d *Devices) Driver() string { return d.o.Driver }
@@ -199,9 +211,7 @@ func (d *Devices) Run(ctx context.Context) error {
 			if pool, complete = d.pool(ctx, snapshot, owners, divisions, c.DRA); !pool.Equal(d.pools.Value()) {
 				d.pools.Publish(pool)
 			}
-			if d.owes() {
-				complete = d.onFiles(ctx, d.writeReturned) == nil && complete
-			}
+			complete = d.settle(ctx, snapshot) == nil && complete
 		}
 		var again <-chan time.Time
 		if !complete || d.Lost() {
@@ -217,6 +227,27 @@ func (d *Devices) Run(ctx context.Context) error {
 		case <-again:
 		}
 	}
+}
+
+// settle writes what the file does not say yet of GPUs that are in no slice any more. A driverless
+// process whose file is lost goes on as if all GPUs might be in slices.
+func (d *Devices) settle(ctx context.Context, s inventory.Snapshot) error {
+	if d.o.Driverless() {
+		all := d.withoutRetracted()
+		if d.Lost() && s.Generation > 0 {
+			all = map[string]bool{}
+			for _, g := range s.GPUs {
+				all[g.UUID] = true
+			}
+		}
+		if all != nil {
+			return d.SetPublished(ctx, all)
+		}
+	}
+	if d.owes() {
+		return d.onFiles(ctx, d.writeReturned)
+	}
+	return nil
 }
 
 // pool returns the devices to publish. It reports false if GPUs are missing there whose numbers could not be written.
@@ -267,6 +298,7 @@ func (d *Devices) forget() (term int) {
 	d.pools.Publish(dra.Pool{})
 	d.publication.Publish(Publication{})
 	d.lost.Store(false)
+	clear(d.retracted)
 	if d.o.StateDir != "" { // otherwise nobody else knows it
 		d.published.Publish(nil)
 	}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -34,6 +35,19 @@ const (
 	// claimGrace is how long a GPU must be in no record, with a taint in its slice and then in no slice, where claims are not listed. Kubelet
 	// gives a call of the driver 45 s.
 	claimGrace = time.Minute
+	// driverGrace is how long the kubelet must have been without a driver for claims before its
+	// account of them counts, as long as its accounts of devices must have named no holder.
+	driverGrace = 10 * time.Second
+)
+
+// The sentences about GPUs that come back from slices in a process that is no driver. The second
+// one follows a reason.
+const (
+	inGrace = "it was given by claims before; the device plugin gets it when the kubelet has had no driver for claims for 10s and names no " +
+		"claim that has it"
+	// WayBack is what an operator can do about a GPU that does not come back by itself.
+	WayBack = "to release it, run the driver until no claim has it: helm upgrade gpu-device-plugin … --reset-then-reuse-values " +
+		"--set dra.enabled=true --set dra.mode=plugin"
 )
 
 // ErrNotListed is the error of a list of claims that is not made: this program has no right to it, or it would be too large.
@@ -63,8 +77,16 @@ type Options struct {
 	Records *feed.Feed[map[string][]claims.Holder]
 	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it returns their names, "NAMESPACE/NAME", by
 	// the UUID of the GPU. The error says why they are not known. If it is ErrNotListed, there may be others beside those that are returned.
-	// Without the function no GPU goes from a slice to the device plugin. It is not called again before it returns.
+	// It is not called again before it returns. A process without the function has Driverless.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
+	// Driverless reports whether no claim can be prepared on this node, because this process does
+	// not offer the driver to the kubelet: it has no client of the API server, or not the kubelet's
+	// folder for that. Nil means that it does. The process then goes by the kubelet's account of
+	// claims, and not by the API server.
+	Driverless func() bool
+	// Prepared says which claims have devices of some GPUs by the kubelet's account, as List does.
+	// It is nil without Driverless.
+	Prepared func(ctx context.Context, gpus []string) (map[string][]string, error)
 	// Clock is the clock for all waits; nil means the real one.
 	Clock clock.WithTicker
 }
@@ -76,6 +98,8 @@ type ownedGPU struct {
 	since time.Time // of the epoch
 	wait  string
 	late  bool // in no slice, and yet the API server has a claim with it
+	// answered says that the evidence was asked for: if the GPU stays, it is known why.
+	answered bool
 }
 
 // An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
@@ -84,6 +108,11 @@ type Arbiter struct {
 	waits   *feed.Feed[map[string]string]
 	pulse   supervise.Pulse
 	gpus    map[string]*ownedGPU // by UUID; the loop's
+	// driverless is since when no claim can be prepared, and no other process of this program is
+	// there; zero otherwise. The loop's.
+	driverless time.Time
+	returning  atomic.Bool         // GPUs come back from slices within seconds
+	said       map[string][]string // the GPUs that wait, by the reason, as it was logged; the loop's
 }
 
 // New returns an Arbiter that has not decided anything.
@@ -94,6 +123,10 @@ func New(o Options) *Arbiter {
 
 // Waits returns the feed of the reasons why GPUs wait for their new owner, by UUID: sentences without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
+
+// Returning reports whether GPUs are about to come back from slices by the kubelet's account: the
+// outcome is known within a minute of the start.
+func (a *Arbiter) Returning() bool { return a.returning.Load() }
 
 // Alive returns an error if Run makes no round before ctx ends.
 func (a *Arbiter) Alive(ctx context.Context) error { return a.pulse.Check(ctx) }
@@ -111,6 +144,9 @@ type evidence struct {
 // decided before.
 func (a *Arbiter) Run(ctx context.Context) error {
 	clear(a.gpus)
+	a.driverless = time.Time{}
+	grace := a.options.Clock.NewTimer(driverGrace)
+	defer grace.Stop()
 	asking := newAsker(a.options.Clock, askInterval, askInterval)
 	listing := newAsker(a.options.Clock, listFirst, listMost)
 	for {
@@ -120,6 +156,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		published, changed := a.options.Devices.published.Latest()
 		records, prepared := a.options.Records.Latest()
 		beside, alone := a.beside()
+		a.noteDriver(beside, grace)
 		if beside {
 			for uuid := range a.leaving(offered) {
 				a.gpus[uuid].wait = "another process of this program serves kubelet, too, as in a roll-out"
@@ -139,7 +176,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 			leaving = nil
 		}
 		asking.start(ctx, leaving, a.askKubelet(snapshot))
-		listing.start(ctx, a.unclaimed(published), a.listClaims)
+		listing.start(ctx, a.unclaimed(published), a.listClaims())
 		select {
 		case <-ctx.Done():
 			asking.wait()
@@ -152,6 +189,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		case <-changed:
 		case <-prepared:
 		case <-alone:
+		case <-grace.C():
 		case <-asking.due():
 			asking.ready = true
 		case <-listing.due():
@@ -162,6 +200,28 @@ func (a *Arbiter) Run(ctx context.Context) error {
 			a.take(listing.end(end))
 		}
 	}
+}
+
+// noteDriver notes since when no claim can be prepared on the node. The timer fires when the
+// kubelet's account begins to count.
+func (a *Arbiter) noteDriver(beside bool, grace clock.Timer) {
+	switch driverless := a.options.Driverless != nil && a.options.Driverless() && !beside; {
+	case !driverless:
+		a.driverless = time.Time{}
+	case a.driverless.IsZero():
+		a.driverless = a.options.Clock.Now()
+		grace.Reset(driverGrace)
+		for _, g := range a.gpus {
+			if g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody {
+				a.renew(g) // what was asked before says nothing of the kubelet's account
+			}
+		}
+	}
+}
+
+// inGrace reports whether the kubelet's account does not count yet.
+func (a *Arbiter) inGrace() bool {
+	return !a.driverless.IsZero() && a.options.Clock.Since(a.driverless) < driverGrace
 }
 
 // beside returns what Options.Beside returns; false and nil where that is nil.
@@ -189,6 +249,7 @@ func (a *Arbiter) decide(
 ) {
 	owners := dra.Owners{}
 	waits := map[string]string{}
+	returning := false
 	var moved moves
 	for _, found := range s.GPUs {
 		g := a.gpus[found.UUID]
@@ -216,18 +277,30 @@ func (a *Arbiter) decide(
 				a.options.Devices.returned(found.UUID)
 			}
 		}
+		comesBack := g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody
 		switch {
 		case holder >= 0 && (g.Before == dra.LeavesDRA || g.Before == dra.LeavesPlugin):
 			h := records[found.UUID][holder]
-			g.wait = "claim " + h.Namespace + "/" + h.Name + " has it"
+			g.wait = "claim " + h.Namespace + "/" + h.Name + " has it" + a.wayBack()
+		case comesBack && !g.Claimed && a.inGrace():
+			g.wait = inGrace
 		case g.Before == dra.OwnedByNobody && g.Published:
 			g.wait = "it may be in a ResourceSlice still"
+			if !a.driverless.IsZero() {
+				a.options.Devices.retract(found.UUID)
+			}
+		case g.wait == inGrace:
+			g.wait = ""
 		}
+		returning = returning || comesBack && !g.Claimed && !g.answered && !a.driverless.IsZero() &&
+			a.options.Clock.Since(a.driverless) < driverGrace+claimGrace/2
 		if owners[found.UUID] = g.Before; g.wait != "" && g.Before != dra.OwnedByPlugin && g.Before != dra.OwnedByDRA {
 			waits[found.UUID] = g.wait
 		}
 	}
 	moved.log(ctx)
+	a.returning.Store(returning)
+	a.sayWaits(ctx, waits)
 	maps.DeleteFunc(a.gpus, func(uuid string, _ *ownedGPU) bool { _, there := owners[uuid]; return !there })
 	if !maps.Equal(owners, a.options.Devices.o.Owners.Value()) || a.options.Devices.o.Owners.Value() == nil {
 		a.options.Devices.o.Owners.Publish(owners)
@@ -235,6 +308,31 @@ func (a *Arbiter) decide(
 	if !maps.Equal(waits, a.waits.Value()) {
 		a.waits.Publish(waits)
 	}
+}
+
+// wayBack returns what to do about a GPU that a claim has, in a process that cannot release the
+// claim; empty in another one.
+func (a *Arbiter) wayBack() string {
+	if a.driverless.IsZero() {
+		return ""
+	}
+	return "; " + WayBack
+}
+
+// sayWaits logs why GPUs do not come back from slices, a line for each reason, when that changes.
+func (a *Arbiter) sayWaits(ctx context.Context, waits map[string]string) {
+	gpus := map[string][]string{}
+	for _, uuid := range slices.Sorted(maps.Keys(waits)) {
+		if g := a.gpus[uuid]; g != nil && (g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody) {
+			gpus[waits[uuid]] = append(gpus[waits[uuid]], uuid)
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(gpus)) {
+		if !slices.Equal(gpus[why], a.said[why]) {
+			klog.FromContext(ctx).Info("GPUs wait for the device plugin", "reason", why, "gpus", gpus[why])
+		}
+	}
+	a.said = gpus
 }
 
 // begin is the record of a GPU of which nothing was decided by this process. A process before may have ended while the GPU was nobody's.
@@ -279,7 +377,7 @@ func (m *moves) log(ctx context.Context) {
 func (a *Arbiter) renew(g *ownedGPU) {
 	g.epoch++
 	g.since = a.options.Clock.Now()
-	g.Free, g.Unclaimed, g.wait, g.late = false, false, "", false
+	g.Free, g.Unclaimed, g.wait, g.late, g.answered = false, false, "", false, false
 }
 
 // leaving returns the GPUs that leave the device plugin and that its lists are made without, with their epochs.
@@ -321,6 +419,9 @@ func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[str
 // unclaimed returns the GPUs of which it has to be known whether claims have them, with their epochs.
 func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	epochs := map[string]uint64{}
+	if a.inGrace() {
+		return epochs
+	}
 	for uuid, g := range a.gpus {
 		leaves := g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody && !published[uuid]
 		if leaves && !g.Claimed {
@@ -330,12 +431,26 @@ func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	return epochs
 }
 
-// listClaims asks which claims have GPUs.
-func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) evidence {
-	if a.options.List == nil {
-		return evidence{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
+// listClaims returns what asks which claims have GPUs: the kubelet where no claim can be prepared,
+// and the API server elsewhere.
+func (a *Arbiter) listClaims() func(context.Context, map[string]uint64) evidence {
+	list := a.options.List
+	if !a.driverless.IsZero() {
+		list = a.options.Prepared
 	}
-	claimed, err := a.options.List(ctx, slices.Sorted(maps.Keys(epochs)))
+	if list == nil { // as long as another process is there, which may be the driver
+		list = func(context.Context, []string) (map[string][]string, error) { return nil, errBeside }
+	}
+	return func(ctx context.Context, epochs map[string]uint64) evidence { return claimed(ctx, epochs, list) }
+}
+
+var errBeside = errors.New("another process of this program serves the kubelet, as in a roll-out")
+
+// claimed returns the evidence of a list of claims.
+func claimed(
+	ctx context.Context, epochs map[string]uint64, list func(context.Context, []string) (map[string][]string, error),
+) evidence {
+	claimed, err := list(ctx, slices.Sorted(maps.Keys(epochs)))
 	has := map[string]string{}
 	for uuid, names := range claimed {
 		if len(names) > 0 {
@@ -353,13 +468,15 @@ func (a *Arbiter) take(answer evidence) {
 		if g == nil || g.epoch != epoch {
 			continue
 		}
+		g.answered = true
 		switch g.wait = answer.has[uuid]; {
 		case g.wait != "":
+			g.wait += a.wayBack()
 			g.late = answer.claims && g.Before == dra.OwnedByNobody
 		case notListed && a.options.Clock.Since(g.since) < claimGrace:
 			g.wait = "claims that have it may be under way"
 		case answer.err != nil && !notListed:
-			g.wait = answer.err.Error()
+			g.wait = answer.err.Error() + a.wayBack()
 		default:
 			g.Free, g.Unclaimed = !answer.claims, answer.claims
 		}

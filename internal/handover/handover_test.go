@@ -25,6 +25,7 @@ import (
 type rig struct {
 	t         *testing.T
 	arbiter   *handover.Arbiter
+	devices   *handover.Devices
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
 	owners    *feed.Feed[dra.Owners]
@@ -34,7 +35,8 @@ type rig struct {
 	beside    *feed.Feed[bool]
 	stop      func()
 
-	lists func(context.Context, []string) (map[string][]string, error)
+	lists      func(context.Context, []string) (map[string][]string, error)
+	driverless bool
 
 	mu      sync.Mutex
 	hangs   chan struct{} // kubelet and the API server answer when it is closed; nil for at once
@@ -106,11 +108,15 @@ func (r *rig) start() {
 		r.stop()
 	}
 	r.owners = feed.New(dra.Owners(nil))
-	devices := handover.NewDevices(handover.DevicesOptions{Configs: r.configs, Snapshots: r.snapshots, Owners: r.owners})
+	driverless := func() bool { return r.driverless && r.configs.Value().DRA.Mode == config.DRAOff }
+	devices := handover.NewDevices(handover.DevicesOptions{
+		Configs: r.configs, Snapshots: r.snapshots, Owners: r.owners, Driverless: driverless,
+	})
 	devices.Published().Publish(r.published.Value())
-	r.published = devices.Published()
+	r.devices, r.published = devices, devices.Published()
 	r.arbiter = handover.New(handover.Options{
 		Devices: devices, Users: r, Offered: r.offered, Records: r.records, Beside: r.beside.Latest, List: r.lists,
+		Driverless: driverless, Prepared: r.list,
 	})
 	r.run()
 }
@@ -120,8 +126,17 @@ func (r *rig) run() {
 	ctx, cancel := context.WithCancel(r.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.arbiter.Run(ctx) }()
+	settled := make(chan error, 1)
+	settled <- nil
+	if r.driverless { // Devices note what the kubelet has removed
+		<-settled
+		go func() { settled <- r.devices.Run(ctx) }()
+	}
 	r.stop = func() {
 		cancel()
+		if err := <-settled; err != nil {
+			r.t.Error(err)
+		}
 		if err := <-ended; err != nil {
 			r.t.Error(err)
 		}

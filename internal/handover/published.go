@@ -83,6 +83,26 @@ func (d *Devices) returned(uuid string) {
 	delete(d.left, uuid)
 }
 
+// retract notes that the kubelet has removed the slices of a GPU. Run writes that.
+func (d *Devices) retract(uuid string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retracted[uuid] = true
+}
+
+// withoutRetracted returns which GPUs may be in slices without those that were retracted; nil if
+// none of them was.
+func (d *Devices) withoutRetracted() map[string]bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.retracted) == 0 {
+		return nil
+	}
+	left := maps.Clone(d.published.Value())
+	maps.DeleteFunc(left, func(uuid string, _ bool) bool { return d.retracted[uuid] })
+	return left
+}
+
 // writeReturned writes which GPUs the device plugin has again, if that is not on disk. It is work on the files.
 func (d *Devices) writeReturned() error {
 	if gpus := d.published.Value(); gpus != nil && d.owes() {
@@ -117,6 +137,7 @@ func (d *Devices) know(gpus map[string]bool) {
 	if now := d.publication.Value(); d.lost.Swap(false) && now == (Publication{Problem: now.Problem}) {
 		d.publication.Publish(Publication{}) // the problem was that nobody knew
 	}
+	maps.DeleteFunc(d.retracted, func(uuid string, _ bool) bool { return !gpus[uuid] })
 	d.published.Publish(gpus)
 }
 

@@ -57,7 +57,7 @@ func TestToPluginWithoutAPIServer(t *testing.T) {
 		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "away")
 		r.lists = nil
 		r.start()
-		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
+		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "another process of this program serves the kubelet")
 	})
 }
 
@@ -91,5 +91,58 @@ func TestClaimThatKubeletAskedFor(t *testing.T) {
 		r.after(time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "claim ns/late was given it")
 		r.set(func() { r.claimed = nil })
 		r.after(5*time.Minute, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+	})
+}
+
+// TestToPluginWithoutADriver: where no claim can be prepared, a GPU comes back by the kubelet's
+// account alone, ten seconds after the last process that may have been the driver. A claim that the
+// kubelet has keeps it, and the reason says what to do.
+func TestToPluginWithoutADriver(t *testing.T) {
+	t.Parallel()
+	const grace, way = "the kubelet has had no driver for claims for 10s", "--set dra.enabled=true --set dra.mode=plugin"
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.lists, r.driverless = nil, true
+		r.published.Publish(map[string]bool{"a": true, "b": true})
+		r.set(func() { r.claimed = map[string][]string{"a": {"ns/c"}} })
+		r.beside.Publish(true)
+		r.start()
+		before := r.listed
+		if r.after(time.Hour, dra.LeavesDRA, dra.LeavesDRA, "another process of this program serves the kubelet"); r.listed > before {
+			t.Error("the kubelet's account is read while another process may be the driver")
+		}
+		r.beside.Publish(false)
+		r.after(9*time.Second, dra.LeavesDRA, dra.LeavesDRA, grace)
+		if !r.arbiter.Returning() {
+			t.Error("it is not said that GPUs return")
+		}
+		r.after(2*time.Second, dra.LeavesDRA, dra.OwnedByPlugin, "a:claim ns/c was given it; to release it, run the driver")
+		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, way)
+		if r.arbiter.Returning() {
+			t.Error("it is said that a GPU returns which a claim has")
+		}
+		r.set(func() { r.claimed, r.failed = nil, errors.New("no answer") })
+		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "a:no answer; to release it")
+		r.set(func() { r.failed = nil })
+		r.after(time.Minute, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		r.mode(config.DRAAll)
+		r.follow()
+		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "")
+	})
+}
+
+// TestRecordWithoutADriver: a claim with a record has its GPU for as long as it has the record, and
+// the way out is said.
+func TestRecordWithoutADriver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.lists, r.driverless = nil, true
+		r.published.Publish(map[string]bool{"a": true})
+		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}})
+		r.start()
+		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "a:claim ns/c has it; to release it, run the driver")
+		r.records.Publish(map[string][]claims.Holder{})
+		r.after(10*time.Second, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
 	})
 }

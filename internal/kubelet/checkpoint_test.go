@@ -2,6 +2,8 @@ package kubelet_test
 
 import (
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -105,5 +107,52 @@ func TestADamagedCheckpointIsParsedOnce(t *testing.T) {
 	}
 	if other := read(savedWithPod[2:]); other == nil || errors.Is(other, first) {
 		t.Errorf("Checkpoint() of other text = %v", other)
+	}
+}
+
+// TestPreparedClaims: the kubelet's checkpoint of claims is read as kubelet 1.36 and 1.37 write it,
+// and nothing else counts as one.
+func TestPreparedClaims(t *testing.T) {
+	t.Parallel()
+	const data = `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` +
+		`{"ClaimUID":"u1","ClaimName":"c","Namespace":"ns","PodUIDs":{"p":{}},"DriverState":{` +
+		`"gpu.nvidia.com":{"Devices":[{"PoolName":"n","DeviceName":"gpu-3","ShareID":null,"RequestNames":["gpu"],"CDIDeviceIDs":["k8s.gpu.nvidia.com/claim=x"]}]},` +
+		`"nic.example.com":{"Devices":null,"skipNodeOperations":["*"]}}}]}`
+	file := func(data string, checksum uint32) string {
+		return fmt.Sprintf(`{"Data":%q,"Checksum":%d}`, data, checksum)
+	}
+	sum := func(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
+	none := data[:strings.Index(data, `[{"ClaimUID`)] + "null}"
+	for name, tt := range map[string]struct {
+		text string
+		want []kubelet.PreparedClaim
+		err  string
+	}{
+		"a claim": {text: file(data, sum(data)), want: []kubelet.PreparedClaim{{
+			UID: "u1", Namespace: "ns", Name: "c", Devices: map[string][]string{"gpu.nvidia.com": {"gpu-3"}, "nic.example.com": {}},
+		}}},
+		"no claim":         {text: file(none, sum(none)), want: []kubelet.PreparedClaim{}},
+		"another checksum": {text: file(data, 1), err: "the checksum is wrong"},
+		"a part of one":    {text: file(data, sum(data))[:9], err: "unexpected end of JSON input"},
+		"another format":   {text: file(`{"version":"v1"}`, sum(`{"version":"v1"}`)), err: "another format"},
+		"no JSON":          {text: file("{", sum("{")), err: "unexpected end of JSON input"},
+		"no file":          {err: "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := t.TempDir()
+			if tt.text != "" {
+				if err := os.WriteFile(filepath.Join(root, "dra_manager_state"), []byte(tt.text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := kubelet.PreparedClaims(root)
+			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Fatalf("PreparedClaims() = %v, want %q", err, tt.err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }

@@ -170,6 +170,8 @@ func kubeletStep(s Status, e Evidence) ReadyStep {
 		healthy += r.Healthy
 	}
 	switch {
+	case len(s.Resources) == 0 && len(s.DRA.Waiting()) > 0:
+		return ReadyStep{Text: strings.Join(s.DRA.Waiting(), "; "), Remedy: doctorRemedy}
 	case len(s.Resources) == 0 && s.DRA != nil:
 		return ReadyStep{Reached: true, Text: "claims give the GPUs"}
 	case healthy == 0:

@@ -1,6 +1,11 @@
 package status
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
 
 // DRA is what is known of Dynamic Resource Allocation on the node.
 type DRA struct {
@@ -77,4 +82,32 @@ type DRAShare struct {
 	MemoryBytes int64  `json:"memoryBytes"`
 	// Limited says that MPS keeps each process of the claim to it. Otherwise the scheduler counts it, and nothing keeps a process to it.
 	Limited bool `json:"limited"`
+}
+
+// Waiting returns why GPUs do not get another owner, each reason once with the indexes of its GPUs:
+// sentences without a full stop.
+func (d *DRA) Waiting() []string {
+	if d == nil {
+		return nil
+	}
+	var reasons []string
+	gpus := map[string][]string{}
+	for _, g := range d.GPUs {
+		if g.Waiting == "" {
+			continue
+		}
+		if !slices.Contains(reasons, g.Waiting) {
+			reasons = append(reasons, g.Waiting)
+		}
+		gpus[g.Waiting] = append(gpus[g.Waiting], fmt.Sprint(g.Index))
+	}
+	sentences := make([]string, 0, len(reasons))
+	for _, reason := range reasons {
+		name := "GPU "
+		if len(gpus[reason]) > 1 {
+			name = "GPUs "
+		}
+		sentences = append(sentences, name+strings.Join(gpus[reason], ", ")+": "+reason)
+	}
+	return sentences
 }

@@ -144,6 +144,9 @@ func problems(s Status) []string {
 			problems = append(problems, fmt.Sprintf("%s: %s", r.Name, strings.TrimSuffix(r.Server+", "+r.Problem, ", ")))
 		}
 	}
+	if s.DRA != nil && !s.DRA.Driver.Registered {
+		problems = append(problems, s.DRA.Waiting()...)
+	}
 	if s.Lead.Former != "" {
 		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and has not ended")
 	}

@@ -1,10 +1,13 @@
 package daemon
 
 import (
+	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -48,8 +51,48 @@ func TestStateIsLost(t *testing.T) {
 	c.allocatable(8)
 }
 
-// TestStateThatCannotBeRead: gpu-device-plugin does not know which GPUs are in slices, and cannot ask. It offers none, says so, and is not
-// ready, so that a roll-out stops; with the file that names the problem removed it goes on, without a restart.
+// TestReinstallAfterClaims: gpu-node-agent is killed while a claim is prepared, and
+// gpu-device-plugin takes its place. All GPUs but that of the claim come back; that one does as
+// soon as the kubelet does not have the claim any more.
+func TestReinstallAfterClaims(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra")
+	c.published(8)
+	uuid := c.devices()["gpu-3"]
+	uid := c.claim("one", "gpu-3")
+	c.prepared("one", uid)
+	checkpoint := func(claims string) error {
+		data := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + claims + `]}`
+		text, err := json.Marshal(map[string]any{"Data": data, "Checksum": crc32.ChecksumIEEE([]byte(data))})
+		return errors.Join(err, os.WriteFile(c.Path("dra_manager_state"), text, 0o600))
+	}
+	if err := checkpoint(`{"ClaimUID":"` + uid + `","ClaimName":"one","Namespace":"default","PodUIDs":{"p":{}},` +
+		`"DriverState":{"gpu.nvidia.com":{"Devices":[{"PoolName":"node-1","DeviceName":"gpu-3"}]}}}`); err != nil {
+		t.Fatal(err)
+	}
+	c.signal(c.Running(), syscall.SIGKILL)
+	<-c.Running().Ended()
+	_ = c.StopDaemon() // it was killed
+	agent := c.Args
+	c.Daemon, c.Args = binary, []string{"--kubelet-root", c.Path("")}
+	c.start()
+	c.allocatable(7)
+	c.owner(uuid, "leaving-dra")
+	for _, command := range [][]string{{"ready", "--wait=20s"}, {"status"}} {
+		if text := c.command(command...); !strings.Contains(text, "claim default/one has it; to release it, run the driver") {
+			t.Errorf("%v does not say what GPU 3 waits for:\n%s", command, text)
+		}
+	}
+	if err := checkpoint(""); err != nil {
+		t.Fatal(err)
+	}
+	c.allocatable(8)
+	c.again(nodeAgent, agent, func() error { return nil })
+	c.owner(uuid, "dra")
+}
+
+// TestStateThatCannotBeRead: gpu-device-plugin does not know which GPUs are in slices, and cannot
+// ask. The kubelet has no claim, so all come back.
 func TestStateThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -58,14 +101,8 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.start()
-	s.staysUnready("not known yet which GPUs are given by Dynamic Resource Allocation")
-	if shown := s.command("status"); !strings.Contains(shown, "dra-published.json.damaged") {
-		t.Errorf("status:\n%s", shown)
-	}
-	if err := os.Remove(file + ".damaged"); err != nil {
-		t.Fatal(err)
-	}
 	s.allocatable(8)
+	s.logs("dra-published.json.damaged")
 }
 
 // TestStateDirectoryThatIsAFile: no GPU was published there, and none is given to claims, so the device plugin has all of them.

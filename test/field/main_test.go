@@ -5,6 +5,7 @@ package field_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +24,10 @@ const asProgram = "GPU_DEVICE_PLUGIN_FIELD_PROGRAM"
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(cli.DevicePlugin().Main())
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil { // daemons mostly wait
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
