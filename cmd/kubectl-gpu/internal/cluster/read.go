@@ -121,7 +121,9 @@ func trimNode(n *corev1.Node) corev1.Node {
 	trimmed := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ManagedFields: writersOfLabels(n)},
 		Spec:       corev1.NodeSpec{Taints: n.Spec.Taints, Unschedulable: n.Spec.Unschedulable},
-		Status:     corev1.NodeStatus{Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable},
+		Status: corev1.NodeStatus{
+			Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable, RuntimeHandlers: n.Status.RuntimeHandlers,
+		},
 	}
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == view.ConditionType || condition.Type == corev1.NodeReady {

@@ -260,6 +260,13 @@ func TestFieldWhy(t *testing.T) {
 			"The kubelet of node a did not admit it (OutOfnvidia.com/gpu): Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 1, capacity: 1. Its count was newer than the scheduler's", ""},
 		"UnexpectedAdmissionError, all ill": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, which is unexpected'")},
 			answering(ill), "a controller does that by itself. Now, the daemon of node a says: all 2: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator).", ""},
+		"a label that is gone": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  nodeSelector: {pool: train}", "phase: Failed, reason: NodeAffinity, message: Predicate NodeAffinity failed")}, nil,
+			"did not admit it (NodeAffinity): Predicate NodeAffinity failed: the pod does not select it: its nodeSelector wants pool=train, and the node has no such label.", ""},
+		"the runtimes of the node": {[]string{node("a", oneGPU, oneGPU+"}, runtimeHandlers: [{name: ''}, {name: runc}, {name: kata}], nodeInfo: {architecture: x"), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")),
+			event("e", "FailedCreatePodSandBox", "failed to find runtime handler nvidia from runtime list map[]")}, nil, "The node has the runtimes kata, runc. Nothing more is known of the node", ""},
+		"the kubelet's record alone": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Running, containerStatuses: [{name: c, image: i, imageID: x, state: {running: {}}, "+
+			"allocatedResourcesStatus: [{name: nvidia.com/gpu, resources: [{resourceID: 'GPU-0::1', health: Healthy}]}]}]")}, nil,
+			"It runs on node a, and by the kubelet's record in the pod's status container c has GPU-0. Nothing newer is known: no daemon runs on node a", "has its GPUs"},
 		"an eviction": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: Evicted, message: The node was low on resource memory.")}, nil,
 			"It has failed (Evicted): The node was low on resource memory:", "did not admit"},
 		"a kubelet that does not answer": {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown}], nodeInfo: {architecture: x"), pod(oneGPU, onA, running)}, nil,
@@ -357,6 +364,8 @@ func TestFieldNodes(t *testing.T) {
 		"its pod cannot be made": {[]string{labelled(nfd), daemonSet("") + "\nstatus: {desiredNumberScheduled: 1, currentNumberScheduled: 0, numberMisscheduled: 0, numberReady: 0}",
 			"apiVersion: events.k8s.io/v1\nkind: Event\nmetadata: {namespace: kube-system, name: e}\ntype: Warning\nreason: FailedCreate\nnote: 'violates PodSecurity \"restricted:latest\"'\n" +
 				"regarding: {kind: DaemonSet, namespace: kube-system, name: gpu-device-plugin}"}, nil, "a", "", `DaemonSet kube-system/gpu-device-plugin cannot make its pod: violates PodSecurity "restricted:latest".`},
+		"a layout without a daemon": {[]string{labelled("nvidia.com/mig.config: all-balanced, nvidia.com/mig.config.state: success, nvidia.com/gpu.count: '8'")}, nil, "",
+			"a - 0 0 0 all-balanced (success) by its label - no daemon - label", ""},
 		"a list where nothing is": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 7"), daemonSet("")}, nil, "list -o wide",
 			"a - - Unknown not known - - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu -", ""},
 		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}), "list -o wide", "a - - Unknown not known - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},

@@ -60,6 +60,9 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			version := dash(r.Version)
 			if absent[r.Name] != "" {
 				version = "no daemon"
+				if layout != "" {
+					layout += " by its label"
+				}
 			}
 			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated), fmt.Sprint(r.All),
 				dash(layout), dash(r.DriverVersion), version, since(r), sources(r.Told())}, "\t"))

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -130,11 +131,25 @@ func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod
 	if none {
 		begin = "No daemon runs in the cluster, thus none on node "
 	}
-	for _, reason := range slices.Sorted(maps.Keys(byReason)) {
+	reasons := slices.SortedFunc(maps.Keys(byReason), func(a, b string) int {
+		return cmp.Or(len(byReason[b])-len(byReason[a]), strings.Compare(a, b))
+	})
+	more := 0
+	for i, reason := range reasons {
+		if i >= mostReasons {
+			more += len(byReason[reason])
+			continue
+		}
 		sentences = append(sentences, begin+inventory.Few(byReason[reason])+": "+strings.TrimSuffix(reason, ".")+".")
+	}
+	if more > 0 {
+		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d nodes more, for other reasons: name them to see why.", more))
 	}
 	return sentences
 }
+
+// mostReasons is how many reasons are told at once: those of most nodes.
+const mostReasons = 10
 
 // Absence says why no daemon runs on a node, in a sentence without a full stop.
 func (f Facts) Absence(name string, isDaemon func(*corev1.Pod) bool, now time.Time) string {

@@ -45,7 +45,7 @@ type Node struct {
 	// Daemon is the daemon's pod, as NAMESPACE/NAME; empty if none runs. DaemonAbsent is then why, where that is known.
 	Daemon       string `json:"daemon,omitempty"`
 	DaemonAbsent string `json:"daemonAbsent,omitempty"`
-	// Sources say who tells the facts of these names: model, driverVersion, migLayout.
+	// Sources say who tells the facts of these names: model, gpus, driverVersion, migLayout.
 	Sources map[string]Source `json:"sources,omitempty"`
 	// Stale are sentences: which labels say something else than the daemon does.
 	Stale []string `json:"stale,omitempty"`
@@ -71,6 +71,7 @@ const (
 // The names of facts that have a source.
 const (
 	modelFact  = "model"
+	gpusFact   = "gpus"
 	driverFact = "driverVersion"
 	layoutFact = "migLayout"
 )
@@ -81,15 +82,20 @@ func (n *Node) set(fact string, to *string, value string, from Source) {
 		return
 	}
 	*to = value
+	n.tell(fact, from)
+}
+
+// tell sets who tells a fact.
+func (n *Node) tell(fact string, from Source) {
 	if n.Sources == nil {
 		n.Sources = map[string]Source{}
 	}
 	n.Sources[fact] = from
 }
 
-// Told returns the sources of the model and the driver, without repetition.
+// Told returns the sources of all facts that have one, without repetition.
 func (n Node) Told() (sources []Source) {
-	for _, fact := range []string{modelFact, driverFact} {
+	for _, fact := range []string{modelFact, driverFact, gpusFact, layoutFact} {
 		s, is := n.Sources[fact]
 		if is && !slices.ContainsFunc(sources, func(other Source) bool { return other.From == s.From }) {
 			sources = append(sources, s)
@@ -184,7 +190,9 @@ func (n *Node) addNode(node *corev1.Node) {
 		}
 	}
 	n.set(modelFact, &n.Model, strings.ReplaceAll(node.Labels[productLabel], "-", " "), label)
-	n.GPUs, _ = strconv.Atoi(node.Labels[countLabel])
+	if n.GPUs, _ = strconv.Atoi(node.Labels[countLabel]); n.GPUs > 0 {
+		n.tell(gpusFact, label)
+	}
 	n.set(driverFact, &n.DriverVersion, node.Labels[driverLabel], label)
 	n.set(layoutFact, &n.Layout, cmp.Or(node.Labels[layoutLabel], node.Labels[strategyLabel]), label)
 	n.LayoutState = node.Labels[stateLabel]
@@ -250,6 +258,7 @@ func (n *Node) addAnswer(a Answer) {
 	model, gpus := models(s.GPUs)
 	if gpus > 0 || !s.Looked.IsZero() { // otherwise it has not seen the node yet
 		n.GPUs = gpus
+		n.tell(gpusFact, from)
 	}
 	if n.Sources[modelFact].From == fromLabel && model != "" && !sameModel(n.Model, model) {
 		n.Stale = append(n.Stale, fmt.Sprintf("its label %s says %s, and its daemon %s", productLabel, n.Model, model))

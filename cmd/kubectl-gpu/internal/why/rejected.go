@@ -72,6 +72,11 @@ func (o Objects) rejected(ctx context.Context, message string) string {
 	if resource, out := strings.CutPrefix(p.Status.Reason, "OutOf"); out {
 		return begin + o.outOf(ctx, resource, message)
 	}
+	if node := o.node(p.Spec.NodeName); node != nil && p.Status.Reason == "NodeAffinity" {
+		if text := view.ExcludedBy(node, p); text != "" {
+			return begin + message + ": " + text + "."
+		}
+	}
 	for _, a := range admissions {
 		if strings.Contains(message, a.has) {
 			if a.means == refusal {

@@ -108,7 +108,7 @@ func (o Objects) next(ctx context.Context, says, container string) string {
 			continue
 		}
 		if step.node {
-			return " " + step.then + o.doctor(ctx) + "." + o.lacksClass(ctx)
+			return " " + step.then + o.handlers(says) + o.doctor(ctx) + "." + o.lacksClass(ctx)
 		}
 		return " " + step.then + "."
 	}
@@ -120,6 +120,25 @@ func (o Objects) next(ctx context.Context, says, container string) string {
 		previous = " --previous"
 	}
 	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.", o.Pod.Namespace, o.Pod.Name, container, previous) + o.lacksClass(ctx)
+}
+
+// handlers names the runtime handlers that the pod's node has, where the message is about one; empty where that is not known.
+func (o Objects) handlers(says string) string {
+	node := o.node(o.Pod.Spec.NodeName)
+	if node == nil || !strings.Contains(says, "runtime") {
+		return ""
+	}
+	var names []string
+	for _, h := range node.Status.RuntimeHandlers {
+		if h.Name != "" { // the default one
+			names = append(names, h.Name)
+		}
+	}
+	if names == nil {
+		return ""
+	}
+	slices.Sort(names)
+	return ". The node has the runtimes " + inventory.Few(names)
 }
 
 // doctor names the command that finds what is wrong with the pod's node, if its daemon answers.
@@ -146,12 +165,6 @@ func (o Objects) lacksClass(ctx context.Context) string {
 	}
 	return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
 		node, strings.TrimSuffix(says, "."))
-}
-
-// HasLost reports whether the kubelet says that a device of a pod is Unhealthy.
-func HasLost(p *corev1.Pod) bool {
-	_, uuid := lost(p)
-	return uuid != ""
 }
 
 // lost returns the first device of a container that is Unhealthy. A container that has ended does not use its devices.
@@ -184,12 +197,11 @@ func (o Objects) held(ctx context.Context) string {
 	case len(users) == 0:
 		return begin + ". Its containers that run ask for no GPU themselves."
 	case d.Status == nil:
-		return begin + ". Whether its GPUs are in it is not known: " + strings.TrimSuffix(d.Problem, ".") + "." + o.lacksClass(ctx)
+		return begin + o.recorded(users, d.Problem) + o.lacksClass(ctx)
 	case d.Status.HoldersError != "":
-		return begin + ". Whether its GPUs are in it is not known, because the kubelet does not tell: " +
-			strings.TrimSuffix(d.Status.HoldersError, ".") + "." + o.lacksClass(ctx)
+		return begin + o.recorded(users, "the kubelet does not tell the daemon: "+d.Status.HoldersError) + o.lacksClass(ctx)
 	case d.Status.Holders == nil:
-		return begin + ". Whether its GPUs are in it is not known: the daemon of the node is older than v0.1 and does not tell." + o.lacksClass(ctx)
+		return begin + o.recorded(users, "the daemon of the node does not know which containers have them") + o.lacksClass(ctx)
 	}
 	var has []string
 	for _, name := range users {
@@ -210,6 +222,26 @@ func (o Objects) held(ctx context.Context) string {
 		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") + "." + lacks
 	}
 	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "."
+}
+
+// recorded says which devices the kubelet has written into the pod's status, where the daemon cannot be asked, or that it has
+// written none. It does so where its feature gate ResourceHealthStatus is on.
+func (o Objects) recorded(users []string, problem string) string {
+	problem = strings.TrimSuffix(problem, ".")
+	var has []string
+	for _, c := range view.Containers(o.Pod) {
+		for _, r := range c.AllocatedResourcesStatus {
+			for _, d := range r.Resources {
+				if uuid, _, _ := strings.Cut(string(d.ResourceID), "::"); slices.Contains(users, c.Name) {
+					has = append(has, fmt.Sprintf("container %s has %s", c.Name, uuid))
+				}
+			}
+		}
+	}
+	if has == nil {
+		return ". Whether its GPUs are in it is not known: " + problem + "."
+	}
+	return ", and by the kubelet's record in the pod's status " + inventory.Few(slices.Compact(has)) + ". Nothing newer is known: " + problem + "."
 }
 
 // users returns the containers that run and ask for GPUs. Init containers that have ended, and those of which the kubelet
