@@ -60,7 +60,7 @@ var imports = map[string][]string{
 	"internal/dra":      {"internal/inventory", "internal/topology"},
 
 	"internal/cdi":      {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
-	"internal/devnodes": {"internal/inventory", "internal/resource", "internal/edits"},
+	"internal/devnodes": {"internal/inventory", "internal/resource", "internal/edits", "internal/files"},
 	"internal/config": {
 		"api/config/v1", "internal/dra", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/files", "internal/inventory", "internal/supervise",

@@ -425,7 +425,7 @@ func TestNoGrowth(t *testing.T) {
 		r := newRig(t)
 		c, stop := r.start()
 		defer stop()
-		left := filepath.Join(r.options.StateDir, "claims", ".uid-0.json.123.tmp")
+		left := filepath.Join(r.options.StateDir, "claims", ".uid-0.json.123.gpu-device-plugin.tmp")
 		for i := range 200 {
 			uid := fmt.Sprintf("uid-%d", i)
 			r.prepare(c, claim(uid, gpuA, migB1))
@@ -433,7 +433,7 @@ func TestNoGrowth(t *testing.T) {
 		}
 		old := time.Now().Add(-time.Hour)
 		spec := r.specs().File("uid-0")
-		spec = filepath.Join(filepath.Dir(spec), "."+filepath.Base(spec)+".5.tmp") // of a process that was killed
+		spec = filepath.Join(filepath.Dir(spec), "."+filepath.Base(spec)+".5.gpu-device-plugin.tmp") // of a process that was killed
 		others := filepath.Join(r.options.CDIDir, ".another.yaml.5.tmp")
 		for _, path := range []string{left, spec, others} {
 			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)); err != nil {

@@ -439,25 +439,6 @@ func (s store) remove(uid string) error {
 	return nil
 }
 
-// temporaryFor is how long a file that is being written is left.
-const temporaryFor = 2 * time.Minute
-
-// sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more.
-// A process that was killed has left them.
-func sweepTemporary(folder, prefix string) error {
-	var err error
-	for _, name := range names(folder) {
-		if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, ".tmp") {
-			continue
-		}
-		path := filepath.Join(folder, name)
-		if info, problem := os.Lstat(path); problem == nil && time.Since(info.ModTime()) > temporaryFor {
-			err = errors.Join(err, os.Remove(path))
-		}
-	}
-	return err
-}
-
 // names returns what is in a folder; nothing if it cannot be read.
 func names(folder string) []string {
 	entries, _ := os.ReadDir(folder)

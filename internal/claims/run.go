@@ -6,10 +6,8 @@ import (
 	"errors"
 	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -91,7 +90,7 @@ func (c *Claims) Run(ctx context.Context) error {
 			c.sweepMPS(ctx)
 			c.giveBackReleased(ctx)
 			c.forget()
-			if err := errors.Join(sweepTemporary(c.store.folder(), "."), c.sweepSpecs()); err != nil {
+			if err := errors.Join(files.Sweep(c.store.folder()), files.Sweep(c.options.CDIDir)); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
 		}
@@ -159,12 +158,6 @@ func textOf(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-// sweepSpecs removes what a process that was killed has left of specs.
-func (c *Claims) sweepSpecs() error {
-	prefix := "." + strings.TrimSuffix(filepath.Base(c.store.specs.File("")), ".yaml")
-	return sweepTemporary(c.options.CDIDir, prefix)
 }
 
 // load reads the records. One that cannot be read is set aside, and one that was lost is restored from the spec of its claim.

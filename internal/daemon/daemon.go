@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
@@ -164,6 +165,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		return nil, err
 	}
 	d.recordFromStart(ctx)
+	sweepLeftovers(c)
 	directory, err := d.newDirectory(ctx)
 	if err != nil {
 		return nil, err
@@ -196,6 +198,14 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	d.told = NewTold(d.lead, d.owners, d.dividing, d.proofs.Records(), d.resets.Status(), d.mig != nil)
 	return d, nil
+}
+
+// sweepLeftovers removes the temporary files that earlier processes left when they were killed. Nothing waits for it: a disk may hang. In
+// other folders the first write does the same.
+func sweepLeftovers(c config.Config) {
+	if c.StateDir != "" {
+		go func() { _ = files.Sweep(c.StateDir) }() // the next process tries again
+	}
 }
 
 // newDirectory finds kubelet's directory.

@@ -3,6 +3,7 @@
 package devnodes
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -48,6 +50,7 @@ type Maker struct {
 	// Mknod makes a character device; nil for the kernel's.
 	Mknod func(name string, mode uint32, device int) error
 	tried atomic.Pointer[tried]
+	swept map[string]bool // folders from which half-made nodes were removed
 }
 
 // capabilities is the folder of the nodes of MIG devices.
@@ -71,7 +74,9 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 	}
 	lacks := map[string]string{}
 	var failed []error
-	for _, node := range nodes(snapshot, plan, o) {
+	wanted := nodes(snapshot, plan, o)
+	m.sweep(folder, wanted)
+	for _, node := range wanted {
 		lacks[node] = ""
 		host := path.Join("/", o.DevRoot, node)
 		number, known := edits.NumberOf(node, snapshot.Majors)
@@ -128,22 +133,52 @@ func (m *Maker) ensure(name string, number edits.Number, known bool) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	temporary := fmt.Sprintf("%s/.%s.%d", filepath.Dir(name), filepath.Base(name), os.Getpid())
+	// A process that starts may take the half-made node for one that was left.
+	for again := true; ; again = false {
+		if err := m.put(name, number, device); err == nil || !again || !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+}
+
+// put makes a node, and puts it in the place of the one at its path.
+func (m *Maker) put(name string, number edits.Number, device int) error {
 	mknod := m.Mknod
 	if mknod == nil {
 		mknod = syscall.Mknod
 	}
+	temporary := files.TemporaryName(name, rand.Text()) // each container has a process 1, and each may be killed before the rename
 	if err := mknod(temporary, syscall.S_IFCHR|mode(number), device); err != nil {
 		return err
 	}
-	err = os.Chmod(temporary, fs.FileMode(mode(number))) // not that of the umask
+	err := os.Chmod(temporary, fs.FileMode(mode(number))) // not that of the umask
 	if err == nil {
 		err = os.Rename(temporary, name)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(temporary))
+		return errors.Join(err, files.Remove(temporary))
 	}
 	return nil
+}
+
+// sweep removes the half-made nodes of processes that were killed from the folders of nodes.
+func (m *Maker) sweep(folder string, nodes []string) {
+	if m.swept == nil {
+		m.swept = map[string]bool{}
+	}
+	for _, node := range nodes {
+		at := filepath.Dir(path.Join(folder, node))
+		if m.swept[at] {
+			continue
+		}
+		m.swept[at] = true
+		entries, _ := os.ReadDir(at) // of a folder that cannot be read nothing can be removed
+		for _, e := range entries {
+			if files.IsTemporary(e.Name()) {
+				_ = os.Remove(filepath.Join(at, e.Name())) // the next process tries again
+			}
+		}
+	}
 }
 
 // mode is the mode of a node: that of the driver's own tool where the node needs no other.

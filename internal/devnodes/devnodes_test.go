@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,6 +172,47 @@ func TestNodesOfADriverThatWasLoadedBefore(t *testing.T) {
 		var stat syscall.Stat_t
 		if err := syscall.Stat(stale, &stat); err != nil || stat.Rdev != unix.Mkdev(234, 30) || stat.Mode != syscall.S_IFCHR|0o444 {
 			t.Errorf("%+v, %v", stat, err)
+		}
+	}
+}
+
+// TestNodesOfAProcessThatWasKilled: it had made a node, and not yet put it in its place. The next process, which has the same process ID in
+// its container, makes the node, also while a third one sweeps, and leaves nothing.
+func TestNodesOfAProcessThatWasKilled(t *testing.T) {
+	t.Parallel()
+	snapshot, plan := divided()
+	container := host(t, "nvidiactl", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31")
+	var names []string
+	killed, swept := false, false
+	for range 3 { // the one that is killed, and two others
+		m := devnodes.Maker{Mknod: func(name string, mode uint32, device int) error {
+			if slices.Contains(names, name) {
+				return syscall.EEXIST
+			}
+			names = append(names, name)
+			err := write(name, mode, device)
+			switch {
+			case !killed:
+				killed = true
+				return errors.New("killed")
+			case !swept:
+				swept = true
+				return os.Remove(name)
+			}
+			return err
+		}}
+		err := m.Apply(devnodes.Roots{Driver: "/", Container: container, Dev: "/"}, snapshot, plan, specs("/"))
+		if (err != nil) != (len(names) == 1) {
+			t.Errorf("after %d tries: %v", len(names), err)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(container, "dev"))
+	if err != nil || len(names) != 3 {
+		t.Errorf("%d tries, want 3: %v", len(names), err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			t.Errorf("%s is left", e.Name())
 		}
 	}
 }

@@ -203,15 +203,13 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
 	}
+	_ = files.Sweep(folder) // tried again next time
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("read the folder of feature files: %w", err)
 	}
 	for _, e := range entries {
 		name, path := e.Name(), filepath.Join(folder, e.Name())
-		if strings.HasPrefix(name, "."+own+".") && strings.HasSuffix(name, ".tmp") {
-			_ = os.Remove(path) // tried again next time
-		}
 		if name == own || strings.HasPrefix(name, ".") {
 			continue
 		}

@@ -195,7 +195,7 @@ func TestOthers(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		for name, content := range map[string]string{
-			"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", ".gpu-device-plugin.12.tmp": "left", "gfd": "nvidia.com/gpu.count=8\n",
+			"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", ".gpu-device-plugin.12.gpu-device-plugin.tmp": "left", "gfd": "nvidia.com/gpu.count=8\n",
 		} {
 			r.put(name, content)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 )
 
 // Write puts a file with this content and this mode in the place of the file at path. A reader finds the old file or the
@@ -33,7 +32,7 @@ func Remove(path string) error {
 }
 
 func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) error, check func(temporary string) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	f, err := createTemporary(path)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, unnamed(err))
 	}
@@ -41,6 +40,7 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 		if err != nil {
 			err = fmt.Errorf("write %s: %w", path, errors.Join(err, unnamed(os.Remove(f.Name()))))
 		}
+		_ = f.Close() // what was written is synced, and until here the lock shows that it is being written
 	}()
 	_, err = f.Write(content)
 	if err == nil {
@@ -49,7 +49,7 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 	if err == nil {
 		err = sync(f)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return unnamed(err)
 	}
 	if check != nil {
