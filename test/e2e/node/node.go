@@ -12,7 +12,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -217,6 +219,53 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 
 // StopKubelet ends the kubelet alone; containers go on running.
 func (n *Node) StopKubelet() { n.kubelet.stop() }
+
+// Restart ends the kubelet, all containers and containerd at once, as a restart of the machine does, and starts containerd and the kubelet
+// again. It returns when the kubelet was started.
+func (n *Node) Restart(ctx context.Context) (time.Time, error) {
+	n.kubelet.stop()
+	for _, p := range n.processes {
+		if p.name == "containerd" {
+			p.stop()
+		}
+	}
+	n.processes = slices.DeleteFunc(n.processes, func(p *process) bool { return p.name == "containerd" })
+	if err := endContainers(ctx, n.options.Cgroup); err != nil {
+		return time.Time{}, err
+	}
+	if err := n.startContainerd(ctx); err != nil {
+		return time.Time{}, err
+	}
+	start := time.Now()
+	return start, n.StartKubelet(ctx)
+}
+
+// endContainers kills what runs in containers, and their shims.
+func endContainers(ctx context.Context, cgroup string) error {
+	return Wait(ctx, 50*time.Millisecond, func(context.Context) error {
+		left := 0
+		processes, err := filepath.Glob("/proc/[0-9]*")
+		if err != nil {
+			return err
+		}
+		for _, folder := range processes {
+			id, err := strconv.Atoi(filepath.Base(folder))
+			if err != nil || id == os.Getpid() {
+				continue
+			}
+			groups, _ := os.ReadFile(filepath.Join(folder, "cgroup"))
+			command, _ := os.ReadFile(filepath.Join(folder, "cmdline"))
+			if strings.Contains(string(groups), cgroup+"/kubepods") || strings.Contains(string(command), "containerd-shim-runc-v2") {
+				_ = syscall.Kill(id, syscall.SIGKILL) // an error says that it has ended
+				left++
+			}
+		}
+		if left > 0 {
+			return fmt.Errorf("%d processes of containers are left", left)
+		}
+		return nil
+	})
+}
 
 // Kubeconfig is the file by which programs reach the API server.
 func (n *Node) Kubeconfig() string { return n.path(kubeconfigFile) }
