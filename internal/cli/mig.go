@@ -100,6 +100,7 @@ func newMIGPlanCommand() *cobra.Command {
 			return fmt.Errorf("--layout: %w", err)
 		}
 		changes := layout.Plan(l, n.GPUs)
+		changes.RefuseUnmatched(file)
 		if only != nil {
 			if changes.GPUs, err = daemon.SelectGPUs(changes.GPUs, only); err != nil {
 				return fmt.Errorf("--gpu: %w", err)

@@ -50,6 +50,10 @@ func decode(data []byte) *document {
 	case containsItself(top, map[*yaml.Node]bool{}):
 		d.problem("file", 0, "has an anchor that contains itself")
 	default:
+		if line, text := otherFile(top); text != "" {
+			d.problem("file", line, text)
+			break
+		}
 		d.value(top, reflect.ValueOf(&d.config).Elem(), "")
 	}
 	if d.nodes > maxNodes {
@@ -78,6 +82,38 @@ func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
 			return nil, fmt.Errorf("has a second document at line %d; only one is allowed", root.Content[0].Line)
 		}
 	}
+}
+
+// otherFile says what a mapping is that is no configuration file, and what to give in its place; it is empty for a configuration file. All keys
+// of such a file would be unknown, and ignored: then the defaults would be served.
+func otherFile(top *yaml.Node) (line int, text string) {
+	if top.Kind != yaml.MappingNode {
+		return 0, ""
+	}
+	keys, known := map[string]*yaml.Node{}, false
+	var first *yaml.Node
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		key := top.Content[i]
+		keys[key.Value] = top.Content[i+1]
+		_, _, found := lookUp(reflect.ValueOf(&v1.Config{}).Elem(), key.Value)
+		if known = known || found || key.Tag == "!!merge"; first == nil && !found {
+			first = key
+		}
+	}
+	switch kind, layouts := keys["kind"], keys["mig-configs"]; {
+	case kind != nil && kind.Value == "ConfigMap":
+		return kind.Line, "is a Kubernetes ConfigMap; give the text of one key of its data: kubectl get configmap NAME -o jsonpath='{.data.KEY}'"
+	case kind != nil:
+		return kind.Line, fmt.Sprintf("is a Kubernetes object of the kind %.100q, and no configuration file", kind.Value)
+	case keys["apiVersion"] != nil:
+		return keys["apiVersion"].Line, "is a Kubernetes object, and no configuration file"
+	case layouts != nil:
+		return layouts.Line, "has the MIG layouts of mig-parted (mig-configs), and is no configuration file; name it with mig.configFile"
+	case !known:
+		return first.Line, fmt.Sprintf("has no key of a configuration file, but %.100q; known keys: %s", first.Value,
+			(&document{keys: map[reflect.Type]string{}}).known(reflect.TypeFor[v1.Config]()))
+	}
+	return 0, ""
 }
 
 // isNothing reports whether a document says nothing.

@@ -44,18 +44,18 @@ func TestHostileFiles(t *testing.T) {
 		want string // the last problem, or the last warning of a file that is accepted
 	}{
 		"unknown keys": {
-			file: each(60_000, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }),
+			file: each(60_000, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }) + "version: v1\n",
 			want: "file: has 59950 more of these; they are not listed",
 		},
 		"one unknown key too many to list": {
-			file: each(51, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }),
+			file: each(51, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }) + "version: v1\n",
 			want: "file: has 1 more of these; they are not listed",
 		},
 		"as many unknown keys as are listed": {
-			file: each(50, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }),
+			file: each(50, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }) + "version: v1\n",
 			want: "line 50: k49: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, health, driver, features, mig, dra",
 		},
-		"a key of a megabyte": {file: "? " + strings.Repeat("k", 1_000_000) + "\n: 1\n", want: "…"},
+		"a key of a megabyte": {file: "version: v1\n? " + strings.Repeat("k", 1_000_000) + "\n: 1\n", want: "…"},
 		"a name of a megabyte": {
 			file: "flags: {migStrategy: " + strings.Repeat("k", 1_000_000) + "}", want: "…",
 		},

@@ -177,6 +177,7 @@ func (d *daemon) planMIG(ctx context.Context, a ApplyArguments) (layout.Planned,
 		return layout.Planned{}, err
 	}
 	changes := layout.Plan(l, n.GPUs)
+	changes.RefuseUnmatched(file)
 	if len(a.GPUs) > 0 {
 		if changes.GPUs, err = SelectGPUs(changes.GPUs, a.GPUs); err != nil {
 			return layout.Planned{}, fmt.Errorf("--gpu: %w", err)

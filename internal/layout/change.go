@@ -125,6 +125,57 @@ func Plan(l Layout, gpus []GPU) Changes {
 	return c
 }
 
+// noItem is the Note of a GPU for which the layout has no item.
+const noItem = "the layout has no item for this GPU"
+
+// Unmatched says why changes are about none of their GPUs: the layout has an item for none of them. It names the layouts of the file that have
+// one, or what the GPUs could have. It is empty if the layout has an item for one of them.
+func Unmatched(name string, file *File, changes []GPUChange) string {
+	if len(changes) == 0 || slices.ContainsFunc(changes, func(c GPUChange) bool { return c.Note != noItem }) {
+		return ""
+	}
+	var devices, fit, could []string
+	for _, c := range changes {
+		devices = append(devices, fmt.Sprintf("0x%08X", c.GPU.PCIDevice))
+		could = append(could, names(profilesOf(c.GPU))...)
+	}
+	if file != nil {
+		for _, other := range file.Names() {
+			l := Layout{Name: other, Items: file.layouts[other]}
+			if slices.ContainsFunc(changes, func(c GPUChange) bool { c = change(l, c.GPU); return c.Reason == "" && c.Note == "" }) {
+				fit = append(fit, other)
+			}
+		}
+	}
+	text := fmt.Sprintf("the layout %s has no item for any GPU of this node (PCI device %s); ", name, strings.Join(distinct(devices), ", "))
+	switch {
+	case len(fit) > 0:
+		return text + "layouts that have one: " + inventory.Few(fit)
+	case len(could) > 0:
+		return text + "add an item for them; the GPUs have the profiles " + strings.Join(distinct(could), ", ")
+	}
+	return text + "add an item for them"
+}
+
+// RefuseUnmatched makes the layout impossible on all GPUs if it has an item for none of them.
+func (c *Changes) RefuseUnmatched(file *File) {
+	if reason := Unmatched(c.Layout, file, c.GPUs); reason != "" {
+		for i := range c.GPUs {
+			c.GPUs[i].Reason, c.GPUs[i].Note = reason, ""
+		}
+	}
+}
+
+// distinct returns each word once, in the order of the first ones.
+func distinct(words []string) (once []string) {
+	for _, w := range words {
+		if !slices.Contains(once, w) {
+			once = append(once, w)
+		}
+	}
+	return once
+}
+
 // Restore returns how a GPU gets back a division that it had: the mode, and the instances, each where it was. Instances get new IDs.
 func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) GPUChange {
 	now := division(g)
@@ -174,7 +225,7 @@ func change(l Layout, g GPU) GPUChange {
 	}
 	switch {
 	case item == nil:
-		c.Note = "the layout has no item for this GPU"
+		c.Note = noItem
 		return c
 	case g.Mode == inventory.MIGUnsupported && (item.All || !item.Enabled):
 		c.Note = "the GPU has no multi-instance mode"

@@ -56,6 +56,9 @@ func Parse(data []byte) (File, error) {
 	if err := json.Unmarshal(text, &top); err != nil || top == nil {
 		return File{}, errors.New("the file has no keys: it needs version: v1 and mig-configs")
 	}
+	if err := otherFile(top); err != nil {
+		return File{}, err
+	}
 	if err := onlyKeys(top, "version", "mig-configs"); err != nil {
 		return File{}, err
 	}
@@ -81,6 +84,28 @@ func Parse(data []byte) (File, error) {
 		}
 	}
 	return f, nil
+}
+
+// otherFile says what a file is that has no layouts, and what to give in its place.
+func otherFile(top map[string]json.RawMessage) error {
+	var kind string
+	_ = json.Unmarshal(top["kind"], &kind) // one that is no text is no kind
+	switch {
+	case top["mig-configs"] != nil:
+		return nil // what else it has is an unknown key
+	case kind == "ConfigMap":
+		return errors.New("the file is a Kubernetes ConfigMap: give the text of one key of its data, as with " +
+			"kubectl get configmap NAME -o jsonpath='{.data.KEY}'")
+	case kind != "":
+		return fmt.Errorf("the file is a Kubernetes object of the kind %.100q, and has no layouts", kind)
+	}
+	for _, key := range []string{"flags", "resources", "sharing", "selectors", "units", "dra", "mig", "features", "health"} {
+		if top[key] != nil {
+			return fmt.Errorf("the file is a configuration file of the daemon (it has the key %s), and has no layouts: "+
+				"a file of layouts has version: v1 and mig-configs", key)
+		}
+	}
+	return nil
 }
 
 // Names returns the names of the layouts, sorted.

@@ -181,6 +181,13 @@ func TestLayoutOfOtherModels(t *testing.T) {
 			s.GPUs[1].Reason != "the layout has no item for this GPU" {
 			t.Errorf("GPUs of a file that names them: %+v", s.GPUs)
 		}
+		none := parsed(t, `{version: v1, mig-configs: {none: [{devices: all, device-filter: "0x1EB810DE", mig-enabled: true, mig-devices: {"1g.5gb": 7}}], `+
+			`some: [{devices: all, mig-enabled: false}]}}`)
+		r.wishes.Publish(mig.Wish{Layout: "none", File: none})
+		if s = r.reaches(mig.StateFailed); !strings.Contains(s.Reason, "the layout none has no item for any GPU of this node (PCI device 0x") ||
+			!strings.Contains(s.Reason, "layouts that have one: some") {
+			t.Errorf("a layout for other GPUs: %s", s.Reason)
+		}
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
@@ -329,7 +330,15 @@ func (o *Owner) composeLocked() Status {
 			return s
 		}
 	}
-	s.State = StateSuccess
+	var changes []layout.GPUChange
+	for _, g := range s.GPUs {
+		if len(o.wish.GPUs) == 0 { // whoever names GPUs has seen the plan for them
+			changes = append(changes, g.Change)
+		}
+	}
+	if s.State, s.Reason = StateSuccess, layout.Unmatched(s.Layout, o.wish.File, changes); s.Reason != "" {
+		s.State = StateFailed
+	}
 	return s
 }
 
