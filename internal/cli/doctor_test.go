@@ -102,7 +102,7 @@ var update = flag.Bool("update", false, "write the parts of docs/doctor.md anew 
 
 const doctorDoc = "../../docs/doctor.md"
 
-// exampleNode is a node whose driver was upgraded and not loaded anew, with containerd as its packages install it.
+// exampleNode is a node whose driver was upgraded and that was not restarted, with containerd as its packages install it.
 var exampleNode = fstest.MapFS{
 	"sys/bus/pci/devices/0000:3b:00.0/vendor":          {Data: []byte("0x10de\n")},
 	"sys/bus/pci/devices/0000:3b:00.0/class":           {Data: []byte("0x030200\n")},

@@ -66,6 +66,7 @@ var faultCommands = []faultCommand{
 	{simulator.KindPersistence, "Switch persistence mode on or off", []string{"gpu", "state"}},
 	{simulator.KindProcesses, "Set the number of compute processes on a GPU", []string{"gpu", "count"}},
 	{simulator.KindDriver, "Unload or replace the driver", []string{"driver"}},
+	{simulator.KindDriverFiles, "Replace the driver's files on disk, and not the kernel module", []string{"driver"}},
 	{simulator.KindReset, "Reset a GPU: it loses its MIG instances and its faults", []string{"gpu"}},
 	{simulator.KindSMIReset, "Set what nvidia-smi does when a GPU is to be reset", []string{"gpu", "state"}},
 	{simulator.KindReboot, "Restart the node: a new boot ID, and GPUs without faults", nil},

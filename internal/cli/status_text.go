@@ -82,7 +82,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		v.sentence(w, fmt.Sprintf("driver call that does not return: %s since %s", c, v.since(c.Since)))
 	}
 	for _, line := range []struct{ what, text string }{
-		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"configuration file not used", s.ConfigError},
+		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
 		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},

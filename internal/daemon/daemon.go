@@ -297,6 +297,13 @@ func (d *daemon) dividedForClaims(uuid string) string {
 func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
 	d.readiness = NewReadiness(d.lead, observation, outputs)
+	d.readiness.EndBy(d.monitor.Snapshots(), func(ctx context.Context) string {
+		seen, err := d.monitor.Status(ctx)
+		if err != nil { // the daemon ends
+			return ""
+		}
+		return driverMismatch(seen)
+	})
 	d.liveness = NewLiveness(d.lead, observation, outputs)
 	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
 }

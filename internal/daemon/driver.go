@@ -19,13 +19,16 @@ import (
 // doctor is the command that finds out why a driver cannot be used.
 const doctor = "gpu-device-plugin doctor"
 
-// CheckFirstLook fails if the first look at the node fails and the configuration says that the daemon ends then.
+// CheckFirstLook fails if the first look at the node fails and the configuration says that the daemon ends then. A library that does not
+// fit the kernel module ends no daemon, unless a new container may have a newer library: a daemon that is started again and again finds the
+// same until the node is restarted.
 func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
 	err := m.First(ctx)
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}
-	if configs.Value().FailOnInitError {
+	waits := errors.Is(err, inventory.ErrDriverMismatch) && !errors.Is(err, inventory.ErrOldLibrary)
+	if configs.Value().FailOnInitError && !waits {
 		// Not wrapped: a library that does not fit the kernel module would start a new process, which would find the same.
 		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false",
 			err.Error(), doctor)
@@ -57,12 +60,10 @@ func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[conf
 	}
 }
 
-// A process runs for a minimum time before it ends for a new one: while a driver is being replaced, library and kernel module do
-// not fit, and every new process finds the same.
+// A process runs for a minimum time before it ends for a new one: while a driver is being replaced, every new process finds the same.
 const (
 	minUptime = 10 * time.Second
-	// minUptimeUseless is that time for a process in which the library never fitted. A new one helps only if the library was
-	// replaced without a notice.
+	// minUptimeUseless is that time for a process in which the library never fitted.
 	minUptimeUseless = time.Minute
 )
 
@@ -91,15 +92,26 @@ func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	}
 }
 
-// replaced returns the error of the last look if it says that the driver was replaced under this process, and whether that ever
-// worked for it.
+// replaced returns the error of the last look if a new process may be better off, and whether the driver ever worked for this one. Where the
+// library on disk does not fit the kernel module either, no process is.
 func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (worked bool, err error) {
 	if s.Stale == "" {
 		return true, nil
 	}
 	status, err := m.Status(ctx)
-	if err != nil || !errors.Is(status.Err, inventory.ErrDriverReplaced) {
-		return false, nil // the monitor cannot be reached when the daemon ends
+	switch {
+	case err != nil || !errors.Is(status.Err, inventory.ErrDriverReplaced): // the monitor cannot be reached when the daemon ends
+		return false, nil
+	case errors.Is(status.Err, inventory.ErrDriverMismatch) && !errors.Is(status.Err, inventory.ErrOldLibrary):
+		return false, nil
 	}
 	return !status.Looked.IsZero(), status.Err
+}
+
+// driverMismatch says that the driver's files do not fit the kernel module, and what to do; empty if they fit.
+func driverMismatch(seen monitor.Status) string {
+	if errors.Is(seen.Err, inventory.ErrDriverMismatch) {
+		return seen.Err.Error()
+	}
+	return seen.Snapshot.Driver.Mismatch()
 }

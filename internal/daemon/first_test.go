@@ -44,7 +44,7 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	wanted, waits := feed.New(config.Config{FailOnInitError: true}), feed.New(config.Config{})
-	bad, good := watch(t, &driver{err: inventory.ErrDriverMismatch}), watch(t, &driver{})
+	bad, good := watch(t, &driver{err: inventory.ErrOldLibrary}), watch(t, &driver{})
 	err := daemon.CheckFirstLook(ctx, bad, wanted)
 	if err == nil || errors.Is(err, inventory.ErrDriverReplaced) {
 		t.Fatalf("got %v, want an error that asks for no new process", err)
@@ -55,8 +55,9 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"a driver that may come later": daemon.CheckFirstLook(ctx, bad, waits),
-		"a driver that works":          daemon.CheckFirstLook(ctx, good, wanted),
+		"a driver that may come later":              daemon.CheckFirstLook(ctx, bad, waits),
+		"a driver that works":                       daemon.CheckFirstLook(ctx, good, wanted),
+		"a driver that needs a restart of the node": daemon.CheckFirstLook(ctx, watch(t, &driver{err: inventory.ErrDriverMismatch}), wanted),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -175,7 +176,7 @@ func TestReady(t *testing.T) {
 	if err := bad.First(t.Context()); err == nil {
 		t.Fatal("the driver works")
 	}
-	wants("no driver", true, inventory.ErrDriverMismatch.Error())(ready(bad, plugins{}))
+	wants("files that do not fit the module", false, inventory.ErrDriverMismatch.Error())(ready(bad, plugins{}))
 
 	i := inspect(t, "dgx-h100", resource.Options{}, none)
 	serving := plugin.Status{Resource: resource.WholeGPU, Phase: plugin.PhaseServing}

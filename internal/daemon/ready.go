@@ -9,12 +9,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once they were, the answer stays:
-// a readiness that comes and goes would let a roll-out go on beyond its limits.
+// a readiness that comes and goes would let a roll-out go on beyond its limits. It ends only while a driver's files do not fit its kernel
+// module: then the node has to be restarted.
 //
 // A process asks for the lead when all else is ready, and is ready when it has it and the tasks under the lead are ready, too. It is ready
 // without it where a process leads that started later.
@@ -22,6 +24,7 @@ type Readiness struct {
 	lead   *lead.Lead
 	tasks  []Task
 	answer *feed.Feed[status.Readiness]
+	lapses func(context.Context) error // nil if an answer never ends
 }
 
 // NewReadiness returns the readiness of these tasks, which are not ready until Run has asked them.
@@ -35,6 +38,28 @@ func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	return r
 }
 
+// EndBy has an answer that was yes end while reason is not empty. It is asked after each Snapshot, and called before Run.
+func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(context.Context) string) {
+	r.lapses = func(ctx context.Context) error {
+		yes := r.answer.Value()
+		for {
+			_, looked := snapshots.Latest()
+			now := yes
+			if why := reason(ctx); why != "" {
+				now.Ready, now.Reason = false, why
+			}
+			if before := r.answer.Value(); ctx.Err() == nil && (before.Ready != now.Ready || before.Reason != now.Reason) {
+				now.Since = status.Moment(time.Now())
+				r.answer.Publish(now)
+				klog.FromContext(ctx).Info("Readiness changed", "ready", now.Ready, "reason", now.Reason)
+			}
+			if !feed.AnyOf(ctx, looked) {
+				return nil
+			}
+		}
+	}
+}
+
 // Answer returns the feed of answers.
 func (r *Readiness) Answer() *feed.Feed[status.Readiness] { return r.answer }
 
@@ -45,7 +70,7 @@ const (
 	readyTimeout = 5 * time.Second
 )
 
-// Run asks the tasks until all are ready, or ctx ends, and returns nil then.
+// Run asks the tasks until all are ready, and then no more. It returns nil, at the latest when ctx ends.
 func (r *Readiness) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	ticker := time.NewTicker(readyInterval)
@@ -65,7 +90,10 @@ func (r *Readiness) Run(ctx context.Context) error {
 		case ready:
 			r.answer.Publish(status.Readiness{Ready: true, Reason: reason, Since: status.Moment(time.Now())})
 			log.Info("Ready", "reason", reason)
-			return nil
+			if r.lapses == nil {
+				return nil
+			}
+			return r.lapses(ctx)
 		case reason != before.Reason:
 			r.answer.Publish(status.Readiness{Reason: reason, Since: before.Since})
 			log.V(2).Info("Not ready", "reason", reason)

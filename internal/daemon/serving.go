@@ -58,6 +58,9 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	case seen.Looked.IsZero() && seen.Err == nil && seen.Quiesced.IsZero():
 		return false, "the first look at the node has not ended"
 	}
+	if why := driverMismatch(seen); why != "" {
+		return false, why
+	}
 	options := s.Configs.Value().Resource
 	if s.Owners != nil {
 		owners := s.Owners.Value()

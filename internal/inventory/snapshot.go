@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,6 +37,17 @@ type Driver struct {
 	Version string
 	// CUDA is the newest CUDA version the driver supports, such as "13.0"; empty if the driver does not say.
 	CUDA string
+	// OnDisk is the version of the driver's files on disk where that is another one, as after an upgrade before the node is restarted. What
+	// starts now loads these files and cannot use the kernel module.
+	OnDisk string
+}
+
+// Mismatch says that the driver's files on disk do not fit the kernel module that is loaded, and what to do; empty if they fit.
+func (d Driver) Mismatch() string {
+	if d.OnDisk == "" {
+		return ""
+	}
+	return fmt.Sprintf("driver %s on disk, %s loaded: restart the node", d.OnDisk, d.Version)
 }
 
 // Branch returns the driver's branch, the number before the first dot of its version (580 for "580.95.05"), or 0 for a

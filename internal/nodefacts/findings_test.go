@@ -273,11 +273,11 @@ var driverRows = []row{
 	{name: "one version", check: "driver", severity: doctor.OK, says: "Kernel module and library have version 580.95.05"},
 	{
 		name: "upgraded", change: changes{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu\n"},
-		check: "driver", severity: doctor.Error, says: "kernel module has version 570.86.15 and NVML's library 580.95.05",
+		check: "driver", severity: doctor.Error, says: "Driver 580.95.05 on disk, 570.86.15 loaded",
 	},
 	{
 		name: "sysfs has the version", change: changes{"proc/driver/nvidia/version": gone, "sys/module/nvidia/version": "570.86.15\n"},
-		check: "driver", severity: doctor.Error, says: "kernel module has version 570.86.15",
+		check: "driver", severity: doctor.Error, says: "Driver 580.95.05 on disk, 570.86.15 loaded",
 	},
 	{
 		name: "not loaded", change: changes{"proc/driver/nvidia/version": gone},

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -39,9 +40,10 @@ type Driver struct {
 
 	// The rest is used by the goroutine that has the turn of calls.
 
-	open   bool
-	loaded *library // what the process is bound to; nil until a library was loaded
-	late   *Session // was opened when nobody waited for it any more; the next Open returns it
+	open    bool
+	loaded  *library // what the process is bound to; nil until a library was loaded
+	version string   // of the driver, as the last session began
+	late    *Session // was opened when nobody waited for it any more; the next Open returns it
 }
 
 // New returns the driver. It touches nothing. There can be only one Driver for a library.
@@ -123,7 +125,11 @@ func (d *Driver) start() (*Session, error) {
 	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return nil, fmt.Errorf("%w: %s", inventory.ErrNoDriver, d.unloadable(lib))
 	}
+	before := d.loaded
 	d.loaded = lib
+	if ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH {
+		return nil, fmt.Errorf("nvmlInit: %w", d.mismatch(cmp.Or(before, lib)))
+	}
 	if ret != nvml.SUCCESS {
 		return nil, initFailure(ret)
 	}
@@ -135,12 +141,27 @@ func (d *Driver) start() (*Session, error) {
 	return s, nil
 }
 
+// installed is what a simulated library says of the files of its driver.
+type installed interface {
+	// Installed returns the version of the files that a process which starts now loads.
+	Installed() string
+}
+
+// found returns the library that is installed now, loaded or not.
+func (d *Driver) found() (*library, error) {
+	if d.options.Library == nil {
+		return findLibrary(d.options.DriverRoot)
+	}
+	found := &library{Interface: d.options.Library}
+	if files, tells := d.options.Library.(installed); tells {
+		found.version = files.Installed()
+	}
+	return found, nil
+}
+
 // library returns the library to use now. Once one was loaded it can only be that one: the process is bound to it.
 func (d *Driver) library() (*library, error) {
-	if d.options.Library != nil {
-		return &library{Interface: d.options.Library}, nil
-	}
-	found, err := findLibrary(d.options.DriverRoot)
+	found, err := d.found()
 	switch {
 	case err != nil:
 		return nil, err
@@ -148,23 +169,61 @@ func (d *Driver) library() (*library, error) {
 		return found, nil
 	case found.path == "" && d.loaded.path != "":
 		return nil, fmt.Errorf("%w: its library %s was removed: install the driver", inventory.ErrNoDriver, d.loaded.path)
-	case !found.same(d.loaded):
-		return nil, fmt.Errorf("%w: its library was %s and is %s now: start this program again",
-			inventory.ErrDriverReplaced, d.loaded, found)
+	case !found.same(d.loaded) && !d.loaded.there():
+		return nil, d.replaced(found)
 	}
 	return d.loaded, nil
 }
 
-// replaced returns inventory.ErrDriverReplaced once another library is installed than is loaded: containers get the installed one. While
-// the file is missing or not whole, it is being replaced, and the loaded library works.
-func (d *Driver) replaced() error {
-	if d.loaded.path == "" {
-		return nil
+// onDisk returns the version of the driver's files where that is not the version of the open session; empty if it is, or is not known.
+// While a file is missing or not whole, it is being replaced.
+func (d *Driver) onDisk() string {
+	found, err := d.found()
+	if err != nil || found.version == d.version || found.same(d.loaded) {
+		return ""
 	}
-	if _, err := d.library(); errors.Is(err, inventory.ErrDriverReplaced) {
-		return err
+	return found.version
+}
+
+// replaced returns the error of a library in whose place there is another one now: a new process can use that, unless the kernel module
+// is still the one of this process.
+func (d *Driver) replaced(found *library) error {
+	module := d.module()
+	if found.version != "" && module != "" && module == d.version && module != found.version {
+		return misfit(found.version, module)
 	}
-	return nil
+	return fmt.Errorf("%w: its library was %s and is %s now: start this program again", inventory.ErrDriverReplaced, d.loaded, found)
+}
+
+// mismatch returns the error of a library that the kernel module refused because of its version.
+func (d *Driver) mismatch(lib *library) error {
+	found, err := d.found()
+	if err == nil && !found.same(lib) {
+		return d.replaced(found)
+	}
+	return misfit(lib.version, d.module())
+}
+
+// misfit says that the driver's files and the kernel module are of different versions, and what to do. Versions may be empty.
+func misfit(library, module string) error {
+	switch driver := (inventory.Driver{Version: module, OnDisk: library}); {
+	case library == "" || module == "" || library == module:
+		return fmt.Errorf("%w: the kernel module is of another version than the library: restart the node", inventory.ErrDriverMismatch)
+	case (inventory.Driver{Version: library}).Before(module):
+		return fmt.Errorf("%w: driver %s in this container, %s loaded: start the pod again; if that does not help, restart the node",
+			inventory.ErrOldLibrary, library, module)
+	default:
+		return fmt.Errorf("%w: %s", inventory.ErrDriverMismatch, driver.Mismatch())
+	}
+}
+
+// module returns the version of the kernel module that is loaded; empty if it cannot be read.
+func (d *Driver) module() string {
+	text, err := fs.ReadFile(d.options.Root, "sys/module/nvidia/version")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
 }
 
 // unloadable says why a library could not be loaded, and what to do about it.
@@ -184,9 +243,6 @@ func initFailure(ret nvml.Return) error {
 	case nvml.ERROR_DRIVER_NOT_LOADED:
 		return fmt.Errorf("%w: the kernel module is not loaded (modprobe nvidia; the kernel log says why not), "+
 			"or this container has no /dev/nvidiactl", err)
-	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return fmt.Errorf("%w: the kernel module is of another version than the library: finish the driver's upgrade "+
-			"(unload the old module or restart the node), then start this program again", err)
 	case nvml.ERROR_NO_PERMISSION:
 		return fmt.Errorf("%w: run this container privileged", err)
 	}

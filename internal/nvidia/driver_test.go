@@ -31,7 +31,7 @@ func TestOpenErrors(t *testing.T) {
 			"the kernel module is not loaded",
 		},
 		"other kernel module": {
-			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverMismatch, "finish the driver's upgrade",
+			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverMismatch, "the kernel module is of another version than the library: restart the node",
 		},
 		"no permission":   {fail("Init", "NO_PERMISSION"), nvml.ERROR_NO_PERMISSION, "run this container privileged"},
 		"another failure": {fail("Init", "UNKNOWN"), nvml.ERROR_UNKNOWN, "nvmlInit: ERROR_UNKNOWN"},
@@ -59,6 +59,46 @@ func TestOpenErrors(t *testing.T) {
 			}
 			r.clean()
 		})
+	}
+}
+
+// TestReplacedFiles: the driver's files are replaced on disk, and the kernel module is not. A session that is open goes on and says so; a
+// process that starts then cannot open one, and another process cannot either, unless its files are newer.
+func TestReplacedFiles(t *testing.T) {
+	t.Parallel()
+	files := func(version string) simulator.Fault {
+		return simulator.Fault{Kind: simulator.KindDriverFiles, Driver: version}
+	}
+	r := newRig(t, "t4")
+	r.inject(files("580.95.05"))
+	for range 2 {
+		snapshot, err := r.Scan(r.ctx)
+		if got, want := snapshot.Driver.Mismatch(), "driver 580.95.05 on disk, 550.163.01 loaded: restart the node"; err != nil || got != want || len(snapshot.GPUs) != 1 {
+			t.Fatalf("the open session says %q and %v of %d GPUs, want %q", got, err, len(snapshot.GPUs), want)
+		}
+	}
+	for version, want := range map[string]struct {
+		kind error
+		text string
+	}{
+		"580.95.05": {inventory.ErrDriverMismatch, "driver 580.95.05 on disk, 550.163.01 loaded: restart the node"},
+		"535.10.05": {inventory.ErrOldLibrary, "driver 535.10.05 in this container, 550.163.01 loaded: start the pod again"},
+	} {
+		r.inject(files(version))
+		another := nvidia.New(nvidia.Options{Library: r.node.NVML(), Root: r.node.Root()})
+		for range 2 {
+			_, err := another.Open(r.ctx)
+			if !errors.Is(err, want.kind) || errors.Is(err, inventory.ErrOldLibrary) != (want.kind == inventory.ErrOldLibrary) || !strings.Contains(err.Error(), want.text) { //nolint:errorlint // the kind itself
+				t.Errorf("a new process with %s: %v, want %q", version, err, want.text)
+			}
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindRestore})
+		if _, err := another.Open(r.ctx); !errors.Is(err, inventory.ErrDriverReplaced) || errors.Is(err, inventory.ErrDriverMismatch) {
+			t.Errorf("the files fit again, and the process has others: %v", err)
+		}
+	}
+	if snapshot, err := r.Scan(r.ctx); err != nil || snapshot.Driver.OnDisk != "" {
+		t.Errorf("the files fit again, and the open session says %q and %v", snapshot.Driver.Mismatch(), err)
 	}
 }
 

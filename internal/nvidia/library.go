@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -24,6 +26,7 @@ type library struct {
 	path    string          // "" for the loader's choice
 	file    os.FileInfo     // of path
 	machine bool            // and not simulated
+	version string          // of the driver that it belongs to, as its name says; empty if it does not
 	has     map[string]bool // the functions that it has; nil until they were looked up
 }
 
@@ -76,18 +79,40 @@ func findLibrary(driverRoot string) (*library, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at the driver's library: %w", err)
 	}
-	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, file: info, machine: true}, nil
+	version, _ := strings.CutPrefix(filepath.Base(path), strings.TrimSuffix(driverroot.NVML, "1"))
+	if !versionForm().MatchString(version) {
+		version = ""
+	}
+	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, file: info, machine: true, version: version}, nil
 }
+
+// versionForm is that of a driver's version. The name of a library may end with a number that is none.
+var versionForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\d+(\.\d+)+$`) })
 
 // same reports whether two libraries are the same file with the same content.
 func (l *library) same(other *library) bool {
+	if !l.machine {
+		return l.version == other.version
+	}
 	if other.path == "" {
 		return l.path == ""
 	}
 	return os.SameFile(l.file, other.file) && l.file.ModTime().Equal(other.file.ModTime())
 }
 
+// there reports whether the library can still be loaded from its file.
+func (l *library) there() bool {
+	if !l.machine {
+		return true
+	}
+	info, err := os.Stat(l.path)
+	return err == nil && l.same(&library{path: l.path, file: info, machine: true})
+}
+
 func (l *library) String() string {
+	if !l.machine {
+		return "that of driver " + l.version
+	}
 	if l.path == "" {
 		return "the loader's " + driverroot.NVML
 	}

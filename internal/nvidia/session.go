@@ -47,6 +47,7 @@ func (s *Session) start(bound []binding) error {
 		return err
 	}
 	driver := inventory.Driver{Version: version}
+	s.driver.version = version
 	if cuda, ret := s.api.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 		driver.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	}
@@ -127,8 +128,9 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 // lost, but for its old handle: if it said so at once, each Scan asks by that.
 //
 // An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call about no GPU did not
-// return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, or when MIG instances changed of
-// which the driver does not tell this process, and inventory.ErrDriverReplaced when another driver was installed since.
+// return in time, and inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, or when MIG instances changed of
+// which the driver does not tell this process. Where another driver was installed since, the session goes on as long as it answers, and
+// the Snapshot says so.
 func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	defer func() { err = wrap(err, "scan the node") }()
 	if err := s.enter(ctx); err != nil {
@@ -180,7 +182,8 @@ func (s *Session) count(ctx context.Context) error {
 	var err error
 	hangs := s.driver.pinned()
 	noAnswer := s.driver.calls.job(ctx, s.driver.node, nodePatience, func() {
-		if err = s.driver.replaced(); err == nil && !hangs { // else the session cannot be closed
+		s.scanner.now.OnDisk = s.driver.onDisk()
+		if !hangs && s.scanner.now.OnDisk == "" { // else the session cannot be closed, or no other can be opened
 			if err = s.scanner.rebound(); err == nil {
 				err = s.scanner.redivided()
 			}

@@ -89,6 +89,7 @@ var kinds = map[string]error{
 	"no-driver": inventory.ErrNoDriver, "no-answer": inventory.ErrNoAnswer, "not-supported": inventory.ErrNotSupported,
 	"no-permission": inventory.ErrNoPermission, "in-use": inventory.ErrInUse, "reset-required": inventory.ErrResetRequired,
 	"new-session": inventory.ErrNewSession, "driver-replaced": inventory.ErrDriverReplaced, "driver-mismatch": inventory.ErrDriverMismatch,
+	"old-library": inventory.ErrOldLibrary,
 }
 
 func failureOf(err error) *recordedError {

@@ -34,7 +34,8 @@ type Fault struct {
 	Return string `json:"return,omitempty"`
 	// Value replaces the real value that a call returns: text, or a number. Text in quotes is read as a Go string ("\xff").
 	Value string `json:"value,omitempty"`
-	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
+	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on. Of driver-files, it is the
+	// version of the files.
 	Driver string `json:"driver,omitempty"`
 	// State is the state of the fabric: "not-started", "in-progress" or "completed"; that of persistence mode:
 	// "on" or "off"; or what a reset does: "works", "fails", "hangs", "another" or "peers".
@@ -83,6 +84,7 @@ const (
 	KindProcesses      Kind = "processes"           // so many processes compute on the GPU, or on a MIG device
 	KindClients        Kind = "clients"             // processes have the GPU open, and compute nothing
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
+	KindDriverFiles    Kind = "driver-files"        // the driver's files are replaced, and the kernel module is not
 	KindReset          Kind = "reset"               // a GPU is reset: it loses its MIG instances, from Hopper on the mode too
 	KindSMIReset       Kind = "smi-reset"           // what nvidia-smi does when it is to reset a GPU
 	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new and reset
@@ -134,6 +136,7 @@ func rules() map[Kind]rule {
 		KindProcesses:      {oneGPU, []string{"count"}, (*Node).processesLocked},
 		KindClients:        {oneGPU, []string{"clients"}, on(func(g *gpu, f Fault) { g.clients = slices.Clone(f.Clients) })},
 		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
+		KindDriverFiles:    {noGPU, []string{"driver"}, (*Node).driverFilesLocked},
 		KindReset:          {oneGPU, nil, (*Node).resetLocked},
 		KindSMIReset:       {oneGPU, []string{"state"}, (*Node).smiResetLocked},
 		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
@@ -334,6 +337,14 @@ func (n *Node) driverLocked(f Fault, _ target) error {
 		n.driver = driver{version: f.Driver, branch: b}
 		n.loads++
 	}
+	return nil
+}
+
+func (n *Node) driverFilesLocked(f Fault, _ target) error {
+	if _, err := branch(f.Driver); err != nil {
+		return err
+	}
+	n.driver.files = f.Driver
 	return nil
 }
 

@@ -41,7 +41,7 @@ func (l *library) Init() nvml.Return {
 	if n.driver.missing != nvml.SUCCESS {
 		return n.driver.missing
 	}
-	l.version = cmp.Or(l.version, n.driver.version)
+	l.version = cmp.Or(l.version, n.driver.files, n.driver.version)
 	if l.version != n.driver.version {
 		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
 	}
@@ -50,6 +50,13 @@ func (l *library) Init() nvml.Return {
 	}
 	l.inits++
 	return nvml.SUCCESS
+}
+
+// Installed returns the version of the driver's files, which a process that starts now loads.
+func (l *library) Installed() string {
+	l.node.mu.Lock()
+	defer l.node.mu.Unlock()
+	return cmp.Or(l.node.driver.files, l.node.driver.version)
 }
 
 // beginLocked opens a session with the GPUs that are plugged in.
@@ -141,7 +148,7 @@ func (s *session) answerLocked(call string, g *gpu) nvml.Return {
 		return nvml.ERROR_UNINITIALIZED
 	case s.node.driver.missing != nvml.SUCCESS:
 		return s.node.driver.missing
-	case s.node.driver != s.driver:
+	case s.node.driver.version != s.driver.version:
 		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
 	case g != nil && g.lost:
 		return nvml.ERROR_GPU_IS_LOST

@@ -14,6 +14,8 @@ type Status struct {
 	Simulated string `json:"simulated,omitempty"`
 	// Driver is the version of the driver; empty before the first look that succeeded.
 	Driver string `json:"driver,omitempty"`
+	// DriverMismatch says that the driver's files on disk do not fit the kernel module, and what to do; empty if they fit.
+	DriverMismatch string `json:"driverMismatch,omitempty"`
 	// CUDA is the newest CUDA version that the driver supports.
 	CUDA string `json:"cuda,omitempty"`
 	// Generation rises by one whenever what is known of the GPUs changes; 0 before the first look.

@@ -65,6 +65,8 @@ func Summarize(s Status) Summary {
 		return Summary{WaitingForKubelet, "no kubelet is there; not registered: " + names}
 	}
 	switch problems := problems(s); {
+	case s.DriverMismatch != "":
+		return Summary{NotReady, s.DriverMismatch}
 	case !s.Readiness.Ready:
 		return Summary{NotReady, s.Readiness.Reason}
 	case len(problems) > 0:

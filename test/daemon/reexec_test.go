@@ -113,11 +113,11 @@ func TestReexec(t *testing.T) {
 			mark, daemon := s.Mark(), s.Running()
 			replace(d)
 			s.signal(daemon, syscall.SIGHUP) // or it would look half a minute later
-			ended := s.next(mark, standin.StreamEnded)
 			if name != "the library is replaced" {
-				s.logs("the kernel module is of another version than the library")
+				s.logs("the kernel module is of another version than the library") // and the process stays until another one is better off
 				d.installLibrary(newVersion, newGPUs)
 			}
+			ended := s.next(mark, standin.StreamEnded)
 			listed := s.next(ended.Seq, standin.Listed)
 			s.shows(newGPUs, newGPUs)
 			s.admit("work", newGPUs)

@@ -108,3 +108,51 @@ func TestACheckOfOneNodeIsNoCheckOfAFleet(t *testing.T) {
 		}
 	}
 }
+
+// TestDriverFilesReplacedOnDisk: an unattended upgrade replaces the driver's files, and the kernel module stays (kdp#1431, gop#898, A10). A
+// daemon that serves stays, serves, and is not ready.
+func TestDriverFilesReplacedOnDisk(t *testing.T) {
+	t.Parallel()
+	const sentence = "driver 999.95.05 on disk, 580.95.05 loaded: restart the node"
+	k, args := withKubelet(t)
+	h := newHost(t, append(args, "--simulate=dgx-h100")...)
+	has(t, k, "nvidia.com/gpu", 8)
+	poll.Until(t, "the daemon is ready", func() bool { _, status := h.do("ready"); return status == 0 })
+	h.do("simulate", "driver-files", "--driver", "999.95.05")
+	poll.Until(t, "the daemon is not ready", func() bool {
+		text, status := h.do("ready")
+		return status == 1 && strings.Contains(text, "not ready: "+sentence)
+	})
+	if text, _ := h.do("status"); !strings.HasPrefix(text, "not ready: "+sentence) {
+		t.Errorf("status begins with another sentence:\n%s", text)
+	}
+	has(t, k, "nvidia.com/gpu", 8)
+	if text, status := h.do("alive"); status != 0 {
+		t.Errorf("the daemon is not alive: %s", text)
+	}
+	h.do("simulate", "restore")
+	poll.Until(t, "the daemon is ready again", func() bool { _, status := h.do("ready"); return status == 0 })
+	if log := h.stop(); strings.Contains(log, "Restarting") {
+		t.Errorf("the daemon has started again:\n%s", log)
+	}
+}
+
+// TestStartWithDriverFilesThatDoNotFit: a daemon that starts before the node is restarted does not end, whatever --fail-on-init-error says,
+// because the next one finds the same (kdp#1431, gop#898, A10).
+func TestStartWithDriverFilesThatDoNotFit(t *testing.T) {
+	t.Parallel()
+	profile := filepath.Join(t.TempDir(), "upgraded.yaml")
+	put(t, profile, "driver: 550.163.01\ncuda: \"12.4\"\nmodel: t4\ngpus: [{bdf: '0000:00:04.0', pcie: 0/0}]\n"+
+		"faults: [{kind: driver-files, driver: 580.95.05}]\n")
+	for _, fail := range []string{"true", "false"} {
+		_, args := withKubelet(t)
+		h := newHost(t, append(args, "--simulate", profile, "--fail-on-init-error="+fail)...)
+		poll.Until(t, "the daemon is not ready", func() bool {
+			text, status := h.do("ready")
+			return status == 1 && strings.Contains(text, "driver 580.95.05 on disk, 550.163.01 loaded: restart the node")
+		})
+		if text, status := h.do("alive"); status != 0 {
+			t.Errorf("the daemon is not alive: %s", text)
+		}
+	}
+}
