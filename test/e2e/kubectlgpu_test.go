@@ -75,7 +75,7 @@ func explainsTaint(ctx context.Context, t *testing.T, n *node.Node) {
 	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has", "the pod does not tolerate its taint "+taint+"=x:NoSchedule: give the pod a toleration, or remove the taint")
 	remove(ctx)
 	waitPod(ctx, t, n, "kept-away", isRunning)
-	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name+" and has its GPUs: container ")
+	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name, " has GPU-")
 	deletePod(ctx, t, n, "kept-away")
 }
 

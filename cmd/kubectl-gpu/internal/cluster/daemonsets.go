@@ -16,8 +16,8 @@ import (
 // mostAsked is of how many objects Events are read to say why a daemon does not run.
 const mostAsked = 5
 
-// daemonSets reads the DaemonSets whose pods have the daemon's labels. They only explain why no daemon runs, so that an error
-// is no sentence of its own.
+// daemonSets reads the DaemonSets whose pods have the daemon's labels. They only explain why no
+// daemon runs, so that an error is no sentence of its own.
 func (c *Client) daemonSets(ctx context.Context, d *view.Deployment) {
 	d.Selector = c.options.DaemonSelector
 	take := func(l *appsv1.DaemonSetList) (some []appsv1.DaemonSet) {
@@ -44,7 +44,8 @@ func (c *Client) daemonSets(ctx context.Context, d *view.Deployment) {
 	}
 }
 
-// warnings reads what Events say of the daemon's pods and DaemonSets that do not say themselves why they do not run.
+// warnings reads what Events say of the daemon's pods and DaemonSets that do not say themselves why
+// they do not run.
 func (c *Client) warnings(ctx context.Context, f *view.Facts) {
 	pods, sets := f.Troubled(c.IsDaemon)
 	f.Warnings = map[string]string{}

@@ -64,7 +64,7 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 		}
 		return d
 	}
-	o.NeedsClass = func(ctx context.Context, node string) string { return c.needsClass(ctx, daemons[node]) }
+	o.Doctor = func(ctx context.Context, node string) why.Doctor { return c.doctorOf(ctx, daemons[node]) }
 	return o, missing, nil
 }
 
@@ -78,32 +78,36 @@ func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, no
 	}
 	a := c.Statuses(ctx, []*corev1.Pod{pod})[0]
 	if a.Err != nil {
-		return why.Daemon{Problem: fmt.Sprintf("the daemon of node %s, pod %s/%s, does not answer: %v", node, pod.Namespace, pod.Name, a.Err)}
+		return why.Daemon{Problem: fmt.Sprintf("the daemon of node %s, pod %s/%s, does not answer: %v",
+			node, pod.Namespace, pod.Name, a.Err)}
 	}
 	return why.Daemon{Status: &a.Status}
 }
 
-// needsClass returns what doctor says where pods get GPUs by their runtime class alone; empty where that is not so, or not known.
-func (c *Client) needsClass(ctx context.Context, pod *corev1.Pod) string {
+// doctorOf returns what doctor says of how containers get GPUs on the node of a daemon's pod; nothing where it cannot be run.
+func (c *Client) doctorOf(ctx context.Context, pod *corev1.Pod) (d why.Doctor) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	out, problems := bounded{full: cancel}, bounded{full: cancel}
 	// Its exit status says that something is wrong with the node, which is no matter here.
 	if _ = c.Run(ctx, pod, &out, &problems, "doctor", "-o", "json"); ctx.Err() != nil { // the output may be written to still
-		return ""
+		return d
 	}
 	var report struct {
-		Findings []struct{ Check, Severity, Message string }
+		Findings []struct{ Message string }
 	}
 	if json.Unmarshal(out.text.Bytes(), &report) != nil {
-		return ""
+		return d
 	}
 	for _, f := range report.Findings {
-		if f.Check == "nvidia-runtime" && strings.Contains(f.Message, "need runtimeClassName") {
-			return f.Message
+		switch {
+		case strings.HasSuffix(f.Message, "containers get no GPUs") && d.None == "":
+			d.None = f.Message
+		case strings.HasSuffix(f.Message, "pods with GPUs need runtimeClassName"):
+			d.NeedsClass = f.Message
 		}
 	}
-	return ""
+	return d
 }
 
 // events returns the Events about a pod.

@@ -50,10 +50,12 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kubectl gpu [NODE...]",
 		Short: "Show the GPUs of a cluster, node by node",
-		Long: "kubectl gpu prints a line for each node that has GPUs: their model, how many devices are healthy, allocated and there at all,\n" +
-			"the MIG layout, the driver, and the version of the daemon and since when it runs. Devices are GPUs, MIG devices and shares.\n\n" +
-			"It reads Nodes, Pods, ResourceSlices and ResourceClaims. Where they do not tell the model or the driver, it asks the daemon\n" +
-			"of that node by pods/exec. What may not be read or does not answer is named on standard error, and the rest is shown.",
+		Long: "kubectl gpu prints a line for each node that has GPUs: their model, how many devices are healthy, allocated and there at\n" +
+			"all, the MIG layout, the driver, the version of the daemon and since when it runs, and who tells that and how old it is.\n" +
+			"Devices are GPUs, MIG devices, shares and units.\n\n" +
+			"It reads Nodes, Pods, ResourceSlices, ResourceClaims and the daemon's DaemonSet. Where they do not tell the model, the\n" +
+			"driver or why devices cannot be given to pods, it asks the daemon of that node by pods/exec. Where no daemon runs, standard\n" +
+			"error says why. What may not be read or does not answer is named on standard error, and the rest is shown.",
 		Example: "  kubectl gpu\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why my-pod -n my-namespace\n" +
 			"  kubectl gpu doctor node-1",
 		SilenceUsage: true, SilenceErrors: true,

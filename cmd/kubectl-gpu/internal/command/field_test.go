@@ -3,6 +3,8 @@ package command_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -117,17 +120,25 @@ func holding(devices ...string) status.Status {
 	return s
 }
 
-// doctored returns a daemon that answers with a status, and whose doctor says how containers get GPUs.
-func doctored(told status.Status, finding string) daemon {
+// doctored returns a daemon that answers with a status, and whose doctor finds NVIDIA's runtime beside another default one, or none.
+func doctored(told status.Status, handlers ...doctor.RuntimeHandler) daemon {
 	answer := answering(told)
 	return func(arguments []string) (string, string, int) {
-		if arguments[0] == "doctor" {
-			text, _ := json.Marshal(map[string]any{"findings": []map[string]string{{"check": "nvidia-runtime", "severity": "info", "message": finding}}})
-			return string(text), "", 1
+		if arguments[0] != "doctor" {
+			return answer(arguments)
 		}
-		return answer(arguments)
+		text, _ := json.Marshal(map[string]any{"findings": doctor.Examine(doctor.NodeFacts{
+			Settings: doctor.Settings{Envvar: true},
+			Runtime: doctor.Fact[doctor.Runtime]{Value: doctor.Runtime{Name: doctor.Containerd, Readings: []doctor.Reading{
+				{Default: "runc", Handlers: append(handlers, doctor.RuntimeHandler{Name: "runc", Program: "/usr/bin/runc"})},
+			}}},
+		})})
+		return string(text), "", 1
 	}
 }
+
+// asClass is NVIDIA's runtime as a runtime class.
+var asClass = doctor.RuntimeHandler{Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime"}
 
 // TestFieldWhy: what users reported, by the number of the report, and what `kubectl gpu why` has to say of it.
 func TestFieldWhy(t *testing.T) {
@@ -192,7 +203,7 @@ func TestFieldWhy(t *testing.T) {
 			"its nodeSelector wants nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB, and the node has nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3; its nodeSelector wants pool=train, and the node has no such label.", ""},
 		"an affinity": {[]string{strings.Replace(node("a", oneGPU, oneGPU), "{name: a}", "{name: a, labels: {arch: hopper}}", 1),
 			pod(oneGPU, "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: arch, operator: In, values: [Hopper, Ampere]}]}]}}}", "phase: Pending")}, nil,
-			"its affinity wants arch in Hopper, Ampere (the node has arch=hopper).", ""},
+			"its affinity wants arch in Hopper, Ampere, and the node has arch=hopper.", ""},
 		"all GPUs for one cause": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")}, answering(ill),
 			"nearest is node a with 0 of 2, of which 2 cannot be given out (its daemon says: all 2: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator)).", "kubectl gpu list"},
 		"8 of 16 are departing": {[]string{node("a", "nvidia.com/gpu: 16", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 9", "", "phase: Pending")}, answering(departs),
@@ -225,14 +236,16 @@ func TestFieldWhy(t *testing.T) {
 		"gop#413 no runtime handler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")), event("e", "FailedCreatePodSandBox", sandbox)},
 			answering(holding()), `its containers cannot be made (FailedCreatePodSandBox): ` + sandbox + ". The container runtime of the node does not know the runtime class of the pod", "has its GPUs"},
 		"no runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
-			doctored(holding("GPU-0"), "NVIDIA's runtime is a runtime class of containerd and not the default: pods with GPUs need runtimeClassName"),
+			doctored(holding("GPU-0"), asClass),
 			"the kubelet has given it GPUs that its containers may not see: container c has GPU-0. The pod has no runtimeClassName, and doctor says of node a", "and has its GPUs"},
 		"no runtime class, and it crashes": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Running, containerStatuses: [{name: c, image: i, imageID: x, restartCount: 4, "+
 			"state: {waiting: {reason: CrashLoopBackOff, message: back-off 40s}}, lastState: {terminated: {exitCode: 1, reason: Error}}}]")},
-			doctored(holding("GPU-0"), "NVIDIA's runtime is a runtime class of containerd and not the default: pods with GPUs need runtimeClassName"),
+			doctored(holding("GPU-0"), asClass),
 			"Container c does not start on node a (CrashLoopBackOff): back-off 40s; it ended (Error, exit status 1). See what it printed: kubectl logs -n team p -c c --previous. The pod has no runtimeClassName", "has its GPUs"},
+		"no runtime of NVIDIA's": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: x", running)}, doctored(holding("GPU-0")),
+			"GPUs that its containers may not see: container c has GPU-0. Doctor says of node a: containerd does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs.", "and has its GPUs"},
 		"a runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", running)},
-			doctored(holding("GPU-0"), "NVIDIA's runtime is a runtime class of containerd and not the default: pods with GPUs need runtimeClassName"),
+			doctored(holding("GPU-0"), asClass),
 			"It runs on node a and has its GPUs", "runtimeClassName"},
 		"RunContainerError": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Running", "RunContainerError", "failed to create containerd task: nvidia-container-cli: initialization error: nvml error: driver not loaded"))},
 			answering(holding()), "Container c does not start on node a (RunContainerError): failed to create containerd task: nvidia-container-cli: initialization error: nvml error: driver not loaded. " +
@@ -281,7 +294,7 @@ func TestFieldWhy(t *testing.T) {
 				return s
 			}()), "container c has GPU-0 (1024 MiB, by mps, not as asked for; the control daemon has no limit for it).", ""},
 		"an image does not need the runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "ErrImagePull", "not found"))},
-			doctored(holding("GPU-0"), "NVIDIA's runtime is a runtime class of containerd and not the default: pods with GPUs need runtimeClassName"), "It is not about GPUs", "runtimeClassName"},
+			doctored(holding("GPU-0"), asClass), "It is not about GPUs", "runtimeClassName"},
 		"a refusal": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79'")}, nil,
 			"did not admit it (UnexpectedAdmissionError): Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79: the daemon refused the GPU. Make the pod again", "kubectl gpu list"},
 		"a claim for the resource runs": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), strings.ReplaceAll(claimed("p", "a", "gpu-0"), "phase: Running", strings.ReplaceAll(running, ", containerStatuses", "\n  containerStatuses"))}, answering(holding("GPU-0")),
@@ -341,8 +354,8 @@ func TestFieldNodes(t *testing.T) {
 		"labels without a daemon": {[]string{labelled("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3, nvidia.com/cuda.driver-version.full: 580.95.05") + "\n---\n" + daemonSet("")}, nil, "",
 			"a NVIDIA H100 80GB HBM3 0 0 0 - 580.95.05 no daemon - label", "No daemon runs in the cluster, thus none on node a: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there"},
 		"kdp#1213 labels of stock NFD": {[]string{labelled(nfd), daemonSet(nfdAffinity)}, nil, "", "a - 0 0 0 - - no daemon",
-			"DaemonSet kube-system/gpu-device-plugin does not select it: its affinity wants feature.node.kubernetes.io/pci-10de.present=true (the node has no such label), or " +
-				"nvidia.com/gpu.present=true (the node has no such label); if it has NVIDIA GPUs: kubectl label node NODE nvidia.com/gpu.present=true."},
+			"DaemonSet kube-system/gpu-device-plugin does not select it: its affinity wants feature.node.kubernetes.io/pci-10de.present=true, or " +
+				"nvidia.com/gpu.present=true, and the node has none of these; if it has NVIDIA GPUs: kubectl label node NODE nvidia.com/gpu.present=true."},
 		"nvkind#4 no label at all": {[]string{node("a", "", ""), daemonSet(nfdAffinity)}, nil, "", "",
 			"No daemon runs in the cluster: DaemonSet kube-system/gpu-device-plugin wants a pod on 0 of 1 nodes: it selects nodes with feature.node.kubernetes.io/pci-10de.present=true, or nvidia.com/gpu.present=true"},
 		"gop#78 a nodeSelector": {[]string{labelled(nfd), daemonSet("nodeSelector: {nvidia.com/gpu.present: 'true'}")}, nil, "a", "a - 0 0 0 - - no daemon",
@@ -442,5 +455,25 @@ func TestFieldErrorsOfOthers(t *testing.T) {
 		if _, problems, code := s.run(arguments...); code != 1 || len(problems) > 20_000 || strings.Contains(problems, "\x1b") {
 			t.Errorf("%v: exit status %d, %d bytes, %.200q", arguments, code, len(problems), problems)
 		}
+	}
+}
+
+// TestFieldLabelsOfTheChart: a node with a label by which the chart selects nodes is shown, also without a daemon.
+func TestFieldLabelsOfTheChart(t *testing.T) {
+	t.Parallel()
+	values, err := os.ReadFile("../../../../deployments/helm/gpu-device-plugin/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t)
+	labels := regexp.MustCompile(`(?m)^ +- \{key: (\S+/\S+), operator: (?:Exists|In, values: \["?(\w+)"?\])\}$`).FindAllStringSubmatch(string(values), -1)
+	for i, label := range labels {
+		if label[2] == "" {
+			label[2] = "nvidia-h100"
+		}
+		s.load(strings.Replace(node(fmt.Sprint("n-", i), "", ""), "{name:", fmt.Sprintf("{labels: {%s: '%s'}, name:", label[1], label[2]), 1))
+	}
+	if got := s.must(); len(labels) < 10 || strings.Count(got, "\nn-") != len(labels) {
+		t.Errorf("%q\n%s", labels, got)
 	}
 }

@@ -43,7 +43,8 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale)) // the table has what the daemon says
 		}
 		if !row.NotReadySince.IsZero() {
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s is not ready since %s: what it says is of before.", row.Name, age(row.NotReadySince)))
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s is not ready since %s: what it says is of before.",
+				row.Name, age(row.NotReadySince)))
 		}
 	}
 	err = p.print(cmd.OutOrStdout(), map[string]any{"nodes": rows}, func(w io.Writer) {
@@ -159,7 +160,7 @@ func (p *plugin) newList() *cobra.Command {
 		Long: "list prints a line for each GPU and MIG device: its state, the containers that hold it, by a resource, a claim or a share, and\n" +
 			"utilisation and memory where the daemon serves metrics of GPUs.\n\n" +
 			"Each node's daemon is asked by pods/exec, at most 20 at once. With --ask never, what ResourceSlices, ResourceClaims and Pods\n" +
-			"have is shown.",
+			"have is shown. A node of which nobody tells a GPU has a row with the reason.",
 		Args: cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
 		RunE: func(cmd *cobra.Command, names []string) error { return p.printGPUs(cmd, names) },
 	}

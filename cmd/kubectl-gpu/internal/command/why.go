@@ -12,8 +12,9 @@ func (p *plugin) newWhy() *cobra.Command {
 	return &cobra.Command{
 		Use:   "why POD",
 		Short: "Say why a pod has no GPU, or lost it, and what to do",
-		Long: "why prints in one sentence why a pod is Pending, was not admitted, does not start or lost its GPU, and what to do.\n\n" +
-			"For a claim, the scheduler's own allocator decides on the ResourceSlices as they are now; then each selector, taint and\n" +
+		Long: "why prints in one line why a pod is Pending, was not admitted, does not start or lost its GPU, and what to do; or which\n" +
+			"GPUs its containers have, as the daemon of its node hears it from the kubelet.\n\n" +
+			"For a claim, and for a resource that a DeviceClass names, the scheduler's own allocator decides on the ResourceSlices as they are now; then each selector, taint and\n" +
 			"constraint is looked at by itself. With the name of a ReplicaSet or Job that has no pods it says why, such as a quota.",
 		Example: "  kubectl gpu why my-pod -n my-namespace",
 		Args:    cobra.ExactArgs(1),

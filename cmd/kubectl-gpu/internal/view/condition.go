@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Condensed returns the message of the condition GPUHealthy, which has an entry for each device, with each cause once: it names
-// the devices that share it together.
+// Condensed returns the message of the condition GPUHealthy, which has an entry for each device,
+// with each cause once: it names the devices that share it together.
 func Condensed(message string) string {
 	var causes []string
 	devices := map[string][]string{}

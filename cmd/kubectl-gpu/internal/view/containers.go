@@ -28,8 +28,8 @@ func Containers(p *corev1.Pod) []corev1.ContainerStatus {
 	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
-// FirstTrouble returns the first container of a pod that does not run although it should; nil if there is none, as while
-// containers are being made.
+// FirstTrouble returns the first container of a pod that does not run although it should; nil if
+// there is none, as while containers are being made.
 func FirstTrouble(p *corev1.Pod) *Trouble {
 	for _, c := range Containers(p) {
 		switch {
@@ -65,7 +65,8 @@ func (t Trouble) Says() string {
 	return text
 }
 
-// Text says what is wrong with the container, without its name and without a full stop; where is empty or "on node NAME".
+// Text says what is wrong with the container, without its name and without a full stop; where is
+// empty or "on node NAME".
 func (t Trouble) Text(where string, now time.Time) string {
 	if where != "" {
 		where = " " + where

@@ -17,21 +17,24 @@ import (
 
 // Deployment is what the API server has of the daemon's DaemonSets.
 type Deployment struct {
-	// Sets are the DaemonSets whose pods have the daemon's labels, and Problem why they are not known; empty if they are.
+	// Sets are the DaemonSets whose pods have the daemon's labels, and Problem why they are not known;
+	// empty if they are.
 	Sets    []appsv1.DaemonSet
 	Problem string
 	// Selector is those labels.
 	Selector string
 	// PodsUnknown says that pods could not be listed, so that nothing is known of the daemon's.
 	PodsUnknown bool
-	// Warnings are the notes of the newest Event that warns, by "KIND NAMESPACE/NAME", for objects that were asked for.
+	// Warnings are the notes of the newest Event that warns, by "KIND NAMESPACE/NAME", for objects
+	// that were asked for.
 	Warnings map[string]string
 }
 
 // Program is the name of the daemon's container.
 const Program = "gpu-device-plugin"
 
-// Runs reports whether a pod of the daemon can be asked: its program runs, whatever its other containers do.
+// Runs reports whether a pod of the daemon can be asked: its program runs, whatever its other
+// containers do.
 func Runs(p *corev1.Pod) bool {
 	program := Program
 	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == Program }) && len(p.Spec.Containers) > 0 {
@@ -42,8 +45,9 @@ func Runs(p *corev1.Pod) bool {
 	})
 }
 
-// Daemons returns the daemon's pod that runs on each node: of several, the youngest one that is ready. A node has none where
-// pods of two namespaces could be the daemon's: anybody may have a DaemonSet with its labels.
+// Daemons returns the daemon's pod that runs on each node: of several, the youngest one that is
+// ready. A node has none where pods of two namespaces could be the daemon's: anybody may have a
+// DaemonSet with its labels.
 func (f Facts) Daemons(isDaemon func(*corev1.Pod) bool) map[string]*corev1.Pod {
 	daemons, _ := f.daemons(isDaemon)
 	return daemons
@@ -59,7 +63,8 @@ func (f Facts) Disputed(isDaemon func(*corev1.Pod) bool) (sentences []string) {
 	return sentences
 }
 
-// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces could be that.
+// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces
+// could be that.
 func (f Facts) daemons(isDaemon func(*corev1.Pod) bool) (daemons map[string]*corev1.Pod, disputed map[string]bool) {
 	daemons, disputed = map[string]*corev1.Pod{}, map[string]bool{}
 	for i := range f.Pods {
@@ -96,9 +101,11 @@ func ready(p *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// Absent says of each of some nodes on which no daemon runs why none does, by the node. It says nothing where that is not
-// known.
-func (f Facts) Absent(names []string, daemons map[string]*corev1.Pod, isDaemon func(*corev1.Pod) bool, now time.Time) map[string]string {
+// Absent says of each of some nodes on which no daemon runs why none does, by the node. It says
+// nothing where that is not known.
+func (f Facts) Absent(
+	names []string, daemons map[string]*corev1.Pod, isDaemon func(*corev1.Pod) bool, now time.Time,
+) map[string]string {
 	reasons := map[string]string{}
 	if f.PodsUnknown {
 		return reasons
@@ -113,8 +120,8 @@ func (f Facts) Absent(names []string, daemons map[string]*corev1.Pod, isDaemon f
 	return reasons
 }
 
-// Absences returns the sentences about nodes without a daemon: nodes with the same reason share one. With whole, all nodes
-// were looked at, and none of them may have a daemon.
+// Absences returns the sentences about nodes without a daemon: nodes with the same reason share
+// one. With whole, all nodes were looked at, and none of them may have a daemon.
 func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod, whole bool) (sentences []string) {
 	if f.PodsUnknown {
 		return nil
@@ -183,7 +190,8 @@ func (f Facts) daemonPods(isDaemon func(*corev1.Pod) bool) map[string][]*corev1.
 	return pods
 }
 
-// nodeOf returns the node of a pod of a DaemonSet: its controller writes it into the affinity before the scheduler does.
+// nodeOf returns the node of a pod of a DaemonSet: its controller writes it into the affinity
+// before the scheduler does.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -198,8 +206,8 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// Troubled returns the daemon's pods that do not run and do not say why, and the DaemonSets that lack pods: Events about
-// them may say why.
+// Troubled returns the daemon's pods that do not run and do not say why, and the DaemonSets that
+// lack pods: Events about them may say why.
 func (f Facts) Troubled(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, sets []*appsv1.DaemonSet) {
 	for i := range f.Pods {
 		if p := &f.Pods[i]; isDaemon(p) && !Runs(p) && FirstTrouble(p) == nil && p.Spec.NodeName != "" {
@@ -217,7 +225,8 @@ func (f Facts) Troubled(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, se
 func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string {
 	var pod *corev1.Pod // the youngest that may start still
 	for _, p := range pods {
-		if !Runs(p) && (pod == nil || IsOver(pod) && !IsOver(p) || IsOver(pod) == IsOver(p) && pod.CreationTimestamp.Before(&p.CreationTimestamp)) {
+		younger := pod != nil && IsOver(pod) == IsOver(p) && pod.CreationTimestamp.Before(&p.CreationTimestamp)
+		if !Runs(p) && (pod == nil || IsOver(pod) && !IsOver(p) || younger) {
 			pod = p
 		}
 	}
@@ -252,9 +261,12 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 
 // ofDaemonSets are the tolerations that the controller gives the pods of each DaemonSet.
 var ofDaemonSets = []corev1.Toleration{
-	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists},
-	{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists},
-	{Key: corev1.TaintNodePIDPressure, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodePIDPressure, Operator: corev1.TolerationOpExists},
+	{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists},
 }
 
 // noneAtAll says what the cluster has of the daemon.
@@ -302,7 +314,8 @@ func wanted(p *corev1.Pod) string {
 	return strings.Join(all, " and ")
 }
 
-// labelRemedy returns the command that makes a DaemonSet select a node, where one label is enough for that.
+// labelRemedy returns the command that makes a DaemonSet select a node, where one label is enough
+// for that.
 func labelRemedy(p *corev1.Pod) string {
 	var labels []string
 	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
@@ -310,7 +323,8 @@ func labelRemedy(p *corev1.Pod) string {
 	}
 	for _, term := range requiredTerms(p) {
 		e := term.MatchExpressions
-		// A label of NVIDIA's is for people to set; those of node-feature-discovery and clouds are written by programs.
+		// A label of NVIDIA's is for people to set; those of node-feature-discovery and clouds are
+		// written by programs.
 		if len(term.MatchFields) == 0 && len(e) == 1 && e[0].Operator == corev1.NodeSelectorOpIn && len(e[0].Values) > 0 &&
 			strings.HasPrefix(e[0].Key, nvidiaPrefix) {
 			labels = append(labels, e[0].Key+"="+e[0].Values[0])
@@ -340,5 +354,6 @@ func (f Facts) podText(p *corev1.Pod, now time.Time) string {
 	if p.Status.Message != "" {
 		return fmt.Sprintf("%s is %s (%s): %s", name, p.Status.Phase, p.Status.Reason, strings.TrimSuffix(p.Status.Message, "."))
 	}
-	return fmt.Sprintf("%s is %s, and its containers are being made%s", name, p.Status.Phase, Ago(" since it was made ", p.CreationTimestamp.Time, now))
+	return fmt.Sprintf("%s, made%s, is %s, and its containers are being made", name,
+		cmp.Or(Ago(" ", p.CreationTimestamp.Time, now), " at a time that is not known"), p.Status.Phase)
 }

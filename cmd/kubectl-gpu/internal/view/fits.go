@@ -12,7 +12,8 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// ExcludedBy says what keeps a pod from a node whatever is free there, with the remedy; empty if nothing does.
+// ExcludedBy says what keeps a pod from a node whatever is free there, with the remedy; empty if
+// nothing does.
 func ExcludedBy(n *corev1.Node, p *corev1.Pod) string {
 	if n.Spec.Unschedulable {
 		return "it is cordoned: kubectl uncordon " + n.Name
@@ -34,7 +35,8 @@ func taintText(t corev1.Taint) string {
 	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
 }
 
-// untolerated returns the first taint of a node that keeps pods with these tolerations away; nil if there is none.
+// untolerated returns the first taint of a node that keeps pods with these tolerations away; nil if
+// there is none.
 func untolerated(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint {
 	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
 	t, is := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints, tolerations, keepsAway, true)
@@ -45,10 +47,10 @@ func untolerated(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint 
 }
 
 // mostTerms is how many terms of an affinity a sentence names.
-const mostTerms = 6
+const mostTerms = 12
 
-// unselected names the labels that a pod wants of a node that its nodeSelector or its affinity does not select, and what
-// the node has in their place.
+// unselected names the labels that a pod wants of a node that its nodeSelector or its affinity does
+// not select, and what the node has in their place.
 func unselected(n *corev1.Node, p *corev1.Pod) string {
 	var parts []string
 	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
@@ -64,16 +66,28 @@ func unselected(n *corev1.Node, p *corev1.Pod) string {
 	if len(terms) == 0 {
 		return "its affinity is empty, and selects no node"
 	}
-	for _, term := range terms[:min(len(terms), mostTerms)] {
-		if text := unmet(n, term); text != "" {
-			parts = append(parts, text)
+	var wants, instead []string
+	for _, term := range terms {
+		want, key := unmet(n, term)
+		if want == "" {
+			continue
+		}
+		wants = append(wants, want)
+		if _, is := n.Labels[key]; is && !slices.Contains(instead, has(n, key)) {
+			instead = append(instead, has(n, key))
 		}
 	}
-	text := "its affinity wants " + strings.Join(parts, ", or ")
-	if more := len(terms) - mostTerms; more > 0 {
+	text := "its affinity wants " + strings.Join(wants[:min(len(wants), mostTerms)], ", or ")
+	if more := len(wants) - mostTerms; more > 0 {
 		text += fmt.Sprintf(", or one of %d more", more)
 	}
-	return text
+	switch {
+	case instead != nil:
+		return text + ", and the node has " + strings.Join(instead, ", ")
+	case len(wants) > 1:
+		return text + ", and the node has none of these"
+	}
+	return text + ", and the node has no such label"
 }
 
 func requiredTerms(p *corev1.Pod) []corev1.NodeSelectorTerm {
@@ -84,22 +98,23 @@ func requiredTerms(p *corev1.Pod) []corev1.NodeSelectorTerm {
 	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 }
 
-// unmet returns the first requirement of a term that a node does not meet, and what the node has; empty if it meets all.
-func unmet(n *corev1.Node, term corev1.NodeSelectorTerm) string {
+// unmet returns the first requirement of a term that a node does not meet, in words, and the label
+// that it is about; empty if the node meets all.
+func unmet(n *corev1.Node, term corev1.NodeSelectorTerm) (want, key string) {
 	for _, r := range term.MatchFields {
 		if r.Key == "metadata.name" && !matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}}, n) {
-			return "the node " + strings.Join(r.Values, " or ")
+			return "the node " + strings.Join(r.Values, " or "), ""
 		}
 	}
 	for _, r := range term.MatchExpressions {
 		if !matches(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{r}}, n) {
-			return fmt.Sprintf("%s (the node has %s)", requirementText(r), has(n, r.Key))
+			return requirementText(r), r.Key
 		}
 	}
 	if len(term.MatchFields)+len(term.MatchExpressions) == 0 {
-		return "an empty term, which selects no node"
+		return "an empty term, which selects no node", ""
 	}
-	return ""
+	return "", ""
 }
 
 func matches(term corev1.NodeSelectorTerm, n *corev1.Node) bool {

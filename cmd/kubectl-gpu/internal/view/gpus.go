@@ -16,8 +16,9 @@ import (
 // A GPU is a row about a GPU, or a MIG device. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
 type GPU struct {
 	Node string `json:"node"`
-	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where the daemon was not asked. It is empty in
-	// the one row of a node whose GPUs nobody tells, which has the reason.
+	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where
+	// the daemon was not asked. It is empty in the one row of a node whose GPUs nobody tells, which
+	// has the reason.
 	Index string `json:"index"`
 	UUID  string `json:"uuid,omitempty"`
 	// Model is the name of the GPU's model, or "MIG " and the profile.

@@ -21,8 +21,9 @@ type Node struct {
 	Model string `json:"model,omitempty"`
 	// GPUs is the number of physical GPUs; 0 if it is not known.
 	GPUs int `json:"gpus,omitempty"`
-	// All are the devices that pods can ask for: GPUs, MIG devices, shares and units of them, as resources and in ResourceSlices. Healthy are
-	// those of them that can be given to pods, and Allocated those that pods have. Resources has the resources one by one.
+	// All are the devices that pods can ask for: GPUs, MIG devices, shares and units of them, as
+	// resources and in ResourceSlices. Healthy are those of them that can be given to pods, and
+	// Allocated those that pods have. Resources has the resources one by one.
 	All       int64          `json:"all"`
 	Healthy   int64          `json:"healthy"`
 	Allocated int64          `json:"allocated"`
@@ -141,12 +142,14 @@ func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, e
 }
 
 // gpuLabels are labels by which others say that a node has NVIDIA GPUs, with what their values then begin with. They are those
-// of node-feature-discovery, NVIDIA, GKE, AKS, EKS and Karpenter.
+// of node-feature-discovery, NVIDIA, this program and clouds, by which the chart selects nodes, too.
 var gpuLabels = map[string]string{
 	"feature.node.kubernetes.io/pci-10de.present":      "true",
 	"feature.node.kubernetes.io/pci-0300_10de.present": "true",
 	"feature.node.kubernetes.io/pci-0302_10de.present": "true",
+	"feature.node.kubernetes.io/cpu-model.vendor_id":   "NVIDIA",
 	"nvidia.com/gpu.present":                           "true",
+	Domain + "/gpu.health":                             "",
 	productLabel:                                       "",
 	"cloud.google.com/gke-accelerator":                 "nvidia",
 	"kubernetes.azure.com/accelerator":                 "nvidia",
@@ -154,6 +157,8 @@ var gpuLabels = map[string]string{
 	"k8s.amazonaws.com/accelerator":                    "nvidia",
 	"karpenter.k8s.aws/instance-gpu-manufacturer":      "nvidia",
 	"eks.amazonaws.com/instance-gpu-manufacturer":      "nvidia",
+	"karpenter.azure.com/sku-gpu-manufacturer":         "nvidia",
+	"doks.digitalocean.com/gpu-brand":                  "nvidia",
 }
 
 // looksLikeGPUs reports whether a label says that a node has NVIDIA GPUs.
@@ -291,7 +296,8 @@ const longestLabel = 63
 // sameModel reports whether a label and a daemon may mean the same model: the label has what shares or divides it at its end.
 func sameModel(label, model string) bool {
 	label, model = strings.ReplaceAll(label, "-", " "), strings.ReplaceAll(model, "-", " ")
-	return label == model || len(label) >= longestLabel-8 || strings.HasPrefix(label, model+" SHARED") || strings.HasPrefix(label, model+" MIG")
+	return label == model || len(label) >= longestLabel-8 ||
+		strings.HasPrefix(label, model+" SHARED") || strings.HasPrefix(label, model+" MIG")
 }
 
 // A Device is one of a ResourceSlice.

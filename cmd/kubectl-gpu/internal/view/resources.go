@@ -9,23 +9,26 @@ import (
 	podresources "k8s.io/component-helpers/resource"
 )
 
-// The beginnings of the names of resources that are GPUs, or parts of them, wherever they stand: NVIDIA's and HAMi's, and
-// the units of Volcano and CCE.
+// The beginnings of the names of resources that are GPUs, or parts of them, wherever they stand:
+// NVIDIA's and HAMi's, and the units of Volcano and CCE.
 const (
 	nvidiaPrefix  = "nvidia.com/"
 	volcanoPrefix = "volcano.sh/gpu-"
 	vgpuPrefix    = "volcano.sh/vgpu-"
-	// percentageEnd ends the name of a resource that caps the threads of a container with units, and reserves nothing.
+	// percentageEnd ends the name of a resource that caps the threads of a container with units, and
+	// reserves nothing.
 	percentageEnd = ".percentage"
 )
 
-// IsExtended reports whether a resource is an extended one, which a device plugin serves or a DeviceClass names.
+// IsExtended reports whether a resource is an extended one, which a device plugin serves or a
+// DeviceClass names.
 func IsExtended(name corev1.ResourceName) bool {
 	n := string(name)
 	if strings.HasPrefix(n, resourceapi.ResourceDeviceClassPrefix) {
 		return true
 	}
-	return strings.Contains(n, "/") && !strings.Contains(n, "kubernetes.io/") && !strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix)
+	return strings.Contains(n, "/") && !strings.Contains(n, "kubernetes.io/") &&
+		!strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix)
 }
 
 // Extended returns how many devices of each extended resource a pod asks for.
@@ -39,8 +42,8 @@ func Extended(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	return requests
 }
 
-// Plugged returns how many devices of each extended resource a pod has from device plugins: not those that the scheduler
-// gives it by a claim.
+// Plugged returns how many devices of each extended resource a pod has from device plugins: not
+// those that the scheduler gives it by a claim.
 func Plugged(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	requests := Extended(p)
 	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
@@ -51,18 +54,19 @@ func Plugged(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	return requests
 }
 
-// MayAskForGPUs reports whether a pod may ask for GPUs: by an extended resource of any name, or by any claim.
+// MayAskForGPUs reports whether a pod may ask for GPUs: by an extended resource of any name, or by
+// any claim.
 func MayAskForGPUs(p *corev1.Pod) bool { return len(p.Spec.ResourceClaims) > 0 || len(Extended(p)) > 0 }
 
-// IsGPU reports whether a resource is GPUs, parts of them or units of their memory: by its name, or because the daemon of a
-// node says that it serves it.
+// IsGPU reports whether a resource is GPUs, parts of them or units of their memory: by its name, or
+// because the daemon of a node says that it serves it.
 func (f Facts) IsGPU(name corev1.ResourceName) bool {
 	n := string(name)
 	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) || strings.HasPrefix(n, vgpuPrefix) || f.Served[name]
 }
 
-// Doubtful returns, for each resource that may be one of GPUs or not by its name, the daemon of a node that has it. Wanted
-// are the names to find out about; nil for all.
+// Doubtful returns, for each resource that may be one of GPUs or not by its name, the daemon of a
+// node that has it. Wanted are the names to find out about; nil for all.
 func (f Facts) Doubtful(daemons map[string]*corev1.Pod, wanted map[corev1.ResourceName]int64) map[corev1.ResourceName]*corev1.Pod {
 	who := map[corev1.ResourceName]*corev1.Pod{}
 	for i := range f.Nodes {
@@ -91,7 +95,8 @@ func (f *Facts) Learn(answers []Answer) {
 	}
 }
 
-// ClassOf returns the DeviceClass by which claims give a resource, as the scheduler chooses it; nil if no class names it.
+// ClassOf returns the DeviceClass by which claims give a resource, as the scheduler chooses it; nil
+// if no class names it.
 func ClassOf(name corev1.ResourceName, classes []*resourceapi.DeviceClass) *resourceapi.DeviceClass {
 	var named *resourceapi.DeviceClass
 	own, isOwn := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
@@ -114,11 +119,13 @@ type NodeResource struct {
 	All       int64  `json:"all"`
 	Healthy   int64  `json:"healthy"`
 	Allocated int64  `json:"allocated"`
-	// Departing are devices that no longer belong to the resource and that kubelet still counts; they are not in All.
+	// Departing are devices that no longer belong to the resource and that kubelet still counts; they
+	// are not in All.
 	Departing int64 `json:"departing,omitempty"`
 }
 
-// resources returns what a node has of each resource of GPUs, in the order of their names; taken are those that pods have.
+// resources returns what a node has of each resource of GPUs, in the order of their names; taken
+// are those that pods have.
 func (f Facts) resources(n *corev1.Node, taken map[corev1.ResourceName]int64) (all []NodeResource) {
 	if n == nil {
 		return nil

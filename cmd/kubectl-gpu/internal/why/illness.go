@@ -34,8 +34,8 @@ func illText(d status.Device) string {
 	return text + "; remedy: " + d.Cure
 }
 
-// withheld says which devices of a resource a daemon does not give out, and why; empty if it says nothing. What holds for
-// several devices is said once.
+// withheld says which devices of a resource a daemon does not give out, and why; empty if it says
+// nothing. What holds for several devices is said once.
 func withheld(s status.Status, resource corev1.ResourceName) string {
 	var parts []string
 	at := slices.IndexFunc(s.Resources, func(r status.Resource) bool { return r.Name == string(resource) })
@@ -45,7 +45,8 @@ func withheld(s status.Status, resource corev1.ResourceName) string {
 			parts = append(parts, departing(r.Departing))
 		}
 		if r.Unoffered > 0 {
-			parts = append(parts, fmt.Sprintf("%d units are on other GPUs than the one that is on offer, because units.fit is one", r.Unoffered))
+			parts = append(parts, fmt.Sprintf("%d units are on other GPUs than the one that is on offer, "+
+				"because units.fit is one", r.Unoffered))
 		}
 		if r.Problem != "" {
 			parts = append(parts, fmt.Sprintf("%s: %s", r.Server, strings.TrimSuffix(r.Problem, ".")))

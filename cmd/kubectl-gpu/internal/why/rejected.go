@@ -41,7 +41,8 @@ var endings = map[string]string{
 	"NodeLost":         "its node does not answer. A controller makes it again",
 }
 
-// failed explains a pod that has failed: the kubelet did not admit it or ended it, or its containers failed.
+// failed explains a pod that has failed: the kubelet did not admit it or ended it, or its
+// containers failed.
 func (o Objects) failed(ctx context.Context) string {
 	p := o.Pod
 	message := strings.TrimSuffix(strings.TrimSpace(p.Status.Message), ".")

@@ -48,8 +48,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 		}
 	}
 	if group := o.Pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
-		return fmt.Sprintf("There are GPUs for it, and it is scheduled together with the other pods of its PodGroup %s: see kubectl describe podgroup -n %s %s.",
-			*group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
+		return fmt.Sprintf("There are GPUs for it, and it is scheduled together with the other pods of its PodGroup %s: "+
+			"see kubectl describe podgroup -n %s %s.", *group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
 	}
 	if name := o.Pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
 		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not looked at it yet: see whether that one runs.", name)
@@ -155,8 +155,8 @@ func (v *verdict) short() (some []count) {
 	return some
 }
 
-// nearer reports whether a node is nearer to what is wanted than another one: first what could be repaired or tolerated, then
-// the most that is free.
+// nearer reports whether a node is nearer to what is wanted than another one: first what could be
+// repaired or tolerated, then the most that is free.
 func (v *verdict) nearer(than *verdict) bool {
 	if v.enough() != than.enough() {
 		return v.enough()
@@ -189,8 +189,9 @@ func (v *verdict) free() (n int64) {
 	return n
 }
 
-// verdictOf looks at a node; nil if it has nothing of what is asked for. As the scheduler does, it takes a resource that the
-// node's device plugin does not have from claims, if a DeviceClass names it.
+// verdictOf looks at a node; nil if it has nothing of what is asked for. As the scheduler does, it
+// takes a resource that the node's device plugin does not have from claims, if a DeviceClass names
+// it.
 func (s *search) verdictOf(ctx context.Context, n *corev1.Node) (*verdict, error) {
 	v := &verdict{node: n, excluded: view.ExcludedBy(n, s.o.Pod)}
 	var byClaims []corev1.ResourceName
@@ -292,7 +293,8 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 	return text + ": wait until pods end, ask for fewer, or add nodes."
 }
 
-// withheld says why a node does not give out devices of a resource, who says so and when, and how many of them are departing.
+// withheld says why a node does not give out devices of a resource, who says so and when, and how
+// many of them are departing.
 func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.ResourceName) (reason string, departed int64) {
 	d := s.o.ask(ctx, n.Name)
 	if d.Status != nil {
@@ -355,7 +357,8 @@ func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string
 	return text + ". " + s.o.daemonsAre(ctx, zero)
 }
 
-// daemonsAre says what the daemon of a node that had GPUs says, or why no daemon runs; node is empty for any.
+// daemonsAre says what the daemon of a node that had GPUs says, or why no daemon runs; node is
+// empty for any.
 func (o Objects) daemonsAre(ctx context.Context, node string) string {
 	if node == "" && len(o.Running) > 0 {
 		node = o.Running[0]
@@ -367,7 +370,8 @@ func (o Objects) daemonsAre(ctx context.Context, node string) string {
 	if d.Status == nil {
 		return fmt.Sprintf("Of node %s nothing is known: %s.", node, strings.TrimSuffix(d.Problem, "."))
 	}
-	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.", node, strings.TrimSuffix(cmp.Or(d.Status.Summary.Text, status.Summarize(*d.Status).Text), "."), node)
+	says := cmp.Or(d.Status.Summary.Text, status.Summarize(*d.Status).Text)
+	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.", node, strings.TrimSuffix(says, "."), node)
 }
 
 // servedNames names the resources of GPUs that nodes have devices of, and those that claims give.
@@ -398,7 +402,8 @@ func joined(names []corev1.ResourceName) string {
 	return strings.Join(texts, ", ")
 }
 
-// claimFor returns the claim that the scheduler makes for resources that are given by claims; nil for none.
+// claimFor returns the claim that the scheduler makes for resources that are given by claims; nil
+// for none.
 func (s *search) claimFor(names []corev1.ResourceName) *resourceapi.ResourceClaim {
 	if len(names) == 0 {
 		return nil
@@ -412,8 +417,9 @@ func (s *search) claimFor(names []corev1.ResourceName) *resourceapi.ResourceClai
 	return s.made[key]
 }
 
-// extendedClaim returns the claim that the scheduler makes for a pod's extended resources, and what its requests are in words,
-// by their names. Containers that start before the others need no devices of their own beside those of the others.
+// extendedClaim returns the claim that the scheduler makes for a pod's extended resources, and what
+// its requests are in words, by their names. Containers that start before the others need no
+// devices of their own beside those of the others.
 func extendedClaim(
 	p *corev1.Pod, names []corev1.ResourceName, classes []*resourceapi.DeviceClass,
 ) (*resourceapi.ResourceClaim, map[string]string) {
@@ -453,7 +459,8 @@ func extendedClaim(
 	return claim, words
 }
 
-// amount returns how many devices of a resource a container asks for. A limit without a request is one.
+// amount returns how many devices of a resource a container asks for. A limit without a request is
+// one.
 func amount(c *corev1.Container, name corev1.ResourceName) int64 {
 	quantity, is := c.Resources.Requests[name]
 	if !is {

@@ -14,13 +14,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// assigned explains a pod that a node has: why its containers do not run, or whether they have their GPUs.
+// assigned explains a pod that a node has: why its containers do not run, or whether they have
+// their GPUs.
 func (o Objects) assigned(ctx context.Context) string {
 	p := o.Pod
 	if t := view.FirstTrouble(p); t != nil {
 		if strings.Contains(t.Message, "PreStartContainer") { // kubelet's word for the check of a device plugin
-			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; to get another GPU, delete the pod.",
-				t.Container, strings.TrimSuffix(t.Message, "."))
+			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; "+
+				"to get another GPU, delete the pod.", t.Container, strings.TrimSuffix(t.Message, "."))
 		}
 		text := fmt.Sprintf("Container %s %s.", t.Container, t.Text("on node "+p.Spec.NodeName, o.Now))
 		return text + o.next(ctx, t.Says(), t.Container)
@@ -46,7 +47,8 @@ func (o Objects) making(ctx context.Context) string {
 		note := strings.TrimSuffix(strings.TrimSpace(e.Note), ".")
 		ago := view.Ago(", ", view.EventTime(e), o.Now)
 		if e.Reason == claimFailed {
-			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", p.Spec.NodeName, note) + o.next(ctx, note, "")
+			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", p.Spec.NodeName, note) +
+				o.next(ctx, note, "")
 		}
 		return fmt.Sprintf("It is on node %s, and its containers cannot be made (%s%s): %s.", p.Spec.NodeName, e.Reason, ago, note) +
 			o.next(ctx, e.Reason+": "+note, "")
@@ -69,8 +71,9 @@ func isSidecar(p *corev1.Pod, name string) bool {
 	})
 }
 
-// nextSteps are what to do next about a container that does not start or run, by a part of what kubelet or the container runtime
-// says of it. The first that applies counts. Those about the node end with what doctor is for.
+// nextSteps are what to do next about a container that does not start or run, by a part of what
+// kubelet or the container runtime says of it. The first that applies counts. Those about the node
+// end with what doctor is for.
 var nextSteps = []struct {
 	has  []string
 	then string
@@ -98,17 +101,19 @@ var nextSteps = []struct {
 	{[]string{"executable file not found", "no such file or directory"},
 		"The image lacks what the container runs: check the command and the image", false},
 	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "It is not about GPUs: check its volumes", false},
-	{[]string{"NetworkNotReady", "network plugin", "failed to setup network"}, "It is not about GPUs: check the network plugin of the node", false},
+	{[]string{"NetworkNotReady", "network plugin", "failed to setup network"},
+		"It is not about GPUs: check the network plugin of the node", false},
 }
 
-// next says what to check about a container that does not start or run, by what is said of it. It begins with a space.
+// next says what to check about a container that does not start or run, by what is said of it. It
+// begins with a space.
 func (o Objects) next(ctx context.Context, says, container string) string {
 	for _, step := range nextSteps {
 		if !slices.ContainsFunc(step.has, func(part string) bool { return strings.Contains(says, part) }) {
 			continue
 		}
 		if step.node {
-			return " " + step.then + o.handlers(says) + o.doctor(ctx) + "." + o.lacksClass(ctx)
+			return " " + step.then + o.handlers(says) + o.doctor(ctx) + "." + o.unseen(ctx)
 		}
 		return " " + step.then + "."
 	}
@@ -119,10 +124,12 @@ func (o Objects) next(ctx context.Context, says, container string) string {
 	if strings.Contains(says, "CrashLoopBackOff") {
 		previous = " --previous"
 	}
-	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.", o.Pod.Namespace, o.Pod.Name, container, previous) + o.lacksClass(ctx)
+	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.",
+		o.Pod.Namespace, o.Pod.Name, container, previous) + o.unseen(ctx)
 }
 
-// handlers names the runtime handlers that the pod's node has, where the message is about one; empty where that is not known.
+// handlers names the runtime handlers that the pod's node has, where the message is about one;
+// empty where that is not known.
 func (o Objects) handlers(says string) string {
 	node := o.node(o.Pod.Spec.NodeName)
 	if node == nil || !strings.Contains(says, "runtime") {
@@ -150,24 +157,26 @@ func (o Objects) doctor(ctx context.Context) string {
 	return "; the cause, with the remedy: kubectl gpu doctor " + o.Pod.Spec.NodeName
 }
 
-// lacksClass says that the pod lacks the runtime class without which its node gives no GPU; empty if that is not so.
-func (o Objects) lacksClass(ctx context.Context) string {
-	if o.Pod.Spec.RuntimeClassName != nil || len(view.Plugged(o.Pod)) == 0 {
-		return ""
-	}
+// unseen says why containers do not see the GPUs that the kubelet gave them: what the node lacks,
+// or the runtime class that the pod lacks; empty if nothing is known of that. It begins with a
+// space.
+func (o Objects) unseen(ctx context.Context) string {
 	node := o.Pod.Spec.NodeName
-	if o.NeedsClass == nil || o.ask(ctx, node).Status == nil {
+	if o.Doctor == nil || len(view.Plugged(o.Pod)) == 0 || o.ask(ctx, node).Status == nil {
 		return ""
 	}
-	says := o.NeedsClass(ctx, node)
-	if says == "" {
-		return ""
+	switch says := o.Doctor(ctx, node); {
+	case says.None != "":
+		return fmt.Sprintf(" Doctor says of node %s: %s. The remedy: kubectl gpu doctor %s.", node, strings.TrimSuffix(says.None, "."), node)
+	case says.NeedsClass != "" && o.Pod.Spec.RuntimeClassName == nil:
+		return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
+			node, strings.TrimSuffix(says.NeedsClass, "."))
 	}
-	return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
-		node, strings.TrimSuffix(says, "."))
+	return ""
 }
 
-// lost returns the first device of a container that is Unhealthy. A container that has ended does not use its devices.
+// lost returns the first device of a container that is Unhealthy. A container that has ended does
+// not use its devices.
 func lost(p *corev1.Pod) (container, uuid string) {
 	for _, c := range view.Containers(p) {
 		for _, r := range c.AllocatedResourcesStatus {
@@ -187,7 +196,8 @@ func (o Objects) held(ctx context.Context) string {
 	p := o.Pod
 	d := o.ask(ctx, p.Spec.NodeName)
 	if container, uuid := lost(p); uuid != "" {
-		return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.", container, uuid, o.illness(d, uuid))
+		return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.",
+			container, uuid, o.illness(d, uuid))
 	}
 	users := o.users()
 	begin := fmt.Sprintf("It runs on node %s", p.Spec.NodeName)
@@ -197,18 +207,19 @@ func (o Objects) held(ctx context.Context) string {
 	case len(users) == 0:
 		return begin + ". Its containers that run ask for no GPU themselves."
 	case d.Status == nil:
-		return begin + o.recorded(users, d.Problem) + o.lacksClass(ctx)
+		return begin + o.recorded(users, d.Problem) + o.unseen(ctx)
 	case d.Status.HoldersError != "":
-		return begin + o.recorded(users, "the kubelet does not tell the daemon: "+d.Status.HoldersError) + o.lacksClass(ctx)
+		return begin + o.recorded(users, "the kubelet does not tell the daemon: "+d.Status.HoldersError) + o.unseen(ctx)
 	case d.Status.Holders == nil:
-		return begin + o.recorded(users, "the daemon of the node does not know which containers have them") + o.lacksClass(ctx)
+		return begin + o.recorded(users, "the daemon of the node does not know which containers have them") + o.unseen(ctx)
 	}
 	var has []string
 	for _, name := range users {
 		devices := o.devicesOf(*d.Status, name)
 		if len(devices) == 0 {
 			return fmt.Sprintf("%s, and the kubelet has given container %s no GPU: a pod that was not placed by the scheduler "+
-				"(spec.nodeName, a static pod) starts so where the node does not have its resource. Make it again without spec.nodeName.", begin, name)
+				"(spec.nodeName, a static pod) starts so where the node does not have its resource. "+
+				"Make it again without spec.nodeName.", begin, name)
 		}
 		for _, uuid := range devices {
 			if text := illnessOf(*d.Status, uuid); text != "" {
@@ -218,14 +229,15 @@ func (o Objects) held(ctx context.Context) string {
 		}
 		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices))+o.receipts(*d.Status, name))
 	}
-	if lacks := o.lacksClass(ctx); lacks != "" {
-		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") + "." + lacks
+	if unseen := o.unseen(ctx); unseen != "" {
+		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") + "." + unseen
 	}
 	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "."
 }
 
-// recorded says which devices the kubelet has written into the pod's status, where the daemon cannot be asked, or that it has
-// written none. It does so where its feature gate ResourceHealthStatus is on.
+// recorded says which devices the kubelet has written into the pod's status, where the daemon
+// cannot be asked, or that it has written none. It does so where its feature gate
+// ResourceHealthStatus is on.
 func (o Objects) recorded(users []string, problem string) string {
 	problem = strings.TrimSuffix(problem, ".")
 	var has []string
@@ -241,11 +253,12 @@ func (o Objects) recorded(users []string, problem string) string {
 	if has == nil {
 		return ". Whether its GPUs are in it is not known: " + problem + "."
 	}
-	return ", and by the kubelet's record in the pod's status " + inventory.Few(slices.Compact(has)) + ". Nothing newer is known: " + problem + "."
+	return ", and by the kubelet's record in the pod's status " + inventory.Few(slices.Compact(has)) +
+		". Nothing newer is known: " + problem + "."
 }
 
-// users returns the containers that run and ask for GPUs. Init containers that have ended, and those of which the kubelet
-// does not tell, are none.
+// users returns the containers that run and ask for GPUs. Init containers that have ended, and
+// those of which the kubelet does not tell, are none.
 func (o Objects) users() (names []string) {
 	p := o.Pod
 	running := map[string]bool{}
@@ -293,7 +306,8 @@ func (o Objects) devicesOf(s status.Status, container string) (uuids []string) {
 	return uuids
 }
 
-// receipts says what a container with units has of its GPU, and how that differs from what it asked for; empty without units.
+// receipts says what a container with units has of its GPU, and how that differs from what it asked
+// for; empty without units.
 func (o Objects) receipts(s status.Status, container string) string {
 	for _, h := range s.Holders {
 		if h.Receipt != nil && h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container {

@@ -12,7 +12,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// A reference is what an expression of a selector names of a device: an attribute or a capacity, with its domain, or the driver.
+// A reference is what an expression of a selector names of a device: an attribute or a capacity,
+// with its domain, or the driver.
 type reference struct{ of, domain, name string }
 
 // What a reference can be of.
@@ -22,7 +23,8 @@ const (
 	driverOf   = "driver"
 )
 
-// valuesOf says what a device has of that which the expression of a selector names; empty if that is nothing.
+// valuesOf says what a device has of that which the expression of a selector names; empty if that
+// is nothing.
 func (a *allocation) valuesOf(expression, driver string, d resourceapi.Device) string {
 	named, is := a.named[expression]
 	if !is {
@@ -97,7 +99,8 @@ func references(expression string) (named []reference) {
 	return named
 }
 
-// referenceOf returns what an expression names, if that is an attribute, a capacity or the driver of the device.
+// referenceOf returns what an expression names, if that is an attribute, a capacity or the driver
+// of the device.
 func referenceOf(e ast.Expr) (reference, bool) {
 	of, name := part(e)
 	if name == driverOf && isDevice(of) {
@@ -121,7 +124,8 @@ func isDevice(e ast.Expr) bool {
 	return e != nil && e.Kind() == ast.IdentKind && e.AsIdent() == "device"
 }
 
-// part returns of what an expression takes which part: of.name, of["name"], and both where they are optional; nil if it takes none.
+// part returns of what an expression takes which part: of.name, of["name"], and both where they are
+// optional; nil if it takes none.
 func part(e ast.Expr) (of ast.Expr, name string) {
 	if e == nil {
 		return nil, ""

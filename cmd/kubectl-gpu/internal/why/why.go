@@ -1,5 +1,6 @@
-// Package why says in a few sentences why a pod has no GPU, or lost it, and what to do. It reads nothing itself: the same
-// objects, and the same answer of a node's daemon, give the same sentences.
+// Package why says in a few sentences why a pod has no GPU, or lost it, and what to do. It reads
+// nothing itself: the same objects, and the same answer of a node's daemon, give the same
+// sentences.
 package why
 
 import (
@@ -19,31 +20,39 @@ import (
 type Objects struct {
 	Pod    *corev1.Pod
 	Events []eventsv1.Event // about the pod
-	// Facts are those of all nodes: Pods may ask for GPUs, and Slices are of all drivers, because the scheduler allocates devices of all
-	// drivers together.
+	// Facts are those of all nodes: Pods may ask for GPUs, and Slices are of all drivers, because the
+	// scheduler allocates devices of all drivers together.
 	view.Facts
 	Slices []*resourceapi.ResourceSlice
-	// Own are the claims of the pod by their names in its spec; nil for one that does not exist yet. Of a pod whose resources are given
-	// by a claim, it has that one too, by its own name.
+	// Own are the claims of the pod by their names in its spec; nil for one that does not exist yet.
+	// Of a pod whose resources are given by a claim, it has that one too, by its own name.
 	Own     map[string]*resourceapi.ResourceClaim
 	Classes []*resourceapi.DeviceClass
 	// Ask returns what the daemon of a node knows. It may take a while; one node is asked once.
 	Ask func(ctx context.Context, node string) Daemon
-	// Running are the nodes on which a daemon runs, in order, and NoneRuns says why none runs in the cluster; empty if one does, or if
-	// that is not known.
+	// Running are the nodes on which a daemon runs, in order, and NoneRuns says why none runs in the
+	// cluster; empty if one does, or if that is not known.
 	Running  []string
 	NoneRuns string
-	// NeedsClass returns what doctor says where the pods of a node get GPUs by their runtime class alone; empty otherwise. It is asked
-	// for nodes whose daemon answers.
-	NeedsClass func(ctx context.Context, node string) string
-	Now        time.Time
+	// Doctor returns what doctor says of how containers get GPUs on a node. It is asked for nodes
+	// whose daemon answers.
+	Doctor func(ctx context.Context, node string) Doctor
+	Now    time.Time
 }
 
 // A Daemon is what the daemon of a node knows.
 type Daemon struct {
-	// Status is its status, with holders; nil if it did not answer, and then Problem says why, in a sentence without a full stop.
+	// Status is its status, with holders; nil if it did not answer, and then Problem says why, in a
+	// sentence without a full stop.
 	Status  *status.Status
 	Problem string
+}
+
+// Doctor is what doctor says of how containers get GPUs on a node: sentences without a full stop.
+type Doctor struct {
+	// NeedsClass says that pods get GPUs by their runtime class alone, and None that no container gets
+	// any; empty where that is not so.
+	NeedsClass, None string
 }
 
 // Explain returns the sentences, in one line.
@@ -64,8 +73,8 @@ func Explain(ctx context.Context, o Objects) string {
 	return o.late() + o.assigned(ctx)
 }
 
-// asksForGPUs reports whether the pod asks for GPUs: by any claim, or by a resource that is known to be one of GPUs, that a
-// DeviceClass names, or that no node has.
+// asksForGPUs reports whether the pod asks for GPUs: by any claim, or by a resource that is known
+// to be one of GPUs, that a DeviceClass names, or that no node has.
 func (o Objects) asksForGPUs() bool { return len(o.Pod.Spec.ResourceClaims) > 0 || len(o.wanted()) > 0 }
 
 // wanted returns how many devices the pod asks for, of the resources that are explained.
@@ -112,7 +121,8 @@ func (o Objects) terminating() string {
 	return text + ". It keeps its GPUs until it has ended."
 }
 
-// late begins the sentences about a pod whose kubelet does not answer: what the pod says of itself is of before.
+// late begins the sentences about a pod whose kubelet does not answer: what the pod says of itself
+// is of before.
 func (o Objects) late() string {
 	node := o.node(o.Pod.Spec.NodeName)
 	if node == nil && len(o.Nodes) > 0 {
