@@ -249,7 +249,7 @@ func TestStaleAtItsLimits(t *testing.T) {
 		"for long enough":         {staleAfter, time.Second, true},
 		"kubelet may be there":    {staleAfter, probedWithin, true},
 		"kubelet is not there":    {staleAfter, probedWithin + 1, false},
-		"kubelet has never asked": {staleAfter, 0, true},
+		"kubelet has never asked": {staleAfter, 0, false},
 	} {
 		c := clocktesting.NewFakeClock(time.Now())
 		d := newDirectoryAt(t, folder(t), c)

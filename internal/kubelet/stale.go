@@ -3,6 +3,8 @@ package kubelet
 import (
 	"fmt"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // A container that mounts kubelet's directory goes on seeing the old one when a filesystem is mounted over the directory on the
@@ -19,6 +21,7 @@ const (
 type refusal struct {
 	socket fileKey
 	since  time.Time // zero while it does not
+	logged bool
 }
 
 // Probed notes that kubelet has called the readiness probe.
@@ -42,18 +45,24 @@ func (d *Directory) dialled(refused bool) {
 }
 
 // checkStale returns an error that wraps ErrNoDirectory if the socket that is there has refused connections for two minutes, and
-// kubelet is there. Where kubelet never called a readiness probe, nothing tells that, and the process ends as well: whoever
-// starts it again mounts the directory anew.
-func (d *Directory) checkStale(socket fileKey) error {
+// kubelet is there. Where kubelet does not call a readiness probe, nothing tells a kubelet that is down from another directory: the process
+// stays, as its end would help with the second one only, and says so once.
+func (d *Directory) checkStale(log klog.Logger, socket fileKey) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.clock.Now()
 	refused := now.Sub(d.refuses.since)
-	if d.refuses.since.IsZero() || d.refuses.socket != socket || refused < staleAfter ||
-		!d.probed.IsZero() && now.Sub(d.probed) > probedWithin {
+	if d.refuses.since.IsZero() || d.refuses.socket != socket || refused < staleAfter {
 		return nil
 	}
-	return fmt.Errorf("%w: %s has refused connections for %v; if kubelet runs, a filesystem was mounted over its directory on the "+
-		"node, and this mount shows the old directory: only a new container can see the new one",
-		ErrNoDirectory, d.socket, refused.Round(time.Second))
+	const mounted = "if kubelet runs, a filesystem was mounted over its directory on the node, and this mount shows the old directory: only a new " +
+		"container can see the new one"
+	if d.probed.IsZero() || now.Sub(d.probed) > probedWithin {
+		if !d.refuses.logged {
+			d.refuses.logged = true
+			log.Info("Kubelet refuses connections; waiting for it", "socket", d.socket, "reason", mounted)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: %s has refused connections for %v; %s", ErrNoDirectory, d.socket, refused.Round(time.Second), mounted)
 }

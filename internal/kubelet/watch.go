@@ -110,7 +110,7 @@ func (l *look) once(log klog.Logger) error {
 	if !l.present {
 		return nil
 	}
-	return l.directory.checkStale(key)
+	return l.directory.checkStale(log, key)
 }
 
 // pause returns the time to the next look.
