@@ -84,7 +84,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	for _, line := range []struct{ what, text string }{
 		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
-		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
+		{"PodResources not asked", s.PodResourcesError}, {"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
 		{"reset", s.Reset.Line(s.GPUs)},
 		{"steps", stepsLine(s.Steps)},

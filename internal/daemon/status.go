@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,9 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	}
 	if d.directory != nil {
 		s.Kubelets = d.directory.Kubelets()
+	}
+	if s.Kubelets > 0 {
+		s.PodResourcesError = d.account.Missing(os.DirFS(d.config.Driver.ContainerRoot))
 	}
 	if err := d.metricsProblem.Value(); err != nil {
 		s.MetricsError = err.Error()

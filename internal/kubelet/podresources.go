@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,8 +27,8 @@ const maxPodResources = 64 << 20
 // restart of kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// ErrNoPodResources says that this process cannot ask kubelet's PodResources service, now or later, as under NVIDIA's manifests, which do
-// not mount its folder.
+// ErrNoPodResources says that there is no PodResources service to ask: this process was told to do without, its folder is not mounted, as
+// under NVIDIA's manifests, or the mounted folder is not that of the kubelet. A kubelet that has run leaves its socket there.
 var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
 
 // PodResources is a client of kubelet's PodResources service. It connects at the first question, and again when kubelet was
@@ -157,8 +156,8 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 	if p.socket == "" {
 		return nil, fmt.Errorf("%w: --pod-resources-socket is empty", ErrNoPodResources)
 	}
-	if _, err := os.Stat(filepath.Dir(p.socket)); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s is not there", ErrNoPodResources, filepath.Dir(p.socket))
+	if _, err := os.Stat(p.socket); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s does not exist", ErrNoPodResources, p.socket)
 	}
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

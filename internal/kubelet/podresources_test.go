@@ -3,6 +3,7 @@ package kubelet_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -298,11 +300,20 @@ func TestWithoutPodResources(t *testing.T) {
 		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)
 	}
 	dir := filepath.Join(folder(t), "pod-resources")
-	absent := kubelet.NewPodResources(filepath.Join(dir, "p.sock"), nil)
-	if _, err := absent.Held(ctx); !errors.Is(err, kubelet.ErrNoPodResources) || !strings.Contains(err.Error(), dir) {
-		t.Errorf("Held() without the folder = %v, want ErrNoPodResources and the folder", err)
+	socket := filepath.Join(dir, "p.sock")
+	absent := kubelet.NewPodResources(socket, nil)
+	none := func(when string) {
+		t.Helper()
+		if _, err := absent.Held(ctx); !errors.Is(err, kubelet.ErrNoPodResources) || !strings.Contains(err.Error(), socket) {
+			t.Errorf("Held() %s = %v, want ErrNoPodResources and the socket", when, err)
+		}
 	}
+	none("without the folder")
 	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	none("in a folder that is not the kubelet's")
+	if err := os.WriteFile(socket, nil, 0o600); err != nil { // as a kubelet that has ended leaves it
 		t.Fatal(err)
 	}
 	if _, err := absent.Held(ctx); err == nil || errors.Is(err, kubelet.ErrNoPodResources) {
@@ -325,6 +336,33 @@ func TestWithoutPodResources(t *testing.T) {
 			if err := client.Close(); err != nil {
 				t.Errorf("%s: Close() = %v", what, err)
 			}
+		}
+	}
+}
+
+// TestMissingPodResources: the kubelet's --root-dir is named where it can be seen.
+func TestMissingPodResources(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	socket := filepath.Join(dir, "kubelet.sock")
+	for _, tt := range []struct {
+		socket string
+		node   fs.FS
+		want   string // in the answer; empty for no answer
+	}{
+		{"", nil, ""},
+		{socket, nil, "--root-dir, such as /var/lib/k0s/kubelet, as kubeletRoot"},
+		{socket, fstest.MapFS{"var/lib/kubelet/pod-resources/kubelet.sock": {}}, "--root-dir, such as /var/lib/k0s/kubelet, as kubeletRoot"},
+		{socket, fstest.MapFS{"var/lib/k0s/kubelet/pod-resources/kubelet.sock": {}}, "--root-dir, which is /var/lib/k0s/kubelet, as kubeletRoot"},
+		{
+			socket, fstest.MapFS{"var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock": {}},
+			"--root-dir, which is /var/snap/microk8s/common/var/lib/kubelet, as kubeletRoot",
+		},
+		{dir, nil, ""}, // it is there
+	} {
+		got := kubelet.NewPodResources(tt.socket, nil).Missing(tt.node)
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("Missing() of %q with %v = %q, want %q in it", tt.socket, tt.node, got, tt.want)
 		}
 	}
 }

@@ -173,13 +173,13 @@ func draDrivers(ctx context.Context, registry string) []string {
 }
 
 // podResources asks kubelet's PodResources service how many devices it counts.
-func podResources(ctx context.Context, socket string) (doctor.PodResourcesAnswer, error) {
+func podResources(ctx context.Context, socket string, host fs.FS) (doctor.PodResourcesAnswer, error) {
 	client := kubelet.NewPodResources(socket, clock.RealClock{})
 	defer func() { _ = client.Close() }() // it was only read
 	p := doctor.PodResourcesAnswer{Socket: socket}
 	all, err := client.Allocatable(ctx)
 	if err != nil {
-		p.Problem = err.Error()
+		p.Problem = cmp.Or(client.Missing(host), err.Error())
 	}
 	p.Offered = all
 	for _, ids := range all {

@@ -81,7 +81,7 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),
 		read(ctx, &f.Kubelet, "kubelet's folder", p.noKubelet, func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
 		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
-			return podResources(ctx, p.PodResourcesSocket)
+			return podResources(ctx, p.PodResourcesSocket, p.Host)
 		}),
 	)
 	for _, wait := range waits {

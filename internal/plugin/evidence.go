@@ -72,7 +72,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 	for _, d := range answer {
 		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, container: d.Container}
 	}
-	e.unasked = errors.Is(failed, kubelet.ErrNoPodResources)
+	e.unasked = e.kubelet != 0 && errors.Is(failed, kubelet.ErrNoPodResources)
 	if a.kubelet != e.kubelet {
 		a.kubelet, a.answered = e.kubelet, false
 	}

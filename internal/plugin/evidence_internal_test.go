@@ -55,7 +55,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 		{"it is asked by the same connection", 2, nil, nil, nil, "", holder{pod: "told", checkpointOnly: false}},
 		{"it cannot be asked", 2, kubelet.ErrNoPodResources, nil, nil, kubelet.ErrNoPodResources.Error(), holder{pod: "saved", checkpointOnly: true}},
 		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted", holder{pod: "told", checkpointOnly: false}},
-		{"no kubelet", 0, nil, damaged, nil, "kubelet does not run", holder{pod: "told", checkpointOnly: false}},
+		{"no kubelet", 0, kubelet.ErrNoPodResources, damaged, nil, "kubelet does not run", holder{pod: "saved", checkpointOnly: true}},
 	} {
 		incarnation.Publish(step.kubelet)
 		failed, unreadable, meanwhile = step.failed, step.unreadable, step.meanwhile
@@ -68,7 +68,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 		if step.gap != "" || step.failed != nil {
 			told = source{}
 		}
-		if absent := step.name == "there is none"; e.source != told || e.absent != absent || e.unasked != errors.Is(step.failed, kubelet.ErrNoPodResources) {
+		if e.source != told || e.absent != (step.name == "there is none") || e.unasked != (step.gap == kubelet.ErrNoPodResources.Error()) {
 			t.Errorf("%s: told by %v, absent %v, unasked %v", step.name, e.source, e.absent, e.unasked)
 		}
 	}

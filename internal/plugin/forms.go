@@ -162,7 +162,7 @@ func (s *Set) findHeldForms() {
 	}
 	gpus := s.stuck()
 	s.forms.stuck.see(len(gpus) > 0, s.collaborators.Clock.Now(), stuckFor,
-		"kubelet's folder pod-resources is not mounted, and the end of that pod is seen when another one gets a GPU")
+		"there is no PodResources socket of the kubelet, and the end of that pod is seen when another one gets a GPU")
 	if s.forms.stuck.counts() {
 		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldForm) bool { return gpus[s.gpuOf(h)] })
 		maps.DeleteFunc(old, func(_ resource.Device, f *oldForm) bool { return gpus[f.device.GPU] })

@@ -74,7 +74,7 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 			reads(true, "G0::0", "G0::1") // one is enough for the next pod
 			reads(true, "G0::0", "G0::1")
 			quiet("G0::0", "G0::1")
-			if got := strings.Join(c.Offered().Value().Warnings, "; "); !strings.Contains(got, "pod-resources is not mounted") {
+			if got := strings.Join(c.Offered().Value().Warnings, "; "); !strings.Contains(got, "no PodResources socket") {
 				t.Errorf("the plan warns of %q", got)
 			}
 			hold("G0") // as kubelet writes when that pod has come

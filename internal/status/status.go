@@ -53,6 +53,8 @@ type Status struct {
 	MetricsAbsent []string `json:"metricsAbsent,omitempty"`
 	// APIServerError is why the API server does not tell of the node; empty if it does, or is not asked. kubelet is served as before.
 	APIServerError string `json:"apiServerError,omitempty"`
+	// PodResourcesError is why a kubelet that runs is not asked which pods hold devices, and what to set; empty if there is no reason.
+	PodResourcesError string `json:"podResourcesError,omitempty"`
 	// LabelsError is why the labels of the node are not as the daemon wants them; empty if there is no reason.
 	LabelsError string `json:"labelsError,omitempty"`
 

@@ -24,7 +24,8 @@ func TestJSON(t *testing.T) {
 		Calls: []status.Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &status.Quiesced{Since: at, Allocate: true},
 		Readiness:  status.Readiness{Ready: true, Reason: "why", Since: at},
 		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use", MetricsAbsent: []string{"a"}, APIServerError: "away",
-		Reexecutions: 1, Kubelets: 2,
+		PodResourcesError: "no socket",
+		Reexecutions:      1, Kubelets: 2,
 		GPUs: []status.Device{{
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
 			Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
@@ -80,6 +81,7 @@ func TestJSON(t *testing.T) {
   "a"
  ],
  "apiServerError": "away",
+ "podResourcesError": "no socket",
  "reexecutions": 1,
  "kubelets": 2,
  "gpus": [

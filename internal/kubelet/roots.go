@@ -1,0 +1,42 @@
+package kubelet
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+)
+
+// movedRoots are the kubelet's --root-dir in the distributions that move it.
+var movedRoots = []string{
+	"/var/lib/k0s/kubelet",                      // k0s
+	"/var/snap/microk8s/common/var/lib/kubelet", // MicroK8s
+	"/var/data/kubelet",                         // IBM Cloud
+	"/var/vcap/data/kubelet",                    // TKGI
+	"/opt/rke/var/lib/kubelet",                  // RKE on RancherOS
+}
+
+// Missing returns why the PodResources service of a kubelet that runs cannot be asked, and what to set; empty if its socket is there, or if
+// it is not to be asked. Node has the node's files, or is nil if they cannot be seen: a known --root-dir that has the socket is named.
+func (p *PodResources) Missing(node fs.FS) string {
+	if p.socket == "" {
+		return ""
+	}
+	if _, err := os.Stat(p.socket); !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return p.socket + " does not exist, so the end of a pod is noticed late. Set the kubelet's --root-dir, " + rootOf(node) +
+		", as kubeletRoot in the chart, or edit the hostPath of pod-resources in the manifest."
+}
+
+// rootOf returns the kubelet's --root-dir as far as it can be seen, in words that follow "the kubelet's --root-dir".
+func rootOf(node fs.FS) string {
+	if node != nil {
+		for _, root := range movedRoots {
+			if _, err := fs.Stat(node, path.Join(root[1:], "pod-resources/kubelet.sock")); err == nil {
+				return "which is " + root
+			}
+		}
+	}
+	return "such as /var/lib/k0s/kubelet"
+}
