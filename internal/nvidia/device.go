@@ -223,7 +223,9 @@ func (d device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
 }
 
 func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return invoke(d.api, "nvmlDeviceGetComputeRunningProcesses", d.handle.GetComputeRunningProcesses)
+	return invoke(d.api, "nvmlDeviceGetComputeRunningProcesses", func() ([]nvml.ProcessInfo, nvml.Return) {
+		return computeProcesses(d.handle)
+	})
 }
 
 // GetPowerManagementLimit returns mW.

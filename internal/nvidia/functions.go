@@ -125,18 +125,18 @@ func (d device) forget() {
 	clear(d.api.supports) // each GPU has an api of its own
 }
 
-// invoke calls a function.
-func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (T, nvml.Return) {
+// invoke calls a function. It returns ERROR_UNKNOWN where go-nvml panics, as it does where the driver returns a length that cannot be.
+func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (value T, ret nvml.Return) {
 	if !a.has[function] {
-		var none T
-		return none, nvml.ERROR_FUNCTION_NOT_FOUND
+		return value, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
-	ret := nvml.ERROR_UNKNOWN // where f panics
+	ret = nvml.ERROR_UNKNOWN
 	a.record.begin(function)
-	defer func() { a.record.end(ret) }()
-	var value T
-	value, ret = f()
-	return value, ret
+	defer func() {
+		_ = recover()
+		a.record.end(ret)
+	}()
+	return f()
 }
 
 // act calls a function that returns nothing else.

@@ -20,7 +20,7 @@ func (d device) GetMigModes() (migMode, nvml.Return) {
 
 func (d device) GetGpuInstancePossiblePlacements(info nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	return queryFor(d, "GetGpuInstancePossiblePlacements", int(info.Id), func(int) ([]nvml.GpuInstancePlacement, nvml.Return) {
-		return d.handle.GetGpuInstancePossiblePlacements(&info)
+		return possiblePlacements(d.handle, &info)
 	})
 }
 

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -35,7 +36,7 @@ func (s *Session) Repartition(
 	handle := sl.gpu.device
 	sl.gpu.fresh = false // what was read changes
 	var id int
-	var failed error
+	failed := errors.New("the step was not finished") // where the job panics
 	done := make(chan struct{})
 	counts := sl.gpm
 	if sl.gpm != nil && (step.Action == inventory.MIGDestroyCompute || step.Action == inventory.MIGDestroyInstance) {
@@ -44,12 +45,12 @@ func (s *Session) Repartition(
 		counts = nil
 	}
 	run := func() {
+		defer close(done)
 		if counts != nil { // they may keep the instance from being destroyed
 			clear(counts.seen)
 			counts.sweep(handle.api)
 		}
 		id, failed = repartition(handle, step)
-		close(done)
 	}
 	_ = s.driver.calls.run(ctx, sl.record, gpuPatience, run, nil) // the function that waits for the end returns the error
 	return func(ctx context.Context) (int, error) {

@@ -41,6 +41,8 @@ var stubParts = map[string]func(t *testing.T, d *nvidia.Driver, root string){
 	"replaced library":   replacedLibrary,
 	"bindings":           bindingsOfLibrary,
 	"loader's library":   loadersLibrary,
+	"lengths":            lengths,
+	"many processes":     manyProcesses,
 }
 
 // stubSysfs is what the kernel of the stub's node shows: no NUMA node of GPU 2.

@@ -3,6 +3,7 @@ package nvidia
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -88,6 +89,7 @@ type job struct {
 	began  time.Time
 	late   func()
 	done   chan struct{} // closed when it is
+	panic  error         // why it stopped half-way; nil if it did not. Written before done is closed.
 }
 
 func newWorker() *worker {
@@ -201,7 +203,7 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 	for err == nil {
 		select {
 		case <-j.done:
-			return nil
+			return j.panic
 		case <-ctx.Done():
 			err = stopped(ctx)
 		case <-timer.C:
@@ -216,7 +218,7 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 	defer w.mu.Unlock()
 	select {
 	case <-j.done:
-		return nil
+		return j.panic
 	default:
 	}
 	r.alone.Store(true)
@@ -224,9 +226,17 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 	return err
 }
 
-// finish does a job, in a thread of its own.
+// finish does a job, in a thread of its own. A job that panics fails, and the process goes on: what the driver says of one GPU does not
+// take the others down.
 func (w *worker) finish(j *job, f func()) {
-	f()
+	func() {
+		defer func() {
+			if cause := recover(); cause != nil {
+				j.panic = fmt.Errorf("what the driver said could not be read: %v", cause)
+			}
+		}()
+		f()
+	}()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	close(j.done)

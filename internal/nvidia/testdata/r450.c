@@ -6,7 +6,7 @@
 // that it is of version V, with -DGPUS=N it has the first N GPUs only, or up to 16, with -DHANGS="F" calls about all but GPU 0 do not return
 // while there is a file F, and with -DMODULE="F" it works only while the file F,
 // which stands for the kernel module, has its version. With -DBINDINGS it has R575's system events: each set has three, which
-// are given two and one.
+// are given two and one. With -DLIES=1 or 2, lists have lengths that cannot be, and with -DMANY=N, N processes are on each GPU.
 
 #define _DEFAULT_SOURCE
 #include <stdio.h>
@@ -261,10 +261,34 @@ ret_t nvmlDeviceSetComputeMode(struct device *d, unsigned mode) { ASK(d); return
 typedef struct { unsigned pid; unsigned long long memory; } process_t;
 ret_t nvmlDeviceGetComputeRunningProcesses(struct device *d, unsigned *n, process_t *p) {
 	ASK(d);
+#ifdef MANY
+	if (*n < MANY) return *n = MANY, INSUFFICIENT_SIZE;
+	for (unsigned i = 0; i < MANY; i++) p[i] = (process_t){i, 0};
+	return *n = MANY, SUCCESS;
+#elif LIES == 1
+	return *n = 1000, SUCCESS;
+#elif LIES == 2
+	return *n = (1u << 31) - 1, INSUFFICIENT_SIZE;
+#endif
 	if (*n < 2) return *n = 2, INSUFFICIENT_SIZE;
 	p[0] = (process_t){4711, 1 << 20}, p[1] = (process_t){4712, -1ull};
 	return *n = 2, SUCCESS;
 }
+
+#ifdef LIES // the size of a list that it was asked for, and another one when it is given room
+typedef struct { unsigned start, size; } placement_t;
+ret_t nvmlDeviceGetGpuInstancePossiblePlacements(struct device *d, unsigned profile, placement_t *p, unsigned *n) {
+	ASK(d);
+	(void)profile;
+	return *n = p ? 1000 : LIES == 1 ? 2 : -1u, SUCCESS;
+}
+// More instances than there is room for.
+ret_t nvmlDeviceGetGpuInstances(struct device *d, unsigned profile, void **instances, unsigned *n) {
+	ASK(d);
+	(void)profile, (void)instances;
+	return *n = -1u, SUCCESS;
+}
+#endif
 
 #ifndef FABRIC
 ret_t nvmlDeviceResetApplicationsClocks(struct device *d) { ASK(d); return NO_PERMISSION; }
