@@ -18,11 +18,12 @@ const (
 	maxShown = 40        // bytes of a wrong name that a reason shows
 )
 
-// A UUID is kubelet's ID of a device, a word of comma-separated lists and a name in CDI specs. Drivers before R470 have names with
+// A UUID is the kubelet's ID of a device, a word of comma-separated lists and a name in CDI specs. Without NVIDIA's prefix it
+// could be a word of those lists with a meaning of its own: all, none, void or an index. Drivers before R470 have names with
 // slashes for MIG devices.
 var (
-	uuidPattern   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
-	oldMIGPattern = regexp.MustCompile(`^MIG-GPU-[A-Za-z0-9-]+/\d+/\d+$`)
+	gpuPattern = regexp.MustCompile(`^GPU-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+	migPattern = regexp.MustCompile(`^MIG-([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|GPU-[A-Za-z0-9-]+/\d+/\d+)$`)
 )
 
 // Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told apart. They are in LeftOut, with
@@ -37,9 +38,13 @@ func Identify(s, last Snapshot) Snapshot {
 		}
 	}
 	wrong := func(uuid string, p place) string {
+		pattern, prefix := gpuPattern, "GPU-"
+		if p.mig >= 0 {
+			pattern, prefix = migPattern, "MIG-"
+		}
 		switch {
-		case len(uuid) > maxName || !uuidPattern.MatchString(uuid) && (p.mig < 0 || !oldMIGPattern.MatchString(uuid)):
-			return fmt.Sprintf("its UUID %s is not one that can name a device", shown(uuid))
+		case len(uuid) > maxName || !pattern.MatchString(uuid):
+			return fmt.Sprintf("its UUID %s is not one of NVIDIA's, which begin with %s", shown(uuid), prefix)
 		case owners[uuid] != p:
 			return fmt.Sprintf("its UUID %s is that of another device", shown(uuid))
 		}

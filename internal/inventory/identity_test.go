@@ -23,9 +23,9 @@ func TestIdentify(t *testing.T) {
 		}
 		return g
 	}
-	long := strings.Repeat("x", 96)
+	long := "GPU-" + strings.Repeat("x", 92)
 	good := inventory.Snapshot{
-		GPUs:    []inventory.GPU{gpu(0, "GPU-a"), gpu(1, long), gpu(2, "GPU.b_c-3"), gpu(3, "4")},
+		GPUs:    []inventory.GPU{gpu(0, "GPU-a"), gpu(1, long), gpu(2, "GPU-b_c.3"), gpu(3, "GPU-4")},
 		LeftOut: []inventory.LeftOut{{Index: 4, Reason: "it is lost"}},
 	}
 	good.GPUs[0].Model, good.GPUs[1].Minor = long, 1<<20-1
@@ -39,7 +39,7 @@ func TestIdentify(t *testing.T) {
 	want := inventory.Snapshot{
 		GPUs: []inventory.GPU{gpu(0, "GPU-a")},
 		LeftOut: []inventory.LeftOut{
-			{Index: 1, Reason: `the GPU cannot be identified: its UUID "` + long[:40] + `"... (97 bytes) is not one that can name a device`},
+			{Index: 1, Reason: `the GPU cannot be identified: its UUID "` + long[:40] + `"... (97 bytes) is not one of NVIDIA's, which begin with GPU-`},
 			{Index: 2, Reason: "the GPU cannot be identified: its minor number 1048576 is out of range"},
 			{Index: 3, Reason: `the GPU cannot be identified: its UUID "GPU-a" is that of another device`},
 			{Index: 4, Reason: "it is lost"},
@@ -85,6 +85,25 @@ func TestModelThatIsNotPlainText(t *testing.T) {
 	}
 }
 
+// TestWordsThatAreNoUUIDs: a list of devices gives these words a meaning of their own, or other characters could be part of a path. A
+// device without a UUID of NVIDIA's form is left out, and the others are served.
+func TestWordsThatAreNoUUIDs(t *testing.T) {
+	t.Parallel()
+	for _, uuid := range []string{
+		"", "all", "ALL", "none", "void", "0", "0:0", "x", strings.Repeat("x", 90), "GPU-", "GPU", "gpu-a", "GPU-a,GPU-b", "GPU-a b", "GPU-../x",
+		"GPU-a/0", "GPU-a::0", "GPU-a\n", "GPU--", "GPU-é", "MIG-a", "IGPU-a", "nvidia.com/gpu=all",
+	} {
+		s := inventory.Identify(inventory.Snapshot{GPUs: []inventory.GPU{
+			{UUID: "GPU-a"}, {UUID: uuid, Index: 1}, {UUID: "GPU-c", Index: 2, MIGDevices: []inventory.MIGDevice{
+				{UUID: strings.Replace(uuid, "MIG-a", "GPU-d", 1)}, {UUID: "MIG-b", Index: 1},
+			}},
+		}}, inventory.Snapshot{})
+		if len(s.GPUs) != 2 || len(s.GPUs[1].MIGDevices) != 1 || len(s.LeftOut) != 2 {
+			t.Errorf("%q: %+v", uuid, s)
+		}
+	}
+}
+
 func TestIdentifyMIGDevices(t *testing.T) {
 	t.Parallel()
 	const old = "MIG-GPU-0a1b/13/0"
@@ -105,8 +124,8 @@ func TestIdentifyMIGDevices(t *testing.T) {
 	}
 	const mig, gpu = "cannot be identified: its UUID ", "the GPU cannot be identified: its "
 	want := []string{
-		"0 MIG device 0:2 " + mig + `"MIG/a" is not one that can name a device`, "0 MIG device 0:3 " + mig + `"MIG-a" is that of another device`,
-		"0 MIG device 0:4 " + mig + `"GPU-b" is that of another device`, "1 " + gpu + `UUID "` + old + `0" is not one that can name a device`,
+		"0 MIG device 0:2 " + mig + `"MIG/a" is not one of NVIDIA's, which begin with MIG-`, "0 MIG device 0:3 " + mig + `"MIG-a" is that of another device`,
+		"0 MIG device 0:4 " + mig + `"GPU-b" is not one of NVIDIA's, which begin with MIG-`, "1 " + gpu + `UUID "` + old + `0" is not one of NVIDIA's, which begin with GPU-`,
 		"2 " + gpu + "minor number -1 is out of range",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
