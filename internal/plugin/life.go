@@ -150,7 +150,8 @@ func newServer(s *service) *grpc.Server {
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ChainUnaryInterceptor(countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log), freeMemory),
+		grpc.StatsHandler(newRequestLimit()),
+		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log), freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(s.log)),
 	)
 	pluginapi.RegisterDevicePluginServer(server, s)
