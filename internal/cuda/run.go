@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 // Command is the command by which a process of this program proves that CUDA works on a device. Its arguments are the driver root and
@@ -95,8 +96,8 @@ type child struct {
 	ended   chan struct{}
 
 	// What is known of it after ended.
-	said     bytes.Buffer // on its standard error
-	function string       // that it called last
+	said     *files.Head // what it prints to standard error
+	function string      // that it called last
 	answer   *result
 	err      error
 }
@@ -127,7 +128,8 @@ func (c *child) start(driverRoot, uuid string) (*os.File, error) {
 	c.command = exec.Command("/proc/self/exe", Command, driverRoot, uuid) //nolint:noctx // watch kills it
 	c.command.Args[0] = "gpu-device-plugin"                               // under another name the program is another command
 	c.command.ExtraFiles = []*os.File{out}
-	c.command.Stderr = &limited{&c.said, maxSaid}
+	c.said = files.NewHead(maxSaid)
+	c.command.Stderr = c.said
 	c.command.WaitDelay = endPatience
 	c.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	for _, v := range os.Environ() {
@@ -223,15 +225,4 @@ func ownMemory(pid int) int64 {
 		}
 	}
 	return sum
-}
-
-// limited keeps the first bytes of what is written.
-type limited struct {
-	to   *bytes.Buffer
-	most int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	_, err := l.to.Write(p[:min(len(p), max(0, l.most-l.to.Len()))])
-	return len(p), err
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -65,6 +65,9 @@ func ModeFailure(err error, said string) error {
 // modeTimeout is how long the driver may take to reset a GPU for its MIG mode. Nothing is known of any GPU meanwhile.
 const modeTimeout = time.Minute
 
+// maxModeOutput is how much of what that process prints is kept, in bytes.
+const maxModeOutput = 4 << 10
+
 // modeEnd is the longest wait for a process that was killed.
 const modeEnd = 2 * time.Second
 
@@ -114,7 +117,7 @@ func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode)
 	c := exec.CommandContext(ctx, "/proc/self/exe", SetMIGModeCommand, m.DriverRoot, uuid, mode.String())
 	c.Args[0] = "gpu-device-plugin" // under another name the program is another command
 	c.WaitDelay = time.Second
-	var said bytes.Buffer
-	c.Stderr = &said
+	said := files.NewHead(maxModeOutput)
+	c.Stderr = said
 	return ModeFailure(c.Run(), strings.TrimSpace(said.String()))
 }

@@ -66,8 +66,25 @@ func (p *PodResources) list(ctx context.Context) (listing, error) {
 		if err != nil {
 			return listing{}, fmt.Errorf("ask kubelet for the devices of pods: %w", err)
 		}
+		if devices := devicesIn(answer); devices > maxHeld {
+			return listing{}, fmt.Errorf("the kubelet's PodResources socket names %d devices of pods; more than %d are not read", devices, maxHeld)
+		}
 		return listingOf(answer), nil
 	})
+}
+
+// maxHeld bounds the devices that pods hold in one answer: more than a list of one resource has, and few enough for little memory.
+const maxHeld = 1 << 17
+
+func devicesIn(answer *podresources.ListPodResourcesResponse) (n int) {
+	for _, pod := range answer.GetPodResources() {
+		for _, container := range pod.GetContainers() {
+			for _, d := range container.GetDevices() {
+				n += len(d.GetDeviceIds()) * max(1, len(d.GetTopology().GetNodes()))
+			}
+		}
+	}
+	return n
 }
 
 // noNode stands for a NUMA node that is not known.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,8 @@ type accounts struct {
 	asked  atomic.Int32
 	listed atomic.Int32
 	padded int // bytes that its answers about pods have more
+	// foreign is how many devices pods hold besides.
+	foreign atomic.Int32
 }
 
 func (a *accounts) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (
@@ -50,6 +53,13 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}})
 	}
 	devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"c"}})
+	if n := int(a.foreign.Load()); n > 0 {
+		foreign := &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu"}
+		for i := range n {
+			foreign.DeviceIds = append(foreign.DeviceIds, strconv.Itoa(i))
+		}
+		devices = append(devices, foreign)
+	}
 	container := &podresources.ContainerResources{Name: "main" + strings.Repeat("n", a.padded), Devices: devices, DynamicResources: []*podresources.DynamicResource{
 		{ClaimNamespace: "ns", ClaimName: "one", ClaimResources: []*podresources.ClaimResource{
 			{DriverName: "gpu.nvidia.com", PoolName: "node", DeviceName: "gpu-0", ShareId: new("s")},
@@ -84,6 +94,23 @@ func TestLargeAccount(t *testing.T) {
 	service := &accounts{padded: 18 << 20}
 	if held, err := service.client(t, nil).Held(t.Context()); err != nil || len(held) != 2 {
 		t.Errorf("%d devices: %v", len(held), err)
+	}
+}
+
+// TestAccountWithTooManyDevices: an answer with more devices than a node has is an error, and the next one is read.
+func TestAccountWithTooManyDevices(t *testing.T) {
+	t.Parallel()
+	service := &accounts{}
+	client := service.client(t, nil)
+	for _, tt := range []struct {
+		devices int32
+		refused bool
+	}{{131069, false}, {600_000, true}, {0, false}} {
+		service.foreign.Store(tt.devices)
+		held, err := client.Held(t.Context())
+		if refused := err != nil && strings.Contains(err.Error(), "devices of pods"); refused != tt.refused || refused != (len(held) == 0) {
+			t.Errorf("%d devices more: %d, %v", tt.devices, len(held), err)
+		}
 	}
 }
 

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 const (
@@ -18,6 +21,8 @@ const (
 	ResetTimeout = 2 * time.Minute
 	// maxResetOutput is how much of what nvidia-smi prints about a reset is in an error, in bytes: it lists the GPUs that go together.
 	maxResetOutput = 1000
+	// maxOutput is how much of the output of nvidia-smi is kept, in bytes.
+	maxOutput = 64 << 10
 	// resetDone is in what nvidia-smi prints for each GPU that it has reset.
 	resetDone = "successfully reset"
 )
@@ -75,7 +80,7 @@ func SMIReset(driverRoot string, instead ...string) func(ctx context.Context, ad
 			c.Args[0] = "gpu-device-plugin" // under another name the program is another command
 		}
 		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		output, err := c.CombinedOutput()
+		output, err := bounded(c)
 		said := printable(output, maxResetOutput)
 		switch {
 		case err != nil:
@@ -85,6 +90,14 @@ func SMIReset(driverRoot string, instead ...string) func(ctx context.Context, ad
 		}
 		return nil
 	}
+}
+
+// bounded runs a program and returns the beginning of what it prints.
+func bounded(c *exec.Cmd) ([]byte, error) {
+	head := files.NewHead(maxOutput)
+	c.Stdout, c.Stderr = head, head
+	err := c.Run()
+	return head.Bytes(), err
 }
 
 // printable returns text in one line, without what a terminal would follow, and not more of it than so many bytes.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,13 +30,18 @@ func TestSMIReset(t *testing.T) { // not parallel: a process that is forked mean
 		"many warnings": {`yes word | head -n 1000; echo "GPU 0000:1b:00.0 was successfully reset."`, ""},
 		"no word":       {"exit 3", "nvidia-smi: exit status 3: it printed nothing"},
 		"garbage":       {`head -c 100000 /dev/zero | tr '\0' '\377'; exit 1`, "exit status 1: it printed nothing"},
-		"very much":     {`yes word | head -n 100000; exit 1`, "word word"},
+		"very much":     {`yes word | head -c 50000000; exit 1`, "word word"},
 	} {
 		root := writeTree(t, map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\n" + test.script + "\n"})
 		if err := os.Chmod(filepath.Join(root, "usr/bin/nvidia-smi"), 0o700); err != nil {
 			t.Fatal(err)
 		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
 		err := nvidia.SMIReset(root)(t.Context(), []string{"0000:1b:00.0", "0000:43:00.0"})
+		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 20<<20 {
+			t.Errorf("%s: it took %d bytes of memory", name, after.TotalAlloc-before.TotalAlloc)
+		}
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 1100) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}

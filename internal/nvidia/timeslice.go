@@ -97,7 +97,7 @@ func smi(ctx context.Context, driverRoot string, args ...string) *exec.Cmd {
 // setTimeSlice runs the program, and waits until it has ended.
 func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
 	c := smi(ctx, driverRoot, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
-	output, err := c.CombinedOutput()
+	output, err := bounded(c)
 	if err == nil {
 		return nil
 	}
