@@ -95,6 +95,22 @@ func (w *Writer) write(class edits.CDIClass, spec *specs.Spec, by edits.IDStrate
 	return alike(spec, spec), nil
 }
 
+// DeviceFiles returns the paths of the spec files of devices in a folder of specs. NVIDIA's device
+// plugin uses the same names. A folder that is not there has none.
+func DeviceFiles(dir string) (paths []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !files.IsAbsent(err) {
+		return nil, fmt.Errorf("list the CDI specs of devices: %w", err)
+	}
+	for _, e := range entries {
+		class, ours := strings.CutPrefix(e.Name(), cdilib.GenerateSpecName(edits.CDIVendor, ""))
+		if class, isSpec := strings.CutSuffix(class, ".json"); ours && isSpec && class != "" {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths, nil
+}
+
 // readableByAll is the mode of spec files: runtimes of other users read them, too.
 const readableByAll = 0o644
 

@@ -59,7 +59,7 @@ func (p Program) newRootCommand() *cobra.Command {
 		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
 		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
-		p.newDiscoveryCommand(), newResetCommand(),
+		p.newDiscoveryCommand(), newResetCommand(), newCleanupCommand(),
 		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(), newSimulatedSMICommand(),
 	)
 	if p.Cluster != nil {

@@ -49,7 +49,7 @@ func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread()} 
 
 // Commands returns the commands that need the API server.
 func (c *Cluster) Commands() []*cobra.Command {
-	return []*cobra.Command{newConfigManagerCommand(c.options)}
+	return []*cobra.Command{newConfigManagerCommand(c.options), newCleanupCommand(c.options)}
 }
 
 // Choose prepares for a daemon with these flags and this environment. It returns which file is the configuration file, if a label of

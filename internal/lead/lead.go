@@ -108,6 +108,15 @@ func New(o Options) *Lead {
 	return l
 }
 
+// IsTaken reports whether a process leads that meets the others in a folder. It changes nothing.
+func IsTaken(ctx context.Context, dir string) bool {
+	conn, there := dial(ctx, filepath.Join(dir, socketName))
+	if conn != nil {
+		_ = conn.Close() // it was only to be there
+	}
+	return there
+}
+
 // Statuses returns the feed of who leads.
 func (l *Lead) Statuses() *feed.Feed[Status] { return &l.statuses }
 

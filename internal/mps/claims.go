@@ -333,5 +333,8 @@ func lockRoot(root string) (unlock func(), err error) {
 	return lock.Close, nil
 }
 
+// IsSupervised reports whether mps-control-daemon works in a root.
+func IsSupervised(root string) bool { return root != "" && supervised(root) }
+
 // supervised reports whether a Supervisor works in a root.
 func supervised(root string) bool { return files.IsLocked(filepath.Join(root, lockFile)) }

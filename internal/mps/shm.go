@@ -47,6 +47,24 @@ func MountSHM(root string) error {
 	return nil
 }
 
+// UnmountSHM unmounts what MountSHM has mounted below root, if it is mounted.
+func UnmountSHM(root string) error {
+	dir := filepath.Join(root, shmFolder)
+	switch mounted, err := isMounted(dir); {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look at the folder of shared memory: %w", err)
+	case !mounted:
+		return nil
+	}
+	if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("unmount the shared memory at %s: %w; it takes CAP_SYS_ADMIN, and a root that is mounted with Bidirectional "+
+			"propagation, and no process may use it", dir, err)
+	}
+	return nil
+}
+
 // isMounted reports whether something is mounted on a folder: then it is of another device than the folder it is in.
 func isMounted(dir string) (bool, error) {
 	var own, parent syscall.Stat_t

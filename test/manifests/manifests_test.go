@@ -48,9 +48,12 @@ type kustomization struct {
 // mpsFolder is not in static, as it needs a ConfigMap.
 const mpsFolder = "../../deployments/mps-control-daemon"
 
+// cleanupFolder is for after the program.
+const cleanupFolder = "../../deployments/cleanup"
+
 func TestStaticManifestsAreListed(t *testing.T) {
 	t.Parallel()
-	for _, folder := range []string{static, mpsFolder} {
+	for _, folder := range []string{static, mpsFolder, cleanupFolder} {
 		data, err := os.ReadFile(filepath.Join(folder, "kustomization.yaml"))
 		if err != nil {
 			t.Fatal(err)

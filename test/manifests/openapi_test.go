@@ -131,7 +131,7 @@ func TestOpenAPI(t *testing.T) {
 	if err != nil || len(statics) < 4 {
 		t.Fatalf("manifests %v, error %v", statics, err)
 	}
-	statics = append(statics, filepath.Join(mpsFolder, "mps-control-daemon.yaml"))
+	statics = append(statics, filepath.Join(mpsFolder, "mps-control-daemon.yaml"), filepath.Join(cleanupFolder, "cleanup.yaml"))
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,86 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+// cleanupTimeout bounds the requests of a cleanup.
+const cleanupTimeout = 30 * time.Second
+
+const cleanupLong = `cleanup-node removes what an uninstalled daemon has left on its Node object: its taints, its condition, its labels and
+annotations, and its pauses of DaemonSets. The command cleanup removes what is left on the node itself.`
+
+func newCleanupCommand(o Options) *cobra.Command {
+	var settings config.Config
+	var dry bool
+	cmd := &cobra.Command{
+		Use: "cleanup-node", Short: "Remove what an uninstalled daemon has left on its Node object", Long: cleanupLong, Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&settings.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
+		"file with the address and the credentials of the API server [$KUBECONFIG]")
+	cmd.Flags().StringVar(&settings.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of the node [$NODE_NAME]")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would be removed, and remove nothing")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if settings.NodeName == "" {
+			return errors.New("the name of the node is not known: set --node-name or NODE_NAME")
+		}
+		done, err := CleanNode(cmd.Context(), o, settings, dry)
+		return errors.Join(daemon.PrintRemovals(cmd.OutOrStdout(), done, dry), err)
+	}
+	return cmd
+}
+
+// CleanNode removes what an uninstalled daemon has left on its Node: taints, the condition, labels
+// and annotations, and it lets DaemonSets run again that are paused for a MIG layout. It needs no
+// daemon. With dry, it removes nothing.
+func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool) (done []daemon.Removal, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	client := kubeapi.New(kubeapi.Options{
+		Kubeconfig: settings.Kubeconfig, Node: settings.NodeName, Version: version.String(), Dial: o.Dial,
+	})
+	node, err := client.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	remove := func(what string, work func() error) {
+		if !dry {
+			if failed := work(); failed != nil {
+				err = errors.Join(err, failed)
+				return
+			}
+		}
+		done = append(done, daemon.Removal{What: what + " of the Node " + settings.NodeName})
+	}
+	for _, taint := range kubeapi.OwnTaints() {
+		if taint.IsOn(node) {
+			remove("taint "+taint.String(), func() error { return client.SetTaint(ctx, taint, false, time.Now()) })
+		}
+	}
+	if slices.ContainsFunc(node.Conditions, func(c kubeapi.Condition) bool { return c.Type == conditionType }) {
+		remove("condition "+conditionType, func() error { return client.RemoveCondition(ctx, conditionType) })
+	}
+	if paused := pausedOn(node); len(paused) > 0 {
+		remove("pause by "+strings.Join(paused, ", "), func() error {
+			_, err := client.SwapLabels(ctx, node.UID, paused, pausedForMIG, deployed)
+			return err
+		})
+	}
+	owned, failed := client.OwnFields(ctx)
+	if err = errors.Join(err, failed); len(owned) > 0 {
+		remove("labels and annotations "+strings.Join(owned, ", "), func() error { return client.RemoveOwnFields(ctx, node.UID) })
+	}
+	return done, err
+}
