@@ -82,7 +82,8 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		v.sentence(w, fmt.Sprintf("driver call that does not return: %s since %s", c, v.since(c.Since)))
 	}
 	for _, line := range []struct{ what, text string }{
-		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch}, {"configuration file not used", s.ConfigError},
+		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch},
+		{"GPUs and virtual functions given to virtual machines", awayLine(s.GivenAway)}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
 		{"PodResources not asked", s.PodResourcesError}, {"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
@@ -115,6 +116,14 @@ func printStatus(w io.Writer, s status.Status, v view) {
 			v.sentence(w, kind.name+": "+sentence)
 		}
 	}
+}
+
+// awayLine says how many GPUs containers cannot use because they are given to virtual machines.
+func awayLine(count int) string {
+	if count == 0 {
+		return ""
+	}
+	return fmt.Sprint(count)
 }
 
 // holderSentences say which container holds which device, by the device's index.

@@ -106,6 +106,7 @@ type daemon struct {
 	watcher        *config.Watcher
 	driver         *nvidia.Driver
 	node           *simulator.Node // nil on a real node
+	pci            *pciBus
 	recorder       recording.Recorder
 	lead           *lead.Lead
 	told           *Told
@@ -164,6 +165,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
 		return nil, err
 	}
+	d.pci = &pciBus{root: nodeRoot(d.node)}
 	d.recordFromStart(ctx)
 	sweepLeftovers(c)
 	directory, err := d.newDirectory(ctx)

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -29,8 +30,31 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,
-		PCIGPUs: sync.OnceValue(func() int { return nodefacts.PCIGPUs(nodeRoot(d.node)) }),
+		PCIGPUs: d.pci.count,
 	}).Run(ctx)
+}
+
+// pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver when a virtual machine wants them.
+const pciEvery = time.Minute
+
+// A pciBus counts the GPUs on the PCI bus of a node.
+type pciBus struct {
+	root fs.FS
+
+	mu        sync.Mutex // guards the rest
+	counted   time.Time
+	own, away int
+}
+
+// count returns how many GPUs the node has, and how many are given to virtual machines beside these.
+func (b *pciBus) count() (own, away int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if time.Since(b.counted) >= pciEvery {
+		b.own, b.away = nodefacts.PCIGPUs(b.root)
+		b.counted = time.Now()
+	}
+	return b.own, b.away
 }
 
 // podDevices knows which containers hold which devices, by resources and by claims.

@@ -39,6 +39,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 	}
+	_, s.GivenAway = d.pci.count()
 	addUnits(s.GPUs, offered)
 	for i := range s.Resources {
 		_, s.Resources[i].Planned = offered.Resource(s.Resources[i].Name)

@@ -60,24 +60,25 @@ type Fact[T any] struct {
 
 // NodeFacts are what is known of a node. Paths are those that the node has.
 type NodeFacts struct {
-	Settings     Settings
-	Today        time.Time // zero if it does not matter
-	Simulated    bool      // the GPUs are; the files of the driver are then those of the simulated node
-	GPUs         Fact[[]PCIDevice]
-	NVSwitches   Fact[[]PCIDevice]
-	Module       Fact[string]   // the version of the loaded kernel module; empty if it is not loaded
-	Modules      Fact[[]string] // the names of all kernel modules that are loaded
-	Library      Fact[NVMLLibrary]
-	Devices      Fact[Devices]  // of the node
-	Container    Fact[Devices]  // of the container in which doctor runs; Missing if it runs in none
-	Processes    Fact[[]string] // the names of those that run, cut to 15 bytes by the kernel
-	Runtime      Fact[Runtime]
-	Toolkit      Fact[Toolkit]
-	Specs        Fact[[]Spec]
-	SELinux      Fact[SELinux]
-	Kubelet      Fact[Kubelet]
-	PodResources Fact[PodResourcesAnswer]
-	Daemon       Fact[Daemon]
+	Settings      Settings
+	Today         time.Time         // zero if it does not matter
+	Simulated     bool              // the GPUs are; the files of the driver are then those of the simulated node
+	GPUs          Fact[[]PCIDevice] // without those that are given to virtual machines
+	GPUsGivenAway Fact[[]PCIDevice]
+	NVSwitches    Fact[[]PCIDevice]
+	Module        Fact[string]   // the version of the loaded kernel module; empty if it is not loaded
+	Modules       Fact[[]string] // the names of all kernel modules that are loaded
+	Library       Fact[NVMLLibrary]
+	Devices       Fact[Devices]  // of the node
+	Container     Fact[Devices]  // of the container in which doctor runs; Missing if it runs in none
+	Processes     Fact[[]string] // the names of those that run, cut to 15 bytes by the kernel
+	Runtime       Fact[Runtime]
+	Toolkit       Fact[Toolkit]
+	Specs         Fact[[]Spec]
+	SELinux       Fact[SELinux]
+	Kubelet       Fact[Kubelet]
+	PodResources  Fact[PodResourcesAnswer]
+	Daemon        Fact[Daemon]
 }
 
 // Settings are the options of the daemon that matter for its node.

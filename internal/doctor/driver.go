@@ -15,6 +15,18 @@ import (
 type PCIDevice struct {
 	Address string // such as "0000:3b:00.0"
 	Driver  string // the kernel module it is bound to; empty if it is bound to none
+	Parent  string // the address of the GPU that it is a virtual function of; empty if it is none
+}
+
+// GivenAway says how the device is given to virtual machines, so that no container of this node can use it; empty if it is not.
+func (d PCIDevice) GivenAway() string {
+	switch {
+	case d.Parent != "":
+		return "it is a virtual function of " + d.Parent
+	case strings.Contains(d.Driver, "vfio"), d.Driver == "pci-stub", d.Driver == "pciback", d.Driver == "xen-pciback":
+		return "it is bound to " + d.Driver
+	}
+	return ""
 }
 
 // NVMLLibrary is NVML's library.
@@ -70,8 +82,24 @@ const nvidiaMajor = 195
 
 const kernelMessages = "dmesg | grep -iE 'nvidia|NVRM' | tail -20"
 
+// maxAwayShown is how many of the GPUs that are given to virtual machines are shown. A node may have hundreds of virtual functions.
+const maxAwayShown = 8
+
 func gpus(f *NodeFacts, r *findings) {
 	if !known(r, f.GPUs) {
+		return
+	}
+	if away := f.GPUsGivenAway.Value; len(away) > 0 {
+		var evidence []string
+		for _, g := range away[:min(len(away), maxAwayShown)] {
+			evidence = append(evidence, "/sys/bus/pci/devices/"+g.Address+": "+g.GivenAway())
+		}
+		if more := len(away) - maxAwayShown; more > 0 {
+			evidence = append(evidence, fmt.Sprintf("and %d more", more))
+		}
+		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
+	}
+	if len(f.GPUs.Value) == 0 && len(f.GPUsGivenAway.Value) > 0 {
 		return
 	}
 	if len(f.GPUs.Value) == 0 {
@@ -82,8 +110,6 @@ func gpus(f *NodeFacts, r *findings) {
 		evidence := []string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + cmp.Or(g.Driver, "none")}
 		switch g.Driver {
 		case "nvidia":
-		case "vfio-pci":
-			r.info("GPU "+g.Address+" is given to a virtual machine: it is bound to vfio-pci", evidence)
 		case "nouveau":
 			r.fail("GPU "+g.Address+" is bound to nouveau, which keeps NVIDIA's driver from it", evidence,
 				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf",

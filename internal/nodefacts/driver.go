@@ -40,21 +40,32 @@ func pciDevices(r root, class string) ([]doctor.PCIDevice, error) {
 		} else if target, err := fs.ReadLink(r.FS, path.Join(device, "driver")); err == nil {
 			d.Driver = path.Base(target)
 		}
+		if parent, err := r.link(device + "/physfn"); err == nil {
+			d.Parent = path.Base(parent)
+		}
 		found = append(found, d)
 	}
 	return found, err
 }
 
-// PCIGPUs returns how many NVIDIA GPUs are on the PCI bus of a node with this root folder, without those that are given to virtual
-// machines; 0 where that cannot be read.
-func PCIGPUs(node fs.FS) (count int) {
+// pciGPUs returns the GPUs on the PCI bus that containers of the node can have, or those that are given to virtual machines.
+func pciGPUs(r root, away bool) ([]doctor.PCIDevice, error) {
+	found, err := pciDevices(r, gpuClass)
+	return slices.DeleteFunc(found, func(d doctor.PCIDevice) bool { return (d.GivenAway() != "") != away }), err
+}
+
+// PCIGPUs returns how many NVIDIA GPUs are on the PCI bus of a node with this root folder, and how many GPUs and virtual functions of GPUs
+// are given to virtual machines beside these; 0 where that cannot be read.
+func PCIGPUs(node fs.FS) (own, away int) {
 	found, _ := pciDevices(root{node}, gpuClass)
 	for _, d := range found {
-		if d.Driver != "vfio-pci" {
-			count++
+		if d.GivenAway() != "" {
+			away++
+		} else {
+			own++
 		}
 	}
-	return count
+	return own, away
 }
 
 // moduleVersion returns the version of the kernel module; empty if it is not loaded.

@@ -252,7 +252,7 @@ var driverRows = []row{
 	},
 	{
 		name: "virtual machine", change: changes{"sys/bus/pci/devices/" + address + "/driver": "-> ../../drivers/vfio-pci"},
-		check: "gpus", severity: doctor.Info, says: "given to a virtual machine",
+		check: "gpus", severity: doctor.Info, says: "GPUs and virtual functions given to virtual machines: 1", shows: "it is bound to vfio-pci",
 	},
 	{
 		name: "none", change: changes{"sys/bus/pci/devices/" + address + "/vendor": "0x8086"},

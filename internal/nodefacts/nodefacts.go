@@ -48,7 +48,8 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	seen := func() string { return "" }
 	var waits []func()
 	waits = append(waits,
-		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, gpuClass) }),
+		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
+		read(ctx, &f.GPUsGivenAway, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
 		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, "0x0680") }),
 		read(ctx, &f.Module, "the version of the kernel module", seen, func() (string, error) { return moduleVersion(kernel) }),
 		read(ctx, &f.Modules, "the kernel's modules", seen, func() ([]string, error) { return modules(kernel) }),

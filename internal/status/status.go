@@ -14,6 +14,8 @@ type Status struct {
 	Simulated string `json:"simulated,omitempty"`
 	// Driver is the version of the driver; empty before the first look that succeeded.
 	Driver string `json:"driver,omitempty"`
+	// GivenAway is how many GPUs and virtual functions of GPUs of the node are given to virtual machines, so that no container can use them.
+	GivenAway int `json:"givenAway,omitempty"`
 	// DriverMismatch says that the driver's files on disk do not fit the kernel module, and what to do; empty if they fit.
 	DriverMismatch string `json:"driverMismatch,omitempty"`
 	// CUDA is the newest CUDA version that the driver supports.

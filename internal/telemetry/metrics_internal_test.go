@@ -86,7 +86,7 @@ func counted() *Counters {
 // scrape returns what an Exporter with this status and these counters answers, in the format that accept asks for.
 func scrape(t *testing.T, s status.Status, failed error, c *Counters, accept string) *httptest.ResponseRecorder {
 	t.Helper()
-	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c, PCIGPUs: func() int { return 8 }})
+	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c, PCIGPUs: func() (own, away int) { return 8, 2 }})
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
 	request.Header.Set("Accept", accept)
 	recorder := httptest.NewRecorder()

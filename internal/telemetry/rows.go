@@ -13,7 +13,11 @@ var (
 	}
 	pciGPUs = metric{
 		name: "gpu_device_plugin_pci_gpus", kind: gauge, series: "1",
-		help: "NVIDIA GPUs on the PCI bus at the first scrape, without those that are given to virtual machines. It needs no driver.",
+		help: "NVIDIA GPUs on the PCI bus, without those that are given to virtual machines. It needs no driver.",
+	}
+	pciGPUsGivenAway = metric{
+		name: "gpu_device_plugin_pci_gpus_given_away", kind: gauge, series: "1",
+		help: "NVIDIA GPUs on the PCI bus, and virtual functions of GPUs, that are given to virtual machines. It needs no driver.",
 	}
 	gpuInfo = metric{
 		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model", "minor"}, series: onePerGPU,
@@ -247,7 +251,7 @@ var (
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
 var daemonMetrics = []metric{
-	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
+	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
 	gpuHealth, gpuUnits, gpuFault, cudaProven, stepReached, stepChange, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,

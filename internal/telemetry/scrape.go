@@ -121,7 +121,9 @@ func (s *Exporter) page(ctx context.Context) *page {
 		s.options.Counters.send(out, now)
 	}
 	if s.options.PCIGPUs != nil {
-		pciGPUs.send(out, float64(s.options.PCIGPUs()))
+		own, away := s.options.PCIGPUs()
+		pciGPUs.send(out, float64(own))
+		pciGPUsGivenAway.send(out, float64(away))
 	}
 	if s.options.GPUs != nil {
 		s.options.GPUs.send(out)

@@ -63,8 +63,9 @@ type Options struct {
 	Counters *Counters
 	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
 	Problem *feed.Feed[error]
-	// PCIGPUs returns how many NVIDIA GPUs the node has by its PCI bus, with or without a driver; nil if that is not known.
-	PCIGPUs func() int
+	// PCIGPUs returns how many NVIDIA GPUs the node has by its PCI bus, with or without a driver, and how many are given to virtual machines
+	// beside these; nil if that is not known.
+	PCIGPUs func() (own, away int)
 	// GPUs are what the metrics of GPUs are made of; nil for none.
 	GPUs *GPUs
 }

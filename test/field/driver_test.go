@@ -2,11 +2,15 @@ package field_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -154,5 +158,47 @@ func TestStartWithDriverFilesThatDoNotFit(t *testing.T) {
 		if text, status := h.do("alive"); status != 0 {
 			t.Errorf("the daemon is not alive: %s", text)
 		}
+	}
+}
+
+// TestDoctorOnAHostOfVirtualMachines: virtual functions and GPUs of virtual machines need no driver of this node (160 functions, A12).
+func TestDoctorOnAHostOfVirtualMachines(t *testing.T) {
+	t.Parallel()
+	host := t.TempDir()
+	add := func(address, driver, parent string) {
+		folder := filepath.Join(host, "sys/bus/pci/devices", address)
+		for _, name := range []string{folder, filepath.Join(host, "sys/bus/pci/drivers", driver)} {
+			if err := os.MkdirAll(name, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put(t, filepath.Join(folder, "vendor"), "0x10de\n")
+		put(t, filepath.Join(folder, "class"), "0x030200\n")
+		for name, target := range map[string]string{"driver": "../../drivers/" + driver, "physfn": "../" + parent} {
+			if filepath.Base(target) != name+"s" && target != "../" {
+				if err := os.Symlink(target, filepath.Join(folder, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	add("0000:1b:00.0", "vfio-pci", "")
+	add("0009:01:00.0", "nvgrace-gpu-vfio-pci", "")
+	for i := range 160 {
+		add(fmt.Sprintf("0000:40:%02x.%d", i/8, i%8), []string{"nvidia", "vfio-pci"}[i%2], "0000:1b:00.0")
+	}
+	kernel := os.DirFS(host)
+	var said []string
+	for _, f := range doctor.Examine(nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel, Driver: kernel}.Gather(t.Context())) {
+		if slices.Contains([]string{"gpus", "driver", "device-nodes"}, f.Check) {
+			said = append(said, fmt.Sprint(f.Severity, " ", f.Message, " ", f.Evidence, f.Remedy))
+		}
+	}
+	text := strings.Join(said, "\n")
+	if !strings.Contains(text, "GPUs and virtual functions given to virtual machines: 162") || !strings.Contains(text, "and 154 more") {
+		t.Errorf("doctor does not count what virtual machines have:\n%s", text)
+	}
+	if strings.Contains(text, "/bind") || strings.Contains(text, "warning") || strings.Contains(text, "error") {
+		t.Errorf("doctor wants the driver for GPUs of virtual machines:\n%s", text)
 	}
 }
