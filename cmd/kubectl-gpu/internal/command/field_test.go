@@ -172,6 +172,10 @@ func TestFieldWhy(t *testing.T) {
 		"KEP-5004 the name of the class": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), claimed("q", "a", "gpu-0"),
 			pod("deviceclass.resource.kubernetes.io/gpu.nvidia.com: 1", "", "phase: Pending")}, nil,
 			"deviceclass.resource.kubernetes.io/gpu.nvidia.com is given by claims of the class gpu.nvidia.com. No node has devices for 1", "asks for no GPU"},
+		"KEP-5004 a class that is not there": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), pod("deviceclass.resource.kubernetes.io/mig: 1", "", "phase: Pending")}, answering(holding()),
+			"deviceclass.resource.kubernetes.io/mig is given by claims of a class, and no DeviceClass is called mig; nodes have nvidia.com/gpu", "asks for no GPU"},
+		"KEP-5004 a cordoned node": {[]string{strings.Replace(node("a", "", ""), "status:", "spec: {unschedulable: true}\nstatus:", 1), gpuClass, slicesOf("a", 1), pod(oneGPU, "", "phase: Pending")}, nil,
+			"Node a has devices for its claims, and it is cordoned: kubectl uncordon a.", ""},
 		"KEP-5004 a class with a name of another prefix": {[]string{node("a", "", ""), strings.ReplaceAll(gpuClass, "nvidia.com/gpu", "example.com/accelerator"),
 			slicesOf("a", 1), pod("example.com/accelerator: 2", "", "phase: Pending")}, nil, "example.com/accelerator is given by claims of the class gpu.nvidia.com. " +
 			"No node has devices for 2 example.com/accelerator of container c", "asks for no GPU"},
@@ -206,6 +210,9 @@ func TestFieldWhy(t *testing.T) {
 			"its affinity wants arch in Hopper, Ampere, and the node has arch=hopper.", ""},
 		"all GPUs for one cause": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")}, answering(ill),
 			"nearest is node a with 0 of 2, of which 2 cannot be given out (its daemon says: all 2: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator)).", "kubectl gpu list"},
+		"MPS does not answer": {[]string{node("a", "nvidia.com/gpu: 4", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")},
+			answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, MPS: []string{"nvidia.com/gpu: the MPS control daemon does not answer"}}),
+			"(its daemon says: nvidia.com/gpu: the MPS control daemon does not answer)", "count is older"},
 		"8 of 16 are departing": {[]string{node("a", "nvidia.com/gpu: 16", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 9", "", "phase: Pending")}, answering(departs),
 			"nearest is node a with 8 of 8 (its daemon says: 8 are departing: all 8: the number of shares changed).", "of 16"},
 		"all GPUs for one cause, by the condition": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0}, conditions: [{type: GPUHealthy, status: 'False', "+

@@ -64,6 +64,9 @@ func withheld(s status.Status, resource corev1.ResourceName) string {
 		}
 	}
 	parts = append(parts, reasons.texts(len(s.GPUs))...)
+	if len(parts) == 0 {
+		parts = slices.Concat(s.MPS, s.LeftOut)
+	}
 	if len(parts) == 0 && (at < 0 || s.Stale != "" || s.Quiet) {
 		if sum := status.Summarize(s); sum.State != status.AllServed {
 			parts = append(parts, sum.Text)

@@ -351,6 +351,9 @@ func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string
 			s.o.daemonsAre(ctx, zero)
 	}
 	text := fmt.Sprintf("No node has %s, and no DeviceClass has it as its extendedResourceName", name)
+	if own, is := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); is {
+		text = fmt.Sprintf("%s is given by claims of a class, and no DeviceClass is called %s", name, own)
+	}
 	if names := s.o.servedNames(); names != "" {
 		text += "; nodes have " + names + ": ask for one of these, or have it served"
 	}
