@@ -313,6 +313,7 @@ health:
   energyEvidence: true
   reopen: always
   kernelLog: true
+  interval: 10s
   validate: true
   suspectLimit: 1s
   unknownGrace: 2s
@@ -326,6 +327,7 @@ health:
 	want := health.Default()
 	want.FabricReported, want.IMEXGates, want.EnergyEvidence, want.ReopenAlways = true, true, true, true
 	want.Manual, want.SuspectLimit, want.UnknownGrace, want.FlapLimit, want.FlapWindow = true, time.Second, 2*time.Second, 4, 3*time.Hour
+	want.Interval = 10 * time.Second
 	want.Overrides = want.Overrides.With(48, health.RuleFatal).With(74, health.RuleIgnore).With(63, health.RuleSuspect).
 		With(31, health.RuleIgnore).With(45, health.RuleFatal)
 	if diff := cmp.Diff(want, c.Health); diff != "" {

@@ -24,7 +24,7 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 			known = append(known, key)
 		}
 	}
-	known = append(known, "health.kernelLog", "health.rebootFile", "health.validate", "dra.mode", "dra.driverName", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata") // the others have no flag
+	known = append(known, "health.kernelLog", "health.interval", "health.rebootFile", "health.validate", "dra.mode", "dra.driverName", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata") // the others have no flag
 	var claimed []string
 	for _, o := range config.Options() {
 		if o.Key != "" {

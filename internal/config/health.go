@@ -11,7 +11,9 @@ import (
 
 // health puts what file and environment say of faults into the Config. An environment variable wins over the file.
 func (d *document) health(c *Config, s Sources) {
+	interval := c.Health.Interval // an option has set it
 	c.Health = health.Default()
+	c.Health.Interval = interval
 	if s.Env != nil {
 		disable, _ := s.Env("DP_DISABLE_HEALTHCHECKS")
 		enable, _ := s.Env("DP_ENABLE_HEALTHCHECKS")

@@ -231,6 +231,11 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
 	},
 	{
+		flag: "health-interval", env: []string{"HEALTH_INTERVAL"}, key: "health.interval", fallback: "4s",
+		usage: "time between two readings of a GPU that looks well, 1s to 1m",
+		set:   setInterval(func(c *Config) *time.Duration { return &c.Health.Interval }, time.Second, time.Minute),
+	},
+	{
 		flag: "driver-at-least", env: []string{"DRIVER_AT_LEAST"}, key: "driver.atLeast",
 		usage: "oldest driver with which devices are offered, such as 580 or 580.95.05",
 		set:   driverVersion(func(c *Config) *string { return &c.Accepted.AtLeast }),

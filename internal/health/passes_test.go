@@ -131,7 +131,7 @@ func TestPassesTakeTime(t *testing.T) {
 
 func TestDefaultPolicy(t *testing.T) {
 	want := health.Policy{
-		SuspectLimit: 5 * time.Second, UnknownGrace: 10 * time.Second, Passes: 2, SuspectSettle: time.Second, Settle: 3 * time.Second,
+		Interval: 4 * time.Second, SuspectLimit: 5 * time.Second, UnknownGrace: 10 * time.Second, Passes: 2, SuspectSettle: time.Second, Settle: 3 * time.Second,
 		FlapLimit: 3, FlapWindow: 24 * time.Hour,
 	}
 	if diff := cmp.Diff(want, health.Default()); diff != "" {

@@ -13,6 +13,8 @@ import (
 // otherwise evidence of a reset is needed as well. A fault with the cure reboot needs a new boot ID, and one with the cure
 // hardware or human needs an operator.
 type Policy struct {
+	// Interval is the time between two readings of a GPU that looks well.
+	Interval  time.Duration
 	Overrides Overrides
 	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit time.Duration
@@ -43,6 +45,7 @@ type Policy struct {
 // Default returns the policy that counts if the operator sets no other.
 func Default() Policy {
 	return Policy{
+		Interval:      4 * time.Second,
 		SuspectLimit:  5 * time.Second,
 		UnknownGrace:  10 * time.Second,
 		Passes:        2,

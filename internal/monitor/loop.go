@@ -182,7 +182,7 @@ func (l *loop) begin(ctx context.Context) {
 	}
 	l.samples.hold()
 	if l.isQuiesced() {
-		l.looking, l.next = true, now.Add(l.options.Poll)
+		l.looking, l.next = true, now.Add(l.state.poll(l.options))
 		l.informed, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
 		l.start(func() error {
 			l.looks <- look{released: true, err: l.prober.close(ctx, closePatience)}
@@ -196,7 +196,7 @@ func (l *loop) begin(ctx context.Context) {
 		l.reopen = time.Time{}
 	}
 	l.looking, l.began = true, now
-	l.next = now.Add(l.options.Poll)
+	l.next = now.Add(l.state.poll(l.options))
 	driverCalls, sessionless := l.driverCalls, l.sessionless
 	l.informed, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
 	l.start(func() error {
@@ -264,7 +264,7 @@ func (l *loop) pace(look look) time.Duration {
 		l.refused++
 		return backoff(l.refused - 1)
 	case look.err != nil:
-		return l.options.Poll
+		return l.state.poll(l.options)
 	}
 	l.refused = 0
 	return l.state.pace(l.options, look.pinned)

@@ -84,7 +84,7 @@ type Options struct {
 	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of before a restart of
 	// the node are told; empty if it is not known: then they all stand.
 	BootID string
-	// Poll is the time between looks, 4 s; SuspectPoll while a verdict is being waited for, 1 s.
+	// Poll is the time between looks; that of the policy if zero. SuspectPoll is the time while a verdict is being waited for, 1 s.
 	Poll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
 	Gap time.Duration
@@ -100,7 +100,6 @@ func (o Options) withDefaults() Options {
 			*d = value
 		}
 	}
-	fill(&o.Poll, 4*time.Second)
 	fill(&o.SuspectPoll, time.Second)
 	fill(&o.Gap, 250*time.Millisecond)
 	if o.Metrics == nil {
@@ -119,6 +118,9 @@ const (
 	reopenFirst = time.Second
 	reopenMost  = 15 * time.Second
 )
+
+// defaultPoll is the time between looks where nothing else says one.
+const defaultPoll = 4 * time.Second
 
 // closePatience is how long a session may take to close.
 const closePatience = 5 * time.Second

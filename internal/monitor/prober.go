@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,7 +194,7 @@ func (l *eventListener) run(ctx context.Context) {
 			return
 		case l.ending.Load() || errors.Is(err, inventory.ErrNoAnswer):
 			select {
-			case <-time.After(l.monitor.options.Poll):
+			case <-time.After(cmp.Or(l.monitor.options.Poll, defaultPoll)):
 			case <-l.closed:
 				return
 			case <-ctx.Done():

@@ -414,9 +414,14 @@ func (t *nodeState) limit() time.Time {
 	return limit
 }
 
+// poll returns the time between two looks at GPUs that look well.
+func (t *nodeState) poll(o Options) time.Duration {
+	return cmp.Or(o.Poll, t.policy.Interval, defaultPoll)
+}
+
 // pace returns how long to wait for the next look while nothing happens.
 func (t *nodeState) pace(o Options, pinned bool) time.Duration {
-	pace := o.Poll
+	pace := t.poll(o)
 	if t.scan.LinksDue {
 		pace = o.SuspectPoll
 	}

@@ -193,6 +193,7 @@ func TestChartValues(t *testing.T) {
 			env: map[string]string{"DRIVER_AT_LEAST": "580", "DRIVER_BELOW": "595.10"},
 		},
 		{name: "CUDA is proven first", values: "{validate: true}", env: map[string]string{"VALIDATE": "true"}},
+		{name: "GPUs are read less often", values: "{healthInterval: 30s}", env: map[string]string{"HEALTH_INTERVAL": "30s"}},
 		{name: "no kernel log, whatever the file says", values: "{kernelLog: false}", env: map[string]string{"KERNEL_LOG": "false"}},
 		{name: "the node's processes, for what a file asks for", values: "{hostPID: true}", pids: true},
 		{name: "MIG", values: "{migStrategy: mixed}", admin: true,

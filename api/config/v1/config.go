@@ -269,6 +269,8 @@ type Health struct {
 	// Reopen is careful, or always: then NVML is opened anew to find a lost GPU also where that makes a GPU without persistence
 	// mode forget its power limits, clocks and compute mode.
 	Reopen *string `json:"reopen,omitempty"`
+	// Interval is the time between two readings of a GPU that looks well, 1s to 1m; the default is 4s.
+	Interval *Duration `json:"interval,omitempty"`
 	// KernelLog is true to read XIDs from the kernel log as well; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
 	// RebootFile is the absolute path of the file by which a restart of the node is asked for while a GPU needs one, such as

@@ -939,6 +939,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DEVICE_DISCOVERY_STRATEGY" .Values.deviceDiscoveryStrategy)
   (list "SHARED_DEVICES_ALLOCATION_POLICY" .Values.sharedDevicesAllocationPolicy)
   (list "KERNEL_LOG" .Values.kernelLog)
+  (list "HEALTH_INTERVAL" .Values.healthInterval)
   (list "DRIVER_AT_LEAST" .Values.driver.atLeast)
   (list "DRIVER_BELOW" .Values.driver.below)
   (list "VALIDATE" .Values.validate)
