@@ -19,19 +19,19 @@ var (
 	gpuSuffixes = append([]string{"family", "compute.major", "compute.minor"}, migSuffixes...)
 )
 
-// base adds product, count, replicas and sharing of a resource. Its key and its name are the same unless the configuration gives it
+// base adds product, count, replicas and sharing of a resource. The end of the product follows the model. Its key and its name are the same unless the configuration gives it
 // another name: then the key is the usual name.
-func (b *builder) base(key, name, product string, count int) {
+func (b *builder) base(key, name, model, end string, count int) {
 	suffix := strings.TrimPrefix(key, Prefix)
 	replicas, strategy := 1, resource.Unshared
 	sharing := b.options.Resources.Sharing
 	if rule, shared := sharing.RuleOf(name); shared {
 		replicas, strategy = rule.Replicas, max(sharing.Mode, resource.TimeSliced)
 		if rule.Rename == "" && !sharing.RenameByDefault {
-			product += "-SHARED"
+			end += "-SHARED"
 		}
 	}
-	b.put(suffix+".product", product)
+	b.product(suffix, model, end)
 	b.number(suffix+".count", count)
 	b.number(suffix+".replicas", replicas)
 	b.put(suffix+".sharing-strategy", strategy.String())
@@ -68,9 +68,9 @@ func (b *builder) wholeGPUs() {
 	g := best.first
 	if best.whole != nil {
 		g = best.whole
-		b.base(resource.WholeGPU, b.options.Resources.GPUName(g.Model), plain(g.Model), best.count)
+		b.base(resource.WholeGPU, b.options.Resources.GPUName(g.Model), g.Model, "", best.count)
 	} else {
-		b.put("gpu.product", plain(g.Model))
+		b.product("gpu", g.Model, "")
 		b.number("gpu.count", best.count)
 		b.number("gpu.replicas", 0)
 		b.put("gpu.sharing-strategy", resource.Unshared.String())
@@ -113,7 +113,7 @@ func (b *builder) kinds() []*profileDevices {
 
 // migDevices adds the labels of MIG devices of one profile.
 func (b *builder) migDevices(key string, k *profileDevices) {
-	b.base(key, b.options.Resources.MIGName(k.profile), plain(k.parent.Model)+"-MIG-"+strings.ReplaceAll(k.profile, "+", "."), k.count)
+	b.base(key, b.options.Resources.MIGName(k.profile), k.parent.Model, "-MIG-"+strings.ReplaceAll(k.profile, "+", "."), k.count)
 	suffix := strings.TrimPrefix(key, Prefix)
 	b.put(suffix+".memory", mib(k.first.MemoryBytes))
 	a := k.first.Attributes
@@ -152,7 +152,7 @@ func (b *builder) single() {
 		b.migDevices(resource.WholeGPU, kinds[0])
 		return
 	}
-	b.put("gpu.product", plain(enabled[0].Model)+"-MIG-INVALID")
+	b.product("gpu", enabled[0].Model, "-MIG-INVALID")
 	b.number("gpu.count", 0)
 	b.number("gpu.replicas", 0)
 	b.number("gpu.memory", 0)

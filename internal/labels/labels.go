@@ -1,6 +1,8 @@
 package labels
 
 import (
+	"fmt"
+	"hash/fnv"
 	"regexp"
 	"slices"
 	"strconv"
@@ -144,11 +146,23 @@ func plain(text string) string {
 	return strings.Join(strings.Fields(unwanted.ReplaceAllString(text, "")), "-")
 }
 
-// legal returns text as the value of a label: of 63 characters at most, with a letter or digit first and last. Nothing is left of
-// text that has none.
-func legal(text string) string {
-	text = strings.Trim(plain(text), edges)
-	return strings.TrimRight(text[:min(len(text), maxValue)], edges)
+// legal returns text and what follows it as the value of a label: of 63 characters at most, with a letter or digit first and last. Nothing is
+// left of text that has none. Where both are too long together, text is shortened and ends with a mark that stands for all of it: so two long
+// texts stay apart, and what follows is kept.
+func legal(text, end string) string {
+	text, end = strings.TrimLeft(plain(text), edges), plain(end)
+	whole := strings.Trim(text+end, edges)
+	if len(whole) <= maxValue {
+		return whole
+	}
+	full := fnv.New32a()
+	_, _ = full.Write([]byte(text)) // never fails
+	mark := fmt.Sprintf("-%04x", full.Sum32()&0xffff)
+	room := maxValue - len(mark) - len(end)
+	if room < 1 {
+		return strings.TrimRight(whole[:maxValue], edges)
+	}
+	return strings.TrimRight(strings.TrimRight(text[:min(room, len(text))], edges)+mark+end, edges)
 }
 
 // health sums up the health of GPUs and of the MIG devices on them.
@@ -207,6 +221,11 @@ type builder struct {
 }
 
 // put adds a label of NVIDIA's.
-func (b *builder) put(suffix, value string) { b.set[Prefix+suffix] = legal(value) }
+func (b *builder) put(suffix, value string) { b.set[Prefix+suffix] = legal(value, "") }
+
+// product adds the name of a model, with what tells its devices apart.
+func (b *builder) product(suffix, model, end string) {
+	b.set[Prefix+suffix+".product"] = legal(model, end)
+}
 
 func (b *builder) number(suffix string, value int) { b.put(suffix, strconv.Itoa(value)) }

@@ -75,7 +75,7 @@ func TestRules(t *testing.T) {
 		"shared under a name of its own":       {gpus: []inventory.GPU{gpu("b")}, options: shared(resource.SharingRule{Rename: "nvidia.com/c"}), want: "gpu.product=b"},
 		"a class that is neither":              {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.Class = "0x030100" })}, want: "gpu.mode=unknown"},
 		"the first GPU says the mode":          {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.Class = "0x030000" }), gpu("b")}, want: "gpu.mode=graphics"},
-		"a long model that is cut at a dot":    {gpus: []inventory.GPU{gpu(long)}, want: "gpu.product=" + long[:62]},
+		"a long model":                         {gpus: []inventory.GPU{gpu(long)}, want: "gpu.product=" + long[:58] + "-b30f"},
 		"characters that are not legal":        {gpus: []inventory.GPU{gpu("A  b(TM)/c\t")}, want: "gpu.product=A-bTMc"},
 		"a machine that begins with a hyphen":  {machine: "- X ", want: "gpu.machine=X"},
 		"a virtual GPU that does not tell":     {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.VGPU.Present = true })}, want: "vgpu.host-driver-branch="},
