@@ -194,9 +194,15 @@ func (s *Set) overbooked(l *list, ids []string) string {
 		"scheduled again", len(others), uuid)
 }
 
-// giveUnits notes that a container is given units, and returns why it must not be; empty if it may.
+// giveUnits notes that a container is given units, and returns why it must not be; empty if it may. Units of two GPUs are refused later, so
+// nobody holds them. The accounts are read at once also then: such a call comes when another container has just ended.
 func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
 	if !l.resource.InUnits() || len(ids) == 0 {
+		return ""
+	}
+	s.mayDepart()
+	first, _ := resource.SplitID(ids[0])
+	if slices.ContainsFunc(ids, func(id string) bool { uuid, _ := resource.SplitID(id); return uuid != first }) {
 		return ""
 	}
 	if refusal = s.overbooked(l, ids); refusal != "" {
@@ -209,6 +215,5 @@ func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
 			l.units.give(id, now)
 		}
 	}
-	s.mayDepart()
 	return ""
 }
