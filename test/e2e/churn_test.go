@@ -44,7 +44,8 @@ func refusalOf(pod *corev1.Pod) refusal {
 
 // A churn makes short pods until it is ended.
 type churn struct {
-	n *node.Node
+	n   *node.Node
+	pod func(name string) *corev1.Pod
 
 	mu      sync.Mutex // guards all following fields
 	made    int
@@ -57,7 +58,17 @@ type churn struct {
 // became of all.
 func startChurn(ctx context.Context, t *testing.T, n *node.Node) func() *churn {
 	t.Helper()
-	c := &churn{n: n}
+	return startChurnOf(ctx, t, n, func(name string) *corev1.Pod {
+		pod := podOf(name, gpu, 1)
+		pod.Spec.Containers[0].Command = []string{"busybox", "sleep", "1"}
+		return pod
+	})
+}
+
+// startChurnOf does so with other pods than those that ask for one GPU and run for a second.
+func startChurnOf(ctx context.Context, t *testing.T, n *node.Node, pod func(name string) *corev1.Pod) func() *churn {
+	t.Helper()
+	c := &churn{n: n, pod: pod}
 	making, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -106,9 +117,8 @@ func (c *churn) makeSome(ctx context.Context) {
 		c.made++
 		name := fmt.Sprintf("%s-%d", churnName, c.made)
 		c.mu.Unlock()
-		pod := podOf(name, gpu, 1)
+		pod := c.pod(name)
 		pod.Labels = map[string]string{"app": churnName}
-		pod.Spec.Containers[0].Command = []string{"busybox", "sleep", "1"}
 		if _, err := c.n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
 			c.mu.Lock()
 			c.made, c.err = c.made-1, err

@@ -94,6 +94,7 @@ func TestCluster(t *testing.T) {
 		{name: "MIG layouts by label", story: dividedByLabel, newest: true},
 		{name: "policies for pods", story: policiesOfUnits},
 		{name: "parts of GPUs", story: partsOfGPUs, long: true},
+		{name: "parts of GPUs come and go", story: partsComeAndGo, long: true},
 		{name: "parts of GPUs by MPS", story: partsByMPS, long: true},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "Helm upgrades that overtake each other", story: upgradesThatOvertake, long: true},

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -148,4 +149,44 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		}
 	}
 	keepsPace(t, kind{units, start(units, wanted)}, kind{gpu, start(gpu, 1)})
+}
+
+// partsComeAndGo: random pods with units come and go while the kubelet writes the Node's status as rarely as it does by default. While the GPUs
+// have room, none fails. On GPUs that are full all along, the scheduler goes by an old status: how many fail is logged.
+func partsComeAndGo(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	const (
+		units = "volcano.sh/gpu-mem.128Mi"
+		each  = (81559 - 1024) / 128 // units of a GPU
+	)
+	held := heldDevices(ctx, t, kubelet, holder)
+	free := slices.DeleteFunc(simulatedGPUs(ctx, t, n), func(g simulated) bool { return slices.Contains(held, g.UUID) })
+	withoutDaemon(ctx, t, n)
+	setStatusFrequency := func(frequency string) {
+		if err := n.SetKubelet("nodeStatusUpdateFrequency", frequency); err != nil {
+			t.Fatal(err)
+		}
+		restartKubelet(ctx, t, n)
+	}
+	setStatusFrequency("10s")
+	defer setStatusFrequency("1s")
+	helm(ctx, t, n, append([]string{"install"}, chartWith(t, fmt.Sprintf(
+		"config: {map: {default: '{selectors: [{uuids: [%s, %s], units: true}], units: {enforce: none, reserveMiB: 1024}}'}}\n", free[0].UUID, free[1].UUID,
+	))...)...)
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitAllocatable(ctx, t, kubelet, units, each, stepLimit)
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 1))
+	for _, part := range []int{16, 2} {
+		end := startChurnOf(ctx, t, n, func(name string) *corev1.Pod {
+			pod := podOf(name, units, int64(1+random.IntN(each/part)))
+			pod.Spec.Containers[0].Command = []string{"busybox", "sleep", fmt.Sprint(1 + random.IntN(10))}
+			return pod
+		})
+		pause(ctx, time.Minute)
+		churn := end()
+		t.Logf("seed %d: pods of up to 1/%d of a GPU: %v", seed, part, churn)
+		if failed := len(churn.refused); part > 2 && failed > 0 {
+			t.Errorf("%d of %d pods failed on GPUs that have room", failed, churn.made)
+		}
+	}
 }
