@@ -33,7 +33,7 @@ const everything = "*"
 var imports = map[string][]string{
 	"cmd/gpu-device-plugin": {"internal/cli"},
 	"cmd/gpu-node-agent":    {"internal/cli", "internal/cluster"},
-	"cmd/kubectl-gpu":       {"internal/inventory", "internal/status", "internal/version"}, // a module of its own: ADR 57
+	"cmd/kubectl-gpu":       {"internal/inventory", "internal/status", "internal/terminal", "internal/version"}, // a module of its own: ADR 57
 	"api/config/v1":         {},
 
 	"internal/inventory": {},
@@ -41,7 +41,7 @@ var imports = map[string][]string{
 	"internal/files":     {},
 	"internal/logwriter": {},
 	"internal/supervise": {},
-	"internal/version":   {}, "internal/driverroot": {},
+	"internal/version":   {}, "internal/driverroot": {}, "internal/terminal": {},
 	"internal/lead": {"internal/feed", "internal/files"},
 
 	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
@@ -49,7 +49,7 @@ var imports = map[string][]string{
 	"internal/kernellog": {"internal/inventory"},
 	"internal/cuda":      {"internal/driverroot", "internal/files"},
 	"internal/kubelet":   {"internal/feed", "internal/files", "internal/supervise"},
-	"internal/control":   {"internal/files"},
+	"internal/control":   {"internal/files", "internal/terminal"},
 
 	"internal/health":   {"internal/inventory"},
 	"internal/topology": {"internal/inventory"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 func newAliveCommand() *cobra.Command {
@@ -26,7 +27,7 @@ func newAliveCommand() *cobra.Command {
 			return err
 		}
 		if len(stuck) > 0 {
-			return errors.New("stuck: " + strings.Join(stuck, "; "))
+			return errors.New("stuck: " + terminal.Line(strings.Join(stuck, "; ")))
 		}
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), "alive")
 		return err

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
@@ -28,8 +29,9 @@ func (p Program) Execute(ctx context.Context, process string, args []string, out
 		return err
 	}
 	root.SetArgs(doubleDashed(args, root))
-	root.SetOut(output)
-	return root.ExecuteContext(ctx)
+	safe := &terminal.Writer{To: output}
+	root.SetOut(safe)
+	return errors.Join(root.ExecuteContext(ctx), safe.Close())
 }
 
 // doubleDashed returns args with two dashes before the command's flags that have one: NVIDIA's programs take both.

@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // The exit statuses of doctor beside 0 and that of a command that fails.
@@ -72,9 +73,13 @@ func newDoctorCommand() *cobra.Command {
 			Findings []doctor.Finding `json:"findings"`
 		}{doctor.Worst(findings), at, findings}
 		if o.String() == "table" {
+			for i := range findings {
+				findings[i].Message = terminal.Line(findings[i].Message)
+				terminal.Clean(&findings[i].Evidence)
+			}
 			_, err = io.WriteString(cmd.OutOrStdout(), findingsText(at, findings))
 		} else {
-			err = o.print(cmd.OutOrStdout(), report, nil)
+			err = o.print(cmd.OutOrStdout(), &report, nil)
 		}
 		switch {
 		case err != nil:

@@ -50,7 +50,8 @@ func newMIGExportCommand() *cobra.Command {
 			return err
 		}
 		l, lost := layout.Export(n.GPUs)
-		if err := o.print(cmd.OutOrStdout(), l.Document(), nil); err != nil {
+		document := l.Document()
+		if err := o.print(cmd.OutOrStdout(), &document, nil); err != nil {
 			return err
 		}
 		if lost = append(n.Warnings, lost...); len(lost) > 0 {
@@ -107,7 +108,7 @@ func newMIGPlanCommand() *cobra.Command {
 			}
 		}
 		p := layout.NewPlanned(changes, n.Architectures, append(n.Warnings, unseenProcesses(c, os.DirFS("/"))...))
-		if err := o.print(cmd.OutOrStdout(), p, func(w io.Writer) { printMIGPlan(w, p) }); err != nil {
+		if err := o.print(cmd.OutOrStdout(), &p, func(w io.Writer) { printMIGPlan(w, p) }); err != nil {
 			return err
 		}
 		return p.Err()

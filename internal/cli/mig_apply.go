@@ -48,7 +48,7 @@ func newMIGApplyCommand() *cobra.Command {
 			return err
 		}
 		if p := ordered.Plan; p != nil {
-			if err := o.print(cmd.OutOrStdout(), *p, func(w io.Writer) { printMIGPlan(w, *p) }); err != nil {
+			if err := o.print(cmd.OutOrStdout(), p, func(w io.Writer) { printMIGPlan(w, *p) }); err != nil {
 				return err
 			}
 			if !p.Possible || a.DryRun {

@@ -28,7 +28,7 @@ func newMIGStatusCommand() *cobra.Command {
 		if err := control.Call(cmd.Context(), *socket, daemon.CallMIGStatus, nil, &s); err != nil {
 			return err
 		}
-		return o.print(cmd.OutOrStdout(), s, func(w io.Writer) { printMIGStatus(w, s) })
+		return o.print(cmd.OutOrStdout(), &s, func(w io.Writer) { printMIGStatus(w, s) })
 	}
 	return cmd
 }

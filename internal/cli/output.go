@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // An output is how a command prints its result: for people, or as YAML or JSON. Some commands have further formats.
@@ -55,17 +57,21 @@ func addOutputFlagFor(cmd *cobra.Command, people string, further ...string) *out
 	return o
 }
 
-// print prints value, or what table writes if the output is a table. The columns of a table are separated by tabs.
+// print prints the value that a pointer points to, or what table writes if the output is for people. The columns of a table are separated by
+// tabs. For people the texts in the value are made printable, as others have written them: table has to read the value when it is called.
 func (o *output) print(w io.Writer, value any, table func(io.Writer)) error {
 	var text []byte
 	var err error
 	switch o.format {
 	case outputYAML:
-		text, err = yaml.Marshal(value)
+		if text, err = json.Marshal(value); err == nil { // YAML has no control characters, and JSON's escapes say the same
+			text, err = yaml.JSONToYAML([]byte(terminal.Printable(string(text), terminal.Escape)))
+		}
 	case outputJSON:
 		text, err = json.MarshalIndent(value, "", "  ")
 		text = append(text, '\n')
 	default:
+		terminal.Clean(value)
 		columns := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 		table(columns)
 		return columns.Flush()

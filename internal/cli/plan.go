@@ -67,7 +67,7 @@ func newPlanCommand() *cobra.Command {
 		for _, w := range warnings {
 			p.Warnings = append(p.Warnings, w.String())
 		}
-		return o.print(cmd.OutOrStdout(), p, p.table)
+		return o.print(cmd.OutOrStdout(), &p, func(w io.Writer) { p.table(w) })
 	}
 	return cmd
 }

@@ -44,7 +44,8 @@ func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	for _, l := range pool.LeftOut {
 		fmt.Fprintf(cmd.ErrOrStderr(), "left out: %s\n", l)
 	}
-	return o.print(cmd.OutOrStdout(), pool.List(), func(w io.Writer) { slicesTable(w, pool) })
+	listed := pool.List()
+	return o.print(cmd.OutOrStdout(), &listed, func(w io.Writer) { slicesTable(w, pool) })
 }
 
 // poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs and the MIG devices of its claims, if the

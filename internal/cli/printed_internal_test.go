@@ -45,7 +45,7 @@ func TestOutputFormats(t *testing.T) {
 	value := map[string]int{"b": 1}
 	for format, want := range map[string]string{outputYAML: "b: 1\n", outputJSON: "{\n  \"b\": 1\n}\n", outputTable: "A   B\n"} {
 		var b bytes.Buffer
-		if err := (&output{format: format}).print(&b, value, func(w io.Writer) { fmt.Fprintln(w, "A\tB") }); err != nil || b.String() != want {
+		if err := (&output{format: format}).print(&b, &value, func(w io.Writer) { fmt.Fprintln(w, "A\tB") }); err != nil || b.String() != want {
 			t.Errorf("%s: %q, %v", format, b.String(), err)
 		}
 	}
@@ -199,7 +199,7 @@ left out: l
 warning: w
 `
 	var b bytes.Buffer
-	if err := (&output{format: outputTable}).print(&b, p, p.table); err != nil {
+	if err := (&output{format: outputTable}).print(&b, &p, p.table); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, b.String()); diff != "" {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // A Program is what a main runs.
@@ -150,7 +151,7 @@ func untilStatus(execute func(context.Context) error) int {
 		case errors.As(err, &status):
 			return int(status)
 		case err != nil:
-			complain(errorTimeout, "Error: %v\n", err)
+			complain(errorTimeout, "%s\n", terminal.Printable(fmt.Sprintf("Error: %v", err), terminal.Caret))
 			return 1
 		}
 	case <-late:

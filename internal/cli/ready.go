@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 func newReadyCommand() *cobra.Command {
@@ -31,7 +32,7 @@ func newReadyCommand() *cobra.Command {
 		case err != nil:
 			return err
 		case !answer.Ready:
-			return errors.New("not ready: " + answer.Reason)
+			return errors.New("not ready: " + terminal.Line(answer.Reason))
 		}
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), readyText(answer))
 		return err
@@ -43,7 +44,7 @@ func readyText(r status.Readiness) string {
 	if r.Reason == "" {
 		return "ready"
 	}
-	return "ready: " + r.Reason
+	return "ready: " + terminal.Line(r.Reason)
 }
 
 // readyPace is the pause between questions at a control socket that is not there yet.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 func newRecordCommand() *cobra.Command {
@@ -36,7 +37,7 @@ func newRecordCommand() *cobra.Command {
 		if err := control.Call(cmd.Context(), *socket, daemon.CallRecordStart, daemon.RecordArguments{Redact: *redact}, &begun); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), begun.Dir)
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), terminal.Line(begun.Dir))
 		return err
 	}
 	stop := &cobra.Command{
@@ -80,7 +81,7 @@ func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 		return err
 	}
 	out := cmd.OutOrStdout()
-	fmt.Fprintf(out, "%s of version %s\n", r.Length().Round(time.Second), r.Program)
+	fmt.Fprintf(out, "%s of version %s\n", r.Length().Round(time.Second), terminal.Line(r.Program))
 	if r.CutOff {
 		fmt.Fprintln(out, "a line that was cut off is left out")
 	}
@@ -113,7 +114,7 @@ func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 	for {
 		s, changed := m.Snapshots().Latest()
 		for _, change := range story.Next(s, time.Now()) {
-			fmt.Fprintf(out, "%7.1f s  %s\n", time.Since(began).Seconds(), change)
+			fmt.Fprintf(out, "%7.1f s  %s\n", time.Since(began).Seconds(), terminal.Line(change))
 		}
 		select {
 		case <-changed:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // errAnswered ends a call that is followed.
@@ -38,7 +39,7 @@ func newResetCommand() *cobra.Command {
 			if p.Done {
 				p.Text = "reset, and Healthy"
 			}
-			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "GPU %s: %s\n", strings.Join(a.GPUs, ", "), p.Text); err != nil || !p.Done {
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "GPU %s: %s\n", strings.Join(a.GPUs, ", "), terminal.Line(p.Text)); err != nil || !p.Done {
 				return err
 			}
 			return errAnswered

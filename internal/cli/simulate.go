@@ -139,7 +139,7 @@ func newSimulateListCommand(socket *string) *cobra.Command {
 		if err := control.Call(cmd.Context(), *socket, daemon.CallSimulateList, nil, &gpus); err != nil {
 			return err
 		}
-		return o.print(cmd.OutOrStdout(), gpus, func(w io.Writer) {
+		return o.print(cmd.OutOrStdout(), &gpus, func(w io.Writer) {
 			fmt.Fprintln(w, "GPU\tUUID\tBDF\tMODEL\tSTATE\tFAULTS")
 			for _, g := range gpus {
 				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.UUID, g.BDF, g.Model, g.State, strings.Join(g.Faults, "; "))

@@ -43,7 +43,7 @@ func newStatusCommand() *cobra.Command {
 		if err := control.Call(cmd.Context(), *socket, daemon.CallStatus, daemon.StatusArguments{Holders: *holders}, &s); err != nil {
 			return err
 		}
-		return o.print(cmd.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, v) })
+		return o.print(cmd.OutOrStdout(), &s, func(w io.Writer) { printStatus(w, s, v) })
 	}
 	return cmd
 }

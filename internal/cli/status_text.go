@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // maxColumns is how long a line of a status is at most, in columns of a terminal.
@@ -30,7 +31,11 @@ type view struct {
 // newView returns how a status is printed at w: with colours if w is a terminal that has them, and the user wants them.
 func newView(w io.Writer, wide bool) view {
 	v := view{wide: wide, now: time.Now()}
-	file, ok := w.(*os.File)
+	safe, ok := w.(*terminal.Writer)
+	if !ok {
+		return v
+	}
+	file, ok := safe.To.(*os.File)
 	if !ok {
 		return v
 	}
@@ -38,7 +43,9 @@ func newView(w io.Writer, wide bool) view {
 	if err != nil {
 		return v
 	}
-	v.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	if v.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"; v.colour {
+		safe.Keep = []string{sequence(green), sequence(yellow), sequence(red), sequence(bold), sequence(plain)}
+	}
 	if !wide {
 		v.columns = int(size.Col)
 	}
@@ -51,7 +58,11 @@ const (
 	yellow = "33"
 	red    = "31"
 	bold   = "1"
+	plain  = "0" // ends the others
 )
+
+// sequence returns ANSI's escape sequence with a parameter.
+func sequence(parameter string) string { return "\x1b[" + parameter + "m" }
 
 var colours = map[string]string{
 	"Healthy": green, "Suspect": yellow, "Unknown": yellow, "Unhealthy": red, "Lost": red, "serving": green,
@@ -64,7 +75,7 @@ func (v view) paint(text, colour string) string {
 	if !v.colour || colour == "" {
 		return text
 	}
-	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+	return sequence(colour) + text + sequence(plain)
 }
 
 // printStatus prints a status for people. The first line says how the daemon is.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 var statusTime = time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
@@ -163,26 +164,26 @@ func TestColourIsForTerminals(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if newView(file, false).colour {
+	if newView(&terminal.Writer{To: file}, false).colour {
 		t.Error("a file is a terminal")
 	}
-	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	device, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
 		t.Skip(err)
 	}
-	defer terminal.Close()
+	defer device.Close()
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")
-	if !newView(terminal, false).colour {
+	if !newView(&terminal.Writer{To: device}, false).colour {
 		t.Error("a terminal is none")
 	}
 	t.Setenv("NO_COLOR", "1")
-	if newView(terminal, false).colour {
+	if newView(&terminal.Writer{To: device}, false).colour {
 		t.Error("NO_COLOR has no effect")
 	}
 	t.Setenv("NO_COLOR", "")
 	t.Setenv("TERM", "dumb")
-	if newView(terminal, false).colour {
+	if newView(&terminal.Writer{To: device}, false).colour {
 		t.Error("a terminal without colours has colours")
 	}
 }

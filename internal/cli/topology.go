@@ -166,7 +166,7 @@ func newPreferCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return o.print(cmd.OutOrStdout(), p, p.table)
+		return o.print(cmd.OutOrStdout(), &p, func(w io.Writer) { p.table(w) })
 	}
 	return cmd
 }

@@ -56,7 +56,7 @@ func newValidateCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := o.print(cmd.OutOrStdout(), v, v.table); err != nil {
+		if err := o.print(cmd.OutOrStdout(), &v, func(w io.Writer) { v.table(w) }); err != nil {
 			return err
 		}
 		return v.status()

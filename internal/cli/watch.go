@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // reconnectEvery is how often a watch tries to reach a daemon that has gone.
@@ -65,11 +66,14 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 
 // receive prints what differs from the status before. Of the first one, people see the summary only.
 func (w *watcher) receive(s status.Status) error {
+	if !w.json {
+		terminal.Clean(&s)
+	}
 	changes := status.Changes(w.before, s, w.now())
 	if !w.json {
 		changes = status.Joined(changes)
 		if w.before.Version == "" {
-			changes = changes[len(changes)-1:]
+			changes = changes[max(0, len(changes)-1):] // an answer that says nothing has no summary
 		}
 	}
 	if w.away {

@@ -18,6 +18,8 @@ import (
 	"net"
 	"syscall"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 const (
@@ -193,7 +195,7 @@ func (c *caller) close() {
 // decode decodes the result into result, unless that is nil. It returns the error of the answer.
 func (a response) decode(call string, result any) error {
 	if a.Error != "" {
-		return errors.New(a.Error)
+		return errors.New(terminal.Line(a.Error)) // another program may listen there
 	}
 	if result == nil {
 		return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
@@ -33,7 +34,7 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	case errors.As(err, &code): // the daemon's command has printed why
 		return code.Code
 	}
-	_, _ = io.WriteString(problems, printable(lines(fmt.Sprintln("error:", err)), caret)) // the exit status says so, too
+	_, _ = io.WriteString(problems, terminal.Printable(lines(fmt.Sprintln("error:", err)), terminal.Caret)) // the exit status says so, too
 	return 1
 }
 

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 func (p *plugin) newStatus() *cobra.Command {
@@ -104,7 +106,7 @@ func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []stri
 	}
 	var failed error
 	for _, pod := range pods {
-		out, problems := &escaped{to: cmd.OutOrStdout()}, &escaped{to: cmd.ErrOrStderr()}
+		out, problems := &terminal.Writer{To: cmd.OutOrStdout()}, &terminal.Writer{To: cmd.ErrOrStderr()}
 		err := client.Run(cmd.Context(), pod, out, problems, words...)
 		if cmd.Context().Err() == nil { // otherwise they may be written to still
 			err = errors.Join(err, out.Close(), problems.Close())

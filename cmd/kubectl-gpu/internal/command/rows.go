@@ -15,6 +15,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // errIncomplete is the error of a command that has shown a part: a script must not take it for all.
@@ -252,7 +254,7 @@ func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 	}
 	var text strings.Builder
 	table(&text)
-	_, err := io.WriteString(out, aligned(printable(text.String(), caret)))
+	_, err := io.WriteString(out, aligned(terminal.Printable(text.String(), terminal.Caret)))
 	return err
 }
 

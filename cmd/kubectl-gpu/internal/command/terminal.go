@@ -3,17 +3,16 @@ package command
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
-	"unicode"
 	"unicode/utf8"
 
 	yamlv3 "go.yaml.in/yaml/v3"
 	"golang.org/x/text/width"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 // Lengths of texts that others have written. One that is far longer than any that is meant would make each row of its table that long.
@@ -22,58 +21,19 @@ const (
 	longestSentence = 4000 // in characters
 )
 
-// changesTerminal reports whether a character changes the terminal or the order in which others stand, or is one that no text may have.
-func changesTerminal(r rune) bool {
-	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) ||
-		r == '\ufffe' || r == '\uffff'
-}
-
-// caret is how a sentence or a table has a character that changes a terminal: a control character is ^ and a letter.
-func caret(r rune) string {
-	if r < utf8.RuneSelf {
-		return "^" + string(r^0x40)
-	}
-	return escape(r)
-}
-
-// escape is how JSON has it, and YAML between double quotes: it says the same.
-func escape(r rune) string { return fmt.Sprintf(`\u%04x`, r) }
-
-// printable returns a text of which nothing changes a terminal: characters that do have another form, and bytes that are no characters are
-// written by their number.
-func printable(text string, form func(rune) string) string {
-	if utf8.ValidString(text) && !strings.ContainsFunc(text, changesTerminal) {
-		return text
-	}
-	var b strings.Builder
-	for text != "" {
-		r, size := utf8.DecodeRuneInString(text)
-		switch {
-		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, text[0])
-		case changesTerminal(r):
-			b.WriteString(form(r))
-		default:
-			b.WriteRune(r)
-		}
-		text = text[size:]
-	}
-	return b.String()
-}
-
 // toJSON returns a value in JSON of which nothing changes a terminal.
 func toJSON(value any) (string, error) {
 	var b strings.Builder
 	encoder := json.NewEncoder(&b)
 	encoder.SetIndent("", "  ")
 	err := encoder.Encode(value)
-	return printable(b.String(), escape), err
+	return terminal.Printable(b.String(), terminal.Escape), err
 }
 
 // toYAML returns a printable text in JSON as one in YAML.
 func toYAML(text string) (string, error) {
 	converted, err := yaml.JSONToYAML([]byte(text))
-	if err != nil || !bytes.ContainsFunc(converted, changesTerminal) {
+	if err != nil || !bytes.ContainsFunc(converted, terminal.IsControl) {
 		return string(converted), err
 	}
 	var document yamlv3.Node
@@ -87,12 +47,12 @@ func toYAML(text string) (string, error) {
 	if err := encoder.Encode(inQuotes(&document)); err != nil {
 		return "", err
 	}
-	return printable(b.String(), escape), encoder.Close()
+	return terminal.Printable(b.String(), terminal.Escape), encoder.Close()
 }
 
 // inQuotes puts those texts of a document between double quotes that an escape has to be written in.
 func inQuotes(n *yamlv3.Node) *yamlv3.Node {
-	if strings.ContainsFunc(n.Value, changesTerminal) {
+	if strings.ContainsFunc(n.Value, terminal.IsControl) {
 		n.Style = yamlv3.DoubleQuotedStyle
 	}
 	for _, part := range n.Content {
@@ -122,7 +82,7 @@ func cell(text string) string { return shortened(text, longestCell) }
 // say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event. It may have escape sequences
 // of terminals.
 func say(out io.Writer, sentence string) error {
-	_, err := io.WriteString(out, printable(shortened(sentence, longestSentence), caret)+"\n")
+	_, err := io.WriteString(out, terminal.Printable(shortened(sentence, longestSentence), terminal.Caret)+"\n")
 	return err
 }
 
@@ -153,33 +113,4 @@ func shortened(text string, most int) string {
 		}
 	}
 	return text
-}
-
-// An escaped writer writes what cannot change a terminal. What it is given may end within a character.
-type escaped struct {
-	to      io.Writer
-	pending []byte
-}
-
-func (e *escaped) Write(part []byte) (int, error) {
-	text := slices.Concat(e.pending, part)
-	end := len(text)
-	for tail := 1; tail < utf8.UTFMax && tail <= len(text); tail++ {
-		if b := text[len(text)-tail:]; utf8.RuneStart(b[0]) {
-			if !utf8.FullRune(b) {
-				end -= tail
-			}
-			break
-		}
-	}
-	e.pending = text[end:]
-	_, err := io.WriteString(e.to, printable(string(text[:end]), caret))
-	return len(part), err
-}
-
-// Close writes what is left of a character that did not end.
-func (e *escaped) Close() error {
-	_, err := io.WriteString(e.to, printable(string(e.pending), caret))
-	e.pending = nil
-	return err
 }

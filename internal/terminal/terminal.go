@@ -1,0 +1,142 @@
+// Package terminal has the forms in which texts of others are printed: the names that a driver tells, the errors of a daemon, what stands in
+// a file of somebody else. None of them changes a terminal, or looks like another line of the output.
+package terminal
+
+import (
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// IsControl reports whether a character changes the terminal or the order in which others stand, or is one that no text may have.
+func IsControl(r rune) bool {
+	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) ||
+		r == '\ufffe' || r == '\uffff'
+}
+
+// Caret is how a sentence or a table has a character that changes a terminal: a control character is ^ and a letter.
+func Caret(r rune) string {
+	if r < utf8.RuneSelf {
+		return "^" + string(r^0x40)
+	}
+	return Escape(r)
+}
+
+// Escape is how JSON has it, and YAML between double quotes: it says the same.
+func Escape(r rune) string { return fmt.Sprintf(`\u%04x`, r) }
+
+// Printable returns a text of which nothing changes a terminal: characters that do have another form, and bytes that are no characters are
+// written by their number.
+func Printable(text string, form func(rune) string) string {
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, IsControl) {
+		return text
+	}
+	var b strings.Builder
+	for text != "" {
+		r, size := utf8.DecodeRuneInString(text)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[0])
+		case IsControl(r):
+			b.WriteString(form(r))
+		default:
+			b.WriteRune(r)
+		}
+		text = text[size:]
+	}
+	return b.String()
+}
+
+// Line returns a text in one line of which nothing changes a terminal. A text that is right already stays as it is.
+func Line(text string) string {
+	if strings.ContainsAny(text, "\n\t\r\v\f") {
+		text = strings.Join(strings.Fields(text), " ")
+	}
+	return Printable(text, Caret)
+}
+
+// Clean makes a Line of each string in the value that a pointer points to, but for the keys of maps. Fields that are not exported stay.
+func Clean(pointer any) { clean(reflect.ValueOf(pointer).Elem()) }
+
+func clean(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		if v.CanSet() {
+			v.SetString(Line(v.String()))
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			clean(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				clean(v.Field(i))
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			clean(v.Index(i))
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			value := reflect.New(v.Type().Elem()).Elem()
+			value.Set(v.MapIndex(key))
+			clean(value)
+			v.SetMapIndex(key, value)
+		}
+	default: // it has no text
+	}
+}
+
+// A Writer writes what cannot change a terminal. What it is given may end within a character. Close writes what is left of one.
+type Writer struct {
+	// To is where it writes.
+	To io.Writer
+	// Keep are sequences that this program writes, such as those of colours, which stay as they are.
+	Keep []string
+
+	pending []byte
+}
+
+// Write implements io.Writer.
+func (w *Writer) Write(part []byte) (int, error) {
+	text := slices.Concat(w.pending, part)
+	end := len(text)
+	for tail := 1; tail < utf8.UTFMax && tail <= len(text); tail++ {
+		if b := text[len(text)-tail:]; utf8.RuneStart(b[0]) {
+			if !utf8.FullRune(b) {
+				end -= tail
+			}
+			break
+		}
+	}
+	w.pending = text[end:]
+	_, err := io.WriteString(w.To, w.printable(string(text[:end])))
+	return len(part), err
+}
+
+// Close writes what is left of a character that did not end.
+func (w *Writer) Close() error {
+	_, err := io.WriteString(w.To, w.printable(string(w.pending)))
+	w.pending = nil
+	return err
+}
+
+// printable returns a text without what changes a terminal, but for the sequences to keep.
+func (w *Writer) printable(text string) string {
+	first, which := len(text), ""
+	for _, sequence := range w.Keep {
+		if at := strings.Index(text, sequence); at >= 0 && at < first {
+			first, which = at, sequence
+		}
+	}
+	if which == "" {
+		return Printable(text, Caret)
+	}
+	return Printable(text[:first], Caret) + which + w.printable(text[first+len(which):])
+}
