@@ -24,6 +24,8 @@ type Options struct {
 	DriverRoot string
 	// ContainerDriverRoot is the path of the driver root in this container. If there is nothing, DriverRoot is used.
 	ContainerDriverRoot string
+	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	SearchPath []string
 	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk. If it is empty, the usual paths are looked at.
 	HookPath string
 	// DisabledHooks are the names of hooks to leave out, or "all".
@@ -81,7 +83,7 @@ func (w Wanted) find(root fs.FS, before *found) error {
 	if err != nil {
 		return err
 	}
-	files, err := driverroot.Find(view, version)
+	files, err := driverroot.Find(view, version, w.Options.SearchPath...)
 	if err == nil || w.Options.DevicesOnly {
 		before.version, before.options, before.files = version, w.Options, files
 		before.hook = w.hook(root, &before.programs)

@@ -164,7 +164,7 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 // change nothing of what a command prints.
 func TestCommandsReadNoFlagThatTheirHelpDoesNotShow(t *testing.T) {
 	for command, most := range map[string]int{
-		"plan": 35, "plan --dra --node-name=n": 35, "topology": 8, "topology prefer": 12, "mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
+		"plan": 36, "plan --dra --node-name=n": 36, "topology": 9, "topology prefer": 13, "mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
 	} {
 		args := append(strings.Fields(command), "--simulate=t4", "--control-socket=")
 		help, err := run(t, append(args, "--help")...)

@@ -201,7 +201,7 @@ func places(c config.Config, hostRoot string, container bool) (p nodefacts.Place
 	}
 	below := func(name string) fs.FS { return os.DirFS(filepath.Join(hostRoot, name)) }
 	p = nodefacts.Places{
-		Kernel: os.DirFS("/"), DriverRoot: c.Driver.Root, DevFolder: filepath.Join(c.Driver.DevRoot, "dev"),
+		Kernel: os.DirFS("/"), DriverRoot: c.Driver.Root, SearchPath: c.Driver.SearchPath, DevFolder: filepath.Join(c.Driver.DevRoot, "dev"),
 		KubeletSocket: c.KubeletSocket, PodResourcesSocket: c.PodResourcesSocket,
 	}
 	if container {

@@ -9,12 +9,12 @@ import (
 // newSetMIGModeCommand returns the command that the daemon runs in a process of its own.
 func newSetMIGModeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:    daemon.SetMIGModeCommand + " DRIVER_ROOT UUID MODE",
+		Use:    daemon.SetMIGModeCommand + " DRIVER_ROOT UUID MODE [FOLDER…]",
 		Short:  "Set the MIG mode of a GPU for the daemon, which has closed its session with the driver",
-		Args:   cobra.ExactArgs(3),
+		Args:   cobra.MinimumNArgs(3),
 		Hidden: true,
 		RunE: func(_ *cobra.Command, args []string) error {
-			err := daemon.SetMIGMode(args[0], args[1], args[2])
+			err := daemon.SetMIGMode(args[0], args[1], args[2], args[3:]...)
 			if err == nil {
 				return nil
 			}

@@ -23,9 +23,9 @@ func newProveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    cuda.Command + " DRIVER_ROOT UUID",
 		Short:  "Prove for another process of this program that CUDA works on a device",
-		Args:   cobra.ExactArgs(2),
+		Args:   cobra.MinimumNArgs(2),
 		Hidden: true,
-		RunE:   func(_ *cobra.Command, args []string) error { return cuda.Prove(args[0], args[1]) },
+		RunE:   func(_ *cobra.Command, args []string) error { return cuda.Prove(args[0], args[1], args[2:]...) },
 	}
 }
 
@@ -95,7 +95,7 @@ const (
 
 // validate tries the devices of the node that the configuration names.
 func validate(ctx context.Context, c config.Config, only []string) (v validation, err error) {
-	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, Simulated: c.Simulate != ""}
+	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Simulated: c.Simulate != ""}
 	v.Devices = []validated{}
 	err = withSession(ctx, c, func(reading context.Context, session *nvidia.Session) error {
 		snapshot, err := session.Scan(reading)

@@ -126,7 +126,7 @@ var everything = []string{
 	"--record=/recordings", "--record-redact",
 	"--shared-devices-allocation-policy=packed", "--device-id-strategy=index", "--pass-device-specs", "--gds-enabled",
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
-	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=reset-clocks",
+	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--library-search-path=/opt/lib", "--pre-start-checks=reset-clocks",
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition", "--node-taint", "--node-quiesce", "--node-reboot", "--node-change-taint",

@@ -117,6 +117,8 @@ type Driver struct {
 	DevRoot string
 	// ContainerRoot is where Root is seen by this process.
 	ContainerRoot string
+	// SearchPath are folders below Root in which libraries are looked for before others, without a slash in front.
+	SearchPath []string
 }
 
 // PreStart says what is checked and reset on a container's devices before it starts.

@@ -35,7 +35,8 @@ const DefaultDiscoveryFile = "/etc/kubernetes/node-feature-discovery/features.d/
 
 // discoveryOptions are all settings of gpu-feature-discovery: those that it shares with the daemon, and its own.
 var discoveryOptions = append(shared(
-	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path", "logging-format", "simulate",
+	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path", "library-search-path",
+	"logging-format", "simulate",
 	"kubeconfig", "node-name", "namespace", "pod-name", "compatibility",
 ), []option{
 	{

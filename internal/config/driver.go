@@ -1,8 +1,11 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"path"
 	"regexp"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -45,4 +48,17 @@ func (d *document) driver(c *Config) {
 	if r.AtLeast != "" && r.Below != "" && !(inventory.Driver{Version: r.AtLeast}).Before(r.Below) {
 		d.refuse("driver", fmt.Sprintf("no driver is accepted: atLeast is %s and below is %s", r.AtLeast, r.Below))
 	}
+}
+
+// setSearchPath sets the folders of the driver's libraries. They are paths of the driver root, also without a slash in front.
+func setSearchPath(c *Config, text string) error {
+	c.Driver.SearchPath = nil
+	for _, folder := range splitList(text) {
+		folder = strings.TrimPrefix(path.Join("/", folder), "/")
+		if folder == "" {
+			return errors.New("names the driver root itself; give a folder below it, such as /opt/nvidia/lib64")
+		}
+		c.Driver.SearchPath = append(c.Driver.SearchPath, folder)
+	}
+	return nil
 }

@@ -167,7 +167,7 @@ func (d *document) resolve(c *Config, s Sources) {
 	}
 	c.Driver.DevRoot = cmp.Or(c.Driver.DevRoot, c.Driver.Root)
 	c.Edits.DevRoot = c.Driver.DevRoot
-	c.CDI.DriverRoot, c.CDI.ContainerDriverRoot = c.Driver.Root, c.Driver.ContainerRoot
+	c.CDI.DriverRoot, c.CDI.ContainerDriverRoot, c.CDI.SearchPath = c.Driver.Root, c.Driver.ContainerRoot, c.Driver.SearchPath
 	c.CDI.DevicesOnly = c.Simulate != ""
 	if c.Edits.IMEX && c.IMEXRequired {
 		c.Resource.Required = inventory.NodeIMEXChannel0

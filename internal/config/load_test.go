@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -412,3 +413,15 @@ func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
 
 // equal reports whether two Configs say the same.
 func equal(a, b config.Config) bool { return reflect.DeepEqual(a, b) }
+
+// TestLibrarySearchPath: folders are below the driver root, in their order, also without a slash in front.
+func TestLibrarySearchPath(t *testing.T) {
+	t.Parallel()
+	c, _, err := sources(t, "LIBRARY_SEARCH_PATH=/opt/a/,b/../c", "").Resolve("", nil)
+	if want := []string{"opt/a", "c"}; err != nil || !slices.Equal(c.Driver.SearchPath, want) || !slices.Equal(c.CDI.SearchPath, want) {
+		t.Errorf("%q and %q, want %q: %v", c.Driver.SearchPath, c.CDI.SearchPath, want, err)
+	}
+	if _, _, err := sources(t, "", "--library-search-path=/").Resolve("", nil); err == nil {
+		t.Error("the driver root itself is accepted")
+	}
+}

@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -114,7 +115,7 @@ func TestEmptyVariables(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/"}
-	if c.Driver != want || c.Edits.MPSRoot != "" || c.Edits.GDS != edits.Never || c.CDI.HookPath != "" || c.Edits.AnnotationPrefix != "" || c.KubeletSocket != "" {
+	if !reflect.DeepEqual(c.Driver, want) || c.Edits.MPSRoot != "" || c.Edits.GDS != edits.Never || c.CDI.HookPath != "" || c.Edits.AnnotationPrefix != "" || c.KubeletSocket != "" {
 		t.Errorf("driver %+v, edits %+v, CDI %+v, socket %q", c.Driver, c.Edits, c.CDI, c.KubeletSocket)
 	}
 }

@@ -95,6 +95,11 @@ var daemonOptions = []option{
 		empty: true, usage: "path of the driver root in this container", set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
 	},
 	{
+		flag: "library-search-path", env: []string{"LIBRARY_SEARCH_PATH"}, kind: kindList,
+		usage: "folders below the driver root in which the driver's libraries are looked for before the usual ones",
+		set:   setSearchPath,
+	},
+	{
 		flag: "mps-root", common: true,
 		env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", empty: true, usage: "directory on the host with the MPS state",
 		set: rooted(func(c *Config) *string { return &c.Edits.MPSRoot }),

@@ -57,13 +57,13 @@ func want(i, number uint32) uint32 {
 
 // prove has the device with a UUID compute in this process, which can be about this one device only and may hang or crash. It writes
 // the name of each function to steps before it calls it.
-func prove(driverRoot, uuid string, steps *os.File) *Failure {
+func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) *Failure {
 	for name, value := range map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"} {
 		if err := os.Setenv(name, value); err != nil {
 			return &Failure{Function: "setenv", Text: err.Error()}
 		}
 	}
-	library := cmp.Or(driverroot.Locate(driverRoot, Library), Library)
+	library := cmp.Or(driverroot.Locate(driverRoot, Library, searchPath...), Library)
 	var pinner runtime.Pinner
 	defer pinner.Unpin()
 	source, target := make([]uint32, numbers), make([]uint32, numbers)
@@ -76,7 +76,7 @@ func prove(driverRoot, uuid string, steps *os.File) *Failure {
 		library: C.CString(library), ptx: C.CString(kernel), kernel: C.CString(kernelName),
 		source: (*C.uint)(unsafe.Pointer(&source[0])), n: numbers, block: blockSize, steps: C.int(steps.Fd()),
 	}
-	if compiler := driverroot.Locate(driverRoot, compilerName); compiler != "" {
+	if compiler := driverroot.Locate(driverRoot, compilerName, searchPath...); compiler != "" {
 		in.compiler = C.CString(compiler)
 	}
 	if id, mig, ok := identity(uuid); ok {

@@ -37,7 +37,7 @@ const (
 )
 
 // Prove proves in this process that CUDA works on a device, and writes the result to descriptor 3. It is the command's part.
-func Prove(driverRoot, uuid string) error {
+func Prove(driverRoot, uuid string, searchPath ...string) error {
 	out := os.NewFile(results, "results")
 	if out == nil {
 		return errors.New("this command is for the daemon and for validate")
@@ -46,7 +46,7 @@ func Prove(driverRoot, uuid string) error {
 	// The kernel ends this process, and not the daemon, where memory is short; and no core of gigabytes is written.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0o600)
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
-	text, err := json.Marshal(result{prove(driverRoot, uuid, out)})
+	text, err := json.Marshal(result{prove(driverRoot, searchPath, uuid, out)})
 	if err == nil {
 		_, err = fmt.Fprintf(out, "%s\n", text)
 	}
@@ -71,15 +71,15 @@ type Proof struct {
 }
 
 // Run starts this program anew, and has it prove that CUDA works on the device with a UUID. Nothing that happens to that process harms
-// this one. It ends when this one ends.
-func Run(ctx context.Context, driverRoot, uuid string) Proof {
+// this one. It ends when this one ends. The folders searchPath below the driver root are looked through for libraries before others.
+func Run(ctx context.Context, driverRoot, uuid string, searchPath ...string) Proof {
 	began := time.Now()
 	ended := make(chan struct{})
 	p := Proof{Ended: ended}
 	ctx, cancel := context.WithTimeout(ctx, Limit)
 	defer cancel()
 	c := &child{began: make(chan error, 1), ended: ended}
-	go c.live(driverRoot, uuid)
+	go c.live(append([]string{driverRoot, uuid}, searchPath...))
 	if err := <-c.began; err != nil {
 		p.Failure = &Failure{Kind: NotStarted, Text: err.Error()}
 		return p
@@ -104,11 +104,11 @@ type child struct {
 
 // live starts the process and waits for its end. The kernel ends the process when the thread that started it ends, so this thread has
 // to live as long.
-func (c *child) live(driverRoot, uuid string) {
+func (c *child) live(args []string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(c.ended)
-	in, err := c.start(driverRoot, uuid)
+	in, err := c.start(args)
 	c.began <- err
 	if err != nil {
 		return
@@ -118,15 +118,15 @@ func (c *child) live(driverRoot, uuid string) {
 }
 
 // start starts the process. It returns what its results are read from.
-func (c *child) start(driverRoot, uuid string) (*os.File, error) {
+func (c *child) start(args []string) (*os.File, error) {
 	in, out, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = out.Close() }() // the process has it
 	// Not by its path: where the disk hangs, Go has all of this process wait for the start.
-	c.command = exec.Command("/proc/self/exe", Command, driverRoot, uuid) //nolint:noctx // watch kills it
-	c.command.Args[0] = "gpu-device-plugin"                               // under another name the program is another command
+	c.command = exec.Command("/proc/self/exe", append([]string{Command}, args...)...) //nolint:noctx // watch kills it
+	c.command.Args[0] = "gpu-device-plugin"                                           // under another name the program is another command
 	c.command.ExtraFiles = []*os.File{out}
 	c.said = files.NewHead(maxSaid)
 	c.command.Stderr = c.said

@@ -48,7 +48,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
 		Alone: d.mayChangeHardware,
 	}
-	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
+	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot, c.Driver.SearchPath...)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
 		if d.node != nil {
 			return nil // simulated GPUs have no processes that take turns

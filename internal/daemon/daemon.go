@@ -179,7 +179,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return d.lead.While(ctx, "ledger", task)
 		},
-		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, Node: d.node},
+		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Node: d.node},
 	})
 	d.watcher.JudgeOn(d.monitor.Snapshots().Value)
 	d.labels = &Labels{

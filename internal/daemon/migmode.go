@@ -29,7 +29,7 @@ var modeStatuses = []error{
 const firstModeStatus = 10
 
 // SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus turns its error into the exit status of the process.
-func SetMIGMode(driverRoot, uuid, mode string) error {
+func SetMIGMode(driverRoot, uuid, mode string, searchPath ...string) error {
 	wanted := inventory.MIGEnabled
 	if mode == inventory.MIGDisabled.String() {
 		wanted = inventory.MIGDisabled
@@ -37,7 +37,7 @@ func SetMIGMode(driverRoot, uuid, mode string) error {
 	if mode != wanted.String() {
 		return fmt.Errorf("no MIG mode %q: give enabled or disabled", mode)
 	}
-	return nvidia.SetMIGMode(nvidia.Options{DriverRoot: driverRoot}, uuid, wanted)
+	return nvidia.SetMIGMode(nvidia.Options{DriverRoot: driverRoot, SearchPath: searchPath}, uuid, wanted)
 }
 
 // ModeStatus returns the exit status by which the daemon knows an error of SetMIGMode.
@@ -76,6 +76,8 @@ type MIGModes struct {
 	Configs *feed.Feed[config.Config]
 	// DriverRoot is where the driver is, as this process sees it.
 	DriverRoot string
+	// SearchPath are folders below it in which libraries are looked for before others.
+	SearchPath []string
 	// Node is nil on a real node.
 	Node *simulator.Node
 
@@ -114,7 +116,8 @@ func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode)
 	if m.Node != nil {
 		return nvidia.SetMIGMode(nvidia.Options{Library: m.Node.NVML(), Root: m.Node.Root()}, uuid, mode)
 	}
-	c := exec.CommandContext(ctx, "/proc/self/exe", SetMIGModeCommand, m.DriverRoot, uuid, mode.String())
+	args := append([]string{SetMIGModeCommand, m.DriverRoot, uuid, mode.String()}, m.SearchPath...)
+	c := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	c.Args[0] = "gpu-device-plugin" // under another name the program is another command
 	c.WaitDelay = time.Second
 	said := files.NewHead(maxModeOutput)

@@ -17,7 +17,7 @@ import (
 // OpenNode returns the driver of the node that the configuration names, and the simulated node behind it, if it is one.
 func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
-		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, Metrics: m}), nil, nil
+		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Metrics: m}), nil, nil
 	}
 	profile, err := simulator.Load(c.Simulate)
 	if err != nil {

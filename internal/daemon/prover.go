@@ -20,23 +20,25 @@ import (
 type Prover struct {
 	// DriverRoot is where the driver is, as this process sees it.
 	DriverRoot string
+	// SearchPath are folders below it in which libraries are looked for before others.
+	SearchPath []string
 	// Simulated says that the node is simulated. Its GPUs cannot compute: without a libcuda below the driver root they count as proven.
 	Simulated bool
 }
 
 // Prove proves that CUDA works on a device, by UUID.
 func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
-	if p.Simulated && driverroot.Locate(p.DriverRoot, cuda.Library) == "" {
+	if p.Simulated && driverroot.Locate(p.DriverRoot, cuda.Library, p.SearchPath...) == "" {
 		ended := make(chan struct{})
 		close(ended)
 		return cuda.Proof{Ended: ended}
 	}
-	return cuda.Run(ctx, p.DriverRoot, uuid)
+	return cuda.Run(ctx, p.DriverRoot, uuid, p.SearchPath...)
 }
 
 // newProofs returns the owner of what is proven of CUDA.
 func (d *daemon) newProofs(ctx context.Context) *proof.Proofs {
-	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, Simulated: d.node != nil}
+	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, SearchPath: d.config.Driver.SearchPath, Simulated: d.node != nil}
 	return proof.New(ctx, proof.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
 		Tell: func(ctx context.Context, uuid string, f *cuda.Failure) error {

@@ -52,7 +52,7 @@ func (d *daemon) newResets() *reset.Resets {
 		program, _ := os.Executable() // an empty name fails when it is run
 		instead = []string{program, SimulatedSMICommand, d.config.ControlSocket}
 	}
-	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot, instead...))
+	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot, d.config.Driver.SearchPath, instead...))
 	return reset.New(reset.Options{
 		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Users: d.resetUsers, May: d.mayReset,
 		Clients: func(g inventory.GPU) (open []string) {

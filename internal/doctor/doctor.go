@@ -63,6 +63,7 @@ type NodeFacts struct {
 	Settings      Settings
 	Today         time.Time         // zero if it does not matter
 	Simulated     bool              // the GPUs are; the files of the driver are then those of the simulated node
+	WSL           bool              // the node is Windows' subsystem for Linux
 	GPUs          Fact[[]PCIDevice] // without those that are given to virtual machines
 	GPUsGivenAway Fact[[]PCIDevice]
 	NVSwitches    Fact[[]PCIDevice]

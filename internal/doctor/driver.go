@@ -99,6 +99,12 @@ func gpus(f *NodeFacts, r *findings) {
 		}
 		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
 	}
+	if f.WSL && len(f.GPUs.Value) == 0 {
+		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, and this program does not "+
+			"offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
+			"# use a node on which Linux has the GPU and NVIDIA's driver; NVIDIA's device plugin offers the GPU of WSL")
+		return
+	}
 	if len(f.GPUs.Value) == 0 && len(f.GPUsGivenAway.Value) > 0 {
 		return
 	}
@@ -149,7 +155,8 @@ func driver(f *NodeFacts, r *findings) {
 	case l.Path == "":
 		r.fail("NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
 			[]string{"driver root: " + l.Root}, "find / -xdev -name 'libnvidia-ml.so.1'",
-			"gpu-device-plugin doctor --driver-root FOLDER   # the folder below which the driver is installed")
+			"gpu-device-plugin doctor --driver-root FOLDER   # the folder below which the driver is installed",
+			"gpu-device-plugin doctor --library-search-path FOLDER   # the folder of the library; the daemon needs the same")
 		return
 	case l.Version == "":
 		r.skip("The name of the library does not say its version: " + l.Path)

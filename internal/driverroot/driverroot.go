@@ -4,7 +4,9 @@
 package driverroot
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"path"
 	"slices"
@@ -15,14 +17,50 @@ import (
 // NVML is the name under which the loader knows the driver's management library.
 const NVML = "libnvidia-ml.so.1"
 
-// LibraryFolders returns the folders in which distributions and installers put the driver's libraries, the likeliest first.
-func LibraryFolders() []string {
-	return []string{
+// LibraryFolders returns the folders in which the driver's libraries are looked for: first those of the operator, then those in which
+// distributions and installers put them, the likeliest first. The libraries of WSL are not among them: containers need another device
+// node for these.
+func LibraryFolders(searchPath ...string) []string {
+	return append(slices.Clone(searchPath),
 		"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib/x86_64-linux-gnu/nvidia/current",
 		"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib", "lib", "usr/local/nvidia/lib64", "lib/x86_64-linux-gnu",
 		"lib/aarch64-linux-gnu", "usr/lib64/nvidia", "usr/lib/nvidia", "usr/local/nvidia/lib", "usr/local/lib64",
 		"usr/local/lib/x86_64-linux-gnu", "usr/local/lib/aarch64-linux-gnu", "usr/local/lib",
+		"usr/local/glibc/usr/lib",            // Talos, whose own C library is another one
+		"run/opengl-driver/lib",              // NixOS
+		"home/kubernetes/bin/nvidia/lib64",   // GKE's installer on Container-Optimized OS
+		"usr/lib/nvidia/tesla",               // Bottlerocket
+		"opt/nvidia/current/lib64",           // Flatcar
+		"opt/nvidia/current/usr/lib64",       // Amazon Linux with several drivers
+		"opt/nvidia/lib64", "opt/nvidia/lib", // installers with a prefix
+	)
+}
+
+// ProgramFolders returns the folders in which the driver's programs are looked for, the likeliest first.
+func ProgramFolders() []string {
+	return []string{
+		"usr/bin", "bin", "usr/local/nvidia/bin", "usr/sbin", "sbin", "usr/lib/nvidia/current", "opt/bin", "usr/local/bin",
+		"run/current-system/sw/bin", "home/kubernetes/bin/nvidia/bin", "usr/libexec/nvidia/tesla/bin", "opt/nvidia/current/bin",
+		"opt/nvidia/current/usr/bin",
 	}
+}
+
+// IsWSL reports whether a node is Windows' subsystem for Linux, given its root folder: its GPU is a device of Windows behind /dev/dxg.
+func IsWSL(node fs.FS) bool {
+	if _, err := fs.Lstat(node, "dev/dxg"); err == nil {
+		return true
+	}
+	const name = "proc/sys/kernel/osrelease"
+	if info, err := fs.Stat(node, name); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
+		return false
+	}
+	file, err := node.Open(name)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	text, _ := io.ReadAll(io.LimitReader(file, 256)) // what was read counts
+	return bytes.Contains(text, []byte("WSL")) || bytes.Contains(text, []byte("microsoft-standard"))
 }
 
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.

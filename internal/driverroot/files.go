@@ -84,8 +84,7 @@ type Library struct {
 type DataFile struct{ Path, Container string }
 
 var (
-	programFolders = []string{"usr/bin", "bin", "usr/local/nvidia/bin", "usr/sbin", "sbin", "usr/lib/nvidia/current"}
-	programs       = []string{
+	programs = []string{
 		"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
 		"nvidia-imex", "nvidia-imex-ctl", "nvidia-xconfig",
 	}
@@ -125,22 +124,22 @@ var (
 // ErrNoLibraries says that the driver root does not have the driver's libraries.
 var ErrNoLibraries = errors.New("no driver libraries")
 
-// Find looks for the files of a version of the driver. The error wraps ErrNoLibraries if there is no libcuda; with another error
+// Find looks for the files of a version of the driver, and for libraries in the folders searchPath before others. The error wraps ErrNoLibraries if there is no libcuda; with another error
 // nothing can be said, and the files are not all there are.
-func Find(root fs.FS, version string) (Files, error) {
+func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 	files := Files{resolved: map[string]string{}}
 	files.Sockets = files.having(root, daemonSockets)
 	files.describe(root)
 	files.findFirmware(root, version)
 	for _, name := range programs {
-		for _, folder := range programFolders {
+		for _, folder := range ProgramFolders() {
 			if files.has(root, path.Join(folder, name)) {
 				files.Programs = append(files.Programs, path.Join(folder, name))
 				break
 			}
 		}
 	}
-	folders, cuda := LibraryFolders(), "libcuda.so."+version
+	folders, cuda := LibraryFolders(searchPath...), "libcuda.so."+version
 	i := slices.IndexFunc(folders, func(folder string) bool { return files.has(root, path.Join(folder, cuda)) })
 	if files.failed != nil {
 		return files, fmt.Errorf("look at the driver's files: %w", files.failed)

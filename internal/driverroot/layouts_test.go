@@ -1,11 +1,14 @@
 package driverroot_test
 
 import (
+	"cmp"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/fstest"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
@@ -83,5 +86,107 @@ func TestFindInSeveralFolders(t *testing.T) {
 	}
 	if want := []string{"usr/lib/nvidia/current/nvidia-smi"}; !slices.Equal(files.Programs, want) {
 		t.Errorf("programs %q", files.Programs)
+	}
+}
+
+// TestLibrarySearchPathIsUsed: a library is found where each distribution has it, with links of NixOS that are absolute, and in the folders
+// that are named before all others.
+func TestLibrarySearchPathIsUsed(t *testing.T) {
+	t.Parallel()
+	made := filepath.Join(t.TempDir(), "library")
+	c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-x", "c", "-o", made, os.DevNull)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v: %s", err, out)
+	}
+	text, err := os.ReadFile(made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		files      []string
+		links      map[string]string
+		searchPath []string
+		want       string
+	}{
+		"NixOS": {
+			files: []string{"nix/store/b/lib/libnvidia-ml.so.1"}, links: map[string]string{
+				"run/opengl-driver": "/nix/store/a", "nix/store/a/lib/libnvidia-ml.so.1": "/nix/store/b/lib/libnvidia-ml.so.1",
+			},
+			want: "nix/store/b/lib/libnvidia-ml.so.1",
+		},
+		"Talos":        {files: []string{"usr/local/glibc/usr/lib/libnvidia-ml.so.1"}},
+		"GKE":          {files: []string{"home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1"}},
+		"Bottlerocket": {files: []string{"usr/lib/nvidia/tesla/libnvidia-ml.so.1"}},
+		"Flatcar":      {files: []string{"opt/nvidia/current/lib64/libnvidia-ml.so.1"}},
+		"a named folder before the usual ones": {
+			files: []string{"srv/lib/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1"}, searchPath: []string{"gone", "srv/lib"},
+		},
+		"a usual folder where the named one has none": {files: []string{"usr/lib64/libnvidia-ml.so.1"}, searchPath: []string{"srv/lib"}},
+		"WSL":               {files: []string{"usr/lib/wsl/lib/libnvidia-ml.so.1"}, want: "none"},
+		"an unknown folder": {files: []string{"srv/lib/libnvidia-ml.so.1"}, want: "none"},
+	} {
+		root := t.TempDir()
+		for _, file := range tt.files {
+			if err := os.MkdirAll(filepath.Join(root, filepath.Dir(file)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(root, file), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for link, target := range tt.links {
+			if err := os.MkdirAll(filepath.Join(root, filepath.Dir(link)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := filepath.Join(root, cmp.Or(tt.want, tt.files[0]))
+		if tt.want == "none" {
+			want = ""
+		}
+		if got := driverroot.Locate(root, driverroot.NVML, tt.searchPath...); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestFindInTheSearchPath: the files for containers are looked for in the named folders, too.
+func TestFindInTheSearchPath(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "srv/lib"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "srv/lib/libcuda.so.580.1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := driverroot.Find(os.DirFS(root), "580.1"); err == nil {
+		t.Error("libraries are found where nobody said that they are")
+	}
+	files, err := driverroot.Find(os.DirFS(root), "580.1", "srv/lib")
+	if err != nil || !slices.Equal(files.LibraryFolders, []string{"srv/lib"}) {
+		t.Errorf("folders %q: %v", files.LibraryFolders, err)
+	}
+}
+
+// TestIsWSL: by its device node or its kernel.
+func TestIsWSL(t *testing.T) {
+	t.Parallel()
+	const release = "proc/sys/kernel/osrelease"
+	for name, tt := range map[string]struct {
+		node fstest.MapFS
+		want bool
+	}{
+		"its device node":   {fstest.MapFS{"dev/dxg": {}}, true},
+		"its kernel":        {fstest.MapFS{release: {Data: []byte("6.6.87.2-microsoft-standard-WSL2\n")}}, true},
+		"a virtual machine": {fstest.MapFS{release: {Data: []byte("6.8.0-1021-azure\n")}}, false},
+		"a pipe":            {fstest.MapFS{release: {Mode: fs.ModeNamedPipe}}, false},
+		"nothing":           {fstest.MapFS{}, false},
+	} {
+		if got := driverroot.IsWSL(tt.node); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }

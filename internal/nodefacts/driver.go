@@ -118,10 +118,10 @@ func isVersion(word string) bool {
 	})
 }
 
-// library finds NVML's library below a driver root.
-func library(r root, at string) (doctor.NVMLLibrary, error) {
+// library finds NVML's library below a driver root, in the folders searchPath before others.
+func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error) {
 	found := doctor.NVMLLibrary{Root: at}
-	for _, folder := range driverroot.LibraryFolders() {
+	for _, folder := range driverroot.LibraryFolders(searchPath...) {
 		resolved, info, err := r.resolve(path.Join(folder, driverroot.NVML))
 		if err != nil || !info.Mode().IsRegular() {
 			continue

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
 // Timeout is how long reading all facts may take.
@@ -25,6 +26,8 @@ type Places struct {
 	// Driver has the driver root, and DriverRoot is its path on the node. Driver is nil if it cannot be seen.
 	Driver     fs.FS
 	DriverRoot string
+	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	SearchPath []string
 	// Devices has the device nodes in its folder dev, and DevFolder is the path of that on the node. Devices is nil if they cannot
 	// be seen.
 	Devices   fs.FS
@@ -44,17 +47,21 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	defer cancel()
 	kernel, host := root{p.Kernel}, root{p.Host}
 	f := doctor.NodeFacts{Simulated: p.Simulated}
+	var atWSL doctor.Fact[bool]
 	hidden := func() string { return p.Hidden }
 	seen := func() string { return "" }
 	var waits []func()
 	waits = append(waits,
 		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
 		read(ctx, &f.GPUsGivenAway, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
+		read(ctx, &atWSL, "the release of the kernel", seen, func() (bool, error) {
+			return driverroot.IsWSL(p.Kernel) || p.Devices != nil && driverroot.IsWSL(p.Devices), nil
+		}),
 		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, "0x0680") }),
 		read(ctx, &f.Module, "the version of the kernel module", seen, func() (string, error) { return moduleVersion(kernel) }),
 		read(ctx, &f.Modules, "the kernel's modules", seen, func() ([]string, error) { return modules(kernel) }),
 		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) {
-			return library(root{p.Driver}, p.DriverRoot)
+			return library(root{p.Driver}, p.DriverRoot, p.SearchPath)
 		}),
 		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
 			links := host // where systemd and runc look
@@ -88,6 +95,7 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	for _, wait := range waits {
 		wait()
 	}
+	f.WSL = atWSL.Value
 	return f
 }
 

@@ -21,6 +21,8 @@ type Options struct {
 	// DriverRoot is the folder of this container at which the root of the driver's installation is mounted; empty for
 	// "/". The library is looked for below it at every Open: a driver may arrive late.
 	DriverRoot string
+	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	SearchPath []string
 	// Library is used in place of the machine's library, for simulated nodes; nil for the machine's.
 	Library nvml.Interface
 	// Root is the filesystem with the machine's /sys at "sys" and /proc at "proc"; nil for this process's own.
@@ -150,7 +152,7 @@ type installed interface {
 // found returns the library that is installed now, loaded or not.
 func (d *Driver) found() (*library, error) {
 	if d.options.Library == nil {
-		return findLibrary(d.options.DriverRoot)
+		return findLibrary(d.options.DriverRoot, d.options.SearchPath)
 	}
 	found := &library{Interface: d.options.Library}
 	if files, tells := d.options.Library.(installed); tells {
@@ -232,8 +234,12 @@ func (d *Driver) unloadable(lib *library) string {
 		return fmt.Sprintf("%s cannot be loaded: ldd names what it lacks", lib.path)
 	}
 	root := cmp.Or(d.options.DriverRoot, "/")
-	return fmt.Sprintf("%s is neither below the driver root %s nor where the loader looks: install the driver, or give "+
-		"the folder at which its root is mounted as the driver root", driverroot.NVML, root)
+	said := fmt.Sprintf("%s is neither below the driver root %s nor where the loader looks: ", driverroot.NVML, root)
+	if driverroot.IsWSL(d.options.Root) {
+		return said + "this is WSL, whose GPU is behind /dev/dxg, and this program does not offer it"
+	}
+	return said + "install the driver, set --driver-root-ctr-path to the folder at which its root is mounted, or --library-search-path to " +
+		"the folder with its libraries"
 }
 
 // initFailure says why NVML cannot be initialised, and what to do about it.

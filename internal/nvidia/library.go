@@ -18,7 +18,9 @@ import (
 )
 
 // locate returns the path of NVML's library below a driver root; empty if there is none for this machine: the loader may still find one.
-func locate(driverRoot string) string { return driverroot.Locate(driverRoot, driverroot.NVML) }
+func locate(driverRoot string, searchPath []string) string {
+	return driverroot.Locate(driverRoot, driverroot.NVML, searchPath...)
+}
 
 // A library is a library of the driver that was or can be loaded.
 type library struct {
@@ -67,8 +69,8 @@ func irregular() string {
 
 // findLibrary returns the library that is installed now. It does not load it. The error wraps inventory.ErrNoDriver where it must not
 // be loaded.
-func findLibrary(driverRoot string) (*library, error) {
-	path := locate(driverRoot)
+func findLibrary(driverRoot string, searchPath []string) (*library, error) {
+	path := locate(driverRoot, searchPath)
 	if path == "" {
 		if wrong := irregular(); wrong != "" {
 			return nil, fmt.Errorf("%w: %s is not a regular file", inventory.ErrNoDriver, wrong)

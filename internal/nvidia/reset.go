@@ -70,11 +70,11 @@ func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) er
 
 // SMIReset resets GPUs by the driver's own program below a driver root, a path of this process: NVML has no call for it. With another
 // program, that is run with the same arguments instead. The program ends with this process.
-func SMIReset(driverRoot string, instead ...string) func(ctx context.Context, addresses []string) error {
+func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ctx context.Context, addresses []string) error {
 	return func(ctx context.Context, addresses []string) error {
 		runtime.LockOSThread() // the kernel ends the program with the thread that started it
 		defer runtime.UnlockOSThread()
-		c := smi(ctx, driverRoot, "--gpu-reset", "-i", strings.Join(addresses, ","))
+		c := smi(ctx, driverRoot, searchPath, "--gpu-reset", "-i", strings.Join(addresses, ","))
 		if len(instead) > 0 {
 			c.Path, c.Args, c.Err, c.Env = instead[0], append(instead, c.Args[1:]...), nil, nil
 			c.Args[0] = "gpu-device-plugin" // under another name the program is another command

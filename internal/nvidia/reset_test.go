@@ -38,7 +38,7 @@ func TestSMIReset(t *testing.T) { // not parallel: a process that is forked mean
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		err := nvidia.SMIReset(root)(t.Context(), []string{"0000:1b:00.0", "0000:43:00.0"})
+		err := nvidia.SMIReset(root, nil)(t.Context(), []string{"0000:1b:00.0", "0000:43:00.0"})
 		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 20<<20 {
 			t.Errorf("%s: it took %d bytes of memory", name, after.TotalAlloc-before.TotalAlloc)
 		}
@@ -56,7 +56,7 @@ func TestResetThatHangs(t *testing.T) { // not parallel, as above
 	}
 	pids := filepath.Join(root, "pids")
 	t.Setenv("PIDS", pids)
-	r := nvidia.NewResets(100*time.Millisecond, nvidia.SMIReset(root))
+	r := nvidia.NewResets(100*time.Millisecond, nvidia.SMIReset(root, nil))
 	err := r.Reset(t.Context(), []string{"0000:1b:00.0"}, func() { t.Error("it was given up") })
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Reset() = %v", err)

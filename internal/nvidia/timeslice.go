@@ -34,10 +34,11 @@ type TimeSlices struct {
 	running sync.Map // the UUIDs of GPUs for which the program runs
 }
 
-// NewTimeSlices returns TimeSlices that use the program below a driver root, a path of this process.
-func NewTimeSlices(driverRoot string) *TimeSlices {
+// NewTimeSlices returns TimeSlices that use the program below a driver root, a path of this process. The folders searchPath are looked
+// through for its library before others.
+func NewTimeSlices(driverRoot string, searchPath ...string) *TimeSlices {
 	return &TimeSlices{run: func(ctx context.Context, uuid string, interval int) error {
-		return setTimeSlice(ctx, driverRoot, uuid, interval)
+		return setTimeSlice(ctx, driverRoot, searchPath, uuid, interval)
 	}}
 }
 
@@ -78,9 +79,9 @@ func AwaitProgram(ctx context.Context, patience time.Duration, run func() error)
 }
 
 // smi returns the driver's own program below a driver root, a path of this process, with arguments. Ctx ends it.
-func smi(ctx context.Context, driverRoot string, args ...string) *exec.Cmd {
+func smi(ctx context.Context, driverRoot string, searchPath []string, args ...string) *exec.Cmd {
 	program := "nvidia-smi"
-	for _, folder := range []string{"usr/bin", "bin", "usr/local/nvidia/bin", "opt/bin"} {
+	for _, folder := range driverroot.ProgramFolders() {
 		if found, err := driverroot.ResolveIn(driverRoot, path.Join(folder, program)); err == nil {
 			program = found
 			break
@@ -88,15 +89,15 @@ func smi(ctx context.Context, driverRoot string, args ...string) *exec.Cmd {
 	}
 	c := exec.CommandContext(ctx, program, args...)
 	c.WaitDelay = smiWaitDelay
-	if library := locate(driverRoot); library != "" {
+	if library := locate(driverRoot, searchPath); library != "" {
 		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader need not know the driver root
 	}
 	return c
 }
 
 // setTimeSlice runs the program, and waits until it has ended.
-func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
-	c := smi(ctx, driverRoot, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
+func setTimeSlice(ctx context.Context, driverRoot string, searchPath []string, uuid string, interval int) error {
+	c := smi(ctx, driverRoot, searchPath, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
 	output, err := bounded(c)
 	if err == nil {
 		return nil

@@ -11,14 +11,19 @@ import (
 	"testing"
 )
 
-// A tree is the files of a node by path. A text that begins with "-> " is the target of a link.
+// A tree is the files of a node by path. A text that begins with "-> " is the target of a link, and gone is that of no file.
 type tree map[string]string
+
+const gone = "gone"
 
 // write puts the files into a folder, which it returns.
 func (files tree) write(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
+		if text == gone {
+			continue
+		}
 		file := filepath.Join(root, name)
 		err := os.MkdirAll(filepath.Dir(file), 0o700)
 		if target, link := strings.CutPrefix(text, "-> "); err == nil && link {
@@ -264,11 +269,52 @@ var doctorCases = []doctorCase{
 		}.with(process(900, "containerd", "/usr/bin/containerd")),
 		check: "visible-devices", severity: "warning", says: "before version 1.18 of the toolkit",
 	},
+	elsewhere("NixOS", nil, tree{
+		"run/opengl-driver": "-> /nix/store/a-graphics-drivers", "nix/store/a-graphics-drivers/lib/libnvidia-ml.so.1": "-> /nix/store/b/lib/libnvidia-ml.so.1",
+		"nix/store/b/lib/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.95.05", "nix/store/b/lib/libnvidia-ml.so.580.95.05": "",
+	}),
+	elsewhere("Talos with a C library of its own", nil, libraryIn("usr/local/glibc/usr/lib")),
+	elsewhere("Talos", nil, libraryIn("usr/local/lib")),
+	elsewhere("GKE", nil, libraryIn("home/kubernetes/bin/nvidia/lib64")),
+	elsewhere("GKE with the installer's folder as driver root", []string{"--driver-root=/home/kubernetes/bin/nvidia"},
+		libraryIn("home/kubernetes/bin/nvidia/lib64")),
+	elsewhere("Bottlerocket", nil, libraryIn("usr/lib/nvidia/tesla")),
+	elsewhere("Flatcar", nil, libraryIn("opt/nvidia/current/lib64")),
+	elsewhere("a folder that is named", []string{"--library-search-path=/srv/driver/lib"}, libraryIn("srv/driver/lib")),
+	{
+		report: "B7", name: "a folder that nobody knows", files: libraryIn("srv/driver/lib").with(noLibrary),
+		check: "driver", severity: "error", says: "is in no library folder", remedy: "--library-search-path",
+	},
+	{
+		report: "B7", name: "WSL", files: tree{
+			"dev/dxg": "", "usr/lib/wsl/lib/libnvidia-ml.so.1": "", "sys/bus/pci/devices/0000:10:00.0/vendor": "0x1414\n",
+			"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n",
+		}.with(noLibrary),
+		check: "gpus", severity: "warning", says: "This node is WSL", never: "install the driver",
+	},
 	{
 		report: "B6", name: "a version that no containerd reads", files: tree{"etc/containerd/config.toml": "version = 9\n"}.with(
 			process(900, "containerd", "/usr/bin/containerd")),
 		check: "container-runtime", severity: "error", says: "does not start with its configuration",
 	},
+}
+
+// noLibrary takes the driver's library out of its usual folder.
+var noLibrary = tree{library: gone, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": gone}
+
+// libraryIn is the driver's library in a folder.
+func libraryIn(folder string) tree {
+	return tree{
+		folder + "/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.95.05", folder + "/libnvidia-ml.so.580.95.05": "",
+	}
+}
+
+// elsewhere is a case of a node whose driver's library is where files say.
+func elsewhere(name string, args []string, files tree) doctorCase {
+	return doctorCase{
+		report: "B7", name: name, files: files.with(noLibrary), args: args,
+		check: "driver", severity: "ok", says: "Kernel module and library have version 580.95.05",
+	}
 }
 
 // overwrites matches commands that write a file anew. Those with the shell's option -C do not write over one.

@@ -179,6 +179,7 @@ func TestChartValues(t *testing.T) {
 			env: map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}},
 		{name: "files as names of devices, which NVIDIA's runtime may want of all who cannot administrate", admin: true,
 			values: "{deviceListStrategy: [volume-mounts, cdi-cri]}", env: map[string]string{"DEVICE_LIST_STRATEGY": "volume-mounts,cdi-cri"}},
+		{name: "folders of libraries", values: "{librarySearchPath: [/opt/a, /opt/b]}", env: map[string]string{"LIBRARY_SEARCH_PATH": "/opt/a,/opt/b"}},
 		{name: "health before a start", values: "{preStartChecks: health}", env: map[string]string{"PRE_START_CHECKS": "health"}},
 		{name: "clean before a start", values: "{preStartChecks: clean}", pids: true,
 			env: map[string]string{"PRE_START_CHECKS": "clean"}},

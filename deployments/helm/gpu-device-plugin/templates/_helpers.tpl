@@ -948,6 +948,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "PRE_START_CHECKS" .Values.preStartChecks)
   (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)
   (list "NVIDIA_DEV_ROOT" .Values.nvidiaDevRoot)
+  (list "LIBRARY_SEARCH_PATH" .Values.librarySearchPath)
   (list "NVIDIA_DRIVER_CAPABILITIES" .Values.nvidiaDriverCapabilities)
   (list "PASS_DEVICE_SPECS" .Values.compatWithCPUManager)
   (list "GDRCOPY_ENABLED" .Values.gdrcopyEnabled)
