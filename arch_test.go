@@ -47,7 +47,7 @@ var imports = map[string][]string{
 	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
 	"internal/simulator": {"internal/files"},
 	"internal/kernellog": {"internal/inventory"},
-	"internal/cuda":      {"internal/driverroot", "internal/files"},
+	"internal/cuda":      {"internal/driverroot", "internal/files", "internal/inventory"},
 	"internal/kubelet":   {"internal/feed", "internal/files", "internal/supervise"},
 	"internal/control":   {"internal/files", "internal/terminal"},
 

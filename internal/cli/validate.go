@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -169,6 +170,9 @@ func (v validation) table(w io.Writer) {
 	}
 	for _, l := range v.LeftOut {
 		fmt.Fprintln(w, l)
+	}
+	if slices.ContainsFunc(v.Devices, func(d validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
+		fmt.Fprintln(w, "To give this container the device nodes, "+inventory.GiveDeviceNodes+".")
 	}
 }
 

@@ -3,8 +3,10 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -46,6 +48,9 @@ func validationSentences(s *status.Validation) []string {
 	var sentences []string
 	for _, why := range reasons {
 		sentences = append(sentences, "not proven on "+strings.Join(devices[why], ", ")+": "+cmp.Or(why, "-"))
+	}
+	if slices.ContainsFunc(s.Devices, func(d status.Validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
+		sentences = append(sentences, "to give the daemon's container the device nodes, "+inventory.GiveDeviceNodes)
 	}
 	if s.Unsaved != "" {
 		sentences = append(sentences, "verdicts are not saved yet, and a restart may prove devices anew: "+s.Unsaved)

@@ -3,6 +3,8 @@ package cuda
 import (
 	"cmp"
 	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // FailureKind says what a Failure is about.
@@ -68,9 +70,9 @@ const (
 var remedies = map[int]string{
 	outOfMemory:       "something else holds the memory of the GPU: end it",
 	deviceUnavailable: "another process has the GPU for itself, or its compute mode forbids computing: nvidia-smi -q -d COMPUTE,PIDS tells",
-	noDevice:          "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them",
-	invalidDevice:     "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them",
-	operatingSystem:   "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them",
+	noDevice:          inventory.LacksDeviceNodes,
+	invalidDevice:     inventory.LacksDeviceNodes,
+	operatingSystem:   inventory.LacksDeviceNodes,
 	SystemNotReady:    "start Fabric Manager, and read its log",
 	DriverMismatch:    "finish the driver's upgrade: its library and its kernel module are of different versions",
 	unknownError:      "load the kernel module nvidia_uvm (nvidia-modprobe -u -c 0), and read the kernel log",

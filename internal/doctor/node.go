@@ -205,6 +205,53 @@ var cures = map[inventory.Cure][]string{
 	inventory.CureReconnect: {"lspci -d 10de:", kernelMessages},
 }
 
+// withoutNodes are the remedies of a daemon whose container lacks device nodes of GPUs.
+var withoutNodes = []string{
+	"helm upgrade gpu-device-plugin … --reset-then-reuse-values --set hostDev=true",
+	"kubectl get runtimeclass nvidia   # without hostDev: the daemon's pod needs runtimeClassName: nvidia",
+}
+
+// ill finds the GPUs and MIG devices that are not Healthy. Those that are so for one cause with one remedy are one finding.
+func ill(s status.Status, r *findings) {
+	type cause struct{ state, reason, cure, remedy string }
+	var causes []cause
+	devices := map[cause][]status.Device{}
+	remedies := map[cause][]string{}
+	for _, g := range s.GPUs {
+		if g.State == inventory.Healthy.String() {
+			continue
+		}
+		var remedy []string
+		for _, command := range cures[inventory.Cure(g.Cure)] {
+			remedy = append(remedy, strings.ReplaceAll(command, "%s", g.Index))
+		}
+		switch {
+		case slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }):
+			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; before, the GPU cannot be reset"}
+		case strings.Contains(g.Reason, inventory.LacksDeviceNodes):
+			remedy = withoutNodes
+		case remedy == nil:
+			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # after the repair"}
+		}
+		c := cause{g.State, g.Reason, g.Cure, strings.Join(remedy, "\n")}
+		if devices[c] == nil {
+			causes, remedies[c] = append(causes, c), remedy
+		}
+		devices[c] = append(devices[c], g)
+	}
+	for _, c := range causes {
+		var indices, evidence []string
+		for _, g := range devices[c] {
+			indices, evidence = append(indices, g.Index), append(evidence, g.UUID)
+		}
+		are := " is "
+		if len(indices) > 1 {
+			are = " are "
+		}
+		r.fail(status.GPUList(indices)+are+c.state+": "+cmp.Or(c.reason, "none"), append(evidence, "cure: "+cmp.Or(c.cure, "none")), remedies[c]...)
+	}
+}
+
 func daemon(f *NodeFacts, r *findings) {
 	if !known(r, f.Daemon) {
 		return
@@ -234,22 +281,7 @@ func daemon(f *NodeFacts, r *findings) {
 		r.fail("A call into the driver has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
 			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data   # if the call does not return", "systemctl reboot")
 	}
-	for _, g := range s.GPUs {
-		if g.State == inventory.Healthy.String() {
-			continue
-		}
-		var remedy []string
-		for _, command := range cures[inventory.Cure(g.Cure)] {
-			remedy = append(remedy, strings.ReplaceAll(command, "%s", g.Index))
-		}
-		if slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }) {
-			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; before, the GPU cannot be reset"}
-		} else if remedy == nil {
-			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # when it is mended"}
-		}
-		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, cmp.Or(g.Reason, "none")),
-			[]string{g.UUID, "cure: " + cmp.Or(g.Cure, "none")}, remedy...)
-	}
+	ill(s, r)
 	for _, served := range s.Resources {
 		if served.Problem != "" {
 			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server}, "journalctl -u kubelet -n 50 | grep -i device")

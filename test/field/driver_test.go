@@ -9,8 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -200,5 +202,28 @@ func TestDoctorOnAHostOfVirtualMachines(t *testing.T) {
 	}
 	if strings.Contains(text, "/bind") || strings.Contains(text, "warning") || strings.Contains(text, "error") {
 		t.Errorf("doctor wants the driver for GPUs of virtual machines:\n%s", text)
+	}
+}
+
+// TestDoctorOnAContainerWithoutDeviceNodes: one cause of all GPUs is one finding, with the remedy of the container and not of the GPUs (A7).
+func TestDoctorOnAContainerWithoutDeviceNodes(t *testing.T) {
+	t.Parallel()
+	why := (&cuda.Failure{Kind: cuda.Refused, Function: "cuInit", Code: 100, Name: "CUDA_ERROR_NO_DEVICE"}).Error()
+	s := status.Status{Readiness: status.Readiness{Ready: true}}
+	for i := range 8 {
+		s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%d", i), State: "Unhealthy", Reason: why, Cure: "human"})
+	}
+	kernel := os.DirFS(t.TempDir())
+	facts := nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel, Driver: kernel}.Gather(t.Context())
+	facts.Daemon = doctor.Fact[doctor.Daemon]{Value: doctor.Daemon{Status: s}}
+	var said []string
+	for _, f := range doctor.Examine(facts) {
+		if strings.Contains(f.Message, why) {
+			said = append(said, f.Message+strings.Join(f.Remedy, "\n"))
+		}
+	}
+	if len(said) != 1 || !strings.HasPrefix(said[0], "GPUs 0, 1, 2, 3, 4, 5, 6, 7 are Unhealthy: ") || !strings.Contains(said[0], "hostDev=true") ||
+		!strings.Contains(said[0], "runtimeclass nvidia") || strings.Contains(said[0], "health clear") {
+		t.Errorf("doctor says %q", said)
 	}
 }
