@@ -3,12 +3,14 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
@@ -25,6 +27,7 @@ annotations, and its pauses of DaemonSets. The command cleanup removes what is l
 func newCleanupCommand(o Options) *cobra.Command {
 	var settings config.Config
 	var dry bool
+	var await string
 	cmd := &cobra.Command{
 		Use: "cleanup-node", Short: "Remove what an uninstalled daemon has left on its Node object", Long: cleanupLong, Args: cobra.NoArgs,
 	}
@@ -32,7 +35,12 @@ func newCleanupCommand(o Options) *cobra.Command {
 		"file with the address and the credentials of the API server [$KUBECONFIG]")
 	cmd.Flags().StringVar(&settings.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of the node [$NODE_NAME]")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would be removed, and remove nothing")
+	cmd.Flags().StringVar(&await, "await", "",
+		"NAMESPACE/NAME of a DaemonSet: wait until all of its pods are Ready, and remove nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if await != "" {
+			return awaitPods(cmd.Context(), o, settings, await)
+		}
 		if settings.NodeName == "" {
 			return errors.New("the name of the node is not known: set --node-name or NODE_NAME")
 		}
@@ -40,6 +48,35 @@ func newCleanupCommand(o Options) *cobra.Command {
 		return errors.Join(daemon.PrintRemovals(cmd.OutOrStdout(), done, dry), err)
 	}
 	return cmd
+}
+
+// awaitEvery is how often it is asked whether the pods of a DaemonSet are Ready.
+const awaitEvery = 2 * time.Second
+
+// awaitPods waits until all pods of a DaemonSet, "NAMESPACE/NAME", are Ready: then their nodes are
+// clean.
+func awaitPods(ctx context.Context, o Options, settings config.Config, set string) error {
+	namespace, name, _ := strings.Cut(set, "/")
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: settings.Kubeconfig, Version: version.String(), Dial: o.Dial})
+	for said := ""; ; {
+		ready, wanted, err := client.DaemonSetPods(ctx, namespace, name)
+		if err == nil && ready == wanted {
+			return nil
+		}
+		state := fmt.Sprintf("%d of %d nodes are clean", ready, max(wanted, 0))
+		if err != nil {
+			state = err.Error()
+		}
+		if state != said {
+			klog.FromContext(ctx).Info("Waiting for the cleanup of nodes", "reason", state)
+			said = state
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(awaitEvery):
+		}
+	}
 }
 
 // CleanNode removes what an uninstalled daemon has left on its Node: taints, the condition, labels

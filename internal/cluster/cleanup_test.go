@@ -2,8 +2,14 @@ package cluster_test
 
 import (
 	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
@@ -69,4 +75,36 @@ func TestCleanNode(t *testing.T) {
 			s.Errorf("with nothing left it makes %d writes", writes)
 		}
 	})
+}
+
+// TestAwaitCleanup: the Job of the chart waits until the controller has seen the DaemonSet, and all
+// of its pods are Ready.
+func TestAwaitCleanup(t *testing.T) {
+	t.Parallel()
+	answers := []string{
+		`{"metadata":{"generation":1},"status":{}}`,
+		`{"metadata":{"generation":1},"status":{"observedGeneration":1,"desiredNumberScheduled":2,"numberReady":1}}`,
+		`{"metadata":{"generation":1},"status":{"observedGeneration":1,"desiredNumberScheduled":2,"numberReady":2}}`,
+	}
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/apis/apps/v1/namespaces/ns/daemonsets/d" || asked == len(answers) {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write([]byte(answers[asked])) // the client says if that fails
+		asked++
+	}))
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte("{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: '"+
+		server.URL+"'}}], contexts: [{name: c, context: {cluster: c}}]}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	commands := cluster.New(cluster.Options{}).Commands()
+	cmd := commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == "cleanup-node" })]
+	cmd.SetArgs([]string{"--kubeconfig", file, "--await", "ns/d"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil || asked != len(answers) {
+		t.Errorf("it has asked %d times, want %d: %v", asked, len(answers), err)
+	}
 }

@@ -80,3 +80,29 @@ func (c *Client) RemoveCondition(ctx context.Context, kind string) error {
 	_, err := c.patchNode(ctx, "/status", strategicMergePatch, patch)
 	return err
 }
+
+// DaemonSetPods returns how many pods of a DaemonSet are Ready, and how many it wants. It wants -1
+// as long as its controller has not seen it.
+func (c *Client) DaemonSetPods(ctx context.Context, namespace, name string) (ready, wanted int, err error) {
+	answer, err := c.send(ctx, request{verb: http.MethodGet, path: "/apis/apps/v1/namespaces/" + namespace + "/daemonsets/" + name})
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the DaemonSet %s/%s: %w", namespace, name, err)
+	}
+	var set struct {
+		Metadata struct {
+			Generation int64 `json:"generation"`
+		} `json:"metadata"`
+		Status struct {
+			ObservedGeneration     int64 `json:"observedGeneration"`
+			DesiredNumberScheduled int   `json:"desiredNumberScheduled"`
+			NumberReady            int   `json:"numberReady"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(answer, &set); err != nil {
+		return 0, 0, fmt.Errorf("read the DaemonSet %s/%s: %w", namespace, name, err)
+	}
+	if set.Status.ObservedGeneration < set.Metadata.Generation || set.Status.ObservedGeneration == 0 {
+		return 0, -1, nil
+	}
+	return set.Status.NumberReady, set.Status.DesiredNumberScheduled, nil
+}
