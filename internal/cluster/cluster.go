@@ -172,12 +172,14 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 func (c *Cluster) needed(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		isTainted(node) || node.Annotations[rebootAnnotation] != "" || len(pausedOn(node)) > 0
+		isTainted(node, now.Features) || node.Annotations[rebootAnnotation] != "" || len(pausedOn(node)) > 0
 }
 
-// isTainted reports whether a node has a taint of this program.
-func isTainted(n kubeapi.Node) bool {
-	return slices.ContainsFunc(kubeapi.OwnTaints(), func(o kubeapi.OwnTaint) bool { return o.IsOn(n) })
+// isTainted reports whether a node has a taint that this program is to remove.
+func isTainted(n kubeapi.Node, f config.Features) bool {
+	return slices.ContainsFunc(kubeapi.OwnTaints(), func(o kubeapi.OwnTaint) bool {
+		return o.IsOn(n) && (o != kubeapi.Startup || f.StartupTaint)
+	})
 }
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
@@ -187,7 +189,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report),
-		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("quiesce by annotation", d, c.followRelease),
+		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.endStartup), c.underLead("quiesce by annotation", d, c.followRelease),
 		c.underLead("request of a restart at the API server", d, c.askForReboot))
 }
 

@@ -25,6 +25,8 @@ type Features struct {
 	Taint bool
 	// ChangeTaint says that the node is tainted before a change of the configuration takes devices away.
 	ChangeTaint bool
+	// StartupTaint says that the start-up taint of the node is removed when its GPUs are allocatable.
+	StartupTaint bool
 	// Quiesce says that an annotation of the node releases the driver.
 	Quiesce bool
 	// Reboot says that an annotation of the node asks for a restart of it while only that cures a GPU.
@@ -34,7 +36,7 @@ type Features struct {
 // NeedAPIServer reports whether a feature that is on needs the API server.
 func (f Features) NeedAPIServer() bool {
 	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint ||
-		f.ChangeTaint || f.Quiesce || f.Reboot
+		f.ChangeTaint || f.StartupTaint || f.Quiesce || f.Reboot
 }
 
 // LabelsOutput is how labels that describe the GPUs reach the node.
@@ -167,6 +169,11 @@ var clusterOptions = []option{
 		flag: "node-change-taint", env: []string{"NODE_CHANGE_TAINT"}, key: "features.changeTaint", fallback: "false", kind: kindBool,
 		usage: "taint the node before a change of the configuration takes devices away, so that no pod is sent to them",
 		set:   truth(func(c *Config) *bool { return &c.Features.ChangeTaint }),
+	},
+	{
+		flag: "node-startup-taint", env: []string{"NODE_STARTUP_TAINT"}, key: "features.startupTaint", fallback: "false", kind: kindBool,
+		usage: "remove the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when its GPUs are allocatable",
+		set:   truth(func(c *Config) *bool { return &c.Features.StartupTaint }),
 	},
 	{
 		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,

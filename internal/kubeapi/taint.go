@@ -9,22 +9,23 @@ import (
 	"time"
 )
 
-// An OwnTaint is a taint of a Node that this program writes. SetTaint takes nothing else, so OwnTaints has all of them.
-type OwnTaint struct{ key string }
+// An OwnTaint is a taint of a Node that this program writes or removes. SetTaint takes nothing else, so OwnTaints has all of them.
+type OwnTaint struct{ key, effect string }
 
-// The taints of this program. Their effect is NoSchedule.
+// The taints of this program.
 var (
 	// NoHealthyGPU is on a Node while none of its GPUs is healthy.
-	NoHealthyGPU = OwnTaint{"gpu-device-plugin.github.io/no-healthy-gpu"}
+	NoHealthyGPU = OwnTaint{"gpu-device-plugin.github.io/no-healthy-gpu", "NoSchedule"}
 	// FewerDevices is on a Node while a change of the configuration takes devices away.
-	FewerDevices = OwnTaint{"gpu-device-plugin.github.io/fewer-devices"}
+	FewerDevices = OwnTaint{"gpu-device-plugin.github.io/fewer-devices", "NoSchedule"}
+	// Startup is on a Node from its first moment, with any effect, until its GPUs are allocatable. Whoever makes the Node adds the taint; this
+	// program only removes it. The cluster autoscaler takes a key with this prefix for a sign that the Node is still starting.
+	Startup = OwnTaint{"startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin", ""}
 )
 
-const ownEffect = "NoSchedule"
-
-// OwnTaints returns every taint that this program writes. Whatever runs this program must tolerate all of them: a taint stays on
+// OwnTaints returns every taint that this program writes or removes. Whatever runs this program must tolerate all of them: a taint stays on
 // the Node when its writer is uninstalled, and would keep the next one away.
-func OwnTaints() []OwnTaint { return []OwnTaint{NoHealthyGPU, FewerDevices} }
+func OwnTaints() []OwnTaint { return []OwnTaint{NoHealthyGPU, FewerDevices, Startup} }
 
 // String returns the key of the taint.
 func (o OwnTaint) String() string { return o.key }
@@ -32,7 +33,7 @@ func (o OwnTaint) String() string { return o.key }
 // IsOn reports whether a Node has the taint.
 func (o OwnTaint) IsOn(n Node) bool { return slices.ContainsFunc(n.Taints, o.is) }
 
-func (o OwnTaint) is(t Taint) bool { return t.Key == o.key && t.Effect == ownEffect }
+func (o OwnTaint) is(t Taint) bool { return t.Key == o.key && (o.effect == "" || t.Effect == o.effect) }
 
 // taintTries is how often a change of a taint is made anew because another writer was faster; kubelet writes often, and so do we.
 const taintTries = 4
@@ -82,7 +83,7 @@ func (c *Client) setTaint(ctx context.Context, taint OwnTaint, wanted bool, now 
 		return nil
 	}
 	if wanted {
-		ours, err := json.Marshal(Taint{Key: taint.key, Effect: ownEffect, TimeAdded: now.UTC().Truncate(time.Second)})
+		ours, err := json.Marshal(Taint{Key: taint.key, Effect: taint.effect, TimeAdded: now.UTC().Truncate(time.Second)})
 		if err != nil {
 			return fmt.Errorf("encode a taint: %w", err)
 		}

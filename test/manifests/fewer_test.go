@@ -6,7 +6,25 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
+
+// TestRightsOfStartupTaint: the account changes nodes, and the policy lets it change that taint alone.
+func TestRightsOfStartupTaint(t *testing.T) {
+	t.Parallel()
+	want := append([]string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}, anyRights...)
+	slices.Sort(want)
+	for _, values := range []string{"{features: {startupTaint: true}}", "{config: {map: {a: \"features: {startupTaint: true}\"}}}"} {
+		text := render(t, values)
+		if diff := cmp.Diff(want, rights(t, decode(t, "chart", text))); diff != "" {
+			t.Errorf("%s: rights (-want +got):\n%s", values, diff)
+		}
+		if n := strings.Count(string(text), "!(t.key in ['"+kubeapi.Startup.String()+"'])"); n != 2 {
+			t.Errorf("%s: the policy names the taint %d times, want 2", values, n)
+		}
+	}
+}
 
 // TestRightsOfFewerDevices: the account taints the node and lists pods; the policy lets it change that taint alone, and the other one where
 // both are on.

@@ -21,7 +21,7 @@ import (
 var hostile = []string{"null", `""`, "20240101", `"1e3"`, "[]", "{}", `"a: b"`, `"` + strings.Repeat("x", 300) + `"`}
 
 // everything has most of the chart on.
-const everything = `{features: {labels: nodeFeature, events: pods, condition: true, taint: true, changeTaint: true, quiesce: true, reboot: true, nodeConfig: true},
+const everything = `{features: {labels: nodeFeature, events: pods, condition: true, taint: true, changeTaint: true, startupTaint: true, quiesce: true, reboot: true, nodeConfig: true},
   config: {map: {a: "version: v1", b: "version: v1"}, default: a}, mps: {enabled: true}, kernelLog: true, preStartChecks: reset-clocks, mig: {enabled: true, label: true, disruption: pause},
   dra: {enabled: true, claimStatus: true, dynamicMIG: true}, metrics: {allowFrom: []}, openshiftSCC: privileged, nodeSelector: {a: b}, rebootFile: /var/run/reboot-required}`
 
@@ -227,7 +227,7 @@ var ungranted = strings.Fields(`FAIL_ON_INIT_ERROR NVIDIA_DEV_ROOT LIBRARY_SEARC
 	CDI_ANNOTATION_PREFIX NVIDIA_CDI_HOOK_PATH DRIVER_ROOT_CTR_PATH MPS_ROOT MPS_ROOT_CTR_PATH SHARED_DEVICES_ALLOCATION_POLICY DEVICE_DISCOVERY_STRATEGY
 	IMEX_CHANNEL_IDS IMEX_REQUIRED KUBELET_SOCKET CONFIG_FILE CDI_FEATURE_FLAGS CDI_DISABLE_HOOKS POD_RESOURCES_SOCKET CONTROL_SOCKET COMPATIBILITY
 	LOGGING_FORMAT STATE_DIR CDI_DIR SIMULATE RECORD RECORD_REDACT GPU_METRICS GPU_METRICS_INTERVAL GPU_METRICS_PCIE_THROUGHPUT
-	GPU_METRICS_HOSTNAME_LABEL NODE_NAME VOID_VISIBLE_DEVICES DRIVER_AT_LEAST DRIVER_BELOW VALIDATE KUBECONFIG NODE_LABEL DEFAULT_CONFIG
+	GPU_METRICS_HOSTNAME_LABEL NODE_NAME VOID_VISIBLE_DEVICES HEALTH_INTERVAL DRIVER_AT_LEAST DRIVER_BELOW VALIDATE KUBECONFIG NODE_LABEL DEFAULT_CONFIG
 	FALLBACK_STRATEGIES NODE_LABELS_FILE NODE_LABELS_TIMESTAMP MACHINE_TYPE_FILE NAMESPACE POD_NAME MIG_LAYOUT MIG_CONFIG_FILE MIG_REPLACE
 	MIG_RESET_IN_VM MIG_EVICT_TIMEOUT DRA_SWITCH_MIG DRA_SHARES DRA_SHARE_BY DRA_METADATA`)
 

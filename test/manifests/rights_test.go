@@ -238,8 +238,8 @@ func TestFeatureValues(t *testing.T) {
 		{"{features: {labels: off}}", map[string]string{"NODE_LABELS": "off"}}, // a bool of YAML 1.1
 		{"{features: {labels: file}}", map[string]string{"NODE_LABELS": "file"}},
 		{"{features: {labels: nodeFeature}}", map[string]string{"NODE_LABELS": "nodeFeature", "NAMESPACE": "", "POD_NAME": ""}}, // by reference
-		{"{features: {events: pods, taint: false, changeTaint: true}}",
-			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true"}},
+		{"{features: {events: pods, taint: false, changeTaint: true, startupTaint: true}}",
+			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true", "NODE_STARTUP_TAINT": "true"}},
 		{"{features: {condition: true}}", map[string]string{"NODE_CONDITION": "true"}},
 		{"{features: {quiesce: true, reboot: true}}", map[string]string{"NODE_QUIESCE": "true", "NODE_REBOOT": "true"}},
 		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",

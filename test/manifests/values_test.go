@@ -376,7 +376,7 @@ func TestSchema(t *testing.T) {
 		t.Fatal(err)
 	}
 	ofKubernetes := []string{"resources", "readinessProbe", "livenessProbe", "mps.updateStrategy", "affinity"} // whose keys the API server knows
-	elsewhere := []string{"global", "nfd.nameOverride", "updateStrategy.rollingUpdate.maxSurge", "updateStrategy.rollingUpdate.maxUnavailable"}
+	elsewhere := []string{"global", "enabled", "tags", "nfd.nameOverride", "updateStrategy.rollingUpdate.maxSurge", "updateStrategy.rollingUpdate.maxUnavailable"}
 	for _, v := range nvidiaValues {
 		if v.note != "" {
 			elsewhere = append(elsewhere, v.key, strings.Split(v.key, ".")[0])

@@ -159,7 +159,7 @@ in any case. */}}
 {{- end }}
 {{- $known := dict }}
 {{- range list "flags" "plugin" "health" "features" "sharing" "mps" "mig" "dra" "units" "selectors" "enforce" "name" "size" "percentage" "migStrategy"
-  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "taint" "changeTaint" "quiesce" "reboot"
+  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot"
   "enabled" "label" "disruption" "mode" "driverName" "dynamicMIG" "claimStatus" }}
 {{- $_ := set $known (lower .) . }}
 {{- end }}
@@ -307,7 +307,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, quiesce, reboot, nodeConfig, migLabel, migEvict, migPause, dra. A value counts before the files. */}}
+taint, changeTaint, startupTaint, quiesce, reboot, nodeConfig, migLabel, migEvict, migPause, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -317,7 +317,7 @@ taint, changeTaint, quiesce, reboot, nodeConfig, migLabel, migEvict, migPause, d
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
-{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "quiesce" "reboot" }}
+{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
@@ -426,7 +426,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "quiesce" "reboot" "nodeConfig" "migLabel" "migEvict" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot" "nodeConfig" "migLabel" "migEvict" "dra") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
@@ -534,11 +534,11 @@ such as nvidia.com/mig.config. */}}
 {{- printf "'^(nvidia[.]com/(%s|%s)|gpu-device-plugin[.]github[.]io/gpu[.](health|link)|feature[.]node[.]kubernetes[.]io/pci-10de[.]present)$'" $node $gpu }}
 {{- end }}
 
-{{- /* The tolerations of the values, and those of every taint that gpu-node-agent writes. Such a taint stays on the Node when its writer is
+{{- /* The tolerations of the values, and those of every taint that gpu-node-agent writes or removes. Such a taint stays on the Node when its writer is
 uninstalled, so the pods of each later release tolerate it, whatever their features are. */}}
 {{- define "gpu-device-plugin.tolerations" -}}
 {{- $tolerations := default list .Values.tolerations }}
-{{- range list "gpu-device-plugin.github.io/no-healthy-gpu" "gpu-device-plugin.github.io/fewer-devices" }}
+{{- range list "gpu-device-plugin.github.io/no-healthy-gpu" "gpu-device-plugin.github.io/fewer-devices" "startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin" }}
 {{- $tolerations = append $tolerations (dict "key" . "operator" "Exists") }}
 {{- end }}
 {{- toYaml $tolerations }}
@@ -773,6 +773,7 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "NODE_CONDITION" "features.condition" $true $on.condition)
   (list "NODE_TAINT" "features.taint" $true $on.taint)
   (list "NODE_CHANGE_TAINT" "features.changeTaint" $true $on.changeTaint)
+  (list "NODE_STARTUP_TAINT" "features.startupTaint" $true $on.startupTaint)
   (list "NODE_QUIESCE" "features.quiesce" $true $on.quiesce)
   (list "NODE_REBOOT" "features.reboot" $true $on.reboot)
   (list "CONFIG_FILE_SRCDIR" "features.nodeConfig" "/" $on.nodeConfig)
@@ -823,7 +824,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "dra.mode" .Values.dra.mode "dra|split" .Values.dra.enabled "dra.enabled")
   (list "dra.driverName" (include "gpu-device-plugin.draDriverName" .) "." false "dra.driverName")
 }}
-{{- range list "events" "condition" "taint" "changeTaint" "quiesce" "reboot" }}
+{{- range list "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot" }}
 {{- $rows = append $rows (list (printf "features.%s" .) (get $.Values.features .) "true|pods" true (printf "features.%s" .)) }}
 {{- end }}
 {{- $chooses := include "gpu-device-plugin.nodeConfig" . }}
@@ -963,6 +964,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_CONDITION" .Values.features.condition)
   (list "NODE_TAINT" .Values.features.taint)
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
+  (list "NODE_STARTUP_TAINT" .Values.features.startupTaint)
   (list "NODE_QUIESCE" .Values.features.quiesce)
   (list "NODE_REBOOT" .Values.features.reboot)
   (list "MIG_ENABLED" .Values.mig.enabled)
