@@ -84,10 +84,11 @@ func (w *Writer) write(class edits.CDIClass, spec *specs.Spec, by edits.IDStrate
 		return nil, err
 	}
 	spec.Version = version
-	if !same(file, spec) {
-		err = w.replace(name, spec)
-	} else {
-		err = os.Chmod(filepath.Join(w.dir, name), readableByAll)
+	path := filepath.Join(w.dir, name)
+	if there, lost := os.Lstat(path); !same(file, spec) || lost != nil || !there.Mode().IsRegular() {
+		err = w.replace(name, spec) // also in the place of a link: what it points to belongs to somebody else
+	} else if there.Mode().Perm() != readableByAll {
+		err = os.Chmod(path, readableByAll)
 	}
 	if err != nil {
 		return alike(spec, file), err

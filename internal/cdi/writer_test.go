@@ -1,6 +1,7 @@
 package cdi_test
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -377,6 +378,24 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 		if got := len(h.spec(t, "gpu").Devices); got != 5 {
 			t.Errorf("after %q: %d devices", junk, got)
 		}
+	}
+}
+
+// TestALinkInThePlaceOfASpec is replaced by a file: what it points to keeps its mode and its content.
+func TestALinkInThePlaceOfASpec(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, driverFiles()...)
+	h.apply(t, wanted())
+	path, elsewhere := filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-gpu.json"), filepath.Join(t.TempDir(), "elsewhere")
+	if err := errors.Join(os.Rename(path, elsewhere), os.Chmod(elsewhere, 0o600), os.Symlink(elsewhere, path)); err != nil {
+		t.Fatal(err)
+	}
+	h.apply(t, wanted())
+	if info, err := os.Stat(elsewhere); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the file that the link points to: %v, %v", info.Mode(), err)
+	}
+	if info, err := os.Lstat(path); err != nil || info.Mode() != 0o644 {
+		t.Errorf("the spec: %v, %v", info.Mode(), err)
 	}
 }
 

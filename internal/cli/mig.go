@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 
 func newMIGCommand() *cobra.Command {
@@ -98,7 +99,7 @@ func newMIGPlanCommand() *cobra.Command {
 		}
 		l, err := layout.Find(name, file, n.GPUs)
 		if err != nil {
-			return fmt.Errorf("--layout: %w", err)
+			return fmt.Errorf("--layout: %s", terminal.Line(err.Error())) // it has the names in the file
 		}
 		changes := layout.Plan(l, n.GPUs)
 		changes.RefuseUnmatched(file)
@@ -127,7 +128,7 @@ func readLayouts(path string) (*layout.File, error) {
 	}
 	file, err := layout.Parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("--config %s: %w", path, err)
+		return nil, fmt.Errorf("--config %s: %s", path, terminal.Line(err.Error()))
 	}
 	return &file, nil
 }

@@ -200,3 +200,16 @@ func running(t *testing.T, run func(context.Context) error) {
 		}
 	})
 }
+
+// TestWatchOfNothing: an answer without content has no change to print.
+func TestWatchOfNothing(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	w, err := newWatcher(&out, outputTable, view{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.receive(status.Status{}); err != nil || out.String() != "" {
+		t.Errorf("receive() = %v, printed %q", err, out.String())
+	}
+}

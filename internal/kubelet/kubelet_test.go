@@ -127,4 +127,8 @@ func TestRegister(t *testing.T) {
 	if err := register(); err == nil || errors.Is(err, kubelet.ErrNotRegistered) || !strings.Contains(err.Error(), "not today") {
 		t.Errorf("refused: Register() = %v, want kubelet's words", err)
 	}
+	service.err = errors.New(strings.Repeat("x", 100_000))
+	if err := register(); err == nil || len(err.Error()) > 1100 || !strings.HasSuffix(err.Error(), "xxx...") {
+		t.Errorf("refused at length: Register() = %v, want the beginning of kubelet's words", err)
+	}
 }

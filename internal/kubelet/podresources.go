@@ -160,7 +160,7 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 		return nil, fmt.Errorf("%w: %s does not exist", ErrNoPodResources, p.socket)
 	}
 	conn, err := grpc.NewClient("passthrough:///kubelet",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(shortenErrors),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			c, err := (&net.Dialer{}).DialContext(ctx, "unix", p.socket) // as a URL a path with % is another one
 			if err == nil {

@@ -7,11 +7,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -89,7 +91,22 @@ func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 // newClient returns a client that uses conn, and closes it.
 func newClient(conn net.Conn) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"), grpc.WithContextDialer(oneConnection(conn)))
+		grpc.WithAuthority("localhost"), grpc.WithContextDialer(oneConnection(conn)),
+		grpc.WithUnaryInterceptor(shortenErrors))
+}
+
+// maxErrorText bounds the text of an error of kubelet's, in bytes. It is logged at each try, and stands in status.
+const maxErrorText = 1000
+
+// shortenErrors is the interceptor of a client that shortens the errors of the server.
+func shortenErrors(
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	err := invoke(ctx, method, request, reply, conn, options...)
+	if s := status.Convert(err); len(s.Message()) > maxErrorText {
+		return status.Error(s.Code(), strings.ToValidUTF8(s.Message()[:maxErrorText], "")+"...")
+	}
+	return err
 }
 
 // oneConnection returns a dialer that hands out conn once, and no second connection, so that a request goes to the

@@ -87,7 +87,7 @@ func TestTextsOfOthers(t *testing.T) {
 		}
 		return path
 	}
-	layouts := write("layouts.yaml", "version: v1\nmig-configs:\n  "+quoted+": [{devices: all, mig-enabled: false}]\n  a: [{devices: all, mig-enabled: true}]\n")
+	layouts := write("layouts.yaml", "version: v1\nmig-configs:\n  "+quoted+": [{devices: all, mig-enabled: false}]\n  a: [{devices: all, mig-enabled: true, mig-devices: {}}]\n")
 	text, _ := run(t, "mig", "plan", "--simulate=dgx-h100", "--config", layouts, "--layout", strings.ReplaceAll(hostile, "\a", ""))
 	harmless(t, "mig plan", text)
 	text, _ = run(t, "mig", "plan", "--simulate=dgx-h100", "--config", layouts, "--layout", "none")
