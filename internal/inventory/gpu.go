@@ -36,6 +36,8 @@ type GPU struct {
 	ComputeCapability ComputeCapability
 	// AddressingMode is how the GPU reaches memory of the processes on the host: "HMM", "ATS" or "None"; empty if the driver does not say.
 	AddressingMode string
+	// ComputeMode says which processes may compute on it. It is read as seldom as a Report.
+	ComputeMode ComputeMode
 	// NUMANode is the memory node nearest to the GPU, or NoNUMANode.
 	NUMANode int
 	// PCIeRoot is the PCIe root complex as sysfs names it, such as "pci0000:16"; empty if not known.
@@ -66,7 +68,7 @@ func (g GPU) Equal(other GPU) bool {
 		g.MemoryBytes == other.MemoryBytes && g.ReservedBytes == other.ReservedBytes &&
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
 		g.Brand == other.Brand && g.AddressingMode == other.AddressingMode && g.PCIeRoot == other.PCIeRoot &&
-		g.Class == other.Class && g.Clique == other.Clique && g.VGPU == other.VGPU &&
+		g.Class == other.Class && g.ComputeMode == other.ComputeMode && g.Clique == other.Clique && g.VGPU == other.VGPU &&
 		g.Health == other.Health && g.Reset.Equal(other.Reset) &&
 		slices.Equal(g.MIGDevices, other.MIGDevices) && slices.Equal(g.Links, other.Links)
 }

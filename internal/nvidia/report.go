@@ -16,6 +16,9 @@ func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	if now := time.Now(); now.Sub(g.reported) >= reportPause && !g.hurried {
 		g.report, g.reported = readNewReport(g, a), now
 		g.persistence, g.energy = readEvidence(g, a)
+		if mode, ret := g.device.GetComputeMode(); a.extra("nvmlDeviceGetComputeMode", ret) {
+			g.seen.ComputeMode = inventory.ComputeMode(mode)
+		}
 	}
 	r.Persistence, r.Energy = g.persistence, g.energy
 	r.Report = g.report
