@@ -33,7 +33,7 @@ func TestCleanupHooks(t *testing.T) {
 		}
 		return all
 	}
-	for _, values := range []string{"{}", "{cleanup: null}", "{cleanup: {enabled: null}}"} {
+	for _, values := range []string{"{}", "{cleanup: {enabled: null}}"} {
 		if got := hooks(values); len(got) > 0 {
 			t.Errorf("%s: %d hooks", values, len(got))
 		}
