@@ -131,6 +131,7 @@ fuzz: ## Feed configuration files and requests with what nobody thought of (FUZZ
 	$(GO) test ./internal/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/nvidia -run '^$$' -fuzz '^FuzzLibrary$$' -fuzztime 2000x
 
 # The packages that are mutated, how many mutations of each, and the seed of the choice (make mutate prints it).
 MUTATE     ?= ./internal/health ./internal/resource ./internal/topology ./internal/edits

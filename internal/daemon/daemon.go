@@ -82,6 +82,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer d.close()
+	limitMemory(ctx, os.DirFS("/"))
 	defer time.AfterFunc(headStart, shrink).Stop()
 	observation, outputs := d.tasks()
 	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.driver.Calls)

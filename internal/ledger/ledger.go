@@ -32,7 +32,7 @@ const (
 const (
 	ledgerVersion = 1
 	// maxLedger is the largest ledger that is read, in bytes. One fault takes some hundred.
-	maxLedger = 16 << 20
+	maxLedger = 4 << 20
 )
 
 // A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor a hand-over makes a bad

@@ -86,8 +86,30 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 			p.plan.Resources = append(p.plan.Resources, p.resource(name, graph))
 		}
 	}
+	p.warnOfMemory()
 	slices.SortStableFunc(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
 	return p.plan
+}
+
+const (
+	// manyDevices is from how many devices on the memory of the daemon is mentioned.
+	manyDevices = 8_000
+	// baseMemory is what the daemon needs on a real GPU, and deviceMemory what a device adds while its list is made and sent, in kB. Both
+	// were measured and have some reserve.
+	baseMemory, deviceMemory = 60_000, 2
+)
+
+// warnOfMemory says how much memory the daemon needs where the plan has many devices.
+func (p *planner) warnOfMemory() {
+	devices := 0
+	for _, r := range p.plan.Resources {
+		devices += r.Count()
+	}
+	if devices >= manyDevices {
+		p.warn("the node offers %d devices, for which the daemon needs up to %d MB of memory: where its container has a limit "+
+			"(resources.limits.memory), let it be no lower, or offer fewer replicas or larger units", devices,
+			(baseMemory+devices*deviceMemory)/1000)
+	}
 }
 
 // resource returns the resource of gathered devices.

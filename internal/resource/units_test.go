@@ -126,7 +126,9 @@ func TestUnitsOfALongList(t *testing.T) {
 	if bytes > 3<<20 || bytes < 2<<20 || len(of) != 32 || of["0"] != of["31"] {
 		t.Errorf("%d devices in about %d bytes, of %d GPUs, %d of the first and %d of the last", devices, bytes, len(of), of["0"], of["31"])
 	}
-	if len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], "units of 256Mi fit") {
+	if len(plan.Warnings) != 2 || !strings.Contains(plan.Warnings[0], "units of 256Mi fit") ||
+		plan.Warnings[1] != fmt.Sprintf("the node offers %d devices, for which the daemon needs up to %d MB of memory: where its container "+
+			"has a limit (resources.limits.memory), let it be no lower, or offer fewer replicas or larger units", devices, 60+devices*2/1000) {
 		t.Errorf("warnings: %q", plan.Warnings)
 	}
 }

@@ -83,7 +83,7 @@ var nvidiaValues = []chartValue{
 	{key: "podAnnotations", theirs: "{}", here: "same", values: "{podAnnotations: {a: b}}", want: "annotations:\n        a: b"},
 	{key: "podSecurityContext", theirs: "{}", here: "same", values: "{podSecurityContext: {fsGroup: 7}}", want: "fsGroup: 7"},
 	{key: "securityContext", theirs: "{}", here: "same", values: "{securityContext: {runAsGroup: 7}}", want: "securityContext:\n            runAsGroup: 7\n"},
-	{key: "resources", theirs: "{}", here: "same, for the daemon's container; the default requests 10m of CPU and 32Mi",
+	{key: "resources", theirs: "{}", here: "same, for the daemon's container; the default requests 10m of CPU and 64Mi",
 		values: "{resources: {limits: {memory: 64Mi}}}", want: "memory: 64Mi"},
 	{key: "nodeSelector", theirs: "{}", here: "same", values: "{nodeSelector: {a: b}}", want: "nodeSelector:\n        a: b"},
 	{key: "affinity", theirs: "three labels, of which one is enough",
