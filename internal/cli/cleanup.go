@@ -15,11 +15,12 @@ import (
 const mpsRoot = "/run/nvidia/mps"
 
 func newCleanupCommand() *cobra.Command {
-	long := "cleanup removes what an uninstalled daemon has left on the node: its CDI specs, the MPS root with the memory that is mounted\n" +
-		"in it, its sockets in the kubelet's folders, the file with labels, and the state directory. What a container uses is kept, with\n" +
-		"the reason, by the kubelet's accounts. Nothing is removed while a daemon runs, or while the kubelet does not answer."
+	long := "cleanup removes what an uninstalled daemon has left on the node: its CDI specs, the MPS root with the memory that is\n" +
+		"mounted in it, its sockets in the kubelet's folders, the file with labels, and the state directory. It keeps what\n" +
+		"containers use, and prints the reason. It removes nothing while a daemon runs, or while the kubelet does not answer."
 	names := []string{
-		"state-dir", "cdi-dir", "kubelet-root", "kubelet-socket", "pod-resources-socket", "mps-root", "node-labels-file", "dra-driver-name",
+		"state-dir", "cdi-dir", "kubelet-root", "kubelet-socket", "pod-resources-socket", "mps-root", "node-labels-file",
+		"dra-driver-name",
 	}
 	cmd := &cobra.Command{
 		Use: "cleanup", Short: "Remove what an uninstalled daemon has left on the node", Long: long,
@@ -40,13 +41,14 @@ func newCleanupCommand() *cobra.Command {
 			c.Edits.MPSRoot = mpsRoot
 		}
 		for _, path := range []*string{
-			&c.StateDir, &c.CDIDir, &c.KubeletRoot, &c.KubeletSocket, &c.PodResourcesSocket, &c.Edits.MPSRoot, &c.Features.LabelsFile,
+			&c.StateDir, &c.CDIDir, &c.KubeletRoot, &c.KubeletSocket, &c.PodResourcesSocket, &c.Edits.MPSRoot,
+			&c.Features.LabelsFile,
 		} {
 			if *path != "" {
 				*path = filepath.Join("/", hostRoot, *path)
 			}
 		}
-		done, err := daemon.Cleanup(cmd.Context(), c, dry)
+		done, err := daemon.Cleanup(cmd.Context(), c, filepath.Join("/", hostRoot, "sys/fs/cgroup"), dry)
 		if err = errors.Join(daemon.PrintRemovals(cmd.OutOrStdout(), done, dry), err); err != nil || !stay {
 			return err
 		}

@@ -128,8 +128,6 @@ func (d *document) reads(flags ...string) bool {
 
 // resolve puts what counts into the Config, and what is wrong with it on record.
 func (d *document) resolve(c *Config, s Sources) {
-	if !s.Discovery {
-	}
 	d.flags = s.Flags
 	options := s.options()
 	for i := range options {

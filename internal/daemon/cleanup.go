@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/utils/clock"
@@ -52,7 +53,9 @@ type cleaning struct {
 	config.Config
 	dry  bool
 	done []Removal
-	// claims are the names of claims that the kubelet has, by UID and by "NAMESPACE/NAME".
+	// cgroups is the node's /sys/fs/cgroup, by which it is seen whether a pod runs.
+	cgroups string
+	// claims are the UIDs of the claims that the kubelet has.
 	claims map[string]bool
 	// unread is why it is not known which claims the kubelet has; nil if it is.
 	unread error
@@ -64,9 +67,10 @@ type cleaning struct {
 // Cleanup removes what this program left on the node: CDI specs, the MPS root, sockets, the file
 // with labels, and the state directory. It keeps what containers use, by the kubelet's accounts.
 // With dry, it removes nothing. It returns an error, and removes nothing, if a daemon of this
-// program runs, or if the kubelet does not say what containers use.
-func Cleanup(ctx context.Context, c config.Config, dry bool) ([]Removal, error) {
-	l := &cleaning{Config: c, dry: dry, claims: map[string]bool{}}
+// program runs, or if the kubelet does not say what containers use. Cgroups is the path of the
+// node's /sys/fs/cgroup.
+func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]Removal, error) {
+	l := &cleaning{Config: c, cgroups: cgroups, dry: dry, claims: map[string]bool{}}
 	folder := filepath.Dir(c.KubeletSocket)
 	if err := l.refuseDaemon(ctx, folder); err != nil {
 		return nil, err
@@ -109,15 +113,13 @@ func (l *cleaning) findUse(ctx context.Context) error {
 	listed, unlisted := account.ContainerDevices(ctx)
 	live, held := map[string]bool{}, ""
 	for _, d := range listed {
-		if d.Claim.Name != "" {
-			l.claims[d.Claim.Namespace+"/"+d.Claim.Name] = true
-		} else if isGPU(d.Resource, d.ID) {
+		if d.Claim.Name == "" && isGPU(d.Resource, d.ID) {
 			live[d.ID], held = true, d.Namespace+"/"+d.Pod
 		}
 	}
 	kept, unread := kubelet.PreparedClaims(l.KubeletRoot)
 	for _, c := range kept {
-		l.claims[c.UID], l.claims[c.Namespace+"/"+c.Name] = true, true
+		l.claims[c.UID] = true
 	}
 	l.unread = unread
 	directory, err := kubelet.NewDirectory(l.KubeletSocket, clock.RealClock{})
@@ -133,12 +135,9 @@ func (l *cleaning) findUse(ctx context.Context) error {
 		l.mps = l.devices
 	}
 	for _, a := range answers {
-		ended := unlisted == nil
-		for _, id := range a.IDs {
-			ended = ended && !live[id]
-		}
-		if ended {
-			continue // the checkpoint names pods that have ended
+		held := slices.ContainsFunc(a.IDs, func(id string) bool { return live[id] })
+		if !held && unlisted == nil && l.hasEnded(a.PodUID) {
+			continue // the checkpoint also names pods that have ended
 		}
 		user := "container " + a.Container + " of the pod with UID " + a.PodUID + " uses it"
 		if byCDI(a) {
@@ -151,6 +150,14 @@ func (l *cleaning) findUse(ctx context.Context) error {
 		l.devices = "another device plugin, at " + strings.Join(others, ", ") + ", uses files of these names"
 	}
 	return nil
+}
+
+// hasEnded reports whether a pod that PodResources does not name has ended, as far as cgroups show
+// it. PodResources does not name init containers, nor most pods until a kubelet that has just
+// started has reached the API server.
+func (l *cleaning) hasEnded(podUID string) bool {
+	_, err := os.Stat(l.cgroups)
+	return err == nil && !kubelet.PodRuns(l.cgroups, podUID)
 }
 
 // byCDI reports whether a container was given devices by names of CDI devices.

@@ -77,6 +77,20 @@ func (l *left) use() {
 	l.file("etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin", "nvidia.com/gpu.count=8\n")
 }
 
+// initializes has an init container of the pod p hold GPUs by CDI, and ends the daemon.
+func (l *left) initializes() {
+	l.t.Helper()
+	l.install()
+	l.serves(8)
+	if _, err := l.kubelet.Admit(context.Background(), kubelet.Container{
+		Pod: "p", Name: "c", Resource: "nvidia.com/gpu", Count: 1, Init: true,
+	}); err != nil {
+		l.t.Fatal(err)
+	}
+	l.killed()
+	l.checkpoint("")
+}
+
 // ours returns the files and folders that only this program makes.
 func (l *left) ours() (paths []string) {
 	l.t.Helper()
@@ -145,6 +159,16 @@ func TestCleanup(t *testing.T) {
 				l.killed()
 				l.checkpoint("")
 			}, says: "uses it", keeps: []string{"var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json", "var/lib/gpu-device-plugin"},
+		},
+		"an init container with GPUs by CDI": { // PodResources does not name it
+			before: func(l *left) {
+				l.initializes()
+				l.file("sys/fs/cgroup/kubepods.slice/kubepods-podp.slice/pids.current", "1\n")
+			},
+			says: "uses it", keeps: []string{"var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json", "var/lib/gpu-device-plugin"},
+		},
+		"a pod that has ended": {
+			before: func(l *left) { l.initializes(); l.file("sys/fs/cgroup/kubepods.slice/other", "") }, says: "removed ",
 		},
 		"a claim that is prepared": {
 			before: func(l *left) { l.use(); l.checkpoint("gpu.nvidia.com", "gpu-3") }, says: "the kubelet has the claim",

@@ -17,6 +17,8 @@ func TestFirstContact(t *testing.T) {
 	byChart := daemonSet(t, decode(t, "chart", render(t, "{}")), "gpu-device-plugin").Spec.Template.Spec
 	everywhere := daemonSet(t, decode(t, "chart", render(t, "{affinity: null}")), "gpu-device-plugin").Spec.Template.Spec
 	pods := map[string]corev1.PodSpec{"chart": byChart, "chart, affinity: null": everywhere}
+	cleanup := decode(t, "cleanup", read(t, cleanupFolder+"/cleanup.yaml"))
+	pods["cleanup"] = daemonSet(t, cleanup, "gpu-device-plugin-cleanup").Spec.Template.Spec
 	for folder, objects := range deployedDaemonSets(t) {
 		for _, object := range objects {
 			if set, is := object.(*appsv1.DaemonSet); is && set.Name == "gpu-device-plugin" {
