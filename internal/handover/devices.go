@@ -78,8 +78,9 @@ type Devices struct {
 	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted are those of them on disk.
 	left, noted map[string]bool
 	// retracted are GPUs whose slices the kubelet has removed, and of which the file does not say
-	// so yet.
-	retracted map[string]bool
+	// so yet; retractions changes when there is another one.
+	retracted   map[string]bool
+	retractions *feed.Feed[struct{}]
 }
 
 // A Publication is the part of the pool that is at the API server.
@@ -112,6 +113,7 @@ func NewDevices(o DevicesOptions) *Devices {
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
 		disk: files.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{}, retracted: map[string]bool{},
+		retractions: feed.New(struct{}{}),
 	}
 }
 
@@ -205,6 +207,7 @@ func (d *Devices) Run(ctx context.Context) error {
 		owners, decided := d.o.Owners.Latest()
 		c, configured := d.o.Configs.Latest()
 		divisions, divided := d.o.Divisions.Latest()
+		_, retracted := d.retractions.Latest()
 		complete := known
 		if known {
 			var pool dra.Pool
@@ -224,6 +227,7 @@ func (d *Devices) Run(ctx context.Context) error {
 		case <-decided:
 		case <-configured:
 		case <-divided:
+		case <-retracted:
 		case <-again:
 		}
 	}

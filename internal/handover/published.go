@@ -83,11 +83,15 @@ func (d *Devices) returned(uuid string) {
 	delete(d.left, uuid)
 }
 
-// retract notes that the kubelet has removed the slices of a GPU. Run writes that.
+// retract notes that the kubelet has removed the slices of a GPU. Run writes that at once.
 func (d *Devices) retract(uuid string) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
+	known := d.retracted[uuid]
 	d.retracted[uuid] = true
+	d.mu.Unlock()
+	if !known {
+		d.retractions.Publish(struct{}{})
+	}
 }
 
 // withoutRetracted returns which GPUs may be in slices without those that were retracted; nil if

@@ -131,6 +131,24 @@ func TestToPluginWithoutADriver(t *testing.T) {
 	})
 }
 
+// TestToPluginAfterARollOut: a GPU that was claimed by nobody by the API server, while another process was
+// there, comes back as soon as the kubelet has had no driver for a while.
+func TestToPluginAfterARollOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.driverless = true
+		r.published.Publish(map[string]bool{"a": true})
+		r.beside.Publish(true)
+		r.start()
+		r.follow()
+		r.after(time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "it may be in a ResourceSlice still")
+		r.beside.Publish(false)
+		r.after(9*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "10s")
+		r.after(10*time.Second, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+	})
+}
+
 // TestRecordWithoutADriver: a claim with a record has its GPU for as long as it has the record, and
 // the way out is said.
 func TestRecordWithoutADriver(t *testing.T) {
