@@ -40,7 +40,7 @@ func TestCleanNode(t *testing.T) {
 					map[string]string{"gpu-device-plugin.github.io/mig.config.reason": "a"})
 			},
 			func(n kubeapi.Node) (kubeapi.Node, error) {
-				return client.ApplyAnnotations(s.Context(), kubeapi.ForReboot, n.UID, n.ResourceVersion, map[string]string{"reboot": "c"})
+				return client.ApplyReleaseAnswer(s.Context(), n.UID, n.ResourceVersion, map[string]string{"release": "c"})
 			},
 		} {
 			now, err := client.Get(s.Context())

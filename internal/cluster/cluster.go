@@ -167,12 +167,12 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 	})
 }
 
-// needed reports whether the own node is to be watched: for a configuration, because a taint or the request of a restart is to be removed,
-// or because a DaemonSet has to go on. ResourceSlices need no watch of it.
+// needed reports whether the daemon has to watch its own Node: for a configuration, to remove a taint,
+// or to resume a DaemonSet. ResourceSlices need no watch.
 func (c *Cluster) needed(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		isTainted(node, now.Features) || node.Annotations[rebootAnnotation] != "" || len(pausedOn(node)) > 0
+		isTainted(node, now.Features) || len(pausedOn(node)) > 0
 }
 
 // isTainted reports whether a node has a taint that this program is to remove.
@@ -189,8 +189,8 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report),
-		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.endStartup), c.underLead("quiesce by annotation", d, c.followRelease),
-		c.underLead("request of a restart at the API server", d, c.askForReboot))
+		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.endStartup),
+		c.underLead("quiesce by annotation", d, c.followRelease))
 }
 
 // Labels returns the tasks that write labels.

@@ -285,7 +285,7 @@ func (r *releaser) write(ctx context.Context) error {
 	if is[stateAnnotation] == annotations[stateAnnotation] && is[answerAnnotation] == annotations[answerAnnotation] {
 		return nil
 	}
-	after, err := r.client.ApplyAnnotations(ctx, kubeapi.ForRelease, r.node.UID, r.node.ResourceVersion, annotations)
+	after, err := r.client.ApplyReleaseAnswer(ctx, r.node.UID, r.node.ResourceVersion, annotations)
 	if err := r.takeIn(ctx, r.client, after, err, time.Now()); err != nil {
 		return err
 	}

@@ -129,7 +129,7 @@ var everything = []string{
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--library-search-path=/opt/lib", "--pre-start-checks=reset-clocks",
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
-	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition", "--node-taint", "--node-quiesce", "--node-reboot", "--node-change-taint", "--node-startup-taint",
+	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition", "--node-taint", "--node-quiesce", "--node-change-taint", "--node-startup-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-reset-in-vm", "--mig-disruption=pause",
 	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
 	"--dra-metadata",

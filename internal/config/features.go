@@ -29,14 +29,12 @@ type Features struct {
 	StartupTaint bool
 	// Quiesce says that an annotation of the node releases the driver.
 	Quiesce bool
-	// Reboot says that an annotation of the node asks for a restart of it while only that cures a GPU.
-	Reboot bool
 }
 
 // NeedAPIServer reports whether a feature that is on needs the API server.
 func (f Features) NeedAPIServer() bool {
 	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint ||
-		f.ChangeTaint || f.StartupTaint || f.Quiesce || f.Reboot
+		f.ChangeTaint || f.StartupTaint || f.Quiesce
 }
 
 // LabelsOutput is how labels that describe the GPUs reach the node.
@@ -179,11 +177,6 @@ var clusterOptions = []option{
 		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,
 		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time to come",
 		set:   truth(func(c *Config) *bool { return &c.Features.Quiesce }),
-	},
-	{
-		flag: "node-reboot", env: []string{"NODE_REBOOT"}, key: "features.reboot", fallback: "false", kind: kindBool,
-		usage: "annotate the node with gpu-device-plugin.github.io/reboot.required while only a restart of it cures a GPU",
-		set:   truth(func(c *Config) *bool { return &c.Features.Reboot }),
 	},
 }
 

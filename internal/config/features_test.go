@@ -48,7 +48,6 @@ func TestFeaturesThatAreRefused(t *testing.T) {
 		{name: "a condition without a client", args: "--node-condition", want: lean, program: config.DevicePlugin},
 		{name: "a taint without a client", args: "--node-taint", want: lean, program: config.DevicePlugin},
 		{name: "a release by annotation without a client", args: "--node-quiesce", want: lean, program: config.DevicePlugin},
-		{name: "a request of a restart without a client", args: "--node-reboot", want: lean, program: config.DevicePlugin},
 		{name: "a choice without a client", args: "--node-config-dir=/configs", want: "--node-config-dir: needs the API server", program: config.DevicePlugin},
 		{name: "no name of the node", file: "features: {events: true}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
 		{name: "a choice without a name", args: "--node-config-dir=/configs", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},

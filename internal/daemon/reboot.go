@@ -21,15 +21,15 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 		}
 		s, looked := d.monitor.Snapshots().Latest()
 		w.Path = c.RebootFile
-		w.Reason, w.Known = NeedsReboot(s)
+		w.Reason, w.Known = needsReboot(s)
 		return w, configured, looked
 	}
 	return asker.Run(ctx)
 }
 
-// NeedsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none needs that. It is not known before the
+// needsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none needs that. It is not known before the
 // first look, and when looks fail.
-func NeedsReboot(s inventory.Snapshot) (reason string, known bool) {
+func needsReboot(s inventory.Snapshot) (reason string, known bool) {
 	var all []string
 	for _, g := range s.GPUs {
 		if g.Health.Cure == inventory.CureReboot {

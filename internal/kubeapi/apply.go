@@ -15,15 +15,7 @@ import (
 const (
 	labelsManager = "gpu-node-agent-labels"
 	migManager    = "gpu-node-agent-mig"
-)
-
-// A Purpose is what annotations are for. Those of a Purpose are written together.
-type Purpose string
-
-// The purposes, by their field managers.
-const (
-	ForRelease Purpose = "gpu-node-agent-quiesce" // the answer to a wish to release the driver
-	ForReboot  Purpose = "gpu-node-agent-reboot"  // the request of a restart of the node
+	answerManager = "gpu-node-agent-quiesce"
 )
 
 // apply has the API server merge fields into an object by server-side apply, and returns the object. Without force, fields that
@@ -87,14 +79,14 @@ func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels,
 	return c.readNode(text, restores)
 }
 
-// ApplyAnnotations gives annotations to the own node, which has to have the UID and the version still. It removes those that an earlier
-// call for the same purpose gave and that are not among them. What another program has written there before is replaced. It returns the
-// node as it is then.
-func (c *Client) ApplyAnnotations(ctx context.Context, p Purpose, uid, version string, annotations map[string]string) (Node, error) {
+// ApplyReleaseAnswer writes the answer to a request for the release of the driver to the daemon's own
+// Node, as annotations. The Node must still have the UID and the version. Annotations of an earlier
+// answer are removed, and values of other programs are replaced. The updated Node is returned.
+func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, annotations map[string]string) (Node, error) {
 	restores := c.newestNode().restores
-	text, err := c.applyNode(ctx, string(p), metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)
+	text, err := c.applyNode(ctx, answerManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)
 	if err != nil {
-		return Node{}, fmt.Errorf("write annotations of the node: %w", err)
+		return Node{}, fmt.Errorf("write the answer to a release of the driver: %w", err)
 	}
 	return c.readNode(text, restores)
 }

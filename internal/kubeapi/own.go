@@ -11,7 +11,7 @@ import (
 )
 
 // nodeManagers are the field managers of what this program applies to a Node.
-var nodeManagers = []string{labelsManager, migManager, string(ForRelease), string(ForReboot)}
+var nodeManagers = []string{labelsManager, migManager, answerManager}
 
 // managed is what an object says of the fields that its managers applied.
 type managed struct {

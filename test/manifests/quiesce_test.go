@@ -8,9 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestRightsOfQuiesce: the account may answer the annotation by which the driver is released, and ask for a restart by another one, and change
-// no other annotation. Beside TestRights,
-// each of whose features doubles its combinations.
+// TestRightsOfQuiesce: the account may answer the annotation by which the driver is released, and
+// change no other annotation. Beside TestRights, each of whose features doubles its combinations.
 func TestRightsOfQuiesce(t *testing.T) {
 	t.Parallel()
 	want := append([]string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}, anyRights...)
@@ -20,8 +19,6 @@ func TestRightsOfQuiesce(t *testing.T) {
 		"{config: {map: {a: \"features: {quiesce: true}\"}}}": "k in ['gpu-device-plugin.github.io/quiesce.state', 'gpu-device-plugin.github.io/quiesce.answer']",
 		"{features: {quiesce: true}, mig: {enabled: true, label: true}}": "k in ['gpu-device-plugin.github.io/mig.config.reason', 'gpu-device-plugin.github.io/quiesce.state', " +
 			"'gpu-device-plugin.github.io/quiesce.answer']",
-		"{features: {reboot: true}}":                         "k == 'gpu-device-plugin.github.io/reboot.required'",
-		"{config: {map: {a: \"features: {reboot: true}\"}}}": "k == 'gpu-device-plugin.github.io/reboot.required'",
 	} {
 		text := render(t, values)
 		if diff := cmp.Diff(want, rights(t, decode(t, "chart", text))); diff != "" {

@@ -241,7 +241,7 @@ func TestFeatureValues(t *testing.T) {
 		{"{features: {events: pods, taint: false, changeTaint: true, startupTaint: true}}",
 			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true", "NODE_STARTUP_TAINT": "true"}},
 		{"{features: {condition: true}}", map[string]string{"NODE_CONDITION": "true"}},
-		{"{features: {quiesce: true, reboot: true}}", map[string]string{"NODE_QUIESCE": "true", "NODE_REBOOT": "true"}},
+		{"{features: {quiesce: true}}", map[string]string{"NODE_QUIESCE": "true"}},
 		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
 		{"{features: {nodeConfig: true, nodeConfigLabel: l}, config: {name: mine, default: a, fallbackStrategies: [empty]}, migStrategy: none}",

@@ -128,8 +128,6 @@ type Features struct {
 	StartupTaint *bool `json:"startupTaint,omitempty"`
 	// Quiesce has the driver released while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time to come.
 	Quiesce *bool `json:"quiesce,omitempty"`
-	// Reboot has the node annotated with gpu-device-plugin.github.io/reboot.required while only a restart of it cures a GPU.
-	Reboot *bool `json:"reboot,omitempty"`
 }
 
 // Flags are defaults for command-line flags; a flag or environment variable that is set wins over them.

@@ -159,7 +159,7 @@ in any case. */}}
 {{- end }}
 {{- $known := dict }}
 {{- range list "flags" "plugin" "health" "features" "sharing" "mps" "mig" "dra" "units" "selectors" "enforce" "name" "size" "percentage" "migStrategy"
-  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot"
+  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce"
   "enabled" "label" "disruption" "mode" "driverName" "dynamicMIG" "claimStatus" }}
 {{- $_ := set $known (lower .) . }}
 {{- end }}
@@ -307,7 +307,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, startupTaint, quiesce, reboot, nodeConfig, migLabel, migEvict, migPause, dra. A value counts before the files. */}}
+taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPause, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -317,7 +317,7 @@ taint, changeTaint, startupTaint, quiesce, reboot, nodeConfig, migLabel, migEvic
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
-{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot" }}
+{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
@@ -426,7 +426,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot" "nodeConfig" "migLabel" "migEvict" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "dra") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
@@ -775,7 +775,6 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "NODE_CHANGE_TAINT" "features.changeTaint" $true $on.changeTaint)
   (list "NODE_STARTUP_TAINT" "features.startupTaint" $true $on.startupTaint)
   (list "NODE_QUIESCE" "features.quiesce" $true $on.quiesce)
-  (list "NODE_REBOOT" "features.reboot" $true $on.reboot)
   (list "CONFIG_FILE_SRCDIR" "features.nodeConfig" "/" $on.nodeConfig)
   (list "DRA_MODE" "dra.enabled" "dra|split" $on.dra)
   (list "DRA_DYNAMIC_MIG" "dra.enabled and dra.dynamicMIG" $true (include "gpu-device-plugin.divides" .))
@@ -824,7 +823,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "dra.mode" .Values.dra.mode "dra|split" .Values.dra.enabled "dra.enabled")
   (list "dra.driverName" (include "gpu-device-plugin.draDriverName" .) "." false "dra.driverName")
 }}
-{{- range list "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "reboot" }}
+{{- range list "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
 {{- $rows = append $rows (list (printf "features.%s" .) (get $.Values.features .) "true|pods" true (printf "features.%s" .)) }}
 {{- end }}
 {{- $chooses := include "gpu-device-plugin.nodeConfig" . }}
@@ -966,7 +965,6 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
   (list "NODE_STARTUP_TAINT" .Values.features.startupTaint)
   (list "NODE_QUIESCE" .Values.features.quiesce)
-  (list "NODE_REBOOT" .Values.features.reboot)
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))
