@@ -74,8 +74,8 @@ func (p Program) newRootCommand() *cobra.Command {
 	return root
 }
 
-// refuseUnknown has the command, and all below it, fail for a mistyped subcommand. Cobra prints the help of a command group for any
-// arguments, and the exit status is 0.
+// refuseUnknown has the command, and all below it, fail for a mistyped subcommand. Cobra prints the
+// help of a command group for any arguments, and the exit status is 0.
 func refuseUnknown(cmd *cobra.Command) {
 	switch {
 	case cmd.Name() == "help":

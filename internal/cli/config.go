@@ -62,7 +62,8 @@ func (p Program) newConfigCommand() *cobra.Command {
 	return cmd
 }
 
-// checkOnNode returns the warnings about a configuration on its simulated node, and why a daemon that offers all GPUs there would refuse it.
+// checkOnNode returns the warnings about a configuration on its simulated node, and why a daemon
+// that offers all GPUs there would refuse it.
 func checkOnNode(ctx context.Context, c config.Config) (warnings []string, err error) {
 	snapshot, err := scanOnce(ctx, c)
 	if err != nil {

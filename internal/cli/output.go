@@ -57,8 +57,9 @@ func addOutputFlagFor(cmd *cobra.Command, people string, further ...string) *out
 	return o
 }
 
-// print prints the value that a pointer points to, or what table writes if the output is for people. The columns of a table are separated by
-// tabs. For people the texts in the value are made printable, as others have written them: table has to read the value when it is called.
+// print prints the value that a pointer points to, or what table writes if the output is for
+// people. The columns of a table are separated by tabs. For people the texts in the value are made
+// printable, as others have written them: table has to read the value when it is called.
 func (o *output) print(w io.Writer, value any, table func(io.Writer)) error {
 	var text []byte
 	var err error

@@ -27,8 +27,9 @@ type chartValues struct {
 	} `json:"dra"`
 }
 
-// printClasses prints the DeviceClasses for the resources that a node has with a configuration of the device plugin. Resources whose devices
-// no claim can have go to standard error, and are an error.
+// printClasses prints the DeviceClasses for the resources that a node has with a configuration of
+// the device plugin. Resources whose devices no claim can have go to standard error, and are an
+// error.
 func printClasses(cmd *cobra.Command, c config.Config) error {
 	if c.DRA.Mode == config.DRAOff {
 		c.DRA.Mode = config.DRAAll

@@ -17,8 +17,8 @@ import (
 // startupLooks is how often the daemon's status is read while the Node has the start-up taint.
 const startupLooks = time.Second
 
-// endStartup removes the start-up taint of the node as soon as pods can get its GPUs, until ctx ends. It costs nothing while the Node has no such
-// taint.
+// endStartup removes the start-up taint of the node as soon as pods can get its GPUs, until ctx
+// ends. It costs nothing while the Node has no such taint.
 func (c *Cluster) endStartup(ctx context.Context, d daemon.View) {
 	again := new(feed.Alarm)
 	wake := func() []<-chan struct{} {
@@ -44,8 +44,9 @@ func (c *Cluster) endStartup(ctx context.Context, d daemon.View) {
 	})
 }
 
-// started reports whether pods can get the GPUs of a node: the daemon is ready, and the Node's status shows each listed device, or the API
-// server has slices of them. A node that has nothing to give yet has not started.
+// started reports whether pods can get the GPUs of a node: the daemon is ready, and the Node's
+// status shows each listed device, or the API server has slices of them. A node that has nothing to
+// give yet has not started.
 func started(node kubeapi.Node, listed map[string]int, s status.Status) bool {
 	if !s.Readiness.Ready {
 		return false

@@ -84,8 +84,9 @@ func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
 	}
 }
 
-// otherFile says what a mapping is that is no configuration file, and what to give in its place; it is empty for a configuration file. All keys
-// of such a file would be unknown, and ignored: then the defaults would be served.
+// otherFile says what a mapping is that is no configuration file, and what to give in its place; it
+// is empty for a configuration file. All keys of such a file would be unknown, and ignored: then
+// the defaults would be served.
 func otherFile(top *yaml.Node) (line int, text string) {
 	if top.Kind != yaml.MappingNode {
 		return 0, ""

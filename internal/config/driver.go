@@ -50,7 +50,8 @@ func (d *document) driver(c *Config) {
 	}
 }
 
-// setSearchPath sets the folders of the driver's libraries. They are paths of the driver root, also without a slash in front.
+// setSearchPath sets the folders of the driver's libraries. They are paths of the driver root, also
+// without a slash in front.
 func setSearchPath(c *Config, text string) error {
 	c.Driver.SearchPath = nil
 	for _, folder := range splitList(text) {

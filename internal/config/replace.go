@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// Replaces returns an *Invalid if the configuration must not replace the running one on a node, and nil if it may. It must not if
+// Replaces returns an *Invalid if the configuration must not replace the running one on a node, and
+// nil if it may. It must not if
 //
 //   - no GPU of the node would be offered, and the running configuration offers some, or
 //   - no GPU of a resource that the running configuration offers would be offered, because the configuration asks for what cannot be
@@ -66,7 +67,8 @@ func (c Config) divides(s inventory.Snapshot) bool {
 	})
 }
 
-// withdrawal returns the error of a configuration that takes GPUs away, with the reasons for which devices are left out.
+// withdrawal returns the error of a configuration that takes GPUs away, with the reasons for which
+// devices are left out.
 func (c Config) withdrawal(what string, leftOut []resource.LeftOut) error {
 	var reasons []string
 	excluded := true

@@ -56,8 +56,8 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	return w
 }
 
-// JudgeOn has the Watcher refuse a configuration that must not replace the running one on a node; see Config.Replaces. It is called before
-// Run.
+// JudgeOn has the Watcher refuse a configuration that must not replace the running one on a node;
+// see Config.Replaces. It is called before Run.
 func (w *Watcher) JudgeOn(node func() inventory.Snapshot) { w.node = node }
 
 // Configs returns the feed of valid configurations. A reader that already has the latest one needs to do nothing.

@@ -1,12 +1,13 @@
 // Package control is the daemon's local control socket: how an operator, by another invocation of the same binary, asks a running daemon
 // what it sees or tells it to do something. It carries named calls; their meaning is that of the handlers.
 //
-// A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and receives one JSON object with either
-// "result" or "error". A call that is followed receives an empty object at once, and then such objects until one of both ends closes the
-// connection. Only the daemon's own user, root in a cluster, may connect.
+// A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and
+// receives one JSON object with either "result" or "error". A call that is followed receives an
+// empty object at once, and then such objects until one of both ends closes the connection. Only
+// the daemon's own user, root in a cluster, may connect.
 //
-// A call whose client has gone, or has waited to its deadline, changes nothing that it has not begun: an operator who gave up does not find
-// the change made later. See callContext.
+// A call whose client has gone, or has waited to its deadline, changes nothing that it has not
+// begun: an operator who gave up does not find the change made later. See callContext.
 package control
 
 import (
@@ -25,8 +26,8 @@ import (
 const (
 	// maxRequest bounds one request, in bytes. The largest, a fault with a layout of MIG devices, takes some hundred.
 	maxRequest = 64 << 10
-	// answerTimeout is how long a client waits for the first answer. The deadline of its call is farewellTimeout earlier, so that the
-	// daemon's own reason arrives.
+	// answerTimeout is how long a client waits for the first answer. The deadline of its call is
+	// farewellTimeout earlier, so that the daemon's own reason arrives.
 	answerTimeout = 30 * time.Second
 	// busyPause is the pause before a client connects again to a daemon whose backlog is full.
 	busyPause = 50 * time.Millisecond
@@ -62,8 +63,8 @@ type response struct {
 	Error  string          `json:"error,omitempty"`
 }
 
-// Call makes one call to the daemon at the given socket and decodes its result into result, unless that is nil. It waits for the answer
-// until ctx ends, and for 30 s at most.
+// Call makes one call to the daemon at the given socket and decodes its result into result, unless
+// that is nil. It waits for the answer until ctx ends, and for 30 s at most.
 func Call(ctx context.Context, socket, call string, arguments, result any) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
@@ -77,9 +78,10 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 	return a.decode(call, result)
 }
 
-// Follow makes a call with arguments and passes each of its results to take, until ctx ends, take fails, or the daemon or the connection
-// ends. The first answer may take 30 s. Follow returns the error of take, an error that wraps ErrNoDaemon, ErrSilent or ErrEnded, or what
-// the daemon refused.
+// Follow makes a call with arguments and passes each of its results to take, until ctx ends, take
+// fails, or the daemon or the connection ends. The first answer may take 30 s. Follow returns the
+// error of take, an error that wraps ErrNoDaemon, ErrSilent or ErrEnded, or what the daemon
+// refused.
 func Follow[T any](ctx context.Context, socket, call string, arguments any, take func(T) error) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
@@ -116,8 +118,8 @@ type caller struct {
 	stop     func() bool
 }
 
-// dial connects to the daemon at a socket and sends a request. Nothing can be read any more once ctx has ended, or the first answer takes
-// too long.
+// dial connects to the daemon at a socket and sends a request. Nothing can be read any more once
+// ctx has ended, or the first answer takes too long.
 func dial(ctx context.Context, socket, call string, arguments any) (*caller, error) {
 	encoded, err := json.Marshal(arguments)
 	if err != nil {
@@ -164,8 +166,8 @@ func (c *caller) connect(ctx context.Context, over time.Time) error {
 
 // silent returns the error of a call that got no answer in time.
 func (c *caller) silent() error {
-	return fmt.Errorf("%w at %s within %v, and will not begin what it was asked for; read its log, or restart its pod", ErrSilent, c.socket,
-		c.patience)
+	return fmt.Errorf("%w at %s within %v, and will not start the requested change; read its log, or restart its pod",
+		ErrSilent, c.socket, c.patience)
 }
 
 // explain returns the error of a call: that the first answer did not come in time, or err.

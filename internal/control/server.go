@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// maxCalls is how many connections are served at a time. When there are more, the oldest one without a request is closed. Where all
-	// have one, others wait until the kernel's backlog is full.
+	// maxCalls is how many connections are served at a time. When there are more, the oldest one
+	// without a request is closed. Where all have one, others wait until the kernel's backlog is
+	// full.
 	maxCalls = 64
 	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take to come.
 	callTimeout    = 30 * time.Second
@@ -156,8 +157,8 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 	}
 }
 
-// enter waits until there is room for a connection. It makes room by ending the wait for the request of the oldest idle connection. It
-// reports false if life ends before.
+// enter waits until there is room for a connection. It makes room by ending the wait for the
+// request of the oldest idle connection. It reports false if life ends before.
 func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 	select {
 	case s.room <- struct{}{}:
@@ -278,7 +279,8 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 	return handle(calling, r.Arguments)
 }
 
-// stream sends the client what the Stream of its call sends, until the client has gone or ctx ends. It returns nil when the client has gone.
+// stream sends the client what the Stream of its call sends, until the client has gone or ctx ends.
+// It returns nil when the client has gone.
 func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) error {
 	if err := allowed(conn); err != nil {
 		return err

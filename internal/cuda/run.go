@@ -70,8 +70,9 @@ type Proof struct {
 	Ended <-chan struct{} `json:"-"`
 }
 
-// Run starts this program anew, and has it prove that CUDA works on the device with a UUID. Nothing that happens to that process harms
-// this one. It ends when this one ends. The folders searchPath below the driver root are looked through for libraries before others.
+// Run starts this program anew, and has it prove that CUDA works on the device with a UUID. Nothing
+// that happens to that process harms this one. It ends when this one ends. The folders searchPath
+// below the driver root are looked through for libraries before others.
 func Run(ctx context.Context, driverRoot, uuid string, searchPath ...string) Proof {
 	began := time.Now()
 	ended := make(chan struct{})

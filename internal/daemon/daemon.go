@@ -203,8 +203,8 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	return d, nil
 }
 
-// sweepLeftovers removes the temporary files that earlier processes left when they were killed. Nothing waits for it: a disk may hang. In
-// other folders the first write does the same.
+// sweepLeftovers removes the temporary files that earlier processes left when they were killed.
+// Nothing waits for it: a disk may hang. In other folders the first write does the same.
 func sweepLeftovers(c config.Config) {
 	if c.StateDir != "" {
 		go func() { _ = files.Sweep(c.StateDir) }() // the next process tries again

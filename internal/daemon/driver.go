@@ -19,9 +19,10 @@ import (
 // doctor is the command that finds out why a driver cannot be used.
 const doctor = "gpu-device-plugin doctor"
 
-// CheckFirstLook fails if the first look at the node fails and the configuration says that the daemon ends then. A library that does not
-// fit the kernel module ends no daemon, unless a new container may have a newer library: a daemon that is started again and again finds the
-// same until the node is restarted.
+// CheckFirstLook fails if the first look at the node fails and the configuration says that the
+// daemon ends then. A library that does not fit the kernel module ends no daemon, unless a new
+// container may have a newer library: a daemon that is started again and again finds the same until
+// the node is restarted.
 func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
 	err := m.First(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -60,7 +61,8 @@ func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[conf
 	}
 }
 
-// A process runs for a minimum time before it ends for a new one: while a driver is being replaced, every new process finds the same.
+// A process runs for a minimum time before it ends for a new one: while a driver is being replaced,
+// every new process finds the same.
 const (
 	minUptime = 10 * time.Second
 	// minUptimeUseless is that time for a process in which the library never fitted.
@@ -92,8 +94,9 @@ func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	}
 }
 
-// replaced returns the error of the last look if a new process may be better off, and whether the driver ever worked for this one. Where the
-// library on disk does not fit the kernel module either, no process is.
+// replaced returns the error of the last look if a new process may be better off, and whether the
+// driver ever worked for this one. Where the library on disk does not fit the kernel module either,
+// no process is.
 func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (worked bool, err error) {
 	if s.Stale == "" {
 		return true, nil

@@ -16,8 +16,9 @@ import (
 // otherMemory is what the process has beside what Go's runtime manages, in bytes: its code, and the driver's library.
 const otherMemory = 24 << 20
 
-// limitMemory has the runtime collect garbage more often before the container reaches its limit of memory, at which the kernel would
-// kill this process. An operator who sets GOMEMLIMIT decides that.
+// limitMemory has the runtime collect garbage more often before the container reaches its limit of
+// memory, at which the kernel would kill this process. An operator who sets GOMEMLIMIT decides
+// that.
 func limitMemory(ctx context.Context, root fs.FS) {
 	limit, limited := MemoryLimit(root)
 	if !limited || os.Getenv("GOMEMLIMIT") != "" {
@@ -28,7 +29,8 @@ func limitMemory(ctx context.Context, root fs.FS) {
 	klog.FromContext(ctx).V(2).Info("The container has a limit of memory", "bytes", limit, "own", own)
 }
 
-// MemoryLimit returns the lowest limit of memory of the cgroups of this process that it can see, in bytes, of version 2 or 1.
+// MemoryLimit returns the lowest limit of memory of the cgroups of this process that it can see, in
+// bytes, of version 2 or 1.
 func MemoryLimit(root fs.FS) (limit int64, limited bool) {
 	limit = math.MaxInt64
 	own, _ := fs.ReadFile(root, "proc/self/cgroup") // without it, the root of a container's own namespace counts

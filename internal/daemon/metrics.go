@@ -34,7 +34,8 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	}).Run(ctx)
 }
 
-// pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver when a virtual machine wants them.
+// pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver when a
+// virtual machine wants them.
 const pciEvery = time.Minute
 
 // A pciBus counts the GPUs on the PCI bus of a node.

@@ -14,9 +14,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once they were, the answer stays:
-// a readiness that comes and goes would let a roll-out go on beyond its limits. It ends only while a driver's files do not fit its kernel
-// module: then the node has to be restarted.
+// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once
+// they were, the answer stays: a readiness that comes and goes would let a roll-out go on beyond
+// its limits. It ends only while a driver's files do not fit its kernel module: then the node has
+// to be restarted.
 //
 // A process asks for the lead when all else is ready, and is ready when it has it and the tasks under the lead are ready, too. It is ready
 // without it where a process leads that started later.
@@ -38,7 +39,8 @@ func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	return r
 }
 
-// EndBy has an answer that was yes end while reason is not empty. It is asked after each Snapshot, and called before Run.
+// EndBy has an answer that was yes end while reason is not empty. It is asked after each Snapshot,
+// and called before Run.
 func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(context.Context) string) {
 	r.lapses = func(ctx context.Context) error {
 		yes := r.answer.Value()

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// A Distribution is what set up the container runtime of a node. It decides how the configuration of the runtime is changed.
+// A Distribution is what set up the container runtime of a node. It decides how the configuration
+// of the runtime is changed.
 type Distribution string
 
 // The distributions whose configuration is changed in a way of their own, by the names that their documentation uses.
@@ -23,8 +24,9 @@ const (
 	COS          Distribution = "Container-Optimized OS"
 )
 
-// The remedies below change a setting or add a file. None of them writes over a configuration file, as the files of distributions are
-// written anew at each start, or have more in them than doctor knows.
+// The remedies below change a setting or add a file. None of them writes over a configuration file,
+// as the files of distributions are written anew at each start, or have more in them than doctor
+// knows.
 
 // restart is the command after which the runtime has read its configuration anew.
 func (r Runtime) restart() string {

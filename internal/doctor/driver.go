@@ -18,7 +18,8 @@ type PCIDevice struct {
 	Parent  string // the address of the GPU that it is a virtual function of; empty if it is none
 }
 
-// GivenAway says how the device is given to virtual machines, so that no container of this node can use it; empty if it is not.
+// GivenAway says how the device is given to virtual machines, so that no container of this node can
+// use it; empty if it is not.
 func (d PCIDevice) GivenAway() string {
 	switch {
 	case d.Parent != "":
@@ -82,7 +83,8 @@ const nvidiaMajor = 195
 
 const kernelMessages = "dmesg | grep -iE 'nvidia|NVRM' | tail -20"
 
-// maxAwayShown is how many of the GPUs that are given to virtual machines are shown. A node may have hundreds of virtual functions.
+// maxAwayShown is how many of the GPUs that are given to virtual machines are shown. A node may
+// have hundreds of virtual functions.
 const maxAwayShown = 8
 
 func gpus(f *NodeFacts, r *findings) {

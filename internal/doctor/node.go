@@ -211,7 +211,8 @@ var withoutNodes = []string{
 	"kubectl get runtimeclass nvidia   # without hostDev: the daemon's pod needs runtimeClassName: nvidia",
 }
 
-// ill finds the GPUs and MIG devices that are not Healthy. Those that are so for one cause with one remedy are one finding.
+// ill finds the GPUs and MIG devices that are not Healthy. Those that are so for one cause with one
+// remedy are one finding.
 func ill(s status.Status, r *findings) {
 	type cause struct{ state, reason, cure, remedy string }
 	var causes []cause

@@ -19,8 +19,8 @@ type Runtime struct {
 	Service string
 	// Found says how the runtime was found.
 	Found string
-	// Config is the main configuration file, also where there is none yet. Files are those that were read, in their order; none means
-	// the defaults.
+	// Config is the main configuration file, also where there is none yet. Files are those that
+	// were read, in their order; none means the defaults.
 	Config string
 	Files  []string
 	// Problems are files that could not be read, with the reason.
@@ -43,7 +43,8 @@ type Reading struct {
 	Refused string
 	// Disabled says that the part of containerd that the kubelet talks to is switched off.
 	Disabled bool
-	// CDI says that CDI is on, and CDIExists that the runtime can have it. CDISaid is what the files say of it; nil if nothing.
+	// CDI says that CDI is on, and CDIExists that the runtime can have it. CDISaid is what the
+	// files say of it; nil if nothing.
 	CDI, CDIExists bool
 	CDISaid        *bool
 	// CDIFolders are the folders of CDI specs.
@@ -104,8 +105,9 @@ func (r Runtime) evidence(says ...string) []string {
 	return all
 }
 
-// eachReading judges what the runtime makes of its files. Where the readings differ in their findings, the version decides, and that is
-// not known: then no more is said than what holds for all of them.
+// eachReading judges what the runtime makes of its files. Where the readings differ in their
+// findings, the version decides, and that is not known: then no more is said than what holds for
+// all of them.
 func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findings)) {
 	one := f.Runtime.Value
 	var first []Finding
@@ -279,8 +281,8 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	}
 }
 
-// otherCgroups returns the names of two handlers of which systemd makes the cgroups of the first alone: NVIDIA's and the plain one. The
-// kubelet puts the cgroups of all pods in one place.
+// otherCgroups returns the names of two handlers of which systemd makes the cgroups of the first
+// alone: NVIDIA's and the plain one. The kubelet puts the cgroups of all pods in one place.
 func (r Reading) otherCgroups(nvidia RuntimeHandler) (names [2]string, differs bool) {
 	i := slices.IndexFunc(r.Handlers, func(h RuntimeHandler) bool { return h.Name == "runc" || h.Name == "crun" })
 	if i < 0 || r.Handlers[i].Name == nvidia.Name || r.Handlers[i].Implied {
@@ -354,8 +356,8 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	}
 }
 
-// judgeNoCgroups judges whether containers may open the devices that NVIDIA's runtime gives them. Devices that are in the container's OCI
-// specification need no rules from the runtime.
+// judgeNoCgroups judges whether containers may open the devices that NVIDIA's runtime gives them.
+// Devices that are in the container's OCI specification need no rules from the runtime.
 func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 	t := f.Toolkit.Value
 	if !t.NoCgroups || f.Settings.DeviceNodes || f.Settings.CDI && !f.Settings.Envvar && !f.Settings.VolumeMounts {

@@ -60,9 +60,10 @@ type Stranded struct {
 	Reason string
 }
 
-// Classes returns a class for each resource of which a pool has devices, and the resources of which devices are missing. The class selects
-// the devices of its resource and none of another one: by whether they are shared and by the MIG profile, and if that does not tell them
-// apart, by the model or, at last, by the UUID.
+// Classes returns a class for each resource of which a pool has devices, and the resources of which
+// devices are missing. The class selects the devices of its resource and none of another one: by
+// whether they are shared and by the MIG profile, and if that does not tell them apart, by the
+// model or, at last, by the UUID.
 func Classes(pool Pool, of []NamedResource) (all []DeviceClass, stranded []Stranded) {
 	driver := cmp.Or(pool.Driver, Driver)
 	var devices []Device
@@ -215,8 +216,8 @@ func (s classSelector) matches(d Device) bool {
 		(s.uuids == nil && !s.made || s.made && uuid == "" || slices.Contains(s.uuids, uuid))
 }
 
-// expression returns the selector in CEL. To read an attribute that a device lacks is an error, for which nothing is allocated: so those
-// that may be missing are asked for first.
+// expression returns the selector in CEL. To read an attribute that a device lacks is an error, for
+// which nothing is allocated: so those that may be missing are asked for first.
 func (s classSelector) expression(driver string) string {
 	attributes := fmt.Sprintf("device.attributes['%s']", driver)
 	has := func(name string) string { return fmt.Sprintf("'%s' in %s", name, attributes) }

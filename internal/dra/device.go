@@ -56,8 +56,8 @@ var (
 	deviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 )
 
-// engines are the parts of a GPU that MIG devices have for themselves, under the names that NVIDIA's driver gives to their capacities and
-// counters.
+// engines are the parts of a GPU that MIG devices have for themselves, under the names that
+// NVIDIA's driver gives to their capacities and counters.
 var engines = []struct {
 	capacity, counter string
 	of                func(inventory.MIGAttributes) int

@@ -112,8 +112,9 @@ func oneExtension(p inventory.MIGProfile) bool  { return strings.HasSuffix(p.Nam
 func allExtensions(p inventory.MIGProfile) bool { return strings.HasSuffix(p.Name, "+me.all") }
 func noMedia(p inventory.MIGProfile) bool       { return strings.HasSuffix(p.Name, "-me") }
 
-// amounts returns the counters that say how much of a GPU an instance of a profile has, and not where it lies. The names are those of NVIDIA's
-// driver: quota is kept by them. An amount of 0 is no counter.
+// amounts returns the counters that say how much of a GPU an instance of a profile has, and not
+// where it lies. The names are those of NVIDIA's driver: quota is kept by them. An amount of 0 is
+// no counter.
 func amounts(p inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
 	if p.MemoryBytes > 0 {
@@ -159,8 +160,9 @@ func apart(p inventory.MIGProfile) int {
 	return n
 }
 
-// counterSet returns the counters of a GPU. It has as much of everything as the profile with the most of it, or as all instances of a profile
-// together: so the amounts refuse nothing that has a place.
+// counterSet returns the counters of a GPU. It has as much of everything as the profile with the
+// most of it, or as all instances of a profile together: so the amounts refuse nothing that has a
+// place.
 func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	set := CounterSet{Name: name, Counters: map[string]Capacity{}}
 	for _, p := range profiles {

@@ -17,9 +17,9 @@ import (
 // NVML is the name under which the loader knows the driver's management library.
 const NVML = "libnvidia-ml.so.1"
 
-// LibraryFolders returns the folders in which the driver's libraries are looked for: first those of the operator, then those in which
-// distributions and installers put them, the likeliest first. The libraries of WSL are not among them: containers need another device
-// node for these.
+// LibraryFolders returns the folders in which the driver's libraries are looked for: first those of
+// the operator, then those in which distributions and installers put them, the likeliest first. The
+// libraries of WSL are not among them: containers need another device node for these.
 func LibraryFolders(searchPath ...string) []string {
 	return append(slices.Clone(searchPath),
 		"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -45,7 +45,8 @@ func ProgramFolders() []string {
 	}
 }
 
-// IsWSL reports whether a node is Windows' subsystem for Linux, given its root folder: its GPU is a device of Windows behind /dev/dxg.
+// IsWSL reports whether a node is Windows' subsystem for Linux, given its root folder: its GPU is a
+// device of Windows behind /dev/dxg.
 func IsWSL(node fs.FS) bool {
 	if _, err := fs.Lstat(node, "dev/dxg"); err == nil {
 		return true

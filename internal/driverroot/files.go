@@ -124,8 +124,9 @@ var (
 // ErrNoLibraries says that the driver root does not have the driver's libraries.
 var ErrNoLibraries = errors.New("no driver libraries")
 
-// Find looks for the files of a version of the driver, and for libraries in the folders searchPath before others. The error wraps ErrNoLibraries if there is no libcuda; with another error
-// nothing can be said, and the files are not all there are.
+// Find looks for the files of a version of the driver, and for libraries in the folders searchPath
+// before others. The error wraps ErrNoLibraries if there is no libcuda; with another error nothing
+// can be said, and the files are not all there are.
 func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 	files := Files{resolved: map[string]string{}}
 	files.Sockets = files.having(root, daemonSockets)

@@ -8,10 +8,11 @@ import (
 	"runtime"
 )
 
-// Locate returns the path of a library of the driver, by the name that the loader knows it by, below driverRoot, the folder of this
-// container at which the root of the driver's installation is mounted; empty for "/". All symbolic links are resolved inside that root. It
-// is looked for in the folders searchPath before others.
-// The path is empty if there is no such library for this machine: the loader may still find one.
+// Locate returns the path of a library of the driver, by the name that the loader knows it by,
+// below driverRoot, the folder of this container at which the root of the driver's installation is
+// mounted; empty for "/". All symbolic links are resolved inside that root. It is looked for in the
+// folders searchPath before others. The path is empty if there is no such library for this machine:
+// the loader may still find one.
 func Locate(driverRoot, library string, searchPath ...string) string {
 	for _, folder := range LibraryFolders(searchPath...) {
 		path, err := ResolveIn(driverRoot, filepath.Join(folder, library))

@@ -2,8 +2,8 @@ package files
 
 import "sync"
 
-// A Head is a writer that keeps the first bytes of what is written, such as the output of a program, and drops the rest without an
-// error. Several goroutines may write.
+// A Head is a writer that keeps the first bytes of what is written, such as the output of a
+// program, and drops the rest without an error. Several goroutines may write.
 type Head struct {
 	limit int // in bytes
 

@@ -15,8 +15,8 @@ import (
 // ErrLocked is the error of a lock that another process has.
 var ErrLocked = errors.New("another instance has the lock")
 
-// LockFolder takes the lock of a folder alone. It never waits: the error wraps ErrLocked when another process has the lock. The end of a
-// process gives its locks back.
+// LockFolder takes the lock of a folder alone. It never waits: the error wraps ErrLocked when
+// another process has the lock. The end of a process gives its locks back.
 func LockFolder(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0o600)
 	if err != nil {

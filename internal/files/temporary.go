@@ -12,14 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// temporarySuffix is what the name of a file ends with that this program writes and that has not its place yet. The name also has random
-// digits: two processes have different ones, also where both are process 1 of their containers.
+// temporarySuffix is what the name of a file ends with that this program writes and that has not
+// its place yet. The name also has random digits: two processes have different ones, also where
+// both are process 1 of their containers.
 const temporarySuffix = ".gpu-device-plugin.tmp"
 
 // swept has the folders in which this process has looked for what killed processes left.
 var swept sync.Map
 
-// createTemporary makes a file that is to take its place at path. This process has its lock. The first file in a folder has the folder swept.
+// createTemporary makes a file that is to take its place at path. This process has its lock. The
+// first file in a folder has the folder swept.
 func createTemporary(path string) (*os.File, error) {
 	folder := filepath.Dir(path)
 	if _, again := swept.LoadOrStore(folder, true); !again {
@@ -39,8 +41,8 @@ func createTemporary(path string) (*os.File, error) {
 	}
 }
 
-// Sweep removes the temporary files of Write and Replace in a folder whose processes were killed. A file that a process writes is locked,
-// and stays. No folder is no error.
+// Sweep removes the temporary files of Write and Replace in a folder whose processes were killed. A
+// file that a process writes is locked, and stays. No folder is no error.
 func Sweep(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !IsAbsent(err) {
@@ -55,13 +57,14 @@ func Sweep(folder string) error {
 	return errors.Join(failed...)
 }
 
-// IsTemporary reports whether the name of a file is one that this program gives to files that have not their places yet.
+// IsTemporary reports whether the name of a file is one that this program gives to files that have
+// not their places yet.
 func IsTemporary(name string) bool {
 	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, temporarySuffix)
 }
 
-// TemporaryName returns the path of a half-made file that is to take its place at path and that Write does not make, such as a device node.
-// Each try and each process needs another token.
+// TemporaryName returns the path of a half-made file that is to take its place at path and that
+// Write does not make, such as a device node. Each try and each process needs another token.
 func TemporaryName(path, token string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+token+temporarySuffix)
 }

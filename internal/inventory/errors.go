@@ -34,6 +34,7 @@ var (
 	ErrDriverReplaced = errors.New("the NVIDIA driver was replaced under this process")
 	// ErrDriverMismatch is the ErrDriverReplaced of different versions. A new process that finds the same library is no better off.
 	ErrDriverMismatch = fmt.Errorf("%w", ErrDriverReplaced)
-	// ErrOldLibrary is the ErrDriverMismatch of a library that is older than the kernel module. A new container may have a newer library.
+	// ErrOldLibrary is the ErrDriverMismatch of a library that is older than the kernel module. A
+	// new container may have a newer library.
 	ErrOldLibrary = fmt.Errorf("%w", ErrDriverMismatch)
 )

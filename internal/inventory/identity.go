@@ -18,9 +18,9 @@ const (
 	maxShown = 40        // bytes of a wrong name that a reason shows
 )
 
-// A UUID is the kubelet's ID of a device, a word of comma-separated lists and a name in CDI specs. Without NVIDIA's prefix it
-// could be a word of those lists with a meaning of its own: all, none, void or an index. Drivers before R470 have names with
-// slashes for MIG devices.
+// A UUID is the kubelet's ID of a device, a word of comma-separated lists and a name in CDI specs.
+// Without NVIDIA's prefix it could be a word of those lists with a meaning of its own: all, none,
+// void or an index. Drivers before R470 have names with slashes for MIG devices.
 var (
 	gpuPattern = regexp.MustCompile(`^GPU-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 	migPattern = regexp.MustCompile(`^MIG-([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|GPU-[A-Za-z0-9-]+/\d+/\d+)$`)

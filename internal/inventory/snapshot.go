@@ -37,12 +37,14 @@ type Driver struct {
 	Version string
 	// CUDA is the newest CUDA version the driver supports, such as "13.0"; empty if the driver does not say.
 	CUDA string
-	// OnDisk is the version of the driver's files on disk where that is another one, as after an upgrade before the node is restarted. What
-	// starts now loads these files and cannot use the kernel module.
+	// OnDisk is the version of the driver's files on disk where that is another one, as after an
+	// upgrade before the node is restarted. What starts now loads these files and cannot use the
+	// kernel module.
 	OnDisk string
 }
 
-// Mismatch says that the driver's files on disk do not fit the kernel module that is loaded, and what to do; empty if they fit.
+// Mismatch says that the driver's files on disk do not fit the kernel module that is loaded, and
+// what to do; empty if they fit.
 func (d Driver) Mismatch() string {
 	if d.OnDisk == "" {
 		return ""

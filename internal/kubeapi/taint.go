@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// An OwnTaint is a taint of a Node that this program writes or removes. SetTaint takes nothing else, so OwnTaints has all of them.
+// An OwnTaint is a taint of a Node that this program writes or removes. SetTaint takes nothing
+// else, so OwnTaints has all of them.
 type OwnTaint struct{ key, effect string }
 
 // The taints of this program.
@@ -18,13 +19,15 @@ var (
 	NoHealthyGPU = OwnTaint{"gpu-device-plugin.github.io/no-healthy-gpu", "NoSchedule"}
 	// FewerDevices is on a Node while a change of the configuration takes devices away.
 	FewerDevices = OwnTaint{"gpu-device-plugin.github.io/fewer-devices", "NoSchedule"}
-	// Startup is on a Node from its first moment, with any effect, until its GPUs are allocatable. Whoever makes the Node adds the taint; this
-	// program only removes it. The cluster autoscaler takes a key with this prefix for a sign that the Node is still starting.
+	// Startup is on a Node from its first moment, with any effect, until its GPUs are allocatable.
+	// Whoever makes the Node adds the taint; this program only removes it. The cluster autoscaler
+	// takes a key with this prefix for a sign that the Node is still starting.
 	Startup = OwnTaint{"startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin", ""}
 )
 
-// OwnTaints returns every taint that this program writes or removes. Whatever runs this program must tolerate all of them: a taint stays on
-// the Node when its writer is uninstalled, and would keep the next one away.
+// OwnTaints returns every taint that this program writes or removes. Whatever runs this program
+// must tolerate all of them: a taint stays on the Node when its writer is uninstalled, and would
+// keep the next one away.
 func OwnTaints() []OwnTaint { return []OwnTaint{NoHealthyGPU, FewerDevices, Startup} }
 
 // String returns the key of the taint.

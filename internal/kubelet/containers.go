@@ -73,7 +73,8 @@ func (p *PodResources) list(ctx context.Context) (listing, error) {
 	})
 }
 
-// maxHeld bounds the devices that pods hold in one answer: more than a list of one resource has, and few enough for little memory.
+// maxHeld bounds the devices that pods hold in one answer: more than a list of one resource has,
+// and few enough for little memory.
 const maxHeld = 1 << 17
 
 func devicesIn(answer *podresources.ListPodResourcesResponse) (n int) {

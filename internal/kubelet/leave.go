@@ -20,9 +20,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// The header of a call of GetDevicePluginOptions by which a process says that it ends, with its token, and that of the answer by
-// which another process says that it registers again then, or that it is about to register. The kubelet sends no such header, and an
-// earlier version of this program does not answer with it.
+// The header of a call of GetDevicePluginOptions by which a process says that it ends, with its
+// token, and that of the answer by which another process says that it registers again then, or that
+// it is about to register. The kubelet sends no such header, and an earlier version of this program
+// does not answer with it.
 const (
 	leavesHeader         = "gpu-device-plugin-leaves"
 	registersAgainHeader = "gpu-device-plugin-registers-again"
@@ -41,17 +42,18 @@ var (
 // ErrNotYet is the error of Leave while the process that is to serve the resource has not registered yet.
 var ErrNotYet = errors.New("the process that takes the resource over has not registered yet")
 
-// Leave prepares the end of this process's stream for a resource, where another process of this program serves the resource
-// afterwards: the one that started last, which has registered since, or else an earlier one, which registers when it is told here that
-// this process leaves.
+// Leave prepares the end of this process's stream for a resource, where another process of this
+// program serves the resource afterwards: the one that started last, which has registered since, or
+// else an earlier one, which registers when it is told here that this process leaves.
 //
-// The kubelet up to 1.36 keeps one client for a resource, and takes the end of any stream for the end of that client's. It forgets the
-// client when a registration fails. So a registration fails here, and the kubelet takes no notice of the next ends of streams. The
-// other process is asked before whether it registers again after that: otherwise the kubelet would not see its end. Kubelet 1.37
-// forgets only the client of the failed registration.
+// The kubelet up to 1.36 keeps one client for a resource, and takes the end of any stream for the
+// end of that client's. It forgets the client when a registration fails. So a registration fails
+// here, and the kubelet takes no notice of the next ends of streams. The other process is asked
+// before whether it registers again after that: otherwise the kubelet would not see its end.
+// Kubelet 1.37 forgets only the client of the failed registration.
 //
-// An error means that the kubelet may not have forgotten the client. It is ErrNotYet where Leave is to be called again in a moment, and
-// wraps fs.ErrNotExist where there is no other process.
+// An error means that the kubelet may not have forgotten the client. It is ErrNotYet where Leave is
+// to be called again in a moment, and wraps fs.ErrNotExist where there is no other process.
 func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource string) error {
 	var header metadata.MD
 	ask := func(options ...grpc.CallOption) func(context.Context, pluginapi.DevicePluginClient) error {
@@ -117,8 +119,8 @@ func KeepsOneClient(userAgent string) bool {
 	return err == nil && n < severalClientsSince
 }
 
-// Leaves returns the token of the process that ends, where a call of GetDevicePluginOptions, whose context ctx is, comes from one;
-// empty otherwise.
+// Leaves returns the token of the process that ends, where a call of GetDevicePluginOptions, whose
+// context ctx is, comes from one; empty otherwise.
 func Leaves(ctx context.Context) (token string) {
 	header, _ := metadata.FromIncomingContext(ctx)
 	return strings.Join(header.Get(leavesHeader), "")

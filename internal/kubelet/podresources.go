@@ -27,8 +27,9 @@ const maxPodResources = 64 << 20
 // restart of kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// ErrNoPodResources says that there is no PodResources service to ask: this process was told to do without, its folder is not mounted, as
-// under NVIDIA's manifests, or the mounted folder is not that of the kubelet. A kubelet that has run leaves its socket there.
+// ErrNoPodResources says that there is no PodResources service to ask: this process was told to do
+// without, its folder is not mounted, as under NVIDIA's manifests, or the mounted folder is not
+// that of the kubelet. A kubelet that has run leaves its socket there.
 var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
 
 // PodResources is a client of kubelet's PodResources service. It connects at the first question, and again when kubelet was

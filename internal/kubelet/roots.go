@@ -16,8 +16,9 @@ var movedRoots = []string{
 	"/opt/rke/var/lib/kubelet",                  // RKE on RancherOS
 }
 
-// Missing returns why the PodResources service of a kubelet that runs cannot be asked, and what to set; empty if its socket is there, or if
-// it is not to be asked. Node has the node's files, or is nil if they cannot be seen: a known --root-dir that has the socket is named.
+// Missing returns why the PodResources service of a kubelet that runs cannot be asked, and what to
+// set; empty if its socket is there, or if it is not to be asked. Node has the node's files, or is
+// nil if they cannot be seen: a known --root-dir that has the socket is named.
 func (p *PodResources) Missing(node fs.FS) string {
 	if p.socket == "" {
 		return ""

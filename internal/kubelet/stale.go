@@ -44,9 +44,10 @@ func (d *Directory) dialled(refused bool) {
 	}
 }
 
-// checkStale returns an error that wraps ErrNoDirectory if the socket that is there has refused connections for two minutes, and
-// kubelet is there. Where kubelet does not call a readiness probe, nothing tells a kubelet that is down from another directory: the process
-// stays, as its end would help with the second one only, and says so once.
+// checkStale returns an error that wraps ErrNoDirectory if the socket that is there has refused
+// connections for two minutes, and kubelet is there. Where kubelet does not call a readiness probe,
+// nothing tells a kubelet that is down from another directory: the process stays, as its end would
+// help with the second one only, and says so once.
 func (d *Directory) checkStale(log klog.Logger, socket fileKey) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

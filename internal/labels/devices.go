@@ -19,8 +19,9 @@ var (
 	gpuSuffixes = append([]string{"family", "compute.major", "compute.minor"}, migSuffixes...)
 )
 
-// base adds product, count, replicas and sharing of a resource. The end of the product follows the model. Its key and its name are the same unless the configuration gives it
-// another name: then the key is the usual name.
+// base adds product, count, replicas and sharing of a resource. The end of the product follows the
+// model. Its key and its name are the same unless the configuration gives it another name: then the
+// key is the usual name.
 func (b *builder) base(key, name, model, end string, count int) {
 	suffix := strings.TrimPrefix(key, Prefix)
 	replicas, strategy := 1, resource.Unshared

@@ -146,9 +146,10 @@ func plain(text string) string {
 	return strings.Join(strings.Fields(unwanted.ReplaceAllString(text, "")), "-")
 }
 
-// legal returns text and what follows it as the value of a label: of 63 characters at most, with a letter or digit first and last. Nothing is
-// left of text that has none. Where both are too long together, text is shortened and ends with a mark that stands for all of it: so two long
-// texts stay apart, and what follows is kept.
+// legal returns text and what follows it as the value of a label: of 63 characters at most, with a
+// letter or digit first and last. Nothing is left of text that has none. Where both are too long
+// together, text is shortened and ends with a mark that stands for all of it: so two long texts
+// stay apart, and what follows is kept.
 func legal(text, end string) string {
 	text, end = strings.TrimLeft(plain(text), edges), plain(end)
 	whole := strings.Trim(text+end, edges)

@@ -128,8 +128,9 @@ func Plan(l Layout, gpus []GPU) Changes {
 // noItem is the Note of a GPU for which the layout has no item.
 const noItem = "the layout has no item for this GPU"
 
-// Unmatched says why changes are about none of their GPUs: the layout has an item for none of them. It names the layouts of the file that have
-// one, or what the GPUs could have. It is empty if the layout has an item for one of them.
+// Unmatched says why changes are about none of their GPUs: the layout has an item for none of them.
+// It names the layouts of the file that have one, or what the GPUs could have. It is empty if the
+// layout has an item for one of them.
 func Unmatched(name string, file *File, changes []GPUChange) string {
 	if len(changes) == 0 || slices.ContainsFunc(changes, func(c GPUChange) bool { return c.Note != noItem }) {
 		return ""

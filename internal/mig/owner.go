@@ -39,7 +39,8 @@ type Options struct {
 	// Begins is called in each Run before anything is changed: this process then takes up the orders that an earlier process got. It may be
 	// nil.
 	Begins func(context.Context)
-	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil.
+	// Former says which process that led before may still change GPUs; nil if none may. The journal
+	// is read until then. It may be nil.
 	Former func() error
 	// Held says why no GPU may be changed now for another reason; nil if there is none. It may be nil.
 	Held func() error

@@ -84,7 +84,8 @@ type Options struct {
 	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of before a restart of
 	// the node are told; empty if it is not known: then they all stand.
 	BootID string
-	// Poll is the time between looks; that of the policy if zero. SuspectPoll is the time while a verdict is being waited for, 1 s.
+	// Poll is the time between looks; that of the policy if zero. SuspectPoll is the time while a
+	// verdict is being waited for, 1 s.
 	Poll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
 	Gap time.Duration

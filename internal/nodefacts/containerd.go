@@ -15,8 +15,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 )
 
-// A generation is a range of versions of containerd that read a configuration in the same way. The names of the versions and their
-// order are in generations; test/containerd holds this file to containerd's own loader.
+// A generation is a range of versions of containerd that read a configuration in the same way. The
+// names of the versions and their order are in generations; test/containerd holds this file to
+// containerd's own loader.
 type generation int
 
 const (
@@ -62,8 +63,8 @@ type configFile struct {
 	content table
 }
 
-// containerdFilesOf reads a configuration file of containerd and its imports, in the order in which containerd reads them, and returns
-// why some of them cannot be read.
+// containerdFilesOf reads a configuration file of containerd and its imports, in the order in which
+// containerd reads them, and returns why some of them cannot be read.
 func containerdFilesOf(r root, first string) (files []configFile, problems []string) {
 	pending := []string{first}
 	for seen := (map[string]bool{}); len(pending) > 0 && len(seen) < maxImports; {
@@ -88,8 +89,9 @@ func containerdFilesOf(r root, first string) (files []configFile, problems []str
 	return files, problems
 }
 
-// readings returns what the versions of containerd that it may be make of the files: one reading for all versions that agree. Versions
-// that refuse the files are left out, unless all do, as containerd runs.
+// readings returns what the versions of containerd that it may be make of the files: one reading
+// for all versions that agree. Versions that refuse the files are left out, unless all do, as
+// containerd runs.
 func readings(r root, files []configFile, version containerdVersion) []doctor.Reading {
 	var all []doctor.Reading
 	for _, g := range generations {
@@ -165,8 +167,9 @@ func (g generation) read(files []configFile) doctor.Reading {
 	return reading
 }
 
-// join returns the plugins' sections of all files together, the disabled plugins, and the version of the configuration, which is that of
-// the file that was read last; or why containerd does not start with them.
+// join returns the plugins' sections of all files together, the disabled plugins, and the version
+// of the configuration, which is that of the file that was read last; or why containerd does not
+// start with them.
 func (g generation) join(files []configFile) (plugins table, disabled []string, version int64, refused string) {
 	newest := map[generation]int64{from16: 2, from17: 2, from20: 3, from23: 4, from24: 4}[g]
 	plugins = table{}
@@ -206,7 +209,8 @@ func (g generation) join(files []configFile) (plugins table, disabled []string, 
 	return plugins, disabled, version, ""
 }
 
-// wrongName returns a name that is none of a plugin since version 2; empty if there is none. Only containerd 1 looks at sections.
+// wrongName returns a name that is none of a plugin since version 2; empty if there is none. Only
+// containerd 1 looks at sections.
 func wrongName(g generation, plugins table, disabled []string) string {
 	named := slices.Clone(disabled)
 	if g < from20 {
@@ -304,7 +308,8 @@ func handlersOf(runtimes table) []doctor.RuntimeHandler {
 	return all
 }
 
-// ignored returns the handlers that the files have in a section of the CRI plugin from which containerd does not take them.
+// ignored returns the handlers that the files have in a section of the CRI plugin from which
+// containerd does not take them.
 func ignored(files []configFile, used []doctor.RuntimeHandler, section string) []string {
 	var all []string
 	for _, file := range files {

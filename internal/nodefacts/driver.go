@@ -48,14 +48,16 @@ func pciDevices(r root, class string) ([]doctor.PCIDevice, error) {
 	return found, err
 }
 
-// pciGPUs returns the GPUs on the PCI bus that containers of the node can have, or those that are given to virtual machines.
+// pciGPUs returns the GPUs on the PCI bus that containers of the node can have, or those that are
+// given to virtual machines.
 func pciGPUs(r root, away bool) ([]doctor.PCIDevice, error) {
 	found, err := pciDevices(r, gpuClass)
 	return slices.DeleteFunc(found, func(d doctor.PCIDevice) bool { return (d.GivenAway() != "") != away }), err
 }
 
-// PCIGPUs returns how many NVIDIA GPUs are on the PCI bus of a node with this root folder, and how many GPUs and virtual functions of GPUs
-// are given to virtual machines beside these; 0 where that cannot be read.
+// PCIGPUs returns how many NVIDIA GPUs are on the PCI bus of a node with this root folder, and how
+// many GPUs and virtual functions of GPUs are given to virtual machines beside these; 0 where that
+// cannot be read.
 func PCIGPUs(node fs.FS) (own, away int) {
 	found, _ := pciDevices(root{node}, gpuClass)
 	for _, d := range found {

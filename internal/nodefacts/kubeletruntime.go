@@ -35,8 +35,8 @@ type candidate struct {
 	title    string
 }
 
-// kubeletRuntime returns the container runtime that the kubelet uses. It is the one behind the kubelet's endpoint; where nothing says which
-// that is, the only one that runs.
+// kubeletRuntime returns the container runtime that the kubelet uses. It is the one behind the
+// kubelet's endpoint; where nothing says which that is, the only one that runs.
 func kubeletRuntime(r root) (doctor.Runtime, error) {
 	running, err := processes(r)
 	var candidates []candidate
@@ -97,7 +97,8 @@ func (r root) canonical(name string) string {
 	return name
 }
 
-// kubeletEndpoint returns where the kubelet calls its container runtime. With an empty socket, problem says why that is not known.
+// kubeletEndpoint returns where the kubelet calls its container runtime. With an empty socket,
+// problem says why that is not known.
 func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 	byName := func(names ...string) (process, bool) {
 		i := slices.IndexFunc(running, func(p process) bool { return slices.Contains(names, p.name) })
@@ -128,7 +129,8 @@ func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 	return endpoint{}, ""
 }
 
-// endpointOf returns where a kubelet calls its container runtime: by its flag, its file, the files of its folder, or its default.
+// endpointOf returns where a kubelet calls its container runtime: by its flag, its file, the files
+// of its folder, or its default.
 func endpointOf(r root, p process) (endpoint, string) {
 	const flag = "--container-runtime-endpoint"
 	name := "the kubelet (process " + p.pid + ")"
@@ -189,7 +191,8 @@ func microK8sPath(text string) string {
 	return strings.NewReplacer("${SNAP_COMMON}", "/var/snap/microk8s/common", "${SNAP_DATA}", "/var/snap/microk8s/current").Replace(text)
 }
 
-// k3sEndpoint returns where the kubelet in K3s calls its runtime. K3s hides its arguments: its unit and its files have them.
+// k3sEndpoint returns where the kubelet in K3s calls its runtime. K3s hides its arguments: its unit
+// and its files have them.
 func k3sEndpoint(r root, p process) endpoint {
 	const flag = "container-runtime-endpoint"
 	name := "K3s (process " + p.pid + ")"
@@ -387,7 +390,8 @@ func distributionOf(r root, config, socket string, runs func(...string) bool) do
 	return doctor.Packages
 }
 
-// containerdPrograms are where containerd is, or the program that has it in it. A distribution with its own does not use that of packages.
+// containerdPrograms are where containerd is, or the program that has it in it. A distribution with
+// its own does not use that of packages.
 var containerdPrograms = map[doctor.Distribution][]string{
 	doctor.Packages: {"/usr/bin/containerd", "/usr/local/bin/containerd", "/bin/containerd", "/opt/bin/containerd"},
 	doctor.K3s:      {"/var/lib/rancher/k3s/data/current/bin/containerd"},

@@ -22,7 +22,8 @@ type process struct {
 	args []string // empty if they cannot be read
 }
 
-// withArguments are the names of processes whose arguments are read: container runtimes, kubelets, and what has a kubelet in it.
+// withArguments are the names of processes whose arguments are read: container runtimes, kubelets,
+// and what has a kubelet in it.
 var withArguments = []string{
 	"containerd", "crio", "dockerd", "cri-dockerd", "kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s",
 }
@@ -75,8 +76,8 @@ func (p process) flag(flags ...string) string {
 	return ""
 }
 
-// crioFiles reads the configuration of CRI-O: its file, and then the files of a folder, of which a later one wins. A runtime of a later
-// file replaces that of an earlier one as a whole.
+// crioFiles reads the configuration of CRI-O: its file, and then the files of a folder, of which a
+// later one wins. A runtime of a later file replaces that of an earlier one as a whole.
 func crioFiles(r root, p process) (section table, first string, files, problems []string) {
 	first = cmp.Or(p.flag("--config", "-c"), "/etc/crio/crio.conf")
 	folder := cmp.Or(p.flag("--config-dir", "-d"), "/etc/crio/crio.conf.d")
@@ -173,8 +174,8 @@ func docker(r root, p process) doctor.Runtime {
 	return one
 }
 
-// toolkit reads the configuration of NVIDIA's container runtime: that beside its program where NVIDIA's operator installed it, else that of
-// the node.
+// toolkit reads the configuration of NVIDIA's container runtime: that beside its program where
+// NVIDIA's operator installed it, else that of the node.
 func toolkit(r root) doctor.Toolkit {
 	t := doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto"}
 	const below = "nvidia-container-runtime/config.toml"

@@ -177,8 +177,9 @@ func (d *Driver) library() (*library, error) {
 	return d.loaded, nil
 }
 
-// onDisk returns the version of the driver's files where that is not the version of the open session; empty if it is, or is not known.
-// While a file is missing or not whole, it is being replaced.
+// onDisk returns the version of the driver's files where that is not the version of the open
+// session; empty if it is, or is not known. While a file is missing or not whole, it is being
+// replaced.
 func (d *Driver) onDisk() string {
 	found, err := d.found()
 	if err != nil || found.version == d.version || found.same(d.loaded) {
@@ -187,8 +188,8 @@ func (d *Driver) onDisk() string {
 	return found.version
 }
 
-// replaced returns the error of a library in whose place there is another one now: a new process can use that, unless the kernel module
-// is still the one of this process.
+// replaced returns the error of a library in whose place there is another one now: a new process
+// can use that, unless the kernel module is still the one of this process.
 func (d *Driver) replaced(found *library) error {
 	module := d.module()
 	if found.version != "" && module != "" && module == d.version && module != found.version {
@@ -206,7 +207,8 @@ func (d *Driver) mismatch(lib *library) error {
 	return misfit(lib.version, d.module())
 }
 
-// misfit says that the driver's files and the kernel module are of different versions, and what to do. Versions may be empty.
+// misfit says that the driver's files and the kernel module are of different versions, and what to
+// do. Versions may be empty.
 func misfit(library, module string) error {
 	switch driver := (inventory.Driver{Version: module, OnDisk: library}); {
 	case library == "" || module == "" || library == module:

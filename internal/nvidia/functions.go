@@ -125,7 +125,8 @@ func (d device) forget() {
 	clear(d.api.supports) // each GPU has an api of its own
 }
 
-// invoke calls a function. It returns ERROR_UNKNOWN where go-nvml panics, as it does where the driver returns a length that cannot be.
+// invoke calls a function. It returns ERROR_UNKNOWN where go-nvml panics, as it does where the
+// driver returns a length that cannot be.
 func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (value T, ret nvml.Return) {
 	if !a.has[function] {
 		return value, nvml.ERROR_FUNCTION_NOT_FOUND

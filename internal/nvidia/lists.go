@@ -30,8 +30,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// go-nvml makes a list as long as the driver asks for and slices it by the length that the driver returns. A wrong length would
-// cost gigabytes, or end the process. The functions of this file offer the driver room for at most maxListed elements.
+// go-nvml makes a list as long as the driver asks for and slices it by the length that the driver
+// returns. A wrong length would cost gigabytes, or end the process. The functions of this file
+// offer the driver room for at most maxListed elements.
 const (
 	firstListed = 64   // enough in most calls
 	maxListed   = 4096 // processes on a GPU, or places of a MIG profile

@@ -127,10 +127,11 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 // after all others. A GPU that cannot be identified, or whose calls hung twice in a row, is asked again after Retry. So is one that is
 // lost, but for its old handle: if it said so at once, each Scan asks by that.
 //
-// An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call about no GPU did not
-// return in time, and inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, or when MIG instances changed of
-// which the driver does not tell this process. Where another driver was installed since, the session goes on as long as it answers, and
-// the Snapshot says so.
+// An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call
+// about no GPU did not return in time, and inventory.ErrNewSession when GPUs were bound to the
+// driver, or unbound, after Open, or when MIG instances changed of which the driver does not tell
+// this process. Where another driver was installed since, the session goes on as long as it
+// answers, and the Snapshot says so.
 func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	defer func() { err = wrap(err, "scan the node") }()
 	if err := s.enter(ctx); err != nil {

@@ -34,8 +34,8 @@ type TimeSlices struct {
 	running sync.Map // the UUIDs of GPUs for which the program runs
 }
 
-// NewTimeSlices returns TimeSlices that use the program below a driver root, a path of this process. The folders searchPath are looked
-// through for its library before others.
+// NewTimeSlices returns TimeSlices that use the program below a driver root, a path of this
+// process. The folders searchPath are looked through for its library before others.
 func NewTimeSlices(driverRoot string, searchPath ...string) *TimeSlices {
 	return &TimeSlices{run: func(ctx context.Context, uuid string, interval int) error {
 		return setTimeSlice(ctx, driverRoot, searchPath, uuid, interval)

@@ -226,8 +226,8 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 	return err
 }
 
-// finish does a job, in a thread of its own. A job that panics fails, and the process goes on: what the driver says of one GPU does not
-// take the others down.
+// finish does a job, in a thread of its own. A job that panics fails, and the process goes on: what
+// the driver says of one GPU does not take the others down.
 func (w *worker) finish(j *job, f func()) {
 	func() {
 		defer func() {

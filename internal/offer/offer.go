@@ -136,7 +136,8 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	}
 }
 
-// oldWay is the warning of a plan whose devices containers still get by the configuration of before, without the reason.
+// oldWay is the warning of a plan whose devices containers still get by the configuration of
+// before, without the reason.
 const oldWay = "containers get devices as before the last change of the configuration, because no device could be offered by the new one: "
 
 // proven returns a channel that is closed when there are other records of proofs.

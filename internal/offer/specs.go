@@ -48,9 +48,10 @@ func newSpecTask(s Specs) *specTask {
 	return &specTask{specs: s, requested: feed.New(specRequest{}), tried: feed.New(uint64(0))}
 }
 
-// prepare requests the files that a plan needs. It returns holds on the devices whose names are in no file, and the configuration by
-// which containers are given the other devices now. While new files are missing, that is the configuration of before; also where the new
-// files cannot be written and so no device could be offered: then problem has the reason.
+// prepare requests the files that a plan needs. It returns holds on the devices whose names are in
+// no file, and the configuration by which containers are given the other devices now. While new
+// files are missing, that is the configuration of before; also where the new files cannot be
+// written and so no device could be offered: then problem has the reason.
 func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) (
 	holds []resource.Hold, way config.Config, problem string,
 ) {
@@ -81,7 +82,8 @@ func (t *specTask) lacks(snapshot inventory.Snapshot, plan resource.Plan, c conf
 	return t.specs.Lacks(snapshot, plan, c)
 }
 
-// withdraws returns why a configuration takes all devices away that are offered by the one in force; empty if it does not.
+// withdraws returns why a configuration takes all devices away that are offered by the one in
+// force; empty if it does not.
 func (t *specTask) withdraws(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) string {
 	holds := t.lacks(snapshot, plan, c)
 	if len(holds) == 0 || len(plan.Under(holds).Resources) > 0 || len(plan.Under(t.lacks(snapshot, plan, *t.inForce)).Resources) == 0 {

@@ -18,15 +18,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// The kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that registered last. In a roll-out, the
-// end of the earlier process would cost the later one its registration. So the earlier one first has the kubelet forget who registered
-// last: then the kubelet takes no notice of an end. The later one registers a second time when the earlier one has ended, and the
-// kubelet knows it again. Its first stream stays open as long as the second: the kubelet would take the end of the first for that of
-// the second.
+// The kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that
+// registered last. In a roll-out, the end of the earlier process would cost the later one its
+// registration. So the earlier one first has the kubelet forget who registered last: then the
+// kubelet takes no notice of an end. The later one registers a second time when the earlier one has
+// ended, and the kubelet knows it again. Its first stream stays open as long as the second: the
+// kubelet would take the end of the first for that of the second.
 //
-// A roll-out that overtakes the one before ends the later process: the earlier one is to serve again until the next one is there. The
-// later one tells it so, and stays until it has registered. From then on it is as above, with the two in each other's place. A process
-// whose successor listens and has not registered yet waits for that in the same way.
+// A roll-out that overtakes the one before ends the later process: the earlier one is to serve
+// again until the next one is there. The later one tells it so, and stays until it has registered.
+// From then on it is as above, with the two in each other's place. A process whose successor
+// listens and has not registered yet waits for that in the same way.
 //
 // Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one process, it could ask the one that ends
 // last.
@@ -45,8 +47,8 @@ const (
 	earlierPause = 5 * time.Millisecond
 )
 
-// leave prepares the end of the stream of this life, while another process serves the resource, or is about to. It reports whether the
-// kubelet takes no notice of the end.
+// leave prepares the end of the stream of this life, while another process serves the resource, or
+// is about to. It reports whether the kubelet takes no notice of the end.
 func (l *life) leave(ctx context.Context, incarnation uint64) bool {
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
@@ -161,9 +163,10 @@ func (p *past) endsForgotten() bool {
 	return p.forgotten > p.known
 }
 
-// seesLeave notes that the process with this token is ending. It reports whether this process registers again once that one has ended,
-// as it serves the resource now, or else whether it does so soon. Both are false where another server serves the resource, or this
-// process is ending itself.
+// seesLeave notes that the process with this token is ending. It reports whether this process
+// registers again once that one has ended, as it serves the resource now, or else whether it does
+// so soon. Both are false where another server serves the resource, or this process is ending
+// itself.
 func (s *service) seesLeave(token string) (again, soon bool) {
 	if !s.past.forget() {
 		return false, false
@@ -225,8 +228,9 @@ func (p *past) forgetLeaving(names []string) {
 	maps.DeleteFunc(p.leaving, func(token string, _ bool) bool { return !there[token] })
 }
 
-// keep leaves the stream of this life open, without further lists, and its server running until the next life ends. Where the kubelet has
-// forgotten this process, it takes no notice of the end of an earlier stream that was kept. Otherwise that stays, too.
+// keep leaves the stream of this life open, without further lists, and its server running until the
+// next life ends. Where the kubelet has forgotten this process, it takes no notice of the end of an
+// earlier stream that was kept. Otherwise that stays, too.
 func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup, forgotten bool) {
 	if forgotten {
 		l.past.endKept()
@@ -251,8 +255,8 @@ func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup
 	}
 }
 
-// beReachable has the server of the life before, if there still is one, answer other processes while this process has no life. Without such
-// a server it closes the last socket.
+// beReachable has the server of the life before, if there still is one, answer other processes
+// while this process has no life. Without such a server it closes the last socket.
 func (l *life) beReachable(ctx context.Context) {
 	if l.past.kept == nil {
 		l.past.release()

@@ -14,20 +14,22 @@ import (
 )
 
 const (
-	// maxRequests is how many requests a server reads and answers at a time. The kubelet sends one after the other. A request of
-	// maxRequest bytes takes twice as much memory.
+	// maxRequests is how many requests a server reads and answers at a time. The kubelet sends one
+	// after the other. A request of maxRequest bytes takes twice as much memory.
 	maxRequests = 4
-	// maxPreStart bounds a request of PreStartContainer, in bytes: it names the devices of one container. It may take seconds to answer, so
-	// that it does not count among maxRequests once it is read.
+	// maxPreStart bounds a request of PreStartContainer, in bytes: it names the devices of one
+	// container. It may take seconds to answer, so that it does not count among maxRequests once it
+	// is read.
 	maxPreStart = 1 << 20
-	// readPatience is how long a request may take to arrive before others are read beside it: one that never arrives holds nothing up.
+	// readPatience is how long a request may take to arrive before others are read beside it: one
+	// that never arrives holds nothing up.
 	readPatience = time.Second
 	// requestPatience is how long a request waits at most before it is read.
 	requestPatience = 30 * time.Second
 )
 
-// A requestLimit makes requests wait for a moment before they are read while others are answered, so that many large ones at once do not
-// take much memory.
+// A requestLimit makes requests wait for a moment before they are read while others are answered,
+// so that many large ones at once do not take much memory.
 type requestLimit chan struct{}
 
 func newRequestLimit() requestLimit { return make(requestLimit, maxRequests) }

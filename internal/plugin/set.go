@@ -40,8 +40,9 @@ type Registrar interface {
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
-	// Leave prepares the end of the stream of a resource that another process serves from now on. Without it, the kubelet up to 1.36
-	// would treat that end as the end of that process's stream. The error kubelet.ErrNotYet means that it is to be called again.
+	// Leave prepares the end of the stream of a resource that another process serves from now on.
+	// Without it, the kubelet up to 1.36 would treat that end as the end of that process's stream.
+	// The error kubelet.ErrNotYet means that it is to be called again.
 	Leave(ctx context.Context, incarnation uint64, resource string) error
 }
 
@@ -68,8 +69,8 @@ type Collaborators struct {
 	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end of the server that registered last. The
 	// argument is the user agent of kubelet's calls. Nil means kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool
-	// ExtendEnd is called when this process is ending, and needs so much time from now on at most, until another one serves in its
-	// place. Nil does nothing.
+	// ExtendEnd is called when this process is ending, and needs so much time from now on at most,
+	// until another one serves in its place. Nil does nothing.
 	ExtendEnd func(time.Duration)
 	// Metrics counts registrations and calls; nil counts nothing.
 	Metrics Metrics

@@ -194,8 +194,9 @@ func (s *Set) overbooked(l *list, ids []string) string {
 		"scheduled again", len(others), uuid)
 }
 
-// giveUnits notes that a container is given units, and returns why it must not be; empty if it may. Units of two GPUs are refused later, so
-// nobody holds them. The accounts are read at once also then: such a call comes when another container has just ended.
+// giveUnits notes that a container is given units, and returns why it must not be; empty if it may.
+// Units of two GPUs are refused later, so nobody holds them. The accounts are read at once also
+// then: such a call comes when another container has just ended.
 func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
 	if !l.resource.InUnits() || len(ids) == 0 {
 		return ""

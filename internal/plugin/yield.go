@@ -68,7 +68,8 @@ func (l *life) later() []string {
 	return l.past.running(l.Registrar.Rivals(l.list.name).Later)
 }
 
-// running returns those of the sockets of all later processes whose servers were not seen to have ended, and did not say that they do.
+// running returns those of the sockets of all later processes whose servers were not seen to have
+// ended, and did not say that they do.
 func (p *past) running(names []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,8 +192,8 @@ func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
 	return true
 }
 
-// awaitEnd waits until one of the servers with these sockets has ended, or another process says that it is ending, for which left is
-// closed. An error means that the kubelet left or ctx ended.
+// awaitEnd waits until one of the servers with these sockets has ended, or another process says
+// that it is ending, for which left is closed. An error means that the kubelet left or ctx ended.
 func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []string, left <-chan struct{}) error {
 	var waits sync.WaitGroup
 	defer waits.Wait()

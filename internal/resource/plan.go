@@ -34,8 +34,9 @@ type LeftOut struct {
 	Index string
 	// Reason is a sentence without a full stop.
 	Reason string
-	// Excluded says that a selector excludes the device. Refused says that the options ask for what cannot be served, such as more replicas
-	// than the kubelet accepts. With neither, the device does not suit the options as it is now.
+	// Excluded says that a selector excludes the device. Refused says that the options ask for what
+	// cannot be served, such as more replicas than the kubelet accepts. With neither, the device
+	// does not suit the options as it is now.
 	Excluded, Refused bool
 }
 
@@ -94,8 +95,8 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 const (
 	// manyDevices is from how many devices on the memory of the daemon is mentioned.
 	manyDevices = 8_000
-	// baseMemory is what the daemon needs on a real GPU, and deviceMemory what a device adds while its list is made and sent, in kB. Both
-	// were measured and have some reserve.
+	// baseMemory is what the daemon needs on a real GPU, and deviceMemory what a device adds while
+	// its list is made and sent, in kB. Both were measured and have some reserve.
 	baseMemory, deviceMemory = 60_000, 2
 )
 

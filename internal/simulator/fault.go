@@ -34,8 +34,8 @@ type Fault struct {
 	Return string `json:"return,omitempty"`
 	// Value replaces the real value that a call returns: text, or a number. Text in quotes is read as a Go string ("\xff").
 	Value string `json:"value,omitempty"`
-	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on. Of driver-files, it is the
-	// version of the files.
+	// Driver is "missing" (the module is not loaded), "no-library", or the version that is
+	// installed from now on. Of driver-files, it is the version of the files.
 	Driver string `json:"driver,omitempty"`
 	// State is the state of the fabric: "not-started", "in-progress" or "completed"; that of persistence mode:
 	// "on" or "off"; or what a reset does: "works", "fails", "hangs", "another" or "peers".

@@ -47,7 +47,8 @@ type Node struct {
 type driver struct {
 	version string
 	branch  int
-	// files is the version of the driver's files where only these were replaced; empty if they are of the module's version.
+	// files is the version of the driver's files where only these were replaced; empty if they are
+	// of the module's version.
 	files string
 	// missing is the error that Init returns; SUCCESS if Init works.
 	missing nvml.Return

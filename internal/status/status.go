@@ -14,9 +14,11 @@ type Status struct {
 	Simulated string `json:"simulated,omitempty"`
 	// Driver is the version of the driver; empty before the first look that succeeded.
 	Driver string `json:"driver,omitempty"`
-	// GivenAway is how many GPUs and virtual functions of GPUs of the node are given to virtual machines, so that no container can use them.
+	// GivenAway is how many GPUs and virtual functions of GPUs of the node are given to virtual
+	// machines, so that no container can use them.
 	GivenAway int `json:"givenAway,omitempty"`
-	// DriverMismatch says that the driver's files on disk do not fit the kernel module, and what to do; empty if they fit.
+	// DriverMismatch says that the driver's files on disk do not fit the kernel module, and what to
+	// do; empty if they fit.
 	DriverMismatch string `json:"driverMismatch,omitempty"`
 	// CUDA is the newest CUDA version that the driver supports.
 	CUDA string `json:"cuda,omitempty"`
@@ -55,7 +57,8 @@ type Status struct {
 	MetricsAbsent []string `json:"metricsAbsent,omitempty"`
 	// APIServerError is why the API server does not tell of the node; empty if it does, or is not asked. kubelet is served as before.
 	APIServerError string `json:"apiServerError,omitempty"`
-	// PodResourcesError is why a kubelet that runs is not asked which pods hold devices, and what to set; empty if there is no reason.
+	// PodResourcesError is why a kubelet that runs is not asked which pods hold devices, and what
+	// to set; empty if there is no reason.
 	PodResourcesError string `json:"podResourcesError,omitempty"`
 	// LabelsError is why the labels of the node are not as the daemon wants them; empty if there is no reason.
 	LabelsError string `json:"labelsError,omitempty"`

@@ -19,8 +19,9 @@ import (
 // statusTimeout is how long a scrape waits for the daemon's status, which is in memory.
 const statusTimeout = time.Second
 
-// metrics answers a scrape with what is known now. Nothing is kept from one scrape to the next. The place of a scrape is free again before
-// its answer is written: a client that does not read keeps no place, and no more memory than the compressed answer.
+// metrics answers a scrape with what is known now. Nothing is kept from one scrape to the next. The
+// place of a scrape is free again before its answer is written: a client that does not read keeps
+// no place, and no more memory than the compressed answer.
 func (s *Exporter) metrics(w http.ResponseWriter, r *http.Request) {
 	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 	zipped, ok := s.render(r.Context(), format)

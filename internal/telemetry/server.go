@@ -30,8 +30,9 @@ import (
 const (
 	// maxConnections is how many connections are open at a time; see listener.
 	maxConnections = 32
-	// maxScrapes is how many answers to scrapes are made at a time. Others wait for at most placeTimeout, which is longer than all
-	// connections take where the daemon answers, and then get the status 503. That is logged once in refusalPause.
+	// maxScrapes is how many answers to scrapes are made at a time. Others wait for at most
+	// placeTimeout, which is longer than all connections take where the daemon answers, and then
+	// get the status 503. That is logged once in refusalPause.
 	maxScrapes   = 4
 	placeTimeout = 5 * time.Second
 	refusalPause = time.Minute
@@ -63,8 +64,8 @@ type Options struct {
 	Counters *Counters
 	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
 	Problem *feed.Feed[error]
-	// PCIGPUs returns how many NVIDIA GPUs the node has by its PCI bus, with or without a driver, and how many are given to virtual machines
-	// beside these; nil if that is not known.
+	// PCIGPUs returns how many NVIDIA GPUs the node has by its PCI bus, with or without a driver,
+	// and how many are given to virtual machines beside these; nil if that is not known.
 	PCIGPUs func() (own, away int)
 	// GPUs are what the metrics of GPUs are made of; nil for none.
 	GPUs *GPUs

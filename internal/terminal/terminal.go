@@ -1,5 +1,6 @@
-// Package terminal has the forms in which texts of others are printed: the names that a driver tells, the errors of a daemon, what stands in
-// a file of somebody else. None of them changes a terminal, or looks like another line of the output.
+// Package terminal has the forms in which texts of others are printed: the names that a driver
+// tells, the errors of a daemon, what stands in a file of somebody else. None of them changes a
+// terminal, or looks like another line of the output.
 package terminal
 
 import (
@@ -12,7 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// IsControl reports whether a character changes the terminal or the order in which others stand, or is one that no text may have.
+// IsControl reports whether a character changes the terminal or the order in which others stand, or
+// is one that no text may have.
 func IsControl(r rune) bool {
 	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) ||
 		r == '\ufffe' || r == '\uffff'
@@ -29,8 +31,8 @@ func Caret(r rune) string {
 // Escape is how JSON has it, and YAML between double quotes: it says the same.
 func Escape(r rune) string { return fmt.Sprintf(`\u%04x`, r) }
 
-// Printable returns a text of which nothing changes a terminal: characters that do have another form, and bytes that are no characters are
-// written by their number.
+// Printable returns a text of which nothing changes a terminal: characters that do have another
+// form, and bytes that are no characters are written by their number.
 func Printable(text string, form func(rune) string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, IsControl) {
 		return text
@@ -59,7 +61,8 @@ func Line(text string) string {
 	return Printable(text, Caret)
 }
 
-// Clean makes a Line of each string in the value that a pointer points to, but for the keys of maps. Fields that are not exported stay.
+// Clean makes a Line of each string in the value that a pointer points to, but for the keys of
+// maps. Fields that are not exported stay.
 func Clean(pointer any) { clean(reflect.ValueOf(pointer).Elem()) }
 
 func clean(v reflect.Value) {
@@ -93,7 +96,8 @@ func clean(v reflect.Value) {
 	}
 }
 
-// A Writer writes what cannot change a terminal. What it is given may end within a character. Close writes what is left of one.
+// A Writer writes what cannot change a terminal. What it is given may end within a character. Close
+// writes what is left of one.
 type Writer struct {
 	// To is where it writes.
 	To io.Writer

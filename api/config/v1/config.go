@@ -124,7 +124,8 @@ type Features struct {
 	Taint *bool `json:"taint,omitempty"`
 	// ChangeTaint has the node tainted before a change of the configuration takes devices away.
 	ChangeTaint *bool `json:"changeTaint,omitempty"`
-	// StartupTaint has the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node removed when its GPUs are allocatable.
+	// StartupTaint has the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin
+	// of the node removed when its GPUs are allocatable.
 	StartupTaint *bool `json:"startupTaint,omitempty"`
 	// Quiesce has the driver released while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time to come.
 	Quiesce *bool `json:"quiesce,omitempty"`

@@ -151,7 +151,8 @@ func writers(all []metav1.ManagedFieldsEntry) (some []metav1.ManagedFieldsEntry)
 	return some
 }
 
-// pods returns the pods that may have a part in GPUs: those that ask for extended resources or claims, and the daemon's.
+// pods returns the pods that may have a part in GPUs: those that ask for extended resources or
+// claims, and the daemon's.
 func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, err error) {
 	selectors := []string{""}
 	if len(names) > 0 {

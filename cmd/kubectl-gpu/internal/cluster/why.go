@@ -84,7 +84,8 @@ func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, no
 	return why.Daemon{Status: &a.Status}
 }
 
-// doctorOf returns what doctor says of how containers get GPUs on the node of a daemon's pod; nothing where it cannot be run.
+// doctorOf returns what doctor says of how containers get GPUs on the node of a daemon's pod;
+// nothing where it cannot be run.
 func (c *Client) doctorOf(ctx context.Context, pod *corev1.Pod) (d why.Doctor) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()

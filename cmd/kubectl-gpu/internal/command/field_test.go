@@ -290,10 +290,10 @@ func TestFieldWhy(t *testing.T) {
 		"an eviction": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: Evicted, message: The node was low on resource memory.")}, nil,
 			"It has failed (Evicted): The node was low on resource memory:", "did not admit"},
 		"a kubelet that does not answer": {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown}], nodeInfo: {architecture: x"), pod(oneGPU, onA, running)}, nil,
-			"The kubelet of node a does not answer, and what the pod says is of before. It runs on node a. Whether", ""},
+			"The kubelet of node a does not answer, so the pod's status is out of date. It runs on node a. Whether", ""},
 		"a GPU that is ill without a word of the kubelet": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
 			answering(func() status.Status { s := ill; s.Holders = holding("GPU-1").Holders; return s }()),
-			"container c has GPU-1, which is ill: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator).", "and has its GPUs"},
+			"container c has GPU-1, which is not healthy: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator).", "and has its GPUs"},
 		"units that differ from what was asked for": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160", "volcano.sh/gpu-mem.128Mi: 160"), pod("volcano.sh/gpu-mem.128Mi: 8", onA, running)},
 			answering(func() status.Status {
 				s := holding("GPU-0")
@@ -389,7 +389,7 @@ func TestFieldNodes(t *testing.T) {
 		"a list where nothing is": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 7"), daemonSet("")}, nil, "list -o wide",
 			"a - - Unknown not known - - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu -", ""},
 		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}), "list -o wide", "a - - Unknown not known - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
-		"a node that is not ready":  {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown, lastTransitionTime: '2026-11-01T00:00:00Z'}], nodeInfo: {architecture: x")}, nil, "", "a - 1 0 1", "Node a is not ready since"},
+		"a node that is not ready":  {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown, lastTransitionTime: '2026-11-01T00:00:00Z'}], nodeInfo: {architecture: x")}, nil, "", "a - 1 0 1", "Node a has not been ready for"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

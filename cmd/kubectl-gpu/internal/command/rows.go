@@ -45,7 +45,7 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale)) // the table has what the daemon says
 		}
 		if !row.NotReadySince.IsZero() {
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s is not ready since %s: what it says is of before.",
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s has not been ready for %s: its data is out of date.",
 				row.Name, age(row.NotReadySince)))
 		}
 	}
@@ -78,8 +78,9 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 	return errors.Join(err, incomplete(facts, answers))
 }
 
-// learn asks daemons which resources they serve, where a node has one that may be one of GPUs or not by its name: one daemon
-// for each such resource. One that does not answer is not told of: it may have no part in it.
+// learn asks daemons which resources they serve, where a node has one that may be one of GPUs or
+// not by its name: one daemon for each such resource. One that does not answer is not told of: it
+// may have no part in it.
 func (p *plugin) learn(cmd *cobra.Command, client *cluster.Client, facts *view.Facts, daemons map[string]*corev1.Pod) {
 	if p.ask == "never" {
 		return
@@ -93,8 +94,8 @@ func (p *plugin) learn(cmd *cobra.Command, client *cluster.Client, facts *view.F
 	facts.Learn(client.Statuses(cmd.Context(), pods))
 }
 
-// explainAbsence says on standard error on which nodes no daemon runs, and why, and adds it to the rows. Whole says that the
-// rows are those of the whole cluster.
+// explainAbsence says on standard error on which nodes no daemon runs, and why, and adds it to the
+// rows. Whole says that the rows are those of the whole cluster.
 func (p *plugin) explainAbsence(
 	cmd *cobra.Command, client *cluster.Client, facts view.Facts, rows []view.Node, whole bool,
 ) map[string]string {

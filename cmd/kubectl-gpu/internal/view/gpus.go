@@ -64,9 +64,9 @@ func (h Holder) String() string {
 	return text
 }
 
-// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose daemons did not answer the
-// rows are those of their slices. A node of which neither tells a GPU has a row with the reason, if nodes, the rows of nodes
-// with GPUs, have it.
+// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose
+// daemons did not answer the rows are those of their slices. A node of which neither tells a GPU
+// has a row with the reason, if nodes, the rows of nodes with GPUs, have it.
 func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer, nodes []Node) []GPU {
 	rows := []GPU{}
 	devices, claimed, recorded := f.devices(), f.claimed(), f.recorded()

@@ -50,7 +50,8 @@ type Node struct {
 	Sources map[string]Source `json:"sources,omitempty"`
 	// Stale are sentences: which labels say something else than the daemon does.
 	Stale []string `json:"stale,omitempty"`
-	// NotReadySince is since when the kubelet does not answer, so that what the Node says is of before; zero while it does.
+	// NotReadySince is since when the kubelet does not answer, so that what the Node says is of
+	// before; zero while it does.
 	NotReadySince time.Time `json:"notReadySince,omitzero"`
 }
 
@@ -105,15 +106,15 @@ func (n Node) Told() (sources []Source) {
 	return sources
 }
 
-// IsIncomplete reports whether the API server does not tell what a row shows, or why some of its devices cannot be given to
-// pods, so that the daemon has to be asked.
+// IsIncomplete reports whether the API server does not tell what a row shows, or why some of its
+// devices cannot be given to pods, so that the daemon has to be asked.
 func (n Node) IsIncomplete() bool {
 	unexplained := n.Healthy < n.All && n.Condition != string(corev1.ConditionFalse)
 	return n.Daemon != "" && (n.Model == "" || n.DriverVersion == "" || unexplained)
 }
 
-// Rows returns a row for each node that has GPUs, had some or has a daemon, in the order of their names; with every, for each
-// node. Answers are those of the daemons that were asked, by node.
+// Rows returns a row for each node that has GPUs, had some or has a daemon, in the order of their
+// names; with every, for each node. Answers are those of the daemons that were asked, by node.
 func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, every bool) []Node {
 	nodes := f.nodesByName()
 	devices := f.devices()
@@ -141,8 +142,9 @@ func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, e
 	return rows
 }
 
-// gpuLabels are labels by which others say that a node has NVIDIA GPUs, with what their values then begin with. They are those
-// of node-feature-discovery, NVIDIA, this program and clouds, by which the chart selects nodes, too.
+// gpuLabels are labels by which others say that a node has NVIDIA GPUs, with what their values then
+// begin with. They are those of node-feature-discovery, NVIDIA, this program and clouds, by which
+// the chart selects nodes, too.
 var gpuLabels = map[string]string{
 	"feature.node.kubernetes.io/pci-10de.present":      "true",
 	"feature.node.kubernetes.io/pci-0300_10de.present": "true",
@@ -293,7 +295,8 @@ func models(devices []status.Device) (most string, gpus int) {
 // longestLabel is how long the value of a label can be; the names of models are cut for it.
 const longestLabel = 63
 
-// sameModel reports whether a label and a daemon may mean the same model: the label has what shares or divides it at its end.
+// sameModel reports whether a label and a daemon may mean the same model: the label has what shares
+// or divides it at its end.
 func sameModel(label, model string) bool {
 	label, model = strings.ReplaceAll(label, "-", " "), strings.ReplaceAll(model, "-", " ")
 	return label == model || len(label) >= longestLabel-8 ||

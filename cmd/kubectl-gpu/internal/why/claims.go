@@ -283,7 +283,8 @@ type exclusion struct {
 	values string // what the device has of that which a selector names
 }
 
-// excludes says what excludes a device from a request: a selector of the class or the request, a taint, or another claim.
+// excludes says what excludes a device from a request: a selector of the class or the request, a
+// taint, or another claim.
 func (a *allocation) excludes(
 	ctx context.Context, s *resourceapi.ResourceSlice, d resourceapi.Device, r *resourceapi.ExactDeviceRequest,
 ) exclusion {

@@ -223,7 +223,7 @@ func (o Objects) held(ctx context.Context) string {
 		}
 		for _, uuid := range devices {
 			if text := illnessOf(*d.Status, uuid); text != "" {
-				return fmt.Sprintf("%s, and container %s has %s, which is ill: %s. The pod is not touched: delete it to get another GPU.",
+				return fmt.Sprintf("%s, and container %s has %s, which is not healthy: %s. The pod is not touched: delete it to get another GPU.",
 					begin, name, uuid, text)
 			}
 		}

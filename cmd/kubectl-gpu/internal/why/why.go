@@ -121,17 +121,17 @@ func (o Objects) terminating() string {
 	return text + ". It keeps its GPUs until it has ended."
 }
 
-// late begins the sentences about a pod whose kubelet does not answer: what the pod says of itself
-// is of before.
+// late begins the sentences about a pod whose kubelet does not answer: the pod's status is out of
+// date.
 func (o Objects) late() string {
 	node := o.node(o.Pod.Spec.NodeName)
 	if node == nil && len(o.Nodes) > 0 {
-		return fmt.Sprintf("Node %s does not exist any more, and what the pod says is of before. ", o.Pod.Spec.NodeName)
+		return fmt.Sprintf("Node %s does not exist any more, so the pod's status is out of date. ", o.Pod.Spec.NodeName)
 	}
 	if node == nil || notReady(node) == nil {
 		return ""
 	}
-	return fmt.Sprintf("The kubelet of node %s does not answer%s, and what the pod says is of before. ",
+	return fmt.Sprintf("The kubelet of node %s does not answer%s, so the pod's status is out of date. ",
 		node.Name, view.Ago(", as was found ", notReady(node).LastTransitionTime.Time, o.Now))
 }
 
