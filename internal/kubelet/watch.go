@@ -184,6 +184,9 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	if key == l.watched || l.notices.Events == nil {
 		return nil
 	}
+	// Where the path leads through a link that was switched, the former directory is still there and watched. The error says that it is
+	// not watched, which is so after a removal.
+	_ = l.notices.Remove(l.directory.Path())
 	err = l.notices.Add(l.directory.Path())
 	if l.watches = err == nil; !l.watches {
 		log.Info("Watching kubelet's directory once a second only; raise fs.inotify.max_user_watches to learn of changes at once",

@@ -6,9 +6,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -271,6 +273,67 @@ func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
 		await("nothing", func(s state) bool { return s.Incarnation == 0 && s.Sockets == nil })
 	}
 }
+
+// TestOneWatchIsLeftWhenTheDirectoryIsALink: a link that is switched from folder to folder leaves no inotify watch on the old
+// ones (E11).
+func TestOneWatchIsLeftWhenTheDirectoryIsALink(t *testing.T) {
+	t.Parallel()
+	root := folder(t)
+	link := filepath.Join(root, "device-plugins")
+	var inodes []uint64
+	var await func(what string, fits func(state) bool) state
+	for n := range uint64(5) {
+		name := "folder" + strconv.FormatUint(n, 10)
+		if err := os.Mkdir(filepath.Join(root, name), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		inodes = append(inodes, info.Sys().(*syscall.Stat_t).Ino)
+		listen(t, filepath.Join(root, name, "kubelet.sock"))
+		next := filepath.Join(root, "next")
+		if err := errors.Join(os.Symlink(name, next), os.Rename(next, link)); err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			await = watch(t, newDirectoryAt(t, link, ticking(t)))
+		}
+		await("the kubelet of "+name, incarnation(n+1))
+		if watched := watchedOf(t, inodes); len(watched) != 1 || watched[0] != inodes[n] {
+			t.Errorf("after %d switches, inotify watches the inodes %d of %d", n, watched, inodes)
+		}
+	}
+}
+
+// watchedOf returns the inodes that inotify watches for this process, of those given.
+func watchedOf(t *testing.T, inodes []uint64) (watched []uint64) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil { // closed since
+			continue
+		}
+		for _, match := range watchLine.FindAllStringSubmatch(string(text), -1) {
+			inode, err := strconv.ParseUint(match[1], 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.Contains(inodes, inode) {
+				watched = append(watched, inode)
+			}
+		}
+	}
+	return watched
+}
+
+// watchLine is a line of /proc about one watch.
+var watchLine = regexp.MustCompile(`(?m)^inotify wd:\S+ ino:([0-9a-f]+) `)
 
 // TestADirectoryThatIsAwayIsLookedForEachSecond: inotify says that it goes, and not that another one comes.
 func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
