@@ -19,13 +19,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// A twoClocks has questions about pods wait by a clock of the test's, and all else by the real one.
-type twoClocks struct {
+// An allocationNotes is the account of a daemon that does not ask the kubelet about pods. It notes the
+// kubelet's allocations for the questions of the test: a question of the daemon could be under way
+// when an allocation begins.
+type allocationNotes struct {
 	*kubelet.PodResources
-	real *kubelet.PodResources
+	real *kubelet.PodResources // by the real clock
 }
 
-func (a twoClocks) Allocatable(ctx context.Context) (map[string][]string, error) {
+func (allocationNotes) Held(context.Context) ([]kubelet.HeldDevice, error) {
+	return nil, kubelet.ErrNoPodResources
+}
+
+func (a allocationNotes) Allocatable(ctx context.Context) (map[string][]string, error) {
 	return a.real.Allocatable(ctx)
 }
 
@@ -47,7 +53,7 @@ func noGPUForTwoPods(t *testing.T, v standin.Version, at standin.Moment, kubelet
 	n.startKubelet(t, v)
 	c := clocktesting.NewFakeClock(time.Now())
 	account := n.accountBy(t, c)
-	d := n.startDaemonWith(t, clock.RealClock{}, twoClocks{account, n.account(t, clock.RealClock{})})
+	d := n.startDaemonWith(t, clock.RealClock{}, allocationNotes{account, n.account(t, clock.RealClock{})})
 	d.offer(2)
 	n.awaitAllocatable(t, 2)
 	admit := func(pod string) string {
