@@ -41,9 +41,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	}
 	_, s.GivenAway = d.pci.count()
 	addUnits(s.GPUs, offered)
-	for i := range s.Resources {
-		_, s.Resources[i].Planned = offered.Resource(s.Resources[i].Name)
-	}
+	addPlan(s.Resources, offered)
 	if d.directory != nil {
 		s.Kubelets = d.directory.Kubelets()
 	}
@@ -148,6 +146,15 @@ func resources(served []plugin.Status) []status.Resource {
 		resources = append(resources, shown)
 	}
 	return resources
+}
+
+// addPlan adds what the plan has of the resources.
+func addPlan(to []status.Resource, plan resource.Plan) {
+	for i := range to {
+		r, planned := plan.Resource(to[i].Name)
+		to[i].Planned = planned
+		to[i].MPS = slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.MPSDaemon() != "" })
+	}
 }
 
 func holds(put []resource.Hold) []status.Hold {

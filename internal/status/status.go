@@ -252,6 +252,8 @@ type Resource struct {
 	Name string `json:"name"`
 	// Planned says that the plan has the resource. One that it has no longer is served until its devices have departed.
 	Planned bool `json:"planned,omitempty"`
+	// MPS says that containers with its devices are clients of an MPS control daemon, whose shared memory they have at /dev/shm.
+	MPS bool `json:"mps,omitempty"`
 	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to pods.
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`

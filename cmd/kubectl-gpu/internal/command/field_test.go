@@ -155,6 +155,11 @@ func TestFieldWhy(t *testing.T) {
 	}
 	units := holding()
 	units.Resources = []status.Resource{{Name: "example.com/memory.1Gi", Devices: 160, Healthy: 40, Unoffered: 120}}
+	byMPS := holding("GPU-0")
+	byMPS.Resources = []status.Resource{{Name: "nvidia.com/gpu", Planned: true, MPS: true}}
+	ownSHM := func(status string) string {
+		return strings.Replace(pod(oneGPU, onA, status), "image: i,", "image: i, volumeMounts: [{name: shm, mountPath: /dev/shm/}],", 1)
+	}
 	for name, tt := range map[string]struct {
 		objects []string
 		daemon  daemon // of node a; nil for none
@@ -242,6 +247,14 @@ func TestFieldWhy(t *testing.T) {
 			"It runs on node a, and the kubelet has given container c no GPU", "has its GPUs"},
 		"gop#413 no runtime handler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")), event("e", "FailedCreatePodSandBox", sandbox)},
 			answering(holding()), `its containers cannot be made (FailedCreatePodSandBox): ` + sandbox + ". The container runtime of the node does not know the runtime class of the pod", "has its GPUs"},
+		"kdp#805 /dev/shm of the pod's own beside MPS": {[]string{node("a", oneGPU, oneGPU), ownSHM(running)}, answering(byMPS),
+			"Container c mounts the volume shm at /dev/shm. It hides the shared memory of MPS, which shares nvidia.com/gpu: take that mount", "and has its GPUs"},
+		"kdp#805 and it crashes": {[]string{node("a", oneGPU, oneGPU), ownSHM(waitingIn("Running", "CrashLoopBackOff", "back-off 40s"))}, answering(byMPS),
+			"-c c --previous. Container c mounts the volume shm at /dev/shm.", ""},
+		"/dev/shm of the pod's own without MPS": {[]string{node("a", oneGPU, oneGPU), ownSHM(running)}, answering(holding("GPU-0")),
+			"It runs on node a and has its GPUs: container c has GPU-0.", "/dev/shm"},
+		"MPS without /dev/shm of the pod's own": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)}, answering(byMPS),
+			"It runs on node a and has its GPUs: container c has GPU-0.", "/dev/shm"},
 		"no runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
 			doctored(holding("GPU-0"), asClass),
 			"the kubelet has given it GPUs that its containers may not see: container c has GPU-0. The pod has no runtimeClassName, and doctor says of node a", "and has its GPUs"},

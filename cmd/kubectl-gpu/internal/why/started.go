@@ -3,6 +3,7 @@ package why
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -157,12 +158,22 @@ func (o Objects) doctor(ctx context.Context) string {
 	return "; the cause, with the remedy: kubectl gpu doctor " + o.Pod.Spec.NodeName
 }
 
-// unseen says why containers do not see the GPUs that the kubelet gave them: what the node lacks,
-// or the runtime class that the pod lacks; empty if nothing is known of that. It begins with a
-// space.
+// unseen says why containers do not see the GPUs that the kubelet gave them: a volume of the pod
+// that hides the shared memory of MPS, what the node lacks, or the runtime class that the pod
+// lacks; empty if nothing is known of that. It begins with a space.
 func (o Objects) unseen(ctx context.Context) string {
 	node := o.Pod.Spec.NodeName
-	if o.Doctor == nil || len(view.Plugged(o.Pod)) == 0 || o.ask(ctx, node).Status == nil {
+	if len(view.Plugged(o.Pod)) == 0 {
+		return ""
+	}
+	told := o.ask(ctx, node).Status
+	if told == nil {
+		return ""
+	}
+	if text := hiddenMemory(o.Pod, told.Resources); text != "" {
+		return text
+	}
+	if o.Doctor == nil {
 		return ""
 	}
 	switch says := o.Doctor(ctx, node); {
@@ -171,6 +182,30 @@ func (o Objects) unseen(ctx context.Context) string {
 	case says.NeedsClass != "" && o.Pod.Spec.RuntimeClassName == nil:
 		return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
 			node, strings.TrimSuffix(says.NeedsClass, "."))
+	}
+	return ""
+}
+
+// sharedMemory is where the processes of a container share memory, with an MPS server among others.
+const sharedMemory = "/dev/shm"
+
+// hiddenMemory names the first container whose own volume at /dev/shm hides the shared memory of
+// MPS, which a resource of the container brings; empty if there is none. The kubelet lists the
+// mounts of a device plugin before the pod's volumes, and the container runtime mounts them in this
+// order. It begins with a space.
+func hiddenMemory(p *corev1.Pod, resources []status.Resource) string {
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == sharedMemory })
+		if at < 0 {
+			continue
+		}
+		for _, r := range resources {
+			if r.MPS && amount(&c, corev1.ResourceName(r.Name)) > 0 {
+				return fmt.Sprintf(" Container %s mounts the volume %s at %s. It hides the shared memory of MPS, which shares %s: "+
+					"take that mount from the pod. The shared memory of MPS holds up to half of the node's memory.",
+					c.Name, c.VolumeMounts[at].Name, sharedMemory, r.Name)
+			}
+		}
 	}
 	return ""
 }
