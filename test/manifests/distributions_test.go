@@ -3,16 +3,17 @@ package manifests
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
@@ -39,11 +40,13 @@ type layout struct {
 
 var layouts = map[string]layout{
 	"kubeadm, GKE, AKS, EKS": {}, "k3s": {}, "RKE2": {}, "Talos": {}, "Bottlerocket": {},
-	"k0s":                       {root: "/var/lib/k0s/kubelet"},
-	"MicroK8s":                  {root: "/var/snap/microk8s/common/var/lib/kubelet"},
-	"IBM Cloud":                 {root: "/var/data/kubelet"},
-	"TKGI":                      {root: "/var/vcap/data/kubelet"},
-	"k3d, kind, Docker Desktop": {private: true},
+	"k0s":                 {root: "/var/lib/k0s/kubelet"},
+	"MicroK8s":            {root: "/var/snap/microk8s/common/var/lib/kubelet"},
+	"IBM Cloud":           {root: "/var/data/kubelet"},
+	"TKGI":                {root: "/var/vcap/data/kubelet"},
+	"kind":                {},
+	"k3d, Docker Desktop": {private: true},
+	"k3s on WSL":          {private: true},
 }
 
 // TestDistributions renders each row of the table in docs/chart.md, checks the volumes of the pod against the layout of the node, as the
@@ -71,11 +74,76 @@ func TestDistributions(t *testing.T) {
 	}
 }
 
-// TestDefaultsOnEveryLayout: with the default values the pod starts on every layout and offers the GPUs. What is missing is said, with
-// the value that helps.
+// TestPrivateRoot: on a node whose / is a private mount, the default values fail with the error that the documents name.
+func TestPrivateRoot(t *testing.T) {
+	t.Parallel()
+	pod := daemonSet(t, decode(t, "chart", render(t, "{}")), "gpu-device-plugin").Spec.Template.Spec
+	tree := loopback.Folder(t)
+	if err := os.MkdirAll(tree+"/var/lib/kubelet/device-plugins", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := create(tree, layout{private: true}, pod)
+	if err == nil {
+		t.Fatal("the pod is created on a private mount")
+	}
+	for _, page := range []string{"../../docs/chart.md", "../../docs/start.md"} {
+		if !strings.Contains(string(read(t, page)), err.Error()) {
+			t.Errorf("%s does not have the error: %v", page, err)
+		}
+	}
+}
+
+// TestUnmountsReachPods: a mount of the node with volumes of pods below it propagates unmounts into the pod. Otherwise the pod keeps the
+// file system of a volume in use after the kubelet has unmounted it, and a volume that is then detached loses data.
+func TestUnmountsReachPods(t *testing.T) {
+	t.Parallel()
+	sets := deployedDaemonSets(t)
+	sets["cleanup"] = decode(t, "cleanup", read(t, cleanupFolder+"/cleanup.yaml"))
+	for _, values := range []string{
+		"{}", "{nvidiaDriverRoot: /}", "{nvidiaDriverRootPropagation: null}", "{nvidiaDriverRootFolders: [/var]}", "{nvidiaDriverRoot: /run/nvidia/driver}",
+		"{mps: {enabled: true}}", "{cleanup: {enabled: true}}", "{cleanup: {enabled: true}, mps: {enabled: true}}", "{cleanup: {enabled: true}, config: {name: a}}",
+		"{rebootFile: /var/lib/reboot-required}",
+	} {
+		sets[values] = decode(t, "chart", render(t, values))
+	}
+	for _, values := range []string{"{}", "{cleanup: {enabled: true}}", "{cleanup: {enabled: true}, config: {name: a}}", "{rebootFile: /var/lib/reboot-required}"} {
+		values = strings.Replace(values, "{", "{nvidiaDriverRootPropagation: None, ", 1)
+		sets[values] = decode(t, "chart", render(t, values))
+	}
+	for from, objects := range sets {
+		private := strings.Contains(from, "None")
+		for _, object := range objects {
+			set, is := object.(*appsv1.DaemonSet)
+			if !is {
+				continue
+			}
+			pod := set.Spec.Template.Spec
+			folders := map[string]string{}
+			for _, v := range pod.Volumes {
+				if v.HostPath != nil {
+					folders[v.Name] = v.HostPath.Path
+				}
+			}
+			for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+				for _, m := range c.VolumeMounts {
+					folder := strings.TrimSuffix(folders[m.Name], "/")
+					if _, mounted := folders[m.Name]; !mounted || !strings.HasPrefix("/var/lib/kubelet/pods/", folder+"/") {
+						continue
+					}
+					if (m.MountPropagation == nil) != private {
+						t.Errorf("%s: %s, container %s: %q has the propagation %v", from, set.Name, c.Name, m.MountPath, m.MountPropagation)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestDefaultsOnEveryLayout: with the default values the pod starts on every layout whose / is a shared mount and offers the GPUs. What is
+// missing is said, with the value that helps.
 func TestDefaultsOnEveryLayout(t *testing.T) {
 	t.Parallel()
-	layouts := map[string]layout{"another root": {root: "/data/kubelet"}, "k0s": layouts["k0s"], "MicroK8s": layouts["MicroK8s"], "private": {private: true}}
+	layouts := map[string]layout{"another root": {root: "/data/kubelet"}, "k0s": layouts["k0s"], "MicroK8s": layouts["MicroK8s"]}
 	for name, l := range layouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -174,7 +242,7 @@ func (n node) status() string {
 // create makes of the volumes of a pod what the kubelet and the container runtime make of them on a node whose files are in tree. It returns
 // where the container's paths are.
 func create(tree string, l layout, pod corev1.PodSpec) (seen func(string) string, err error) {
-	sources := map[string]string{}
+	sources, onNode := map[string]string{}, map[string]string{}
 	for _, v := range pod.Volumes {
 		if v.HostPath == nil {
 			sources[v.Name] = filepath.Join(tree, "pod", v.Name)
@@ -184,7 +252,7 @@ func create(tree string, l layout, pod corev1.PodSpec) (seen func(string) string
 			continue
 		}
 		folder := filepath.Join(tree, v.HostPath.Path)
-		sources[v.Name] = folder
+		sources[v.Name], onNode[v.Name] = folder, v.HostPath.Path
 		switch info, err := os.Stat(folder); *v.HostPath.Type {
 		case corev1.HostPathDirectoryOrCreate:
 			if err := os.MkdirAll(folder, 0o750); err != nil {
@@ -201,7 +269,7 @@ func create(tree string, l layout, pod corev1.PodSpec) (seen func(string) string
 	at := map[string]string{}
 	for _, m := range pod.Containers[0].VolumeMounts {
 		if m.MountPropagation != nil && l.private {
-			return nil, errors.New(m.MountPath + " is mounted on / but it is not a shared or slave mount")
+			return nil, fmt.Errorf("path %q is mounted on %q but it is not a shared or slave mount", onNode[m.Name], "/")
 		}
 		at[m.MountPath] = sources[m.Name]
 	}

@@ -200,11 +200,10 @@ in any case. */}}
 {{- keys $roots | first | default "/" }}
 {{- end }}
 
-{{- /* What follows the mount of the driver root: its propagation, if it has one. A driver container mounts the driver while the pod runs;
-one that is installed on the node does not move. */}}
-{{- define "gpu-device-plugin.driverPropagation" -}}
-{{- $propagation := .Values.nvidiaDriverRootPropagation }}
-{{- if empty $propagation }}{{ $propagation = ternary "None" "HostToContainer" (eq "/" (include "gpu-device-plugin.driverRoot" .)) }}{{ end }}
+{{- /* The mountPropagation of a mount of the node that may have other file systems below it. Without propagation, the pod pins each of
+them that was mounted when the pod started: the node's unmount leaves the file system in use, and a volume that is detached then loses data. */}}
+{{- define "gpu-device-plugin.hostPropagation" -}}
+{{- $propagation := .Values.nvidiaDriverRootPropagation | default "HostToContainer" }}
 {{- if ne "None" $propagation }}, mountPropagation: {{ $propagation }}{{ end }}
 {{- end }}
 
