@@ -57,10 +57,10 @@ func TestCleanNode(t *testing.T) {
 				s.Errorf("dry %t: it removes %v, want %d parts; %v", dry, done, want, err)
 			}
 		}
-		if writes := s.writes(func() { clean(true, 5) }); writes > 0 {
+		if writes := s.writes(func() { clean(true, 6) }); writes > 0 {
 			s.Errorf("a dry run makes %d writes", writes)
 		}
-		clean(false, 5)
+		clean(false, 6)
 		n := s.node()
 		if want := map[string]string{"theirs": "a", "nvidia.com/gpu.deploy.dcgm": "true"}; !maps.Equal(n.Labels, want) {
 			s.Errorf("labels %v, want %v", n.Labels, want)

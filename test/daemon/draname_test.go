@@ -79,6 +79,9 @@ func TestLeadUnderAnotherName(t *testing.T) {
 	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi"), "--dra-driver-name", newName)...)
 	next.start()
 	next.logs("GPU found")
+	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil { // a daemon without state makes none
+		t.Fatal(err)
+	}
 	file := c.write("published", `{"version":1,"gpus":["GPU-787a37b7-5768-8cbb-b621-369a695c93a0"]}`)
 	if err := os.Rename(file, filepath.Join(c.Path("state"), "dra-published.json")); err != nil {
 		t.Fatal(err)

@@ -61,10 +61,6 @@ func TestBadInput(t *testing.T) {
 			[]string{"--simulate", write("noinit.yaml", machine+"faults: [{kind: fail, call: Init, return: UNKNOWN}]\n")},
 			[]string{"nvmlInit", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
 		},
-		"library of another version than the kernel module": { // and no process after it could do better
-			[]string{"--simulate", write("mismatch.yaml", machine+"faults: [{kind: fail, call: Init, return: LIB_RM_VERSION_MISMATCH}]\n")},
-			[]string{"of another version than the library", "finish the driver's upgrade", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
-		},
 		"configuration file that is not there": {
 			[]string{"--simulate", "t4", "--config-file", "/no/such.yaml"}, []string{"/no/such.yaml", "check --config-file"},
 		},
