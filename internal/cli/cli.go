@@ -157,7 +157,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	}
 	problem := fmt.Sprintf("unknown command %q", args[0])
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		problem += fmt.Sprintf(", did you mean \"%s\"?", strings.Join(near, `" or "`))
+		problem += `, did you mean "` + strings.Join(near, `" or "`) + `"?`
 	}
 	return errors.New(problem + "; " + cmd.CommandPath() + " --help lists the commands")
 }

@@ -137,7 +137,8 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 func sharesText(d dra.Device) string {
 	switch {
 	case d.SharedBy == dra.ByCount:
-		return fmt.Sprint(d.Capacity[dra.SharesCapacity])
+		shares := d.Capacity[dra.SharesCapacity]
+		return shares.String()
 	case d.SharedBy != "":
 		return string(d.SharedBy)
 	case d.SmallestShare <= 0:

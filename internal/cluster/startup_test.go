@@ -45,7 +45,7 @@ func TestStartupTaint(t *testing.T) {
 					s.shows(tt.shown)
 				}
 				var listed atomic.Int32
-				listed.Store(int32(tt.listed)) //nolint:gosec // below 9
+				listed.Store(int32(tt.listed))
 				p := s.new(config.Config{Features: config.Features{StartupTaint: tt.on}})
 				p.Listed = func() map[string]int { return map[string]int{"nvidia.com/gpu": int(listed.Load())} }
 				p.status.Readiness = status.Readiness{Ready: tt.ready}

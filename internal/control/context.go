@@ -81,7 +81,7 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 // hasGone reports whether the other end of a connection is closed. A client that only sends no more is still there.
 func hasGone(conn syscall.RawConn) (gone bool) {
 	err := conn.Control(func(fd uintptr) {
-		poll := []unix.PollFd{{Fd: int32(fd)}} //nolint:gosec // a file descriptor
+		poll := []unix.PollFd{{Fd: int32(fd)}}
 		n, err := unix.Poll(poll, 0)
 		gone = err == nil && n > 0 && poll[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
 	})

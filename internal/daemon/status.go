@@ -28,7 +28,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	offered := d.set.Offered().Value()
 	s := status.Status{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.watcher.Configs().Value().File,
-		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(), Looked: status.Moment(seen.Looked), Stale: seen.Snapshot.Stale,
+		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(), Looked: status.Moment(seen.Looked),
+		Stale: seen.Snapshot.Stale,
 		Quiet: !seen.Quiesced.IsZero(), Node: seen.Node,
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),

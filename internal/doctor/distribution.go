@@ -37,6 +37,7 @@ func (r Runtime) restart() string {
 		return "talosctl --nodes NODE reboot"
 	case Bottlerocket:
 		return "apiclient reboot"
+	default:
 	}
 	return "systemctl restart " + r.Service
 }
@@ -104,7 +105,8 @@ func (r Runtime) makeDefault(installed bool) []string {
 			remedy = append(remedy, toolkit+"; "+string(r.Distribution)+" finds it at its next start")
 		}
 		folder := "/etc/rancher/" + strings.ToLower(string(r.Distribution)) + "/config.yaml.d"
-		return append(remedy, "mkdir -p "+folder, "(set -C; echo 'default-runtime: nvidia' > "+folder+"/nvidia-default-runtime.yaml)", r.restart())
+		return append(remedy, "mkdir -p "+folder,
+			"(set -C; echo 'default-runtime: nvidia' > "+folder+"/nvidia-default-runtime.yaml)", r.restart())
 	case K0s:
 		if !installed {
 			remedy = append(remedy, toolkit)
@@ -122,6 +124,7 @@ func (r Runtime) makeDefault(installed bool) []string {
 		return r.edit("")
 	case Flatcar, COS:
 		return append([]string{toolkit}, r.edit("add the runtime nvidia and default_runtime_name = \"nvidia\"")...)
+	default:
 	}
 	return r.configure("--set-as-default")
 }

@@ -143,17 +143,21 @@ var Checks = []Check{
 		fabricManager,
 	},
 	{
-		"container-runtime", "the container runtime that the kubelet uses starts with its configuration, reads all of it, and has CDI on, with the daemon's folder, where CDI is used",
+		"container-runtime",
+		"the container runtime that the kubelet uses starts with its configuration, reads all of it, and has CDI on, " +
+			"with the daemon's folder, where CDI is used",
 		"the node's processes, the configuration of the kubelet and of the runtime, and the containerd program", containerRuntime,
 	},
 	{
 		"nvidia-runtime",
-		"NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class, with cgroups as those of runc; " +
-			"whether `runtime: none` works",
+		"NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class, " +
+			"with cgroups as those of runc; whether `runtime: none` works",
 		"as `container-runtime`", nvidiaRuntime,
 	},
 	{
-		"visible-devices", "a pod cannot get all GPUs by `NVIDIA_VISIBLE_DEVICES`, and NVIDIA's runtime accepts the device list strategy and lets containers open devices",
+		"visible-devices",
+		"a pod cannot get all GPUs by `NVIDIA_VISIBLE_DEVICES`, and NVIDIA's runtime accepts the device list strategy and " +
+			"lets containers open devices",
 		"`config.toml` of NVIDIA's runtime, in `/etc/nvidia-container-runtime` or beside its program", visibleDevices,
 	},
 	{

@@ -164,7 +164,8 @@ func driver(f *NodeFacts, r *findings) {
 		r.skip("The name of the library does not say its version: " + l.Path)
 		return
 	case module != "" && module != l.Version:
-		r.fail(fmt.Sprintf("Driver %s on disk, %s loaded: the driver was upgraded, and no new container can use a GPU until the node is restarted",
+		r.fail(fmt.Sprintf("Driver %s on disk, %s loaded: the driver was upgraded, and "+
+			"no new container can use a GPU until the node is restarted",
 			l.Version, module), []string{"/proc/driver/nvidia/version: " + module, l.Path}, "systemctl reboot")
 		return
 	}

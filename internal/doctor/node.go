@@ -249,7 +249,8 @@ func ill(s status.Status, r *findings) {
 		if len(indices) > 1 {
 			are = " are "
 		}
-		r.fail(status.GPUList(indices)+are+c.state+": "+cmp.Or(c.reason, "none"), append(evidence, "cure: "+cmp.Or(c.cure, "none")), remedies[c]...)
+		r.fail(status.GPUList(indices)+are+c.state+": "+cmp.Or(c.reason, "none"),
+			append(evidence, "cure: "+cmp.Or(c.cure, "none")), remedies[c]...)
 	}
 }
 
@@ -272,7 +273,8 @@ func daemon(f *NodeFacts, r *findings) {
 		r.fail("The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
 	}
 	if s.Quiet {
-		r.warn("NVML is released by quiesce: new pods may get no GPU, and the faults of GPUs are not found", []string{"status: quiet: true"}, "gpu-device-plugin resume")
+		r.warn("NVML is released by quiesce: new pods may get no GPU, and the faults of GPUs are not found",
+			[]string{"status: quiet: true"}, "gpu-device-plugin resume")
 	}
 	for _, c := range s.Calls {
 		call := c.Function

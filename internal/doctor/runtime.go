@@ -193,7 +193,8 @@ func judgeIgnored(one Runtime, r *findings) {
 		return
 	}
 	slices.Sort(lines)
-	r.warn(one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: they are in a section that it does not read",
+	r.warn(one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: "+
+		"they are in a section that it does not read",
 		one.evidence(slices.Compact(lines)...), one.edit("move the runtimes to the section that is read")...)
 }
 
@@ -364,7 +365,8 @@ func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 		return
 	}
 	evidence := []string{t.File, "no-cgroups = true", "mode = " + t.Mode}
-	remedy := append(one.toolkit("nvidia-container-cli.no-cgroups", false), "gpu-device-plugin --pass-device-specs   # in the DaemonSet; or this")
+	remedy := append(one.toolkit("nvidia-container-cli.no-cgroups", false),
+		"gpu-device-plugin --pass-device-specs   # in the DaemonSet; or this")
 	switch t.Mode {
 	case "legacy":
 		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is for rootless containers alone", evidence,

@@ -127,10 +127,10 @@ func (r *rig) run() {
 	ended := make(chan error, 1)
 	go func() { ended <- r.arbiter.Run(ctx) }()
 	settled := make(chan error, 1)
-	settled <- nil
 	if r.driverless { // Devices note what the kubelet has removed
-		<-settled
 		go func() { settled <- r.devices.Run(ctx) }()
+	} else {
+		settled <- nil
 	}
 	r.stop = func() {
 		cancel()

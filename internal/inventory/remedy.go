@@ -5,6 +5,6 @@ package inventory
 // once.
 const (
 	LacksDeviceNodes = "this container lacks device nodes of the GPU, such as /dev/nvidia-uvm, or may not open them"
-	GiveDeviceNodes  = "set hostDev: true in the chart's values, or have NVIDIA's container runtime add the device nodes: runtimeClassName: nvidia " +
-		"and NVIDIA_VISIBLE_DEVICES=all for the daemon's container"
+	GiveDeviceNodes  = "set hostDev: true in the chart's values, or have NVIDIA's container runtime add the device nodes: " +
+		"runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all for the daemon's container"
 )

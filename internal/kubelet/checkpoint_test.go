@@ -122,7 +122,8 @@ func TestPreparedClaims(t *testing.T) {
 		return fmt.Sprintf(`{"Data":%q,"Checksum":%d}`, data, checksum)
 	}
 	sum := func(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
-	none := data[:strings.Index(data, `[{"ClaimUID`)] + "null}"
+	before, _, _ := strings.Cut(data, `[{"ClaimUID`)
+	none := before + "null}"
 	for name, tt := range map[string]struct {
 		text string
 		want []kubelet.PreparedClaim

@@ -56,8 +56,8 @@ func (d *Directory) checkStale(log klog.Logger, socket fileKey) error {
 	if d.refuses.since.IsZero() || d.refuses.socket != socket || refused < staleAfter {
 		return nil
 	}
-	const mounted = "if kubelet runs, a filesystem was mounted over its directory on the node, and this mount shows the old directory: only a new " +
-		"container can see the new one"
+	const mounted = "if kubelet runs, a filesystem was mounted over its directory on the node, and this mount shows the old directory: " +
+		"only a new container can see the new one"
 	if d.probed.IsZero() || now.Sub(d.probed) > probedWithin {
 		if !d.refuses.logged {
 			d.refuses.logged = true

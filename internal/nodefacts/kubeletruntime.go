@@ -330,6 +330,7 @@ func containerd(r root, p process, config, socket string, runs func(...string) b
 		c.Service = serviceOf(r, "rke2-server", "rke2-agent", false)
 	case doctor.K0s:
 		c.Service = serviceOf(r, "k0scontroller", "k0sworker", false)
+	default:
 	}
 	var files []configFile
 	if p.flag("--config", "-c") != "" || r.exists(config) {

@@ -43,7 +43,7 @@ func TestScanWrongIdentity(t *testing.T) {
 		"slash in a MIG device's UUID":  {answer("2:0", "DeviceGetUUID", "MIG-1/2"), "MIG device 2:0", 8, 20},
 		"old UUID of a MIG device":      {answer("2:0", "DeviceGetUUID", "MIG-GPU-0a/1/0"), "", 8, 21},
 		"UUID of another MIG device":    {answer("2:0", "DeviceGetUUID", other[3].MIG[0].UUID), "that of another device", 8, 20},
-		"MIG device with a GPU's UUID":  {answer("2:0", "DeviceGetUUID", other[7].UUID), "that of another device", 8, 20},
+		"MIG device with a GPU's UUID":  {answer("2:0", "DeviceGetUUID", other[7].UUID), "which begin with MIG-", 8, 20},
 		"UUID of a GPU that has others": {answer("2", "DeviceGetUUID", other[1].UUID), "that of another device", 7, 21 - len(other[2].MIG)},
 	} {
 		check := func(t *testing.T, s inventory.Snapshot) {

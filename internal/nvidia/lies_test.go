@@ -140,12 +140,12 @@ func (d lyingDevice) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Ret
 	return pick(d.lies, m, ret, nil, nvml.Device(d))
 }
 
-func (d lyingDevice) GetGpuInstanceId() (int, nvml.Return) { //nolint:revive,staticcheck // go-nvml's name
+func (d lyingDevice) GetGpuInstanceId() (int, nvml.Return) { //nolint:staticcheck // go-nvml's name
 	n, ret := d.Device.GetGpuInstanceId()
 	return pick(d.lies, n, ret, numbers...)
 }
 
-func (d lyingDevice) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) { //nolint:revive,staticcheck // go-nvml's name
+func (d lyingDevice) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) { //nolint:staticcheck // go-nvml's name
 	i, ret := d.Device.GetGpuInstanceById(id)
 	return pick(d.lies, i, ret, nil)
 }

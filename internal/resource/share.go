@@ -124,7 +124,9 @@ func (p placing) refusal(c candidate, cuda string) string {
 func (p *planner) place(c candidate, at placing) {
 	d := p.device(c)
 	d.Resource, d.Sharing = at.name, at.mode
-	if mode := c.gpu.ComputeMode; at.mode == TimeSliced && (mode == inventory.ComputeExclusiveProcess || mode == inventory.ComputeExclusiveThread) {
+	mode := c.gpu.ComputeMode
+	isExclusive := mode == inventory.ComputeExclusiveProcess || mode == inventory.ComputeExclusiveThread
+	if at.mode == TimeSliced && isExclusive {
 		p.warn("device %s (%s) is shared, and its compute mode %s lets one container at a time compute: nvidia-smi -i %d -c DEFAULT",
 			c.index(), c.uuid(), mode, c.gpu.Index)
 	}

@@ -58,19 +58,20 @@ func TestCommandsThatWereGivenUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 		const over = 1 // a nanosecond after the node's start
 		if _, err := fmt.Fprintf(c, `{"call": %q, "arguments": %s, "deadline": %d}`, call, arguments, over); err != nil {
 			t.Fatal(err)
 		}
 		// Another one was interrupted.
-		if c, err = net.Dial("unix", h.socket); err != nil {
+		interrupted, err := net.Dial("unix", h.socket)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fmt.Fprintf(c, `{"call": %q, "arguments": %s}`, call, arguments); err != nil {
+		if _, err := fmt.Fprintf(interrupted, `{"call": %q, "arguments": %s}`, call, arguments); err != nil {
 			t.Fatal(err)
 		}
-		_ = c.Close()
+		_ = interrupted.Close()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
