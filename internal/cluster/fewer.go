@@ -115,7 +115,8 @@ func (t *fewerTaint) set(ctx context.Context, wanted bool) error {
 	t.asked = t.asked && (wanted || err != nil)
 	switch {
 	case err == nil:
-		klog.FromContext(ctx).Info("Changed the taint for fewer devices", "taint", kubeapi.FewerDevices.String(), "tainted", wanted)
+		klog.FromContext(ctx).Info("Changed the taint for fewer devices",
+			"taint", kubeapi.FewerDevices.String(), "tainted", wanted)
 	case !wanted && kubeapi.IsDenied(err):
 		name := t.api.Nodes().Value().Name
 		err = fmt.Errorf("the taint %s stays, as the right to remove it is missing; remove it with: kubectl taint node %s %s-: %w",

@@ -39,7 +39,8 @@ func (c *Cluster) endStartup(ctx context.Context, d daemon.View) {
 		if err := c.client.SetTaint(ctx, kubeapi.Startup, false, time.Now()); err != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("Removed the start-up taint: the GPUs of the node are allocatable", "taint", kubeapi.Startup.String())
+		klog.FromContext(ctx).Info("Removed the start-up taint: the GPUs of the node are allocatable",
+			"taint", kubeapi.Startup.String())
 		return nil
 	})
 }

@@ -105,7 +105,8 @@ func otherFile(top *yaml.Node) (line int, text string) {
 	case kind != nil && kind.Value == "ConfigMap":
 		return kind.Line, "is a Kubernetes ConfigMap; give the text of one key of its data: kubectl get configmap NAME -o jsonpath='{.data.KEY}'"
 	case kind != nil:
-		return kind.Line, fmt.Sprintf("is a Kubernetes object of the kind %.100q, and no configuration file", kind.Value)
+		return kind.Line, fmt.Sprintf("is a Kubernetes object of the kind %.100q, and no configuration file",
+			kind.Value)
 	case keys["apiVersion"] != nil:
 		return keys["apiVersion"].Line, "is a Kubernetes object, and no configuration file"
 	case layouts != nil:

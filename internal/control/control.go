@@ -152,7 +152,8 @@ func (c *caller) connect(ctx context.Context, over time.Time) error {
 			c.Conn, c.late, c.stop = conn, time.AfterFunc(time.Until(over), end), context.AfterFunc(ctx, end)
 			return nil
 		case !errors.Is(err, syscall.EAGAIN):
-			return fmt.Errorf("%w at %s: %w; start the daemon, or set its socket with --control-socket", ErrNoDaemon, c.socket, err)
+			return fmt.Errorf("%w at %s: %w; start the daemon, or set its socket with --control-socket",
+				ErrNoDaemon, c.socket, err)
 		case time.Now().After(over):
 			return c.silent()
 		}

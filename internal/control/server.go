@@ -236,7 +236,8 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	case errors.Is(err, io.EOF): // it was only to see whether we are here
 		return
 	case err != nil:
-		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s, %d connections at a time): %v", maxRequest, requestTimeout, maxCalls, err)
+		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s, %d connections at a time): %v",
+			maxRequest, requestTimeout, maxCalls, err)
 		log.Info("Cannot read control call", "reason", err.Error())
 	case s.streams[r.Call] != nil:
 		stop()

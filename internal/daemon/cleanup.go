@@ -101,7 +101,8 @@ func (l *cleaning) refuseDaemon(ctx context.Context, folder string) error {
 		}
 	}
 	if mps.IsSupervised(l.Edits.MPSRoot) {
-		return fmt.Errorf("mps-control-daemon runs on the node: it has locked %s; uninstall it before cleanup", l.Edits.MPSRoot)
+		return fmt.Errorf("mps-control-daemon runs on the node: it has locked %s; uninstall it before cleanup",
+			l.Edits.MPSRoot)
 	}
 	return nil
 }
@@ -129,7 +130,8 @@ func (l *cleaning) findUse(ctx context.Context) error {
 	answers, unanswered := directory.Answers()
 	switch {
 	case unlisted != nil && unanswered != nil:
-		return fmt.Errorf("the kubelet does not say what containers use, so nothing is removed: %w; %w", unlisted, unanswered)
+		return fmt.Errorf("the kubelet does not say what containers use, so nothing is removed: %w; %w",
+			unlisted, unanswered)
 	case unanswered != nil && held != "":
 		l.devices = "pod " + held + " has GPUs, and it is not known by which CDI specs: " + unanswered.Error()
 		l.mps = l.devices

@@ -89,7 +89,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	}
 	if given := len(options.NotOffered); given > 0 {
 		return true, "the device plugin has nothing to serve" +
-			cmp.Or(s.waiting(), fmt.Sprintf(": Dynamic Resource Allocation gives out %s, see status", status.Count(given, "GPU")))
+			cmp.Or(s.waiting(), fmt.Sprintf(": Dynamic Resource Allocation gives out %s, see status",
+				status.Count(given, "GPU")))
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)

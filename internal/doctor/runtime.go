@@ -259,7 +259,8 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	}
 	switch {
 	case h.Absent:
-		to.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start", h.Name), evidence, "ls -l "+h.Program)
+		to.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start",
+			h.Name), evidence, "ls -l "+h.Program)
 	case found && isDefault:
 		to.ok("NVIDIA's runtime is the default of "+one.title(), evidence...)
 	case found && needed && one.Name == Docker:

@@ -65,5 +65,6 @@ func (d *Directory) checkStale(log klog.Logger, socket fileKey) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: %s has refused connections for %v; %s", ErrNoDirectory, d.socket, refused.Round(time.Second), mounted)
+	return fmt.Errorf("%w: %s has refused connections for %v; %s",
+		ErrNoDirectory, d.socket, refused.Round(time.Second), mounted)
 }

@@ -148,7 +148,8 @@ func Unmatched(name string, file *File, changes []GPUChange) string {
 			}
 		}
 	}
-	text := fmt.Sprintf("the layout %s has no item for any GPU of this node (PCI device %s); ", name, strings.Join(distinct(devices), ", "))
+	text := fmt.Sprintf("the layout %s has no item for any GPU of this node (PCI device %s); ",
+		name, strings.Join(distinct(devices), ", "))
 	switch {
 	case len(fit) > 0:
 		return text + "layouts that have one: " + inventory.Few(fit)

@@ -198,7 +198,8 @@ func (g generation) join(files []configFile) (plugins table, disabled []string, 
 		disabled = append(disabled, off...)
 	}
 	if version > newest {
-		return nil, nil, 0, fmt.Sprintf("it is version %d, and this containerd reads versions up to %d", version, newest)
+		return nil, nil, 0, fmt.Sprintf("it is version %d, and this containerd reads versions up to %d",
+			version, newest)
 	}
 	if wrong := wrongName(g, plugins, disabled); version >= 2 && wrong != "" {
 		return nil, nil, 0, fmt.Sprintf("%q is no name of a plugin in version %d", wrong, version)

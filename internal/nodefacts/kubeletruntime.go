@@ -54,7 +54,8 @@ func kubeletRuntime(r root) (doctor.Runtime, error) {
 				return one, nil
 			}
 		}
-		return doctor.Runtime{}, fmt.Errorf("%s, and no container runtime is seen there%s", called.source, titles(candidates))
+		return doctor.Runtime{}, fmt.Errorf("%s, and no container runtime is seen there%s",
+			called.source, titles(candidates))
 	}
 	likely := slices.DeleteFunc(slices.Clone(candidates), func(c candidate) bool { return c.unlikely != "" })
 	switch {

@@ -195,7 +195,8 @@ func (d *Driver) replaced(found *library) error {
 	if found.version != "" && module != "" && module == d.version && module != found.version {
 		return misfit(found.version, module)
 	}
-	return fmt.Errorf("%w: its library was %s and is %s now: start this program again", inventory.ErrDriverReplaced, d.loaded, found)
+	return fmt.Errorf("%w: its library was %s and is %s now: start this program again",
+		inventory.ErrDriverReplaced, d.loaded, found)
 }
 
 // mismatch returns the error of a library that the kernel module refused because of its version.
@@ -212,7 +213,8 @@ func (d *Driver) mismatch(lib *library) error {
 func misfit(library, module string) error {
 	switch driver := (inventory.Driver{Version: module, OnDisk: library}); {
 	case library == "" || module == "" || library == module:
-		return fmt.Errorf("%w: the kernel module is of another version than the library: restart the node", inventory.ErrDriverMismatch)
+		return fmt.Errorf("%w: the kernel module is of another version than the library: restart the node",
+			inventory.ErrDriverMismatch)
 	case (inventory.Driver{Version: library}).Before(module):
 		return fmt.Errorf("%w: driver %s in this container, %s loaded: start the pod again; if that does not help, restart the node",
 			inventory.ErrOldLibrary, library, module)

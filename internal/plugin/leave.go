@@ -66,7 +66,8 @@ func (l *life) leave(ctx context.Context, incarnation uint64) bool {
 	case err == nil:
 		log.V(2).Info("Kubelet takes no notice of the end of this stream")
 	case !errors.Is(err, fs.ErrNotExist):
-		log.Info("Kubelet disconnects the other process when this one ends; that one registers again", "reason", err.Error())
+		log.Info("Kubelet disconnects the other process when this one ends; that one registers again",
+			"reason", err.Error())
 	}
 	return err == nil
 }

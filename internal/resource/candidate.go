@@ -70,7 +70,8 @@ func (p *planner) device(c candidate) Device {
 	case !health.Allocatable():
 		d.Reason = reason(sick, health)
 	case c.gpu.ComputeMode == inventory.ComputeProhibited:
-		d.Reason = fmt.Sprintf("its compute mode is %s, and no program can use it: nvidia-smi -i %d -c DEFAULT", c.gpu.ComputeMode, c.gpu.Index)
+		d.Reason = fmt.Sprintf("its compute mode is %s, and no program can use it: nvidia-smi -i %d -c DEFAULT",
+			c.gpu.ComputeMode, c.gpu.Index)
 	case missing != 0:
 		d.Reason = fmt.Sprintf("the configuration requires /dev/%s, which this node lacks", missing)
 	}

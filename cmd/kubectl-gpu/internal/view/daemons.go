@@ -244,7 +244,8 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 		alone := *n // without what a DaemonSet's pods are not kept away by
 		alone.Spec.Unschedulable, alone.Spec.Taints = false, nil
 		if text := ExcludedBy(&alone, template); text != "" {
-			reason = fmt.Sprintf("%s does not select it: %s%s", name, unselected(&alone, template), labelRemedy(template))
+			reason = fmt.Sprintf("%s does not select it: %s%s",
+				name, unselected(&alone, template), labelRemedy(template))
 			continue
 		}
 		tolerations := slices.Concat(template.Spec.Tolerations, ofDaemonSets)
@@ -254,7 +255,8 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 		if note := f.Warnings["DaemonSet "+set.Namespace+"/"+set.Name]; note != "" {
 			return fmt.Sprintf("%s cannot make its pod: %s", name, strings.TrimSuffix(note, "."))
 		}
-		return fmt.Sprintf("%s selects it and has no pod there: see kubectl describe daemonset -n %s %s", name, set.Namespace, set.Name)
+		return fmt.Sprintf("%s selects it and has no pod there: see kubectl describe daemonset -n %s %s",
+			name, set.Namespace, set.Name)
 	}
 	return reason
 }
@@ -352,7 +354,8 @@ func (f Facts) podText(p *corev1.Pod, now time.Time) string {
 		return fmt.Sprintf("%s is %s: %s", name, p.Status.Phase, strings.TrimSuffix(note, "."))
 	}
 	if p.Status.Message != "" {
-		return fmt.Sprintf("%s is %s (%s): %s", name, p.Status.Phase, p.Status.Reason, strings.TrimSuffix(p.Status.Message, "."))
+		return fmt.Sprintf("%s is %s (%s): %s",
+			name, p.Status.Phase, p.Status.Reason, strings.TrimSuffix(p.Status.Message, "."))
 	}
 	return fmt.Sprintf("%s, made%s, is %s, and its containers are being made", name,
 		cmp.Or(Ago(" ", p.CreationTimestamp.Time, now), " at a time that is not known"), p.Status.Phase)

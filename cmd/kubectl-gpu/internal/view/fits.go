@@ -19,7 +19,8 @@ func ExcludedBy(n *corev1.Node, p *corev1.Pod) string {
 		return "it is cordoned: kubectl uncordon " + n.Name
 	}
 	if t := untolerated(n, p.Spec.Tolerations); t != nil {
-		return fmt.Sprintf("the pod does not tolerate its taint %s: give the pod a toleration, or remove the taint", taintText(*t))
+		return fmt.Sprintf("the pod does not tolerate its taint %s: give the pod a toleration, or remove the taint",
+			taintText(*t))
 	}
 	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err == nil && !fits {
 		return "the pod does not select it: " + unselected(n, p)

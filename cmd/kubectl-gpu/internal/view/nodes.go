@@ -271,7 +271,8 @@ func (n *Node) addAnswer(a Answer) {
 		n.Stale = append(n.Stale, fmt.Sprintf("its label %s says %s, and its daemon %s", productLabel, n.Model, model))
 	}
 	if n.Sources[driverFact].From == fromLabel && s.Driver != "" && n.DriverVersion != s.Driver {
-		n.Stale = append(n.Stale, fmt.Sprintf("its label %s says %s, and its daemon %s", driverLabel, n.DriverVersion, s.Driver))
+		n.Stale = append(n.Stale, fmt.Sprintf("its label %s says %s, and its daemon %s",
+			driverLabel, n.DriverVersion, s.Driver))
 	}
 	n.set(modelFact, &n.Model, model, from)
 	n.set(driverFact, &n.DriverVersion, s.Driver, from)

@@ -148,7 +148,8 @@ func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*reso
 				continue
 			}
 			if of.requests++; of.lacking == "" {
-				of.lacking = fmt.Sprintf("No node has devices for %s; on node %s, %s", a.requestText(c, r.Name), n.Name, text)
+				of.lacking = fmt.Sprintf("No node has devices for %s; on node %s, %s",
+					a.requestText(c, r.Name), n.Name, text)
 			}
 		}
 	}

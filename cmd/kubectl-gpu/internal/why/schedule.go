@@ -26,7 +26,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 		if len(names) == 1 {
 			return fmt.Sprintf("It is not scheduled before its gate %s is removed%s.", names[0], gatekeeper(names[0]))
 		}
-		return fmt.Sprintf("It is not scheduled before its gates %s are removed%s.", strings.Join(names, ", "), gatekeeper(names[0]))
+		return fmt.Sprintf("It is not scheduled before its gates %s are removed%s.",
+			strings.Join(names, ", "), gatekeeper(names[0]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
 		if o.Own[name] == nil {
@@ -42,7 +43,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 			text := "There are GPUs for it, and the scheduler says" + view.Ago(", ", c.LastTransitionTime.Time, o.Now) + ": " +
 				strings.TrimSuffix(c.Message, ".") + "."
 			if o.Pod.Status.NominatedNodeName != "" {
-				text += fmt.Sprintf(" It waits for pods on node %s that are ended for it.", o.Pod.Status.NominatedNodeName)
+				text += fmt.Sprintf(" It waits for pods on node %s that are ended for it.",
+					o.Pod.Status.NominatedNodeName)
 			}
 			return text
 		}
@@ -274,7 +276,8 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 			c.capacity, ill = c.capacity-departed, c.ill-departed
 		}
 	}
-	text := fmt.Sprintf("No node has %d %s free; nearest is node %s with %d of %d", c.wanted, c.resource, v.node.Name, c.free, c.capacity)
+	text := fmt.Sprintf("No node has %d %s free; nearest is node %s with %d of %d",
+		c.wanted, c.resource, v.node.Name, c.free, c.capacity)
 	if c.ill > 0 {
 		if ill > 0 {
 			text += fmt.Sprintf(", of which %d cannot be given out", ill)
@@ -288,7 +291,8 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 	case c.ill > 0 && c.free+c.ill >= c.wanted:
 		return text + "."
 	case c.wanted > s.most[c.resource]:
-		return text + fmt.Sprintf(": no node has so many at all; ask for %d at most, or add nodes with more.", s.most[c.resource])
+		return text + fmt.Sprintf(": no node has so many at all; ask for %d at most, or add nodes with more.",
+			s.most[c.resource])
 	}
 	return text + ": wait until pods end, ask for fewer, or add nodes."
 }
@@ -374,7 +378,8 @@ func (o Objects) daemonsAre(ctx context.Context, node string) string {
 		return fmt.Sprintf("Of node %s nothing is known: %s.", node, strings.TrimSuffix(d.Problem, "."))
 	}
 	says := cmp.Or(d.Status.Summary.Text, status.Summarize(*d.Status).Text)
-	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.", node, strings.TrimSuffix(says, "."), node)
+	return fmt.Sprintf("The daemon of node %s says: %s; see kubectl gpu doctor %s.",
+		node, strings.TrimSuffix(says, "."), node)
 }
 
 // servedNames names the resources of GPUs that nodes have devices of, and those that claims give.

@@ -178,7 +178,8 @@ func (o Objects) unseen(ctx context.Context) string {
 	}
 	switch says := o.Doctor(ctx, node); {
 	case says.None != "":
-		return fmt.Sprintf(" Doctor says of node %s: %s. The remedy: kubectl gpu doctor %s.", node, strings.TrimSuffix(says.None, "."), node)
+		return fmt.Sprintf(" Doctor says of node %s: %s. The remedy: kubectl gpu doctor %s.",
+			node, strings.TrimSuffix(says.None, "."), node)
 	case says.NeedsClass != "" && o.Pod.Spec.RuntimeClassName == nil:
 		return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
 			node, strings.TrimSuffix(says.NeedsClass, "."))
