@@ -48,7 +48,8 @@ func (l *loop) remember(ctx context.Context) {
 	if m.release == nil {
 		return
 	}
-	klog.FromContext(ctx).Info("The driver was released before this process started: leaving it alone; to end this, run: gpu-device-plugin resume",
+	klog.FromContext(ctx).Info(
+		"The driver was released before this process started: leaving it alone; to end this, run: gpu-device-plugin resume",
 		"since", m.release.Since)
 	l.closed, l.looked = true, true
 	l.state.quiesce(m.release.Allocate, time.Now())
