@@ -68,15 +68,19 @@ func TestLargeRequestsAtOnce(t *testing.T) {
 		{AvailableDeviceIDs: ids, AllocationSize: 1},
 	}}
 	var calls sync.WaitGroup
-	for range 60 {
+	count := 60
+	if raceDetector {
+		count = 8 // for races alone: the figure is one of the plain program
+	}
+	for range count {
 		client := pluginapi.NewDevicePluginClient(plugins(t, folder))
 		calls.Go(func() { _, _ = client.GetPreferredAllocation(t.Context(), request) })
 	}
 	calls.Wait()
-	if most := h.most(); most > 300 {
-		t.Errorf("the daemon had %d MB", most)
-	} else {
-		t.Logf("the daemon had %d MB", most)
+	most := h.most()
+	t.Logf("the daemon had %d MB", most)
+	if most > 300 && !raceDetector {
+		t.Error("the daemon had more than 300 MB")
 	}
 	if _, status := h.do("ready"); status != 0 {
 		t.Error("the daemon is not ready any more")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -64,7 +65,25 @@ type host struct {
 	folder string
 	socket string // of the daemon's control
 	cmd    *exec.Cmd
-	log    bytes.Buffer // complete once the daemon has ended
+	log    logText
+}
+
+// A logText is what a daemon has logged. Tests read it while the daemon runs.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // newHost starts a daemon, and returns when it answers. It ends with the test.

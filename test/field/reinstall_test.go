@@ -241,6 +241,11 @@ func TestReinstall(t *testing.T) {
 			if len(c.says) == 0 {
 				return
 			}
+			defer func() {
+				if t.Failed() {
+					t.Log(r.log.String())
+				}
+			}()
 			lacks := func(text string) []string {
 				text = strings.Join(strings.Fields(strings.ReplaceAll(text, "\\", " ")), " ")
 				return slices.DeleteFunc(slices.Clone(c.says), func(part string) bool { return strings.Contains(text, part) })
@@ -252,9 +257,7 @@ func TestReinstall(t *testing.T) {
 			if free := r.kubelet.Allocatable("nvidia.com/gpu"); free != c.gpus {
 				t.Errorf("%d GPUs are allocatable, want %d", free, c.gpus)
 			}
-			if log := r.stop(); len(lacks(log)) > 0 {
-				t.Errorf("the log lacks %q:\n%s", lacks(log), log)
-			}
+			poll.Within(t, time.Minute, "the log says why", func() bool { return len(lacks(r.log.String())) == 0 })
 		})
 	}
 }
