@@ -313,11 +313,15 @@ func TestUnitsThatLeaveWait(t *testing.T) {
 				less := byMPS
 				less.ReserveMiB = 4 << 10
 				change := func() {
+					mark := n.Mark()
 					if rollOut {
 						d.stop()
 						d = n.startDaemon(t, n.clock)
 					}
 					n.apply(d, less)
+					if rollOut { // the kubelet keeps the counts of the process before
+						n.awaitLists(t, mark)
+					}
 				}
 				offers := func(count int) {
 					t.Helper()
