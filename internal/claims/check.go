@@ -176,14 +176,14 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 	}
 	uuid := published.Attributes["uuid"].Value
 	for _, g := range n.snapshot.GPUs {
-		name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Health
+		name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Fitness()
 		if g.UUID != uuid {
 			i := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
 			if i < 0 {
 				continue
 			}
 			m := g.MIGDevices[i]
-			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Health, m.Health)
+			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Fitness(), m.Health)
 			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start, Size: m.Placement.Size}
 		} else if d.Undivide = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.Undivide {
 			continue // it was divided since it was published, or adminAccess only looks

@@ -110,7 +110,7 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 	if !found || g.MIG != inventory.MIGEnabled && !p.Switched {
 		return d, fail(CauseDevice, "the GPU of the device %s (%s) is not there any more, or not in MIG mode", result.Device, published.GPU())
 	}
-	name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Health
+	name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Fitness()
 	d.GPU, d.BDF = g.UUID, g.BDF
 	d.MIG = &recordMIG{
 		Profile: p.Profile, ProfileID: p.Placement.Profile, Start: p.Placement.Start, Size: p.Placement.Size, Slices: p.Slices, Dynamic: true,

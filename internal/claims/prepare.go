@@ -304,7 +304,7 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	var devices []resource.Device
 	for _, d := range r.Devices {
 		g, _ := s.GPU(d.GPU)
-		health := g.Health
+		health := g.Fitness()
 		for _, m := range g.MIGDevices {
 			if m.UUID == d.uuid() {
 				health = inventory.Worst(health, m.Health)

@@ -129,11 +129,11 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
 	g, found := s.GPU(d.GPU)
 	if d.UUID == d.GPU {
-		return g.Health, found
+		return g.Fitness(), found
 	}
 	for _, m := range g.MIGDevices {
 		if m.UUID == d.UUID {
-			return inventory.Worst(g.Health, m.Health), true
+			return inventory.Worst(g.Fitness(), m.Health), true
 		}
 	}
 	return inventory.Health{}, false

@@ -28,7 +28,7 @@ const memorySlice = "memorySlice"
 
 // wholeGPU returns the device of a GPU that is not in MIG mode.
 func wholeGPU(g inventory.GPU, driver inventory.Driver, number int, links links) Device {
-	d := newDevice(fmt.Sprintf("gpu-%d", number), typeGPU, g.UUID, g, driver, g.Health)
+	d := newDevice(fmt.Sprintf("gpu-%d", number), typeGPU, g.UUID, g, driver, g.Fitness())
 	links.describe(g, d)
 	return d
 }
@@ -72,7 +72,7 @@ var engines = []struct {
 
 // migDevice returns the device of a MIG device.
 func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inventory.Driver) Device {
-	d := newDevice(name, typeMIG, m.UUID, g, driver, inventory.Worst(g.Health, m.Health))
+	d := newDevice(name, typeMIG, m.UUID, g, driver, inventory.Worst(g.Fitness(), m.Health))
 	d.text("parentUUID", g.UUID)
 	d.text("profile", m.Profile)
 	d.Capacity[MemoryCapacity] = Capacity(min(m.MemoryBytes, math.MaxInt64))

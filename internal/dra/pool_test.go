@@ -157,6 +157,22 @@ func TestFaultOfAGPUIsOneWrite(t *testing.T) {
 	}
 }
 
+// TestTaintsOfWhatNoProgramMayUse: a GPU that is well and that no program may use is tainted (A13).
+func TestTaintsOfWhatNoProgramMayUse(t *testing.T) {
+	t.Parallel()
+	well := inventory.Health{State: inventory.Healthy}
+	for want, gpu := range map[int]inventory.GPU{
+		0: {UUID: "GPU-a", Health: well, Unlicensed: true},
+		1: {UUID: "GPU-a", Health: well, NotReady: true},
+		2: {UUID: "GPU-a", Health: well, ComputeMode: inventory.ComputeProhibited},
+	} {
+		taints := pool(inventory.Snapshot{GPUs: []inventory.GPU{gpu}}).Slices[0].Devices[0].Taints
+		if len(taints) != min(want, 1) || want > 0 && taints[0].Key != dra.TaintUnhealthy {
+			t.Errorf("%+v has the taints %+v", gpu, taints)
+		}
+	}
+}
+
 // TestTaints names the taint of each kind of bad health.
 func TestTaints(t *testing.T) {
 	t.Parallel()

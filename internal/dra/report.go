@@ -35,9 +35,9 @@ func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []Device
 	gpus := map[string]inventory.GPU{}
 	for _, g := range s.GPUs {
 		gpus[g.UUID] = g
-		known[g.UUID] = g.Health
+		known[g.UUID] = g.Fitness()
 		for _, m := range g.MIGDevices {
-			known[m.UUID] = inventory.Worst(g.Health, m.Health)
+			known[m.UUID] = inventory.Worst(g.Fitness(), m.Health)
 		}
 	}
 	var reports []DeviceHealth
@@ -47,7 +47,7 @@ func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []Device
 			if d.Partition != nil {
 				var g inventory.GPU
 				g, found = gpus[d.GPU()]
-				health = inventory.Worst(g.Health, instanceAt(g, d.Partition.Placement).Health)
+				health = inventory.Worst(g.Fitness(), instanceAt(g, d.Partition.Placement).Health)
 			}
 			if !found {
 				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more", Cure: inventory.CureReconnect}

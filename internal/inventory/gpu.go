@@ -38,6 +38,11 @@ type GPU struct {
 	AddressingMode string
 	// ComputeMode says which processes may compute on it. It is read as seldom as a Report.
 	ComputeMode ComputeMode
+	// NotReady says that confidential computing is on and the driver refuses work until an operator sets the GPUs ready. It is read as
+	// seldom as a Report.
+	NotReady bool `json:",omitzero"`
+	// Unlicensed says that the GPU is a virtual one without a licence, which the driver slows down. It is read as seldom as a Report.
+	Unlicensed bool `json:",omitzero"`
 	// NUMANode is the memory node nearest to the GPU, or NoNUMANode.
 	NUMANode int
 	// PCIeRoot is the PCIe root complex as sysfs names it, such as "pci0000:16"; empty if not known.
@@ -68,9 +73,27 @@ func (g GPU) Equal(other GPU) bool {
 		g.MemoryBytes == other.MemoryBytes && g.ReservedBytes == other.ReservedBytes &&
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
 		g.Brand == other.Brand && g.AddressingMode == other.AddressingMode && g.PCIeRoot == other.PCIeRoot &&
-		g.Class == other.Class && g.ComputeMode == other.ComputeMode && g.Clique == other.Clique && g.VGPU == other.VGPU &&
+		g.Class == other.Class && g.ComputeMode == other.ComputeMode &&
+		g.NotReady == other.NotReady && g.Unlicensed == other.Unlicensed && g.Clique == other.Clique && g.VGPU == other.VGPU &&
 		g.Health == other.Health && g.Reset.Equal(other.Reset) &&
 		slices.Equal(g.MIGDevices, other.MIGDevices) && slices.Equal(g.Links, other.Links)
+}
+
+// Fitness returns the health of the GPU with what keeps every program from it although the GPU is well: its compute mode, or
+// confidential computing that is not ready. These end without a fault to clear.
+func (g GPU) Fitness() Health {
+	if !g.Health.Allocatable() {
+		return g.Health
+	}
+	switch {
+	case g.ComputeMode == ComputeProhibited:
+		return Health{State: Unhealthy, Reason: fmt.Sprintf("its compute mode is %s, and no program can use it: nvidia-smi -i %d -c DEFAULT",
+			g.ComputeMode, g.Index)}
+	case g.NotReady:
+		return Health{State: Unhealthy, Reason: "confidential computing is on and not ready, and no program can use the GPU: " +
+			"attest the GPUs of the node, then run nvidia-smi conf-compute -srs 1"}
+	}
+	return g.Health
 }
 
 // ComputeCapability is a CUDA compute capability, such as 9.0.

@@ -177,10 +177,10 @@ func health(gpus []inventory.GPU) string {
 	}
 	for _, g := range gpus {
 		if len(g.MIGDevices) == 0 {
-			count(g.Health)
+			count(g.Fitness())
 		}
 		for _, m := range g.MIGDevices {
-			count(inventory.Worst(g.Health, m.Health))
+			count(inventory.Worst(g.Fitness(), m.Health))
 		}
 	}
 	switch healthy {

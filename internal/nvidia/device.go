@@ -270,6 +270,11 @@ func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
 	return invoke(d.api, "nvmlDeviceGetComputeMode", d.handle.GetComputeMode)
 }
 
+// GetVirtualizationMode returns whether the GPU is a virtual one, or one of a hypervisor.
+func (d device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return) {
+	return query(d, "GetVirtualizationMode", d.handle.GetVirtualizationMode)
+}
+
 func (d device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 	return command(d, "SetComputeMode", func() nvml.Return { return d.handle.SetComputeMode(mode) })
 }

@@ -36,6 +36,7 @@ var functions = []string{
 	"nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit",
 	"nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock",
 	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceResetApplicationsClocks", "nvmlDeviceClearEccErrorCounts",
+	"nvmlSystemGetConfComputeState", "nvmlSystemGetConfComputeGpusReadyState", "nvmlDeviceGetVirtualizationMode",
 	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetMemoryLimits_v1",
 	"nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo",
 	"nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetEnforcedPowerLimit",
@@ -191,6 +192,15 @@ func (a *api) SystemGetDriverVersion() (string, nvml.Return) {
 
 func (a *api) SystemGetCudaDriverVersion() (int, nvml.Return) {
 	return invoke(a, "nvmlSystemGetCudaDriverVersion", a.lib.SystemGetCudaDriverVersion)
+}
+
+func (a *api) SystemGetConfComputeState() (nvml.ConfComputeSystemState, nvml.Return) {
+	return invoke(a, "nvmlSystemGetConfComputeState", a.lib.SystemGetConfComputeState)
+}
+
+// SystemGetConfComputeGpusReadyState returns nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE if the GPUs accept work.
+func (a *api) SystemGetConfComputeGpusReadyState() (uint32, nvml.Return) {
+	return invoke(a, "nvmlSystemGetConfComputeGpusReadyState", a.lib.SystemGetConfComputeGpusReadyState)
 }
 
 // DeviceGetCount returns how many GPUs there are. A driver that counts more than maxGPUs is wrong: then those count that have an

@@ -19,9 +19,29 @@ func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 		if mode, ret := g.device.GetComputeMode(); a.extra("nvmlDeviceGetComputeMode", ret) {
 			g.seen.ComputeMode = inventory.ComputeMode(mode)
 		}
+		readPermission(g, a)
 	}
 	r.Persistence, r.Energy = g.persistence, g.energy
 	r.Report = g.report
+}
+
+// readPermission reads whether programs may use the GPU, and at full speed. What the driver does not tell stays as it was.
+func readPermission(g *gpu, a *callResults) {
+	switch state, ret := g.device.api.SystemGetConfComputeState(); {
+	case !a.extra("nvmlSystemGetConfComputeState", ret):
+	case state.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
+		g.seen.NotReady = false
+	default:
+		accepting, ret := g.device.api.SystemGetConfComputeGpusReadyState()
+		if a.extra("nvmlSystemGetConfComputeGpusReadyState", ret) {
+			g.seen.NotReady = accepting != nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE
+		}
+	}
+	if mode, ret := g.device.GetVirtualizationMode(); a.extra("nvmlDeviceGetVirtualizationMode", ret) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU {
+		if licensed, ret := g.device.GetGridLicensed(); a.extra("nvmlDeviceGetGridLicensableFeatures", ret) {
+			g.seen.Unlicensed = !licensed
+		}
+	}
 }
 
 func readNewReport(g *gpu, a *callResults) inventory.Report {

@@ -215,7 +215,7 @@ func unfit(s inventory.Snapshot, d Device, failed bool) string {
 		return "the last look at the node failed: " + s.Stale
 	}
 	g, _ := s.GPU(d.GPU)
-	h := g.Health
+	h := g.Fitness()
 	for _, m := range g.MIGDevices {
 		if m.UUID == d.UUID {
 			h = inventory.Worst(h, m.Health)

@@ -59,7 +59,7 @@ func (p *planner) device(c candidate) Device {
 		GI: inventory.Unattributed, CI: inventory.Unattributed, NUMANode: c.gpu.NUMANode,
 		Control: p.control,
 	}
-	health, sick := c.gpu.Health, c.gpu.UUID
+	health, sick := c.gpu.Fitness(), c.gpu.UUID
 	if c.mig != nil {
 		d.GI, d.CI, d.GICap, d.CICap = c.mig.GI, c.mig.CI, c.mig.GICap, c.mig.CICap
 		if worst := inventory.Worst(health, c.mig.Health); worst != health {
@@ -69,9 +69,6 @@ func (p *planner) device(c candidate) Device {
 	switch missing := p.options.Required &^ p.control; {
 	case !health.Allocatable():
 		d.Reason = reason(sick, health)
-	case c.gpu.ComputeMode == inventory.ComputeProhibited:
-		d.Reason = fmt.Sprintf("its compute mode is %s, and no program can use it: nvidia-smi -i %d -c DEFAULT",
-			c.gpu.ComputeMode, c.gpu.Index)
 	case missing != 0:
 		d.Reason = fmt.Sprintf("the configuration requires /dev/%s, which this node lacks", missing)
 	}

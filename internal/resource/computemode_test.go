@@ -39,3 +39,18 @@ func TestComputeModes(t *testing.T) {
 		}
 	}
 }
+
+// TestConfidentialComputingAndLicences: GPUs that accept no work are not given out; a virtual GPU without a licence is, with a warning.
+func TestConfidentialComputingAndLicences(t *testing.T) {
+	t.Parallel()
+	gpu := inventory.GPU{UUID: "GPU-a", Health: inventory.Health{State: inventory.Healthy}, NotReady: true}
+	if d := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu}}, resource.Options{}).Resources[0].Devices[0]; d.Healthy ||
+		!strings.Contains(d.Reason, "confidential computing is on and not ready") || !strings.Contains(d.Reason, "nvidia-smi conf-compute -srs 1") {
+		t.Errorf("not ready: Healthy %v, %q", d.Healthy, d.Reason)
+	}
+	gpu.NotReady, gpu.Unlicensed = false, true
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu}}, resource.Options{})
+	if d := plan.Resources[0].Devices[0]; !d.Healthy || len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], "without a licence") {
+		t.Errorf("without a licence: Healthy %v, %q; warnings %q", d.Healthy, d.Reason, plan.Warnings)
+	}
+}

@@ -130,6 +130,10 @@ func (p *planner) place(c candidate, at placing) {
 		p.warn("device %s (%s) is shared, and its compute mode %s lets one container at a time compute: nvidia-smi -i %d -c DEFAULT",
 			c.index(), c.uuid(), mode, c.gpu.Index)
 	}
+	if c.gpu.Unlicensed {
+		p.warn("device %s (%s) is on a virtual GPU without a licence, and the driver slows it down 20 minutes after its start: "+
+			"configure NVIDIA's licence service on this machine; nvidia-smi -q shows the state of the licence", c.index(), c.uuid())
+	}
 	g := p.resources[at.name]
 	if g == nil {
 		g = &gathered{}

@@ -8,10 +8,11 @@ import (
 
 // changeable are the calls that can be made to return another value.
 var changeable = []string{
-	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
+	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetGridLicensableFeatures", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
 	"DeviceGetPowerManagementLimit", "DeviceGetUUID",
 	"DeviceSetComputeMode", // the mode that is in force then
-	"DeviceSetMigMode",     // how the activation went: a return code
+	"SystemGetConfComputeState", "SystemGetConfComputeGpusReadyState",
+	"DeviceSetMigMode", // how the activation went: a return code
 }
 
 // A substitute makes a call return another value.

@@ -186,6 +186,22 @@ func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
 	})
 }
 
+// SystemGetConfComputeState returns that confidential computing is off, or the feature that an answer gives.
+func (l *library) SystemGetConfComputeState() (nvml.ConfComputeSystemState, nvml.Return) {
+	return query(l, "SystemGetConfComputeState", func(s *session) (nvml.ConfComputeSystemState, nvml.Return) {
+		feature := s.node.numberLocked("SystemGetConfComputeState", nil, nvml.CC_SYSTEM_FEATURE_DISABLED)
+		return nvml.ConfComputeSystemState{CcFeature: uint32(feature)}, nvml.SUCCESS
+	})
+}
+
+// SystemGetConfComputeGpusReadyState returns whether the GPUs accept work.
+func (l *library) SystemGetConfComputeGpusReadyState() (uint32, nvml.Return) {
+	const call = "SystemGetConfComputeGpusReadyState"
+	return query(l, call, func(s *session) (uint32, nvml.Return) {
+		return uint32(s.node.numberLocked(call, nil, nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE)), nvml.SUCCESS
+	})
+}
+
 // DeviceGetCount returns the number of GPUs that the session began with.
 func (l *library) DeviceGetCount() (int, nvml.Return) {
 	return query(l, "DeviceGetCount", func(s *session) (int, nvml.Return) {

@@ -181,10 +181,22 @@ func (d device) GetDecoderUtilization() (uint32, uint32, nvml.Return) {
 	return percent, 167000, ret
 }
 
-// GetGridLicensableFeatures returns that nothing is licensed: the machine is not virtual.
+// GetVirtualizationMode returns whether the GPU is a virtual one.
+func (d device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return) {
+	return ask(d, "DeviceGetVirtualizationMode", func(g *gpu) (nvml.GpuVirtualizationMode, nvml.Return) {
+		if g.spec.VGPU != nil {
+			return nvml.GPU_VIRTUALIZATION_MODE_VGPU, nvml.SUCCESS
+		}
+		return nvml.GPU_VIRTUALIZATION_MODE_NONE, nvml.SUCCESS
+	})
+}
+
+// GetGridLicensableFeatures returns one feature. It is not licensed, unless an answer is its state.
 func (d device) GetGridLicensableFeatures() (nvml.GridLicensableFeatures, nvml.Return) {
-	return ask(d, "DeviceGetGridLicensableFeatures", func(*gpu) (nvml.GridLicensableFeatures, nvml.Return) {
-		return nvml.GridLicensableFeatures{IsGridLicenseSupported: 1, LicensableFeaturesCount: 1}, nvml.SUCCESS
+	return ask(d, "DeviceGetGridLicensableFeatures", func(g *gpu) (nvml.GridLicensableFeatures, nvml.Return) {
+		all := nvml.GridLicensableFeatures{IsGridLicenseSupported: 1, LicensableFeaturesCount: 1}
+		all.GridLicensableFeatures[0].FeatureState = uint32(d.session.node.numberLocked("DeviceGetGridLicensableFeatures", g, 0))
+		return all, nvml.SUCCESS
 	})
 }
 

@@ -56,7 +56,7 @@ type Fault struct {
 func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 	devices := []Device{}
 	for i, g := range snapshot.GPUs {
-		whole := device(fmt.Sprint(g.Index), g.UUID, g.Model, g.Health, known[i].Device)
+		whole := device(fmt.Sprint(g.Index), g.UUID, g.Model, g.Fitness(), known[i].Device)
 		whole.Signals, whole.PCI, whole.Minor = signals(known[i].Reading), g.BDF, &g.Minor
 		devices = append(devices, whole)
 		for _, m := range g.MIGDevices {
@@ -64,7 +64,7 @@ func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 			if at := slices.IndexFunc(known[i].Instances, func(i health.Instance) bool { return i.UUID == m.UUID }); at >= 0 {
 				own = known[i].Instances[at].Device
 			}
-			part := device(fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, "MIG "+m.Profile, inventory.Worst(g.Health, m.Health), own)
+			part := device(fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, "MIG "+m.Profile, inventory.Worst(g.Fitness(), m.Health), own)
 			part.GPU, part.Profile = g.UUID, m.Profile
 			devices = append(devices, part)
 		}

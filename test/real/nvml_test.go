@@ -126,7 +126,7 @@ var since = map[int][]string{
 	390: {
 		"DeviceGetCudaComputeCapability", "DeviceGetFieldValues", "DeviceGetGridLicensableFeatures", "DeviceGetNvLinkRemotePciInfo",
 		"DeviceGetNvLinkState", "DeviceGetNvLinkVersion", "DeviceGetPcieReplayCounter", "DeviceGetPcieThroughput",
-		"DeviceGetTopologyCommonAncestor", "DeviceGetTotalEnergyConsumption", "SystemGetCudaDriverVersion",
+		"DeviceGetTopologyCommonAncestor", "DeviceGetTotalEnergyConsumption", "DeviceGetVirtualizationMode", "SystemGetCudaDriverVersion",
 	},
 	450: {
 		"ComputeInstanceDestroy", "ComputeInstanceGetInfo", "DeviceGetArchitecture", "DeviceGetAttributes", "DeviceGetComputeInstanceId",
@@ -148,6 +148,7 @@ var since = map[int][]string{
 	},
 	535: {
 		"DeviceGetCurrentClocksEventReasons", "DeviceGetSramEccErrorStatus",
+		"SystemGetConfComputeGpusReadyState", "SystemGetConfComputeState",
 	},
 	550: {
 		"DeviceGetGpuFabricInfoV",
