@@ -37,7 +37,8 @@ func readPermission(g *gpu, a *callResults) {
 			g.seen.NotReady = accepting != nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE
 		}
 	}
-	if mode, ret := g.device.GetVirtualizationMode(); a.extra("nvmlDeviceGetVirtualizationMode", ret) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU {
+	mode, ret := g.device.GetVirtualizationMode()
+	if a.extra("nvmlDeviceGetVirtualizationMode", ret) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU {
 		if licensed, ret := g.device.GetGridLicensed(); a.extra("nvmlDeviceGetGridLicensableFeatures", ret) {
 			g.seen.Unlicensed = !licensed
 		}

@@ -8,7 +8,8 @@ import (
 
 // changeable are the calls that can be made to return another value.
 var changeable = []string{
-	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetGridLicensableFeatures", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
+	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetGridLicensableFeatures",
+	"DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
 	"DeviceGetPowerManagementLimit", "DeviceGetUUID",
 	"DeviceSetComputeMode", // the mode that is in force then
 	"SystemGetConfComputeState", "SystemGetConfComputeGpusReadyState",
