@@ -127,7 +127,8 @@ func TestUnmountsReachPods(t *testing.T) {
 			for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 				for _, m := range c.VolumeMounts {
 					folder := strings.TrimSuffix(folders[m.Name], "/")
-					if _, mounted := folders[m.Name]; !mounted || !strings.HasPrefix("/var/lib/kubelet/pods/", folder+"/") {
+					pods := "/var/lib/kubelet/pods/"
+					if _, mounted := folders[m.Name]; !mounted || !strings.HasPrefix(pods, folder+"/") {
 						continue
 					}
 					if (m.MountPropagation == nil) != private {
@@ -207,7 +208,7 @@ func startOn(t *testing.T, l layout, values string) node {
 		}
 	}
 	control := seen("/run/gpu-device-plugin/control.sock")
-	cmd := exec.CommandContext(t.Context(), os.Args[0], //nolint:gosec // the test itself
+	cmd := exec.CommandContext(t.Context(), os.Args[0],
 		"--kubelet-socket", seen("/var/lib/kubelet/device-plugins/kubelet.sock"),
 		"--pod-resources-socket", seen(kubeletRoot+"/pod-resources/kubelet.sock"),
 		"--state-dir", seen("/var/lib/gpu-device-plugin"), "--cdi-dir", filepath.Join(tree, "var/run/cdi"), "--control-socket", control)
@@ -230,7 +231,7 @@ func startOn(t *testing.T, l layout, values string) node {
 // status returns what gpu-device-plugin status prints.
 func (n node) status() string {
 	n.t.Helper()
-	cmd := exec.CommandContext(n.t.Context(), os.Args[0], "status", "--control-socket", n.control) //nolint:gosec // the test itself
+	cmd := exec.CommandContext(n.t.Context(), os.Args[0], "status", "--control-socket", n.control)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

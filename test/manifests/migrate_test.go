@@ -41,7 +41,7 @@ func TestMigrationStops(t *testing.T) {
 				fake := "#!/bin/sh\necho \"${0##*/} $*\" >>" + folder + "/calls\n" +
 					"case \"$*\" in *get\\ ds\\ gpu-device-plugin*) printf %s '" + tt.ours + "';; *get\\ ds*) printf %s '" + tt.theirs + "';; esac\n"
 				for _, name := range []string{"kubectl", "helm"} {
-					if err := os.WriteFile(filepath.Join(folder, name), []byte(fake), 0o700); err != nil { //nolint:gosec // a program
+					if err := os.WriteFile(filepath.Join(folder, name), []byte(fake), 0o700); err != nil {
 						t.Fatal(err)
 					}
 				}

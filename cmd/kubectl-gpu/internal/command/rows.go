@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
 )
 

@@ -14,8 +14,9 @@ func (p *plugin) newWhy() *cobra.Command {
 		Short: "Say why a pod has no GPU, or lost it, and what to do",
 		Long: "why prints in one line why a pod is Pending, was not admitted, does not start or lost its GPU, and what to do; or which\n" +
 			"GPUs its containers have, as the daemon of its node hears it from the kubelet.\n\n" +
-			"For a claim, and for a resource that a DeviceClass names, the scheduler's own allocator decides on the ResourceSlices as they are now; then each selector, taint and\n" +
-			"constraint is looked at by itself. With the name of a ReplicaSet or Job that has no pods it says why, such as a quota.",
+			"For a claim, and for a resource that a DeviceClass names, the scheduler's own allocator decides on the ResourceSlices as they are\n" +
+			"now; then each selector, taint and constraint is looked at by itself.\n" +
+			"With the name of a ReplicaSet or Job that has no pods it says why, such as a quota.",
 		Example: "  kubectl gpu why my-pod -n my-namespace",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {

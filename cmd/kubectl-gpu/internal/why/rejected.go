@@ -28,8 +28,8 @@ const again = "ake the pod again"
 // refusal is that of the daemon, whose reason is in the message.
 const refusal = "the daemon refused the GPU. Make the pod again"
 
-const stale = "the scheduler's count was older than the kubelet's: a GPU had become Unhealthy or had changed its form a moment before, or " +
-	"the node was restarted, and the kubelet admitted the pod before the daemon had registered. Make the pod again"
+const stale = "the scheduler's count was older than the kubelet's: a GPU had become Unhealthy or had changed its form " +
+	"a moment before, or the node was restarted, and the kubelet admitted the pod before the daemon had registered. Make the pod again"
 
 // endings are what the other reasons of a pod that failed mean, by the reason.
 var endings = map[string]string{
