@@ -162,7 +162,7 @@ func (p *plugin) newList() *cobra.Command {
 		Long: "list prints a line for each GPU and MIG device: its state, the containers that hold it, by a resource, a claim or a share, and\n" +
 			"utilisation and memory where the daemon serves metrics of GPUs.\n\n" +
 			"Each node's daemon is asked by pods/exec, at most 20 at once. With --ask never, what ResourceSlices, ResourceClaims and Pods\n" +
-			"have is shown. A node of which nobody tells a GPU has a row with the reason.",
+			"have is shown. A node whose GPUs are not known has a row with the reason.",
 		Args: cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
 		RunE: func(cmd *cobra.Command, names []string) error { return p.printGPUs(cmd, names) },
 	}

@@ -17,7 +17,7 @@ import (
 type GPU struct {
 	Node string `json:"node"`
 	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where
-	// the daemon was not asked. It is empty in the one row of a node whose GPUs nobody tells, which
+	// the daemon was not asked. It is empty in the one row of a node whose GPUs are not known, which
 	// has the reason.
 	Index string `json:"index"`
 	UUID  string `json:"uuid,omitempty"`

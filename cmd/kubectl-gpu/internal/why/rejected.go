@@ -22,7 +22,7 @@ var admissions = []struct{ has, means string }{
 	{"cannot be given out", refusal},
 }
 
-// again is the end of a sentence about a pod that has to be made anew.
+// again is the end of a sentence about a pod that must be created again.
 const again = "ake the pod again"
 
 // refusal is that of the daemon, whose reason is in the message.
