@@ -13,10 +13,15 @@ import (
 var (
 	daemon = flag.String("daemon", "", "the daemon's binary")
 	tools  = flag.String("tools", "", "folder with the programs prometheus and promtool")
-	update = flag.Bool("update", false, "write docs/monitoring.svg anew")
+	update = flag.Bool("update", false, "write docs/monitoring.svg and deployments/monitoring/prometheusrule.yaml anew")
 )
 
-const folder = "../../deployments/monitoring"
+// The chart's folder with the alerts and the dashboard, and their names.
+const (
+	folder        = "../../deployments/helm/gpu-device-plugin/monitoring"
+	rulesFile     = "rules.yaml"
+	dashboardFile = "dashboard.json"
+)
 
 // patience bounds every wait for something that must happen.
 const patience = time.Minute

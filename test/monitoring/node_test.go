@@ -175,7 +175,7 @@ func TestSeriesOfClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alerts, _ := rules(t)
+	alerts := rules(t)
 	var asked []string
 	for _, p := range panels(t) {
 		if p.row == "Claims" {
@@ -203,7 +203,7 @@ func TestSeriesOfClaims(t *testing.T) {
 func TestDashboardAndAlertsOnANode(t *testing.T) {
 	t.Parallel()
 	w := watch(t)
-	alerts, _ := rules(t)
+	alerts := rules(t)
 	expressions := make(map[string]string)
 	for _, a := range alerts {
 		expressions[a.Alert] = shorter.Replace(a.Expr)
@@ -328,7 +328,7 @@ func panels(t *testing.T) (all []panel) {
 			Targets     []struct{ Expr string }
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(folder, "dashboard.json"))
+	text, err := os.ReadFile(filepath.Join(folder, dashboardFile))
 	if err == nil {
 		err = json.Unmarshal(text, &dashboard)
 	}

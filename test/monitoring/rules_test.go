@@ -1,66 +1,56 @@
 package monitoring
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 )
 
-// An alert is a rule of deployments/monitoring.
+// An alert is a rule of the chart's file of rules.
 type alert struct {
 	Alert       string            `json:"alert"`
 	Expr        string            `json:"expr"`
+	For         string            `json:"for"`
+	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 }
 
-// rules returns the alerts, and writes them to a file in the form that Prometheus reads.
-func rules(t *testing.T) (alerts []alert, file string) {
+// rules returns the alerts of the chart's file of rules.
+func rules(t *testing.T) (alerts []alert) {
 	t.Helper()
-	var manifest struct {
-		Spec struct {
-			Groups []struct {
-				Name  string  `json:"name"`
-				Rules []alert `json:"rules"`
-			} `json:"groups"`
-		} `json:"spec"`
+	var file struct {
+		Groups []struct {
+			Name  string  `json:"name"`
+			Rules []alert `json:"rules"`
+		} `json:"groups"`
 	}
-	var raw struct {
-		Spec any `json:"spec"`
-	}
-	text, err := os.ReadFile(filepath.Join(folder, "prometheusrule.yaml"))
+	text, err := os.ReadFile(filepath.Join(folder, rulesFile))
 	if err == nil {
-		err = yaml.Unmarshal(text, &manifest)
-	}
-	if err == nil {
-		err = yaml.Unmarshal(text, &raw)
-	}
-	if err == nil {
-		text, err = yaml.Marshal(raw.Spec)
-	}
-	file = filepath.Join(t.TempDir(), "rules.yaml")
-	if err == nil {
-		err = os.WriteFile(file, text, 0o600)
+		err = yaml.UnmarshalStrict(text, &file)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, group := range manifest.Spec.Groups {
+	for _, group := range file.Groups {
 		alerts = append(alerts, group.Rules...)
 	}
-	return alerts, file
+	return alerts
 }
 
-// TestAlertsSayWhatToDo: each alert has a section in docs/runbook.md.
-func TestAlertsSayWhatToDo(t *testing.T) {
+// TestAlerts: each alert has a section in docs/runbook.md and names the node. None uses the label instance, which is the address of a pod
+// and tells two daemons of a node apart.
+func TestAlerts(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/runbook.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	alerts, _ := rules(t)
+	alerts := rules(t)
 	if len(alerts) < 8 {
 		t.Errorf("%d alerts, want at least 8", len(alerts))
 	}
@@ -71,20 +61,74 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 		if url := a.Annotations["runbook_url"]; !strings.HasSuffix(url, "/docs/runbook.md#"+strings.ToLower(a.Alert)) {
 			t.Errorf("the runbook of %s is %s", a.Alert, url)
 		}
+		if summary := a.Annotations["summary"]; a.Alert != "GPUNodeLabelMissing" && !strings.Contains(summary, "$labels.node") {
+			t.Errorf("the summary of %s does not name the node: %s", a.Alert, summary)
+		}
+		if strings.Contains(fmt.Sprint(a), "instance") {
+			t.Errorf("%s uses the label instance: %v", a.Alert, a)
+		}
+	}
+}
+
+// TestPrometheusRule: deployments/monitoring has the chart's rules as an object of the Prometheus operator.
+func TestPrometheusRule(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(folder, rulesFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, groups, found := strings.Cut(string(text), "\ngroups:\n")
+	if !found {
+		t.Fatalf("%s has no groups", rulesFile)
+	}
+	var object strings.Builder
+	for line := range strings.Lines(head) {
+		if !strings.Contains(line, "deployments/monitoring") && !strings.Contains(line, "-update") {
+			object.WriteString(line)
+		}
+	}
+	object.WriteString(`# Written from deployments/helm/gpu-device-plugin/monitoring/rules.yaml by go test ./test/monitoring -update.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: gpu-device-plugin
+  namespace: kube-system
+  labels:
+    release: kube-prometheus-stack # the label that your Prometheus selects
+spec:
+  groups:
+`)
+	for line := range strings.Lines(groups) {
+		object.WriteString("  " + line)
+	}
+	path := "../../deployments/monitoring/prometheusrule.yaml"
+	if *update {
+		if err := os.WriteFile(path, []byte(object.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(object.String(), string(got)); diff != "" {
+		t.Errorf("%s, go test -update writes it (-want +got):\n%s", path, diff)
 	}
 }
 
 // TestRules has promtool check the alerts, and play testdata/alerts.yaml.
 func TestRules(t *testing.T) {
 	t.Parallel()
-	_, file := rules(t)
-	promtool(t, nil, "check", "rules", file)
-	play, err := os.ReadFile("testdata/alerts.yaml")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(filepath.Dir(file), "alerts.yaml"), play, 0o600)
+	dir := t.TempDir()
+	for from, to := range map[string]string{filepath.Join(folder, rulesFile): rulesFile, "testdata/alerts.yaml": "alerts.yaml"} {
+		text, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, to), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	promtool(t, nil, "test", "rules", filepath.Join(filepath.Dir(file), "alerts.yaml"))
+	promtool(t, nil, "check", "rules", filepath.Join(dir, rulesFile))
+	promtool(t, nil, "test", "rules", filepath.Join(dir, "alerts.yaml"))
 }
