@@ -2,6 +2,7 @@ package health
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -65,6 +66,38 @@ func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 // durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy after a restart.
 func (f Fault) durable() bool {
 	return f.Source != SourceCUDA && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
+}
+
+// maxXIDs is how many XIDs a device has faults of. Each fault costs time at every event and reading, and room in the ledger; a
+// driver that reports more different ones makes the device no worse.
+const maxXIDs = 32
+
+// standIn returns the fault that an XID opens or renews on a device of a GPU: f, or where the device has faults of maxXIDs other
+// XIDs already, the newest of these that is as bad and takes as much to close. If there is none, it is f.
+func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
+	if f.Source != SourceXID {
+		return f
+	}
+	xids := 0
+	for _, o := range d.Faults {
+		if o.Source == SourceXID {
+			xids++
+		}
+		if o.Source == SourceXID && o.XID == f.XID {
+			return f
+		}
+	}
+	if xids < maxXIDs {
+		return f
+	}
+	for _, o := range slices.Backward(d.Faults) {
+		if o.Source == SourceXID && inventory.Worst(o.health(), f.health()).State == o.State && effort(o.Cure) >= effort(f.Cure) &&
+			p.wayBack(g, o, facts) >= p.wayBack(g, f, facts) {
+			o.passes = 0
+			return o
+		}
+	}
+	return f
 }
 
 func (f Fault) health() inventory.Health {

@@ -21,7 +21,7 @@ func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) 
 	next, hit := g.atTargets(e, func(d Device) Device {
 		d = d.counted(e, now)
 		if accused && !wide {
-			d = d.opened(f, now)
+			d = d.opened(p.standIn(g, d, f, facts), now)
 		}
 		return d
 	})
@@ -29,7 +29,7 @@ func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) 
 		return g, false
 	}
 	if accused && wide {
-		next.Device = next.opened(f, now)
+		next.Device = next.opened(p.standIn(g, next.Device, f, facts), now)
 	}
 	recent, duplicate := g.recent.with(e, now)
 	if duplicate {

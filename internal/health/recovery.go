@@ -10,7 +10,7 @@ import (
 // way is what it takes to close a fault.
 type way int
 
-// The ways back. All but the last two need passes: readings in a row in which the evidence is gone.
+// The ways back, each stricter than those before. All but the last two need passes: readings in a row in which the evidence is gone.
 const (
 	byReadings way = iota // passes
 	bySession             // passes in a session that was opened after the fault was seen last
