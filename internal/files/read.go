@@ -37,6 +37,9 @@ func IsAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
+// ErrTooLarge is wrapped by the error of a Read of a file that is larger than its limit.
+var ErrTooLarge = errors.New("is larger than")
+
 // Read returns the content of the file at path as Open opens it, of at most limit bytes; a larger file is an error.
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := Open(path)
@@ -44,7 +47,7 @@ func Read(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	tooLarge := &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("is larger than %d bytes", limit)}
+	tooLarge := &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("%w %d bytes", ErrTooLarge, limit)}
 	if n, _ := f.ReadAt(make([]byte, 1), limit); n > 0 { // its size says less: the kernel's own files have any
 		return nil, tooLarge
 	}

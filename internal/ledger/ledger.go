@@ -193,6 +193,9 @@ func (l ledger) read() (Book, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return b, nil
 	}
+	if errors.Is(err, files.ErrTooLarge) {
+		return b, fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err != nil {
 		return b, fmt.Errorf("read the fault ledger: %w", err)
 	}

@@ -315,7 +315,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 func TestDamagedFileIsSetAside(t *testing.T) {
 	for name, text := range map[string]string{
 		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "", "a list": "[]", "null": "null",
-		"a wrong type": `{"version": 1, "faults": [{"device": 3}]}`,
+		"a wrong type": `{"version": 1, "faults": [{"device": 3}]}`, "more than is read": strings.Repeat(" ", 5<<20),
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
