@@ -5,7 +5,7 @@ GO      ?= go
 DOCKER  ?= docker
 PROFILE ?= dgx-h100
 IMAGE   ?= ghcr.io/gpu-device-plugin/gpu-device-plugin
-VERSION := $(shell sed -n 's/^const Number = "\(.*\)"/\1/p' internal/version/version.go)
+VERSION := $(shell sed -n 's/^const Number = "\(.*\)"/\1/p' internal/base/version/version.go)
 # With the digest of the base image: make image GO_IMAGE=golang:1.26@sha256:...
 GO_IMAGE ?= golang:1.26
 
@@ -77,7 +77,7 @@ release: ## Write all that a release delivers into dist/: programs, chart, image
 .PHONY: set-version
 set-version: ## Write the version of the next release into the program, the chart and the manifests (TO=v0.2.0)
 	@case '$(TO)' in (v[0-9]*.[0-9]*.[0-9]*) ;; (*) echo 'give the version: make set-version TO=v0.2.0'; exit 1 ;; esac
-	sed -i 's/^const Number = .*/const Number = "$(TO)"/' internal/version/version.go
+	sed -i 's/^const Number = .*/const Number = "$(TO)"/' internal/base/version/version.go
 	sed -i 's/^version: .*/version: $(TO:v%=%)/; s/^appVersion: .*/appVersion: $(TO)/' deployments/helm/gpu-device-plugin/Chart.yaml
 	sed -i 's#$(IMAGE):v[^ ]*#$(IMAGE):$(TO)#' deployments/*/*.yaml
 
@@ -128,18 +128,18 @@ FUZZTIME ?= 100000x
 .PHONY: fuzz
 fuzz: ## Feed configuration files and requests with what nobody thought of (FUZZTIME=100000x inputs each)
 	$(GO) test ./internal/config -run '^$$' -fuzz '^FuzzResolve$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/nvidia -run '^$$' -fuzz '^FuzzLibrary$$' -fuzztime 2000x
+	$(GO) test ./internal/plan/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/kubelet/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/kubelet/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/gpu/nvidia -run '^$$' -fuzz '^FuzzLibrary$$' -fuzztime 2000x
 
 # The packages that are mutated, how many mutations of each, and the seed of the choice (make mutate prints it).
-MUTATE     ?= ./internal/health ./internal/resource ./internal/topology ./internal/edits
+MUTATE     ?= ./internal/gpu/health ./internal/plan/resource ./internal/gpu/topology ./internal/plan/edits
 MUTATIONS  ?= 60
 MUTATESEED ?= $(shell date +%s)
 
 .PHONY: mutate
-mutate: ## Change the code at random places and print what its tests do not notice (MUTATE='./internal/health' MUTATIONS=60 MUTATESEED=1)
+mutate: ## Change the code at random places and print what its tests do not notice (MUTATE='./internal/gpu/health' MUTATIONS=60 MUTATESEED=1)
 	$(GO) run ./hack/mutate -n $(MUTATIONS) -seed $(MUTATESEED) $(MUTATEFLAGS) $(MUTATE)
 
 .PHONY: bench
@@ -190,8 +190,8 @@ nightly: ## What takes too long for every change: the fault matrix, soak, long s
 # nodes, whose stories depend on time; of the other parts, which wait most of the time, two run at once.
 .PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node nightly-pace
 nightly-random:
-	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
-	$(GO) test -race ./internal/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
+	$(GO) test -race ./internal/gpu/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
+	$(GO) test -race ./internal/kubelet/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 nightly-lead:
 	$(GO) test ./test/daemon -count=1 -run TestOneDecides -timeout 1h -stopped 5m
 nightly-fleet:

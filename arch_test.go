@@ -31,136 +31,136 @@ const everything = "*"
 // imports is the import table: a package of the project and the packages of the project it may import. A package's
 // own folders below it belong to it. Packages below test and hack import what they need, and so do tests.
 var imports = map[string][]string{
-	"cmd/gpu-device-plugin": {"internal/cli"},
-	"cmd/gpu-node-agent":    {"internal/cli", "internal/cluster"},
-	"cmd/kubectl-gpu":       {"internal/inventory", "internal/status", "internal/terminal", "internal/version"}, // a module of its own: ADR 57
+	"cmd/gpu-device-plugin": {"internal/app/cli"},
+	"cmd/gpu-node-agent":    {"internal/app/cli", "internal/cluster"},
+	"cmd/kubectl-gpu":       {"internal/gpu/inventory", "internal/report/status", "internal/base/terminal", "internal/base/version"}, // a module of its own: ADR 57
 	"api/config/v1":         {},
 
-	"internal/inventory": {},
-	"internal/feed":      {},
-	"internal/files":     {},
-	"internal/logwriter": {},
-	"internal/supervise": {},
-	"internal/version":   {}, "internal/driverroot": {}, "internal/terminal": {},
-	"internal/lead": {"internal/feed", "internal/files"},
+	"internal/gpu/inventory":  {},
+	"internal/base/feed":      {},
+	"internal/base/files":     {},
+	"internal/base/logwriter": {},
+	"internal/base/supervise": {},
+	"internal/base/version":   {}, "internal/base/driverroot": {}, "internal/base/terminal": {},
+	"internal/base/lead": {"internal/base/feed", "internal/base/files"},
 
-	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
-	"internal/simulator": {"internal/files"},
-	"internal/kernellog": {"internal/inventory"},
-	"internal/cuda":      {"internal/driverroot", "internal/files", "internal/inventory"},
-	"internal/kubelet":   {"internal/feed", "internal/files", "internal/supervise"},
-	"internal/control":   {"internal/files", "internal/terminal"},
+	"internal/gpu/nvidia":    {"internal/gpu/inventory", "internal/base/driverroot", "internal/base/files"},
+	"internal/gpu/simulator": {"internal/base/files"},
+	"internal/gpu/kernellog": {"internal/gpu/inventory"},
+	"internal/gpu/cuda":      {"internal/base/driverroot", "internal/base/files", "internal/gpu/inventory"},
+	"internal/kubelet":       {"internal/base/feed", "internal/base/files", "internal/base/supervise"},
+	"internal/base/control":  {"internal/base/files", "internal/base/terminal"},
 
-	"internal/health":   {"internal/inventory"},
-	"internal/topology": {"internal/inventory"},
-	"internal/resource": {"internal/inventory", "internal/topology"},
-	"internal/edits":    {"internal/inventory", "internal/resource"},
-	"internal/layout":   {"internal/inventory"},
-	"internal/labels":   {"internal/inventory", "internal/resource"},
-	"internal/dra":      {"internal/inventory", "internal/topology"},
+	"internal/gpu/health":    {"internal/gpu/inventory"},
+	"internal/gpu/topology":  {"internal/gpu/inventory"},
+	"internal/plan/resource": {"internal/gpu/inventory", "internal/gpu/topology"},
+	"internal/plan/edits":    {"internal/gpu/inventory", "internal/plan/resource"},
+	"internal/plan/layout":   {"internal/gpu/inventory"},
+	"internal/plan/labels":   {"internal/gpu/inventory", "internal/plan/resource"},
+	"internal/plan/dra":      {"internal/gpu/inventory", "internal/gpu/topology"},
 
-	"internal/cdi":      {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
-	"internal/devnodes": {"internal/inventory", "internal/resource", "internal/edits", "internal/files"},
+	"internal/plan/cdi":      {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/edits", "internal/base/driverroot", "internal/base/files"},
+	"internal/plan/devnodes": {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/edits", "internal/base/files"},
 	"internal/config": {
-		"api/config/v1", "internal/dra", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
-		"internal/files", "internal/inventory", "internal/supervise",
+		"api/config/v1", "internal/plan/dra", "internal/gpu/health", "internal/plan/resource", "internal/plan/edits", "internal/plan/cdi", "internal/base/feed",
+		"internal/base/files", "internal/gpu/inventory", "internal/base/supervise",
 	},
-	"internal/ledger":  {"internal/inventory", "internal/health", "internal/files"},
-	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/ledger", "internal/files"},
-	"internal/recording": {
-		"internal/files", "internal/health", "internal/inventory", "internal/ledger", "internal/monitor", "internal/report", "internal/resource",
-		"internal/status",
+	"internal/gpu/ledger":  {"internal/gpu/inventory", "internal/gpu/health", "internal/base/files"},
+	"internal/gpu/monitor": {"internal/gpu/inventory", "internal/gpu/health", "internal/base/feed", "internal/gpu/ledger", "internal/base/files"},
+	"internal/report/recording": {
+		"internal/base/files", "internal/gpu/health", "internal/gpu/inventory", "internal/gpu/ledger", "internal/gpu/monitor", "internal/report/report", "internal/plan/resource",
+		"internal/report/status",
 	},
-	"internal/plugin": {
-		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
+	"internal/kubelet/plugin": {
+		"internal/plan/resource", "internal/plan/edits", "internal/base/feed", "internal/base/files", "internal/base/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/mps":         {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
-	"internal/featurefile": {"internal/feed", "internal/files"},
-	"internal/status":      {"internal/inventory", "internal/health", "internal/resource"},
-	"internal/telemetry": {
-		"internal/inventory", "internal/status", "internal/feed", "internal/files", "internal/supervise",
+	"internal/mps":                {"internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/files", "internal/base/supervise"},
+	"internal/report/featurefile": {"internal/base/feed", "internal/base/files"},
+	"internal/report/status":      {"internal/gpu/inventory", "internal/gpu/health", "internal/plan/resource"},
+	"internal/report/telemetry": {
+		"internal/gpu/inventory", "internal/report/status", "internal/base/feed", "internal/base/files", "internal/base/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/doctor":    {"internal/inventory", "internal/status"},
-	"internal/report":    {"internal/inventory", "internal/status"},
-	"internal/receipt":   {"internal/edits", "internal/kubelet", "internal/resource", "internal/status"}, // kubelet's values alone
-	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
-	"internal/draplugin": {
-		"internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/supervise",
+	"internal/report/doctor":    {"internal/gpu/inventory", "internal/report/status"},
+	"internal/report/report":    {"internal/gpu/inventory", "internal/report/status"},
+	"internal/report/receipt":   {"internal/plan/edits", "internal/kubelet", "internal/plan/resource", "internal/report/status"}, // kubelet's values alone
+	"internal/report/nodefacts": {"internal/report/doctor", "internal/base/driverroot", "internal/kubelet"},
+	"internal/dra/draplugin": {
+		"internal/plan/dra", "internal/base/feed", "internal/base/files", "internal/gpu/inventory", "internal/base/supervise",
 		"internal/kubelet", // for the token of the process in the names of sockets
 	},
-	"internal/kubeapi": {"internal/feed", "internal/supervise"},
+	"internal/cluster/kubeapi": {"internal/base/feed", "internal/base/supervise"},
 	"internal/cluster": {
-		"internal/draplugin", "internal/handover",
-		"internal/daemon", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
-		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
-		"internal/lead", "internal/status", "internal/supervise", "internal/version",
+		"internal/dra/draplugin", "internal/dra/handover",
+		"internal/app/daemon", "internal/config", "internal/plan/dra", "internal/report/featurefile", "internal/base/feed", "internal/base/files", "internal/gpu/inventory",
+		"internal/cluster/kubeapi", "internal/plan/labels", "internal/mig", "internal/mig/migwish", "internal/report/report", "internal/plan/resource",
+		"internal/base/lead", "internal/report/status", "internal/base/supervise", "internal/base/version",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/mig": {
-		"internal/inventory", "internal/layout", "internal/resource", "internal/feed", "internal/files", "internal/supervise",
+		"internal/gpu/inventory", "internal/plan/layout", "internal/plan/resource", "internal/base/feed", "internal/base/files", "internal/base/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/migwish": {"internal/config", "internal/feed", "internal/files", "internal/layout", "internal/mig"},
-	"internal/claims": {
-		"internal/cdi", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/files",
-		"internal/layout", "internal/mig", // MIG devices are made for claims by the steps by which layouts are made
+	"internal/mig/migwish": {"internal/config", "internal/base/feed", "internal/base/files", "internal/plan/layout", "internal/mig"},
+	"internal/dra/claims": {
+		"internal/plan/cdi", "internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/files",
+		"internal/plan/layout", "internal/mig", // MIG devices are made for claims by the steps by which layouts are made
 		"internal/kubelet", // for the values of its accounts
 		"internal/mps",     // for the values that a control daemon is asked for with
 	},
-	"internal/reset": {"internal/feed", "internal/files", "internal/inventory"}, "internal/reboot": {"internal/files"},
-	"internal/proof": {"internal/config", "internal/cuda", "internal/feed", "internal/files", "internal/inventory"},
-	"internal/offer": {
-		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",
+	"internal/maintenance/reset": {"internal/base/feed", "internal/base/files", "internal/gpu/inventory"}, "internal/maintenance/reboot": {"internal/base/files"},
+	"internal/maintenance/proof": {"internal/config", "internal/gpu/cuda", "internal/base/feed", "internal/base/files", "internal/gpu/inventory"},
+	"internal/kubelet/offer": {
+		"internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/kubelet/plugin", "internal/base/feed", "internal/base/supervise",
 	},
-	"internal/handover": {
-		"internal/claims", "internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/resource",
-		"internal/supervise", "internal/kubelet", // the latter for the values of its accounts
+	"internal/dra/handover": {
+		"internal/dra/claims", "internal/config", "internal/plan/dra", "internal/base/feed", "internal/base/files", "internal/gpu/inventory", "internal/plan/resource",
+		"internal/base/supervise", "internal/kubelet", // the latter for the values of its accounts
 	},
-	"internal/daemon": {everything},
-	"internal/cli":    {everything},
+	"internal/app/daemon": {everything},
+	"internal/app/cli":    {everything},
 }
 
 // lean is the program that does not talk to the API server, and what it may not link.
 const lean = "cmd/gpu-device-plugin"
 
-var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/kubeapi", module + "internal/cluster",
-	module + "internal/draplugin"}
+var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/cluster/kubeapi", module + "internal/cluster",
+	module + "internal/dra/draplugin"}
 
 // notForEverything are packages that the word everything does not stand for.
-var notForEverything = []string{"internal/kubeapi", "internal/cluster", "internal/draplugin"}
+var notForEverything = []string{"internal/cluster/kubeapi", "internal/cluster", "internal/dra/draplugin"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {
 	path  string
 	homes []string
 }{
-	{"github.com/NVIDIA/go-nvml", []string{"internal/nvidia", "internal/simulator"}},
-	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config", "internal/control"}},
-	{"github.com/spf13/cobra", []string{"internal/cli", "internal/cluster", "cmd/kubectl-gpu"}},
-	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config", "internal/cluster"}},
-	{"github.com/prometheus", []string{"internal/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
-	{"net/http", []string{"internal/telemetry", "internal/kubeapi"}},
-	{"log/slog", []string{"internal/logwriter"}}, // its JSON; messages go through klog
-	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet", "internal/draplugin"}},
-	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
+	{"github.com/NVIDIA/go-nvml", []string{"internal/gpu/nvidia", "internal/gpu/simulator"}},
+	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config", "internal/base/control"}},
+	{"github.com/spf13/cobra", []string{"internal/app/cli", "internal/cluster", "cmd/kubectl-gpu"}},
+	{"github.com/spf13/pflag", []string{"internal/app/cli", "internal/config", "internal/cluster"}},
+	{"github.com/prometheus", []string{"internal/report/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
+	{"net/http", []string{"internal/report/telemetry", "internal/cluster/kubeapi"}},
+	{"log/slog", []string{"internal/base/logwriter"}}, // its JSON; messages go through klog
+	{"google.golang.org/grpc", []string{"internal/kubelet/plugin", "internal/kubelet", "internal/dra/draplugin"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/kubelet/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
-	{"k8s.io/kubelet/pkg/apis/dra", []string{"internal/draplugin"}},
-	{"k8s.io/kubelet/pkg/apis/dra-health", []string{"internal/draplugin"}},
-	{"k8s.io/kubelet/pkg/apis/pluginregistration", []string{"internal/draplugin"}},
-	{"tags.cncf.io/container-device-interface", []string{"internal/cdi"}},
+	{"k8s.io/kubelet/pkg/apis/dra", []string{"internal/dra/draplugin"}},
+	{"k8s.io/kubelet/pkg/apis/dra-health", []string{"internal/dra/draplugin"}},
+	{"k8s.io/kubelet/pkg/apis/pluginregistration", []string{"internal/dra/draplugin"}},
+	{"tags.cncf.io/container-device-interface", []string{"internal/plan/cdi"}},
 	{"github.com/NVIDIA/nvidia-container-toolkit", []string{}}, // ADR 11
 	{"sigs.k8s.io/yaml", []string{
-		"internal/config", "internal/simulator", "api/config/v1", "internal/cli", // cli prints it
-		"internal/nodefacts", "internal/layout", // read CDI specs, those of others too, and mig-parted's file
+		"internal/config", "internal/gpu/simulator", "api/config/v1", "internal/app/cli", // cli prints it
+		"internal/report/nodefacts", "internal/plan/layout", // read CDI specs, those of others too, and mig-parted's file
 		"cmd/kubectl-gpu", // prints it
 	}},
-	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1", "cmd/kubectl-gpu"}},
+	{"go.yaml.in/yaml", []string{"internal/config", "internal/gpu/simulator", "api/config/v1", "cmd/kubectl-gpu"}},
 	{"gopkg.in/yaml.v3", []string{}},
-	{"github.com/pelletier/go-toml", []string{"internal/nodefacts"}},
-	{"k8s.io/client-go", []string{"internal/kubeapi", "cmd/kubectl-gpu"}}, // law 16
-	{"k8s.io/dynamic-resource-allocation", []string{"cmd/kubectl-gpu"}},   // ADR 44
+	{"github.com/pelletier/go-toml", []string{"internal/report/nodefacts"}},
+	{"k8s.io/client-go", []string{"internal/cluster/kubeapi", "cmd/kubectl-gpu"}}, // law 16
+	{"k8s.io/dynamic-resource-allocation", []string{"cmd/kubectl-gpu"}},           // ADR 44
 }
 
 // callHomes names, for a function of an imported package, the only packages that may mention it.
@@ -169,14 +169,14 @@ var callHomes = []struct {
 	homes      []string
 }{
 	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent", "cmd/kubectl-gpu"}},
-	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/plugin"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/kubelet/plugin"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", []string{"internal/kubelet"}},
 }
 
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
-	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status", "internal/receipt", "internal/doctor", "internal/report", "internal/layout", "internal/labels", "internal/dra",
+	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/edits",
+	"internal/report/status", "internal/report/receipt", "internal/report/doctor", "internal/report/report", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.
@@ -209,44 +209,44 @@ func TestJudgeFindsProblems(t *testing.T) {
 	tests := []struct {
 		name, path, source, want string
 	}{
-		{"forbidden import", "internal/resource/a.go", file("resource", `import _ "`+module+`internal/config"`),
-			"internal/resource/a.go: internal/resource may not import internal/config"},
-		{"import of test code", "internal/cli/a.go", file("cli", `import _ "`+module+`test/kubelet"`),
-			"internal/cli/a.go: internal/cli may not import test/kubelet"},
+		{"forbidden import", "internal/plan/resource/a.go", file("resource", `import _ "`+module+`internal/config"`),
+			"internal/plan/resource/a.go: internal/plan/resource may not import internal/config"},
+		{"import of test code", "internal/app/cli/a.go", file("cli", `import _ "`+module+`test/kubelet"`),
+			"internal/app/cli/a.go: internal/app/cli may not import test/kubelet"},
 		{"package that the table lacks", "internal/gadget/a.go", file("gadget", ""),
 			"internal/gadget/a.go: internal/gadget is not in the import table"},
-		{"the API server in the lean program", "internal/cli/a.go", file("cli", `import _ "`+module+`internal/cluster"`),
-			"internal/cli/a.go: internal/cli may not import internal/cluster"},
-		{"go-nvml outside its home", "internal/monitor/a.go",
+		{"the API server in the lean program", "internal/app/cli/a.go", file("cli", `import _ "`+module+`internal/cluster"`),
+			"internal/app/cli/a.go: internal/app/cli may not import internal/cluster"},
+		{"go-nvml outside its home", "internal/gpu/monitor/a.go",
 			file("monitor", `import _ "github.com/NVIDIA/go-nvml/pkg/nvml"`),
-			"internal/monitor/a.go: internal/monitor may not import github.com/NVIDIA/go-nvml/pkg/nvml"},
-		{"exit outside main", "internal/daemon/a.go", file("daemon", `import "os"; func f() { os.Exit(1) }`),
-			"internal/daemon/a.go: internal/daemon may not use os.Exit"},
-		{"exit under another name", "internal/daemon/a.go", file("daemon", `import x "os"; func f() { x.Exit(1) }`),
-			"internal/daemon/a.go: internal/daemon may not use os.Exit"},
-		{"second home of a client", "internal/plugin/a.go", file("plugin",
+			"internal/gpu/monitor/a.go: internal/gpu/monitor may not import github.com/NVIDIA/go-nvml/pkg/nvml"},
+		{"exit outside main", "internal/app/daemon/a.go", file("daemon", `import "os"; func f() { os.Exit(1) }`),
+			"internal/app/daemon/a.go: internal/app/daemon may not use os.Exit"},
+		{"exit under another name", "internal/app/daemon/a.go", file("daemon", `import x "os"; func f() { x.Exit(1) }`),
+			"internal/app/daemon/a.go: internal/app/daemon may not use os.Exit"},
+		{"second home of a client", "internal/kubelet/plugin/a.go", file("plugin",
 			`import api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"; var f = api.NewRegistrationClient`),
-			"internal/plugin/a.go: internal/plugin may not use k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.NewReg"},
-		{"policy that reads the clock", "internal/health/a.go", file("health", `import "time"; var f = time.Now`),
-			"internal/health/a.go: internal/health may not use time.Now"},
-		{"policy that does input", "internal/edits/a.go", file("edits", `import _ "os"`),
-			"internal/edits/a.go: internal/edits may not import os"},
-		{"policy that starts a goroutine", "internal/topology/a.go", file("topology", `func f() { go f() }`),
-			"internal/topology/a.go: internal/topology may not start a goroutine"},
-		{"fixed sleep in a test", "internal/plugin/a_test.go", file("plugin", `import "time"; func f() { time.Sleep(1) }`),
-			"internal/plugin/a_test.go: sleeps for a fixed time"},
-		{"sleeping loop in the daemon", "internal/plugin/a.go", file("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
-			"internal/plugin/a.go: sleeps for a fixed time"},
-		{"message that varies", "internal/daemon/a.go", file("daemon", `func f(l logger, m string) { l.Info(m) }`),
-			"internal/daemon/a.go: logs a message that is not constant"},
-		{"level between the levels", "internal/daemon/a.go", file("daemon", `func f(l logger) { l.V(3).Info("Here") }`),
-			"internal/daemon/a.go: logs at a level that is none of 2, 4 and 6"},
-		{"no package doc", "internal/feed/a.go", "package feed\n",
-			"internal/feed: no package doc"},
+			"internal/kubelet/plugin/a.go: internal/kubelet/plugin may not use k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.NewReg"},
+		{"policy that reads the clock", "internal/gpu/health/a.go", file("health", `import "time"; var f = time.Now`),
+			"internal/gpu/health/a.go: internal/gpu/health may not use time.Now"},
+		{"policy that does input", "internal/plan/edits/a.go", file("edits", `import _ "os"`),
+			"internal/plan/edits/a.go: internal/plan/edits may not import os"},
+		{"policy that starts a goroutine", "internal/gpu/topology/a.go", file("topology", `func f() { go f() }`),
+			"internal/gpu/topology/a.go: internal/gpu/topology may not start a goroutine"},
+		{"fixed sleep in a test", "internal/kubelet/plugin/a_test.go", file("plugin", `import "time"; func f() { time.Sleep(1) }`),
+			"internal/kubelet/plugin/a_test.go: sleeps for a fixed time"},
+		{"sleeping loop in the daemon", "internal/kubelet/plugin/a.go", file("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
+			"internal/kubelet/plugin/a.go: sleeps for a fixed time"},
+		{"message that varies", "internal/app/daemon/a.go", file("daemon", `func f(l logger, m string) { l.Info(m) }`),
+			"internal/app/daemon/a.go: logs a message that is not constant"},
+		{"level between the levels", "internal/app/daemon/a.go", file("daemon", `func f(l logger) { l.V(3).Info("Here") }`),
+			"internal/app/daemon/a.go: logs at a level that is none of 2, 4 and 6"},
+		{"no package doc", "internal/base/feed/a.go", "package feed\n",
+			"internal/base/feed: no package doc"},
 		{"long file", "test/kubelet/a.go", file("kubelet", strings.Repeat("\n", maxLines)),
 			"test/kubelet/a.go: 502 lines"},
-		{"vague folder", "internal/cli/util/a.go", file("util", ""),
-			"internal/cli/util: a folder name that says nothing"},
+		{"vague folder", "internal/app/cli/util/a.go", file("util", ""),
+			"internal/app/cli/util: a folder name that says nothing"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -268,16 +268,16 @@ func TestJudgeAllowsWhatTheTableAllows(t *testing.T) {
 		return &fstest.MapFile{Data: []byte("// Package " + pkg + " is here.\npackage " + pkg + "\n" + rest)}
 	}
 	tree := fstest.MapFS{
-		"internal/cli/a.go": source("cli",
-			`import _ "`+module+`internal/daemon"; import _ "github.com/spf13/cobra"; func f(l logger, err error) {
+		"internal/app/cli/a.go": source("cli",
+			`import _ "`+module+`internal/app/daemon"; import _ "github.com/spf13/cobra"; func f(l logger, err error) {
 				l.V(2).Info("Here", "n", 1); l.Error(err, "There"); entry.Info() }`),
-		"internal/cli/a_test.go": source("cli", `import _ "net/http"`),
-		"internal/feed/a_test.go": source("feed",
+		"internal/app/cli/a_test.go": source("cli", `import _ "net/http"`),
+		"internal/base/feed/a_test.go": source("feed",
 			`import ("time"; "testing/synctest"); var f = synctest.Test; func g() { time.Sleep(1) }`),
-		"internal/plugin/a_test.go":          source("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
-		"internal/nvidia/a.go":               source("nvidia", `import _ "`+module+`internal/nvidia/internal/stub"`),
-		"internal/nvidia/internal/stub/a.go": source("stub", ""),
-		"internal/nvidia/testdata/util/a.go": {Data: []byte("no Go at all")},
+		"internal/kubelet/plugin/a_test.go":      source("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
+		"internal/gpu/nvidia/a.go":               source("nvidia", `import _ "`+module+`internal/gpu/nvidia/internal/stub"`),
+		"internal/gpu/nvidia/internal/stub/a.go": source("stub", ""),
+		"internal/gpu/nvidia/testdata/util/a.go": {Data: []byte("no Go at all")},
 	}
 	problems, err := judge(tree)
 	if err != nil {
@@ -407,7 +407,7 @@ func judgeImport(pkg, target string, allowed []string) string {
 		if ours == pkg || slices.Contains(allowed, ours) || inTable && slices.Contains(allowed, everything) && !slices.Contains(notForEverything, ours) {
 			return ""
 		}
-		return fmt.Sprintf("%s may not import %s: declare an interface in %[1]s and pass the value in from internal/cli, "+
+		return fmt.Sprintf("%s may not import %s: declare an interface in %[1]s and pass the value in from internal/app/cli, "+
 			"or move the value to a package that both may import", pkg, ours)
 	}
 	if slices.Contains(pure, pkg) && slices.Contains(impureImports, target) {
@@ -461,11 +461,11 @@ func judgeLog(names map[string]string, call *ast.CallExpr) []string {
 	return nil
 }
 
-// owner returns the package of the import table that a folder belongs to: internal/nvidia for internal/nvidia/x.
+// owner returns the package of the import table that a folder belongs to: internal/gpu/nvidia for internal/gpu/nvidia/x.
 func owner(dir string) string {
-	for pkg := range imports {
-		if isBelow(dir, pkg) {
-			return pkg
+	for at := dir; at != "."; at = path.Dir(at) {
+		if _, ok := imports[at]; ok {
+			return at
 		}
 	}
 	return dir

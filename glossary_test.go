@@ -56,12 +56,12 @@ func TestGlossaryFindsProblems(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			problems, err := judgeNames(fstest.MapFS{
-				glossaryFile:             {Data: []byte(glossary)},
-				"internal/a/a.go":        {Data: []byte("package a\n" + tt.a)},
-				"internal/b/b.go":        {Data: []byte("package b\n" + tt.b)},
-				"internal/b/b_test.go":   {Data: []byte("package b\ntype GPU int")},
-				"internal/b/testdata/x":  {Data: []byte("no Go")},
-				"internal/cli/output.go": {Data: []byte("package cli\ntype GPU int")},
+				glossaryFile:                 {Data: []byte(glossary)},
+				"internal/a/a.go":            {Data: []byte("package a\n" + tt.a)},
+				"internal/b/b.go":            {Data: []byte("package b\n" + tt.b)},
+				"internal/b/b_test.go":       {Data: []byte("package b\ntype GPU int")},
+				"internal/b/testdata/x":      {Data: []byte("no Go")},
+				"internal/app/cli/output.go": {Data: []byte("package cli\ntype GPU int")},
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/cli"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 )
 

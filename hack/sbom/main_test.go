@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 )
 
 // The paths of the programs, from TestMain on.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
 // A claimReader reads claims for the driver, and keeps which claim it read last for each device. Those that only look at a device do not

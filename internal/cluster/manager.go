@@ -19,10 +19,10 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
 // A manager keeps a link to the configuration file that a label of the node chooses, for a daemon in another process, as NVIDIA's

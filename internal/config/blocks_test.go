@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 func TestBlocksBecomeResourceOptions(t *testing.T) {

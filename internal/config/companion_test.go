@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
 )
 
 // TestCompanionsOfTheFile: the keys of the file are truth values, as in NVIDIA's, or auto.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
 // TestDriversThatAreAccepted: those from one version on, and those before another one. A driver that has not answered is not refused.

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 )
 
 // health puts what file and environment say of faults into the Config. An environment variable wins over the file.

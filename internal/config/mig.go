@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 // MIG says how the GPUs of the node are to be divided in multi-instance mode, and what may be done for that.

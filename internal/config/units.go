@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 // The defaults of the block units.

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 

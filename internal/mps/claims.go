@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
 )
 
 // The control daemons of claims are asked for by files in the folder claims of the root, by IDs:

@@ -3,8 +3,8 @@ package mps
 import (
 	"slices"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 // A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, one in units of its memory, or those of a claim.

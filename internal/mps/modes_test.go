@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
 // computeModes are the modes of GPUs. No GPU may be in exclusive mode without a mark.

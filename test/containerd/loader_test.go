@@ -1,6 +1,6 @@
 //go:build containerd
 
-// Package containerd_test holds the table by which internal/nodefacts reads configurations of containerd to containerd's own loader. Each
+// Package containerd_test holds the table by which internal/report/nodefacts reads configurations of containerd to containerd's own loader. Each
 // version is a module of its own, as two of them cannot be in one program: v17, v22 and v24. `make containerd` runs the test.
 package containerd_test
 
@@ -73,7 +73,7 @@ func of(l loaded) madeOf {
 // TestTableIsContainerds: each version of containerd makes of the files what the table says.
 func TestTableIsContainerds(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../internal/nodefacts/testdata/containerd.yaml")
+	text, err := os.ReadFile("../../internal/report/nodefacts/testdata/containerd.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
 // partitions returns how many MIG devices are in slices that are made for claims.

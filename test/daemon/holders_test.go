@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	now "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	now "github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 

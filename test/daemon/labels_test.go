@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
@@ -30,7 +30,7 @@ func labeled(server *apiserver.Server) map[string]string {
 // expected returns the labels that a set of package labels has for a simulated node, without the timestamp.
 func expected(t *testing.T, set string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../internal/labels/testdata/sets/" + set + ".txt")
+	text, err := os.ReadFile("../../internal/plan/labels/testdata/sets/" + set + ".txt")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
 // A disk is a small file system that only the processes of its mount namespace have. It ends with the test.

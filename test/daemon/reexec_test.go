@@ -73,7 +73,7 @@ func (d driver) installLibrary(version string, gpus int) {
 	name := "libnvidia-ml.so." + version
 	output, err := exec.CommandContext(d.t.Context(), "gcc", "-shared", "-fPIC", "-o", filepath.Join(folder, name),
 		fmt.Sprintf("-DVERSION=%q", version), fmt.Sprintf("-DGPUS=%d", gpus), fmt.Sprintf("-DMODULE=%q", d.module()), fmt.Sprintf("-DHANGS=%q", d.hangs()),
-		"../../internal/nvidia/testdata/r450.c").CombinedOutput()
+		"../../internal/gpu/nvidia/testdata/r450.c").CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("compile a library: %v\n%s", err, output)
 	}

@@ -3,7 +3,7 @@ package faults
 import (
 	"k8s.io/utils/ptr"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
 // divided is a machine with MIG devices, each profile of which is a resource.

@@ -1,7 +1,7 @@
 package faults
 
 import (
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
 // operatorFaults are those in which an operator has a say, and those that outlive the daemon.

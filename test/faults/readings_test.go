@@ -3,7 +3,7 @@ package faults
 import (
 	"fmt"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
 // on is a fault of a kind on GPU 3.

@@ -1,7 +1,7 @@
 package faults
 
 import (
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
 // xid is the fault that the driver reports an XID on GPU 3.

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -105,7 +105,7 @@ func TestCommandsThatWereGivenUp(t *testing.T) {
 func TestCommandsAtASilentDaemon(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("each command waits for 30 s: make test-all runs it; TestSilence of internal/control has the shorter limits")
+		t.Skip("each command waits for 30 s: make test-all runs it; TestSilence of internal/base/control has the shorter limits")
 	}
 	h := newHost(t)
 	h.freeze()

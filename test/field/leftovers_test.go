@@ -10,7 +10,7 @@ import (
 )
 
 // TestLeftovers: the temporary files of a daemon that was killed while it wrote are gone after the next start (E3). Half-made device nodes
-// need the right to make them: TestNodesOfAProcessThatWasKilled of internal/devnodes has them.
+// need the right to make them: TestNodesOfAProcessThatWasKilled of internal/plan/devnodes has them.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "--device-list-strategy=cdi-cri")

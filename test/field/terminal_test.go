@@ -11,11 +11,11 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -92,7 +92,7 @@ func TestTextsOfOthers(t *testing.T) {
 	harmless(t, "mig plan", text)
 	text, _ = run(t, "mig", "plan", "--simulate=dgx-h100", "--config", layouts, "--layout", "none")
 	harmless(t, "mig plan of another layout", text)
-	recorded, err := os.ReadFile("../../internal/recording/testdata/dgx-h100-xid-79.jsonl")
+	recorded, err := os.ReadFile("../../internal/report/recording/testdata/dgx-h100-xid-79.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}

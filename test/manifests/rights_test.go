@@ -303,7 +303,7 @@ func TestLabelKeys(t *testing.T) {
 		t.Fatal("the policy has no expression for keys")
 	}
 	keys := regexp.MustCompile(quoted[1])
-	sets, err := filepath.Glob("../../internal/labels/testdata/sets/*.txt")
+	sets, err := filepath.Glob("../../internal/plan/labels/testdata/sets/*.txt")
 	if err != nil || len(sets) < 40 {
 		t.Fatalf("%d label sets, error %v", len(sets), err)
 	}

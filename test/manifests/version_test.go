@@ -10,9 +10,9 @@ import (
 // number returns the version of the program, such as v1.2.3.
 func number(t *testing.T) string {
 	t.Helper()
-	found := regexp.MustCompile(`\nconst Number = "(v\d+\.\d+\.\d+)"\n`).FindSubmatch(read(t, "../../internal/version/version.go"))
+	found := regexp.MustCompile(`\nconst Number = "(v\d+\.\d+\.\d+)"\n`).FindSubmatch(read(t, "../../internal/base/version/version.go"))
 	if found == nil {
-		t.Fatal("internal/version has no Number such as v1.2.3")
+		t.Fatal("internal/base/version has no Number such as v1.2.3")
 	}
 	return string(found[1])
 }

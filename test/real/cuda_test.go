@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 )
 
 // ptxasFlag names the folder that the script ptxas has filled.

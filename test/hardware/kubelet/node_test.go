@@ -19,7 +19,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/hack/image"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
 )
 

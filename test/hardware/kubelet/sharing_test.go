@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/hardware"
 )
 

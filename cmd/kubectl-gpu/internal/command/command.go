@@ -15,8 +15,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 )
 
 // Run runs a command, and returns the exit status of the process: that of the daemon's command where one was run, otherwise 0 or 1.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
 func (p *plugin) newStatus() *cobra.Command {

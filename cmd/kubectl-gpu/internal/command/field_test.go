@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // load adds objects in YAML, as users post them.

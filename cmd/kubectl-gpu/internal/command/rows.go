@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
 // errIncomplete is the error of a command that has shown a part: a script must not take it for all.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/text/width"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
 // Lengths of texts that others have written. One that is far longer than any that is meant would make each row of its table that long.

@@ -22,7 +22,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 

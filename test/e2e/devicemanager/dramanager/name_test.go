@@ -10,7 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
 // newName is the name that the driver gets in place of policy.Driver.

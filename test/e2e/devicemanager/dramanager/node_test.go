@@ -33,9 +33,9 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 

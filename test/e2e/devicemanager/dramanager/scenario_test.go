@@ -21,8 +21,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/dra"
 
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
 // A scenario is a promise of test/e2e_node/dra_test.go, by its name there.

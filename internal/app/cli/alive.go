@@ -1,0 +1,36 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+)
+
+func newAliveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "alive",
+		Short: "Report whether a running daemon is alive, for a liveness probe",
+		Long: "alive exits with 0 when no task of the daemon is stuck, and with 1 and the reasons otherwise. It says nothing of GPUs: a\n" +
+			"driver that hangs, a bad GPU and a kubelet that is not there are no reasons to start the daemon again.",
+		Args: cobra.NoArgs,
+	}
+	socket := addControlFlag(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var stuck []string
+		if err := control.Call(cmd.Context(), *socket, daemon.CallAlive, nil, &stuck); err != nil {
+			return err
+		}
+		if len(stuck) > 0 {
+			return errors.New("stuck: " + terminal.Line(strings.Join(stuck, "; ")))
+		}
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), "alive")
+		return err
+	}
+	return cmd
+}

@@ -1,0 +1,281 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+func newClaimCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "claim", Short: "Check the configuration of GPUs in ResourceClaims", Args: noArguments}
+	driver := ""
+	check := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Check the configuration of GPUs in ResourceClaims, ResourceClaimTemplates and DeviceClasses",
+		Long: "check reads manifests and checks the opaque configuration in them: GpuConfig and\n" +
+			"MigDeviceConfig of resource.nvidia.com/v1beta1. It prints what each does, with all defaults, or its problems. The API server\n" +
+			"does not check it: a driver refuses it when a pod starts. Other objects are ignored.",
+		Example: "  gpu-device-plugin claim check claims.yaml",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, paths []string) error {
+			problems := 0
+			for _, path := range paths {
+				lines, found, err := (claimCheck{driver}).file(path)
+				if err != nil {
+					return err
+				}
+				problems += found
+				for _, line := range lines {
+					if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+						return err
+					}
+				}
+			}
+			if problems > 0 {
+				return fmt.Errorf("%s found", status.Count(problems, "problem"))
+			}
+			return nil
+		},
+	}
+	check.Flags().StringVar(&driver, "dra-driver-name", dra.Driver, "name of the driver that the configuration is for")
+	cmd.AddCommand(check)
+	return cmd
+}
+
+// maxManifest is the largest manifest that is read, in bytes.
+const maxManifest = 4 << 20
+
+// A claimObject is what counts of an object that can have configuration, in any version of the API.
+type claimObject struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Spec     struct {
+		claimSpec
+		Config []claimConfig // of a DeviceClass
+		Spec   claimSpec     // of a ResourceClaimTemplate
+	}
+	Items []json.RawMessage
+}
+
+type claimSpec struct {
+	Devices struct {
+		Requests []claimRequest
+		Config   []claimConfig
+	}
+}
+
+type claimRequest struct {
+	Name           string
+	claimDevices   // up to v1beta1, and of alternatives
+	Exactly        claimDevices
+	FirstAvailable []claimRequest
+}
+
+type claimDevices struct {
+	DeviceClassName string
+	Capacity        claimCapacity
+	AllocationMode  string
+	Count           int
+	AdminAccess     bool
+}
+
+// A claimCapacity is the parts of devices that a request wants.
+type claimCapacity struct{ Requests map[string]any }
+
+type claimConfig struct {
+	Requests []string
+	Opaque   struct {
+		Driver     string
+		Parameters json.RawMessage
+	}
+}
+
+var documentEnd = regexp.MustCompile(`(?m)^---.*$`)
+
+// A claimCheck checks manifests for the driver of a name.
+type claimCheck struct{ driver string }
+
+// file returns a line for each configuration in a file and each of its problems, and how many problems there are.
+func (k claimCheck) file(path string) (lines []string, problems int, err error) {
+	data, err := files.Read(path, maxManifest)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read manifest: %w", err)
+	}
+	for _, document := range documentEnd.Split(string(data), -1) {
+		text, err := yaml.YAMLToJSONStrict([]byte(document))
+		if err != nil {
+			return nil, 0, fmt.Errorf("read manifest %s: %w", path, err)
+		}
+		found, bad, err := k.object(text)
+		if err != nil {
+			return nil, 0, fmt.Errorf("read manifest %s: %w", path, err)
+		}
+		lines, problems = append(lines, found...), problems+bad
+	}
+	if len(lines) == 0 {
+		lines = []string{path + ": no configuration for " + k.driver}
+	}
+	return lines, problems, nil
+}
+
+// kindOf returns the kind of configuration that the devices of the driver's classes take; empty for any other class.
+func (k claimCheck) kindOf(class string) string {
+	switch gpu, mig := dra.ClassNames(k.driver); class {
+	case gpu:
+		return dra.GPUConfig
+	case mig:
+		return dra.MIGConfig
+	}
+	return ""
+}
+
+// object is file for one object. An object of another kind has nothing to check, whatever its fields are.
+func (k claimCheck) object(text []byte) (lines []string, problems int, err error) {
+	var o claimObject
+	kind := struct{ Kind string }{}
+	if bytes.Equal(text, []byte("null")) {
+		return nil, 0, nil
+	}
+	if err := json.Unmarshal(text, &kind); err != nil {
+		return nil, 0, err
+	}
+	if !slices.Contains([]string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "List"}, kind.Kind) {
+		return nil, 0, nil
+	}
+	if err := json.Unmarshal(text, &o); err != nil {
+		return nil, 0, err
+	}
+	for _, item := range o.Items {
+		found, bad, more := k.object(item)
+		lines, problems, err = append(lines, found...), problems+bad, errors.Join(err, more)
+	}
+	claim := o.Spec.claimSpec
+	if o.Kind == "ResourceClaimTemplate" {
+		claim = o.Spec.Spec
+	}
+	var configs []dra.OpaqueConfig
+	for i, c := range append(claim.Devices.Config, o.Spec.Config...) {
+		if c.Opaque.Driver != k.driver {
+			continue
+		}
+		where := fmt.Sprintf("%s %s, config %d", o.Kind, o.Metadata.Name, i)
+		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
+		configs = append(configs, dra.OpaqueConfig{Source: dra.FromClaim, Requests: c.Requests, Parameters: c.Opaque.Parameters})
+		for _, w := range wrong {
+			lines = append(lines, where+": "+w)
+		}
+		problems += len(wrong)
+		if len(wrong) == 0 {
+			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+": "+found.String())
+		}
+	}
+	for _, part := range k.partsOf(claim) {
+		lines = append(lines, fmt.Sprintf("%s %s, %s", o.Kind, o.Metadata.Name, part))
+	}
+	if problems > 0 {
+		return lines, problems, err
+	}
+	for _, refused := range k.refusals(claim.Devices.Requests, configs) {
+		lines, problems = append(lines, fmt.Sprintf("%s %s: %s", o.Kind, o.Metadata.Name, refused)), problems+1
+	}
+	return lines, problems, err
+}
+
+// partsOf returns a line for each request of a part of the memory of a GPU.
+func (k claimCheck) partsOf(claim claimSpec) (lines []string) {
+	parts := map[string]string{}
+	for _, r := range claim.Devices.Requests {
+		r.describe(k.driver, "", parts)
+	}
+	for _, request := range slices.Sorted(maps.Keys(parts)) {
+		limit := "nothing keeps processes to it, unless the DeviceClass wants MPS"
+		if strategy := k.strategyOf(request, claim.Devices.Config); strategy == dra.MPS {
+			limit = "MPS keeps each process to it"
+		} else if strategy != "" {
+			limit = "nothing keeps processes to it without MPS"
+		}
+		lines = append(lines, fmt.Sprintf("request %s: %s of the memory of a GPU; %s", request, parts[request], limit))
+	}
+	return lines
+}
+
+// strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty without one.
+func (k claimCheck) strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
+	parent, _, _ := strings.Cut(request, "/")
+	for _, c := range slices.Backward(configs) {
+		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
+		named := len(c.Requests) == 0 || slices.Contains(c.Requests, request) || slices.Contains(c.Requests, parent)
+		if named && c.Opaque.Driver == k.driver && len(wrong) == 0 && found.Kind == dra.GPUConfig {
+			return found.Strategy
+		}
+	}
+	return ""
+}
+
+// devices returns what a request asks for that has no alternatives.
+func (r claimRequest) devices() claimDevices {
+	if r.DeviceClassName != "" {
+		return r.claimDevices
+	}
+	return r.Exactly
+}
+
+// describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for
+// them.
+func (r claimRequest) describe(class, prefix string, parts map[string]string) {
+	of := r.devices()
+	if memory, wanted := of.Capacity.Requests[dra.MemoryCapacity]; wanted && of.DeviceClassName == class {
+		parts[prefix+r.Name] = fmt.Sprint(memory)
+	}
+	for _, alternative := range r.FirstAvailable {
+		alternative.describe(class, prefix+r.Name+"/", parts)
+	}
+}
+
+// refusals returns why the claim will not be prepared although each of its configurations is right, whichever alternatives it gets.
+func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
+	for choice, more := 0, true; more; choice++ {
+		var asked []claims.RequestedDevices
+		more = false
+		for _, r := range requests {
+			name, of := r.Name, r.devices()
+			if n := len(r.FirstAvailable); n > 0 {
+				alternative := r.FirstAvailable[min(choice, n-1)]
+				name, of = name+"/"+alternative.Name, alternative.claimDevices
+				more = more || choice+1 < n
+			}
+			_, part := of.Capacity.Requests[dra.MemoryCapacity]
+			asked = append(asked, claims.RequestedDevices{
+				Name: name, Kind: k.kindOf(of.DeviceClassName), Count: of.count(), Admin: of.AdminAccess, Part: part,
+			})
+		}
+		if err := claims.CheckConfig(asked, configs); err != nil && !slices.Contains(reasons, err.Error()) {
+			reasons = append(reasons, err.Error())
+		}
+	}
+	return reasons
+}
+
+// maxResults is how many devices a claim has at most.
+const maxResults = 32
+
+// count returns how many devices are asked for, or may be.
+func (d claimDevices) count() int {
+	if d.AllocationMode == "All" {
+		return maxResults
+	}
+	return min(max(d.Count, 1), maxResults)
+}

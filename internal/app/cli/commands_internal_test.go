@@ -1,0 +1,315 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// calls are those that came to a control socket, as "NAME ARGUMENTS".
+type calls struct {
+	mu    sync.Mutex
+	texts []string
+}
+
+func (c *calls) all() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.texts)
+}
+
+// answering serves a control socket until the test ends: the n-th call of a name is answered with the n-th of its answers, and all further
+// ones with the last.
+func answering(t *testing.T, answers map[string][]any) (socket string, came *calls) {
+	t.Helper()
+	folder := loopback.Folder(t)
+	socket, came = filepath.Join(folder, "c.sock"), &calls{}
+	serveAt(t, socket, answers, came)
+	return socket, came
+}
+
+func serveAt(t *testing.T, socket string, answers map[string][]any, came *calls) {
+	t.Helper()
+	handlers := map[string]control.Handler{"there": func(context.Context, json.RawMessage) (any, error) { return nil, nil }}
+	for name, all := range answers {
+		times := 0
+		handlers[name] = func(_ context.Context, arguments json.RawMessage) (any, error) {
+			came.mu.Lock()
+			defer came.mu.Unlock()
+			came.texts = append(came.texts, name+" "+string(arguments))
+			answer := all[min(times, len(all)-1)]
+			times++
+			if err, failed := answer.(error); failed {
+				return nil, err
+			}
+			return answer, nil
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- control.NewServer(socket, handlers, nil).Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	poll.Until(t, "the socket is answered", func() bool { return control.Call(ctx, socket, "there", nil, nil) == nil })
+}
+
+// execute runs a command of the program and returns what it prints.
+func execute(ctx context.Context, args ...string) (string, error) {
+	var out bytes.Buffer
+	err := DevicePlugin().Execute(ctx, "gpu-device-plugin", args, &out)
+	return out.String(), err
+}
+
+// TestUnknownCommands: each command that has commands below it refuses others, and each command says which arguments it takes.
+func TestUnknownCommands(t *testing.T) {
+	t.Parallel()
+	var check func(cmd *cobra.Command, path []string)
+	check = func(cmd *cobra.Command, path []string) {
+		if cmd.Args == nil {
+			t.Errorf("%v takes any arguments", path)
+		}
+		if cmd.HasSubCommands() {
+			_, err := execute(t.Context(), append(slices.Clone(path), "mistyped")...)
+			if err == nil || !strings.Contains(err.Error(), `unknown command "mistyped"`) {
+				t.Errorf("%v mistyped: %v", path, err)
+			}
+		}
+		for _, c := range cmd.Commands() {
+			check(c, append(slices.Clone(path), c.Name()))
+		}
+	}
+	check(DevicePlugin().newRootCommand(), nil)
+}
+
+// TestCommandsThatAsk: what each command asks the daemon, what it prints of the answer, and what it fails with.
+func TestCommandsThatAsk(t *testing.T) {
+	t.Parallel()
+	plan := &layout.Planned{Layout: "a", Possible: true, GPUs: []layout.PlannedGPU{}}
+	const planText = "Layout a is possible. It changes 0 of 0 GPUs.\n"
+	const called = "GPU 3  H100  GPU-3\n  done\n"
+	for name, test := range map[string]struct {
+		args    string
+		answers map[string][]any
+		asked   []string
+		prints  string
+		fails   string
+	}{
+		"alive":           {"alive", map[string][]any{daemon.CallAlive: {[]string{}}}, []string{"alive null"}, "alive\n", ""},
+		"stuck":           {"alive", map[string][]any{daemon.CallAlive: {[]string{"a", "b"}}}, []string{"alive null"}, "", "stuck: a; b"},
+		"not asked right": {"alive", map[string][]any{daemon.CallAlive: {errors.New("no")}}, []string{"alive null"}, "", "no"},
+		"ready":           {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}}, []string{`ready {"waitMilliseconds":0}`}, "ready\n", ""},
+		"ready, with a reason": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true, Reason: "no GPUs"}}},
+			[]string{`ready {"waitMilliseconds":0}`}, "ready: no GPUs\n", ""},
+		"not ready": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Reason: "starting"}}},
+			[]string{`ready {"waitMilliseconds":0}`}, "", "not ready: starting"},
+		"quiesce":             {"quiesce", map[string][]any{daemon.CallQuiesce: {nil}}, []string{`quiesce {"allocate":false}`}, "", ""},
+		"quiesce, with pods":  {"quiesce --allocate", map[string][]any{daemon.CallQuiesce: {nil}}, []string{`quiesce {"allocate":true}`}, "", ""},
+		"quiesce, refused":    {"quiesce", map[string][]any{daemon.CallQuiesce: {errors.New("no")}}, []string{`quiesce {"allocate":false}`}, "", "no"},
+		"resume":              {"resume", map[string][]any{daemon.CallResume: {nil}}, []string{"resume null"}, "", ""},
+		"health clear":        {"health clear --gpu 3", map[string][]any{daemon.CallHealthClear: {nil}}, []string{`health.clear {"gpu":"3"}`}, "", ""},
+		"health clear of one": {"health clear", nil, nil, "", `required flag(s) "gpu" not set`},
+		"MIG status": {"mig status", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{GPUs: []daemon.MIGGPU{{Index: 3, Model: "H100", UUID: "GPU-3", Phase: "done"}}}}},
+			[]string{"mig.status null"}, "No layout is named. GPUs stay as they are.\n\n" + called, ""},
+		"MIG status in YAML":    {"mig status -o yaml", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{Layout: "a"}}}, []string{"mig.status null"}, "gpus: null\nlayout: a\n", ""},
+		"MIG status, refused":   {"mig status", map[string][]any{daemon.CallMIGStatus: {errors.New("off")}}, []string{"mig.status null"}, "", "off"},
+		"neither":               {"mig apply", nil, nil, "", "give either --layout, or --forget alone"},
+		"both":                  {"mig apply --layout a --forget", nil, nil, "", "give either --layout, or --forget alone"},
+		"forget as a dry run":   {"mig apply --forget --dry-run", nil, nil, "", "give either --layout, or --forget alone"},
+		"forget of a GPU":       {"mig apply --forget --gpu 1", nil, nil, "", "give either --layout, or --forget alone"},
+		"no GPU":                {"mig apply --layout a --gpu=", nil, nil, "", "--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs"},
+		"apply, without a wait": {"mig apply --layout a --wait 0", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}}, []string{`mig.apply {"layout":"a"}`}, planText, ""},
+		"apply, as a dry run": {"mig apply --layout a --gpu 1,GPU-2 --dry-run", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan}}},
+			[]string{`mig.apply {"layout":"a","gpus":["1","GPU-2"],"dryRun":true}`}, planText, ""},
+		"apply, impossible": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: &layout.Planned{Layout: "a", GPUs: []layout.PlannedGPU{{Index: 4, Reason: "r"}, {Index: 5}}}}}},
+			[]string{`mig.apply {"layout":"a"}`}, "", "layout a is not possible on GPU 4: the plan says why"},
+		"apply, and wait": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {
+			daemon.MIGProgress{Layout: "a", From: "mig apply", Again: 7, State: "success"},
+		}}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, planText + "\nLayout a of mig apply: success\n", ""},
+		"forget": {"mig apply --forget", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7}}},
+			[]string{`mig.apply {"forget":true}`, "mig.status null"}, "\nNo layout is named. GPUs stay as they are.\n", ""},
+		"the plan for a program": {"mig apply --layout a -o json", map[string][]any{
+			daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7, State: "success"}},
+		}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, "{\n  \"layout\": \"a\",\n  \"possible\": true,\n  \"gpus\": []\n}\n", ""},
+		"simulate list": {"simulate list", map[string][]any{daemon.CallSimulateList: {[]simulator.Status{
+			{Index: 1, UUID: "GPU-1", BDF: "0000:01:00.0", Model: "h100", State: "present", Faults: []string{"a", "b"}, MIG: []simulator.MIGStatus{{Index: 2, UUID: "MIG-1", Profile: "1g", GI: 3, CI: 4}}},
+		}}}, []string{"simulate.list null"}, "GPU   UUID    BDF            MODEL    STATE     FAULTS\n" +
+			"1     GPU-1   0000:01:00.0   h100     present   a; b\n1:2   MIG-1   GI 3, CI 4     MIG 1g             \n", ""},
+		"simulate list, of real GPUs": {"simulate list", map[string][]any{daemon.CallSimulateList: {errors.New("not simulated")}}, []string{"simulate.list null"}, "", "not simulated"},
+		"status of nothing":           {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}}, []string{"status {}"}, "gpus: null\nresources: null\nversion: v1\n", ""},
+		"status, refused":             {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}}, []string{"status {}"}, "", "no"},
+		"status with holders": {"status --holders -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
+			[]string{`status {"holders":true}`}, "gpus: null\nresources: null\nversion: v1\n", ""},
+		"a watch in YAML": {"status --watch -o yaml", nil, nil, "", "--watch prints no YAML: give -o json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			socket, came := answering(t, test.answers)
+			got, err := execute(t.Context(), append(strings.Fields(test.args), "--control-socket", socket)...)
+			if problem := fmt.Sprint(err); problem != test.fails && (err != nil || test.fails != "") {
+				t.Errorf("it fails with %q, want %q", problem, test.fails)
+			}
+			if name != "apply, impossible" {
+				if diff := cmp.Diff(test.prints, got); diff != "" {
+					t.Errorf("it prints (-want +got):\n%s", diff)
+				}
+			}
+			if diff := cmp.Diff(test.asked, came.all()); diff != "" {
+				t.Errorf("it asks (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestFaultsAsCommands: each flag reaches the daemon, and a number that may be left out is sent only where it is given.
+func TestFaultsAsCommands(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"xid --gpu 3 --xid 79":                                     `{"kind":"xid","gpu":"3","xid":79}`,
+		"xid --gpu 3 --xid 79 --gi 0 --ci 1 --action reset":        `{"kind":"xid","gpu":"3","xid":79,"gi":0,"ci":1,"action":"reset"}`,
+		"logged-xid --gpu 3 --xid 79 --count 2":                    `{"kind":"logged-xid","gpu":"3","xid":79,"count":2}`,
+		"event --gpu 1 --event double-bit-ecc":                     `{"kind":"event","gpu":"1","event":"double-bit-ecc"}`,
+		"restore":                                                  `{"kind":"restore"}`,
+		"mig --gpu 0 --profile 1g.10gb --profile 2g.20gb":          `{"kind":"mig","gpu":"0","profiles":["1g.10gb","2g.20gb"]}`,
+		"slow --gpu 0 --call DeviceGetName --count 3 --delay 20ms": `{"kind":"slow","gpu":"0","call":"DeviceGetName","count":3,"delay":"20ms"}`,
+		"fail --call Init --return UNKNOWN":                        `{"kind":"fail","call":"Init","return":"UNKNOWN"}`,
+		"answer --gpu 0 --call DeviceGetName --value x":            `{"kind":"answer","gpu":"0","call":"DeviceGetName","value":"x"}`,
+		"fabric --gpu 0 --state in-progress --return UNKNOWN":      `{"kind":"fabric","gpu":"0","return":"UNKNOWN","state":"in-progress"}`,
+		"nvlink --gpu 0":                                           `{"kind":"nvlink","gpu":"0"}`,
+		"nvlink --gpu 0 --link 0":                                  `{"kind":"nvlink","gpu":"0","link":0}`,
+		"driver --driver missing":                                  `{"kind":"driver","driver":"missing"}`,
+		"processes --gpu 0:1 --count 1":                            `{"kind":"processes","gpu":"0:1","count":1}`,
+		"recovery-action --gpu 0 --action reboot":                  `{"kind":"recovery-action","gpu":"0","action":"reboot"}`,
+		"hang --gpu GPU-0 --call EventSetWait --count 1":           `{"kind":"hang","gpu":"GPU-0","call":"EventSetWait","count":1}`,
+		"persistence --gpu 0 --state off":                          `{"kind":"persistence","gpu":"0","state":"off"}`,
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			socket, came := answering(t, map[string][]any{daemon.CallSimulateInject: {nil}})
+			if _, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket", socket)...); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{daemon.CallSimulateInject + " " + want}, came.all()); diff != "" {
+				t.Errorf("it asks (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestControlSocketOfTheEnvironment is that of the commands as it is that of the daemon; an empty variable is none.
+func TestControlSocketOfTheEnvironment(t *testing.T) {
+	for value, want := range map[string]string{"/nowhere/c.sock": "/nowhere/c.sock", "": "/run/"} {
+		t.Setenv("CONTROL_SOCKET", value)
+		if got := newAliveCommand().Flags().Lookup("control-socket").DefValue; !strings.Contains(got, want) {
+			t.Errorf("with %q it is %q", value, got)
+		}
+	}
+}
+
+// TestMIGIsWaitedFor: how far the daemon is, is printed when it changes, what is pending only after a second, and not what the daemon says of
+// an earlier order.
+func TestMIGIsWaitedFor(t *testing.T) {
+	pending := daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "pending", Reason: "GPU 0: in use"}
+	for name, test := range map[string]struct {
+		statuses []any
+		most     time.Duration
+		prints   string
+		fails    string
+		took     time.Duration
+	}{
+		"made at once":     {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
+		"a later order":    {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 8, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
+		"forgotten":        {[]any{daemon.MIGProgress{Again: 7}}, time.Minute, "\nNo layout is named. GPUs stay as they are.\n", "", 0},
+		"an earlier one":   {[]any{daemon.MIGProgress{Layout: "a", Again: 6, State: "failed"}, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", migPoll},
+		"it cannot be":     {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}}, time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
+		"quickly":          {[]any{pending, pending, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
+		"never":            {[]any{pending}, time.Minute, "\nLayout a of b: pending: GPU 0: in use\n", "the layout is not made within 1m0s; the daemon goes on, and mig status says how far it is", time.Minute},
+		"after a reset":    {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "rebooting"}, daemon.MIGProgress{Again: 7, State: "success", Layout: "a", From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
+		"a short wait":     {[]any{pending}, 700 * time.Millisecond, "\nLayout a of b: pending: GPU 0: in use\n", "the layout is not made within 700ms; the daemon goes on, and mig status says how far it is", 700 * time.Millisecond},
+		"a daemon's error": {[]any{pending, errors.New("no")}, time.Minute, "", "no", migPoll},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket, _ := answering(t, map[string][]any{daemon.CallMIGStatus: test.statuses})
+			synctest.Test(t, func(t *testing.T) {
+				var out bytes.Buffer
+				began := time.Now()
+				err := awaitMIG(t.Context(), &out, socket, 7, test.most)
+				if problem := fmt.Sprint(err); problem != test.fails && (err != nil || test.fails != "") {
+					t.Errorf("it fails with %q, want %q", problem, test.fails)
+				}
+				if diff := cmp.Diff(test.prints, out.String()); diff != "" {
+					t.Errorf("it prints (-want +got):\n%s", diff)
+				}
+				if took := time.Since(began); took != test.took {
+					t.Errorf("it took %v, want %v", took, test.took)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if err := awaitMIG(ctx, &out, socket, 100, time.Minute); err == nil {
+					t.Error("a wait that was ended is no error")
+				}
+			})
+		})
+	}
+}
+
+// TestReadyIsWaitedFor: also for the daemon itself, in all for as long as was asked for, and for 20 s at most.
+func TestReadyIsWaitedFor(t *testing.T) {
+	socket, came := answering(t, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}})
+	for wait, want := range map[string]string{"0s": "0", "1500ms": "1500", "20s": "20000", "1h": "20000"} {
+		came.texts = nil
+		synctest.Test(t, func(t *testing.T) { // no time passes
+			if _, err := execute(t.Context(), "ready", "--wait", wait, "--control-socket", socket); err != nil {
+				t.Error(err)
+			}
+		})
+		if diff := cmp.Diff([]string{`ready {"waitMilliseconds":` + want + `}`}, came.all()); diff != "" {
+			t.Errorf("--wait %s asks (-want +got):\n%s", wait, diff)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		nowhere := filepath.Join(t.TempDir(), "c.sock")
+		began := time.Now()
+		if _, err := askReady(t.Context(), nowhere, 10*time.Second); !errors.Is(err, control.ErrNoDaemon) || time.Since(began) != 10*time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := askReady(ctx, nowhere, 10*time.Second); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a wait that was ended: %v", err)
+		}
+	})
+	late := filepath.Join(filepath.Dir(socket), "late.sock")
+	answer := make(chan error, 1)
+	go func() {
+		_, err := askReady(t.Context(), late, 2*time.Minute)
+		answer <- err
+	}()
+	serveAt(t, late, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}}, &calls{})
+	if err := <-answer; err != nil {
+		t.Errorf("of a daemon that comes later: %v", err)
+	}
+}

@@ -1,0 +1,303 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// The exit statuses of doctor beside 0 and that of a command that fails.
+const (
+	exitWarning = 2
+	exitError   = 3
+)
+
+// An ExitStatus ends the program with this exit status and no message: the command has printed all there is to say.
+type ExitStatus int
+
+func (s ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+func newDoctorCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check the node: driver, container runtime, kubelet and the running daemon",
+		Long: "doctor reads the node's files and asks the running daemon, and prints what is wrong, with evidence and the commands that\n" +
+			"cure it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
+			"environment of the daemon. A check that cannot see what it needs is printed as not checked.\n\n" +
+			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it is an\n" +
+			"error, and 1 if doctor itself cannot be run, as with a wrong flag.",
+		Example: "  gpu-device-plugin doctor\n" +
+			"  kubectl -n kube-system exec POD -- gpu-device-plugin doctor -o json\n" +
+			"  gpu-device-plugin doctor --simulate dgx-h100",
+		Args: cobra.NoArgs,
+	}
+	config.AddFlags(cmd.Flags(), doctorFlags...)
+	hostRoot := cmd.Flags().String("host-root", "",
+		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the node's root")
+	o := addOutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, problem, err := doctorConfig(asTheDaemon(cmd.Context(), cmd.Flags()))
+		if err != nil {
+			return err
+		}
+		findings, at, err := examine(cmd.Context(), c, problem, *hostRoot)
+		if err != nil {
+			return err
+		}
+		report := struct {
+			Worst    doctor.Severity  `json:"worst"`
+			Node     string           `json:"node"`
+			Findings []doctor.Finding `json:"findings"`
+		}{doctor.Worst(findings), at, findings}
+		if o.String() == "table" {
+			for i := range findings {
+				findings[i].Message = terminal.Line(findings[i].Message)
+				terminal.Clean(&findings[i].Evidence)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), findingsText(at, findings))
+		} else {
+			err = o.print(cmd.OutOrStdout(), &report, nil)
+		}
+		switch {
+		case err != nil:
+			return err
+		case report.Worst == doctor.Error:
+			return ExitStatus(exitError)
+		case report.Worst == doctor.Warning:
+			return ExitStatus(exitWarning)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// doctorConfig returns the configuration. If the file cannot be used, it is that without the file, and problem says why.
+func doctorConfig(sources config.Sources) (c config.Config, problem string, err error) {
+	c, _, err = config.Load(sources)
+	if err == nil {
+		return c, "", nil
+	}
+	plain, _, flags := sources.Resolve("", nil)
+	if flags != nil {
+		return config.Config{}, "", flags // the file is not to blame
+	}
+	return plain, "The configuration file cannot be used: " + err.Error(), nil
+}
+
+// examine returns what is found on the node, and where its files were seen.
+func examine(ctx context.Context, c config.Config, problem, hostRoot string) (findings []doctor.Finding, at string, err error) {
+	p, at, err := places(c, hostRoot, inContainer())
+	if err != nil {
+		return nil, "", err
+	}
+	told := askStatus(ctx, c.ControlSocket)
+	if simulated := cmp.Or(c.Simulate, told.Value.Status.Simulated); simulated != "" {
+		profile, err := simulator.Load(simulated)
+		if err != nil {
+			return nil, "", err
+		}
+		node := simulator.New(profile)
+		defer node.Close()
+		p.Kernel, p.Devices, p.DevFolder, p.Container, p.Simulated = node.Root(), node.Root(), "/dev", nil, true
+		at += "; the GPUs are simulated: " + simulated
+	}
+	facts := p.Gather(ctx)
+	facts.Daemon, facts.Today = told, time.Now()
+	facts.Settings = doctor.Settings{
+		Problem: problem, ConfigFile: c.File, CDI: c.Edits.UsesCDI(), DeviceNodes: c.Edits.DeviceNodes,
+		Envvar:       slices.Contains(c.Edits.Strategies, edits.EnvVar),
+		VolumeMounts: slices.Contains(c.Edits.Strategies, edits.VolumeMounts),
+		CDIFolder:    c.CDIDir, CDIVendor: edits.CDIVendor, KernelLog: c.KernelLog,
+		MPS: c.Resource.Sharing.Mode == resource.MPS, Claims: c.DRA.Mode != config.DRAOff,
+		DriverRoot: c.Driver.Root, Companions: companions(c.Edits),
+	}
+	return doctor.Examine(facts), at, nil
+}
+
+// companions returns what containers are to have beside their GPUs.
+func companions(o edits.Options) (all []doctor.CompanionModule) {
+	for _, asked := range []struct {
+		doctor.CompanionModule
+		when edits.Companion
+	}{{doctor.GDRCopy, o.GDRCopy}, {doctor.GDS, o.GDS}, {doctor.MOFED, o.MOFED}} {
+		if asked.Auto = asked.when == edits.Auto; asked.when != edits.Never {
+			all = append(all, asked.CompanionModule)
+		}
+	}
+	return all
+}
+
+// askStatus asks the running daemon for its status.
+func askStatus(ctx context.Context, socket string) (fact doctor.Fact[doctor.Daemon]) {
+	if socket == "" {
+		fact.Missing = "The daemon has no control socket: --control-socket is empty"
+		return fact
+	}
+	ctx, cancel := context.WithTimeout(ctx, nodefacts.Timeout)
+	defer cancel()
+	var s status.Status
+	switch err := control.Call(ctx, socket, daemon.CallStatus, nil, &s); {
+	case err == nil:
+		fact.Value = doctor.Daemon{Status: s}
+	case errors.Is(err, control.ErrNoDaemon):
+		fact.Missing = noDaemon(socket)
+	default:
+		fact.Missing, fact.Hung = "The daemon does not tell its status: "+err.Error(), true
+	}
+	return fact
+}
+
+func noDaemon(socket string) string {
+	return "No daemon answers at " + socket + ": it does not run, or this is not its container: " +
+		"run doctor in the container of the daemon's pod on this node"
+}
+
+// inContainer reports whether this process is in a container: kubelet gives its containers a variable, and others are in a PID
+// namespace of their own.
+func inContainer() bool {
+	_, pod := os.LookupEnv("KUBERNETES_SERVICE_HOST")
+	return pod || confined(os.DirFS("/"))
+}
+
+// places returns where the node's files are. Their root is hostRoot, if that is given.
+func places(c config.Config, hostRoot string, container bool) (p nodefacts.Places, at string, err error) {
+	folder := func(name string) bool {
+		info, err := os.Stat(name)
+		return err == nil && info.IsDir()
+	}
+	mounted := folder(c.Driver.ContainerRoot)
+	switch {
+	case hostRoot != "" && !folder(hostRoot):
+		return p, "", fmt.Errorf("--host-root: %s is not a folder", hostRoot)
+	case hostRoot != "":
+		container = container && filepath.Clean(hostRoot) != "/"
+	case !container:
+		hostRoot = "/"
+	case c.Driver.Root == "/" && mounted:
+		hostRoot = c.Driver.ContainerRoot
+	}
+	below := func(name string) fs.FS { return os.DirFS(filepath.Join(hostRoot, name)) }
+	p = nodefacts.Places{
+		Kernel: os.DirFS("/"), DriverRoot: c.Driver.Root, SearchPath: c.Driver.SearchPath, DevFolder: filepath.Join(c.Driver.DevRoot, "dev"),
+		KubeletSocket: c.KubeletSocket, PodResourcesSocket: c.PodResourcesSocket,
+	}
+	if container {
+		p.Container = os.DirFS("/")
+	}
+	if hostRoot == "" {
+		p.Hidden = "The node's files are not visible in this container: mount the node's / read-only and give its path with --host-root, " +
+			"or run doctor on the node"
+		at = "the node's files are not visible in this container"
+	} else {
+		p.Host, at = below("/"), "the node's files: "+hostRoot
+		if folder(filepath.Join(hostRoot, "proc")) && folder(filepath.Join(hostRoot, "sys")) {
+			p.Kernel = p.Host
+		}
+		p.Driver, p.Devices = below(c.Driver.Root), below(c.Driver.DevRoot)
+	}
+	if mounted {
+		p.Driver = os.DirFS(c.Driver.ContainerRoot)
+		if p.Devices == nil && c.Driver.DevRoot == c.Driver.Root {
+			p.Devices = p.Driver
+		}
+	}
+	return p, at, nil
+}
+
+// The columns of the text: the severity, the check, and the rest.
+const (
+	textWidth     = 100
+	messageColumn = 32
+	commandColumn = 4
+)
+
+// findingsText returns findings as text that fits textWidth columns.
+func findingsText(at string, all []doctor.Finding) string {
+	var b strings.Builder
+	var counts []string
+	for s := doctor.Error; s >= doctor.OK; s-- {
+		n := 0
+		for _, f := range all {
+			if f.Severity == s {
+				n++
+			}
+		}
+		if text := fmt.Sprint(n, " ", s); n > 1 && s >= doctor.Warning {
+			counts = append(counts, text+"s")
+		} else if n > 0 {
+			counts = append(counts, text)
+		}
+	}
+	b.WriteString(wrap("doctor: "+strings.Join(counts, ", ")+" ("+at+")", textWidth, "", "") + "\n")
+	for _, f := range all {
+		indent := strings.Repeat(" ", messageColumn)
+		fmt.Fprintf(&b, "%-12s %-18s %s", f.Severity, f.Check, wrap(f.Message, textWidth-messageColumn, "", indent))
+		if f.Severity == doctor.OK {
+			continue
+		}
+		for _, e := range f.Evidence {
+			b.WriteString(indent + wrap("seen: "+e, textWidth-messageColumn, "", indent+"  "))
+		}
+		for _, command := range f.Remedy {
+			indent := strings.Repeat(" ", commandColumn)
+			b.WriteString(indent + wrap("$ "+command, textWidth-commandColumn, " \\", indent+"    "))
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// wrap returns a text in lines of at most width columns, each with an end of line. Lines but the last end with more, and lines but the
+// first begin with indent, of which 4 columns at most are more than those before the first line. What cannot be printed is shown
+// as "?".
+func wrap(text string, width int, more, indent string) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+	var b strings.Builder
+	column, left := 0, width-len(more)
+	for word := range strings.FieldsSeq(text) {
+		if limit := left - 4; utf8.RuneCountInString(word) > limit {
+			word = string([]rune(word)[:limit-1]) + "…"
+		}
+		length := utf8.RuneCountInString(word)
+		switch {
+		case column == 0:
+		case column+1+length > left:
+			b.WriteString(more + "\n" + indent)
+			column, left = 0, width-len(more)-4
+		default:
+			b.WriteString(" ")
+			column++
+		}
+		b.WriteString(word)
+		column += length
+	}
+	return b.String() + "\n"
+}

@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// allocationLine says how Dynamic Resource Allocation is on the node; empty where it is not used.
+func allocationLine(s *status.DRA) string {
+	if s == nil {
+		return ""
+	}
+	parts := []string{"mode " + s.Mode}
+	if s.DriverName != "" {
+		parts = append(parts, "driver "+s.DriverName)
+	}
+	switch {
+	case s.Driver.Foreign != "":
+		parts = append(parts, "another driver of the same name registers at "+s.Driver.Foreign)
+	case s.Driver.Registered:
+		parts = append(parts, "registered with kubelet")
+	case s.Driver.Problem != "":
+		parts = append(parts, "not registered with kubelet: "+s.Driver.Problem)
+	default:
+		parts = append(parts, "not registered with kubelet")
+	}
+	if s.Slices > 0 {
+		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices, status.Count(s.Devices, "device"), s.Generation))
+	}
+	if s.NoShares {
+		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
+	}
+	for _, problem := range []string{s.Problem, s.Driver.Rival, s.Kept} {
+		if problem != "" {
+			parts = append(parts, problem)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// ownerSentences says of each GPU that the device plugin does not have who has it, and what is waited for.
+func ownerSentences(s *status.DRA) []string {
+	if s == nil {
+		return nil
+	}
+	words := map[string]string{
+		"":                        "it is not known yet who gives it out",
+		string(dra.LeavesPlugin):  "goes from the device plugin into a ResourceSlice",
+		string(dra.OwnedByDRA):    "in a ResourceSlice",
+		string(dra.LeavesDRA):     "goes from its ResourceSlice to the device plugin",
+		string(dra.OwnedByNobody): "goes to the device plugin",
+	}
+	var sentences []string
+	for _, g := range s.GPUs {
+		if g.Owner == string(dra.OwnedByPlugin) {
+			continue
+		}
+		sentence := fmt.Sprintf("GPU %d: %s", g.Index, words[g.Owner])
+		if g.Waiting != "" {
+			sentence += "; it waits: " + g.Waiting
+		}
+		sentences = append(sentences, sentence)
+	}
+	return sentences
+}
+
+// claimSentences names the claims that are prepared, and those of which something is to be taken back still.
+func claimSentences(s *status.DRA, v view) []string {
+	if s == nil {
+		return nil
+	}
+	var sentences []string
+	for _, c := range s.Claims {
+		sentence := fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), v.since(c.Since))
+		for _, share := range c.Shares {
+			limit := "not a limit"
+			if share.Limited {
+				limit = "a limit by MPS"
+			}
+			sentence += fmt.Sprintf("; %d MiB of %s, %s", share.MemoryBytes>>20, share.Device, limit)
+		}
+		if c.Released != "" {
+			sentence = fmt.Sprintf("%s/%s was given back, but what was made for it at %s is there still: %s; no claim gets that part "+
+				"of the GPU until it is taken back, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+		}
+		if c.Destroyed {
+			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried "+
+				"every 10 s to switch it off", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+		}
+		if c.Problem != "" {
+			sentence += "; " + c.Problem
+		}
+		sentences = append(sentences, sentence)
+	}
+	return sentences
+}

@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+)
+
+func newMIGApplyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Have a running daemon divide the GPUs by a MIG layout",
+		Long: "apply prints what a layout makes of the GPUs, has the daemon make it, and waits until that is done. The daemon changes a GPU\n" +
+			"when nobody uses it, and goes on after the command has ended. A layout that is not possible on some GPU changes nothing, and\n" +
+			"the exit status is 1.\n\n" +
+			"Layouts are those of the daemon's file (mig.configFile), and the built-in ones without a file: all-disabled, all-enabled,\n" +
+			"all-balanced, and all-PROFILE such as all-1g.10gb. The layout counts until the daemon's configuration file or the label\n" +
+			"nvidia.com/mig.config of the node names another one, or until mig apply --forget. The daemon needs mig.enabled.",
+		Example: "  gpu-device-plugin mig apply --layout all-balanced --dry-run\n" +
+			"  gpu-device-plugin mig apply --layout all-1g.10gb --gpu 6,7 --wait 5m",
+		Args: noArguments,
+	}
+	socket := addControlFlag(cmd.Flags())
+	var a daemon.ApplyArguments
+	cmd.Flags().StringVar(&a.Layout, "layout", "", "name of the layout")
+	cmd.Flags().StringSliceVar(&a.GPUs, "gpu", nil, "GPUs to change, by index or UUID, the others stay as they are; default: all")
+	cmd.Flags().BoolVar(&a.DryRun, "dry-run", false, "print what the layout makes of the GPUs, and change nothing")
+	cmd.Flags().BoolVar(&a.Forget, "forget", false, "forget an earlier apply: the label or the configuration file counts again")
+	wait := cmd.Flags().Duration("wait", time.Minute, "how long to wait until the layout is made; 0: do not wait")
+	o := addOutputFlagFor(cmd, outputText)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if a.Forget == (a.Layout != "") || a.Forget && (a.DryRun || a.GPUs != nil) {
+			return errors.New("give either --layout, or --forget alone")
+		}
+		if cmd.Flags().Changed("gpu") && len(a.GPUs) == 0 {
+			return errors.New("--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs")
+		}
+		var ordered daemon.OrderedMIG
+		if err := control.Call(cmd.Context(), *socket, daemon.CallMIGApply, a, &ordered); err != nil {
+			return err
+		}
+		if p := ordered.Plan; p != nil {
+			if err := o.print(cmd.OutOrStdout(), p, func(w io.Writer) { printMIGPlan(w, *p) }); err != nil {
+				return err
+			}
+			if !p.Possible || a.DryRun {
+				return p.Err()
+			}
+		}
+		if *wait <= 0 {
+			return nil
+		}
+		out := cmd.OutOrStdout()
+		if o.format != outputText {
+			out = cmd.ErrOrStderr() // the plan is read by a program
+		}
+		return awaitMIG(cmd.Context(), out, *socket, ordered.Again, *wait)
+	}
+	return cmd
+}
+
+const (
+	// migPoll is how often a command asks how far the daemon is.
+	migPoll = 200 * time.Millisecond
+	// migQuiet is how long a command says nothing of a layout that is being made: most are made by then.
+	migQuiet = time.Second
+)
+
+// awaitMIG prints how far the daemon is with an order until the layout is made, cannot be made, or the time is over.
+func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, most time.Duration) error {
+	began, over := time.Now(), time.After(most)
+	var last string
+	for {
+		var s daemon.MIGProgress
+		if err := control.Call(ctx, socket, daemon.CallMIGStatus, nil, &s); err != nil {
+			return err
+		}
+		if s.Again >= again {
+			quiet := s.State == string(mig.StatePending) && time.Since(began) < min(migQuiet, most/2)
+			if line := migLine(s); line != last && !quiet {
+				fmt.Fprint(w, "\n"+wrap(line, textWidth, "", "  "))
+				last = line
+			}
+			switch mig.ConfigState(s.State) {
+			case mig.StateSuccess, mig.StateNone:
+				return nil
+			case mig.StateFailed:
+				return fmt.Errorf("layout %s is not made: mig status says how each GPU is", s.Layout)
+			default: // it goes on
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-over:
+			return fmt.Errorf("the layout is not made within %v; the daemon goes on, and mig status says how far it is", most)
+		case <-time.After(migPoll):
+		}
+	}
+}

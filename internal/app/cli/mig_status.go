@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+func newMIGStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Print how far a running daemon is with the MIG layout",
+		Long: "status prints the layout that counts and who named it, its state, and for each GPU with multi-instance mode how it is divided,\n" +
+			"how it is to be divided, and what the daemon waits for. The states are none, pending, rebooting, success and failed.",
+		Example: "  gpu-device-plugin mig status -o json",
+		Args:    noArguments,
+	}
+	socket := addControlFlag(cmd.Flags())
+	o := addOutputFlagFor(cmd, outputText)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var s daemon.MIGProgress
+		if err := control.Call(cmd.Context(), *socket, daemon.CallMIGStatus, nil, &s); err != nil {
+			return err
+		}
+		return o.print(cmd.OutOrStdout(), &s, func(w io.Writer) { printMIGStatus(w, s) })
+	}
+	return cmd
+}
+
+// migLine says how far the daemon is, in one sentence.
+func migLine(s daemon.MIGProgress) string {
+	if s.Layout == "" {
+		return "No layout is named. GPUs stay as they are."
+	}
+	text := fmt.Sprintf("Layout %s of %s: %s", s.Layout, s.From, s.State)
+	if s.Reason != "" {
+		text += ": " + s.Reason
+	}
+	return text
+}
+
+// printMIGStatus writes the status for people.
+func printMIGStatus(w io.Writer, s daemon.MIGProgress) {
+	fmt.Fprint(w, wrap(migLine(s), textWidth, "", "  "))
+	for _, g := range s.GPUs {
+		fmt.Fprintln(w)
+		printMIGGPU(w, g)
+	}
+}
+
+// printMIGGPU writes how far one GPU is.
+func printMIGGPU(w io.Writer, g daemon.MIGGPU) {
+	fmt.Fprintf(w, "GPU %d  %s  %s\n", g.Index, g.Model, g.UUID)
+	line := g.Phase
+	if g.Reason != "" {
+		line += ": " + g.Reason
+	}
+	if !g.Retry.IsZero() {
+		line += "; tried again at " + status.Stamp(g.Retry)
+	}
+	fmt.Fprint(w, "  "+wrap(line, textWidth-2, "", "    "))
+	if g.Before == nil {
+		return
+	}
+	before, after := rowOf(*g.Before), rowOf(*g.After)
+	if slices := max(g.Before.MemorySlices, g.After.MemorySlices); strings.Contains(before+after, "|") {
+		fmt.Fprintln(w, "  slice    "+ruler(slices))
+	}
+	if before == after {
+		fmt.Fprintln(w, "  now     "+before)
+		return
+	}
+	fmt.Fprintf(w, "  before  %s\n  after   %s\n", before, after)
+}

@@ -1,0 +1,224 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// scanTimeout bounds a scan of a node outside the daemon. A real driver may have to wake its GPUs first.
+const scanTimeout = time.Minute
+
+func newPlanCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Print the resources of a node, and what a container gets",
+		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers with the\n" +
+			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.\n\n" +
+			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource Allocation:\n" +
+			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.\n\n" +
+			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With them, pods that ask for these\n" +
+			"resources get devices by Dynamic Resource Allocation. A resource of which claims cannot have all devices is named on\n" +
+			"standard error, with exit status 1.",
+		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
+			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +
+			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml\n" +
+			"  gpu-device-plugin plan --dra --dra-dynamic-mig\n" +
+			"  gpu-device-plugin plan -o classes --config-file config.yaml",
+		Args: cobra.NoArgs,
+	}
+	config.AddFlags(cmd.Flags(), planFlags...)
+	slices := cmd.Flags().Bool("dra", false, "print ResourceSlices instead of resources")
+	o := addOutputFlag(cmd, outputClasses)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, warnings, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
+		if err != nil {
+			return err
+		}
+		if o.format == outputClasses {
+			return printClasses(cmd, c)
+		}
+		if *slices {
+			return printSlices(cmd, o, c)
+		}
+		snapshot, err := scanOnce(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
+		p, err := newPlanned(snapshot, c)
+		if err != nil {
+			return err
+		}
+		for _, w := range warnings {
+			p.Warnings = append(p.Warnings, w.String())
+		}
+		return o.print(cmd.OutOrStdout(), &p, func(w io.Writer) { p.table(w) })
+	}
+	return cmd
+}
+
+// scanOnce scans the node that the configuration names.
+func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
+	err = withSession(ctx, c, func(ctx context.Context, session *nvidia.Session) (err error) {
+		snapshot, err = scan(ctx, c, session)
+		return err
+	})
+	return snapshot, err
+}
+
+// scan returns what a session finds, with the health that the GPUs have now.
+func scan(ctx context.Context, c config.Config, session *nvidia.Session) (inventory.Snapshot, error) {
+	snapshot, err := session.Scan(ctx)
+	for range snapshot.GPUs { // each scan asks at least one GPU for its links
+		if err == nil && snapshot.LinksDue {
+			snapshot, err = session.Scan(ctx)
+		}
+	}
+	if err != nil {
+		return snapshot, err
+	}
+	for i := range snapshot.GPUs {
+		g := &snapshot.GPUs[i]
+		reading, err := session.Read(ctx, g.UUID)
+		if err != nil {
+			g.Health.Reason = err.Error()
+			continue
+		}
+		g.Health = c.Health.FoldReading(health.GPU{}, reading, health.Facts{}, time.Now()).Health
+		for j := range g.MIGDevices {
+			g.MIGDevices[j].Health = inventory.Health{State: inventory.Healthy} // apart from its GPU
+		}
+	}
+	return snapshot, nil
+}
+
+// withSession opens a session with the driver of the node that the configuration names for as long as use takes.
+func withSession(ctx context.Context, c config.Config, use func(context.Context, *nvidia.Session) error) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
+	defer cancel()
+	driver, node, err := daemon.OpenNode(ctx, c, nil)
+	if err != nil {
+		return err
+	}
+	if node != nil {
+		defer node.Close()
+	}
+	session, err := driver.Open(ctx)
+	if err != nil {
+		return fmt.Errorf("%w; to scan a simulated node, use --simulate", err)
+	}
+	defer func() { err = errors.Join(err, session.Close(ctx)) }()
+	return use(ctx, session)
+}
+
+// planned is a plan as it is printed.
+type planned struct {
+	Resources []plannedResource `json:"resources"`
+	LeftOut   []string          `json:"leftOut,omitempty"` // which GPUs cannot be read, which devices are not offered, and why
+	Warnings  []string          `json:"warnings,omitempty"`
+}
+
+type plannedResource struct {
+	Name    string          `json:"name"`
+	Devices []plannedDevice `json:"devices"`
+	// Container is what a container gets that is given the first device.
+	Container plannedEdits `json:"container"`
+}
+
+type plannedDevice struct {
+	ID       string `json:"id"`
+	Index    string `json:"index"`
+	NUMANode *int   `json:"numaNode,omitempty"`
+	Healthy  bool   `json:"healthy"`
+	Reason   string `json:"reason,omitempty"`
+}
+
+type plannedEdits struct {
+	Env         map[string]string  `json:"env,omitempty"`
+	Mounts      []edits.Mount      `json:"mounts,omitempty"`
+	Nodes       []edits.DeviceNode `json:"nodes,omitempty"`
+	Annotations map[string]string  `json:"annotations,omitempty"`
+	CDIDevices  []string           `json:"cdiDevices,omitempty"`
+}
+
+func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
+	plan := resource.New(snapshot, c.Resource)
+	p := planned{Resources: []plannedResource{}, LeftOut: status.LeftOut(snapshot, plan), Warnings: plan.OtherWarnings()}
+	for _, r := range plan.Resources {
+		e, err := edits.For(r.Devices[:1], c.Edits)
+		if err != nil {
+			return planned{}, fmt.Errorf("allocate %s: %w", r.Name, err)
+		}
+		printed := plannedResource{Name: r.Name, Container: plannedEdits(e)}
+		for d := range r.All() {
+			device := plannedDevice{ID: d.ID, Index: d.Index, Healthy: d.Healthy, Reason: d.Reason}
+			if d.NUMANode != inventory.NoNUMANode {
+				device.NUMANode = &d.NUMANode
+			}
+			printed.Devices = append(printed.Devices, device)
+		}
+		p.Resources = append(p.Resources, printed)
+	}
+	return p, nil
+}
+
+func (p planned) table(w io.Writer) {
+	if len(p.Resources) == 0 {
+		fmt.Fprintln(w, "The node has no resources.")
+	}
+	for _, r := range p.Resources {
+		fmt.Fprintf(w, "%s: %d\n", r.Name, len(r.Devices))
+		fmt.Fprintln(w, "  DEVICE\tINDEX\tNUMA\tHEALTH")
+		for _, d := range r.Devices {
+			numa, health := "-", "Healthy"
+			if d.NUMANode != nil {
+				numa = fmt.Sprint(*d.NUMANode)
+			}
+			if !d.Healthy {
+				health = "Unhealthy: " + d.Reason
+			}
+			fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", d.ID, d.Index, numa, health)
+		}
+		fmt.Fprintln(w, "  a container with the first device gets:")
+		r.Container.table(w)
+	}
+	for _, l := range p.LeftOut {
+		fmt.Fprintf(w, "left out: %s\n", l)
+	}
+	for _, warning := range p.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
+}
+
+func (e plannedEdits) table(w io.Writer) {
+	for _, name := range slices.Sorted(maps.Keys(e.Env)) {
+		fmt.Fprintf(w, "    env %s=%s\n", name, e.Env[name])
+	}
+	for _, m := range e.Mounts {
+		fmt.Fprintf(w, "    mount %s from %s\n", m.ContainerPath, m.HostPath)
+	}
+	for _, n := range e.Nodes {
+		fmt.Fprintf(w, "    device node %s from %s (%s)\n", n.ContainerPath, n.HostPath, n.Permissions)
+	}
+	for _, key := range slices.Sorted(maps.Keys(e.Annotations)) {
+		fmt.Fprintf(w, "    annotation %s=%s\n", key, e.Annotations[key])
+	}
+	for _, name := range e.CDIDevices {
+		fmt.Fprintf(w, "    CDI device %s\n", name)
+	}
+}

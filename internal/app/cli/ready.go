@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+func newReadyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ready",
+		Short: "Report whether a running daemon is ready, for a readiness probe",
+		Long: "ready exits with 0 when the daemon is ready, and with 1 and the reason when it is not. The daemon is ready when all\n" +
+			"resources of its plan are registered and kubelet counts their devices, or when it has nothing to serve and no other\n" +
+			"device plugin serves GPUs on the node. Once ready, the daemon stays ready until it ends, except while the driver's files\n" +
+			"on disk do not fit the loaded kernel module: then the node has to be restarted.",
+		Args: cobra.NoArgs,
+	}
+	socket := addControlFlag(cmd.Flags())
+	wait := cmd.Flags().Duration("wait", 0, "how long to wait for a daemon that is not ready yet, at most 20s")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		answer, err := askReady(cmd.Context(), *socket, min(*wait, daemon.MaxReadyWait))
+		switch {
+		case err != nil:
+			return err
+		case !answer.Ready:
+			return errors.New("not ready: " + terminal.Line(answer.Reason))
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), readyText(answer))
+		return err
+	}
+	return cmd
+}
+
+func readyText(r status.Readiness) string {
+	if r.Reason == "" {
+		return "ready"
+	}
+	return "ready: " + terminal.Line(r.Reason)
+}
+
+// readyPace is the pause between questions at a control socket that is not there yet.
+const readyPace = 50 * time.Millisecond
+
+// askReady asks the daemon at a control socket whether it is ready. It waits for as long for the daemon, and for it to be ready.
+func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
+	began := time.Now()
+	for {
+		var answer status.Readiness
+		left := max(0, wait-time.Since(began))
+		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: left.Milliseconds()}, &answer)
+		if !errors.Is(err, control.ErrNoDaemon) || left == 0 {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return status.Readiness{}, ctx.Err()
+		case <-time.After(readyPace):
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+)
+
+// newProveCommand returns the command that runs in a process of its own.
+func newProveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    cuda.Command + " DRIVER_ROOT UUID",
+		Short:  "Prove for another process of this program that CUDA works on a device",
+		Args:   cobra.MinimumNArgs(2),
+		Hidden: true,
+		RunE:   func(_ *cobra.Command, args []string) error { return cuda.Prove(args[0], args[1], args[2:]...) },
+	}
+}
+
+func newValidateCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "validate",
+		Short: "Prove that CUDA works on the GPUs of this node",
+		Long: "validate has each GPU and each MIG device compile and run a small kernel, and compares the result. It needs the driver's\n" +
+			"libcuda, and no CUDA toolkit. Each device is tried in a process of its own, which may take 10 seconds and 300 MB of memory.\n" +
+			"Devices on which processes compute are left alone. A pod that starts meanwhile on a device in the compute mode\n" +
+			"EXCLUSIVE_PROCESS may fail.\n\n" +
+			"The exit status is 0 if CUDA works on all devices, 2 if some were not tried, 3 if it fails on one, and 1 if the command\n" +
+			"itself cannot be run.",
+		Example: "  gpu-device-plugin validate\n" +
+			"  gpu-device-plugin validate --gpu 3 -o json",
+		Args: cobra.NoArgs,
+	}
+	config.AddFlags(cmd.Flags(), nodeFlags...)
+	var only []string
+	cmd.Flags().StringSliceVar(&only, "gpu", nil, "GPUs and MIG devices to try, by index or UUID; default: all")
+	o := addOutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, _, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
+		if err != nil {
+			return err
+		}
+		v, err := validate(cmd.Context(), c, only)
+		if err != nil {
+			return err
+		}
+		if err := o.print(cmd.OutOrStdout(), &v, func(w io.Writer) { v.table(w) }); err != nil {
+			return err
+		}
+		return v.status()
+	}
+	return cmd
+}
+
+// A validation is what validate prints.
+type validation struct {
+	Devices []validated `json:"devices"`
+	// LeftOut are sentences: which GPUs cannot be read, and why.
+	LeftOut []string `json:"leftOut,omitempty"`
+}
+
+// A validated is a device in it.
+type validated struct {
+	Index string `json:"index"`
+	UUID  string `json:"uuid"`
+	Model string `json:"model"`
+	// Result is one of the constants below.
+	Result string `json:"result"`
+	// Reason says why the result is another than proven, and Failure what CUDA said.
+	Reason  string        `json:"reason,omitempty"`
+	Failure *cuda.Failure `json:"failure,omitempty"`
+	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had for itself.
+	Milliseconds int64 `json:"milliseconds,omitempty"`
+	MemoryBytes  int64 `json:"memoryBytes,omitempty"`
+}
+
+// The results.
+const (
+	resultProven   = "proven"
+	resultFailed   = "failed"
+	resultNotTried = "not tried"
+)
+
+// validate tries the devices of the node that the configuration names.
+func validate(ctx context.Context, c config.Config, only []string) (v validation, err error) {
+	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Simulated: c.Simulate != ""}
+	v.Devices = []validated{}
+	err = withSession(ctx, c, func(reading context.Context, session *nvidia.Session) error {
+		snapshot, err := session.Scan(reading)
+		if err != nil {
+			return err
+		}
+		for _, l := range snapshot.LeftOut {
+			v.LeftOut = append(v.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
+		}
+		devices, err := proof.Select(proof.Devices(snapshot), only)
+		if err != nil {
+			return fmt.Errorf("--gpu: %w", err)
+		}
+		v.Devices = make([]validated, len(devices))
+		var all sync.WaitGroup
+		turns := make(chan struct{}, proof.AtOnce)
+		for i, d := range devices {
+			v.Devices[i] = validated{Index: d.Index, UUID: d.UUID, Model: d.Model, Result: resultNotTried}
+			if v.Devices[i].Reason = inUse(reading, session, d); v.Devices[i].Reason != "" {
+				continue
+			}
+			all.Go(func() {
+				turns <- struct{}{}
+				defer func() { <-turns }()
+				v.Devices[i].take(prover.Prove(ctx, d.UUID))
+			})
+		}
+		all.Wait()
+		return ctx.Err()
+	})
+	return v, err
+}
+
+// inUse says which processes compute on a device; empty if none does.
+func inUse(ctx context.Context, session *nvidia.Session, d proof.Device) string {
+	processes, err := session.Processes(ctx, d.GPU)
+	if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
+		return "its processes cannot be read: " + err.Error()
+	}
+	var pids []string
+	for _, p := range d.Computes(processes) {
+		pids = append(pids, fmt.Sprint(p.PID))
+	}
+	if len(pids) == 0 {
+		return ""
+	}
+	return "in use by process " + strings.Join(pids, ", ")
+}
+
+// take takes the outcome of a proof.
+func (v *validated) take(p cuda.Proof) {
+	v.Failure, v.Milliseconds, v.MemoryBytes = p.Failure, p.Took.Milliseconds(), p.Memory
+	switch {
+	case p.Failure == nil:
+		v.Result = resultProven
+	case p.Failure.Tried():
+		v.Result, v.Reason = resultFailed, p.Failure.Error()
+	default:
+		v.Reason = p.Failure.Error()
+	}
+}
+
+func (v validation) table(w io.Writer) {
+	fmt.Fprintln(w, "GPU\tUUID\tMODEL\tRESULT\tTOOK\tREASON")
+	for _, d := range v.Devices {
+		took := ""
+		if d.Milliseconds > 0 {
+			took = fmt.Sprintf("%.1f s", float64(d.Milliseconds)/1000)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Model, d.Result, took, d.Reason)
+	}
+	for _, l := range v.LeftOut {
+		fmt.Fprintln(w, l)
+	}
+	if slices.ContainsFunc(v.Devices, func(d validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
+		fmt.Fprintln(w, "To give this container the device nodes, "+inventory.GiveDeviceNodes+".")
+	}
+}
+
+// status returns the exit status; nil for 0.
+func (v validation) status() error {
+	tried := len(v.LeftOut) == 0
+	for _, d := range v.Devices {
+		switch d.Result {
+		case resultFailed:
+			return ExitStatus(exitError)
+		case resultNotTried:
+			tried = false
+		}
+	}
+	if !tried {
+		return ExitStatus(exitWarning)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+)
+
+// aliveTimeout is how long all tasks may take until they are alive.
+const aliveTimeout = 5 * time.Second
+
+// Liveness is the answer to the liveness probe: which tasks are stuck. It says nothing of GPUs, of the driver or of kubelet: a new
+// process of the daemon would find these as they are.
+type Liveness struct {
+	lead  *lead.Lead
+	tasks []Task
+}
+
+// NewLiveness returns the liveness of these tasks. A task under the lead counts only while this process leads.
+func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
+	l := &Liveness{lead: leads}
+	for _, group := range tasks {
+		for _, task := range group {
+			if task.Alive != nil {
+				l.tasks = append(l.tasks, task)
+			}
+		}
+	}
+	return l
+}
+
+// Stuck asks all tasks, and returns a reason for each task that is stuck, in the order of the tasks.
+func (l *Liveness) Stuck(ctx context.Context) []string {
+	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
+	defer cancel()
+	errs := make([]error, len(l.tasks))
+	var asked sync.WaitGroup
+	for i, task := range l.tasks {
+		working, changed := l.lead.Term()
+		if task.Lead && !working {
+			continue
+		}
+		asked.Go(func() {
+			err := task.Alive(ctx)
+			select {
+			case <-changed: // it began or ended meanwhile
+				if task.Lead {
+					return
+				}
+			default:
+			}
+			errs[i] = err
+		})
+	}
+	asked.Wait()
+	var reasons []string
+	for i, err := range errs {
+		if err != nil {
+			reasons = append(reasons, fmt.Sprintf("%s: %v", l.tasks[i].Name, err))
+		}
+	}
+	return reasons
+}

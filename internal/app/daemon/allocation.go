@@ -1,0 +1,228 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory: then no GPU is given in that way.
+func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
+	if c.StateDir == "" {
+		return nil
+	}
+	d.nameDriver(ctx, &c)
+	a := &DRA{
+		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
+	}
+	devices := handover.DevicesOptions{
+		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName,
+		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
+		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check, Driverless: d.driverless,
+	}
+	a.Devices = handover.NewDevices(devices)
+	o := claims.Options{
+		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor,
+		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
+		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Metrics: d.counters,
+		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
+		Alone: d.mayChangeHardware,
+	}
+	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot, c.Driver.SearchPath...)
+	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
+		if d.node != nil {
+			return nil // simulated GPUs have no processes that take turns
+		}
+		return timeSlices.Set(ctx, gpu, interval)
+	}
+	if c.Edits.MPSRoot != "" {
+		o.MPS = mps.NewClaimDaemons(c.MPSRoot)
+	}
+	if c.KubeletRoot != "" {
+		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
+	}
+	h := handover.Options{
+		Devices: a.Devices, Offered: a.Offered, Beside: d.beside, Driverless: d.driverless,
+	}
+	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c)}
+	h.Prepared = kept.ofGPUs
+	if d.directory != nil {
+		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
+		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
+		kept.pods = d.account.ContainerDevices
+		o.Kept = func(ctx context.Context) (map[string]bool, error) {
+			if beside, _ := d.beside(); beside || !d.driverless() {
+				return nil, errors.New("claims can be prepared on this node")
+			}
+			return kept.uids(ctx)
+		}
+	}
+	if d.cluster != nil && c.NodeName != "" {
+		o.LookUp, h.List = d.cluster.Claim, func(ctx context.Context, gpus []string) (map[string][]string, error) {
+			return d.cluster.ClaimsOf(ctx, c.NodeName, gpus, a.Devices.GPU)
+		}
+	}
+	a.Claims = claims.New(o)
+	h.Records, kept.records = a.Claims.InUse(), a.Claims.InUse()
+	a.Arbiter = handover.New(h)
+	return a
+}
+
+// nameTimeout is how long the start of the process waits for the files that say under which name claims have devices.
+const nameTimeout = 2 * time.Second
+
+// nameDriver has the driver keep its name as long as claims have devices under it, or may get some.
+func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
+	type found struct{ name, kept string }
+	now, err := files.Within(ctx, files.NewDisk(), nameTimeout, func() (found, error) {
+		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
+		return found{name, kept}, err
+	})
+	if err != nil { // an earlier lead's slices are found again before this process publishes any
+		klog.FromContext(ctx).Error(err, "Cannot read under which name of the driver claims have devices")
+		return
+	}
+	if c.DRA.DriverName, d.keptName = now.name, now.kept; d.keptName != "" {
+		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name", "reason", d.keptName)
+	}
+}
+
+// callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet waits for 45 s.
+const callPatience = 30 * time.Second
+
+// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The liveness probe does not judge the loop of the
+// claims: it waits for the disk, and the device plugin serves without that.
+func (d *daemon) draTasks() []Task {
+	if d.dra == nil {
+		return []Task{d.told.Deciding(Task{Name: "owners of GPUs", Run: d.giveAll})}
+	}
+	return []Task{
+		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
+		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
+		d.told.Deciding(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
+		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
+	}
+}
+
+// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource Allocation. The exceptions are the GPUs
+// that it heard of from the lead: they may be in slices.
+func (d *daemon) giveAll(ctx context.Context) error {
+	for {
+		snapshot, looked := d.monitor.Snapshots().Latest()
+		before, owners := d.owners.Value(), dra.Owners{}
+		for _, g := range snapshot.GPUs {
+			owners[g.UUID] = cmp.Or(before[g.UUID], dra.OwnedByPlugin)
+		}
+		if d.owners.Publish(owners); !feed.AnyOf(ctx, looked) {
+			return nil
+		}
+	}
+}
+
+// beside reports whether another process of this program may serve kubelet by older owners of the GPUs, and returns what is closed when
+// that may have changed.
+func (d *daemon) beside() (bool, <-chan struct{}) {
+	s, changed := d.lead.Statuses().Latest()
+	return s.Standbys > 0 || s.Former != "", changed
+}
+
+// mayChangeHardware returns why hardware may not be changed now; nil if it may.
+func (d *daemon) mayChangeHardware() error {
+	if former := d.lead.Statuses().Value().Former; former != "" {
+		return fmt.Errorf("no GPU is changed before %s has ended, which led on this node before and may still change GPUs", former)
+	}
+	return nil
+}
+
+// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice, their GPU is being reset, or CUDA is
+// not proven on them. Kubelet may allocate them for a moment after they have left the list. It asks no disk.
+func (d *daemon) mayGive(devices []resource.Device) error {
+	owners := d.owners.Value()
+	for _, device := range devices {
+		if owners[device.GPU].InSlice() {
+			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", device.GPU)
+		}
+	}
+	return d.unready(devices)
+}
+
+// pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.
+type pluginUsers struct {
+	*plugin.Set
+	owners    *feed.Feed[dra.Owners]
+	snapshots *feed.Feed[inventory.Snapshot]
+}
+
+// Users returns which pods hold devices, as the Set does.
+func (u pluginUsers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+	owners := u.owners.Value()
+	for _, g := range u.snapshots.Value().GPUs {
+		asked := slices.Contains(uuids, g.UUID) ||
+			slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
+		if owner := owners[g.UUID]; asked && owner != dra.OwnedByPlugin {
+			return nil, fmt.Errorf("GPU %d is not divided anew while pods get it by Dynamic Resource Allocation", g.Index)
+		}
+	}
+	return u.Set.Users(ctx, uuids)
+}
+
+// allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to say.
+func (d *daemon) allocation() *status.DRA {
+	if d.dra == nil {
+		return nil
+	}
+	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
+	s := &status.DRA{
+		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(), Kept: d.keptName,
+		Driver: d.dra.Driver.Value(), Slices: published.Slices,
+		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
+		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,
+	}
+	if s.DriverName == dra.Driver {
+		s.DriverName = ""
+	}
+	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
+	for _, g := range d.monitor.Snapshots().Value().GPUs {
+		used = used || owners[g.UUID] != dra.OwnedByPlugin
+		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]), Waiting: waits[g.UUID]})
+	}
+	for _, c := range d.dra.Claims.Status().Value() {
+		shown := status.DRAClaim{
+			UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since), Released: c.Released, Destroyed: c.Destroyed,
+		}
+		for _, device := range c.Devices {
+			shown.Devices = append(shown.Devices, device.Name)
+			if device.Share > 0 {
+				shown.Shares = append(shown.Shares, status.DRAShare{Device: device.Name, MemoryBytes: device.Share, Limited: device.Limited})
+			}
+			if device.Problem != "" {
+				shown.Problem = device.Name + ": " + device.Problem
+			}
+		}
+		s.Claims = append(s.Claims, shown)
+	}
+	if !used && len(s.Claims) == 0 {
+		return nil
+	}
+	return s
+}

@@ -1,0 +1,234 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// TestLayoutInTheStatus: of the one that counts now, and what the owner says of it once it has seen it.
+func TestLayoutInTheStatus(t *testing.T) {
+	t.Parallel()
+	d := unstarted(t, nil, append(slices.Clone(alone), "--mig-enabled")...)
+	empty, err := d.migStatus()
+	if diff := cmp.Diff(MIGProgress{GPUs: []MIGGPU{}}, empty); err != nil || diff != "" {
+		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
+	}
+	retry := time.Unix(100, 0).UTC()
+	d.wishes.Decisions().Publish(migwish.Decision{Layout: "a", From: migwish.FromLabel, Wish: mig.Wish{Layout: "a", Again: 3}})
+	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", Again: 3, Reason: "r", GPUs: []mig.GPU{
+		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry, Holders: []mig.Holder{
+			{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
+		}, Change: layout.GPUChange{GPU: layout.GPU{UUID: "GPU-1"}}},
+		{Index: 2, UUID: "GPU-2", Phase: mig.PhaseKept},
+	}})
+	unread := &layout.PlannedPartitions{MIG: inventory.MIGMode(0).String(), Instances: []layout.PlannedInstance{}}
+	want := MIGProgress{Layout: "a", From: "label", Again: 3, State: "failed", Reason: "r", GPUs: []MIGGPU{
+		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: "waiting", Reason: "in use", Retry: retry, Holders: []string{"process 3", "process 4", "process 5"}, Before: unread, After: unread},
+		{Index: 2, UUID: "GPU-2", Phase: "kept"},
+	}}
+	got, err := d.migStatus()
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	if diff := cmp.Diff(&status.MIGLayout{Layout: "a", From: "label", State: "failed", Reason: "r", Waiting: []string{"MIG-1", "MIG-2"}}, d.layout()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for name, test := range map[string]struct {
+		decision      migwish.Decision
+		state, reason string
+	}{
+		"a later order":         {migwish.Decision{Layout: "a", Wish: mig.Wish{Again: 4}}, "pending", ""},
+		"another layout":        {migwish.Decision{Layout: "b", Wish: mig.Wish{Again: 3}}, "pending", ""},
+		"one that is not there": {migwish.Decision{Layout: "b", Err: errors.New("no such layout")}, "failed", "no such layout"},
+		"the one that is made":  {migwish.Decision{Layout: "a", Wish: mig.Wish{Again: 3}}, "failed", "r"},
+	} {
+		d.wishes.Decisions().Publish(test.decision)
+		if got := d.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// TestAllocationInTheStatus: nothing where Dynamic Resource Allocation is not used, and else who has each GPU, and what claims have.
+func TestAllocationInTheStatus(t *testing.T) {
+	t.Parallel()
+	if d := unstarted(t, nil, alone...); d.allocation() != nil || d.mayGive([]resource.Device{{GPU: "GPU-0"}}) != nil {
+		t.Error("there is something without a state directory")
+	}
+	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...))
+	owners := dra.Owners{}
+	gpus := d.monitor.Snapshots().Value().GPUs
+	for _, g := range gpus {
+		owners[g.UUID] = dra.OwnedByPlugin
+	}
+	d.dra.Owners.Publish(owners)
+	if s := d.allocation(); s != nil {
+		t.Errorf("it is not used: %+v", s)
+	}
+	d.dra.Driver.Publish(status.DRADriver{Registered: true})
+	if d.allocation() == nil {
+		t.Error("a driver that is registered is nothing")
+	}
+	d.dra.Driver.Publish(status.DRADriver{})
+	since := time.Unix(100, 0).UTC()
+	d.dra.Claims.Status().Publish([]claims.ClaimStatus{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []claims.DeviceStatus{{Name: "gpu-0"}, {Name: "gpu-1", Problem: "p"}}}})
+	s := d.allocation()
+	if s == nil {
+		t.Fatal("a claim is nothing")
+	}
+	want := []status.DRAClaim{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []string{"gpu-0", "gpu-1"}, Problem: "gpu-1: p"}}
+	if diff := cmp.Diff(want, s.Claims); diff != "" {
+		t.Errorf("claims (-want +got):\n%s", diff)
+	}
+	d.dra.Claims.Status().Publish(nil)
+	owners[gpus[1].UUID] = dra.LeavesDRA
+	d.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
+	d.dra.Devices.Publication().Publish(handover.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1", NoTaints: true})
+	if s = d.allocation(); s == nil {
+		t.Fatal("a GPU in a slice is nothing")
+	}
+	if s.Mode != "plugin" || s.Slices != 1 || s.Devices != 2 || s.Generation != 3 || s.Problem != "p" || s.API != "v1" || !s.NoTaints || len(s.GPUs) != len(gpus) {
+		t.Errorf("%+v", s)
+	}
+	if diff := cmp.Diff(status.DRAGPU{Index: 1, UUID: gpus[1].UUID, Owner: "leaving-dra", Waiting: "w"}, s.GPUs[1]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for i, taken := range map[int]bool{0: false, 1: true} {
+		if err := d.mayGive([]resource.Device{{GPU: gpus[i].UUID}}); (err != nil) != taken {
+			t.Errorf("GPU %d for a pod: %v", i, err)
+		}
+	}
+}
+
+// TestGPUsOfClaimsAreNotDivided: by a layout, neither whole nor one of their MIG devices.
+func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
+	t.Parallel()
+	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
+		{Index: 0, UUID: "GPU-0", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0"}}}, {Index: 1, UUID: "GPU-1", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1"}}},
+	}}
+	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir(), "--mig-enabled")...)
+	owners := feed.New(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
+	users := pluginUsers{d.set, owners, feed.New(snapshot)}
+	const refused = "GPU 1 is not divided anew while pods get it by Dynamic Resource Allocation"
+	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true, "GPU-0,GPU-1": true} {
+		if _, err := users.Users(t.Context(), strings.Split(asked, ",")); (err != nil && err.Error() == refused) != want {
+			t.Errorf("%s: %v", asked, err)
+		}
+	}
+	d.dra.Owners.Publish(owners.Value())
+	for _, dynamic := range []bool{false, true} {
+		c := d.watcher.Configs().Value()
+		c.DRA.DynamicMIG = dynamic
+		d.watcher.Configs().Publish(c)
+		for uuid, want := range map[string]bool{"GPU-0": false, "GPU-1": dynamic, "GPU-2": dynamic} {
+			if got := d.dividedForClaims(uuid); (got != "") != want {
+				t.Errorf("%s, dynamic MIG %v: %q", uuid, dynamic, got)
+			}
+		}
+	}
+}
+
+// TestFeatureFile: which file is wanted, and how long it is good for.
+func TestFeatureFile(t *testing.T) {
+	t.Parallel()
+	d := unstarted(t, nil, alone...)
+	set := map[string]string{"a": "b"}
+	d.labels.Wanted.Publish(set)
+	for name, test := range map[string]struct {
+		labels config.LabelsOutput
+		gfd    config.Discovery
+		want   featurefile.Target
+	}{
+		"none":              {config.LabelsOff, config.Discovery{}, featurefile.Target{}},
+		"of the daemon":     {config.LabelsFile, config.Discovery{}, featurefile.Target{Path: "/f", Labels: set, Renewal: 15 * time.Minute, Lifetime: time.Hour}},
+		"of GFD":            {config.LabelsFile, config.Discovery{On: true, Sleep: time.Minute}, featurefile.Target{Path: "/f", Labels: set, Renewal: time.Minute, Lifetime: time.Hour}},
+		"of GFD, rarely":    {config.LabelsFile, config.Discovery{On: true, Sleep: time.Hour}, featurefile.Target{Path: "/f", Labels: set, Renewal: time.Hour, Lifetime: 4 * time.Hour}},
+		"of GFD, only once": {config.LabelsFile, config.Discovery{On: true}, featurefile.Target{Path: "/f", Labels: set}},
+	} {
+		c := d.watcher.Configs().Value()
+		c.Features.Labels, c.Features.LabelsFile, c.Discovery = test.labels, "/f", test.gfd
+		d.watcher.Configs().Publish(c)
+		got, configured, labeled := d.featureFile().wanted()
+		if diff := cmp.Diff(test.want, got); diff != "" || configured == nil || (labeled == nil) != (name == "none") {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "product_name")
+	if err := os.WriteFile(file, []byte(" DGX \n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := MachineName(file) + MachineName("/nowhere"); got != "DGXunknown" {
+		t.Errorf("machines: %q", got)
+	}
+}
+
+// TestKernelLogIsSwitched: an XID of the log counts while the configuration has it read.
+func TestKernelLogIsSwitched(t *testing.T) {
+	t.Parallel()
+	d := looking(t, unstarted(t, nil, alone...))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.readKernelLog(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	sick := func(kind simulator.Kind, gpu int) {
+		t.Helper()
+		fault := simulator.Fault{Kind: kind, GPU: fmt.Sprint(gpu), XID: 64}
+		if kind == simulator.KindLoggedXID {
+			fault.Count = 1
+		}
+		for late := time.After(time.Minute); ; { // the log is read from when it is opened on
+			if err := d.node.Inject(fault); err != nil {
+				t.Fatal(err)
+			}
+			s, changed := d.monitor.Snapshots().Latest()
+			if s.GPUs[gpu].Health.State != inventory.Healthy {
+				return
+			}
+			select {
+			case <-changed:
+			case <-time.After(10 * time.Millisecond):
+			case <-late:
+				t.Fatalf("GPU %d is never sick", gpu)
+			}
+		}
+	}
+	if err := d.node.Inject(simulator.Fault{Kind: simulator.KindLoggedXID, GPU: "1", XID: 64, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	sick(simulator.KindXID, 2)
+	if h := d.monitor.Snapshots().Value().GPUs[1].Health; h.State != inventory.Healthy {
+		t.Errorf("the log is read without being asked for: %+v", h)
+	}
+	c := d.watcher.Configs().Value()
+	c.KernelLog = true
+	d.watcher.Configs().Publish(c)
+	sick(simulator.KindLoggedXID, 1)
+}

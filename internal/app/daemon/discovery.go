@@ -1,0 +1,74 @@
+package daemon
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
+)
+
+// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends: to output where the configuration names no file.
+func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
+	driver, node, err := OpenNode(ctx, o.Config, nil)
+	if err != nil {
+		return err
+	}
+	if node != nil {
+		defer node.Close()
+	}
+	m := monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: o.Config.Health})
+	watcher := config.NewWatcher(o.Sources, o.Config, clock.RealClock{})
+	watcher.JudgeOn(m.Snapshots().Value) // as the device plugin does, whose resources the labels describe
+	configs, wanted, problem := watcher.Configs(), feed.New[map[string]string](nil), feed.New[error](nil)
+	made := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName, Now: time.Now, Wanted: wanted}
+	file := &featureFile{configs: configs, labels: wanted, problem: problem}
+	outputs := []Task{
+		{Name: "labels", Run: made.Run},
+		{Name: "feature file", Run: file.run},
+		{Name: "standard output", Run: func(ctx context.Context) error { return printLabels(ctx, output, configs, wanted) }},
+	}
+	if o.Cluster != nil {
+		outputs = append(outputs, o.Cluster.Labels(View{Config: o.Config, Configs: configs, Labels: wanted, LabelsProblem: problem})...)
+	}
+	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), []Task{
+		{Name: "configuration", Run: watcher.Run},
+		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, o.Signals, watcher, m) }},
+		{Name: "monitor", Run: m.Run},
+		{Name: "first look", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, m, configs) }},
+		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, m) }},
+	}, outputs), driver.Calls)
+}
+
+// printLabels prints the labels when they change, and again after each interval, where no file is configured.
+func printLabels(
+	ctx context.Context, output io.Writer, configs *feed.Feed[config.Config], wanted *feed.Feed[map[string]string],
+) error {
+	for {
+		c, configured := configs.Latest()
+		set, labeled := wanted.Latest()
+		if c.Features.Labels == config.LabelsFile && c.Features.LabelsFile == "" && set != nil {
+			if err := featurefile.Print(output, set); err != nil {
+				return err
+			}
+		}
+		var again <-chan time.Time
+		if c.Discovery.Sleep > 0 {
+			again = time.After(c.Discovery.Sleep)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configured:
+		case <-labeled:
+		case <-again:
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+func (d *daemon) handlers() map[string]control.Handler {
+	return map[string]control.Handler{
+		CallStatus:         answer(d.statusWith),
+		CallReady:          answer(d.ready),
+		CallAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
+		CallQuiesce:        answer(d.quiesce),
+		CallResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.requests().Resume(ctx) }),
+		CallHealthClear:    answer(d.clearHealth),
+		CallMIGApply:       answer(d.applyMIG),
+		CallMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
+		CallRecordStart:    answer(d.startRecording),
+		CallRecordStop:     answer(func(context.Context, struct{}) (any, error) { return nil, d.recorder.Stop() }),
+		CallSimulateInject: answer(d.inject),
+		CallSimulateList:   answer(d.list),
+	}
+}
+
+// answer makes a Handler of a function of typed arguments.
+func answer[T any](call func(context.Context, T) (any, error)) control.Handler {
+	return func(ctx context.Context, encoded json.RawMessage) (any, error) {
+		var arguments T
+		if err := json.Unmarshal(encoded, &arguments); err != nil {
+			return nil, fmt.Errorf("read the call's arguments: %w", err)
+		}
+		return call(ctx, arguments)
+	}
+}
+
+// StatusArguments are those of CallStatus.
+type StatusArguments struct {
+	// Holders says that the answer is to have the containers that hold devices.
+	Holders bool `json:"holders,omitempty"`
+}
+
+// holdersTimeout bounds the question to kubelet which containers hold devices.
+const holdersTimeout = 3 * time.Second
+
+func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error) {
+	s, err := d.status(ctx)
+	if err != nil || !a.Holders {
+		return s, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
+	defer cancel()
+	devices, err := d.podDevices().ContainerDevices(ctx)
+	if err != nil {
+		s.HoldersError = err.Error()
+	}
+	s.Holders = holders(s.GPUs, devices)
+	receipts := d.unitHolders(ctx, devices)
+	for i := range s.Holders {
+		h := &s.Holders[i]
+		for _, r := range receipts {
+			if h.Device == r.Device && h.Namespace == r.Namespace && h.Pod == r.Pod && h.Container == r.Container {
+				h.Receipt = r.Receipt
+			}
+		}
+	}
+	return s, nil
+}
+
+// holders returns the known devices that containers hold, each once for each container. A container may have several replicas of a device.
+func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.Holder {
+	all := []status.Holder{}
+	for _, c := range devices {
+		uuid, _ := resource.SplitID(c.ID)
+		h := status.Holder{Device: uuid, Namespace: c.Namespace, Pod: c.Pod, Container: c.Container, Claim: c.Claim.Name}
+		if slices.ContainsFunc(known, func(d status.Device) bool { return d.UUID == uuid }) && !slices.Contains(all, h) {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// QuiesceArguments are those of CallQuiesce.
+type QuiesceArguments struct {
+	// Allocate says that GPUs may be given to new work meanwhile.
+	Allocate bool `json:"allocate"`
+}
+
+func (d *daemon) quiesce(ctx context.Context, a QuiesceArguments) (any, error) {
+	return nil, d.requests().Quiesce(ctx, a.Allocate)
+}
+
+// ClearArguments are those of CallHealthClear.
+type ClearArguments struct {
+	// GPU is an index "i" or "i:j", or a UUID.
+	GPU string `json:"gpu"`
+}
+
+func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error) {
+	uuid := d.uuidOf(a.GPU)
+	d.proofs.Again(uuid)
+	return nil, d.requests().Clear(ctx, uuid)
+}
+
+// uuidOf returns the UUID of the device in a request. A device that is not here now may have faults on record.
+func (d *daemon) uuidOf(name string) string {
+	for _, g := range d.monitor.Snapshots().Value().GPUs {
+		if name == g.UUID || name == fmt.Sprint(g.Index) {
+			return g.UUID
+		}
+		for _, m := range g.MIGDevices {
+			if name == m.UUID || name == fmt.Sprintf("%d:%d", g.Index, m.Index) {
+				return m.UUID
+			}
+		}
+	}
+	return name
+}
+
+var errNotSimulated = errors.New("this daemon serves real GPUs: faults can only be injected into one that runs with --simulate")
+
+func (d *daemon) inject(_ context.Context, fault simulator.Fault) (any, error) {
+	if d.node == nil {
+		return nil, errNotSimulated
+	}
+	return nil, d.node.Inject(fault)
+}
+
+func (d *daemon) list(context.Context, struct{}) (any, error) {
+	if d.node == nil {
+		return nil, errNotSimulated
+	}
+	return d.node.List(), nil
+}

@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/kernellog"
+)
+
+// readKernelLog delivers the XIDs in the kernel's log to the monitor, while the configuration wants that. That the log cannot be read is no
+// reason to stop serving GPUs.
+func (d *daemon) readKernelLog(ctx context.Context) error {
+	reader := kernellog.Reader{
+		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.switchError, Clock: clock.RealClock{},
+	}
+	backoff := supervise.Backoff{First: time.Second, Most: 10 * time.Minute, Proven: time.Minute}
+	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
+		d.awaitKernelLog(ctx, true)
+		reading, stop := context.WithCancel(ctx)
+		defer stop()
+		go func() {
+			d.awaitKernelLog(reading, false)
+			stop()
+		}()
+		return reader.Run(reading)
+	})
+}
+
+// maxSwitchFaults bounds the errors of NVSwitches that are in the status.
+const maxSwitchFaults = 16
+
+// switchError notes an error of an NVSwitch. A fatal one stays in the status until the process ends: nothing tells that it is cured.
+func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) {
+	d.counters.SwitchError(bdf, sxid, fatal, at)
+	known, what := d.switchFaults.Value(), fmt.Sprintf("NVSwitch %s: SXid %d", bdf, sxid)
+	if fatal && len(known) < maxSwitchFaults && !slices.Contains(known, what) {
+		d.switchFaults.Publish(append(slices.Clip(known), what))
+	}
+}
+
+// awaitKernelLog waits until the configuration wants the log to be read, or not, or ctx ends.
+func (d *daemon) awaitKernelLog(ctx context.Context, wanted bool) {
+	feed.Until(ctx, d.watcher.Configs(), func(c config.Config) bool { return c.KernelLog == wanted })
+}
+
+// openKernelLog opens the log of the node that is served.
+func (d *daemon) openKernelLog() (io.ReadCloser, error) {
+	if d.node != nil {
+		return d.node.KernelLog(), nil
+	}
+	return kernellog.Open(kernellog.Path)
+}

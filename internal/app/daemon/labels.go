@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
+)
+
+// Labels makes the labels of the node.
+type Labels struct {
+	Configs   *feed.Feed[config.Config]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	// Make makes labels, such as labels.All.
+	Make func(inventory.Snapshot, labels.Options) map[string]string
+	// Machine returns the name of the machine that is in a file, or labels.UnknownMachine.
+	Machine func(file string) string
+	Now     func() time.Time
+	// InUse are the claims that are prepared, by the UUID of the GPU: nil until they are known. Without the feed there are none.
+	InUse *feed.Feed[map[string][]claims.Holder]
+	// Run publishes to Wanted the labels that the node is to have. They are nil before the first look that succeeded, and while links are
+	// due after it. While looks fail they stay as they are: a driver that is away says nothing about the node.
+	Wanted *feed.Feed[map[string]string]
+}
+
+// Run makes labels of every Snapshot and Config until ctx ends, and then returns nil. The timestamp is that of the Config.
+func (l *Labels) Run(ctx context.Context) error {
+	var o labels.Options
+	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
+		o.Resources, o.Machine, o.Timestamp = c.Resource, l.Machine(c.Features.MachineTypeFile), 0
+		if c.Features.LabelsTimestamp {
+			o.Timestamp = l.Now().Unix()
+		}
+		for same := true; same; {
+			s, looked := l.Snapshots.Latest()
+			inUse, prepared := l.inUse()
+			// Without the label the control daemons end, and with them the work of claims that were prepared before the mode was changed.
+			o.ClaimsByMPS = c.Edits.MPSRoot != "" && (c.DRA.Mode != config.DRAOff || len(inUse) > 0)
+			if s.Generation > 0 && s.Stale == "" && inUse != nil && !(s.LinksDue && l.Wanted.Value() == nil) {
+				if wanted := l.Make(s, o); !maps.Equal(wanted, l.Wanted.Value()) {
+					l.Wanted.Publish(wanted)
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-configured:
+				same = false
+			case <-looked:
+			case <-prepared:
+			}
+		}
+	}
+}
+
+func (l *Labels) inUse() (prepared map[string][]claims.Holder, changed <-chan struct{}) {
+	if l.InUse == nil {
+		return map[string][]claims.Holder{}, nil
+	}
+	return l.InUse.Latest()
+}

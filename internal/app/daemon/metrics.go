@@ -1,0 +1,138 @@
+package daemon
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
+)
+
+// serveMetrics serves metrics and probes by HTTP, at the address that the configuration has.
+func (d *daemon) serveMetrics(ctx context.Context) error {
+	address := feed.New(d.watcher.Configs().Value().MetricsAddress)
+	gpus := feed.New(telemetry.GPUSettings{})
+	pods := feed.New(telemetry.PodDevices{})
+	var followers sync.WaitGroup // they end with ctx, as the server does
+	defer followers.Wait()
+	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
+	followers.Go(func() { telemetry.FollowPods(ctx, d.podDevices(), gpus, pods) })
+	return telemetry.New(telemetry.Options{
+		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
+		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,
+		PCIGPUs: d.pci.count,
+	}).Run(ctx)
+}
+
+// pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver when a
+// virtual machine wants them.
+const pciEvery = time.Minute
+
+// A pciBus counts the GPUs on the PCI bus of a node.
+type pciBus struct {
+	root fs.FS
+
+	mu        sync.Mutex // guards the rest
+	counted   time.Time
+	own, away int
+}
+
+// count returns how many GPUs the node has, and how many are given to virtual machines beside these.
+func (b *pciBus) count() (own, away int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if time.Since(b.counted) >= pciEvery {
+		b.own, b.away = nodefacts.PCIGPUs(b.root)
+		b.counted = time.Now()
+	}
+	return b.own, b.away
+}
+
+// podDevices knows which containers hold which devices, by resources and by claims.
+type podDevices struct {
+	account *kubelet.PodResources
+	dra     *DRA // nil where there are no claims
+	units   func(context.Context, []kubelet.ContainerDevice) []status.Holder
+}
+
+func (d *daemon) podDevices() podDevices { return podDevices{d.account, d.dra, d.unitHolders} }
+
+// UnitHolders implements telemetry.PodLister.
+func (p podDevices) UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
+	return p.units(ctx, devices)
+}
+
+// ContainerDevices implements telemetry.PodLister.
+func (p podDevices) ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error) {
+	devices, err := p.account.ContainerDevices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var prepared []claims.ClaimStatus
+	if p.dra != nil {
+		prepared = p.dra.Claims.Status().Value()
+	}
+	return claims.Identify(devices, prepared), nil
+}
+
+// gpuMetrics are the metrics of GPUs.
+func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *feed.Feed[telemetry.PodDevices]) *telemetry.GPUs {
+	name := d.config.NodeName
+	if name == "" {
+		name, _ = os.Hostname() // without a name there is no such label
+	}
+	return &telemetry.GPUs{
+		Settings: settings, Snapshots: d.monitor.Snapshots(), Samples: d.monitor.Samples(), Pods: pods, Hostname: name,
+		XIDName: func(xid uint64) string { return health.Lookup(xid).Name }, Now: time.Now,
+	}
+}
+
+// headStart is how long after the start of the process no GPU is measured and no memory is given back: GPUs are registered first.
+const headStart = time.Second
+
+// followMetrics publishes the address for metrics when a Config changes it, and calls sample to measure GPUs as each Config says.
+func followMetrics(
+	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings],
+	sample func(context.Context, monitor.Sampling) error,
+) {
+	over, registering := time.After(headStart), true
+	for {
+		c, changed := configs.Latest()
+		if c.MetricsAddress != address.Value() {
+			address.Publish(c.MetricsAddress)
+		}
+		if registering {
+			select {
+			case <-ctx.Done():
+				return
+			case <-over:
+				registering = false
+			case <-changed:
+			}
+			continue
+		}
+		var settings telemetry.GPUSettings
+		var sampling monitor.Sampling
+		if c.MetricsAddress != "" && c.GPUMetrics.Enabled {
+			settings = telemetry.GPUSettings{Every: c.GPUMetrics.Interval, HostnameLabel: c.GPUMetrics.HostnameLabel}
+			sampling = monitor.Sampling{Every: c.GPUMetrics.Interval, Blocking: c.GPUMetrics.PCIeThroughput}
+		}
+		if settings != gpus.Value() {
+			gpus.Publish(settings)
+		}
+		_ = sample(ctx, sampling) // it cannot be reached when the daemon ends
+		if !feed.AnyOf(ctx, changed) {
+			return
+		}
+	}
+}

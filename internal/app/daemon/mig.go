@@ -1,0 +1,248 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// A MIGProgress is how far the daemon is with the MIG layout, as it is printed.
+type MIGProgress struct {
+	// Layout is the name of the wanted layout, From where it was named, and Again the number of the last order that the daemon has taken
+	// up.
+	Layout string `json:"layout,omitempty"`
+	From   string `json:"from,omitempty"`
+	Again  uint64 `json:"again,omitempty"`
+	// State is pending, rebooting, success or failed; empty if no layout is named.
+	State string `json:"state,omitempty"`
+	// Reason says why the state is not success.
+	Reason string   `json:"reason,omitempty"`
+	GPUs   []MIGGPU `json:"gpus"`
+}
+
+// A MIGGPU is how far one GPU is.
+type MIGGPU struct {
+	Index int    `json:"index"`
+	UUID  string `json:"uuid"`
+	Model string `json:"model"`
+	Phase string `json:"phase"`
+	// Reason says what the GPU waits for, or what failed.
+	Reason string `json:"reason,omitempty"`
+	// Holders are those who use what is to change.
+	Holders []string `json:"holders,omitempty"`
+	// Retry is when what failed is tried again.
+	Retry time.Time `json:"retry,omitzero"`
+	// Before and After are how the GPU is divided and how it is to be; nil for one that was not read, as no layout is about it.
+	Before *layout.PlannedPartitions `json:"before,omitempty"`
+	After  *layout.PlannedPartitions `json:"after,omitempty"`
+}
+
+func (d *daemon) migStatus() (MIGProgress, error) {
+	if err := d.migOff(); err != nil {
+		return MIGProgress{}, err
+	}
+	asked, made := d.layout(), d.mig.Status().Value()
+	s := MIGProgress{Layout: asked.Layout, From: asked.From, Again: made.Again, State: asked.State, Reason: asked.Reason, GPUs: []MIGGPU{}}
+	for _, g := range made.GPUs {
+		shown := MIGGPU{
+			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason, Retry: status.Moment(g.Retry),
+		}
+		if g.Change.GPU.UUID != "" {
+			shown.Before, shown.After = new(layout.NewPlannedPartitions(g.Change.Before)), new(layout.NewPlannedPartitions(g.Change.After))
+		}
+		for _, h := range g.Holders {
+			shown.Holders = append(shown.Holders, holder(h))
+		}
+		s.GPUs = append(s.GPUs, shown)
+	}
+	return s, nil
+}
+
+// layout returns how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
+func (d *daemon) layout() *status.MIGLayout {
+	if d.mig == nil {
+		return nil
+	}
+	chosen, made := d.wishes.Decisions().Value(), d.mig.Status().Value()
+	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State), Reason: made.Reason}
+	switch {
+	case chosen.Err != nil:
+		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()
+	case made.Layout != chosen.Layout || made.Again != chosen.Wish.Again: // the owner has not seen it yet
+		s.State, s.Reason = string(mig.StatePending), ""
+	}
+	for _, g := range made.GPUs {
+		for _, h := range g.Holders {
+			if !slices.Contains(s.Waiting, h.Device) {
+				s.Waiting = append(s.Waiting, h.Device)
+			}
+		}
+	}
+	slices.Sort(s.Waiting)
+	return s
+}
+
+// holder names who holds a device.
+func holder(h mig.Holder) string {
+	switch {
+	case h.Pod.Name != "":
+		return "pod " + h.Pod.Namespace + "/" + h.Pod.Name
+	case h.Pod.UID != "":
+		return "pod with UID " + h.Pod.UID
+	}
+	return fmt.Sprintf("process %d", h.PID)
+}
+
+// ApplyArguments are those of CallMIGApply.
+type ApplyArguments struct {
+	Layout string   `json:"layout,omitempty"`
+	GPUs   []string `json:"gpus,omitempty"`
+	DryRun bool     `json:"dryRun,omitempty"`
+	Forget bool     `json:"forget,omitempty"`
+}
+
+// An OrderedMIG is the answer to CallMIGApply.
+type OrderedMIG struct {
+	// Plan is how the layout divides the GPUs; nil after an order to forget the earlier layout.
+	Plan *layout.Planned `json:"plan,omitempty"`
+	// Again is the number of the order; 0 if nothing was ordered.
+	Again uint64 `json:"again,omitempty"`
+}
+
+// migOff returns why the daemon does not change layouts; nil if it does.
+func (d *daemon) migOff() error {
+	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.wishes == nil && enabled {
+		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was started; start it again")
+	} else if !enabled {
+		return migwish.ErrOff
+	}
+	return nil
+}
+
+func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
+	if err := d.migOff(); err != nil {
+		return nil, err
+	}
+	var ordered OrderedMIG
+	var gpus []string // by UUID: the order is not about another GPU that gets the index later
+	if !a.Forget {
+		p, err := d.planMIG(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if ordered.Plan = &p; a.DryRun || !p.Possible {
+			return ordered, nil
+		}
+		for _, g := range p.GPUs {
+			if len(a.GPUs) > 0 {
+				gpus = append(gpus, g.UUID)
+			}
+		}
+	}
+	if err := d.lead.Check(); err != nil {
+		return nil, fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
+	}
+	if err := ctx.Err(); err != nil { // who asked has gone while the GPUs were read
+		return nil, err
+	}
+	chosen, err := d.wishes.Apply(ctx, a.Layout, gpus)
+	if err != nil {
+		return nil, err
+	}
+	ordered.Again = chosen.Wish.Again
+	return ordered, nil
+}
+
+// planMIG returns what a layout makes of the GPUs that arguments name.
+func (d *daemon) planMIG(ctx context.Context, a ApplyArguments) (layout.Planned, error) {
+	file, err := d.wishes.Layouts()
+	if err != nil {
+		return layout.Planned{}, err
+	}
+	n := Partitioned{Architectures: map[string]string{}}
+	n.Read(ctx, d.monitor.Snapshots().Value(), asked{d.monitor})
+	l, err := layout.Find(a.Layout, file, n.GPUs)
+	if err != nil {
+		return layout.Planned{}, err
+	}
+	changes := layout.Plan(l, n.GPUs)
+	changes.RefuseUnmatched(file)
+	if len(a.GPUs) > 0 {
+		if changes.GPUs, err = SelectGPUs(changes.GPUs, a.GPUs); err != nil {
+			return layout.Planned{}, fmt.Errorf("--gpu: %w", err)
+		}
+	}
+	return layout.NewPlanned(changes, n.Architectures, n.Warnings), nil
+}
+
+// asked reads partitions by requests to the monitor.
+type asked struct{ *monitor.Monitor }
+
+func (a asked) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
+	found, err := a.Monitor.Processes(ctx, []string{uuid})
+	return found[uuid], err
+}
+
+// A Partitioned is how the GPUs of a node are divided.
+type Partitioned struct {
+	GPUs          []layout.GPU
+	Architectures map[string]string // by UUID
+	Warnings      []string          // what could not be read
+}
+
+// A partitionReader tells how a GPU is divided, and what computes on it, by UUID.
+type partitionReader interface {
+	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
+	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
+}
+
+// Read reads how the GPUs of a Snapshot are divided.
+func (n *Partitioned) Read(ctx context.Context, snapshot inventory.Snapshot, from partitionReader) {
+	for _, l := range snapshot.LeftOut {
+		n.Warnings = append(n.Warnings, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
+	}
+	for _, found := range snapshot.GPUs {
+		g := layout.GPU{Index: found.Index, UUID: found.UUID, Model: found.Model, InUse: map[int]bool{}}
+		var err error
+		if g.Partitions, err = from.Partitions(ctx, found.UUID); err != nil {
+			g.Partitions = inventory.Partitions{Mode: found.MIG, Pending: found.MIG, Unread: err.Error()}
+		}
+		if g.Mode == inventory.MIGEnabled {
+			processes, err := from.Processes(ctx, found.UUID)
+			if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
+				g.Unread = cmp.Or(g.Unread, err.Error())
+			}
+			for _, i := range g.Instances { // a driver that does not say where a process is, may mean each
+				g.InUse[i.ID] = slices.ContainsFunc(processes, func(p inventory.Process) bool { return !p.GI.Known || p.GI.Value == i.ID })
+			}
+		}
+		n.GPUs = append(n.GPUs, g)
+		n.Architectures[g.UUID] = found.Architecture
+	}
+}
+
+// SelectGPUs returns the GPUs with the given indexes or UUIDs.
+func SelectGPUs(gpus []layout.GPUChange, names []string) ([]layout.GPUChange, error) {
+	wanted := func(g layout.GPUChange, name string) bool {
+		return g.GPU.UUID == name || strconv.Itoa(g.GPU.Index) == name
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(gpus, func(g layout.GPUChange) bool { return wanted(g, name) }) {
+			return nil, fmt.Errorf("no GPU has the index or UUID %q", name)
+		}
+	}
+	return slices.DeleteFunc(gpus, func(g layout.GPUChange) bool {
+		return !slices.ContainsFunc(names, func(name string) bool { return wanted(g, name) })
+	}), nil
+}

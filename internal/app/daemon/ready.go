@@ -1,0 +1,142 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once
+// they were, the answer stays: a readiness that comes and goes would let a roll-out go on beyond
+// its limits. It ends only while a driver's files do not fit its kernel module: then the node has
+// to be restarted.
+//
+// A process asks for the lead when all else is ready, and is ready when it has it and the tasks under the lead are ready, too. It is ready
+// without it where a process leads that started later.
+type Readiness struct {
+	lead   *lead.Lead
+	tasks  []Task
+	answer *feed.Feed[status.Readiness]
+	lapses func(context.Context) error // nil if an answer never ends
+}
+
+// NewReadiness returns the readiness of these tasks, which are not ready until Run has asked them.
+func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
+	r := &Readiness{lead: l, answer: feed.New(status.Readiness{
+		Reason: "the daemon is starting", Since: status.Moment(time.Now()),
+	})}
+	for _, group := range tasks {
+		r.tasks = append(r.tasks, group...)
+	}
+	return r
+}
+
+// EndBy has an answer that was yes end while reason is not empty. It is asked after each Snapshot,
+// and called before Run.
+func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(context.Context) string) {
+	r.lapses = func(ctx context.Context) error {
+		yes := r.answer.Value()
+		for {
+			_, looked := snapshots.Latest()
+			now := yes
+			if why := reason(ctx); why != "" {
+				now.Ready, now.Reason = false, why
+			}
+			if before := r.answer.Value(); ctx.Err() == nil && (before.Ready != now.Ready || before.Reason != now.Reason) {
+				now.Since = status.Moment(time.Now())
+				r.answer.Publish(now)
+				klog.FromContext(ctx).Info("Readiness changed", "ready", now.Ready, "reason", now.Reason)
+			}
+			if !feed.AnyOf(ctx, looked) {
+				return nil
+			}
+		}
+	}
+}
+
+// Answer returns the feed of answers.
+func (r *Readiness) Answer() *feed.Feed[status.Readiness] { return r.answer }
+
+const (
+	// readyInterval is how often tasks are asked until all are ready.
+	readyInterval = 500 * time.Millisecond
+	// readyTimeout is how long all of them may take to answer.
+	readyTimeout = 5 * time.Second
+)
+
+// Run asks the tasks until all are ready, and then no more. It returns nil, at the latest when ctx ends.
+func (r *Readiness) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	ticker := time.NewTicker(readyInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		ready, reason := r.ask(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		before := r.answer.Value()
+		switch {
+		case ready:
+			r.answer.Publish(status.Readiness{Ready: true, Reason: reason, Since: status.Moment(time.Now())})
+			log.Info("Ready", "reason", reason)
+			if r.lapses == nil {
+				return nil
+			}
+			return r.lapses(ctx)
+		case reason != before.Reason:
+			r.answer.Publish(status.Readiness{Reason: reason, Since: before.Since})
+			log.V(2).Info("Not ready", "reason", reason)
+		}
+	}
+}
+
+// ask returns whether all tasks are ready, and the reasons of the tasks that are not, or else of those that are.
+func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	ready, reason = r.askTasks(ctx, false)
+	if !ready {
+		return false, reason
+	}
+	r.lead.Ask()
+	switch s := r.lead.Statuses().Value(); {
+	case s.Leads:
+		if ready, leading := r.askTasks(ctx, true); !ready {
+			return false, leading
+		}
+	case s.Later:
+	case s.Problem != "":
+		return false, "it cannot take the lead of the node: " + s.Problem
+	default:
+		return false, "it waits for the lead of the node, which " + cmp.Or(s.Name, "another process") + " has"
+	}
+	return true, reason
+}
+
+// askTasks asks the tasks that run under the lead, or the others.
+func (r *Readiness) askTasks(ctx context.Context, lead bool) (ready bool, reason string) {
+	said := map[bool][]string{}
+	for _, task := range r.tasks {
+		if task.Ready == nil || task.Lead != lead {
+			continue
+		}
+		if ready, reason := task.Ready(ctx); !ready || reason != "" {
+			said[ready] = append(said[ready], reason)
+		}
+	}
+	ready = len(said[false]) == 0
+	return ready, strings.Join(said[ready], "; ")
+}

@@ -1,0 +1,40 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
+)
+
+// askForReboot keeps the file that asks for a restart of the node, while the configuration wants one.
+func (d *daemon) askForReboot(ctx context.Context) error {
+	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(d.node)}
+	asker.Wanted = func() (w reboot.Sentinel, configured, looked <-chan struct{}) {
+		c, configured := d.watcher.Configs().Latest()
+		if c.RebootFile == "" {
+			return w, configured, nil
+		}
+		s, looked := d.monitor.Snapshots().Latest()
+		w.Path = c.RebootFile
+		w.Reason, w.Known = needsReboot(s)
+		return w, configured, looked
+	}
+	return asker.Run(ctx)
+}
+
+// needsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none needs that. It is not known before the
+// first look, and when looks fail.
+func needsReboot(s inventory.Snapshot) (reason string, known bool) {
+	var all []string
+	for _, g := range s.GPUs {
+		if g.Health.Cure == inventory.CureReboot {
+			all = append(all, fmt.Sprintf("GPU %d is %s: %s", g.Index, g.Health.State, g.Health.Reason))
+		}
+	}
+	return strings.Join(all, "; "), s.Driver != inventory.Driver{} && s.Stale == ""
+}

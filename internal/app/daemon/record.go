@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/recording"
+)
+
+// RecordArguments are those of CallRecordStart.
+type RecordArguments struct {
+	// Redact replaces UUIDs and PCI addresses.
+	Redact bool `json:"redact"`
+}
+
+// RecordAnswer is the answer to CallRecordStart.
+type RecordAnswer struct {
+	// Dir is the folder of the recording.
+	Dir string `json:"dir"`
+}
+
+// startRecording records from now on.
+func (d *daemon) startRecording(_ context.Context, a RecordArguments) (any, error) {
+	dir := d.config.Record
+	if dir == "" && d.config.StateDir != "" {
+		dir = filepath.Join(d.config.StateDir, "recordings")
+	}
+	if dir == "" {
+		return nil, errors.New("there is no directory for the recording: start the daemon with --record or --state-dir")
+	}
+	return RecordAnswer{dir}, d.recorder.Start(recording.Options{
+		Dir: dir, Redact: a.Redact, Program: version.String(), BootID: BootID(d.node), StateDir: d.config.StateDir,
+		Policy: d.watcher.Configs().Value().Health,
+	})
+}
+
+// recordFromStart begins the recording that the configuration wants. Without it GPUs are served all the same.
+func (d *daemon) recordFromStart(ctx context.Context) {
+	if d.config.Record == "" {
+		return
+	}
+	if _, err := d.startRecording(ctx, RecordArguments{Redact: d.config.RecordRedact}); err != nil {
+		klog.FromContext(ctx).Info("Nothing is recorded", "dir", d.config.Record, "reason", err.Error())
+	}
+}
+
+// requests is the monitor for those whose requests are to be recorded.
+func (d *daemon) requests() requests {
+	return requests{recording.Requests{Monitor: d.monitor, Recorder: &d.recorder}, d.proofs}
+}
+
+// requests are made of the monitor. Where the driver is released, no process of a proof uses it.
+type requests struct {
+	recording.Requests
+	proofs *proof.Proofs
+}
+
+// proofsPatience is the longest wait for processes of proofs that were told to end.
+const proofsPatience = 5 * time.Second
+
+// Quiesce releases the driver, and returns when the processes that prove CUDA have ended, too.
+func (r requests) Quiesce(ctx context.Context, allocate bool) error {
+	err := r.Requests.Quiesce(ctx, allocate)
+	ctx, cancel := context.WithTimeout(ctx, proofsPatience)
+	defer cancel()
+	return errors.Join(err, r.proofs.Release(ctx))
+}

@@ -1,0 +1,153 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// ResetArguments are those of CallReset.
+type ResetArguments struct {
+	// GPUs are indexes and UUIDs of GPUs, which are reset together.
+	GPUs []string `json:"gpus"`
+	// Wait is how long to wait for users of the GPUs to end; 0 for not at all.
+	Wait time.Duration `json:"wait,omitempty"`
+}
+
+// A ResetProgress is how far a reset is. Each is sent to the caller of CallReset.
+type ResetProgress struct {
+	Text string `json:"text,omitempty"`
+	// Done says that the GPUs were reset, and are Healthy.
+	Done bool `json:"done,omitempty"`
+}
+
+// reset resets GPUs.
+func (d *daemon) reset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
+	var a ResetArguments
+	if err := json.Unmarshal(encoded, &a); err != nil {
+		return fmt.Errorf("read the call's arguments: %w", err)
+	}
+	err := d.resets.Reset(ctx, reset.Order{GPUs: a.GPUs, Wait: a.Wait}, func(text string) {
+		_ = send(ResetProgress{Text: text}) // the end of ctx says the same
+	})
+	if err != nil {
+		return err
+	}
+	return send(ResetProgress{Done: true})
+}
+
+// newResets returns the owner of resets.
+func (d *daemon) newResets() *reset.Resets {
+	var instead []string
+	if d.node != nil { // a simulated node never has the program of a real driver run
+		program, _ := os.Executable() // an empty name fails when it is run
+		instead = []string{program, SimulatedSMICommand, d.config.ControlSocket}
+	}
+	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot, d.config.Driver.SearchPath, instead...))
+	return reset.New(reset.Options{
+		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Users: d.resetUsers, May: d.mayReset,
+		Clients: func(g inventory.GPU) (open []string) {
+			clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // those that it does not show may be there all the same
+			for _, c := range clients {
+				open = append(open, fmt.Sprintf("process %d (%s)", c.PID, c.Name))
+			}
+			return open
+		},
+		Run: func(ctx context.Context, gpus []inventory.GPU, ended func()) error {
+			var uuids, addresses []string
+			for _, g := range gpus {
+				uuids, addresses = append(uuids, g.UUID), append(addresses, g.BDF)
+			}
+			err := d.monitor.Reset(ctx, uuids, func(ctx context.Context) error {
+				if err := d.mayReset(); err != nil { // another process may have started since
+					return err
+				}
+				return program.Reset(ctx, addresses, ended)
+			})
+			if errors.Is(err, nvidia.ErrResetHangs) {
+				return fmt.Errorf("%w: %w", reset.ErrHangs, err)
+			}
+			return err
+		},
+		Former: func() (string, <-chan struct{}) {
+			s, changed := d.lead.Statuses().Latest()
+			return s.Former, changed
+		},
+		StateDir: d.config.StateDir, BootID: BootID(d.node),
+	})
+}
+
+// mayReset returns why this process may not reset GPUs now; nil if it may.
+func (d *daemon) mayReset() error {
+	if err := d.lead.Check(); err != nil {
+		return fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
+	}
+	if err := d.mayChangeHardware(); err != nil {
+		return err
+	}
+	if beside, _ := d.beside(); beside {
+		return errors.New("another process of this program runs on this node, and has the driver open: ask again when it has ended")
+	}
+	return nil
+}
+
+// resetUsers returns who uses a GPU or a part of it. Claims do not get it until release is called.
+func (d *daemon) resetUsers(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
+	devices := []string{g.UUID}
+	for _, m := range g.MIGDevices {
+		devices = append(devices, m.UUID)
+	}
+	return d.usersOf(ctx, g.UUID, devices, func(ctx context.Context) ([]inventory.Process, error) {
+		found, err := d.monitor.Processes(ctx, []string{g.UUID})
+		if errors.Is(err, inventory.ErrUnusable) { // what has such a GPU open, nvidia-smi finds
+			err = nil
+		}
+		return found[g.UUID], err
+	})
+}
+
+// lastReset is what the status says of the last reset; nil where there was none.
+func (d *daemon) lastReset() *status.Reset {
+	s := d.resets.Status().Value()
+	if s.Phase == "" {
+		return nil
+	}
+	return &status.Reset{GPUs: s.GPUs, Phase: string(s.Phase), Since: status.Moment(s.Since), Reason: s.Reason}
+}
+
+// SimulatedSMICommand is the command in which a process of this program stands in for nvidia-smi on a simulated node. Its arguments are
+// the control socket of the daemon, and those of nvidia-smi --gpu-reset.
+const SimulatedSMICommand = "simulated-nvidia-smi"
+
+// SMIArguments are those of CallSimulateReset.
+type SMIArguments struct {
+	// Addresses are the PCI addresses of the GPUs.
+	Addresses []string `json:"addresses"`
+}
+
+// An SMIAnswer is what nvidia-smi prints, and whether it succeeds.
+type SMIAnswer struct {
+	Said string `json:"said"`
+	OK   bool   `json:"ok"`
+}
+
+func (d *daemon) simulateReset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
+	if d.node == nil {
+		return errNotSimulated
+	}
+	var a SMIArguments
+	if err := json.Unmarshal(encoded, &a); err != nil {
+		return fmt.Errorf("read the call's arguments: %w", err)
+	}
+	said, ok := d.node.Reset(ctx, a.Addresses)
+	return send(SMIAnswer{said, ok})
+}

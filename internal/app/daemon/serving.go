@@ -1,0 +1,200 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// Serving judges whether the plugin servers serve no less than what was served on the node before.
+type Serving struct {
+	Configs *feed.Feed[config.Config]
+	Monitor *monitor.Monitor
+	// Offered is the part of the plan that the servers offer.
+	Offered *feed.Feed[resource.Plan]
+	Servers func() []plugin.Status
+	Others  Others
+	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
+	Owners *feed.Feed[dra.Owners]
+	// Leads reports whether this process decides about the owners. If it does not, owners may be missing: the process that leads tells only
+	// those of the GPUs that it has found.
+	Leads func() bool
+	// Waiting are the sentences why GPUs do not get another owner. Returning reports whether GPUs
+	// that come back from slices do so, or wait for a reason that lasts, within a minute. Both are
+	// nil where GPUs have one owner.
+	Waiting   func() []string
+	Returning func() bool
+}
+
+// Others tells which devices kubelet has from all device plugins of the node.
+type Others interface {
+	// Allocatable returns the IDs of the devices that kubelet holds for healthy, by resource.
+	Allocatable(ctx context.Context) (map[string][]string, error)
+	// Remembered returns the IDs of the devices that kubelet held for healthy when it last wrote its checkpoint, by resource.
+	// Kubelet forgets a resource five minutes after its last server ended.
+	Remembered() (map[string][]string, error)
+	// Listening returns the names of the sockets of other GPU device plugins that accept connections.
+	Listening(ctx context.Context) []string
+}
+
+// Ready is the Ready of the Task that runs the servers.
+func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
+	seen, err := s.Monitor.Status(ctx)
+	switch {
+	case err != nil:
+		return false, err.Error()
+	case seen.Looked.IsZero() && seen.Err == nil && seen.Quiesced.IsZero():
+		return false, "the first look at the node has not ended"
+	}
+	if why := driverMismatch(seen); why != "" {
+		return false, why
+	}
+	options := s.Configs.Value().Resource
+	if s.Owners != nil {
+		owners := s.Owners.Value()
+		unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
+		switch gpus := seen.Snapshot.GPUs; {
+		case s.Leads() && slices.ContainsFunc(gpus, unknown):
+			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation" + s.waiting()
+		case s.Returning != nil && s.Returning():
+			return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
+		case owners == nil && len(gpus) > 0: // one that finds no driver, for instance: this process does no less, and asks for the lead
+			return true, "the process that leads does not say which GPUs are given by Dynamic Resource Allocation"
+		}
+		options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
+	}
+	plan := resource.New(seen.Snapshot, options)
+	allocatable, err := s.Others.Allocatable(ctx)
+	if len(plan.Resources) > 0 {
+		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
+		if len(reasons) == 0 {
+			return true, strings.TrimPrefix(s.waiting(), ": ")
+		}
+		return false, strings.Join(reasons, "; ")
+	}
+	if i := slices.IndexFunc(plan.LeftOut, func(l resource.LeftOut) bool { return l.Refused }); i >= 0 {
+		return false, "the configuration cannot be served on this node: " + plan.LeftOut[i].Reason
+	}
+	if given := len(options.NotOffered); given > 0 {
+		return true, "the device plugin has nothing to serve" +
+			cmp.Or(s.waiting(), fmt.Sprintf(": Dynamic Resource Allocation gives out %s, see status",
+				status.Count(given, "GPU")))
+	}
+	if others := s.others(ctx, allocatable, err); others != "" {
+		return false, others + "; this one has nothing to serve: " + why(seen)
+	}
+	for _, server := range s.Servers() {
+		if held := len(server.Departing); held > 0 {
+			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has nothing to serve: %s",
+				server.Resource, status.Count(held, "device"), why(seen))
+		}
+	}
+	return true, "nothing to serve: " + why(seen)
+}
+
+// waiting returns why GPUs are not the device plugin's yet, after a colon; empty if none waits.
+func (s *Serving) waiting() string {
+	if s.Waiting == nil {
+		return ""
+	}
+	if reasons := s.Waiting(); len(reasons) > 0 {
+		return ": " + strings.Join(reasons, "; ")
+	}
+	return ""
+}
+
+// unserved returns why resources of the plan are not served. Where kubelet's account can be read, it has to agree.
+func unserved(plan, offered resource.Plan, servers []plugin.Status, accountable bool) []string {
+	var reasons []string
+	for _, r := range plan.Resources {
+		i := slices.IndexFunc(servers, func(s plugin.Status) bool { return s.Resource == r.Name })
+		if _, given := offered.Resource(r.Name); !given || i < 0 {
+			reasons = append(reasons, fmt.Sprintf("%s is not offered: %s", r.Name, withheld(r, offered)))
+			continue
+		}
+		problem := servers[i].Problem
+		switch {
+		case servers[i].Phase != plugin.PhaseServing && problem == "":
+			problem = string(servers[i].Phase)
+		case servers[i].Phase == plugin.PhaseServing && accountable && !servers[i].Agreed && problem == "":
+			problem = "kubelet's account was not compared with the list yet"
+		case servers[i].Phase == plugin.PhaseServing && (servers[i].Agreed || !accountable):
+			continue
+		}
+		reasons = append(reasons, fmt.Sprintf("%s is not served: %s", r.Name, problem))
+	}
+	return reasons
+}
+
+// withheld returns why no device of a resource is offered.
+func withheld(r resource.Resource, offered resource.Plan) string {
+	for _, l := range offered.LeftOut {
+		if slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.UUID == l.UUID }) {
+			return l.Reason
+		}
+	}
+	return "its server is starting"
+}
+
+// why returns why there is nothing to serve.
+func why(seen monitor.Status) string {
+	switch {
+	case !seen.Quiesced.IsZero():
+		return "the driver was released by quiesce; to end this, run: gpu-device-plugin resume"
+	case seen.Err != nil:
+		return seen.Err.Error()
+	case len(seen.Snapshot.GPUs)+len(seen.Snapshot.LeftOut) == 0:
+		return "this node has no GPU"
+	}
+	return "none of the node's GPUs can be offered, see status"
+}
+
+// others says which other device plugin serves GPUs on the node; it is empty if none does. The answer is in kubelet's account, and
+// in its checkpoint, which has resources until five minutes after their last server ended. Sockets count only where neither can
+// be read: a plugin has one also when it has no device.
+func (s *Serving) others(ctx context.Context, allocatable map[string][]string, failed error) string {
+	remembered, err := s.Others.Remembered()
+	for _, source := range []struct {
+		what    string
+		devices map[string][]string
+	}{
+		{"is served by another device plugin", allocatable}, {"was served until a short time ago, and kubelet remembers it", remembered},
+	} {
+		for _, name := range slices.Sorted(maps.Keys(source.devices)) {
+			gpus := 0
+			for _, id := range source.devices[name] {
+				if isGPU(name, id) {
+					gpus++
+				}
+			}
+			if gpus > 0 {
+				return fmt.Sprintf("%s %s, with %s", name, source.what, status.Count(gpus, "device"))
+			}
+		}
+	}
+	if failed == nil || err == nil {
+		return ""
+	}
+	if sockets := s.Others.Listening(ctx); len(sockets) > 0 {
+		return fmt.Sprintf("another device plugin listens at %s, and kubelet's account cannot be read: %v", strings.Join(sockets, ", "), failed)
+	}
+	return ""
+}
+
+// isGPU reports whether a device of a resource is a GPU or MIG device. Other kinds of devices have resources of NVIDIA's, too;
+// their IDs are no UUIDs of NVML's.
+func isGPU(name, id string) bool {
+	return name == resource.WholeGPU || strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
+}

@@ -1,0 +1,62 @@
+package daemon
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/devnodes"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// specs gives the daemon the CDI specs of a directory, and the host's device nodes.
+type specs struct {
+	writer  *cdi.Writer
+	nodes   devnodes.Maker
+	written atomic.Pointer[cdi.Written]
+}
+
+func newSpecs(dir string) *specs {
+	s := &specs{writer: cdi.NewWriter(dir, os.DirFS("/"))}
+	s.written.Store(&cdi.Written{})
+	return s
+}
+
+func (s *specs) Apply(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) error {
+	var written cdi.Written
+	var unwritten, unmade error
+	if c.Edits.UsesCDI() {
+		written, unwritten = s.writer.Apply(wanted(snapshot, plan, c))
+	}
+	s.written.Store(&written)
+	if givesNodes(c) {
+		roots := devnodes.Roots{Driver: c.Driver.Root, Container: c.Driver.ContainerRoot, Dev: c.Driver.DevRoot, Divides: c.MIG.Enabled}
+		unmade = s.nodes.Apply(roots, snapshot, plan, c.Edits)
+	}
+	return errors.Join(unwritten, unmade)
+}
+
+func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) []resource.Hold {
+	var holds []resource.Hold
+	if givesNodes(c) {
+		for uuid, why := range s.nodes.Lacks(plan, c.Edits) {
+			holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true, Node: true})
+		}
+	}
+	if c.Edits.UsesCDI() {
+		for uuid, why := range s.written.Load().Lacks(wanted(snapshot, plan, c)) {
+			holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true})
+		}
+	}
+	return holds
+}
+
+// givesNodes reports whether kubelet gives containers nodes of the host. A simulated GPU has none.
+func givesNodes(c config.Config) bool { return c.Edits.GivesNodes() && c.Simulate == "" }
+
+func wanted(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {
+	return cdi.Wanted{Snapshot: snapshot, Plan: plan, Edits: c.Edits, Options: c.CDI}
+}

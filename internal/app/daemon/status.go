@@ -1,0 +1,167 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+func (d *daemon) status(ctx context.Context) (status.Status, error) {
+	seen, err := d.monitor.Status(ctx)
+	if err != nil {
+		return status.Status{}, err
+	}
+	offered := d.set.Offered().Value()
+	s := status.Status{
+		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.watcher.Configs().Value().File,
+		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(), Looked: status.Moment(seen.Looked),
+		Stale: seen.Snapshot.Stale,
+		Quiet: !seen.Quiesced.IsZero(), Node: seen.Node,
+		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
+		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
+		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
+		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
+		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
+		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(),
+		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
+		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
+	}
+	_, s.GivenAway = d.pci.count()
+	addUnits(s.GPUs, offered)
+	addPlan(s.Resources, offered)
+	if d.directory != nil {
+		s.Kubelets = d.directory.Kubelets()
+	}
+	if s.Kubelets > 0 {
+		s.PodResourcesError = d.account.Missing(os.DirFS(d.config.Driver.ContainerRoot))
+	}
+	if err := d.metricsProblem.Value(); err != nil {
+		s.MetricsError = err.Error()
+	}
+	s.MetricsAbsent = absent(seen.Snapshot, d.monitor.Samples().Value())
+	if err := d.labelsProblem.Value(); err != nil {
+		s.LabelsError = err.Error()
+	}
+	if d.cluster != nil {
+		if err := d.cluster.Problem(); err != nil {
+			s.APIServerError = err.Error()
+		}
+	}
+	if !seen.Quiesced.IsZero() {
+		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
+	}
+	if err := d.watcher.Errors().Value(); err != nil {
+		s.ConfigError = err.Error()
+	}
+	for _, u := range seen.Unwatched {
+		s.Unwatched = append(s.Unwatched, fmt.Sprintf("GPU %d: %s", u.Index, u.Reason))
+	}
+	addCalls(&s, d.driver.Calls())
+	for _, r := range seen.Retries {
+		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
+	}
+	d.addSteps(&s, seen)
+	s.Summary = status.Summarize(s)
+	return s, nil
+}
+
+// addSteps adds the states until pods get the GPUs, where something is asked for that they wait for.
+func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
+	c := d.watcher.Configs().Value()
+	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
+		return
+	}
+	e := status.Evidence{Refused: c.Accepted.Refuses(seen.Snapshot.Driver), Answers: seen.Answers}
+	if seen.Snapshot.LacksUVM(!c.Edits.GivesNodes()) {
+		e.LacksNode = "/dev/nvidia-uvm"
+	}
+	for _, r := range d.set.Status() {
+		if r.Since.After(e.Agrees) {
+			e.Agrees = r.Since
+		}
+	}
+	s.Steps = d.progress.Steps(*s, e, time.Now())
+}
+
+// absent returns which metrics of GPUs the driver does not let this process have, a sentence for each reason.
+func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
+	refused := map[string][]string{}
+	for _, sample := range samples {
+		if g, known := s.GPU(sample.UUID); known && sample.Refused != "" {
+			refused[sample.Refused] = append(refused[sample.Refused], strconv.Itoa(g.Index))
+		}
+	}
+	var sentences []string
+	for _, reason := range slices.Sorted(maps.Keys(refused)) {
+		sentences = append(sentences, "DCGM_FI_PROF_* are absent for "+status.GPUList(refused[reason])+": "+reason)
+	}
+	return sentences
+}
+
+// shownLead returns the part of the status about the lead.
+func shownLead(s lead.Status) status.Lead {
+	return status.Lead{
+		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.Former, Problem: s.Problem,
+	}
+}
+
+// addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU gives events.
+func addCalls(s *status.Status, calls []inventory.Call) {
+	s.Hanging = len(calls)
+	for _, c := range calls {
+		shown := status.Call{Function: c.Function, Since: status.Moment(c.Since)}
+		if c.GPU != inventory.NoGPU {
+			shown.GPU = &c.GPU
+		}
+		s.Calls = append(s.Calls, shown)
+		if strings.HasSuffix(c.Function, "EventSetWait") {
+			s.Unwatched = append(s.Unwatched, fmt.Sprintf("all GPUs: %s does not return", c.Function))
+		}
+	}
+}
+
+func resources(served []plugin.Status) []status.Resource {
+	resources := make([]status.Resource, 0, len(served))
+	for _, r := range served {
+		shown := status.Resource{
+			Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Unoffered: r.Unoffered, Server: string(r.Phase),
+			Agreed: r.Agreed, Problem: r.Problem,
+		}
+		for _, d := range r.Departing {
+			shown.Departing = append(shown.Departing, status.Departing(d))
+		}
+		resources = append(resources, shown)
+	}
+	return resources
+}
+
+// addPlan adds what the plan has of the resources.
+func addPlan(to []status.Resource, plan resource.Plan) {
+	for i := range to {
+		r, planned := plan.Resource(to[i].Name)
+		to[i].Planned = planned
+		to[i].MPS = slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.MPSDaemon() != "" })
+	}
+}
+
+func holds(put []resource.Hold) []status.Hold {
+	var holds []status.Hold
+	for _, h := range put {
+		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden, Node: h.Node})
+	}
+	return holds
+}

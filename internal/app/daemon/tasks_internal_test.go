@@ -1,0 +1,252 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// running has a task run until the test ends.
+func running(t *testing.T, run func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWatchedStatus: the status is sent at once, and again when more of it changes than the time of the last look.
+func TestWatchedStatus(t *testing.T) {
+	t.Parallel()
+	d := looking(t, unstarted(t, nil, alone...))
+	sent := make(chan status.Status)
+	running(t, func(ctx context.Context) error {
+		return d.watch(ctx, func(s any) error {
+			select {
+			case sent <- s.(status.Status):
+			case <-ctx.Done():
+			}
+			return nil
+		})
+	})
+	until := func(what string, is func(status.Status) bool) {
+		t.Helper()
+		for late := time.After(time.Minute); ; {
+			select {
+			case s := <-sent:
+				if is(s) {
+					return
+				}
+			case <-late:
+				t.Fatalf("never sent: %s", what)
+			}
+		}
+	}
+	until("the GPUs", func(s status.Status) bool { return len(s.GPUs) > 0 })
+	for what, change := range map[string]struct {
+		publish func()
+		is      func(status.Status) bool
+	}{
+		"readiness":        {func() { d.readiness.Answer().Publish(status.Readiness{Ready: true}) }, func(s status.Status) bool { return s.Readiness.Ready }},
+		"an error":         {func() { d.watcher.Errors().Publish(errors.New("e")) }, func(s status.Status) bool { return s.ConfigError == "e" }},
+		"MPS":              {func() { d.mps.Unready().Publish(map[string]string{"a": "b"}) }, func(s status.Status) bool { return len(s.MPS) == 1 }},
+		"what is offered":  {func() { d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}}) }, func(s status.Status) bool { return len(s.Warnings) == 1 }},
+		"what no feed has": {func() { d.labelsProblem.Publish(errors.New("l")) }, func(s status.Status) bool { return s.LabelsError == "l" }},
+	} {
+		change.publish()
+		until(what, change.is)
+	}
+	for waits := true; waits; { // the last change may be sent in parts
+		select {
+		case <-sent:
+		case <-time.After(3 * watchGap):
+			waits = false
+		}
+	}
+	if _, err := d.monitor.Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case s := <-sent:
+		t.Errorf("sent again: %+v", s)
+	case <-time.After(3 * watchGap):
+	}
+	refused := errors.New("the client takes no more")
+	if err := d.watch(t.Context(), func(any) error { return refused }); !errors.Is(err, refused) {
+		t.Errorf("a watch whose client has gone: %v", err)
+	}
+}
+
+// TestGroupsOfMPS: they are made of each Snapshot after the first look, and of each configuration.
+func TestGroupsOfMPS(t *testing.T) {
+	t.Parallel()
+	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4")...))
+	asked := make(chan os.Signal, 1)
+	m := &mpsNode{watcher: d.watcher, monitor: d.monitor, wanted: feed.New[[]mps.Group](nil), asked: asked}
+	running(t, m.followPlan)
+	groups := func(want int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if !feed.Until(ctx, m.wanted, func(now []mps.Group) bool { return len(now) == want }) {
+			t.Fatalf("%d groups, want %d", len(m.wanted.Value()), want)
+		}
+	}
+	c := d.watcher.Configs().Value()
+	shared := c
+	shared.Resource.Sharing = resource.Sharing{Mode: resource.MPS, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}}
+	d.watcher.Configs().Publish(shared)
+	groups(1)
+	d.watcher.Configs().Publish(c)
+	groups(0)
+}
+
+// printedLabels notes each time that labels are printed.
+type printedLabels struct {
+	mu      sync.Mutex
+	texts   []string
+	refuses error
+}
+
+func (p *printedLabels) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.texts = append(p.texts, string(text))
+	return len(text), p.refuses
+}
+
+// taken returns what was printed since the last time.
+func (p *printedLabels) taken() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer func() { p.texts = nil }()
+	return p.texts
+}
+
+// TestLabelsArePrinted when they change, and again after each interval, where there is no file.
+func TestLabelsArePrinted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var c config.Config
+		c.Features.Labels, c.Discovery.Sleep = config.LabelsFile, time.Minute
+		out := &printedLabels{}
+		configs, wanted := feed.New(c), feed.New[map[string]string](nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- printLabels(ctx, out, configs, wanted) }()
+		printed := func(what string, passes time.Duration, want ...string) {
+			t.Helper()
+			time.Sleep(passes)
+			synctest.Wait()
+			if diff := cmp.Diff(want, out.taken()); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", what, diff)
+			}
+		}
+		printed("before they are known", 90*time.Second)
+		wanted.Publish(map[string]string{"a": "1"})
+		printed("at once", time.Second, "a=1\n")
+		printed("after two intervals", 2*time.Minute, "a=1\n", "a=1\n")
+		wanted.Publish(map[string]string{"a": "2", "b": "3"})
+		printed("others", time.Second, "a=2\nb=3\n")
+		c.Discovery.Sleep = 0
+		configs.Publish(c)
+		printed("without an interval", time.Hour, "a=2\nb=3\n")
+		c.Features.LabelsFile = "/f"
+		configs.Publish(c)
+		wanted.Publish(map[string]string{"a": "4"})
+		printed("into a file", time.Hour)
+		c.Features.LabelsFile, c.Features.Labels = "", config.LabelsOff
+		configs.Publish(c)
+		printed("nowhere", time.Hour)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		c.Features.Labels = config.LabelsFile
+		configs.Publish(c)
+		out.refuses = errors.New("no space is left")
+		if err := printLabels(t.Context(), out, configs, wanted); !errors.Is(err, out.refuses) {
+			t.Errorf("an output that takes no more: %v", err)
+		}
+	})
+}
+
+// TestMetricsOfADaemon: they are served at the address of the configuration, with the name of the node, or of this machine.
+func TestMetricsOfADaemon(t *testing.T) {
+	t.Parallel()
+	address, err := loopback.Free(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--metrics-address", address)...))
+	running(t, d.serveMetrics)
+	poll.Until(t, "metrics are served", func() bool {
+		text := scraped(address)
+		return strings.Contains(text, "gpu_device_plugin_") && strings.Contains(text, "200 OK")
+	})
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for given, want := range map[string]string{"": host, "node-1": "node-1"} {
+		d := unstarted(t, nil, append(slices.Clone(alone), "--node-name", given)...)
+		if got := d.gpuMetrics(nil, nil); got.Hostname != want || got.XIDName(79) == "" {
+			t.Errorf("of node %q: %q, %q", given, got.Hostname, got.XIDName(79))
+		}
+	}
+}
+
+func scraped(address string) string {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "GET /metrics HTTP/1.0\r\n\r\n")
+	text, _ := io.ReadAll(conn)
+	return string(text)
+}
+
+// TestSpecsAreWritten: what was written is not lacking, and nothing else is said to be there.
+func TestSpecsAreWritten(t *testing.T) {
+	t.Parallel()
+	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4", "--device-list-strategy=cdi-cri")...))
+	c, snapshot := d.watcher.Configs().Value(), d.monitor.Snapshots().Value()
+	plan := resource.New(snapshot, c.Resource)
+	folder := t.TempDir()
+	s := newSpecs(folder)
+	if lacks := s.Lacks(snapshot, plan, c); len(lacks) == 0 {
+		t.Error("nothing is written, and nothing is lacking")
+	}
+	if err := s.Apply(snapshot, plan, c); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(folder)
+	if lacks := s.Lacks(snapshot, plan, c); len(lacks) > 0 || len(files) == 0 || err != nil {
+		t.Errorf("it lacks %v; files: %v, %v", lacks, files, err)
+	}
+}

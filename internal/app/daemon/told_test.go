@@ -1,0 +1,139 @@
+package daemon_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// A teller is what a process tells of GPUs, and hears.
+type teller struct {
+	*daemon.Told
+	lead     *lead.Lead
+	owners   *feed.Feed[dra.Owners]
+	dividing *feed.Feed[map[string]resource.GPUHold]
+	proofs   *feed.Feed[proof.Records]
+	resets   *feed.Feed[reset.Status]
+}
+
+// newTeller returns that of a process that does not change layouts.
+func newTeller(dir, token string) *teller {
+	p := &teller{
+		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
+		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(proof.Records(nil)),
+		resets: feed.New(reset.Status{}),
+	}
+	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, p.proofs, p.resets, false)
+	return p
+}
+
+// run runs it, and tasks that decide.
+func (p *teller) run(t *testing.T, deciding ...func(context.Context) error) {
+	t.Helper()
+	tasks := []daemon.Task{{Name: "lead", Run: p.lead.Run}, {Name: "heard", Run: p.Follow}}
+	for _, run := range append(deciding, p.Tell) {
+		tasks = append(tasks, p.Deciding(daemon.Task{Name: "decides", Run: run}))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := daemon.RunTasks(ctx, p.lead, nil, tasks); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(running.Wait)
+	t.Cleanup(cancel)
+}
+
+func yes(is bool) bool { return is }
+
+// TestResetsAreTold: a standby gives no GPU to pods that is being reset, and all of them afterwards.
+func TestResetsAreTold(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
+	leading.run(t)
+	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
+	standby.run(t)
+	leading.owners.Publish(dra.Owners{"GPU-1": dra.OwnedByPlugin, "GPU-2": dra.OwnedByPlugin})
+	for _, phase := range []reset.Phase{reset.PhaseWaiting, reset.PhaseDone, reset.PhaseResetting, reset.PhaseFailed} {
+		leading.resets.Publish(reset.Status{GPUs: []string{"GPU-1"}, Phase: phase})
+		held := phase == reset.PhaseWaiting || phase == reset.PhaseResetting
+		poll.Latest(t, "it is told of "+string(phase), standby.dividing, func(holds map[string]resource.GPUHold) bool {
+			return held && holds["GPU-1"].Reason != "" && len(holds) == 2 && holds["GPU-2"].Reason == "" || !held && holds == nil
+		})
+	}
+}
+
+// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before.
+func TestOwnersAreTold(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
+	leading.run(t)
+	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
+	standby.run(t)
+	poll.Latest(t, "the other is its standby", leading.lead.Statuses(), func(s lead.Status) bool { return s.Standbys == 1 })
+	if owners := standby.owners.Value(); owners != nil {
+		t.Errorf("a standby that has heard nothing goes by %v", owners)
+	}
+	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}, {"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
+		leading.owners.Publish(want)
+		poll.Latest(t, "the standby goes by what it heard", standby.owners, func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
+	}
+	holds := map[string]resource.GPUHold{"GPU-1": {Reason: "it is being divided"}}
+	leading.dividing.Publish(holds) // not before the first leads and tells: it begins without any
+	poll.Latest(t, "the standby goes by the holds, although it changes no layouts itself", standby.dividing,
+		func(h map[string]resource.GPUHold) bool { return reflect.DeepEqual(h, holds) })
+	standby.lead.Ask()
+	poll.Latest(t, "the standby leads, and nobody divides GPUs", standby.dividing,
+		func(h map[string]resource.GPUHold) bool { return h == nil })
+}
+
+// TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also where a task of its term ends late and
+// publishes what it decided before.
+func TestALateDecision(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	p := newTeller(dir, "a")
+	begun, late := make(chan struct{}, 2), make(chan struct{})
+	p.run(t, func(ctx context.Context) error {
+		begun <- struct{}{}
+		<-ctx.Done()
+		<-late
+		p.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByPlugin})
+		return nil
+	})
+	<-begun
+	if err := os.Remove(filepath.Join(dir, "lead.sock")); err != nil { // as where the process was stopped, and another one took the lead
+		t.Fatal(err)
+	}
+	next := newTeller(dir, "b")
+	next.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByDRA})
+	next.run(t)
+	poll.Latest(t, "the next one leads", next.lead.Leads(), yes)
+	_ = p.lead.Check()
+	poll.Latest(t, "the first one hears the next", p.lead.Heard(), func(text json.RawMessage) bool { return text != nil })
+	_, changed := p.owners.Latest()
+	select {
+	case <-changed:
+		t.Error("it goes by what it heard, and its own task has not ended")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(late)
+	poll.Latest(t, "it goes by what it heard", p.owners, func(o dra.Owners) bool { return o["GPU-0"] == dra.OwnedByDRA })
+}

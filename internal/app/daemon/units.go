@@ -1,0 +1,142 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/receipt"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// errNoKubelet is why kubelet's checkpoint is not read.
+var errNoKubelet = errors.New("kubelet's directory is not used")
+
+// unitHolders returns which of the containers have units of GPUs, each with its receipt. What is not known by the end of ctx is left out.
+func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
+	if !slices.ContainsFunc(devices, func(c kubelet.ContainerDevice) bool { return resource.UnitMiB(c.Resource) > 0 }) {
+		return nil // the checkpoint is not read for it
+	}
+	answers := receipt.Answers{Err: errNoKubelet}
+	if d.directory != nil {
+		answers.All, answers.Err = d.directory.Answers()
+	}
+	plan := d.set.Offered().Value()
+	gpus := gpusInUnits(plan, d.mps)
+	read := LimitReader{d.monitor, func(wanted func(string) bool) (map[string][]kubelet.SeenContainer, error) {
+		return kubelet.SeenContainers(kubelet.PodCgroups, "/proc", wanted)
+	}}
+	read.Into(ctx, gpus, plan, answers.All)
+	return receipt.Of(devices, answers, gpus)
+}
+
+// A LimitReader asks the driver for the limits of cgroups.
+type LimitReader struct {
+	// Driver is a Monitor.
+	Driver interface {
+		MemoryLimits(ctx context.Context, cgroups map[string][]string) (map[string]map[string]int, error)
+	}
+	// Containers returns the containers of the pods that are wanted, by the UID of the pod.
+	Containers func(wanted func(uid string) bool) (map[string][]kubelet.SeenContainer, error)
+}
+
+// Into adds to the GPUs which limits the driver has for the pods that were given units of them, where it holds these limits. Where this
+// process sees no cgroups of pods, nothing is read.
+func (r LimitReader) Into(ctx context.Context, gpus map[string]receipt.GPU, plan resource.Plan, answers []kubelet.Answer) {
+	pods := map[string]map[string]bool{} // UIDs of pods, by UUID of the GPU
+	for _, a := range answers {
+		for _, id := range a.IDs {
+			if uuid, _ := resource.SplitID(id); resource.UnitMiB(a.Resource) > 0 && gpus[uuid].Driver {
+				if pods[uuid] == nil {
+					pods[uuid] = map[string]bool{}
+				}
+				pods[uuid][a.PodUID] = true
+			}
+		}
+	}
+	if len(pods) == 0 {
+		return
+	}
+	seen, err := r.Containers(func(uid string) bool {
+		for _, of := range pods {
+			if of[uid] {
+				return true
+			}
+		}
+		return false
+	})
+	cgroups := map[string][]string{}
+	for uuid, of := range pods {
+		for uid := range of {
+			for _, c := range seen[uid] {
+				cgroups[uuid] = append(cgroups[uuid], c.Cgroup)
+			}
+		}
+	}
+	if err != nil || len(cgroups) == 0 {
+		return
+	}
+	limits, err := r.Driver.MemoryLimits(ctx, cgroups)
+	if err != nil {
+		return
+	}
+	for uuid, of := range pods {
+		gpu := gpus[uuid]
+		gpu.Read = map[string][]receipt.Cgroup{}
+		node := "nvidia" + strconv.Itoa(minorOf(plan, uuid))
+		for uid := range of {
+			for _, c := range seen[uid] {
+				if mib, known := limits[uuid][c.Cgroup]; known {
+					gpu.Read[uid] = append(gpu.Read[uid], receipt.Cgroup{LimitMiB: mib, HasGPU: slices.Contains(c.Nodes, node)})
+				}
+			}
+		}
+		gpus[uuid] = gpu
+	}
+}
+
+// minorOf returns the number of the device node of a GPU of a plan.
+func minorOf(plan resource.Plan, uuid string) int {
+	for _, r := range plan.Resources {
+		for _, d := range r.Members() {
+			if d.UUID == uuid {
+				return d.Minor
+			}
+		}
+	}
+	return -1
+}
+
+// gpusInUnits returns what is known of the GPUs that a plan has in units, by UUID.
+func gpusInUnits(plan resource.Plan, prober *mps.Prober) map[string]receipt.GPU {
+	gpus, unready := map[string]receipt.GPU{}, prober.Unready().Value()
+	for _, r := range plan.Resources {
+		if !r.InUnits() {
+			continue
+		}
+		for _, d := range r.Members() {
+			g := receipt.GPU{MPS: d.Sharing == resource.InMPSUnits, Driver: d.Sharing == resource.InDriverUnits}
+			if g.MPS {
+				g.Away, g.OwnLimits = unready[d.MPSDaemon()], prober.OwnLimits(d.MPSDaemon())
+			}
+			gpus[d.UUID] = g
+		}
+	}
+	return gpus
+}
+
+// addUnits says of each GPU how much of its memory a plan has in units.
+func addUnits(devices []status.Device, plan resource.Plan) {
+	for _, r := range plan.Resources {
+		if !r.InUnits() {
+			continue
+		}
+		for i := range devices {
+			devices[i].UnitsMiB += r.UnitCount(devices[i].UUID) * resource.UnitMiB(r.Name)
+		}
+	}
+}

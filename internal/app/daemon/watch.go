@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"reflect"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+const (
+	// watchEvery is how often a watched status is made anew for what no feed tells: calls that do not return, phases of servers.
+	watchEvery = time.Second
+	// watchGap is the least time between two of them. One change often causes another at once.
+	watchGap = 100 * time.Millisecond
+)
+
+func (d *daemon) streams() map[string]control.Stream {
+	return map[string]control.Stream{
+		CallStatusWatch:   func(ctx context.Context, _ json.RawMessage, send func(any) error) error { return d.watch(ctx, send) },
+		CallReset:         d.reset,
+		CallSimulateReset: d.simulateReset,
+	}
+}
+
+// watch sends the status now, and again whenever more of it changes than the time of the last look. Nothing of this runs while nobody
+// watches. A client that is slow
+// receives the newest status, not every one.
+func (d *daemon) watch(ctx context.Context, send func(any) error) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	var sent status.Status
+	for {
+		_, looked := d.monitor.Snapshots().Latest()
+		_, offered := d.set.Offered().Latest()
+		_, answered := d.readiness.Answer().Latest()
+		_, configured := d.watcher.Configs().Latest()
+		_, refused := d.watcher.Errors().Latest()
+		_, shared := d.mps.Unready().Latest()
+		_, kubelet := d.kubelets.Latest()
+		s, err := d.status(ctx)
+		if err != nil {
+			return err
+		}
+		now := s
+		now.Looked = sent.Looked // each look changes it
+		if !reflect.DeepEqual(now, sent) {
+			if err := send(s); err != nil {
+				return err
+			}
+			sent = s
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-looked:
+		case <-offered:
+		case <-answered:
+		case <-configured:
+		case <-refused:
+		case <-shared:
+		case <-kubelet:
+		case <-tick.C:
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(watchGap):
+		}
+	}
+}

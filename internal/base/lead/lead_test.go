@@ -1,0 +1,400 @@
+package lead_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// faster is how much faster than the real clock that of the tests is.
+const faster = 10
+
+// A fastClock waits for less time than it is told. Real sockets do not work in the bubbles of testing/synctest.
+type fastClock struct{ clock.RealClock }
+
+func (fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / faster) }
+
+func (c fastClock) NewTicker(d time.Duration) clock.Ticker { return c.RealClock.NewTicker(d / faster) }
+
+// A process is a Lead in this process.
+type process struct {
+	*lead.Lead
+	stop func()
+}
+
+// start runs a Lead until the test ends. Names are tokens, too: they sort as the processes start.
+func start(t *testing.T, dir, name string, busy func() bool) process {
+	t.Helper()
+	l := lead.New(lead.Options{Dir: dir, Name: name, Token: name, Busy: busy, Clock: fastClock{}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return process{l, stop}
+}
+
+func (p process) leads() bool { return p.Statuses().Value().Leads }
+
+// folder returns one for the processes of a node, which make it.
+func folder(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(loopback.Folder(t), "node")
+}
+
+// TestAlone: without a folder a process leads always, before and after Run.
+func TestAlone(t *testing.T) {
+	t.Parallel()
+	l := lead.New(lead.Options{Name: "a"})
+	if s := l.Statuses().Value(); !s.Leads || s.Name != "a" || l.Check() != nil {
+		t.Errorf("state %+v, check %v", s, l.Check())
+	}
+	ran := false
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := l.While(ctx, "task", func(context.Context) error { ran = true; cancel(); return nil }); err != nil || !ran {
+		t.Errorf("ran: %v, error: %v", ran, err)
+	}
+	if err := l.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTheFirstLeads: a process that starts alone leads at once; the next one knows it, hears what it tells, and does not lead.
+func TestTheFirstLeads(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	poll.Until(t, "a leads", a.leads)
+	a.Tell(json.RawMessage(`{"x":1}`))
+	b := start(t, dir, "b", nil)
+	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+	poll.Until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `{"x":1}` })
+	a.Tell(json.RawMessage(`[]`))
+	poll.Until(t, "b hears a again", func() bool { return string(b.Heard().Value()) == `[]` })
+	if s := b.Statuses().Value(); s.Leads || s.Since.IsZero() || !errors.Is(b.Check(), lead.ErrNotLead) {
+		t.Errorf("state of b %+v, check %v", s, b.Check())
+	}
+	if s := a.Statuses().Value(); s.Standbys != 1 || a.Check() != nil {
+		t.Errorf("state of a %+v, check %v", s, a.Check())
+	}
+	b.stop()
+	poll.Until(t, "a has no standby", func() bool { return a.Statuses().Value().Standbys == 0 })
+}
+
+// TestHandOver: a process that started later gets the lead when it asks, once the tasks of the term have ended; one that started earlier
+// does not, before the other one ends.
+func TestHandOver(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	finish := make(chan struct{})
+	terms := make(chan string, 10)
+	go func() {
+		_ = a.While(t.Context(), "task", func(ctx context.Context) error {
+			terms <- "begin"
+			<-ctx.Done()
+			terms <- "stop"
+			<-finish
+			terms <- "end"
+			return errors.New("what comes after the end does not count")
+		})
+	}()
+	poll.Until(t, "a leads", a.leads)
+	<-terms
+	a.Ask() // nobody is there to be asked
+	b := start(t, dir, "b", nil)
+	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+	b.Ask()
+	if got := <-terms; got != "stop" || b.leads() || a.Check() != nil {
+		t.Fatalf("task: %s; b leads: %v; check of a: %v", got, b.leads(), a.Check())
+	}
+	close(finish)
+	poll.Until(t, "b leads", b.leads)
+	if got := <-terms; got != "end" || a.Check() == nil || b.Check() != nil {
+		t.Errorf("task: %s; checks: a %v, b %v", got, a.Check(), b.Check())
+	}
+	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" && b.Statuses().Value().Standbys == 1 })
+	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+	b.stop()
+	poll.Until(t, "a leads again", a.leads)
+	if got := <-terms; got != "begin" {
+		t.Errorf("task: %s", got)
+	}
+}
+
+// TestWhatIsToldIsOfTheTerm: a process that has led does not go by what it heard before, and tells nothing that it told in an earlier term.
+func TestWhatIsToldIsOfTheTerm(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	poll.Until(t, "a leads", a.leads)
+	a.Tell(json.RawMessage(`"of a"`))
+	b := start(t, dir, "b", nil)
+	poll.Until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `"of a"` })
+	b.Ask()
+	poll.Until(t, "b leads", b.leads)
+	c := start(t, dir, "c", nil)
+	poll.Until(t, "c knows b", func() bool { return c.Statuses().Value().Name == "b" })
+	c.Ask()
+	poll.Until(t, "c leads", c.leads)
+	poll.Until(t, "a and b wait for c", func() bool { return a.Statuses().Value().Name == "c" && b.Statuses().Value().Name == "c" })
+	if heard := b.Heard().Value(); heard != nil {
+		t.Errorf("b has led since it heard %s", heard)
+	}
+	c.stop()
+	poll.Until(t, "b leads: it started later", b.leads)
+	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
+	b.stop() // only now: a hand-over to b that had begun would go to whoever is there
+	poll.Until(t, "a leads again", a.leads)
+	d := start(t, dir, "d", nil)
+	poll.Until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })
+	heard, said := d.Heard().Latest()
+	if heard == nil {
+		select {
+		case <-said:
+			heard = d.Heard().Value()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if heard != nil {
+		t.Errorf("d hears %s, of an earlier term", heard)
+	}
+}
+
+// TestATaskThatDoesNotEnd delays a hand-over for 45 s at most.
+func TestATaskThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	stuck := make(chan struct{})
+	defer close(stuck)
+	go func() { _ = a.While(t.Context(), "task", func(context.Context) error { <-stuck; return nil }) }()
+	poll.Until(t, "a leads", a.leads)
+	b := start(t, dir, "b", nil)
+	b.Ask()
+	poll.Until(t, "b leads", b.leads)
+	if former := b.Statuses().Value().Former; former != "a" {
+		t.Errorf("former %q", former)
+	}
+}
+
+// TestHardwareThatIsBeingChanged is held by the former lead until that has ended, also after a hand-over.
+func TestHardwareThatIsBeingChanged(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	var mu sync.Mutex
+	busy := true
+	a := start(t, dir, "a", func() bool { mu.Lock(); defer mu.Unlock(); return busy })
+	poll.Until(t, "a leads", a.leads)
+	b := start(t, dir, "b", nil)
+	b.Ask()
+	poll.Until(t, "b leads", b.leads)
+	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
+	poll.Until(t, "b may not change hardware", func() bool { return b.Statuses().Value().Former == "a" })
+	mu.Lock()
+	busy = false
+	mu.Unlock()
+	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+}
+
+// TestWithoutTheLock nobody leads: nothing would tell others that this process may change hardware.
+func TestWithoutTheLock(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	if err := os.MkdirAll(filepath.Join(dir, "lead.lock"), 0o700); err != nil { // what is no file cannot be locked
+		t.Fatal(err)
+	}
+	a := start(t, dir, "a", nil)
+	poll.Until(t, "a says why it cannot lead", func() bool { return a.Statuses().Value().Problem != "" })
+	if a.leads() || a.Check() == nil {
+		t.Error("a leads")
+	}
+	if err := os.Remove(filepath.Join(dir, "lead.lock")); err != nil {
+		t.Fatal(err)
+	}
+	poll.Until(t, "a leads", a.leads)
+}
+
+// TestATaskThatIsLate does not begin again when its process leads again, and that process is not alive then.
+func TestATaskThatIsLate(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	stuck := make(chan struct{})
+	begins := make(chan struct{}, 2)
+	go func() {
+		_ = a.While(t.Context(), "claims", func(context.Context) error { begins <- struct{}{}; <-stuck; return nil })
+	}()
+	<-begins
+	alive := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		return a.Alive(ctx)
+	}
+	if err := alive(); err != nil {
+		t.Error(err)
+	}
+	b := start(t, dir, "b", nil)
+	b.Ask()
+	poll.Until(t, "b leads", b.leads)
+	if err := alive(); err != nil {
+		t.Errorf("while b leads: %v", err)
+	}
+	b.stop()
+	poll.Until(t, "a leads again", a.leads)
+	poll.Until(t, "a is not alive", func() bool { err := alive(); return err != nil && strings.Contains(err.Error(), `"claims"`) })
+	close(stuck)
+	<-begins
+	if err := alive(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAProcessThatEnds waits for the tasks of its term, for 10 s at most, and only then has a standby the lead. It is not asked before.
+func TestAProcessThatEnds(t *testing.T) {
+	t.Parallel()
+	for what, stuck := range map[string]bool{"tasks end": false, "a task does not end": true} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			dir := folder(t)
+			a := start(t, dir, "a", nil)
+			finish, ended := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = a.While(t.Context(), "task", func(context.Context) error { <-finish; return nil })
+			}()
+			poll.Until(t, "a leads", a.leads)
+			b := start(t, dir, "b", nil)
+			poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+			stopped := make(chan struct{})
+			go func() { defer close(stopped); a.stop() }()
+			_, changed := b.Leads().Latest()
+			select {
+			case <-changed:
+				t.Fatal("b leads before the tasks of a have ended")
+			case <-time.After(50 * time.Millisecond):
+			}
+			if !stuck {
+				close(finish)
+			}
+			<-stopped
+			poll.Until(t, "b leads", b.leads)
+			if former := b.Statuses().Value().Former; stuck && former == "" {
+				t.Error("b may change hardware")
+			}
+			if stuck {
+				close(finish)
+			}
+		})
+	}
+}
+
+// TestATaskThatFails ends While, and nothing else.
+func TestATaskThatFails(t *testing.T) {
+	t.Parallel()
+	a := start(t, folder(t), "a", nil)
+	failed := errors.New("failed")
+	if err := a.While(t.Context(), "task", func(context.Context) error { return failed }); !errors.Is(err, failed) {
+		t.Errorf("error %v", err)
+	}
+	if !a.leads() {
+		t.Error("it leads no more")
+	}
+}
+
+// TestASocketThatIsRemoved: the process notices before it writes, and leads anew if nobody else has taken the lead.
+func TestASocketThatIsRemoved(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	poll.Until(t, "a leads", a.leads)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Check(); !errors.Is(err, lead.ErrNotLead) {
+		t.Errorf("check: %v", err)
+	}
+	poll.Until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
+}
+
+// TestAStandbyThatTookTheLead closes its connection, by which the process that led notices that, also if it writes nothing.
+func TestAStandbyThatTookTheLead(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	a := start(t, dir, "a", nil)
+	poll.Until(t, "a leads", a.leads)
+	standby, err := net.Dial("unix", filepath.Join(dir, "lead.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	poll.Until(t, "a has a standby", func() bool { return a.Statuses().Value().Standbys == 1 })
+	other, err := net.Listen("unix", filepath.Join(dir, "other.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := os.Rename(filepath.Join(dir, "other.sock"), filepath.Join(dir, "lead.sock")); err != nil {
+		t.Fatal(err)
+	}
+	_, changed := a.Leads().Latest()
+	if err := standby.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(poll.Limit):
+		t.Error("a still leads")
+	}
+}
+
+// TestAFolderThatCannotBeWritten: nobody leads, and the state says why; a process that leads goes on while a later one cannot take over.
+func TestAFolderThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in its place; root may write everywhere
+		t.Fatal(err)
+	}
+	a := start(t, dir, "a", nil)
+	poll.Until(t, "a says why", func() bool { return a.Statuses().Value().Problem != "" })
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	poll.Until(t, "a leads", a.leads)
+	terms := make(chan struct{}, 10)
+	go func() {
+		_ = a.While(t.Context(), "task", func(context.Context) error { terms <- struct{}{}; return nil })
+	}()
+	<-terms
+	if err := os.MkdirAll(filepath.Join(dir, "lead.new", "in the way"), 0o700); err != nil { // no socket can be made
+		t.Fatal(err)
+	}
+	b := start(t, dir, "b", nil)
+	b.Ask()
+	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+	poll.Until(t, "b says why it cannot", func() bool { return b.Statuses().Value().Problem != "" })
+	if !a.leads() || a.Check() != nil || len(terms) > 0 {
+		t.Errorf("a leads: %v; %d new terms", a.leads(), len(terms))
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "lead.new")); err != nil {
+		t.Fatal(err)
+	}
+	poll.Until(t, "b leads", b.leads)
+}

@@ -1,0 +1,230 @@
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+)
+
+const (
+	// maxCheckpoint is the largest checkpoint of NVIDIA's driver that is read, in bytes. A claim takes a few thousand.
+	maxCheckpoint = 16 << 20
+	// adoptedFile has the checksum of the checkpoint that was taken over last: claims that were given back since then must not come back.
+	adoptedFile = "nvidia.adopted"
+	// completed is the state of a claim that NVIDIA's driver has prepared.
+	completed = "PrepareCompleted"
+)
+
+// A checkpoint is the part of the checkpoint of NVIDIA's driver that is used here. Its checksums depend on how each version of the driver
+// writes the fields, so that they cannot be compared.
+type checkpoint struct {
+	V2 *struct {
+		NodeBootID     string                   `json:"nodeBootID"`
+		PreparedClaims map[string]preparedClaim `json:"preparedClaims"`
+	} `json:"v2"`
+}
+
+type preparedClaim struct {
+	State     string `json:"checkpointState"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Status    struct {
+		Allocation struct {
+			Devices struct {
+				Results []struct {
+					Driver           string            `json:"driver"`
+					Request          string            `json:"request"`
+					Pool             string            `json:"pool"`
+					Device           string            `json:"device"`
+					ShareID          string            `json:"shareID"`
+					AdminAccess      bool              `json:"adminAccess"`
+					ConsumedCapacity map[string]string `json:"consumedCapacity"`
+					Tolerations      []toleration      `json:"tolerations"`
+				} `json:"results"`
+			} `json:"devices"`
+		} `json:"allocation"`
+	} `json:"status"`
+	PreparedDevices []struct {
+		Devices []struct {
+			GPU *struct {
+				Info struct {
+					UUID string `json:"uuid"`
+				} `json:"info"`
+				Device deviceName `json:"device"`
+			} `json:"gpu"`
+			MIG *struct {
+				Concrete struct {
+					GPU string `json:"parentUUID"`
+					MIG string `json:"migUUID"`
+					GI  int    `json:"giId"`
+					CI  int    `json:"ciId"`
+				} `json:"concrete"`
+				Device deviceName `json:"device"`
+			} `json:"mig"`
+		} `json:"devices"`
+		ConfigState struct {
+			MPS string `json:"mpsControlDaemonID"`
+		} `json:"configState"`
+	} `json:"preparedDevices"`
+}
+
+type deviceName struct {
+	Name string `json:"DeviceName"`
+}
+
+func parseCheckpoint(text []byte) (c checkpoint, err error) {
+	if err = json.Unmarshal(text, &c); err == nil && c.V2 == nil {
+		err = errors.New("it has no part v2")
+	}
+	return c, err
+}
+
+// record returns the record of a claim that NVIDIA's driver has prepared, or why there cannot be one.
+func (p preparedClaim) record(uid string) (record, error) {
+	type identity struct {
+		gpu string
+		mig *recordMIG
+	}
+	identities := map[string]identity{}
+	for _, group := range p.PreparedDevices {
+		if group.ConfigState.MPS != "" {
+			return record{}, errors.New("its MPS control daemon belongs to NVIDIA's driver")
+		}
+		for _, d := range group.Devices {
+			if d.GPU != nil {
+				identities[d.GPU.Device.Name] = identity{gpu: d.GPU.Info.UUID}
+			}
+			if d.MIG != nil {
+				m := d.MIG.Concrete
+				identities[d.MIG.Device.Name] = identity{m.GPU, &recordMIG{UUID: m.MIG, GI: m.GI, CI: m.CI}}
+			}
+		}
+	}
+	r := record{Version: recordVersion, UID: uid, Namespace: p.Namespace, Name: p.Name, Adopted: true}
+	for _, result := range p.Status.Allocation.Devices.Results {
+		if result.Driver != dra.Driver {
+			continue
+		}
+		found := identities[result.Device]
+		if found.gpu == "" || found.mig != nil && found.mig.UUID == "" {
+			return record{}, fmt.Errorf("the GPU of its device %q is not noted", result.Device)
+		}
+		r.Devices = append(r.Devices, recordDevice{
+			Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID, AdminAccess: result.AdminAccess,
+			ConsumedCapacity: result.ConsumedCapacity, Tolerations: result.Tolerations, GPU: found.gpu, MIG: found.mig,
+		})
+	}
+	switch {
+	case p.State != completed:
+		return record{}, errors.New("it is not prepared: " + p.State)
+	case !validUID(uid) || p.Namespace == "" || p.Name == "":
+		return record{}, errors.New("it has no name")
+	case len(r.Devices) == 0:
+		return record{}, errors.New("it has no device")
+	}
+	return r, nil
+}
+
+// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their containers go on, and kubelet unprepares
+// them here. It reports whether that is done. While NVIDIA's driver runs, or no GPU is to be given to claims here, the claims stay with
+// that driver.
+func (c *Claims) adopt(ctx context.Context) bool {
+	switch {
+	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver: // kubelet calls the driver that prepared a claim
+		return true
+	case !c.gives():
+		return false
+	}
+	text, err := files.Read(c.options.Checkpoint, maxCheckpoint)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	log := klog.FromContext(ctx)
+	marker := filepath.Join(c.store.folder(), adoptedFile)
+	if err == nil && c.adopted(text) {
+		return true
+	}
+	if c.nvidiaSocket(ctx) != "" {
+		return false
+	}
+	var noted checkpoint
+	if err == nil {
+		noted, err = parseCheckpoint(text)
+	}
+	if err != nil {
+		log.Error(err, "Cannot take over the claims of NVIDIA's driver", "path", c.options.Checkpoint)
+		return true
+	}
+	for uid, claim := range noted.V2.PreparedClaims {
+		r, err := claim.record(uid)
+		if r.Boot = noted.V2.NodeBootID; err == nil && !r.former(c.options.BootID) {
+			r.Boot = c.options.BootID
+			err = c.adoptClaim(ctx, r)
+		}
+		if err != nil {
+			log.Info("Cannot take over a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid,
+				"reason", err.Error())
+		}
+	}
+	if err := files.Write(marker, []byte(checksum(text)), 0o600, nil); err != nil {
+		log.Error(err, "Cannot note that the claims of NVIDIA's driver are taken over", "path", marker)
+	}
+	return true
+}
+
+// adopted reports whether the claims of a checkpoint were taken over.
+func (c *Claims) adopted(checkpoint []byte) bool {
+	before, _ := files.Read(filepath.Join(c.store.folder(), adoptedFile), maxRecord)
+	return string(before) == checksum(checkpoint)
+}
+
+// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at dra.sock in the folder of its checkpoint,
+// or dra-<UID of its pod>.sock where it is updated by a second one beside it, or at a socket by which kubelet registers it.
+func (c *Claims) nvidiaSocket(ctx context.Context) string {
+	folder := filepath.Dir(c.options.Checkpoint)
+	registry := filepath.Join(folder, "..", "..", "plugins_registry")
+	for in, prefix := range map[string]string{folder: "dra", registry: dra.Driver} {
+		for _, name := range names(in) {
+			if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, ".sock") {
+				continue
+			}
+			if path := filepath.Join(in, name); kubelet.DialOnce(ctx, path) == nil {
+				return path
+			}
+		}
+	}
+	return ""
+}
+
+// adoptClaim records a claim unless it has a record.
+func (c *Claims) adoptClaim(ctx context.Context, r record) error {
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.claim(ctx, r.UID); err != nil {
+		return err
+	}
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
+		return err
+	}
+	if _, found := c.all()[r.UID]; found || c.givenBack(r.UID) > 0 {
+		return nil
+	}
+	r.Prepared = time.Now().UTC()
+	if err := c.store.write(r); err != nil {
+		return err
+	}
+	c.keep(r)
+	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID)
+	return nil
+}

@@ -1,0 +1,422 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// A Cause is why a call failed, for metrics.
+type Cause string
+
+// The causes.
+const (
+	CauseConfig    Cause = "configuration" // the opaque configuration of the claim or its class
+	CauseDevice    Cause = "device"        // the device is not one of this node, or not any more
+	CauseHealth    Cause = "health"
+	CauseInUse     Cause = "in-use"
+	CauseNotReady  Cause = "not-ready" // the driver, kubelet or this program is not as far yet
+	CauseDriver    Cause = "driver"    // the driver's program for settings
+	CauseLate      Cause = "late"      // the claim was given back meanwhile, or nobody waits any more
+	CauseDisk      Cause = "disk"
+	CauseMalformed Cause = "malformed" // the call itself
+)
+
+// A causedError is an error with its cause.
+type causedError struct {
+	cause Cause
+	err   error
+}
+
+func (f causedError) Error() string { return f.err.Error() }
+func (f causedError) Unwrap() error { return f.err }
+
+func fail(cause Cause, format string, args ...any) error {
+	return causedError{cause, fmt.Errorf(format, args...)}
+}
+
+// causeOf returns the cause of an error; empty for nil.
+func causeOf(err error) Cause {
+	var f causedError
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &f):
+		return f.cause
+	}
+	return CauseDisk
+}
+
+var uidForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+
+// validUID reports whether a UID can be part of a file's name. Those of the API server can.
+func validUID(uid string) bool { return len(uid) <= 128 && uidForm.MatchString(uid) }
+
+// A node is what is known of the devices of this node.
+type node struct {
+	pool     dra.Pool
+	snapshot inventory.Snapshot
+	slices   bool // time slices can be set
+	mps      bool // control daemons of MPS can be run
+	imex     bool // the configuration of the node allows IMEX channels
+	noUVM    bool // nvidia-uvm is not there, and it is waited for that
+
+	left map[string]string // why something is left of claims that were given back, by UID
+}
+
+// planned returns the record that a claim is to have, by what is known of the node now, and which devices pods hold as resources. A device
+// keeps its GPU.
+func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice, error) {
+	n := node{
+		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
+		imex: c.options.Configs.Value().Edits.IMEX,
+	}
+	n.noUVM = c.waitsForUVM(n.snapshot)
+	c.mu.Lock()
+	n.left = maps.Clone(c.left)
+	c.mu.Unlock()
+	devices, err := n.resolve(claim)
+	if err != nil {
+		return n, record{}, nil, err
+	}
+	r := record{
+		Version: recordVersion, Boot: c.options.BootID, Driver: recordDriver(c.options.DriverName),
+		UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
+		Prepared: time.Now().UTC(), Pods: claim.Pods, Devices: devices,
+	}
+	if former.UID != "" {
+		r.inherit(former)
+	}
+	if c.options.Configs.Value().DRA.Metadata {
+		n.describe(&r, claim)
+	}
+	given := c.given.Load()
+	for _, d := range r.Devices {
+		if given == nil || !n.waits(d) && !given.Has(d.uuid()) {
+			return n, r, nil, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
+		}
+	}
+	held, err := c.held(ctx, n.snapshot)
+	if err != nil {
+		return n, r, nil, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
+	}
+	return n, r, held, nil
+}
+
+// resolve returns the devices of a claim, or why it cannot have them.
+func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
+	configs, err := parseConfigs(claim.Configs)
+	if err != nil {
+		return nil, err
+	}
+	if len(claim.Results) == 0 {
+		return nil, fail(CauseMalformed, "the claim has no device of the driver %s", cmp.Or(n.pool.Driver, dra.Driver))
+	}
+	if n.snapshot.Generation == 0 {
+		return nil, fail(CauseNotReady, "the GPUs of the node are not known yet: the driver has not answered")
+	}
+	if n.pool.Name == "" { // as for a short time after a start
+		return nil, fail(CauseNotReady, "the devices that this node gives to claims are not known yet")
+	}
+	if !n.snapshot.Control.Has(inventory.NodeControl) {
+		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl is not there yet")
+	}
+	if n.noUVM {
+		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidia-uvm is not there yet, and a container without it cannot use CUDA")
+	}
+	devices, chosen := make([]recordDevice, len(claim.Results)), make([]*claimConfig, len(claim.Results))
+	for i, result := range claim.Results {
+		if devices[i], err = n.device(result); err != nil {
+			return nil, err
+		}
+		if chosen[i], err = n.settings(configs, &devices[i]); err != nil {
+			return nil, err
+		}
+	}
+	if slices.ContainsFunc(devices, func(d recordDevice) bool { return d.IMEX }) && !n.snapshot.Control.Has(inventory.NodeIMEXChannel0) {
+		return nil, fail(CauseNotReady, "the IMEX channel /dev/%s is not there yet", inventory.NodeIMEXChannel0)
+	}
+	return devices, shareByMPS(claim.UID, devices, chosen)
+}
+
+// device returns the device of a result, if new work may be given to it.
+func (n node) device(result dra.Result) (recordDevice, error) {
+	d := recordDevice{
+		Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
+		ConsumedCapacity: result.ConsumedCapacity, AdminAccess: result.AdminAccess, Tolerations: tolerations(result.Tolerations),
+	}
+	published, found := n.published(result)
+	if result.ShareID != "" && !validUID(result.ShareID) {
+		return d, fail(CauseMalformed, "%q is not the ID of a share", result.ShareID)
+	}
+	d.Share = result.Share(published)
+	if d.ShareID != "" {
+		d.SharedBy = published.SharedBy
+	}
+	if most := int64(published.Capacity[dra.SharesCapacity]); d.SharedBy == dra.ByCount && most > 0 {
+		count := min(result.Count(), most)
+		d.equal.memory, d.equal.threads = int64(published.Capacity[dra.MemoryCapacity])/most*count, 100*count/most
+	}
+	if !found {
+		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device, result.Pool)
+	}
+	if published.Partition != nil {
+		return n.partition(d, published, result)
+	}
+	uuid := published.Attributes["uuid"].Value
+	for _, g := range n.snapshot.GPUs {
+		name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Fitness()
+		if g.UUID != uuid {
+			i := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
+			if i < 0 {
+				continue
+			}
+			m := g.MIGDevices[i]
+			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Fitness(), m.Health)
+			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start, Size: m.Placement.Size}
+		} else if d.Undivide = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.Undivide {
+			continue // it was divided since it was published, or adminAccess only looks
+		}
+		d.GPU, d.BDF = g.UUID, g.BDF
+		return d, fit(name, health, published, result)
+	}
+	return d, fail(CauseDevice, "the device %s (%s) is not there any more", result.Device, uuid)
+}
+
+// published returns a device of the pool.
+func (n node) published(result dra.Result) (dra.Device, bool) {
+	if result.Pool != n.pool.Name {
+		return dra.Device{}, false
+	}
+	for _, slice := range n.pool.Slices {
+		for _, d := range slice.Devices {
+			if d.Name == result.Device {
+				return d, true
+			}
+		}
+	}
+	return dra.Device{}, false
+}
+
+// fit returns why new work must not be given to a device of some health.
+func fit(name string, health inventory.Health, published dra.Device, result dra.Result) error {
+	if health.Allocatable() {
+		return nil
+	}
+	var keys []string
+	for _, t := range published.Taints {
+		tolerated := slices.ContainsFunc(result.Tolerations, func(by dra.Toleration) bool { return tolerates(by, t) })
+		if t.Key != dra.TaintLeaving && !tolerated {
+			keys = append(keys, t.Key)
+		}
+	}
+	switch {
+	case len(keys) > 0:
+		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, health.Why(),
+			strings.Join(keys, ", "))
+	case len(published.Taints) == 0: // it is not published yet
+		return fail(CauseHealth, "%s is %s: %s", name, health.State, health.Why())
+	}
+	return nil
+}
+
+// waits reports whether a claim gets a device only after a change of its GPU: until then it is not known what containers are given with it.
+func (n node) waits(d recordDevice) bool {
+	g, _ := n.snapshot.GPU(d.GPU)
+	return d.uuid() == "" || d.Undivide && g.MIG == inventory.MIGEnabled
+}
+
+// tolerates is Kubernetes' rule.
+func tolerates(by dra.Toleration, t dra.Taint) bool {
+	return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == t.Key || by.Key == "" && by.Operator == "Exists") &&
+		(by.Operator == "Exists" || (by.Operator == "Equal" || by.Operator == "") && by.Value == t.Value)
+}
+
+// A claimConfig is for some requests; for all if it names none.
+type claimConfig struct {
+	dra.OpaqueConfig
+	dra.DeviceConfig
+}
+
+// parseConfigs reads all configuration of a claim, so that an error is found also where a later one counts.
+func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
+	all := make([]claimConfig, len(of))
+	for i, o := range of {
+		parsed, problems := dra.ParseConfig(o.Parameters)
+		if len(problems) > 0 {
+			where := "the claim"
+			if o.Source == dra.FromClass {
+				where = "the DeviceClass"
+			}
+			if len(o.Requests) > 0 {
+				where += " for " + strings.Join(o.Requests, ", ")
+			}
+			return nil, fail(CauseConfig, "the configuration of %s is refused: %s", where, strings.Join(problems, "; "))
+		}
+		all[i] = claimConfig{o, parsed}
+	}
+	return all, nil
+}
+
+// settings notes how a device is to be used by the last configuration for it, and returns that configuration. The error says why the device
+// cannot be used so.
+func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, error) {
+	kind := dra.GPUConfig
+	if d.MIG != nil {
+		kind = dra.MIGConfig
+	}
+	for i, c := range slices.Backward(configs) {
+		named := slices.Contains(c.Requests, d.Request) || slices.Contains(c.Requests, d.request())
+		switch {
+		case !named && len(c.Requests) > 0, !named && c.Kind != kind:
+			continue
+		case c.Kind != kind:
+			return nil, fail(CauseConfig, "the configuration for request %s is a %s, and its device %s needs a %s",
+				d.Request, c.Kind, d.Device, kind)
+		case c.Strategy == dra.MPS && !n.mps:
+			return nil, fail(CauseConfig, "%s", noMPS)
+		case c.Interval != 0 && !n.slices:
+			return nil, fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
+		case c.IMEX && !n.imex:
+			return nil, fail(CauseConfig, "imex.channelIDs: this node gives no IMEX channel; its configuration file needs imex.channelIDs: [0], too")
+		}
+		if d.Settings = c.String(); !d.AdminAccess {
+			d.Interval, d.IMEX = c.Interval, c.IMEX
+		}
+		return &configs[i], nil
+	}
+	return nil, nil
+}
+
+// free returns which claim or pod has a device of a claim, so that the claim cannot have it now.
+func (n node) free(wanted record, records map[string]record, boot string, held []kubelet.HeldDevice) error {
+	for _, d := range wanted.Devices {
+		if d.AdminAccess {
+			continue
+		}
+		if err := n.fits(d, wanted, records, boot); err != nil {
+			return err
+		}
+		for uid, r := range records {
+			if uid == wanted.UID || r.former(boot) || r.Destroyed {
+				continue
+			}
+			for _, other := range r.Devices {
+				switch {
+				case !overlap(d, other), r.Released && !other.taken():
+				case r.Released:
+					return fail(CauseNotReady, "the device %s is not free yet: what was made for the claim %s, which was given back, is there still: %s",
+						d.Device, r, cmp.Or(n.left[uid], takingBack))
+				default:
+					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet", d.Device, d.uuid(), r)
+				}
+			}
+		}
+		for _, h := range held {
+			uuid, _ := resource.SplitID(h.ID)
+			if n.partOf(uuid, d) {
+				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which has %s by the device plugin",
+					d.Device, d.uuid(), h.Pod, h.Resource)
+			}
+		}
+	}
+	return nil
+}
+
+// overlap reports whether no two claims may have these devices at the same time.
+func overlap(a, b recordDevice) bool {
+	switch {
+	case a.GPU != b.GPU, a.AdminAccess, b.AdminAccess:
+		return false
+	case a.MIG != nil && b.MIG != nil && (a.MIG.Dynamic || b.MIG.Dynamic):
+		return a.MIG.Start < b.MIG.Start+b.MIG.Size && b.MIG.Start < a.MIG.Start+a.MIG.Size
+	case a.MIG != nil && b.MIG != nil && a.MIG.UUID != b.MIG.UUID:
+		return false
+	}
+	return !a.part() || !b.part()
+}
+
+// fits returns why a claim cannot have its share of a device beside those that others have: they have too much, or use it in another way.
+func (n node) fits(d recordDevice, wanted record, records map[string]record, boot string) error {
+	if !d.part() {
+		return nil
+	}
+	published, _ := n.published(dra.Result{Pool: d.Pool, Device: d.Device})
+	memory, count, by := int64(0), int64(0), []string{}
+	for uid, r := range records {
+		if uid == wanted.UID || r.former(boot) {
+			continue
+		}
+		for _, other := range r.Devices {
+			if other.uuid() != d.uuid() || !other.part() || other.AdminAccess {
+				continue
+			}
+			if !alike(d, other) {
+				return fail(CauseInUse, "the device %s (%s) is shared by the claim %s in another way: %s, and not %s; shares of one GPU need the same "+
+					"time slice, and MPS for all or none", d.Device, d.uuid(), r, other.way(), d.way())
+			}
+			memory, count, by = memory+other.Share, count+other.count(), append(by, r.String())
+		}
+	}
+	for _, own := range wanted.Devices {
+		if own.uuid() != d.uuid() || own.AdminAccess {
+			continue
+		}
+		if !alike(d, own) {
+			return fail(CauseConfig, "the requests %s and %s have shares of the device %s, and use it in different ways: %s and %s",
+				d.Request, own.Request, d.Device, d.way(), own.way())
+		}
+		memory, count = memory+own.Share, count+own.count()
+	}
+	var what string
+	switch most := int64(published.Capacity[dra.SharesCapacity]); {
+	case memory > int64(published.Capacity[dra.MemoryCapacity]):
+		what = "as much memory"
+	case most > 0 && count > most:
+		what = "as many shares"
+	default:
+		return nil
+	}
+	slices.Sort(by)
+	return fail(CauseInUse, "the device %s (%s) has not %s left as the claim was given; it is in use by %s, "+
+		"and what was given back is not unprepared yet", d.Device, d.uuid(), what, strings.Join(slices.Compact(by), ", "))
+}
+
+// count returns how many of the shares of a device are the claim's.
+func (d recordDevice) count() int64 {
+	return dra.Result{ShareID: d.ShareID, ConsumedCapacity: d.ConsumedCapacity}.Count()
+}
+
+// alike reports whether two shares of a GPU can be used at the same time: a GPU has one time slice, and MPS has it for its clients alone.
+func alike(a, b recordDevice) bool {
+	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil) && a.SharedBy == b.SharedBy
+}
+
+// way returns how a device is used, for errors.
+func (d recordDevice) way() string {
+	way := cmp.Or(d.Settings, "without configuration")
+	if d.SharedBy != "" {
+		way += ", in shares: " + string(d.SharedBy)
+	}
+	return way
+}
+
+// partOf reports whether a device of the device plugin and a device of a claim have something in common.
+func (n node) partOf(uuid string, d recordDevice) bool {
+	if uuid == d.GPU || uuid == d.uuid() {
+		return true
+	}
+	g, _ := n.snapshot.GPU(d.GPU)
+	return (d.MIG == nil || d.MIG.Dynamic) && slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
+}

@@ -1,0 +1,48 @@
+package claims
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+)
+
+// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of those that they hold by a claim.
+// Devices of other drivers, of claims that are not prepared, and devices that are held with adminAccess are left out.
+func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
+	uuids := map[kubelet.ClaimResource]string{}
+	for _, c := range prepared {
+		driver := cmp.Or(c.Driver, dra.Driver)
+		for _, d := range c.Devices {
+			if !d.Admin {
+				uuids[kubelet.ClaimResource{Namespace: c.Namespace, Name: c.Name, Driver: driver, Device: d.Name, ShareID: d.ShareID}] = d.uuid()
+			}
+		}
+	}
+	var all []kubelet.ContainerDevice
+	for _, d := range devices {
+		key := d.Claim
+		key.Pool = "" // the node has one
+		d.ID = cmp.Or(d.ID, uuids[key])
+		if d.ID != "" {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// Of returns the claims that have one of the GPUs or MIG devices, by UUID, or a part of one of them: their names and UIDs.
+func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {
+	for _, c := range prepared {
+		if c.Released == "" && slices.ContainsFunc(c.Devices, func(d DeviceStatus) bool {
+			return !d.Admin && (slices.Contains(devices, d.GPU) || slices.Contains(devices, d.uuid()))
+		}) {
+			all = append(all, dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name})
+		}
+	}
+	return all
+}
+
+// uuid returns the UUID of the GPU or MIG device.
+func (d DeviceStatus) uuid() string { return cmp.Or(d.MIG, d.GPU) }

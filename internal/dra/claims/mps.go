@@ -1,0 +1,345 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+)
+
+// The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its own, because CUDA uses one MIG device
+// at a time. A daemon is asked for after the record of its claim is written, and has ended before that is removed. So where the disk of the
+// daemons hangs, records say where one may be, and a daemon that no record needs is one that can be ended. That of a MIG device which is
+// made for the claim is asked for when that is there, and has ended before it is destroyed.
+//
+// All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
+// then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.
+
+// ControlDaemons runs control daemons of CUDA's Multi-Process Service for claims, by IDs.
+type ControlDaemons interface {
+	// Start starts a daemon, and waits until it serves clients. It returns at once if the daemon serves them already.
+	Start(ctx context.Context, id string, wanted mps.ClaimDaemon) error
+	// Stop tells a daemon to end; End also waits until it has ended.
+	Stop(id string) error
+	End(ctx context.Context, id string) error
+	// Problems returns why those of some daemons that do not serve clients do not.
+	Problems(ids ...string) map[string]string
+	// All returns the UUIDs of the devices of all daemons that may be there.
+	All() (map[string][]string, error)
+}
+
+// mpsPatience is how long a claim may wait for control daemons. Kubelet asks again.
+const mpsPatience = 20 * time.Second
+
+// A recordMPS is the control daemon of a device.
+type recordMPS struct {
+	ID         string `json:"id"`
+	Percentage int    `json:"activeThreadPercentage,omitempty"`
+	Memory     int64  `json:"memoryLimit,omitempty"`
+	MultiUser  bool   `json:"multiUser,omitempty"`
+	// Shared says that the daemon is that of all shares of the GPU, and that the limits are those of the clients of this claim.
+	Shared bool `json:"shared,omitempty"`
+}
+
+// sharedDaemon is what the ID of the daemon of all shares of a GPU begins with; the UUID of the GPU follows. No UID of a claim has a dot.
+const sharedDaemon = "gpu."
+
+// env returns the limits of a client of a daemon that is shared. The daemon has one GPU.
+func (m recordMPS) env() (all []string) {
+	if !m.Shared {
+		return nil
+	}
+	if m.Percentage > 0 {
+		all = append(all, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", m.Percentage))
+	}
+	if m.Memory > 0 {
+		all = append(all, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", m.Memory>>20))
+	}
+	return all
+}
+
+// shareByMPS gives the devices of a claim for which a configuration wants MPS their control daemons.
+func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error {
+	first := -1 // of the GPUs
+	members := map[*claimConfig][]int{}
+	for i, c := range chosen {
+		if c == nil || c.Strategy != dra.MPS || devices[i].AdminAccess {
+			continue
+		}
+		d := &devices[i]
+		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
+		if d.part() && d.MIG != nil {
+			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s", dra.TimeSlicing)
+		}
+		if d.part() {
+			d.MPS.ID, d.MPS.Shared = sharedDaemon+d.GPU, true
+		}
+		members[c] = append(members[c], i)
+		if d.MIG != nil {
+			continue
+		}
+		if first < 0 {
+			first = i
+		}
+		of := devices[first]
+		if of.part() || d.part() {
+			if d.MPS.ID != of.MPS.ID {
+				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s "+
+					"and %s have %s and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
+			}
+			continue
+		}
+		if d.MPS.ID = of.MPS.ID; d.MPS.Percentage != of.MPS.Percentage || d.MPS.MultiUser != of.MPS.MultiUser {
+			return fail(CauseConfig, "sharing.mpsConfig: the requests %s and %s have different settings; "+
+				"the GPUs of a claim have one MPS control daemon", of.Request, d.Request)
+		}
+	}
+	for c, indices := range members {
+		for key, limit := range c.MPS.MemoryOf {
+			n, err := strconv.Atoi(key)
+			if err != nil {
+				n = slices.IndexFunc(indices, func(i int) bool { return devices[i].uuid() == key })
+			}
+			if n < 0 || n >= len(indices) {
+				return fail(CauseConfig, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.%s: the claim has no such device", key)
+			}
+			devices[indices[n]].MPS.Memory = limit
+		}
+	}
+	for _, d := range devices {
+		limit := cmp.Or(d.Share, d.equal.memory)
+		if d.MPS != nil && limit > 0 && (d.MPS.Memory == 0 || d.MPS.Memory > limit) {
+			d.MPS.Memory = limit
+		}
+		if d.MPS != nil && d.MPS.Percentage == 0 {
+			d.MPS.Percentage = int(d.equal.threads)
+		}
+	}
+	return nil
+}
+
+// daemons returns the control daemons of a claim, by ID.
+func (r record) daemons() map[string]mps.ClaimDaemon {
+	all := map[string]mps.ClaimDaemon{}
+	for _, d := range r.Devices {
+		if d.MPS == nil {
+			continue
+		}
+		if d.MPS.Shared {
+			all[d.MPS.ID] = mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: d.GPU}}, MultiUser: true, Exclusive: true, Shared: true}
+			continue
+		}
+		wanted := all[d.MPS.ID]
+		wanted.Percentage, wanted.MultiUser, wanted.Exclusive = d.MPS.Percentage, d.MPS.MultiUser, d.MIG == nil
+		wanted.Devices = append(wanted.Devices, mps.ClaimDevice{UUID: d.uuid(), Memory: d.MPS.Memory})
+		all[d.MPS.ID] = wanted
+	}
+	return all
+}
+
+// startMPS starts the control daemons of a claim, and ends those of earlier claims on its devices.
+func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error {
+	m, wanted := c.options.MPS, r.daemons()
+	if m == nil {
+		if len(wanted) > 0 {
+			return fail(CauseConfig, "%s", noMPS)
+		}
+		return nil
+	}
+	records := c.all()
+	there, err := m.All()
+	if err != nil { // the disk does not answer
+		there = recordedDaemons(records)
+	}
+	if len(wanted)+len(there) == 0 {
+		return nil
+	}
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
+		return causedError{CauseLate, err}
+	}
+	if err := c.mayChange(); err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, mpsPatience)
+	defer cancel()
+	needed := neededDaemons(c.all(), c.options.BootID)
+	for id, uuids := range there {
+		ours := func(d recordDevice) bool { return !d.AdminAccess && slices.Contains(uuids, d.uuid()) }
+		if needed[id] || !slices.ContainsFunc(r.Devices, ours) {
+			continue
+		}
+		c.store.step()
+		if err := m.End(waiting, id); err != nil {
+			return causedError{CauseDriver, err}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(wanted)) {
+		c.store.step()
+		if err := m.Start(waiting, id, wanted[id]); err != nil {
+			return fail(CauseDriver, "the MPS control daemon of the claim does not serve: %w", err)
+		}
+		c.noteServing(id)
+		c.store.step()
+	}
+	return nil
+}
+
+// recordedDaemons returns the UUIDs of the devices of all control daemons that records name, by ID.
+func recordedDaemons(records map[string]record) map[string][]string {
+	all := map[string][]string{}
+	for _, r := range records {
+		for id, daemon := range r.daemons() {
+			for _, d := range daemon.Devices {
+				all[id] = append(all[id], d.UUID)
+			}
+		}
+	}
+	return all
+}
+
+// noteServing notes that a control daemon serves clients.
+func (c *Claims) noteServing(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.served++
+	c.unserved = maps.Clone(c.unserved)
+	delete(c.unserved, id)
+	c.showLocked()
+}
+
+// lookAtDaemons shows what is wrong with the control daemons that claims need. The disk may be slow: nobody waits for it meanwhile.
+func (c *Claims) lookAtDaemons() {
+	for c.options.MPS != nil {
+		c.mu.Lock()
+		served, records := c.served, c.records
+		c.mu.Unlock()
+		var ids []string
+		for id, needed := range neededDaemons(records, c.options.BootID) {
+			if needed {
+				ids = append(ids, id)
+			}
+		}
+		var unserved map[string]string
+		if len(ids) > 0 {
+			unserved = c.options.MPS.Problems(ids...)
+		}
+		c.mu.Lock()
+		same := c.served == served
+		if same {
+			c.unserved = unserved
+			c.showLocked()
+		}
+		c.mu.Unlock()
+		if same {
+			return
+		}
+	}
+}
+
+// noMPS is why a claim cannot be shared by MPS.
+const noMPS = "sharing.strategy: MPS needs mps-control-daemon on the node, and its directory (--mps-root); use " + string(dra.TimeSlicing)
+
+// neededDaemons are the IDs of the daemons that claims need.
+func neededDaemons(records map[string]record, boot string) map[string]bool {
+	needed := map[string]bool{}
+	for _, r := range records {
+		for id := range r.daemons() {
+			needed[id] = needed[id] || !r.former(boot) && !r.Released
+		}
+	}
+	return needed
+}
+
+// endMPS waits until the control daemons have ended that only this claim needed. Its record says that it was given back. The caller has its
+// lock.
+func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
+	if !c.hasDaemons(r) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, mpsPatience)
+	defer cancel()
+	for id, daemon := range r.daemons() {
+		needed := func() bool { return neededDaemons(c.all(), c.options.BootID)[id] }
+		if daemon.Shared && !needed() { // otherwise the lock need not be waited for
+			if err := locks.gpus(ctx, r.gpus()); err != nil {
+				return err
+			}
+		}
+		if needed() {
+			continue
+		}
+		c.store.step()
+		if err := c.options.MPS.End(ctx, id); err != nil {
+			return err
+		}
+		c.store.step()
+	}
+	return nil
+}
+
+// hasDaemons reports whether a claim may have control daemons: a restart of the node has ended them.
+func (c *Claims) hasDaemons(r record) bool {
+	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.former(c.options.BootID)
+}
+
+// sweepMPS ends all control daemons that no claim needs.
+func (c *Claims) sweepMPS(ctx context.Context) {
+	if c.options.MPS == nil {
+		return
+	}
+	there, err := c.options.MPS.All()
+	for id := range there {
+		err = c.sweepDaemon(ctx, id)
+		if err != nil && ctx.Err() == nil {
+			break
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Cannot end MPS control daemons that no claim needs", "reason", err.Error())
+	}
+}
+
+// sweepDaemon ends a control daemon if no claim needs it.
+func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
+	locks := c.locks.soon()
+	defer locks.end()
+	if gpu, shared := strings.CutPrefix(id, sharedDaemon); shared {
+		if err := locks.gpus(ctx, []string{gpu}); err != nil {
+			return err
+		}
+		if neededDaemons(c.all(), c.options.BootID)[id] {
+			return nil
+		}
+		return c.options.MPS.Stop(id)
+	}
+	uid := id[:max(strings.LastIndex(id, "-"), 0)]
+	if err := locks.claim(ctx, uid); err != nil {
+		return err
+	}
+	r, found := c.all()[uid]
+	if _, needed := r.daemons()[id]; found && needed && !r.Released && !r.former(c.options.BootID) {
+		return nil
+	}
+	return c.options.MPS.Stop(id)
+}
+
+// problemLocked returns what was wrong with the control daemon of a device when it was looked at; empty if nothing was, and for a device
+// without one.
+func (c *Claims) problemLocked(r record, d recordDevice) string {
+	if d.MPS == nil || r.former(c.options.BootID) || r.Released || d.uuid() == "" {
+		return ""
+	}
+	if c.options.MPS == nil {
+		return noMPS
+	}
+	return c.unserved[d.MPS.ID]
+}

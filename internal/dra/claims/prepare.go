@@ -1,0 +1,482 @@
+package claims
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// Prepare writes the CDI spec of the claim with that UID and returns the names of its CDI devices, which kubelet gives to the container
+// runtime. read reads the claim from the API server. The error is a sentence for an Event of the pod. If the claim is prepared already, the
+// answer is the same as before, even if the devices have changed: the claim's containers use them.
+func (c *Claims) Prepare(
+	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
+) (prepared []dra.Prepared, err error) {
+	began := time.Now()
+	defer func() { c.options.Metrics.Prepared(time.Since(began), string(causeOf(err))) }()
+	if !validUID(uid) {
+		return nil, fail(CauseMalformed, "%q is not the UID of a claim", uid)
+	}
+	before := c.givenBack(uid) // first: what is read may be older than the time at which the claim is given back
+	claim, err := read(ctx)
+	switch {
+	case err != nil:
+		return nil, fail(CauseNotReady, "read the claim: %w", err)
+	case claim.UID != uid:
+		return nil, fail(CauseLate, "the claim was deleted and made again: its UID is %s, and not %s", claim.UID, uid)
+	}
+	done, err := c.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	err = c.wait(ctx, func() error {
+		prepared, err = c.prepare(ctx, claim, before)
+		return err
+	})
+	return prepared, err
+}
+
+// prepare is one try of Prepare. Before is what givenBack returned when the call began.
+func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dra.Prepared, error) {
+	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) && !r.addsPods(claim) {
+		return c.answerFor(r), nil
+	}
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.claim(ctx, claim.UID); err != nil {
+		return nil, causedError{CauseLate, err}
+	}
+	r, found := c.all()[claim.UID]
+	if found && r.Released {
+		if err := c.clear(ctx, locks, r); err != nil {
+			return nil, err
+		}
+		locks.end() // those of all GPUs are taken at once
+		return c.prepare(ctx, claim, before)
+	}
+	earlier := found && !r.former(c.options.BootID)
+	if earlier && !r.is(claim) {
+		return nil, fail(CauseInUse, "the claim was allocated anew: it was given %s now, and is prepared with %s, "+
+			"which has not been unprepared yet", resultNames(claim.Results), r.names())
+	}
+	var err error
+	if !earlier {
+		if rival := c.Rival(ctx); rival != "" {
+			return nil, fail(CauseDevice, "%s", rival)
+		}
+		if r, err = c.record(ctx, locks, claim, r, before); err != nil {
+			return nil, err
+		}
+	} else if r.addsPods(claim) {
+		r.Pods = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Pods, claim.Pods))))
+		if err := c.store.write(r); err != nil {
+			return nil, err
+		}
+		c.keep(r)
+	}
+	if r.intent() {
+		if r, err = c.makeDevices(ctx, locks, r, earlier); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.setSlices(ctx, locks, r); err != nil {
+		return nil, err
+	}
+	if err := c.startMPS(ctx, locks, r); err != nil {
+		return nil, err
+	}
+	c.prepared(r.UID)
+	if err := c.writeSpec(r); err != nil {
+		return nil, err
+	}
+	for _, d := range r.Devices {
+		if c.absent(d) {
+			return nil, fail(CauseDevice, "the device %s (%s) is not there any more", d.Device, d.uuid())
+		}
+	}
+	return c.answerFor(r), nil
+}
+
+// absent reports whether a look has shown that a device of a claim is not there any more: its GPU was removed, or it was a MIG device. What
+// has its device nodes now may be another claim's.
+func (c *Claims) absent(d recordDevice) bool {
+	s, given := c.options.Snapshots.Value(), c.given.Load()
+	if given == nil || given.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" || given.Has(d.uuid()) {
+		return false
+	}
+	g, found := s.GPU(d.GPU)
+	return !found || d.MIG != nil && g.Health.State != inventory.Lost && g.Health.State != inventory.Unknown &&
+		!slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == d.uuid() })
+}
+
+// tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on a MIG device.
+const tryAgain = time.Second
+
+// wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No lock is held meanwhile.
+func (c *Claims) wait(ctx context.Context, try func() error) error {
+	_, ended := c.open.Latest()
+	late := time.NewTimer(c.options.Patience)
+	defer late.Stop()
+	for {
+		_, changed := c.changed.Latest()
+		_, renewed := c.renewed.Latest()
+		err := try()
+		if cause := causeOf(err); cause != CauseInUse && cause != CauseNotReady || c.options.Patience == 0 {
+			return err
+		}
+		again := time.NewTimer(tryAgain)
+		select {
+		case <-changed:
+		case <-renewed:
+		case <-again.C:
+		case <-late.C:
+			again.Stop()
+			return err
+		case <-ended:
+			again.Stop()
+			return causedError{CauseLate, dra.ErrEnded}
+		case <-ctx.Done():
+			again.Stop()
+			return err
+		}
+		again.Stop()
+	}
+}
+
+// answerFor is the answer to kubelet for a claim that is prepared.
+func (c *Claims) answerFor(r record) (all []dra.Prepared) {
+	for _, d := range r.Devices {
+		all = append(all, dra.Prepared{
+			Requests: []string{d.request()}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
+			CDIDeviceIDs: []string{c.store.specsOf(r).Device(r.UID, r.cdiName(d))},
+		})
+	}
+	return all
+}
+
+// is reports whether a record is that of the allocation that a claim has now.
+func (r record) is(claim dra.Claim) bool {
+	return len(r.Devices) == len(claim.Results) && !slices.ContainsFunc(claim.Results, func(result dra.Result) bool {
+		return !slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
+			return d.Pool == result.Pool && d.Device == result.Device && d.ShareID == result.ShareID
+		})
+	})
+}
+
+// addsPods reports whether a claim has pods that are not in its record.
+func (r record) addsPods(claim dra.Claim) bool {
+	return slices.ContainsFunc(claim.Pods, func(uid string) bool { return !slices.Contains(r.Pods, uid) })
+}
+
+// names returns the names of the devices of a record.
+func (r record) names() string {
+	all := make([]string, len(r.Devices))
+	for i, d := range r.Devices {
+		all[i] = d.Device
+	}
+	return strings.Join(all, ", ")
+}
+
+func resultNames(results []dra.Result) string {
+	all := make([]string, len(results))
+	for i, result := range results {
+		all[i] = result.Device
+	}
+	return strings.Join(all, ", ")
+}
+
+// settledClaim returns the record of a claim for which there is nothing to do when it is prepared once more: no disk is asked, and no lock
+// is taken, which a call that waits for the disk may hold.
+func (c *Claims) settledClaim(uid string) (r record, settled bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.records[uid], c.settled[uid]
+}
+
+// prepared notes that nothing but the files of a claim is to be seen to.
+func (c *Claims) prepared(uid string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settled[uid] = false
+}
+
+// settle notes whether the files of a claim are as they should be. A claim that was not prepared in full is never settled, whatever files
+// it has, nor is one with a time slice or control daemons of its own: whether they are as it wants is seen when it is prepared.
+func (c *Claims) settle(r record, settled bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, prepared := c.settled[r.UID]; prepared {
+		c.settled[r.UID] = settled && !r.slices() && len(r.daemons()) == 0
+	}
+}
+
+// record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
+func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, before int) (record, error) {
+	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
+	if c.backSince(claim.UID, before) {
+		return record{}, unprepared
+	}
+	n, r, held, err := c.planned(ctx, claim, former)
+	if err != nil {
+		return record{}, err
+	}
+	locks.waited = false
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
+		return record{}, causedError{CauseLate, err}
+	}
+	if locks.waited { // what was seen before is old
+		if n, r, held, err = c.planned(ctx, claim, former); err != nil {
+			return record{}, err
+		}
+	}
+	if err := n.free(r, c.all(), c.options.BootID, held); err != nil {
+		return record{}, err
+	}
+	if r, err = c.room(ctx, r); err != nil {
+		return record{}, err
+	}
+	if err := c.inspect(ctx, n.snapshot, r); err != nil {
+		return record{}, err
+	}
+	if c.backSince(claim.UID, before) {
+		return record{}, unprepared
+	}
+	if err := ctx.Err(); err != nil {
+		return record{}, fail(CauseLate, "kubelet does not wait for the claim any more: %w", err)
+	}
+	if err := c.store.write(r); err != nil {
+		return record{}, err
+	}
+	c.keep(r)
+	return r, nil
+}
+
+// heldPatience is how long kubelet may take to say which pods hold GPUs as resources, where none is on offer as one.
+const heldPatience = 2 * time.Second
+
+// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod has it as a resource, and is not on
+// offer as one before it has left the slice, over restarts, too. So where all GPUs are in slices, an answer of kubelet's is not needed.
+func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
+	if c.options.Held == nil {
+		return nil, nil
+	}
+	owners := c.options.Owners.Value()
+	if slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return !owners[g.UUID].InSlice() }) {
+		return c.options.Held(ctx)
+	}
+	limited, cancel := context.WithTimeout(ctx, heldPatience)
+	defer cancel()
+	held, err := c.options.Held(limited)
+	if err == nil || ctx.Err() != nil {
+		return held, err
+	}
+	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer", "reason", err.Error())
+	c.options.Metrics.Unasked()
+	return nil, nil
+}
+
+// inspectTimeout limits the checks of the devices of a claim.
+const inspectTimeout = 5 * time.Second
+
+// inspect returns what the checks before a start find on the devices of a claim that is prepared for the first time: later its own
+// containers may run. An ill device, whose taint the claim tolerates, and one with adminAccess are not checked. The caller has the locks
+// of the GPUs.
+func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) error {
+	if c.options.Inspect == nil {
+		return nil
+	}
+	var devices []resource.Device
+	for _, d := range r.Devices {
+		g, _ := s.GPU(d.GPU)
+		health := g.Fitness()
+		for _, m := range g.MIGDevices {
+			if m.UUID == d.uuid() {
+				health = inventory.Worst(health, m.Health)
+			}
+		}
+		if d.AdminAccess || !health.Allocatable() {
+			continue
+		}
+		wanted := resource.Device{UUID: cmp.Or(d.uuid(), d.GPU)}
+		if d.part() {
+			wanted.Sharing = resource.TimeSliced
+		}
+		devices = append(devices, wanted)
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	switch err := c.options.Inspect(ctx, devices); {
+	case errors.Is(err, inventory.ErrInUse):
+		return causedError{CauseInUse, err}
+	case errors.Is(err, inventory.ErrNoAnswer):
+		return causedError{CauseDriver, err}
+	case err != nil:
+		return causedError{CauseHealth, err}
+	}
+	return nil
+}
+
+// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime
+// refuses to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
+func (c *Claims) writeSpec(r record) error {
+	specs := c.store.specsOf(r)
+	path := specs.File(r.UID)
+	devices := map[string]cdi.ClaimedDevice{}
+	given := c.given.Load()
+	unknown := given == nil
+	for _, d := range r.Devices {
+		if c.absent(d) {
+			continue
+		}
+		claimed := cdi.ClaimedDevice{UUID: d.uuid(), IMEX: d.IMEX}
+		if d.MPS != nil {
+			claimed.MPS, claimed.Env = mps.ClaimDir(d.MPS.ID), d.MPS.env()
+		}
+		devices[r.cdiName(d)] = claimed
+		unknown = unknown || !given.Has(d.uuid()) || d.IMEX && !given.HasIMEX()
+	}
+	if unknown {
+		if _, err := os.Stat(path); err != nil {
+			return fail(CauseNotReady, "what containers of the claim are given is not known yet: %w", err)
+		}
+		return nil
+	}
+	if len(devices) == 0 { // CDI has no spec without devices
+		c.settle(r, false)
+		if err := c.store.lead(); err != nil {
+			return err
+		}
+		return files.Remove(path)
+	}
+	if err := c.writeMetadata(r, devices); err != nil {
+		return err
+	}
+	note, err := encode(r)
+	if err != nil {
+		return err
+	}
+	content, err := given.Claim(r.driver(), r.UID, devices, note)
+	if err != nil {
+		return err
+	}
+	if there, err := files.Read(path, maxSpec); err != nil || !bytes.Equal(there, content) {
+		if err := c.store.lead(); err != nil {
+			return err
+		}
+		c.store.step()
+		defer c.store.step()
+		if err := specs.Write(r.UID, content); err != nil {
+			return err
+		}
+	}
+	c.settle(r, len(devices) == len(r.Devices))
+	return nil
+}
+
+// maxSpec is the largest spec of a claim that is compared, in bytes; a larger one is replaced.
+const maxSpec = 1 << 20
+
+// Unprepare gives a claim back. It needs no driver and no API server. A claim that is not known is no error.
+func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
+	began := time.Now()
+	defer func() { c.options.Metrics.Unprepared(time.Since(began), string(causeOf(err))) }()
+	if !validUID(uid) {
+		return fail(CauseMalformed, "%q is not the UID of a claim", uid)
+	}
+	done, err := c.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
+}
+
+// ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that were deleted by force back once a minute,
+// whether their containers have ended or not; it does so again when they have.
+func (c *Claims) ended(r record) error {
+	if c.options.PodRuns == nil || r.former(c.options.BootID) {
+		return nil
+	}
+	for _, uid := range r.Pods {
+		if c.options.PodRuns(uid) {
+			return fail(CauseInUse, "the pod with UID %s has not ended yet", uid)
+		}
+	}
+	return nil
+}
+
+// unprepare is Unprepare within a call, or in Run. Run passes still, which reports whether the record is the one that Run looked at: the
+// claim may have been prepared again since, for the next pod. It is nil for a call.
+func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, still func(record) bool) error {
+	locks := c.locks.begin()
+	if still != nil {
+		locks = c.locks.soon()
+	}
+	defer locks.end()
+	if err := locks.claim(ctx, uid); err != nil {
+		return causedError{CauseLate, err}
+	}
+	r, known := c.all()[uid]
+	if still != nil && !still(r) {
+		return nil
+	}
+	c.bury(uid)
+	if err := c.ended(r); err != nil {
+		return err
+	}
+	if r.UID = uid; !known {
+		r.Driver = recordDriver(c.options.DriverName)
+	}
+	if _, err := c.remove(ctx, locks, r); err != nil {
+		return err
+	}
+	if locks.end(); r.slices() {
+		c.resetSlices(ctx, r.gpus())
+	}
+	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)
+	return nil
+}
+
+// remove gives back what a claim has, and removes its files. It reports whether its record is gone, too. The caller has the lock of the
+// claim.
+func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
+	c.settle(r, false)
+	if gone, err = c.giveBack(ctx, locks, r); err != nil {
+		return false, err
+	}
+	if err := c.store.lead(); err != nil {
+		return false, err
+	}
+	if err := files.Remove(c.store.specsOf(r).File(r.UID)); err != nil {
+		return false, err
+	}
+	c.store.step()
+	if r.Metadata != nil { // otherwise the folder need not be read
+		if err := c.removeMetadata(r); err != nil {
+			return false, err
+		}
+	}
+	if gone {
+		if err := c.store.remove(r.UID); err != nil {
+			return false, err
+		}
+		c.drop(r.UID)
+	}
+	return gone, nil
+}

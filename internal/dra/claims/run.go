@@ -1,0 +1,419 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+)
+
+// lockPatience is how long the loop waits for a call that has the lock of a claim.
+const lockPatience = time.Second
+
+// mayChange returns why hardware may not be changed now; nil if it may.
+func (c *Claims) mayChange() error {
+	if err := c.store.lead(); err != nil {
+		return err
+	}
+	if err := c.options.Alone(); err != nil {
+		return causedError{CauseNotReady, err}
+	}
+	return nil
+}
+
+// every is how often records and specs are compared with the files.
+const every = 10 * time.Second
+
+// Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered while it runs. At the end it waits for
+// the calls that are being answered, and returns nil. The error wraps dra.ErrOtherName if all claims are prepared under another name of the
+// driver than this process has.
+func (c *Claims) Run(ctx context.Context) error {
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	for err := c.load(ctx); err != nil; err = c.load(ctx) {
+		if errors.Is(err, dra.ErrOtherName) {
+			return err
+		}
+		klog.FromContext(ctx).Error(err, "Cannot read the records of claims")
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+			timer.Reset(every)
+		}
+	}
+	c.adopt(ctx)
+	c.show()
+	leaks := leaks{since: map[string]time.Time{}}
+	adopted := false
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	following, end := context.WithCancel(context.WithoutCancel(ctx)) // calls need what it finds
+	defer end()
+	defer c.answer(false)
+	first := make(chan struct{})
+	tasks.Go(func() { c.follow(following, sync.OnceFunc(func() { close(first) })) })
+	select {
+	case <-first:
+	case <-ctx.Done():
+		return nil
+	}
+	for {
+		_, renewed := c.renewed.Latest()
+		_, configured := c.options.Configs.Latest()
+		adopted = c.gives() && (adopted || c.adopt(ctx))
+		c.refresh(ctx)
+		c.answer(true)
+		c.lookAtDaemons()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-renewed:
+		case <-configured:
+		case <-timer.C:
+			timer.Reset(every)
+			c.findLeaks(ctx, &leaks)
+			c.resetSlices(ctx, c.sliced())
+			c.sweepMPS(ctx)
+			c.giveBackReleased(ctx)
+			c.forget()
+			if err := errors.Join(files.Sweep(c.store.folder()), files.Sweep(c.options.CDIDir)); err != nil {
+				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
+			}
+		}
+	}
+}
+
+// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU: a
+// call that has one may wait for follow.
+func (c *Claims) follow(ctx context.Context, looked func()) {
+	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	var problem error
+	for {
+		snapshot, found := c.options.Snapshots.Latest()
+		configured, changed := c.options.Configs.Latest()
+		pool, published := c.options.Pools.Latest()
+		if snapshot.Generation > 0 && (c.gives() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
+			devices, err := writer.Given(snapshot, configured.Edits, configured.CDI)
+			c.given.Store(&given{devices, snapshot.Generation})
+			if err != nil && textOf(err) != textOf(problem) {
+				klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
+			}
+			problem, published = err, nil
+		}
+		c.waitsForUVM(snapshot) // from now on
+		c.renewed.Publish(struct{}{})
+		looked()
+		select {
+		case <-ctx.Done():
+			return
+		case <-found:
+		case <-changed:
+		case <-published: // what it says of devices is not in specs; that there are any is what counts
+		case <-timer.C:
+			timer.Reset(every)
+		}
+	}
+}
+
+// waitsForUVM reports whether the node has no nvidia-uvm, and lacks it for less than a claim waits for that.
+func (c *Claims) waitsForUVM(snapshot inventory.Snapshot) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !snapshot.LacksUVM(true) {
+		c.noUVM = time.Time{}
+		return false
+	}
+	if c.noUVM.IsZero() {
+		c.noUVM = time.Now()
+	}
+	return time.Since(c.noUVM) < inventory.UVMPatience
+}
+
+// gives reports whether GPUs are to be given to claims.
+func (c *Claims) gives() bool { return c.options.Configs.Value().DRA.Mode != config.DRAOff }
+
+// hasDevices reports whether claims can be given devices of a pool.
+func hasDevices(p dra.Pool) bool {
+	return slices.ContainsFunc(p.Slices, func(s dra.Slice) bool { return len(s.Devices) > 0 })
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// load reads the records. One that cannot be read is set aside, and one that was lost is restored from the spec of its claim.
+func (c *Claims) load(ctx context.Context) error {
+	uids, err := c.store.uids()
+	if err != nil {
+		return err
+	}
+	records := map[string]record{}
+	for _, uid := range uids {
+		r, found, copied := c.store.readOrCopied(ctx, uid)
+		if !found {
+			continue
+		}
+		if records[uid] = r; copied {
+			klog.FromContext(ctx).Info("Restoring the record of a claim from its CDI spec", "claim", klog.KRef(r.Namespace, r.Name), "uid", uid,
+				"problem", errorOrNone(c.store.write(r)))
+		}
+	}
+	if err := named(records, c.options.DriverName); err != nil {
+		return err
+	}
+	prepared := map[string]bool{}
+	for uid, r := range records {
+		if _, err := os.Stat(c.store.specsOf(r).File(uid)); err == nil { // it is the last that Prepare writes
+			prepared[uid] = false
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = records
+	c.settled = prepared
+	clear(c.left)
+	c.unserved = nil // another process may have led since
+	return nil
+}
+
+// refresh shows the records as they are now, writes those and the specs whose files are not as they should be, and takes over what somebody
+// else has written.
+func (c *Claims) refresh(ctx context.Context) {
+	c.show()
+	uids, err := c.store.uids()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot compare the records of claims with their files")
+	}
+	for uid := range c.all() {
+		uids = append(uids, uid)
+	}
+	slices.Sort(uids)
+	for _, uid := range slices.Compact(uids) {
+		if err := c.refreshClaim(ctx, uid); err != nil && ctx.Err() == nil {
+			c.settle(record{UID: uid}, false)
+			klog.FromContext(ctx).V(2).Info("Cannot write the record or the CDI spec of a claim", "uid", uid, "reason", err.Error())
+		}
+	}
+}
+
+// refreshClaim does so for one claim. It may have been given back since it was listed.
+func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
+	locks := c.locks.soon() // a call that has the lock for longer writes the files itself
+	defer locks.end()
+	if err := locks.claim(ctx, uid); err != nil {
+		return err
+	}
+	r, known := c.all()[uid]
+	switch {
+	case !known:
+		var found bool
+		if r, found, _ = c.store.readOrCopied(ctx, uid); !found {
+			// A process was killed when the claim was given back.
+			return c.removeMetadata(record{UID: uid, Driver: recordDriver(c.options.DriverName)})
+		}
+		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim", klog.KRef(r.Namespace, r.Name),
+			"uid", uid)
+		c.keep(r)
+	case !c.store.has(r):
+		if err := c.store.write(r); err != nil {
+			return err
+		}
+	}
+	if r.former(c.options.BootID) || r.Released || r.intent() {
+		return nil
+	}
+	return c.writeSpec(r)
+}
+
+// keep makes a record that is on disk count.
+func (c *Claims) keep(r record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = maps.Clone(c.records)
+	c.records[r.UID] = r
+	delete(c.settled, r.UID)
+	if !r.Released {
+		delete(c.left, r.UID)
+	}
+	c.showLocked()
+	c.changed.Publish(struct{}{})
+}
+
+// drop makes a record that was removed from the disk count no more.
+func (c *Claims) drop(uid string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = maps.Clone(c.records)
+	delete(c.records, uid)
+	delete(c.settled, uid)
+	delete(c.left, uid)
+	c.showLocked()
+	c.changed.Publish(struct{}{})
+}
+
+// show publishes the records.
+func (c *Claims) show() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.showLocked()
+}
+
+func (c *Claims) showLocked() {
+	inUse, problems := map[string][]Holder{}, map[string]string{}
+	all := make([]ClaimStatus, 0, len(c.records))
+	for _, r := range c.records {
+		s := ClaimStatus{
+			UID: r.UID, Namespace: r.Namespace, Name: r.Name, Driver: r.Driver, Since: r.Prepared,
+			Restarted: r.former(c.options.BootID), Making: r.intent(),
+		}
+		if r.Released {
+			s.Released, s.Destroyed = cmp.Or(c.left[r.UID], takingBack), r.Destroyed
+		}
+		for _, d := range r.Devices {
+			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
+			shown := DeviceStatus{
+				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 && d.MPS != nil, GPU: d.GPU,
+				Admin: d.AdminAccess, Problem: c.problemLocked(r, d),
+			}
+			if d.MIG != nil {
+				shown.MIG = d.MIG.UUID
+			}
+			if shown.Problem != "" {
+				problems[d.Device] = shown.Problem
+			}
+			s.Devices = append(s.Devices, shown)
+		}
+		all = append(all, s)
+	}
+	for _, holders := range inUse {
+		slices.SortFunc(holders, func(a, b Holder) int { return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Device, b.Device)) })
+	}
+	slices.SortFunc(all, func(a, b ClaimStatus) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	if !reflect.DeepEqual(c.inUse.Value(), inUse) {
+		c.inUse.Publish(inUse)
+	}
+	if !maps.Equal(c.problems.Value(), problems) {
+		c.problems.Publish(problems)
+	}
+	if !reflect.DeepEqual(c.status.Value(), all) {
+		c.status.Publish(all)
+	}
+}
+
+// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it counts as leaked. Kubelet gives the claims
+// that it knows of back itself, within two minutes.
+const leakAfter = 10 * time.Minute
+
+// leakPatience is how long kubelet and the API server may take to answer all questions about leaks: all else waits meanwhile.
+const leakPatience = 30 * time.Second
+
+// keptAfter is how long the checkpoint of the kubelet must be without a claim, in two looks in a
+// row, in a process that is no driver: no claim can be prepared meanwhile.
+const keptAfter = every / 2
+
+// leaks are the records whose claim nobody knows, and since when.
+type leaks struct {
+	since map[string]time.Time
+	asked time.Time
+}
+
+// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and at the API server it is not there, or
+// was given other devices since.
+func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
+	now := time.Now()
+	c.mu.Lock()
+	records := c.records
+	c.mu.Unlock()
+	if c.options.Kept != nil && len(records) > 0 {
+		if kept, err := c.options.Kept(ctx); err == nil {
+			c.findForgotten(ctx, l, records, kept)
+			return
+		}
+	}
+	if c.options.Claimed == nil || c.options.LookUp == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
+		return
+	}
+	l.asked = now
+	ctx, cancel := context.WithTimeout(ctx, leakPatience)
+	defer cancel()
+	claimed, err := c.options.Claimed(ctx)
+	if err != nil {
+		clear(l.since) // no answer is no evidence
+		return
+	}
+	for uid, r := range records {
+		needed := claimed[r.String()] || r.Released // then it is tried more often
+		if !needed {
+			var now dra.Claim
+			now, needed, err = c.options.LookUp(ctx, r.Namespace, r.Name)
+			needed = needed && now.UID == uid && r.is(now)
+		}
+		if needed || err != nil || now.Sub(r.Prepared).Abs() < leakAfter { // a later time is of a clock that went back
+			delete(l.since, uid)
+			continue
+		}
+		if l.since[uid].IsZero() {
+			l.since[uid] = now
+		}
+		if now.Sub(l.since[uid]) >= leakAfter {
+			c.giveBackLeak(ctx, r, "the API server does not have the claim with these devices")
+		}
+	}
+	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+}
+
+// findForgotten gives claims back that neither the kubelet's checkpoint nor a pod has, in a process
+// that is no driver. A pod that runs has its claim in the checkpoint; PodResources is asked beside
+// it, and counts where it answers.
+func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string]record, kept map[string]bool) {
+	claimed := map[string]bool{}
+	if c.options.Claimed != nil {
+		claimed, _ = c.options.Claimed(ctx)
+	}
+	now := time.Now()
+	for uid, r := range records {
+		if kept[uid] || claimed[r.String()] || r.Released {
+			delete(l.since, uid)
+			continue
+		}
+		if l.since[uid].IsZero() {
+			l.since[uid] = now
+		}
+		if now.Sub(l.since[uid]) >= keptAfter {
+			c.giveBackLeak(ctx, r, "the kubelet's checkpoint does not have the claim")
+		}
+	}
+	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+}
+
+// giveBackLeak gives a claim back unless it was prepared again since its record was read.
+func (c *Claims) giveBackLeak(ctx context.Context, r record, reason string) {
+	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(now record) bool {
+		return now.Prepared.Equal(r.Prepared) && slices.Equal(now.Pods, r.Pods)
+	})
+	klog.FromContext(ctx).Info("Unpreparing a claim that no pod has", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID,
+		"reason", reason, "problem", errorOrNone(err))
+}
+
+func errorOrNone(err error) string { return cmp.Or(textOf(err), "none") }

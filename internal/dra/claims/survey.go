@@ -1,0 +1,206 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+)
+
+// surveyAgain is the time until a GPU that gave no answer is asked again.
+const surveyAgain = 10 * time.Second
+
+// A survey is what was found of a GPU.
+type survey struct {
+	bound uint64 // the binding of the GPU when it was asked
+	look  string // how the GPU was then
+	found dra.Divided
+	again bool // it gave no answer
+}
+
+// Divide looks at how GPUs in MIG mode are divided, until ctx ends, and then returns nil.
+func (c *Claims) Divide(ctx context.Context) error {
+	done, err := c.enter(ctx) // records are known from then on
+	if err != nil {
+		return nil //nolint:nilerr // ctx has ended
+	}
+	done()
+	surveys := map[string]survey{}
+	for {
+		snapshot, looked := c.options.Snapshots.Latest()
+		configured, changed := c.options.Configs.Latest()
+		_, used := c.inUse.Latest()
+		var again <-chan time.Time
+		if snapshot.Generation > 0 {
+			if c.survey(ctx, snapshot, configured, surveys) {
+				again = time.After(surveyAgain)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-looked:
+		case <-changed:
+		case <-used:
+		case <-again:
+		}
+	}
+}
+
+// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports whether one gave no answer. They are
+// asked at the same time: one that is slow delays the others no longer than the others that are slow do.
+func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config, surveys map[string]survey) (again bool) {
+	divisions, due := dra.Divisions{}, map[string]survey{}
+	for _, g := range s.GPUs {
+		if g.MIG != inventory.MIGEnabled && !asks(g, configured.DRA) {
+			delete(surveys, g.UUID)
+			continue
+		}
+		own := c.own(g.UUID, c.all())
+		if !configured.DRA.DynamicMIG {
+			if delete(surveys, g.UUID); len(own) > 0 {
+				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
+			}
+			continue
+		}
+		look := fmt.Sprint(g.Binding, configured.DRA.SwitchMIG)
+		for _, m := range g.MIGDevices {
+			look += fmt.Sprintf(" %s/%d/%d", m.UUID, m.GI, m.CI)
+		}
+		before, asked := surveys[g.UUID]
+		if !asked || before.look != look || before.again || !reflect.DeepEqual(before.found.Own, places(own)) {
+			due[g.UUID] = survey{bound: g.Binding, look: look, found: dra.Divided{Own: places(own)}}
+		} else {
+			divisions[g.UUID] = before.found
+		}
+	}
+	for uuid, now := range c.askAll(ctx, due) {
+		before := surveys[uuid]
+		switch {
+		case now.again && before.found.Profiles != nil:
+			now.found = before.found
+		case !now.again && before.found.Switched && now.found.Switched && before.bound == now.bound:
+			now.found.Profiles = before.found.Profiles // as the other mode tells them
+		}
+		surveys[uuid], divisions[uuid] = now, now.found
+		again = again || now.again
+	}
+	if ctx.Err() == nil && (c.options.Divisions.Value() == nil || !reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
+		c.options.Divisions.Publish(divisions)
+	}
+	return again
+}
+
+// askAll asks about all GPUs at the same time, and returns the surveys with what was found.
+func (c *Claims) askAll(ctx context.Context, due map[string]survey) map[string]survey {
+	var mu sync.Mutex // guards found
+	var asked sync.WaitGroup
+	found := maps.Clone(due)
+	for uuid, s := range due {
+		asked.Go(func() {
+			division, err := c.ask(ctx, uuid)
+			if s.again = err != nil; s.again {
+				s.found.Fixed = err.Error()
+			} else {
+				s.found = division
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			found[uuid] = s
+		})
+	}
+	asked.Wait()
+	return found
+}
+
+// ask returns how a GPU is divided. No MIG device is made or destroyed for a claim meanwhile.
+func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
+	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
+	defer cancel()
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.gpus(ctx, []string{uuid}); err != nil {
+		return dra.Divided{}, err
+	}
+	return c.division(ctx, uuid, c.own(uuid, c.all()))
+}
+
+// division returns how a GPU is divided on which claims have MIG devices.
+func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dra.Divided, error) {
+	g, err := c.divided(ctx, uuid)
+	if err != nil {
+		return dra.Divided{}, err
+	}
+	found := dra.Divided{Profiles: g.Profiles, Own: places(own)}
+	switches := c.options.Configs.Value().DRA.SwitchMIG && g.Resetless
+	switch {
+	case len(g.Profiles) == 0:
+		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
+	case g.Mode != inventory.MIGEnabled && !switches:
+		found.Fixed = "MIG mode is off, and the driver resets the GPU to switch it on"
+	}
+	for _, i := range g.Instances {
+		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.own(i) }) {
+			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile, i.Start)
+		}
+	}
+	found.Switched = switches && found.Fixed == ""
+	return found, nil
+}
+
+// switchedOff is why no MIG devices are made for claims.
+const switchedOff = "dra.dynamicMIG is off"
+
+// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock: a MIG device that a daemon makes or
+// destroys meanwhile may count as another program's. It needs the Driver, the Configs and the folders alone, and no Run.
+func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
+	records := map[string]record{}
+	if c.options.StateDir != "" {
+		var err error
+		if records, err = c.store.all(); err != nil {
+			return nil, err
+		}
+	}
+	divisions := dra.Divisions{}
+	for _, g := range s.GPUs {
+		own := c.own(g.UUID, records)
+		switch {
+		case asks(g, c.options.Configs.Value().DRA):
+			found, err := c.division(ctx, g.UUID, own)
+			if err != nil {
+				found = dra.Divided{Own: places(own), Fixed: err.Error()}
+			}
+			divisions[g.UUID] = found
+		case g.MIG == inventory.MIGEnabled && len(own) > 0:
+			divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
+		}
+	}
+	return divisions, nil
+}
+
+// own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of their places.
+func (c *Claims) own(uuid string, records map[string]record) (all []recordMIG) {
+	for _, r := range records {
+		for _, at := range r.made()[uuid] {
+			if !r.former(c.options.BootID) && !r.Destroyed {
+				all = append(all, *r.Devices[at].MIG)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b recordMIG) int { return a.Start - b.Start })
+	return all
+}
+
+func places(own []recordMIG) (all []inventory.MIGPlacement) {
+	for _, m := range own {
+		all = append(all, m.placement())
+	}
+	return all
+}

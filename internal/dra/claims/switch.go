@@ -1,0 +1,151 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
+)
+
+// MIG mode can be switched for claims. The rules, beside those of MIG devices that are made for claims:
+//
+//   - The records say which mode a GPU needs: on for a claim with such MIG devices, off for one with the whole GPU. No two claims that
+//     differ in that have a GPU at the same time.
+//   - The record of a claim with such MIG devices is there from before the mode is switched on until it is off again, unless another claim
+//     with some has the GPU then. The claim can be given back before: its record then says that the MIG devices are destroyed. It keeps no
+//     claim waiting, and keeps the GPU from the device plugin.
+//   - The mode of a GPU that a process uses is never switched, nor that of one on which another program has made an instance.
+
+// asks reports whether a GPU is to be asked how it can be divided for claims.
+func asks(g inventory.GPU, c config.DRA) bool {
+	return c.DynamicMIG && (g.MIG == inventory.MIGEnabled || c.SwitchMIG && g.MIG == inventory.MIGDisabled)
+}
+
+// switches reports whether the MIG mode of a GPU, by UUID, is switched on for the claim.
+func (r record) switches(uuid string) bool {
+	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.GPU == uuid && d.MIG != nil && d.MIG.Switched })
+}
+
+// inMode returns why a GPU cannot have the MIG mode that a claim needs.
+func (c *Claims) inMode(ctx context.Context, g layout.GPU, mode inventory.MIGMode, switched bool) error {
+	switch {
+	case g.Mode == mode && g.Pending == mode:
+		return nil
+	case !switched && g.Mode != g.Pending:
+		return fmt.Errorf("the MIG mode of GPU %s is being changed", g.UUID)
+	case !switched:
+		return fmt.Errorf("GPU %s is not in MIG mode", g.UUID)
+	}
+	return c.unused(ctx, g.UUID)
+}
+
+// unused returns which process uses a GPU, by UUID, so that its MIG mode is not switched.
+func (c *Claims) unused(ctx context.Context, uuid string) error {
+	processes, err := c.options.Driver.Processes(ctx, []string{uuid})
+	if err != nil {
+		return fmt.Errorf("it is not known whether a process uses the GPU: %w", err)
+	}
+	for _, p := range processes[uuid] {
+		return fmt.Errorf("the MIG mode of GPU %s is not changed while process %d uses it: %w", uuid, p.PID, inventory.ErrInUse)
+	}
+	return nil
+}
+
+// steps makes the steps of a change. When one fails, no other mode is left pending: it would come with the next reset of the GPU.
+func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPUChange) error {
+	step := func() error { c.store.step(); return nil }
+	err := mig.Make(ctx, driver, change.GPU.UUID, change, step)
+	c.store.step()
+	if err == nil || change.Before.Mode == change.After.Mode {
+		return err
+	}
+	if now, unknown := c.divided(ctx, change.GPU.UUID); unknown == nil && now.Mode != now.Pending {
+		err = errors.Join(err, mig.Make(ctx, driver, now.UUID, layout.Restore(now, now.Mode, now.Instances), step))
+	}
+	return err
+}
+
+// errDivided is why the mode of a GPU is not switched off: an instance on it is none of the claim's.
+var errDivided = errors.New("it was not made for a claim")
+
+// undivide switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
+func (c *Claims) undivide(ctx context.Context, uuid string) error {
+	if err := c.mayChange(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
+	defer cancel()
+	g, err := c.divided(ctx, uuid)
+	switch {
+	case err != nil:
+		return err
+	case g.Mode != inventory.MIGEnabled && g.Pending != inventory.MIGEnabled:
+		return nil
+	}
+	for _, i := range g.Instances {
+		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s is in the way: %w", i.ID, i.Profile, i.Start, uuid, errDivided)
+	}
+	if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
+		return err
+	}
+	return c.steps(ctx, c.options.Driver, layout.Restore(g, inventory.MIGDisabled, nil))
+}
+
+// undivided notes for whole GPUs of a claim whether MIG mode is to be switched off for it, or returns why it cannot be. The caller has the
+// locks of the GPUs.
+func (c *Claims) undivided(ctx context.Context, r record) (record, error) {
+	r.Devices = slices.Clone(r.Devices)
+	for i, d := range r.Devices {
+		if !d.Undivide {
+			continue
+		}
+		g, err := c.divided(ctx, d.GPU)
+		switch {
+		case err != nil:
+			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", d.GPU, err)
+		case g.Mode != inventory.MIGEnabled && g.Pending != inventory.MIGEnabled:
+			seen, _ := c.options.Snapshots.Value().GPU(d.GPU)
+			r.Devices[i].Undivide = seen.MIG == inventory.MIGEnabled // then it is waited for a look
+			continue
+		case len(g.Instances) > 0:
+			return r, d.blockedBy(g.Instances[0])
+		}
+		if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
+			return r, causedError{refusal(err), err}
+		}
+	}
+	return r, nil
+}
+
+// refusal is the cause of what the driver refuses.
+func refusal(err error) Cause {
+	switch {
+	case errors.Is(err, inventory.ErrInUse), errors.Is(err, errDivided):
+		return CauseInUse
+	case causeOf(err) == CauseNotReady: // another process may change the GPU still
+		return CauseNotReady
+	}
+	return CauseDriver
+}
+
+// rest switches off the MIG mode of GPUs that was switched on for a claim, unless there is an instance still, of another claim or another
+// program. The caller has the locks of the GPUs.
+func (c *Claims) rest(ctx context.Context, r record) (err error) {
+	if r.former(c.options.BootID) {
+		return nil // the restart of the node has switched it off
+	}
+	for _, uuid := range r.gpus() {
+		if !r.switches(uuid) {
+			continue
+		}
+		if problem := c.undivide(ctx, uuid); !errors.Is(problem, errDivided) {
+			err = errors.Join(err, problem)
+		}
+	}
+	return err
+}

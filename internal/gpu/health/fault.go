@@ -1,0 +1,152 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// Source is how a fault was found. A device has at most one open fault of each source, and one for each XID.
+type Source string
+
+// The sources of faults.
+const (
+	SourceXID         Source = "xid"             // an XID event
+	SourcePoison      Source = "poison"          // an event: poisoned memory was consumed
+	SourceRetirement  Source = "retirement"      // an event: memory could not be retired
+	SourceUnavailable Source = "unavailable"     // an event: the GPU stopped answering
+	SourceAction      Source = "recovery-action" // a reading: the driver's recovery action
+	SourceLost        Source = "lost"            // a reading or a scan: the GPU is not there, or answers that it is lost
+	SourceReset       Source = "reset-required"  // a reading: calls answer that the GPU needs a reset
+	SourceMemory      Source = "memory"          // a reading: memory that cannot be repaired
+	SourceFabric      Source = "fabric"          // a reading: the NVSwitch fabric
+	SourceECC         Source = "ecc"             // a reading: uncorrected memory errors since the last one
+	SourceContact     Source = "contact"         // a reading: calls fail with codes that do not name a state of the GPU
+	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
+	SourceHangs       Source = "hangs"           // no reading: calls to this GPU hung twice within a short time, as when its GSP hangs
+	SourceSilence     Source = "silence"         // no reading: the driver does not answer
+	SourceFlapping    Source = "flapping"        // recovered too often
+	SourceCUDA        Source = "cuda"            // a proof: CUDA does not work; who proves it keeps that on disk
+)
+
+// event reports whether faults of the source are opened by events. No reading can find them again.
+func (s Source) event() bool {
+	return s == SourceXID || s == SourcePoison || s == SourceRetirement || s == SourceUnavailable
+}
+
+// signal reports whether faults of the source are found by signals of a reading that not every GPU has.
+func (s Source) signal() bool { return s == SourceMemory || s == SourceFabric || s == SourceECC }
+
+// A Fault is one thing that is wrong with a device.
+type Fault struct {
+	Source Source
+	// XID is the number of a SourceXID fault.
+	XID uint64
+	// State is the state of the device with this fault alone.
+	State inventory.State
+	// Reason is a sentence without a full stop: what was found, and what to do about it.
+	Reason string
+	Cure   inventory.Cure
+	// Since is when the fault was found, Seen when it was found last.
+	Since time.Time
+	Seen  time.Time
+
+	// limit is when Suspect becomes Unhealthy, and when an Unknown device is no longer given new work.
+	limit time.Time
+	// passes counts the readings in a row in which the evidence was gone; the first of them was at passing.
+	passes  int
+	passing time.Time
+}
+
+// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail of 48 for SRAM.
+func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
+
+// durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy after a restart.
+func (f Fault) durable() bool {
+	return f.Source != SourceCUDA && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
+}
+
+// maxXIDs is how many XIDs a device has faults of. Each fault costs time at every event and reading, and room in the ledger; a
+// driver that reports more different ones makes the device no worse.
+const maxXIDs = 32
+
+// standIn returns the fault that an XID opens or renews on a device of a GPU: f, or where the device has faults of maxXIDs other
+// XIDs already, the newest of these that is as bad and takes as much to close. If there is none, it is f.
+func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
+	if f.Source != SourceXID {
+		return f
+	}
+	xids := 0
+	for _, o := range d.Faults {
+		if o.Source == SourceXID {
+			xids++
+		}
+		if o.Source == SourceXID && o.XID == f.XID {
+			return f
+		}
+	}
+	if xids < maxXIDs {
+		return f
+	}
+	for _, o := range slices.Backward(d.Faults) {
+		if o.Source == SourceXID && inventory.Worst(o.health(), f.health()).State == o.State && effort(o.Cure) >= effort(f.Cure) &&
+			p.wayBack(g, o, facts) >= p.wayBack(g, f, facts) {
+			o.passes = 0
+			return o
+		}
+	}
+	return f
+}
+
+func (f Fault) health() inventory.Health {
+	return inventory.Health{
+		State: f.State, Grace: f.State == inventory.Unknown && !f.limit.IsZero(), Reason: f.Reason, XID: f.XID, Cure: f.Cure,
+	}
+}
+
+// effort orders cures by how much they take.
+func effort(c inventory.Cure) int {
+	switch c {
+	case inventory.CureHardware:
+		return 4
+	case inventory.CureHuman:
+		return 3
+	case inventory.CureReboot:
+		return 2
+	case inventory.CureReset, inventory.CureDrain, inventory.CureReconnect:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// remedy says in words what a cure asks for.
+func remedy(c inventory.Cure) string {
+	switch c {
+	case inventory.CureReset:
+		return "stop all processes on the GPU and reset it"
+	case inventory.CureDrain:
+		return "wait until running work ends, then reset the GPU"
+	case inventory.CureDrainP2P:
+		return "end the processes that use peer-to-peer memory"
+	case inventory.CureReboot:
+		return "restart the node"
+	case inventory.CureFabric:
+		return "bring up the NVSwitch fabric (Fabric Manager)"
+	case inventory.CureIMEX:
+		return "recover the IMEX domain"
+	case inventory.CureReconnect:
+		return "check that the GPU is plugged in, powered and bound to the driver"
+	case inventory.CureHardware:
+		return "replace the part or its cables, then clear the fault"
+	case inventory.CureHuman, inventory.NoCure:
+	}
+	return "find the cause, then clear the fault"
+}
+
+// because returns a reason: what was found, and what to do about it.
+func because(c inventory.Cure, format string, args ...any) string {
+	return fmt.Sprintf(format, args...) + ": " + remedy(c)
+}

@@ -1,0 +1,31 @@
+package health
+
+import (
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// NodeWide returns the reason that all GPUs of a node have in common, where the cause is the node and not a GPU: a sentence
+// without a full stop, empty if there is no such reason or only one GPU.
+func NodeWide(gpus []GPU) string {
+	if len(gpus) < 2 {
+		return ""
+	}
+	first := gpus[0].worst()
+	for _, g := range gpus[1:] {
+		f := g.worst()
+		if f.Source != first.Source || f.Cure != first.Cure {
+			return ""
+		}
+	}
+	switch {
+	case first.Source == SourceAction && first.Cure == inventory.CureReboot:
+		return because(first.Cure, "the driver asks for a restart of the node on all %d GPUs", len(gpus))
+	case first.Source == SourceContact:
+		return fmt.Sprintf("calls to all %d GPUs fail: this container may have lost its access to the devices, restart its pod", len(gpus))
+	case first.Source == SourceSilence:
+		return first.Reason
+	}
+	return ""
+}

@@ -1,0 +1,143 @@
+package ledger_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
+)
+
+// killedDir has the test's process write into the folder of this name until it is killed, instead of running tests.
+const killedDir = "TEST_KILLED_DIR"
+
+// writeUntilKilled notes one fault after the other, and prints the number of each that is on the disk.
+func writeUntilKilled(dir string) error {
+	p := open(dir)
+	b := ledger.NewBook()
+	for n := 0; ; n++ {
+		b.Add(fmt.Sprintf("GPU-%d", n), "1", health.Device{Faults: []health.Fault{fault(48, n)}})
+		p.Offer(b.Clone())
+		for {
+			_, found, err := ledger.Open(dir)
+			if err != nil {
+				return err
+			}
+			if faults, _ := found.Device(fmt.Sprintf("GPU-%d", n)); len(faults) == 1 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		fmt.Println(n) //nolint:forbidigo // the test reads it
+	}
+}
+
+// TestKill: a process that is killed in the middle of a write leaves the file whole, with all that was on the disk.
+func TestKill(t *testing.T) {
+	for _, writes := range []int{1, 3, 10} {
+		dir := t.TempDir()
+		c := exec.CommandContext(t.Context(), os.Args[0])
+		c.Env, c.Stderr = append(os.Environ(), killedDir+"="+dir), os.Stderr
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for lines := bufio.NewScanner(out); writes > 0 && lines.Scan(); {
+			writes--
+		}
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		p := open(dir)
+		p.end()
+		if p.err != nil || writes > 0 || len(faultsOf(t, dir, "GPU-0")) != 1 {
+			t.Errorf("%v, %d writes are missing", p.err, writes)
+		}
+	}
+}
+
+// fullDir has the test's process write more into the folder of this name than there is room for, instead of running tests.
+const fullDir = "TEST_FULL_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(killedDir); dir != "" {
+		_, _ = fmt.Fprintln(os.Stderr, writeUntilKilled(dir))
+		os.Exit(1)
+	}
+	if dir := os.Getenv(fullDir); dir != "" {
+		if err := writeTooMuch(dir); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestFullDisk: the old file stays, no other is left, it is said once, and written once there is room.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	p := open(dir)
+	p.Offer(with("GPU-a", fault(48, 0)))
+	p.end()
+	c := exec.CommandContext(t.Context(), os.Args[0])
+	c.Env = append(os.Environ(), fullDir+"="+dir)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
+}
+
+// writeTooMuch offers a Book that the kernel refuses to write, as it does on a full disk, and then makes room.
+func writeTooMuch(dir string) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	full := syscall.Rlimit{Cur: 400, Max: 1 << 20}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		return err
+	}
+	const complaint = "Cannot write the fault ledger"
+	old, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return err
+	}
+	b := with("GPU-a", fault(48, 0))
+	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
+	p := open(dir)
+	p.Offer(b)
+	deadline := time.After(time.Minute)
+	for p.logged(complaint) == 0 {
+		select {
+		case <-deadline:
+			return errors.New("the disk refuses, and nothing was logged")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	p.end() // it says that faults will be forgotten, as it cannot wait for room
+	entries, err := os.ReadDir(dir)
+	text, err2 := os.ReadFile(filepath.Join(dir, file))
+	if err = errors.Join(err, err2); err != nil {
+		return err
+	}
+	if !bytes.Equal(text, old) || len(entries) != 1 || p.logged(complaint) != 1 || p.logged("will be forgotten") != 1 {
+		return fmt.Errorf("%d files, %s\n%q", len(entries), text, p.log)
+	}
+	full.Cur = full.Max
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		return err
+	}
+	next := open(dir)
+	next.Offer(b)
+	next.end()
+	return nil
+}

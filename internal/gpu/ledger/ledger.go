@@ -1,0 +1,246 @@
+// Package ledger keeps what must outlive the process on disk, in a folder that all processes on the node share: the faults of
+// GPUs and MIG devices, so that a restart does not make a bad GPU good, and that the driver was released by quiesce.
+//
+// The process that leads writes the faults. All of them find faults, and keep them in memory until they lead.
+package ledger
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// FaultsFile is the name of the ledger of faults in the state directory.
+const FaultsFile = "faults.json"
+
+const (
+	damagedFile = "faults.json.damaged" // a ledger that could not be read; the last one is kept
+)
+
+const (
+	ledgerVersion = 1
+	// maxLedger is the largest ledger that is read, in bytes. One fault takes some hundred.
+	maxLedger = 4 << 20
+)
+
+// A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor a hand-over makes a bad
+// GPU good.
+type Book struct {
+	faults     map[faultKey]notedFault
+	recoveries map[string][]time.Time // by device
+	unknown    files.Unknown
+}
+
+type faultKey struct {
+	device string // UUID of a GPU or MIG device
+	source health.Source
+	xid    uint64
+}
+
+// A notedFault is a fault in the ledger.
+type notedFault struct {
+	Device string         `json:"device"`
+	Boot   string         `json:"boot"` // boot ID of the node when the fault was found
+	Source health.Source  `json:"source"`
+	XID    uint64         `json:"xid,omitempty"`
+	State  string         `json:"state"`
+	Reason string         `json:"reason"`
+	Cure   inventory.Cure `json:"cure"`
+	Since  time.Time      `json:"since"`
+
+	unknown files.Unknown
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *notedFault) UnmarshalJSON(text []byte) (err error) {
+	type known notedFault
+	e.unknown, err = files.Decode(text, (*known)(e))
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (e notedFault) MarshalJSON() ([]byte, error) {
+	type known notedFault
+	return files.Encode(known(e), e.unknown)
+}
+
+// ledgerForm is the form of the file.
+type ledgerForm struct {
+	Version    int                    `json:"version"`
+	Faults     []notedFault           `json:"faults"`
+	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
+}
+
+// NewBook returns an empty Book.
+func NewBook() Book {
+	return Book{faults: make(map[faultKey]notedFault), recoveries: make(map[string][]time.Time)}
+}
+
+// Add notes what must outlive the process of a device.
+func (b Book) Add(uuid, boot string, d health.Device) {
+	for _, f := range d.Durable() {
+		b.faults[faultKey{uuid, f.Source, f.XID}] = notedFault{
+			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
+			Since: f.Since.UTC().Truncate(time.Millisecond),
+		}
+	}
+	if len(d.Recoveries) > 0 {
+		b.recoveries[uuid] = d.Recoveries
+	}
+}
+
+// Device returns what is noted of a device.
+func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time) {
+	for key, e := range b.faults {
+		if key.device != uuid {
+			continue
+		}
+		state := inventory.Unhealthy
+		if e.State == inventory.Lost.String() {
+			state = inventory.Lost
+		}
+		faults = append(faults, health.Fault{
+			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Cure: e.Cure, Since: e.Since, Seen: e.Since,
+		})
+	}
+	slices.SortFunc(faults, func(a, b health.Fault) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
+	})
+	return faults, b.recoveries[uuid]
+}
+
+// Drop forgets a device. It reports whether there was something to forget.
+func (b Book) Drop(uuid string) bool {
+	before := len(b.faults) + len(b.recoveries)
+	maps.DeleteFunc(b.faults, func(key faultKey, _ notedFault) bool { return key.device == uuid })
+	delete(b.recoveries, uuid)
+	return len(b.faults)+len(b.recoveries) < before
+}
+
+// Expire forgets the faults that the restart of the node has cured: those of another boot that need no operator.
+func (b Book) Expire(boot string) {
+	maps.DeleteFunc(b.faults, func(_ faultKey, e notedFault) bool {
+		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
+	})
+}
+
+// Clone returns a copy.
+func (b Book) Clone() Book {
+	return Book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries), unknown: b.unknown}
+}
+
+// Empty reports whether the Book has nothing in it.
+func (b Book) Empty() bool { return len(b.faults) == 0 && len(b.recoveries) == 0 }
+
+// Equal reports whether two Books have the same in them.
+func (b Book) Equal(other Book) bool {
+	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
+}
+
+// Unlike returns the faults of b that none of the others has.
+func (b Book) Unlike(others ...Book) Book {
+	rest := NewBook()
+	maps.Copy(rest.faults, b.faults)
+	maps.Copy(rest.recoveries, b.recoveries)
+	for _, other := range others {
+		maps.DeleteFunc(rest.faults, func(key faultKey, _ notedFault) bool { _, has := other.faults[key]; return has })
+		maps.DeleteFunc(rest.recoveries, func(uuid string, _ []time.Time) bool { return other.recoveries[uuid] != nil })
+	}
+	return rest
+}
+
+// Join adds what another Book has.
+func (b Book) Join(other Book) {
+	maps.Copy(b.faults, other.faults)
+	maps.Copy(b.recoveries, other.recoveries)
+}
+
+// keeping returns a copy of b with the fields that a newer version wrote into the file, which was read as from.
+func (b Book) keeping(from Book) Book {
+	b = b.Clone()
+	b.unknown = from.unknown
+	for key, e := range b.faults {
+		e.unknown = from.faults[key].unknown
+		b.faults[key] = e
+	}
+	return b
+}
+
+// A ledger is the Book on disk.
+type ledger struct{ dir string }
+
+func (l ledger) path(name string) string { return filepath.Join(l.dir, name) }
+
+// errDamaged is wrapped by the error of a read that found a ledger that is none.
+var errDamaged = errors.New("the fault ledger is damaged")
+
+// read returns what the ledger holds; an empty Book if there is none yet.
+func (l ledger) read() (Book, error) {
+	b := NewBook()
+	text, err := files.Read(l.path(FaultsFile), maxLedger)
+	if errors.Is(err, fs.ErrNotExist) {
+		return b, nil
+	}
+	if errors.Is(err, files.ErrTooLarge) {
+		return b, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if err != nil {
+		return b, fmt.Errorf("read the fault ledger: %w", err)
+	}
+	var p ledgerForm
+	if b.unknown, err = files.Decode(text, &p); err != nil {
+		return b, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if p.Version != ledgerVersion {
+		return b, fmt.Errorf("%w: it has version %d, and this program writes %d", errDamaged, p.Version, ledgerVersion)
+	}
+	for _, e := range p.Faults {
+		b.faults[faultKey{e.Device, e.Source, e.XID}] = e
+	}
+	maps.Copy(b.recoveries, p.Recoveries)
+	return b, nil
+}
+
+// open returns what the ledger holds. A damaged one is set aside, and setAside says so.
+func (l ledger) open() (b Book, setAside, err error) {
+	b, err = l.read()
+	if errors.Is(err, errDamaged) {
+		setAside, err = err, os.Rename(l.path(FaultsFile), l.path(damagedFile))
+	}
+	return b, setAside, err
+}
+
+// replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
+func (l ledger) replace(b Book) error {
+	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]notedFault{}, maps.Values(b.faults)), Recoveries: b.recoveries}
+	slices.SortFunc(p.Faults, func(a, b notedFault) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
+	})
+	text, err := files.Encode(p, b.unknown)
+	var lines bytes.Buffer
+	if err == nil {
+		err = json.Indent(&lines, append(text, '\n'), "", "  ")
+	}
+	if err == nil {
+		err = os.MkdirAll(l.dir, 0o700)
+	}
+	if err == nil {
+		err = files.Write(l.path(FaultsFile), lines.Bytes(), 0o600, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("write the fault ledger: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+package monitor
+
+import (
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// Metrics counts what happens to GPUs. Its methods return at once.
+type Metrics interface {
+	// XID counts an XID of a GPU, or of a MIG device on it.
+	XID(gpu string, xid uint64, at time.Time)
+	// Recovered counts that a GPU, or a MIG device on it, became Healthy after it was Unhealthy or Lost. The cure is what was
+	// asked for.
+	Recovered(gpu string, cure inventory.Cure)
+}
+
+// noMetrics counts nothing.
+type noMetrics struct{}
+
+func (noMetrics) XID(string, uint64, time.Time)    {}
+func (noMetrics) Recovered(string, inventory.Cure) {}
+
+// countXID counts the XID of an event that was folded into what is known of a GPU, unless it had been folded in before: some XIDs
+// come both as an event and as a line of the kernel's log.
+func countXID(m Metrics, before, after health.GPU, e inventory.Event, now time.Time) {
+	if e.Kind == inventory.EventXID && seen(before, e.XID) != seen(after, e.XID) {
+		m.XID(after.UUID, e.XID, now)
+	}
+}
+
+// seen returns how often an XID was seen on a GPU and its MIG devices.
+func seen(g health.GPU, xid uint64) int {
+	n := 0
+	count := func(d health.Device) {
+		for _, c := range d.Counts {
+			if c.Kind == inventory.EventXID && c.XID == xid {
+				n += c.N
+			}
+		}
+	}
+	count(g.Device)
+	for _, i := range g.Instances {
+		count(i.Device)
+	}
+	return n
+}
+
+// countRecoveries counts the GPUs and MIG devices that became Healthy.
+func countRecoveries(m Metrics, before, after inventory.Snapshot) {
+	recovered := func(gpu string, was, is inventory.Health) {
+		if is.State == inventory.Healthy && (was.State == inventory.Unhealthy || was.State == inventory.Lost) {
+			m.Recovered(gpu, was.Cure)
+		}
+	}
+	for _, g := range after.GPUs {
+		was, known := before.GPU(g.UUID)
+		if !known {
+			continue
+		}
+		recovered(g.UUID, was.Health, g.Health)
+		for _, d := range g.MIGDevices {
+			recovered(g.UUID, healthOf(was.MIGDevices, d.UUID), d.Health)
+		}
+	}
+}

@@ -1,0 +1,315 @@
+package simulator
+
+import (
+	"cmp"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+)
+
+//go:embed models/*.yaml profiles/*.yaml
+var embedded embed.FS
+
+// A Profile is a machine to simulate, as its YAML file describes it.
+type Profile struct {
+	// Name is the file's name without its ending. The identities of the GPUs are derived from it.
+	Name string `json:"-"`
+	// Description says in one line what the machine is.
+	Description string `json:"description"`
+	// Driver is the driver's version, such as "580.95.05".
+	Driver string `json:"driver"`
+	// CUDA is the newest CUDA version that the driver supports, such as "13.0".
+	CUDA string `json:"cuda"`
+	// Model is the model of every GPU that does not name its own: a file in models, or a key of Models.
+	Model string `json:"model"`
+	// Models are further models by key. They win over those in models.
+	Models map[string]Model `json:"models,omitempty"`
+	// GPUs are the GPUs by ascending PCI address: NVML's order.
+	GPUs []GPU `json:"gpus"`
+	// NVSwitches are the PCI addresses of the switches that all NVLinks lead to. Without any, NVLinks says where they go.
+	NVSwitches []string `json:"nvswitches,omitempty"`
+	// NVLinks is the matrix of direct NVLinks: one row a GPU, in it the number of lanes to each GPU, separated by blanks.
+	NVLinks []string `json:"nvlinks,omitempty"`
+	// Fabric is the multi-node NVLink fabric that the GPUs have joined; nil without one.
+	Fabric *Fabric `json:"fabric,omitempty"`
+	// VirtualMachine says that the machine is one, in which the driver resets no GPU.
+	VirtualMachine bool `json:"virtualMachine,omitempty"`
+	// Faults have happened to the machine, one after the other, before anybody looks at it.
+	Faults []Fault `json:"faults,omitempty"`
+
+	ends [][]linkEnd // where the NVLinks lead: by position of the GPU, and number of the NVLink on it
+}
+
+// A GPU is one GPU of a Profile.
+type GPU struct {
+	// BDF is the PCI address, such as "0000:1b:00.0".
+	BDF string `json:"bdf"`
+	// PCIe is the way to the GPU through the PCIe tree: NUMA node, host bridge, and the switches below it, separated by
+	// slashes, such as "0/1/0". Two GPUs are as near as their ways have first steps in common.
+	PCIe string `json:"pcie"`
+	// NUMA is the NUMA node that sysfs gives, if it is not the first step of PCIe; firmware that does not say gives -1.
+	NUMA *int `json:"numa,omitempty"`
+	// Minor is the N of /dev/nvidiaN; by default the GPU's position in the list.
+	Minor *int `json:"minor,omitempty"`
+	// UUID is NVML's name for the GPU; by default one derived from the profile's name and the GPU's position.
+	UUID string `json:"uuid,omitempty"`
+	// Model is the key of the GPU's model, if it differs from the Model of the Profile.
+	Model string `json:"model,omitempty"`
+	// MIG is the layout of the GPU in multi-instance mode, by the names of the MIG devices; nil if the mode is off.
+	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU instance after another.
+	MIG []string `json:"mig,omitempty"`
+
+	// VGPU makes the GPU a virtual one of a hypervisor; nil for a GPU of the machine.
+	VGPU *VGPU `json:"vgpu,omitempty"`
+
+	model Model
+	pci   nvml.PciInfo
+	root  string // the PCIe root complex, one for each host bridge
+	numa  int
+	minor int
+}
+
+// A Fabric is a multi-node NVLink fabric: the UUID of its cluster, and the part that the machine belongs to.
+type Fabric struct {
+	Cluster string `json:"cluster"`
+	Clique  uint32 `json:"clique"`
+}
+
+var clusterForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+})
+
+// A VGPU is what a virtual GPU tells of the hypervisor's driver: its version and branch, of 10 bytes at most.
+type VGPU struct {
+	HostDriver string `json:"hostDriver"`
+	HostBranch string `json:"hostBranch"`
+}
+
+// A Model is what all GPUs of one product have in common.
+type Model struct {
+	Name string `json:"name"`
+	// Brand is tesla, geforce or nvidia; by default nvidia.
+	Brand        string `json:"brand,omitempty"`
+	Architecture string `json:"architecture"`
+	// Addressing is none, hmm or ats; the driver does not tell it if it is not given.
+	Addressing string `json:"addressing,omitempty"`
+	Compute    string `json:"compute"`
+	// MemoryMiB is what NVML reports as total.
+	MemoryMiB uint64 `json:"memoryMiB"`
+	// PCI is the device ID and the vendor ID, as NVML prints them together.
+	PCI string `json:"pci"`
+	// Class is the PCI class; by default that of a 3D controller, 0x030200.
+	Class  string       `json:"class,omitempty"`
+	NVLink NVLink       `json:"nvlink,omitempty"`
+	MIG    []MIGProfile `json:"mig,omitempty"`
+	// MemorySlices is into how many parts multi-instance mode divides the memory; 8 if it is not given.
+	MemorySlices int `json:"memorySlices,omitempty"`
+
+	architecture  uint32
+	brand         nvml.BrandType
+	addressing    nvml.DeviceAddressingModeType
+	major, minor  int
+	pciDevice     uint32
+	computeSlices int // that instances can have in all
+}
+
+// NVLink says how many NVLinks a Model has and of which version.
+type NVLink struct {
+	Links   int    `json:"links"`
+	Version string `json:"version"`
+}
+
+// A MIGProfile is a size of GPU instance that a Model offers.
+type MIGProfile struct {
+	// Name is such as "1g.10gb" or "1g.10gb+me".
+	Name string `json:"name"`
+	// ID is the number that nvidia-smi mig -lgip prints.
+	ID uint32 `json:"id"`
+	// Count is how many instances fit on a GPU.
+	Count int `json:"count"`
+	// What an instance has.
+	SMs         uint32 `json:"sms"`
+	MemoryMiB   uint64 `json:"memoryMiB"`
+	CopyEngines uint32 `json:"copyEngines"`
+	Decoders    uint32 `json:"decoders,omitempty"`
+	JPEGs       uint32 `json:"jpegs,omitempty"`
+	OFAs        uint32 `json:"ofas,omitempty"`
+
+	number int   // NVML's GPU_INSTANCE_PROFILE_ constant
+	slices int   // compute slices
+	memory int   // memory slices
+	starts []int // memory slices at which an instance can begin
+}
+
+// Names returns the names of the profiles in the binary, sorted.
+func Names() []string {
+	return embeddedNames("profiles")
+}
+
+// embeddedNames returns the names of the files in a folder in the binary, sorted and without their ending.
+func embeddedNames(folder string) []string {
+	files, err := fs.Glob(embedded, folder+"/*.yaml")
+	if err != nil {
+		panic(err) // folder is a constant
+	}
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(path.Base(f), ".yaml")
+	}
+	return files
+}
+
+// maxProfile is the largest file of a profile that is read, in bytes.
+const maxProfile = 1 << 20
+
+// Load returns the profile with a name that Names lists, or, for a name that ends in .yaml or .yml, the profile in the
+// file at that path.
+func Load(nameOrPath string) (Profile, error) {
+	if ext := filepath.Ext(nameOrPath); ext == ".yaml" || ext == ".yml" {
+		data, err := files.Read(nameOrPath, maxProfile)
+		if err != nil {
+			return Profile{}, fmt.Errorf("read simulator profile: %w: give the path of a file that can be read, or one of %s",
+				err, strings.Join(Names(), ", "))
+		}
+		return parse(nameOrPath, data)
+	}
+	file := "profiles/" + nameOrPath + ".yaml"
+	data, err := embedded.ReadFile(file)
+	if err != nil {
+		return Profile{}, fmt.Errorf("no simulator profile is called %q: give one of %s, or the path of a file that ends in "+
+			".yaml", nameOrPath, strings.Join(Names(), ", "))
+	}
+	return parse(file, data)
+}
+
+// parse decodes and completes the profile in a file.
+func parse(file string, data []byte) (Profile, error) {
+	var p Profile
+	if err := yaml.UnmarshalStrict(data, &p); err != nil {
+		return Profile{}, fmt.Errorf("read simulator profile %s: %w: correct it; a profile has the keys description, "+
+			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig, vgpu), nvswitches, nvlinks, fabric and faults",
+			file, trimDecoder(err))
+	}
+	p.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+	if err := p.complete(); err != nil {
+		return Profile{}, fmt.Errorf("read simulator profile %s: %w", file, err)
+	}
+	return p, nil
+}
+
+// trimDecoder drops the words with which the YAML library introduces an error: they name its steps, not the file's.
+func trimDecoder(err error) error {
+	text := err.Error()
+	for _, prefix := range []string{
+		"error converting YAML to JSON: ", "error unmarshaling JSON: while decoding JSON: ", "yaml: ", "json: ",
+	} {
+		text = strings.TrimPrefix(text, prefix)
+	}
+	return errors.New(text)
+}
+
+// modelOf returns the model with a key: one of known, or one in the binary, which it then adds to known.
+func modelOf(key string, known map[string]Model) (Model, error) {
+	if m, ok := known[key]; ok {
+		return m, nil
+	}
+	data, err := embedded.ReadFile("models/" + key + ".yaml")
+	if err != nil {
+		keys := slices.AppendSeq(embeddedNames("models"), maps.Keys(known))
+		slices.Sort(keys)
+		return Model{}, fmt.Errorf("model %q is not known: give one of %s, or describe it under models",
+			key, strings.Join(slices.Compact(keys), ", "))
+	}
+	var m Model
+	if err := yaml.UnmarshalStrict(data, &m); err != nil {
+		return Model{}, fmt.Errorf("read simulator model %s: %w", key, err)
+	}
+	known[key] = m
+	return m, nil
+}
+
+// complete fills in what the file leaves to defaults, and refuses a machine that cannot be.
+func (p *Profile) complete() error {
+	if _, err := branch(p.Driver); err != nil {
+		return err
+	}
+	if _, err := cudaVersion(p.CUDA); err != nil {
+		return err
+	}
+	models := maps.Clone(p.Models)
+	if models == nil {
+		models = map[string]Model{}
+	}
+	if len(p.GPUs) == 0 {
+		return errors.New("gpus is empty: list at least one GPU with bdf and pcie")
+	}
+	if f := p.Fabric; f != nil && !clusterForm().MatchString(f.Cluster) {
+		return fmt.Errorf("fabric: cluster %q is not a UUID in lower case", f.Cluster)
+	}
+	for i := range p.GPUs {
+		if err := p.completeGPU(i, models); err != nil {
+			return fmt.Errorf("gpus[%d]: %w", i, err)
+		}
+	}
+	for i, g := range p.GPUs[1:] {
+		if g.BDF <= p.GPUs[i].BDF {
+			return fmt.Errorf("gpus[%d]: bdf %s does not follow %s: list the GPUs by ascending PCI address",
+				i+1, g.BDF, p.GPUs[i].BDF)
+		}
+	}
+	for i, g := range p.GPUs {
+		if j := slices.IndexFunc(p.GPUs[:i], func(o GPU) bool { return o.UUID == g.UUID || o.minor == g.minor }); j >= 0 {
+			return fmt.Errorf("gpus[%d]: has the uuid or the minor of gpus[%d]", i, j)
+		}
+	}
+	if err := p.completeLinks(); err != nil {
+		return err
+	}
+	_, err := build(*p)
+	return err
+}
+
+// completeGPU completes the GPU at position i. It adds to models what it reads.
+func (p *Profile) completeGPU(i int, models map[string]Model) error {
+	g := &p.GPUs[i]
+	pci, err := parseBDF(g.BDF)
+	if err != nil {
+		return err
+	}
+	g.Model = cmp.Or(g.Model, p.Model)
+	m, err := modelOf(g.Model, models)
+	if err != nil {
+		return err
+	}
+	if err := m.complete(); err != nil {
+		return fmt.Errorf("model %s: %w", g.Model, err)
+	}
+	g.model, g.pci = m, pci
+	g.pci.PciDeviceId = m.pciDevice
+	node, err := firstStep(g.PCIe)
+	if err != nil {
+		return err
+	}
+	g.numa, g.minor = node, i
+	if g.NUMA != nil {
+		g.numa = *g.NUMA
+	}
+	if g.Minor != nil {
+		g.minor = *g.Minor
+	}
+	g.root = p.pcieRoot(i)
+	g.UUID = cmp.Or(g.UUID, "GPU-"+deriveUUID(p.Name, "gpu", fmt.Sprint(i)))
+	return nil
+}

@@ -1,0 +1,237 @@
+// Package offer makes a plan of every Snapshot and Config, puts the holds on it, and has the plugin servers serve it. It has the
+// CDI specs of new devices written before the devices are offered.
+package offer
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// A Loop makes plans and has the Set serve them. It runs once.
+type Loop struct {
+	Configs   *feed.Feed[config.Config]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	Set       *plugin.Set
+	Specs     Specs
+	MPS       MPS
+	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not offered. They are nil, or the feed is,
+	// where nobody changes layouts.
+	MIG *feed.Feed[map[string]resource.GPUHold]
+	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
+	Owners *feed.Feed[dra.Owners]
+	// Proofs say which devices CUDA is not proven on; nil where that is never asked for.
+	Proofs Proofs
+	// Run publishes to Followed the owners by which it made the plan that is offered.
+	Followed *feed.Feed[dra.Owners]
+	// Clock is the clock to wait by; nil means the real one.
+	Clock clock.Clock
+	// Pulse shows that the Loop makes plans.
+	Pulse supervise.Pulse
+}
+
+// Proofs know on which devices CUDA is proven.
+type Proofs interface {
+	// Unproven returns why devices may not be given to pods, by UUID.
+	Unproven(inventory.Snapshot) map[string]string
+	// Changed returns a channel that is closed when that changes for a Snapshot.
+	Changed() <-chan struct{}
+}
+
+// MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they run.
+type MPS interface {
+	// Follow sets the resources whose daemons are asked from now on. It does not wait for them.
+	Follow(resources []string)
+	// Unready is the feed of those whose daemons do not answer, by name, each with the reason.
+	Unready() *feed.Feed[map[string]string]
+	// Asked reports whether the daemon of a resource that is followed has answered, or was given its time to answer.
+	Asked(resource string) bool
+}
+
+// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends, and then returns nil.
+func (l *Loop) Run(ctx context.Context) error {
+	specs := newSpecTask(l.Specs)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return specs.run(ctx) })
+	group.Go(func() error { return l.follow(ctx, specs) })
+	group.Go(func() error { return warn(ctx, l.Set.Offered()) })
+	return group.Wait()
+}
+
+// follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the plan.
+func (l *Loop) follow(ctx context.Context, specs *specTask) error {
+	var wanted config.Config
+	var epoch uint64
+	uvm := uvmWait{clock: l.Clock}
+	uvm.clock = cmp.Or[clock.Clock](uvm.clock, clock.RealClock{})
+	for {
+		c, configured := l.Configs.Latest()
+		snapshot, looked := l.Snapshots.Latest()
+		_, written := specs.tried.Latest()
+		_, answered := l.MPS.Unready().Latest()
+		proven := l.proven()
+		var divided <-chan struct{}
+		var dividing map[string]resource.GPUHold
+		if l.MIG != nil {
+			dividing, divided = l.MIG.Latest()
+		}
+		var moved <-chan struct{}
+		var owners dra.Owners
+		if l.Owners != nil {
+			owners, moved = l.Owners.Latest()
+		}
+		if !reflect.DeepEqual(c.Resource, wanted.Resource) || !reflect.DeepEqual(c.DRA, wanted.DRA) {
+			epoch++
+		}
+		wanted = c
+		if snapshot.Generation > 0 && (l.Owners == nil || owners != nil) { // the monitor has read the node
+			plan := l.plan(snapshot, c, owners)
+			if dividing != nil {
+				plan = plan.UnderGPUs(dividing)
+			}
+			holds, way, problem := specs.prepare(snapshot, plan, c)
+			if problem != "" {
+				plan.Warnings = append(slices.Clone(plan.Warnings), oldWay+problem)
+			}
+			plan = uvm.plan(plan.Under(holds), snapshot, way)
+			inspect := way.PreStart.Checks != config.PreStartNone
+			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, Announce: c.Features.ChangeTaint}, epoch)
+			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
+				l.Followed.Publish(owners)
+			}
+		}
+		for checked := true; checked; {
+			checked = false
+			select {
+			case <-ctx.Done():
+				return nil
+			case l.Pulse.Beat() <- struct{}{}:
+				checked = true
+			case <-configured:
+			case <-looked:
+			case <-written:
+			case <-answered:
+			case <-divided:
+			case <-proven:
+			case <-moved:
+			case <-uvm.ended():
+				uvm.over = true
+			}
+		}
+	}
+}
+
+// oldWay is the warning of a plan whose devices containers still get by the configuration of
+// before, without the reason.
+const oldWay = "containers get devices as before the last change of the configuration, because no device could be offered by the new one: "
+
+// proven returns a channel that is closed when there are other records of proofs.
+func (l *Loop) proven() <-chan struct{} {
+	if l.Proofs == nil {
+		return nil
+	}
+	return l.Proofs.Changed()
+}
+
+// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it, and those on devices on which CUDA is not proven.
+func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
+	options := c.Resource
+	if l.Owners != nil {
+		options.NotOffered = owners.NotOffered(snapshot.GPUs)
+	}
+	plan := resource.New(snapshot, options)
+	byMPS := plan.MPSDaemons()
+	l.MPS.Follow(byMPS)
+	// Looked at first: an answer that comes now must not make a reason of before count.
+	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
+	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
+	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
+		plan = plan.Under(holdsOnAll(plan, why))
+	}
+	if l.Proofs == nil {
+		return plan
+	}
+	return plan.Under(holdsOfProofs(plan, l.Proofs.Unproven(snapshot)))
+}
+
+// holdsOnAll returns holds on all devices, which are listed as Unhealthy.
+func holdsOnAll(plan resource.Plan, why string) []resource.Hold {
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+		}
+	}
+	return holds
+}
+
+// holdsOfProofs returns the holds on devices on which CUDA is not proven.
+func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Hold {
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			if why := unproven[d.UUID]; why != "" {
+				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+			}
+		}
+	}
+	return holds
+}
+
+// holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the reasons, by daemon.
+// Devices of unasked daemons are hidden: a list in which they are Unhealthy for a moment would change the status of the pods
+// that hold them.
+func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		for _, d := range r.Members() {
+			if why, missing := unready[d.MPSDaemon()]; missing {
+				holds = append(holds, resource.Hold{
+					Resource: r.Name, UUID: d.UUID, Reason: why, Hidden: slices.Contains(unasked, d.MPSDaemon()),
+				})
+			}
+		}
+	}
+	return holds
+}
+
+// warnAfter is how long after a change the warnings of the plan are logged. Within that time CDI specs are written, and MPS control daemons
+// answer, at a start that nothing is wrong with.
+const warnAfter = time.Second
+
+// warn logs the warnings of plans, each when it comes and stays, until ctx ends.
+func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
+	var before []string
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(warnAfter):
+		}
+		plan, changed := plans.Latest()
+		for _, w := range plan.Warnings {
+			if !slices.Contains(before, w) {
+				klog.FromContext(ctx).Info("Plan warning", "warning", w)
+			}
+		}
+		before = plan.Warnings
+		if !feed.AnyOf(ctx, changed) {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package offer
+
+import (
+	"slices"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+const (
+	uvmMissing = "the device node /dev/nvidia-uvm is not there yet, and a container without it cannot use CUDA"
+	uvmAbsent  = "the device node /dev/nvidia-uvm is not there: containers that start now cannot use CUDA; load the module on the node: " +
+		"nvidia-modprobe -u -c 0"
+)
+
+// A uvmWait waits for the device node nvidia-uvm. With the strategy envvar nobody waits: NVIDIA's runtime loads the module itself.
+type uvmWait struct {
+	clock clock.Clock
+	timer clock.Timer // since the node was seen to be missing; nil while it is not
+	over  bool
+}
+
+// plan returns the plan without the devices that wait, and, when it has been waited for long enough, with a warning.
+func (u *uvmWait) plan(plan resource.Plan, snapshot inventory.Snapshot, c config.Config) resource.Plan {
+	switch {
+	case !(c.Edits.UsesCDI() && snapshot.LacksUVM(true) || c.Edits.GivesNodes() && snapshot.LacksUVM(false)):
+		u.timer, u.over = nil, false
+		return plan
+	case u.over:
+		plan.Warnings = append(slices.Clone(plan.Warnings), uvmAbsent)
+		return plan
+	case u.timer == nil:
+		u.timer = u.clock.NewTimer(inventory.UVMPatience)
+	}
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			holds = append(holds, resource.Hold{UUID: d.UUID, Reason: uvmMissing, Hidden: true})
+		}
+	}
+	return plan.Under(holds)
+}
+
+// ended is when it has been waited for long enough.
+func (u *uvmWait) ended() <-chan time.Time {
+	if u.timer == nil {
+		return nil
+	}
+	return u.timer.C()
+}

@@ -1,0 +1,267 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// ClaimSpecs are the CDI specs of the claims of a driver, and metadata files beside them. Their names and those of their CDI devices have
+// the name of the driver, as with all drivers that use Kubernetes' library: a claim that NVIDIA's driver prepared under the same name has
+// one file, and one that has devices of two drivers has two.
+type ClaimSpecs struct {
+	// Dir is the folder in which runtimes look for specs, and Driver the name of the driver.
+	Dir, Driver string
+}
+
+const claimClass = "claim"
+
+func vendorOf(driver string) string { return "k8s." + driver }
+
+// Given has the files and devices that a container gets with each GPU and MIG device of a node. It is immutable.
+type Given struct {
+	version string
+	mpsRoot string
+	common  json.RawMessage
+	devices map[string]json.RawMessage // edits by UUID
+	imex    []*specs.DeviceNode        // of IMEX channel 0; nil where the node has none
+}
+
+// Given returns what containers are given with the devices of a Snapshot. If files of the driver cannot be read, the error says which,
+// and those that were found before are used. If none were found before, no device is given.
+func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) (Given, error) {
+	e.IDs, e.Void, e.IMEX = edits.ByUUID, true, true
+	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e, Options: o}
+	made, err := wanted.specs(w.root, &w.found)
+	spec := made[edits.CDIGPU]
+	if spec == nil {
+		return Given{}, err
+	}
+	spec.Kind = vendorOf("driver") + "/" + claimClass // the version is the same for all names
+	for _, class := range slices.Sorted(maps.Keys(made)) {
+		if class == edits.CDIGPU || class == edits.CDIIMEX {
+			continue
+		}
+		for _, d := range made[class].Devices {
+			spec.ContainerEdits.DeviceNodes = append(spec.ContainerEdits.DeviceNodes, d.ContainerEdits.DeviceNodes...)
+			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, d.ContainerEdits.Mounts...)
+		}
+	}
+	named := *spec
+	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"}) // the UID of a claim may begin with a digit
+	if imex := made[edits.CDIIMEX]; imex != nil {
+		named.Devices = append(named.Devices, imex.Devices...)
+	}
+	version, problem := specs.MinimumRequiredVersion(&named)
+	spec.Version = version
+	g := Given{version: version, mpsRoot: e.MPSRoot, devices: map[string]json.RawMessage{}}
+	if imex := made[edits.CDIIMEX]; imex != nil {
+		g.imex = imex.Devices[0].ContainerEdits.DeviceNodes
+	}
+	add := func(e specs.ContainerEdits) json.RawMessage {
+		text, err := json.Marshal(e)
+		problem = errors.Join(problem, err, (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate())
+		return text
+	}
+	g.common = add(spec.ContainerEdits)
+	byName := map[string]json.RawMessage{}
+	for _, d := range spec.Devices {
+		byName[d.Name] = add(d.ContainerEdits)
+	}
+	for _, d := range wanted.Plan.NodeDevices() {
+		g.devices[d.UUID] = byName[edits.CDIName(d, edits.ByUUID)]
+	}
+	if problem != nil {
+		return Given{}, errors.Join(err, fmt.Errorf("make CDI specs of claims: %w", problem))
+	}
+	return g, err
+}
+
+// Has reports whether it is known what a container is given with a device.
+func (g Given) Has(uuid string) bool {
+	_, known := g.devices[uuid]
+	return known
+}
+
+// HasIMEX reports whether the node has the IMEX channel that a container can be given.
+func (g Given) HasIMEX() bool { return len(g.imex) > 0 }
+
+// A claimSpec is a specs.Spec whose parts are JSON already.
+type claimSpec struct {
+	Version string          `json:"cdiVersion"`
+	Kind    string          `json:"kind"`
+	Devices []claimDevice   `json:"devices"`
+	Edits   json.RawMessage `json:"containerEdits"`
+}
+
+type claimDevice struct {
+	Name  string          `json:"name"`
+	Edits json.RawMessage `json:"containerEdits"`
+}
+
+// A ClaimedDevice is a device of a claim.
+type ClaimedDevice struct {
+	UUID string
+	// MPS is the directory of the MPS daemon whose clients the containers are, below the host's directory of MPS state; empty for none.
+	MPS string
+	// Env are more environment variables of such a client, as NAME=VALUE.
+	Env []string
+	// Metadata is where the container sees the metadata file of the device, by its path on the host.
+	Metadata map[string]string
+	// IMEX gives the containers IMEX channel 0.
+	IMEX bool
+}
+
+// Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
+// ClaimSpecs.Note: runtimes take it for a comment.
+func (g Given) Claim(driver, uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
+	spec := claimSpec{Version: g.version, Kind: vendorOf(driver) + "/" + claimClass, Edits: g.common}
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		given, known := g.devices[devices[name].UUID]
+		if !known {
+			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name].UUID)
+		}
+		given, err := g.with(devices[name], given)
+		if err != nil {
+			return nil, err
+		}
+		spec.Devices = append(spec.Devices, claimDevice{uid + "-" + name, given})
+	}
+	text, err := json.Marshal(spec)
+	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
+}
+
+// with returns the edits of a device with what makes a container a client of an MPS daemon, with the IMEX channel, and with its metadata
+// files.
+func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
+	if device.MPS == "" && !device.IMEX && len(device.Metadata) == 0 {
+		return given, nil
+	}
+	var all specs.ContainerEdits
+	if err := json.Unmarshal(given, &all); err != nil {
+		return nil, err
+	}
+	if device.IMEX {
+		all.DeviceNodes = append(all.DeviceNodes, g.imex...)
+	}
+	if device.MPS != "" {
+		client := edits.MPSClient(g.mpsRoot, device.MPS)
+		for name, value := range client.Env {
+			all.Env = append(all.Env, name+"="+value)
+		}
+		all.Env = append(all.Env, device.Env...)
+		for _, m := range client.Mounts {
+			all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath, []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
+		}
+	}
+	for _, host := range slices.Sorted(maps.Keys(device.Metadata)) {
+		all.Mounts = append(all.Mounts, mount(host, device.Metadata[host], []string{"ro", "nosuid", "nodev", "noexec", "bind"}))
+	}
+	return json.Marshal(all)
+}
+
+// notePrefix is what the line of the note begins with.
+const notePrefix = "# "
+
+// name is what the names of a claim's files begin with.
+func (s ClaimSpecs) name(uid string) string {
+	return cdilib.GenerateTransientSpecName(vendorOf(s.Driver), claimClass, uid)
+}
+
+// File is the path of a claim's spec file. Its content is a note and JSON, which are YAML.
+func (s ClaimSpecs) File(uid string) string { return filepath.Join(s.Dir, s.name(uid)+claimSuffix) }
+
+const claimSuffix = ".yaml"
+
+// metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the folder of specs.
+const metadataSuffix = ".metadata"
+
+// MetadataFile is the path of the metadata file for a request of a claim: beside its spec, as the runtime has to find both.
+func (s ClaimSpecs) MetadataFile(uid, request string) string {
+	return filepath.Join(s.Dir, s.name(uid)+"."+request+metadataSuffix)
+}
+
+// A ClaimFile is a spec or a metadata file of a claim.
+type ClaimFile struct {
+	// Driver is the name of the driver, and UID that of the claim.
+	Driver, UID string
+	Path        string
+	Metadata    bool
+}
+
+// ClaimFiles returns the files of all claims, of all drivers, in a folder of specs. A folder that is not there has none.
+func ClaimFiles(dir string) (all []ClaimFile, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !files.IsAbsent(err) {
+		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
+	}
+	for _, e := range entries {
+		rest, named := strings.CutPrefix(e.Name(), vendorOf(""))
+		driver, rest, claimed := strings.Cut(rest, "-"+claimClass+"_")
+		uid, isSpec := strings.CutSuffix(rest, claimSuffix)
+		name, isMetadata := strings.CutSuffix(rest, metadataSuffix)
+		if isMetadata {
+			dot := strings.LastIndexByte(name, '.')
+			uid, isMetadata = name[:max(dot, 0)], dot > 0
+		}
+		if named && claimed && (isSpec || isMetadata) {
+			all = append(all, ClaimFile{driver, uid, filepath.Join(dir, e.Name()), isMetadata})
+		}
+	}
+	return all, nil
+}
+
+// WriteMetadata writes a metadata file if it is not so already, and reports whether it did. Containers have the file that was there when
+// they started.
+func WriteMetadata(path string, content []byte) (written bool, err error) {
+	if there, err := files.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
+		return false, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return false, err
+	}
+	return true, files.Replace(path, content, readableByAll)
+}
+
+// Note returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.
+func (s ClaimSpecs) Note(uid string) []byte {
+	text, err := files.Read(s.File(uid), maxClaimFile)
+	if note, is := bytes.CutPrefix(text, []byte(notePrefix)); is && err == nil {
+		note, _, _ = bytes.Cut(note, []byte("\n"))
+		return note
+	}
+	return nil
+}
+
+// maxClaimFile is the largest spec of a claim that is read, in bytes.
+const maxClaimFile = 2 << 20
+
+// Device is the CDI name of a claim's device.
+func (s ClaimSpecs) Device(uid, device string) string {
+	return vendorOf(s.Driver) + "/" + claimClass + "=" + uid + "-" + device
+}
+
+// Write replaces the spec file of a claim. It does not wait for the disk: the file can be written again from the record of the claim.
+func (s ClaimSpecs) Write(uid string, content []byte) error {
+	err := files.Replace(s.File(uid), content, readableByAll)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.MkdirAll(s.Dir, 0o755); err == nil {
+			err = files.Replace(s.File(uid), content, readableByAll)
+		}
+	}
+	return err
+}

@@ -1,0 +1,220 @@
+package cdi
+
+import (
+	"cmp"
+	"io/fs"
+	"path"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// The options of mounts of files and of mounts of sockets.
+var (
+	readOnly  = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
+	ofSockets = []string{"nosuid", "nodev", "rbind", "rprivate", "noexec"}
+)
+
+func mount(host, container string, options []string) *specs.Mount {
+	return &specs.Mount{HostPath: host, ContainerPath: container, Options: options}
+}
+
+// addFiles has the container see the driver's files. With a hook, libraries have the paths that they have on the host, and
+// the hook makes links to them and makes them known to the container's loader. Without one, they are where every loader looks, under
+// each of their names.
+func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hook, version string) {
+	seen := map[string]bool{}
+	add := func(file, container string, options []string) {
+		if !seen[container] {
+			seen[container] = true
+			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, files.At(file)), container, options))
+		}
+	}
+	for _, l := range files.Libraries {
+		if h.found() {
+			add(l.Path, "/"+l.Path, readOnly)
+			continue
+		}
+		for _, name := range append([]string{path.Base(l.Path)}, linksTo(l)...) {
+			if path.Base(path.Dir(l.Path)) == "vdpau" {
+				name = path.Join("vdpau", name)
+			}
+			for _, folder := range loaderFolders(runtime.GOARCH) {
+				add(l.Path, path.Join(folder, name), readOnly)
+			}
+		}
+	}
+	for _, l := range files.Modules {
+		add(l.Path, "/"+l.Path, readOnly)
+		for _, name := range linksTo(l) {
+			if !h.found() {
+				add(l.Path, path.Join("/", path.Dir(l.Path), name), readOnly)
+			}
+		}
+	}
+	for _, p := range files.Programs {
+		folder := "/usr/bin"
+		if path.Dir(p) == "usr/sbin" {
+			folder = "/usr/sbin"
+		}
+		add(p, path.Join(folder, path.Base(p)), readOnly)
+	}
+	for _, f := range files.Others {
+		add(f.Path, f.Container, readOnly)
+	}
+	for _, p := range files.Sockets {
+		add(p, "/"+p, ofSockets)
+	}
+	if h.found() && len(files.LibraryFolders) > 0 {
+		to.Env = append(to.Env, "NVIDIA_CTK_LIBCUDA_DIR=/"+strings.Join(files.LibraryFolders, ":/"))
+		to.Hooks = h.hooks(files, version)
+	}
+}
+
+// linksTo returns the names of a library, relative to its folder, beside that of its file: its soname, and those by which programs look
+// for it without having been linked with it.
+func linksTo(l driverroot.Library) []string {
+	if l.Soname == "" || l.Soname == path.Base(l.Path) {
+		return l.Links
+	}
+	return append([]string{l.Soname}, l.Links...)
+}
+
+// loaderFolders are where the loaders of common images for an architecture look without being told: those of Debian's
+// and of Red Hat's kind. The host may be of another kind than the image.
+func loaderFolders(arch string) []string {
+	debian := "/usr/lib/x86_64-linux-gnu"
+	if arch == "arm64" {
+		debian = "/usr/lib/aarch64-linux-gnu"
+	}
+	return []string{debian, "/usr/lib64"}
+}
+
+// The subcommands of the hook.
+const (
+	hookCreateSymlinks     = "create-symlinks"
+	hookEnableCUDACompat   = "enable-cuda-compat"
+	hookUpdateLDCache      = "update-ldcache"
+	hookDisableNodeChanges = "disable-device-node-modification"
+	hookUpdateProfile      = "update-application-profile"
+	hookApplyMemoryLimits  = "apply-cuda-memory-limits"
+)
+
+// A hook is the program of NVIDIA's container toolkit that runtimes run while they make a container. The zero value is
+// none.
+type hook struct {
+	path     string
+	disabled []string
+	known    []string // subcommands that it is seen to have; an older one fails every container by those that it does not know
+}
+
+// hookPaths are where the toolkit's packages put it.
+var hookPaths = []string{"/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
+
+// hook returns the hook that is configured, or else a hook that is found on the host.
+func (w Wanted) hook(root fs.FS, programs *programs) hook {
+	h := hook{path: w.Options.HookPath, disabled: w.Options.DisabledHooks}
+	if h.path == "" && w.Options.DriverRoot == "/" {
+		i := slices.IndexFunc(hookPaths, func(p string) bool { return w.onHost(root, below(p)) })
+		if i >= 0 {
+			h.path = hookPaths[i]
+		}
+	}
+	h.known = []string{hookCreateSymlinks, hookUpdateLDCache} // every version has these
+	if h.found() {
+		h.known = append(h.known, programs.contain(w.hostRoots(root), below(h.path), []string{
+			hookEnableCUDACompat, hookDisableNodeChanges, hookUpdateProfile, hookApplyMemoryLimits,
+		})...)
+	}
+	if !resource.DriverLimitsMemory(w.Snapshot.Driver.Version) { // the error would fail a container that sets the variables
+		h.known = slices.DeleteFunc(h.known, func(name string) bool { return name == hookApplyMemoryLimits })
+	}
+	return h
+}
+
+func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }
+
+// calls reports whether a subcommand is called.
+func (h hook) calls(name string) bool {
+	return h.found() && slices.Contains(h.known, name) && !slices.Contains(h.disabled, name)
+}
+
+// unlimited returns why the driver is not told of limits of containers, in a sentence without a full stop; empty if it is.
+func (h hook) unlimited(root fs.FS) string {
+	switch {
+	case !h.calls(hookApplyMemoryLimits):
+		return "limits by the driver need driver " + strconv.Itoa(resource.DriverLimitsSince) + " and NVIDIA's hook with the subcommand " +
+			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and check --nvidia-cdi-hook-path " +
+			"and --cdi-disable-hooks"
+	case !exists(root, "sys/fs/cgroup/cgroup.controllers"):
+		return "limits by the driver need cgroup v2, and this node has cgroup v1"
+	}
+	return ""
+}
+
+// hooks returns what the runtime is to run for every container.
+func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
+	var links [][2]string
+	var folders []string
+	for _, l := range slices.Concat(files.Libraries, files.Modules) {
+		for _, name := range linksTo(l) {
+			target := path.Base(l.Path)
+			if l.Soname != "" && name != l.Soname {
+				target = l.Soname
+			}
+			target = strings.Repeat("../", strings.Count(name, "/")) + target
+			links = append(links, [2]string{target, path.Join("/", path.Dir(l.Path), name)})
+		}
+	}
+	for _, l := range files.Libraries {
+		if folder := path.Join("/", path.Dir(l.Path)); !slices.Contains(folders, folder) {
+			folders = append(folders, folder)
+		}
+	}
+	var ofFolders []string
+	for _, folder := range folders {
+		ofFolders = append(ofFolders, "--folder", folder)
+	}
+	return slices.Concat(h.symlinks(links), h.run("", hookEnableCUDACompat, "--host-driver-version="+version),
+		h.run("", hookUpdateLDCache, ofFolders...), h.run("", hookDisableNodeChanges), h.run("", hookUpdateProfile))
+}
+
+// memoryLimits returns what the runtime is to run for a container with a GPU. By two variables of the container, it limits how much of
+// the GPU's memory the container can have; without them it does nothing.
+func (h hook) memoryLimits(driverRoot, uuid string) []*specs.Hook {
+	return h.run("createRuntime", hookApplyMemoryLimits, "--driver-root", driverRoot, "--gpu-id", uuid)
+}
+
+// symlinks returns what the runtime is to run to make links, each a target and the link's path; nil if it is to make none.
+func (h hook) symlinks(links [][2]string) []*specs.Hook {
+	if len(links) == 0 {
+		return nil
+	}
+	var args []string
+	for _, l := range links {
+		args = append(args, "--link", l[0]+"::"+l[1])
+	}
+	return h.run("", hookCreateSymlinks, args...)
+}
+
+// run returns one call of the hook; nil if the hook does not know the subcommand, or is not to be called so. nvidia-ctk has its subcommands
+// below a command of its own.
+func (h hook) run(when, name string, args ...string) []*specs.Hook {
+	if !h.calls(name) {
+		return nil
+	}
+	call := []string{path.Base(h.path)}
+	if path.Base(h.path) == "nvidia-ctk" {
+		call = append(call, "hook")
+	}
+	return []*specs.Hook{{
+		HookName: cmp.Or(when, "createContainer"), Path: h.path, Args: append(append(call, name), args...),
+		Env: []string{"NVIDIA_CTK_DEBUG=false"},
+	}}
+}

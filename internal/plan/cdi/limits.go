@@ -1,0 +1,52 @@
+package cdi
+
+import (
+	"slices"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+const (
+	memoryStep = 128 // MiB, of which all sizes of units are multiples
+	threadStep = 5   // percent
+)
+
+// isToken reports whether a device is no GPU and no part of one.
+func isToken(d resource.Device) bool { return d.Sharing == resource.Percentage }
+
+// limits returns the specs of the limits that containers with units of memory are given, one device for each size that a GPU of the node
+// has. The sizes do not depend on the configuration: a container that starts again needs the name that it was given.
+func (w Wanted) limits() map[edits.CDIClass]*specs.Spec {
+	has := func(mode resource.SharingMode) bool {
+		given := func(d resource.Device) bool { return d.Sharing == mode }
+		return slices.ContainsFunc(w.Plan.Resources, func(r resource.Resource) bool { return slices.ContainsFunc(r.Devices, given) })
+	}
+	byMPS, byDriver := has(resource.InMPSUnits), has(resource.InDriverUnits)
+	all, most := map[edits.CDIClass]*specs.Spec{}, 0
+	add := func(l edits.Limit) {
+		if all[l.Class] == nil {
+			all[l.Class] = newSpec(l.Class)
+		}
+		all[l.Class].Devices = append(all[l.Class].Devices, specs.Device{
+			Name: l.CDIName, ContainerEdits: specs.ContainerEdits{Env: l.Env},
+		})
+	}
+	for _, g := range w.Snapshot.GPUs {
+		most = max(most, int(g.MemoryBytes>>20))
+	}
+	for mib := memoryStep; mib <= most; mib += memoryStep {
+		if byMPS {
+			add(edits.MemoryLimit(mib))
+		}
+		if byDriver {
+			add(edits.DriverMemoryLimit(mib))
+		}
+	}
+	for percentage := threadStep; byMPS && percentage <= 100; percentage += threadStep {
+		add(edits.ThreadLimit(percentage))
+	}
+	return all
+}

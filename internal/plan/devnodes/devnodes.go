@@ -1,0 +1,226 @@
+// Package devnodes makes the driver's device nodes on the host, for containers that kubelet gives the host's nodes: nobody makes those of a
+// new MIG device there.
+package devnodes
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// Roots say where the host's device nodes are seen.
+type Roots struct {
+	// Driver is the host's directory that the driver is installed below, and Container that directory in this container.
+	Driver, Container string
+	// Dev is the host's directory that dev/ is in.
+	Dev string
+	// Divides says that this program makes MIG devices: nobody else makes their nodes on the host.
+	Divides bool
+}
+
+// folder returns where this process sees Dev; false where it does not see it, or nothing there is the driver's.
+func (r Roots) folder() (string, bool) {
+	inside, err := filepath.Rel(path.Join("/", r.Driver), path.Join("/", r.Dev))
+	if err != nil || inside == ".." || strings.HasPrefix(inside, "../") {
+		return "", false
+	}
+	folder := path.Join("/", r.Container, inside)
+	_, err = os.Stat(path.Join(folder, "dev/nvidiactl"))
+	return folder, err == nil
+}
+
+// A Maker makes device nodes. Apply is for one goroutine, Lacks for any. The zero value is ready for use.
+type Maker struct {
+	// Mknod makes a character device; nil for the kernel's.
+	Mknod func(name string, mode uint32, device int) error
+	tried atomic.Pointer[tried]
+	swept map[string]bool // folders from which half-made nodes were removed
+}
+
+// capabilities is the folder of the nodes of MIG devices.
+const capabilities = "/dev/nvidia-caps/"
+
+// tried is what became of nodes.
+type tried struct {
+	unseen bool              // this process does not see the host's nodes
+	unmade bool              // of these, nobody makes those of MIG devices
+	lacks  map[string]string // by the path in a container: why it could not be made, or "" if it is there
+}
+
+// Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver that was loaded before. Where this
+// process does not see the host's nodes, it does nothing: then MIG devices of this program lack theirs, and all others count as there. The
+// error says which could not be made.
+func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) error {
+	folder, seen := roots.folder()
+	if !seen {
+		m.tried.Store(&tried{unseen: true, unmade: roots.Divides})
+		return nil
+	}
+	lacks := map[string]string{}
+	var failed []error
+	wanted := nodes(snapshot, plan, o)
+	m.sweep(folder, wanted)
+	for _, node := range wanted {
+		lacks[node] = ""
+		host := path.Join("/", o.DevRoot, node)
+		number, known := edits.NumberOf(node, snapshot.Majors)
+		if err := m.ensure(path.Join(folder, node), number, known); err != nil {
+			lacks[node] = fmt.Sprintf("its device node %s is not on the host, and cannot be made: %v", host, err)
+			if known {
+				lacks[node] += fmt.Sprintf("; make it there: mknod -m %o %s c %d %d", mode(number), host, number.Major, number.Minor)
+			}
+			failed = append(failed, errors.New(lacks[node]))
+		}
+	}
+	m.tried.Store(&tried{lacks: lacks})
+	return errors.Join(failed...)
+}
+
+// nodes returns the device nodes that containers are given for devices of a plan, by their paths in a container.
+func nodes(snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) []string {
+	all := map[string]bool{}
+	for _, r := range plan.Resources {
+		for _, d := range r.Members() {
+			if snapshot.Majors.UVM > 0 { // the module is loaded
+				d.Control |= inventory.NodeUVM | inventory.NodeUVMTools
+			}
+			for _, n := range given(d, o) {
+				all[n.ContainerPath] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// given returns the nodes of a device; none where it cannot be given.
+func given(d resource.Device, o edits.Options) []edits.DeviceNode {
+	e, err := edits.For([]resource.Device{d}, o)
+	if err != nil {
+		return nil
+	}
+	return e.Nodes
+}
+
+// ensure makes a node, unless it is there with its number.
+func (m *Maker) ensure(name string, number edits.Number, known bool) error {
+	there, err := os.Stat(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	device := int(unix.Mkdev(uint32(number.Major), uint32(number.Minor)))
+	switch {
+	case err == nil && (!known || !outdated(there, uint64(device))):
+		return nil
+	case !known:
+		return errors.New("the kernel tells no number for it")
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	// A process that starts may take the half-made node for one that was left.
+	for again := true; ; again = false {
+		if err := m.put(name, number, device); err == nil || !again || !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+}
+
+// put makes a node, and puts it in the place of the one at its path.
+func (m *Maker) put(name string, number edits.Number, device int) error {
+	mknod := m.Mknod
+	if mknod == nil {
+		mknod = syscall.Mknod
+	}
+	temporary := files.TemporaryName(name, rand.Text()) // each container has a process 1, and each may be killed before the rename
+	if err := mknod(temporary, syscall.S_IFCHR|mode(number), device); err != nil {
+		return err
+	}
+	err := os.Chmod(temporary, fs.FileMode(mode(number))) // not that of the umask
+	if err == nil {
+		err = os.Rename(temporary, name)
+	}
+	if err != nil {
+		return errors.Join(err, files.Remove(temporary))
+	}
+	return nil
+}
+
+// sweep removes the half-made nodes of processes that were killed from the folders of nodes.
+func (m *Maker) sweep(folder string, nodes []string) {
+	if m.swept == nil {
+		m.swept = map[string]bool{}
+	}
+	for _, node := range nodes {
+		at := filepath.Dir(path.Join(folder, node))
+		if m.swept[at] {
+			continue
+		}
+		m.swept[at] = true
+		entries, _ := os.ReadDir(at) // of a folder that cannot be read nothing can be removed
+		for _, e := range entries {
+			if files.IsTemporary(e.Name()) {
+				_ = os.Remove(filepath.Join(at, e.Name())) // the next process tries again
+			}
+		}
+	}
+}
+
+// mode is the mode of a node: that of the driver's own tool where the node needs no other.
+func mode(n edits.Number) uint32 {
+	if n.Mode != 0 {
+		return n.Mode
+	}
+	return 0o666
+}
+
+// outdated reports whether a file is a character device with another number.
+func outdated(there fs.FileInfo, device uint64) bool {
+	stat, ok := there.Sys().(*syscall.Stat_t)
+	return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && uint64(stat.Rdev) != device
+}
+
+// Lacks returns the devices of a plan, by UUID, whose nodes could not be made or were not looked at yet, each with the reason.
+func (m *Maker) Lacks(plan resource.Plan, o edits.Options) map[string]string {
+	t := m.tried.Load()
+	if t == nil {
+		t = &tried{}
+	}
+	devices := map[string]string{}
+	if t.unseen && !t.unmade {
+		return devices
+	}
+	for _, r := range plan.Resources {
+		for _, d := range r.Members() {
+			for _, n := range given(d, o) {
+				why, looked := t.lacks[n.ContainerPath]
+				switch {
+				case t.unseen && strings.HasPrefix(n.ContainerPath, capabilities):
+					why = "its device node " + n.HostPath + " cannot be made on the host, whose /dev this process does not see: " +
+						"set hostDev in the chart or mount it as deployments/node-agent-mig does, or use the device list strategy cdi-cri"
+				case !t.unseen && !looked:
+					why = "it is not known yet whether its device node " + n.HostPath + " is on the host"
+				}
+				if why != "" {
+					devices[d.UUID] = why
+				}
+			}
+		}
+	}
+	return devices
+}

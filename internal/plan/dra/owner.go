@@ -1,0 +1,132 @@
+package dra
+
+import "github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+
+// An Ownership says by which way a GPU is given to pods.
+type Ownership string
+
+// The ways. Of a GPU that has none of them nothing is known yet: it is in no list of the device plugin and in no slice.
+const (
+	// OwnedByPlugin: in the plan of the device plugin, and in no slice.
+	OwnedByPlugin Ownership = "plugin"
+	// LeavesPlugin: in no plan and in no slice. A pod may still hold it, or kubelet may still list it.
+	LeavesPlugin Ownership = "leaving-plugin"
+	// OwnedByDRA: in a slice, and in no plan.
+	OwnedByDRA Ownership = "dra"
+	// LeavesDRA: in a slice with the taint TaintLeaving, and in no plan, until no record and no allocated claim has it.
+	LeavesDRA Ownership = "leaving-dra"
+	// OwnedByNobody: in no plan and in no slice. It may still be in a slice at the API server, or in a claim that was allocated by one.
+	OwnedByNobody Ownership = "nobody"
+)
+
+// InSlice reports whether the devices of a GPU are in a slice.
+func (o Ownership) InSlice() bool { return o == OwnedByDRA || o == LeavesDRA }
+
+// Owners are the owners of GPUs, by the UUID of the GPU.
+type Owners map[string]Ownership
+
+// AllPlugin reports whether every GPU is the device plugin's.
+func (o Owners) AllPlugin() bool {
+	for _, owner := range o {
+		if owner != OwnedByPlugin {
+			return false
+		}
+	}
+	return true
+}
+
+// All returns the owners when every GPU is in a slice.
+func All(gpus []inventory.GPU) Owners {
+	owners := Owners{}
+	for _, g := range gpus {
+		owners[g.UUID] = OwnedByDRA
+	}
+	return owners
+}
+
+// NotOffered returns the GPUs that the device plugin does not offer, by UUID, each with the reason.
+func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
+	reasons := map[string]string{}
+	for _, g := range gpus {
+		switch o[g.UUID] {
+		case OwnedByPlugin:
+		case LeavesPlugin:
+			reasons[g.UUID] = "it leaves the device plugin for Dynamic Resource Allocation"
+		case OwnedByDRA:
+			reasons[g.UUID] = "pods get it by Dynamic Resource Allocation"
+		case LeavesDRA, OwnedByNobody:
+			reasons[g.UUID] = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
+		default:
+			reasons[g.UUID] = "it is not known yet whether pods get it by Dynamic Resource Allocation"
+		}
+	}
+	return reasons
+}
+
+// OwnerFacts are the facts by which the owner of a GPU is decided. Without evidence a fact is false.
+type OwnerFacts struct {
+	// Wanted says that pods are to get the GPU in slices.
+	Wanted bool
+	// Before is the last decision; empty for none.
+	Before Ownership
+	// Free says that since Before was decided it was seen that no pod has the GPU, or a part of it, by a device plugin, and that none gets it.
+	Free bool
+	// Published says that the GPU may be in a slice at the API server.
+	Published bool
+	// Claimed says that a claim that is prepared has the GPU.
+	Claimed bool
+	// Unclaimed says that since Before was decided, and since the GPU is in no slice if it is in none, no claim at the API server had it.
+	Unclaimed bool
+}
+
+// A finding is the facts, as far as the next owner depends on them.
+type finding int
+
+const (
+	wantedUnknown    finding = iota // wanted in slices; a pod may hold it
+	wantedPublished                 // the same, and it may be in a slice at the API server
+	wantedFree                      // wanted in slices, and no pod holds it
+	prepared                        // wanted back; a claim that is prepared has it
+	published                       // wanted back; it may be in a slice, and a claim may have it
+	publishedNoClaim                // wanted back; it may be in a slice, and no claim has it
+	unpublished                     // wanted back; it is in no slice, and a claim may have it
+	noClaim                         // wanted back; it is in no slice, and no claim has it
+	findings                        // their number
+)
+
+// finding returns which finding the facts are.
+func (f OwnerFacts) finding() finding {
+	switch {
+	case f.Wanted && f.Free:
+		return wantedFree
+	case f.Wanted && f.Published:
+		return wantedPublished
+	case f.Wanted:
+		return wantedUnknown
+	case f.Claimed:
+		return prepared
+	case f.Published && f.Unclaimed:
+		return publishedNoClaim
+	case f.Published:
+		return published
+	case f.Unclaimed:
+		return noClaim
+	}
+	return unpublished
+}
+
+// transitions are which owner follows on each owner by each finding. A GPU that no slice may have and no claim has goes to the device
+// plugin at once; each other change of the owner waits for evidence that the former one has given the GPU up.
+// docs/dev/architecture.md has a picture of them.
+var transitions = map[Ownership][findings]Ownership{
+	//             wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim, unpublished, noClaim
+	"":            {LeavesPlugin, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, OwnedByPlugin, OwnedByPlugin},
+	OwnedByPlugin: {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin, OwnedByPlugin},
+	LeavesPlugin:  {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin, OwnedByPlugin},
+	OwnedByDRA:    {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA},
+	LeavesDRA:     {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, OwnedByNobody, LeavesDRA, OwnedByNobody},
+	OwnedByNobody: {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, OwnedByNobody, OwnedByNobody, OwnedByNobody, OwnedByPlugin},
+}
+
+// Decide returns the owner of a GPU.
+func Decide(f OwnerFacts) Ownership { return transitions[f.Before][f.finding()] }

@@ -1,0 +1,82 @@
+package dra
+
+import (
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// maxMessage is the longest message about the health of a device that kubelet keeps, in bytes.
+const maxMessage = 1024
+
+// A Verdict is what kubelet can be told of the health of a device.
+type Verdict string
+
+// The verdicts.
+const (
+	VerdictHealthy   Verdict = "Healthy"
+	VerdictUnhealthy Verdict = "Unhealthy"
+	VerdictUnknown   Verdict = "Unknown"
+)
+
+// A DeviceHealth is the health of a device for kubelet, which shows it in the status of the pods that have the device.
+type DeviceHealth struct {
+	// Device is its name in the pool.
+	Device  string
+	Verdict Verdict
+	// Message is the reason, and what makes the device healthy again: at most 1024 bytes; empty for a device with nothing to say about.
+	Message string
+}
+
+// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers cannot use a healthy device, by its
+// name.
+func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []DeviceHealth {
+	known := map[string]inventory.Health{} // by UUID
+	gpus := map[string]inventory.GPU{}
+	for _, g := range s.GPUs {
+		gpus[g.UUID] = g
+		known[g.UUID] = g.Fitness()
+		for _, m := range g.MIGDevices {
+			known[m.UUID] = inventory.Worst(g.Fitness(), m.Health)
+		}
+	}
+	var reports []DeviceHealth
+	for _, slice := range p.Slices {
+		for _, d := range slice.Devices {
+			health, found := known[d.Attributes["uuid"].Value]
+			if d.Partition != nil {
+				var g inventory.GPU
+				g, found = gpus[d.GPU()]
+				health = inventory.Worst(g.Fitness(), instanceAt(g, d.Partition.Placement).Health)
+			}
+			if !found {
+				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more", Cure: inventory.CureReconnect}
+			}
+			if problem := problems[d.Name]; problem != "" && health.Allocatable() {
+				health = inventory.Health{State: inventory.Unhealthy, Reason: problem}
+			}
+			reports = append(reports, DeviceHealth{d.Name, verdict(health), healthMessage(health)})
+		}
+	}
+	return reports
+}
+
+// verdict returns Healthy for a device that new work may be given to.
+func verdict(h inventory.Health) Verdict {
+	switch {
+	case h.Allocatable():
+		return VerdictHealthy
+	case h.State == inventory.Unknown:
+		return VerdictUnknown
+	}
+	return VerdictUnhealthy
+}
+
+// healthMessage returns the reason and the cure. gRPC sends no text that is not UTF-8.
+func healthMessage(h inventory.Health) string {
+	message := strings.ToValidUTF8(h.Why(), "\uFFFD")
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
+	}
+	return message
+}

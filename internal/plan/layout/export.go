@@ -1,0 +1,90 @@
+package layout
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// Exported is the name of the layout that Export returns. mig-parted uses the same name.
+const Exported = "current"
+
+// Export returns the layout that the GPUs have, with one item for all GPUs that are alike, and what of it a layout cannot say. GPUs
+// without multi-instance mode are not in it.
+func Export(gpus []GPU) (Layout, []string) {
+	l := Layout{Name: Exported}
+	var lost []string
+	gpus = slices.Clone(gpus)
+	slices.SortFunc(gpus, func(a, b GPU) int { return a.Index - b.Index })
+	for _, g := range gpus {
+		switch {
+		case g.Mode == inventory.MIGUnsupported:
+			continue
+		case g.Unread != "":
+			lost = append(lost, fmt.Sprintf("GPU %d is not in the layout: %s", g.Index, g.Unread))
+			continue
+		}
+		devices := map[string]int{}
+		for _, part := range division(g).Instances {
+			if len(part.Computes) == 0 {
+				lost = append(lost, fmt.Sprintf("GPU %d has a GPU instance %s without compute instances, which a layout cannot say",
+					g.Index, part.Profile))
+			}
+			for _, name := range part.Devices() {
+				devices[name]++
+			}
+		}
+		item := Item{Indexes: []int{g.Index}, Enabled: g.Mode == inventory.MIGEnabled, Devices: devices}
+		alike := func(o Item) bool { return o.Enabled == item.Enabled && maps.Equal(o.Devices, item.Devices) }
+		if i := slices.IndexFunc(l.Items, alike); i >= 0 {
+			l.Items[i].Indexes = append(l.Items[i].Indexes, g.Index)
+		} else {
+			l.Items = append(l.Items, item)
+		}
+	}
+	return l, lost
+}
+
+// A Document is a file with one layout, as it is written.
+type Document struct {
+	Version string                   `json:"version"`
+	Layouts map[string][]writtenItem `json:"mig-configs"`
+}
+
+// A writtenItem is an Item as it is written.
+type writtenItem struct {
+	Filters []string       `json:"device-filter,omitempty"`
+	GPUs    any            `json:"devices"`
+	Enabled bool           `json:"mig-enabled"`
+	Devices map[string]int `json:"mig-devices"` // which mig-parted writes as {} too where the mode is off
+}
+
+// Document returns the file in which Parse finds the layout.
+func (l Layout) Document() Document {
+	entries := []writtenItem{}
+	for _, item := range l.Items {
+		e := writtenItem{GPUs: "all", Enabled: item.Enabled, Devices: map[string]int{}}
+		if !item.All {
+			gpus := []any{}
+			for _, index := range item.Indexes {
+				gpus = append(gpus, index)
+			}
+			for _, uuid := range item.UUIDs {
+				gpus = append(gpus, uuid)
+			}
+			e.GPUs = gpus
+		}
+		for _, f := range item.Filters {
+			text := fmt.Sprintf("0x%08X", f.Device)
+			if f.Subsystem != 0 {
+				text += fmt.Sprintf(":0x%08X", f.Subsystem)
+			}
+			e.Filters = append(e.Filters, text)
+		}
+		maps.Copy(e.Devices, item.Devices)
+		entries = append(entries, e)
+	}
+	return Document{Version: "v1", Layouts: map[string][]writtenItem{l.Name: entries}}
+}

@@ -1,0 +1,241 @@
+package resource
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
+)
+
+// A Plan is everything the node is to offer at one time. It is immutable.
+type Plan struct {
+	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are unhealthy is here; one
+	// without a device is not.
+	Resources []Resource
+	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those that are NotOffered.
+	LeftOut []LeftOut
+	// Warnings are sentences for the operator, each about one thing of the plan that may be unexpected. Devices in LeftOut
+	// are among them, except for those that the configuration excludes.
+	Warnings []string
+	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
+	Holds []Hold
+
+	node map[string]Device // by UUID: the devices that the node has, offered or not
+}
+
+// LeftOut is a device that no resource offers, and why.
+type LeftOut struct {
+	// UUID is the GPU's or the MIG device's.
+	UUID string
+	// Index is the GPU's index "i" or the MIG device's "i:j".
+	Index string
+	// Reason is a sentence without a full stop.
+	Reason string
+	// Excluded says that a selector excludes the device. Refused says that the options ask for what
+	// cannot be served, such as more replicas than the kubelet accepts. With neither, the device
+	// does not suit the options as it is now.
+	Excluded, Refused bool
+}
+
+// planner gathers one Plan.
+type planner struct {
+	options   Options
+	control   inventory.ControlNodes
+	cuda      string               // inventory.Driver.CUDA
+	driver    string               // inventory.Driver.Version
+	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
+	resources map[string]*gathered // by name
+	units     []unitGPU
+	unitGPUs  map[string]unitsOf // by UUID; nil without units
+	plan      Plan
+}
+
+// New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts like any other: its
+// devices were there in the last scan that succeeded. The same arguments give the same Plan.
+func New(snapshot inventory.Snapshot, o Options) Plan {
+	p := planner{
+		options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, driver: snapshot.Driver.Version,
+		resources: map[string]*gathered{}, unread: map[int]string{},
+	}
+	for _, l := range snapshot.LeftOut {
+		p.unread[l.Index] = l.Reason
+	}
+	all := candidates(snapshot.GPUs, o.MIG)
+	p.plan.node = make(map[string]Device, len(all))
+	for _, c := range all {
+		if p.unfit(c) == "" {
+			d := p.device(c)
+			if why := o.NotOffered[d.GPU]; why != "" {
+				d.Healthy, d.Reason = false, why
+			}
+			p.plan.node[c.uuid()] = d
+		}
+	}
+	kept := p.keep(all)
+	if o.MIG == MIGSingle {
+		kept = p.ofOneKind(kept)
+	}
+	p.share(kept)
+	p.gatherUnits()
+	graph := topology.New(snapshot.GPUs)
+	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
+		if p.fits(name) {
+			p.warnOfMixed(name)
+			p.plan.Resources = append(p.plan.Resources, p.resource(name, graph))
+		}
+	}
+	p.warnOfMemory()
+	slices.SortStableFunc(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	return p.plan
+}
+
+const (
+	// manyDevices is from how many devices on the memory of the daemon is mentioned.
+	manyDevices = 8_000
+	// baseMemory is what the daemon needs on a real GPU, and deviceMemory what a device adds while
+	// its list is made and sent, in kB. Both were measured and have some reserve.
+	baseMemory, deviceMemory = 60_000, 2
+)
+
+// warnOfMemory says how much memory the daemon needs where the plan has many devices.
+func (p *planner) warnOfMemory() {
+	devices := 0
+	for _, r := range p.plan.Resources {
+		devices += r.Count()
+	}
+	if devices >= manyDevices {
+		p.warn("the node offers %d devices, for which the daemon needs up to %d MB of memory: where its container has a limit "+
+			"(resources.limits.memory), let it be no lower, or offer fewer replicas or larger units", devices,
+			(baseMemory+devices*deviceMemory)/1000)
+	}
+}
+
+// resource returns the resource of gathered devices.
+func (p *planner) resource(name string, graph *topology.Graph) Resource {
+	devices := p.resources[name].devices
+	if name != p.options.Units.Name || p.unitGPUs == nil {
+		return NewResource(name, p.options, graph, devices)
+	}
+	slices.SortStableFunc(devices, compareDevices)
+	r := Resource{Name: name, units: &unitRules{fit: p.options.Units.Fit, fill: p.options.Units.Fill, gpus: p.unitGPUs}}
+	return r.with(devices)
+}
+
+// Resource returns the resource of the given name.
+func (p Plan) Resource(name string) (Resource, bool) {
+	i, found := slices.BinarySearchFunc(p.Resources, name,
+		func(r Resource, name string) int { return cmp.Compare(r.Name, name) })
+	if !found {
+		return Resource{}, false
+	}
+	return p.Resources[i], true
+}
+
+// NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the node has it. It has no resource.
+// One that is NotOffered is not Healthy. The plan need not offer it, and holds do not change it.
+func (p Plan) NodeDevice(uuid string) (Device, bool) {
+	d, found := p.node[uuid]
+	return d, found
+}
+
+// NodeDevices returns all devices that NodeDevice finds, by ascending UUID.
+func (p Plan) NodeDevices() []Device {
+	devices := make([]Device, 0, len(p.node))
+	for _, uuid := range slices.Sorted(maps.Keys(p.node)) {
+		devices = append(devices, p.node[uuid])
+	}
+	return devices
+}
+
+// MPSDaemons returns the names of the MPS control daemons that devices of the plan use, in the order of the devices.
+func (p Plan) MPSDaemons() []string {
+	var names []string
+	for _, r := range p.Resources {
+		for _, d := range r.Members() {
+			if name := d.MPSDaemon(); name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// OtherWarnings returns the warnings that are not about what is LeftOut.
+func (p Plan) OtherWarnings() []string {
+	about := map[string]bool{}
+	for _, l := range p.LeftOut {
+		about[notOffered(l.Index, l.UUID, l.Reason)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return about[w] })
+}
+
+// notOffered is the warning of a device that is left out.
+func notOffered(index, uuid, why string) string {
+	return fmt.Sprintf("device %s (%s) is not offered: %s", index, uuid, why)
+}
+
+// Equal reports whether two Plans say the same.
+func (p Plan) Equal(other Plan) bool {
+	return slices.EqualFunc(p.Resources, other.Resources, Resource.Equal) &&
+		slices.Equal(p.LeftOut, other.LeftOut) && slices.Equal(p.Warnings, other.Warnings) &&
+		slices.Equal(p.Holds, other.Holds)
+}
+
+func (p *planner) warn(format string, args ...any) {
+	p.plan.Warnings = append(p.plan.Warnings, fmt.Sprintf(format, args...))
+}
+
+// leaveOut leaves a device out with a warning.
+func (p *planner) leaveOut(c candidate, l LeftOut) {
+	l.UUID, l.Index = c.uuid(), c.index()
+	p.plan.LeftOut = append(p.plan.LeftOut, l)
+	p.plan.Warnings = append(p.plan.Warnings, notOffered(l.Index, l.UUID, l.Reason))
+}
+
+// keep leaves out what selectors exclude and what cannot be offered.
+func (p *planner) keep(all []candidate) []candidate {
+	for i := range p.options.Selectors {
+		s := &p.options.Selectors[i]
+		if !slices.ContainsFunc(all, func(c candidate) bool { return c.selectedBy(s) }) {
+			p.warn("%s selects no device of this node", s.Where)
+		}
+	}
+	return slices.DeleteFunc(all, func(c candidate) bool {
+		if p.options.NotOffered[c.gpu.UUID] != "" {
+			return true
+		}
+		if s := p.selector(c); s != nil && s.Exclude {
+			p.plan.LeftOut = append(p.plan.LeftOut,
+				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration", Excluded: true})
+			return true
+		}
+		why := p.unfit(c)
+		if why != "" {
+			p.leaveOut(c, LeftOut{Reason: why})
+		}
+		return why != ""
+	})
+}
+
+// selector returns the first selector that selects the candidate, or nil.
+func (p *planner) selector(c candidate) *Selector {
+	i := slices.IndexFunc(p.options.Selectors, func(s Selector) bool { return c.selectedBy(&s) })
+	if i < 0 {
+		return nil
+	}
+	return &p.options.Selectors[i]
+}
+
+// name is the resource of the candidate as it is without sharing.
+func (p *planner) name(c candidate, s *Selector) string {
+	if s != nil && s.Rename != "" {
+		return s.Rename
+	}
+	if c.mig != nil {
+		return p.options.MIGName(c.mig.Profile)
+	}
+	return p.options.GPUName(c.gpu.Model)
+}

@@ -1,0 +1,416 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// A PCIDevice is a device on the PCI bus.
+type PCIDevice struct {
+	Address string // such as "0000:3b:00.0"
+	Driver  string // the kernel module it is bound to; empty if it is bound to none
+	Parent  string // the address of the GPU that it is a virtual function of; empty if it is none
+}
+
+// GivenAway says how the device is given to virtual machines, so that no container of this node can
+// use it; empty if it is not.
+func (d PCIDevice) GivenAway() string {
+	switch {
+	case d.Parent != "":
+		return "it is a virtual function of " + d.Parent
+	case strings.Contains(d.Driver, "vfio"), d.Driver == "pci-stub", d.Driver == "pciback", d.Driver == "xen-pciback":
+		return "it is bound to " + d.Driver
+	}
+	return ""
+}
+
+// NVMLLibrary is NVML's library.
+type NVMLLibrary struct {
+	// Path is that below the driver root, without symbolic links; empty if there is no library. Version is what its name says.
+	Path, Version string
+	// Root is the driver root on the node.
+	Root string
+	// Others are the versions of further libraries in the same folder.
+	Others []string
+}
+
+// Devices are the NVIDIA device nodes of a folder.
+type Devices struct {
+	Folder string
+	Nodes  []DeviceFile
+	// Majors are the kernel's numbers of the drivers of character devices, by name.
+	Majors map[string]int
+	// GPUs are the minors of the GPUs that the driver has.
+	GPUs []int
+	// Companions are the device nodes of Companions that are there, below the folder.
+	Companions []string
+}
+
+// A CompanionModule is what containers can be given beside their GPUs.
+type CompanionModule struct {
+	Name, Option string
+	// Module is the kernel module that brings the device node, which has the path Device below /dev.
+	Module, Device string
+	// Auto says that containers are given it only where the node has it.
+	Auto bool
+}
+
+// Known companions: GDRCopy, GPUDirect Storage and MOFED.
+var (
+	GDRCopy = CompanionModule{Name: "GDRCopy", Option: "--gdrcopy-enabled", Module: "gdrdrv", Device: "gdrdrv"}
+	GDS     = CompanionModule{Name: "GPUDirect Storage", Option: "--gds-enabled", Module: "nvidia_fs", Device: "nvidia-fs0"}
+	MOFED   = CompanionModule{Name: "MOFED", Option: "--mofed-enabled", Module: "rdma_ucm", Device: "infiniband/rdma_cm"}
+)
+
+// A DeviceFile is a file below /dev.
+type DeviceFile struct {
+	Name         string // below the folder, such as "nvidia0" or "nvidia-caps/nvidia-cap1"
+	Character    bool   // it is a character device
+	Numbered     bool   // the numbers are known
+	Major, Minor int
+	Linked       bool // /dev/char/MAJOR:MINOR exists
+	Opens        bool // doctor has opened it; looked at for MIG capabilities in its own container alone
+}
+
+// nvidiaMajor is the number that the kernel reserves for the driver.
+const nvidiaMajor = 195
+
+const kernelMessages = "dmesg | grep -iE 'nvidia|NVRM' | tail -20"
+
+// maxAwayShown is how many of the GPUs that are given to virtual machines are shown. A node may
+// have hundreds of virtual functions.
+const maxAwayShown = 8
+
+func gpus(f *NodeFacts, r *findings) {
+	if !known(r, f.GPUs) {
+		return
+	}
+	if away := f.GPUsGivenAway.Value; len(away) > 0 {
+		var evidence []string
+		for _, g := range away[:min(len(away), maxAwayShown)] {
+			evidence = append(evidence, "/sys/bus/pci/devices/"+g.Address+": "+g.GivenAway())
+		}
+		if more := len(away) - maxAwayShown; more > 0 {
+			evidence = append(evidence, fmt.Sprintf("and %d more", more))
+		}
+		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
+	}
+	if f.WSL && len(f.GPUs.Value) == 0 {
+		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, and this program does not "+
+			"offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
+			"# use a node on which Linux has the GPU and NVIDIA's driver; NVIDIA's device plugin offers the GPU of WSL")
+		return
+	}
+	if len(f.GPUs.Value) == 0 && len(f.GPUsGivenAway.Value) > 0 {
+		return
+	}
+	if len(f.GPUs.Value) == 0 {
+		r.info("No NVIDIA GPU is on the PCI bus", []string{"/sys/bus/pci/devices: no display device of vendor 0x10de"}, "lspci -d 10de:")
+		return
+	}
+	for _, g := range f.GPUs.Value {
+		evidence := []string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + cmp.Or(g.Driver, "none")}
+		switch g.Driver {
+		case "nvidia":
+		case "nouveau":
+			r.fail("GPU "+g.Address+" is bound to nouveau, which keeps NVIDIA's driver from it", evidence,
+				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf",
+				"update-initramfs -u || dracut --force", "systemctl reboot")
+		default:
+			bound := "is bound to no driver"
+			if g.Driver != "" {
+				bound = "is bound to " + g.Driver
+			}
+			r.warn("GPU "+g.Address+" "+bound+", not to nvidia", evidence, kernelMessages,
+				"echo "+g.Address+" > /sys/bus/pci/drivers/nvidia/bind")
+		}
+	}
+	if !r.found() {
+		r.ok(status.Count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
+	}
+}
+
+func driver(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs the driver")
+		return
+	}
+	if !known(r, f.Module) {
+		return
+	}
+	module := f.Module.Value
+	if module == "" {
+		r.fail("The kernel module nvidia is not loaded", []string{"/proc/driver/nvidia/version and /sys/module/nvidia: do not exist"},
+			"modprobe nvidia", kernelMessages)
+	}
+	if !known(r, f.Library) {
+		return
+	}
+	l := f.Library.Value
+	switch {
+	case l.Path == "":
+		r.fail("NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
+			[]string{"driver root: " + l.Root}, "find / -xdev -name 'libnvidia-ml.so.1'",
+			"gpu-device-plugin doctor --driver-root FOLDER   # the folder below which the driver is installed",
+			"gpu-device-plugin doctor --library-search-path FOLDER   # the folder of the library; the daemon needs the same")
+		return
+	case l.Version == "":
+		r.skip("The name of the library does not say its version: " + l.Path)
+		return
+	case module != "" && module != l.Version:
+		r.fail(fmt.Sprintf("Driver %s on disk, %s loaded: the driver was upgraded, and "+
+			"no new container can use a GPU until the node is restarted",
+			l.Version, module), []string{"/proc/driver/nvidia/version: " + module, l.Path}, "systemctl reboot")
+		return
+	}
+	maintained(f, r)
+	if len(l.Others) > 0 {
+		r.info("Libraries of other versions of the driver are in the same folder", []string{l.Path, "others: " + strings.Join(l.Others, ", ")})
+	}
+	if !r.found() {
+		r.ok("Kernel module and library have version "+module, "/proc/driver/nvidia/version", l.Path)
+	}
+}
+
+// wanted are the device nodes without which nothing computes, by name, with the driver's name in /proc/devices and the minor.
+func (d Devices) wanted() []DeviceFile {
+	wanted := []DeviceFile{{Name: "nvidiactl", Major: nvidiaMajor, Minor: 255}}
+	for _, minor := range d.GPUs {
+		wanted = append(wanted, DeviceFile{Name: fmt.Sprintf("nvidia%d", minor), Major: nvidiaMajor, Minor: minor})
+	}
+	return append(wanted, DeviceFile{Name: "nvidia-uvm", Major: d.Majors["nvidia-uvm"], Minor: 0})
+}
+
+func deviceNodes(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs device nodes")
+		return
+	}
+	if f.Module.Missing == "" && f.Module.Value == "" {
+		r.ok("Without the kernel module there are no device nodes")
+		return
+	}
+	if known(r, f.Devices) {
+		judgeNodes(f.Devices.Value, r)
+	}
+	if !r.found() {
+		r.ok(status.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder, "/proc/devices")
+	}
+	if own := f.Container; own.Missing == "" && !slices.ContainsFunc(own.Value.Nodes, named("nvidiactl")) {
+		r.fail("This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
+			"kubectl get runtimeclass nvidia   # and in the pod: runtimeClassName: nvidia, or privileged: true")
+	}
+	migCapabilities(f, r)
+}
+
+// Of the capabilities of MIG, the driver gives the first to who changes layouts, and the second to who sees MIG devices of others.
+const (
+	migConfig  = "nvidia-caps/nvidia-cap1"
+	migMonitor = "nvidia-caps/nvidia-cap2"
+)
+
+// migCapabilities judges whether this container can see MIG devices and, where the daemon changes layouts, change them.
+func migCapabilities(f *NodeFacts, r *findings) {
+	changes := f.Daemon.Missing == "" && f.Daemon.Value.Status.MIG != nil
+	instances := slices.ContainsFunc(f.Devices.Value.Nodes, func(n DeviceFile) bool {
+		return strings.HasPrefix(n.Name, "nvidia-caps/") && n.Name != migConfig && n.Name != migMonitor
+	})
+	var shut []string
+	for name, wanted := range map[string]bool{migConfig: changes, migMonitor: changes || instances} {
+		if wanted && !slices.ContainsFunc(f.Container.Value.Nodes, func(n DeviceFile) bool { return n.Name == name && n.Opens }) {
+			shut = append(shut, "/dev/"+name)
+		}
+	}
+	if len(shut) == 0 || f.Container.Missing != "" {
+		return
+	}
+	slices.Sort(shut)
+	r.warn("This container cannot open "+strings.Join(shut, " and ")+": MIG devices cannot be seen, or layouts not be changed. "+
+		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
+		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
+		"or without the toolkit: hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev")
+}
+
+func named(name string) func(DeviceFile) bool {
+	return func(n DeviceFile) bool { return n.Name == name }
+}
+
+func judgeNodes(d Devices, r *findings) {
+	const modprobe = "nvidia-modprobe -u -c 0"
+	var missing []string
+	for _, w := range d.wanted() {
+		path := d.Folder + "/" + w.Name
+		i := slices.IndexFunc(d.Nodes, named(w.Name))
+		if i < 0 {
+			missing = append(missing, path)
+			continue
+		}
+		n := d.Nodes[i]
+		switch {
+		case !n.Character:
+			r.fail(path+" is not a character device", []string{path}, "rm "+path, modprobe)
+		case n.Numbered && w.Major != 0 && (n.Major != w.Major || n.Minor != w.Minor):
+			r.fail(fmt.Sprintf("%s has the device number %d:%d and the driver has %d:%d", path, n.Major, n.Minor, w.Major, w.Minor),
+				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, modprobe)
+		}
+	}
+	if len(missing) > 0 {
+		r.fail("Device nodes are missing: "+strings.Join(missing, ", "), []string{"/proc/driver/nvidia/gpus"},
+			modprobe, "nvidia-smi -L   # as root; makes the nodes of all GPUs")
+	}
+	caps := d.Majors["nvidia-caps"]
+	for _, n := range d.Nodes {
+		var minor int
+		if _, err := fmt.Sscanf(n.Name, "nvidia-caps/nvidia-cap%d", &minor); err != nil || caps == 0 || !n.Numbered {
+			continue
+		}
+		if n.Major != caps || n.Minor != minor {
+			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d and the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor, caps, minor),
+				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # makes them")
+		}
+	}
+}
+
+func kernelLog(f *NodeFacts, r *findings) {
+	switch {
+	case !known(r, f.GPUs):
+	case len(f.GPUs.Value) == 0:
+		r.ok("No GPU has XIDs")
+	case f.Settings.KernelLog:
+		r.ok("XIDs are read from the kernel's log, too", "health.kernelLog: true")
+	default:
+		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as events, are in no metric, "+
+			"and GPUXidCritical cannot fire for them; the next look finds most of what they mean", []string{"health.kernelLog: false"},
+			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
+	}
+}
+
+func companions(f *NodeFacts, r *findings) {
+	if len(f.Settings.Companions) == 0 {
+		r.ok("Containers are to have GPUs alone")
+		return
+	}
+	if !known(r, f.Modules) || !known(r, f.Devices) {
+		return
+	}
+	for _, c := range f.Settings.Companions {
+		node := path.Join(f.Devices.Value.Folder, c.Device)
+		loaded := slices.Contains(f.Modules.Value, c.Module)
+		switch {
+		case slices.Contains(f.Devices.Value.Companions, c.Device):
+			r.ok(c.Name+" is loaded", node)
+		case loaded:
+			r.warn(c.Name+" is loaded and has no device node, so no container gets it",
+				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+c.Module)
+		case c.Auto:
+			r.ok(c.Name+" is not loaded, and no container gets it", c.Option+"=auto")
+		default:
+			r.warn(c.Name+" is asked for and not loaded, so no container gets it", []string{c.Option + "=true", "/proc/modules has no " + c.Module},
+				"modprobe "+c.Module, "gpu-device-plugin "+c.Option+"=auto   # where only some nodes have it")
+		}
+	}
+}
+
+// evicted are the beginnings of the names of resources by which the operator's driver manager finds pods that use GPUs.
+var evicted = []string{"nvidia.com/gpu", "nvidia.com/mig-"}
+
+func driverUpgrade(f *NodeFacts, r *findings) {
+	if f.Settings.DriverRoot == "/" {
+		r.ok("No driver container has the driver")
+		return
+	}
+	if !known(r, f.Daemon) {
+		return
+	}
+	var unseen []string
+	for _, served := range f.Daemon.Value.Status.Resources {
+		if !slices.ContainsFunc(evicted, func(begins string) bool { return strings.HasPrefix(served.Name, begins) }) {
+			unseen = append(unseen, served.Name)
+		}
+	}
+	if f.Settings.Claims {
+		unseen = append(unseen, "claims (before operator 26.7)")
+	}
+	if len(unseen) == 0 {
+		r.ok("The names of all resources are those of which pods are evicted")
+		return
+	}
+	r.info("An upgrade of the operator's driver container does not evict pods with "+strings.Join(unseen, ", ")+
+		", and cannot unload the driver while they run: drain the node before it", []string{"driver root " + f.Settings.DriverRoot},
+		"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
+}
+
+func persistence(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs persistence mode")
+		return
+	}
+	var off []string
+	told := 0
+	for _, g := range f.Daemon.Value.Status.GPUs {
+		if g.Signals == nil || g.Signals.PersistenceMode == nil {
+			continue
+		}
+		told++
+		if !*g.Signals.PersistenceMode {
+			off = append(off, g.Index)
+		}
+	}
+	const service = "systemctl enable --now nvidia-persistenced"
+	switch {
+	case len(off) > 0:
+		r.warn("Persistence mode is off on "+status.GPUList(off)+": the driver forgets clocks, power limits and error counts when nobody uses "+
+			"a GPU, and no new NVML session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
+			service, "nvidia-smi -pm 1")
+	case told > 0:
+		r.ok("Persistence mode is on", "status: persistenceMode: true")
+	case f.runs("nvidia-persistenced"):
+		r.ok("nvidia-persistenced runs", "process nvidia-persistenced")
+	default:
+		r.skip("No daemon answers that knows persistence mode, and no process nvidia-persistenced was seen",
+			"nvidia-smi -q | grep -i persistence")
+	}
+}
+
+// runs reports whether a process of that name was seen.
+func (f *NodeFacts) runs(name string) bool {
+	return slices.Contains(f.Processes.Value, name[:min(len(name), 15)])
+}
+
+func fabricManager(f *NodeFacts, r *findings) {
+	const service, log = "systemctl enable --now nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"
+	var waiting []string
+	registered := 0
+	for _, g := range f.Daemon.Value.Status.GPUs {
+		switch {
+		case g.Cure == string(inventory.CureFabric):
+			waiting = append(waiting, g.Index)
+		case g.Signals != nil && g.Signals.Fabric == inventory.FabricCompleted.String():
+			registered++
+		}
+	}
+	switch {
+	case len(waiting) > 0:
+		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+": Fabric Manager does not run, or has not registered them",
+			[]string{"status: cure: fabric"}, service, log)
+	case registered > 0:
+		r.ok("The GPUs are registered with the NVSwitch fabric", "status: fabric: completed")
+	case !known(r, f.NVSwitches):
+	case len(f.NVSwitches.Value) == 0:
+		r.ok("No NVSwitch is on the PCI bus", "/sys/bus/pci/devices")
+	case f.Simulated:
+		r.skip("The node is simulated, and no daemon answers that knows the state of the fabric")
+	case !known(r, f.Processes):
+	case f.runs("nv-fabricmanager"):
+		r.ok("Fabric Manager runs", "process nv-fabricmanager", status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
+	default:
+		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
+			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
+	}
+}

@@ -1,0 +1,39 @@
+package nodefacts_test
+
+import (
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
+)
+
+// branchRows have drivers of branches that NVIDIA maintains, and of others.
+var branchRows = []row{
+	{
+		name: "maintained", facts: func(f *doctor.NodeFacts) { f.Today = day("2028-06-30") },
+		check: "driver", severity: doctor.OK, says: "have version 580.95.05",
+	},
+	{
+		name: "not maintained any more", facts: func(f *doctor.NodeFacts) { f.Today = day("2028-07-01") },
+		check: "driver", severity: doctor.Warning, says: "has not maintained the branch R580 of the driver since the end of June 2028",
+	},
+	{
+		name: "a branch without a date", facts: func(f *doctor.NodeFacts) {
+			f.Today, f.Module.Value, f.Library.Value.Version = day("2026-11-26"), "550.54.15", "550.54.15"
+		},
+		check: "driver", severity: doctor.Warning, says: "does not maintain the branch R550",
+	},
+	{
+		name: "a later branch", facts: func(f *doctor.NodeFacts) {
+			f.Today, f.Module.Value, f.Library.Value.Version = day("2026-11-26"), "640.1", "640.1"
+		},
+		check: "driver", severity: doctor.OK, says: "have version 640.1",
+	},
+}
+
+func day(text string) time.Time {
+	t, err := time.Parse(time.DateOnly, text)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}

@@ -1,0 +1,178 @@
+// Package nodefacts reads what package doctor judges from the files of a node: from its /etc, /sys, /proc, /dev and /run below
+// a root folder, from kubelet's folder, and from the folders of CDI specs. It changes nothing, opens regular files and folders
+// only, reads a bounded part of them, and gives up what does not return.
+package nodefacts
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
+)
+
+// Timeout is how long reading all facts may take.
+const Timeout = 5 * time.Second
+
+// Places say where the files of the node are.
+type Places struct {
+	// Kernel has the node's /proc and /sys.
+	Kernel fs.FS
+	// Host has the node's other files; nil if they are not visible, which Hidden explains.
+	Host   fs.FS
+	Hidden string
+	// Driver has the driver root, and DriverRoot is its path on the node. Driver is nil if it cannot be seen.
+	Driver     fs.FS
+	DriverRoot string
+	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	SearchPath []string
+	// Devices has the device nodes in its folder dev, and DevFolder is the path of that on the node. Devices is nil if they cannot
+	// be seen.
+	Devices   fs.FS
+	DevFolder string
+	// Container has the file system of the container in which doctor runs; nil if it runs in none.
+	Container fs.FS
+
+	// KubeletSocket and PodResourcesSocket are paths for this process; empty if they are not used.
+	KubeletSocket, PodResourcesSocket string
+	// Simulated says that Kernel and Devices are of a simulated node.
+	Simulated bool
+}
+
+// Gather reads all facts but the settings and the daemon. It returns when ctx ends, too.
+func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	kernel, host := root{p.Kernel}, root{p.Host}
+	f := doctor.NodeFacts{Simulated: p.Simulated}
+	var atWSL doctor.Fact[bool]
+	hidden := func() string { return p.Hidden }
+	seen := func() string { return "" }
+	var waits []func()
+	waits = append(waits,
+		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
+		read(ctx, &f.GPUsGivenAway, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
+		read(ctx, &atWSL, "the release of the kernel", seen, func() (bool, error) {
+			return driverroot.IsWSL(p.Kernel) || p.Devices != nil && driverroot.IsWSL(p.Devices), nil
+		}),
+		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, "0x0680") }),
+		read(ctx, &f.Module, "the version of the kernel module", seen, func() (string, error) { return moduleVersion(kernel) }),
+		read(ctx, &f.Modules, "the kernel's modules", seen, func() ([]string, error) { return modules(kernel) }),
+		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) {
+			return library(root{p.Driver}, p.DriverRoot, p.SearchPath)
+		}),
+		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
+			links := host // where systemd and runc look
+			if links.FS == nil {
+				links = root{p.Devices}
+			}
+			return devices(kernel, links, root{p.Devices}, p.DevFolder)
+		}),
+		read(ctx, &f.Container, "the device nodes of this container", p.noContainer, func() (doctor.Devices, error) {
+			own, err := devices(kernel, root{p.Container}, root{p.Container}, "/dev")
+			for i := range own.Nodes {
+				own.Nodes[i].Opens = opens(root{p.Container}, own.Nodes[i])
+			}
+			return own, err
+		}),
+		read(ctx, &f.Processes, "the node's processes", hidden, func() ([]string, error) {
+			all, err := processes(host)
+			return names(all), err
+		}),
+		read(ctx, &f.Runtime, "the configuration of the container runtime", hidden, func() (doctor.Runtime, error) {
+			return kubeletRuntime(host)
+		}),
+		read(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", hidden, func() (doctor.Toolkit, error) { return toolkit(host), nil }),
+		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
+		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),
+		read(ctx, &f.Kubelet, "kubelet's folder", p.noKubelet, func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
+		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
+			return podResources(ctx, p.PodResourcesSocket, p.Host)
+		}),
+	)
+	for _, wait := range waits {
+		wait()
+	}
+	f.WSL = atWSL.Value
+	return f
+}
+
+// read begins to read a fact, unless it cannot be seen. The function that it returns waits for the fact, for as long as ctx.
+func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden func() string, from func() (T, error)) (wait func()) {
+	if fact.Missing = hidden(); fact.Missing != "" {
+		return func() {}
+	}
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := from()
+		done <- result{value, err}
+	}()
+	return func() {
+		var r result
+		select {
+		case r = <-done:
+		case <-ctx.Done():
+			select {
+			case r = <-done: // while others were waited for
+			default:
+				fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs", what), true
+				return
+			}
+		}
+		fact.Value = r.value
+		if r.err != nil {
+			fact.Missing = fmt.Sprintf("Cannot read %s: %v", what, r.err)
+		}
+	}
+}
+
+func (p Places) noDriver() string {
+	switch {
+	case p.Simulated:
+		return "The node is simulated, and has no driver root"
+	case p.Driver == nil:
+		return "The driver root is not visible here: mount it, and give its path with --driver-root-ctr-path"
+	}
+	return ""
+}
+
+func (p Places) noDevices() string {
+	if p.Devices == nil {
+		return p.Hidden
+	}
+	return ""
+}
+
+func (p Places) noSpecs() string {
+	if p.Simulated {
+		return "The node is simulated, and its CDI specs name files that are not there"
+	}
+	return p.Hidden
+}
+
+func (p Places) noContainer() string {
+	if p.Container == nil {
+		return "Not in a container"
+	}
+	return ""
+}
+
+func (p Places) noKubelet() string {
+	if p.KubeletSocket == "" {
+		return "The daemon is told not to register with kubelet: --kubelet-socket is empty"
+	}
+	return ""
+}
+
+func (p Places) noPodResources() string {
+	if p.PodResourcesSocket == "" {
+		return "The daemon is told not to use PodResources: --pod-resources-socket is empty"
+	}
+	return ""
+}

@@ -1,0 +1,342 @@
+package recording
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+)
+
+const (
+	// early is how long before its time a call that comes too early waits for its answer. One that comes earlier gets the answer of before.
+	early = time.Second
+	// over is how long after its time an answer is still given, if there is a later one: a Monitor that asked less often is told what
+	// holds now.
+	over = 200 * time.Millisecond
+	// late is how long after its time a look is asked for that the Monitor does not make by itself.
+	late = 50 * time.Millisecond
+)
+
+// A Player is a driver with the answers of a recording, at the same times after its start.
+type Player struct {
+	recording *Recording
+	shift     time.Duration // from the times of the recording to those of now
+
+	mu       sync.Mutex // guards all following fields
+	tracks   map[string]*track
+	events   []line // that did not come yet
+	sessions int
+}
+
+// A track is the calls that ask the same, in their order.
+type track struct {
+	lines []line
+	next  int
+	begun map[time.Time]bool // by when it was recorded: the call was made
+}
+
+// Play returns a driver that starts now.
+func (r *Recording) Play() *Player {
+	p := &Player{recording: r, shift: time.Since(r.began), tracks: map[string]*track{}}
+	for _, l := range r.lines {
+		switch {
+		case l.Call == callEvent:
+			p.events = append(p.events, l)
+		case !strings.HasPrefix(l.Call, "request"):
+			t := p.tracks[l.key()]
+			if t == nil {
+				t = &track{begun: map[time.Time]bool{}}
+				p.tracks[l.key()] = t
+			}
+			t.lines = append(t.lines, l)
+		}
+	}
+	return p
+}
+
+// Follow makes the requests of the recording to the Monitor, and asks for looks that the Monitor does not make by itself. It returns when
+// all has been played, or ctx ends.
+func (p *Player) Follow(ctx context.Context, m *monitor.Monitor) {
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lines, end := slices.Clone(p.recording.lines), p.recording.began.Add(p.recording.Length())
+	slices.SortStableFunc(lines, func(a, b line) int { return due(a).Compare(due(b)) })
+	for _, l := range lines {
+		request, ok := p.request(l, m)
+		if !ok || due(l).After(end) {
+			continue
+		}
+		if p.wait(ctx, due(l)) != nil {
+			return
+		}
+		asked.Go(func() { request(ctx) })
+	}
+	_ = p.wait(ctx, end)
+}
+
+// due is when the Monitor is asked for what a line says.
+func due(l line) time.Time {
+	if l.Call == callScan {
+		return l.At.Add(late)
+	}
+	return l.At
+}
+
+// request returns what a line says to ask the Monitor for.
+func (p *Player) request(l line, m *monitor.Monitor) (func(context.Context), bool) {
+	switch l.Call {
+	case callScan:
+		return func(ctx context.Context) {
+			p.mu.Lock()
+			begun := p.tracks[l.key()].begun[l.At]
+			p.mu.Unlock()
+			if !begun {
+				_, _ = m.Look(ctx) // it may be released
+			}
+		}, true
+	case requestClear:
+		return func(ctx context.Context) { _ = m.Clear(ctx, l.GPU) }, true
+	case requestQuiesce:
+		return func(ctx context.Context) { _ = m.Quiesce(ctx, string(l.Args) == "true") }, true
+	case requestResume:
+		return func(ctx context.Context) { _ = m.Resume(ctx) }, true
+	case requestPolicy:
+		var policy health.Policy
+		if json.Unmarshal(l.Args, &policy) != nil {
+			return nil, false
+		}
+		return func(ctx context.Context) { _ = m.Apply(ctx, policy) }, true
+	}
+	return nil, false
+}
+
+// wait waits until a time of the recording.
+func (p *Player) wait(ctx context.Context, at time.Time) error {
+	timer := time.NewTimer(time.Until(at.Add(p.shift)))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+var errUnrecorded = fmt.Errorf("%w: the recording has no call", inventory.ErrNotSupported)
+
+// find returns the line that answers a call now. Lines that are over are left out. A call that comes before the time of the next line, or
+// after the last, gets the answer of before. But an error that asks for another session is answered once: a Monitor would open one again
+// and again.
+func (p *Player) find(call, gpu string, args any) (line, error) {
+	l := line{Call: call, GPU: gpu}
+	if args != nil {
+		var err error
+		if l.Args, err = json.Marshal(args); err != nil {
+			return line{}, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.tracks[l.key()]
+	if t == nil {
+		return line{}, fmt.Errorf("%w of %s", errUnrecorded, strings.TrimSpace(l.key()))
+	}
+	now := time.Now().Add(-p.shift)
+	for t.next+1 < len(t.lines) && t.lines[t.next+1].end().Before(now.Add(-over)) {
+		t.next++
+	}
+	if t.next == len(t.lines) || t.next > 0 && t.lines[t.next].At.After(now.Add(early)) {
+		for i := t.next - 1; i >= 0; i-- {
+			if !t.lines[i].renews() {
+				return t.lines[i], nil
+			}
+		}
+		if t.next == len(t.lines) {
+			return line{}, fmt.Errorf("%w: the recording has no other answer to %s", inventory.ErrNoAnswer, strings.TrimSpace(l.key()))
+		}
+	}
+	l = t.lines[t.next]
+	t.begun[l.At] = true
+	t.next++
+	return l, nil
+}
+
+// answer is the answer to a call, at its time.
+func answer[T any](ctx context.Context, p *Player, call, gpu string, args any) (value T, err error) {
+	l, err := p.find(call, gpu, args)
+	if err != nil {
+		return value, err
+	}
+	if err := p.wait(ctx, l.end()); err != nil {
+		return value, err
+	}
+	if l.Error != nil {
+		return value, l.Error.err(p.shift)
+	}
+	if l.Value != nil {
+		err = json.Unmarshal(l.Value, &value)
+	}
+	return value, err
+}
+
+func act(ctx context.Context, p *Player, call, gpu string, args any) error {
+	_, err := answer[nothing](ctx, p, call, gpu, args)
+	return err
+}
+
+// Open answers as it was recorded. Where the recording began in a session, that is opened at once.
+func (p *Player) Open(ctx context.Context) (monitor.Session, error) {
+	p.mu.Lock()
+	first := p.sessions == 0
+	p.mu.Unlock()
+	var number int
+	if began := p.recording.lines[0]; first && began.Call != callOpen && began.Session > 0 {
+		number = began.Session
+	} else {
+		l, err := p.find(callOpen, "", nil)
+		if err == nil {
+			err = errors.Join(p.wait(ctx, l.end()), l.Error.err(p.shift))
+		}
+		if err != nil {
+			return nil, err
+		}
+		number = l.Session
+	}
+	p.mu.Lock()
+	p.sessions++
+	p.mu.Unlock()
+	return &played{Player: p, number: number, closed: make(chan struct{})}, nil
+}
+
+// A played session is one of a Player. What no verdict follows from is not played: nobody asks for it.
+type played struct {
+	*Player
+	unplayed
+	number int
+	closed chan struct{}
+}
+
+// unplayed are the calls that a Monitor makes only for others.
+type unplayed struct{}
+
+var errUnplayed = fmt.Errorf("%w: it is not played", inventory.ErrNotSupported)
+
+func (unplayed) Sample(context.Context, string, bool, func(context.Context)) (inventory.Sample, error) {
+	return inventory.Sample{}, errUnplayed
+}
+
+func (unplayed) Processes(context.Context, string) ([]inventory.Process, error) {
+	return nil, errUnplayed
+}
+
+func (unplayed) MemoryLimit(context.Context, string, string) (int, error) { return 0, errUnplayed }
+
+func (unplayed) Clean(context.Context, string, inventory.Remnant) error { return errUnplayed }
+
+func (unplayed) SetComputeMode(context.Context, string, inventory.ComputeMode) (inventory.ComputeMode, error) {
+	return 0, errUnplayed
+}
+
+func (unplayed) Partitions(context.Context, string) (inventory.Partitions, error) {
+	return inventory.Partitions{}, errUnplayed
+}
+
+func (unplayed) Repartition(context.Context, string, inventory.MIGStep) (func(context.Context) (int, error), error) {
+	return nil, errUnplayed
+}
+
+func (s *played) Scan(ctx context.Context) (inventory.Snapshot, error) {
+	return answer[inventory.Snapshot](ctx, s.Player, callScan, "", nil)
+}
+
+func (s *played) Read(ctx context.Context, uuid string) (inventory.Reading, error) {
+	return answer[inventory.Reading](ctx, s.Player, callRead, uuid, nil)
+}
+
+// Retry does nothing if no call of it was recorded: the Scans are those of the recording.
+func (s *played) Retry(ctx context.Context) error {
+	if err := act(ctx, s.Player, callRetry, "", nil); !errors.Is(err, errUnrecorded) {
+		return err
+	}
+	return nil
+}
+
+func (s *played) LostByClose(ctx context.Context) (string, error) {
+	return answer[string](ctx, s.Player, callLost, "", nil)
+}
+
+var errClosed = errors.New("the session is closed")
+
+// Next returns the recorded events, also those of the kernel's log. It leaves out that the events of an earlier session ended.
+func (s *played) Next(ctx context.Context) (inventory.Event, error) {
+	for {
+		s.mu.Lock()
+		for len(s.events) > 0 && s.events[0].Error != nil && s.events[0].Session < s.number {
+			s.events = s.events[1:]
+		}
+		ends := s.recording.began.Add(1000 * time.Hour)
+		if len(s.events) > 0 {
+			ends = s.events[0].end()
+		}
+		s.mu.Unlock()
+		timer := time.NewTimer(time.Until(ends.Add(s.shift)))
+		select {
+		case <-s.closed:
+			timer.Stop()
+			return inventory.Event{}, errClosed
+		case <-ctx.Done():
+			timer.Stop()
+			return inventory.Event{}, ctx.Err()
+		case <-timer.C:
+		}
+		s.mu.Lock()
+		if len(s.events) == 0 {
+			s.mu.Unlock()
+			continue
+		}
+		l := s.events[0]
+		s.events = s.events[1:]
+		s.mu.Unlock()
+		var e inventory.Event
+		if l.Error != nil {
+			return e, l.Error.err(s.shift)
+		}
+		err := json.Unmarshal(l.Value, &e)
+		return e, err
+	}
+}
+
+// Hanging and Unwatched return at once. They return the zero value if none was recorded.
+func (s *played) Hanging() bool { return atOnce[bool](s.Player, callHanging) }
+
+func (s *played) Unwatched() []inventory.LeftOut {
+	return atOnce[[]inventory.LeftOut](s.Player, callUnwatched)
+}
+
+func atOnce[T any](p *Player, call string) (value T) {
+	if l, err := p.find(call, "", nil); err == nil && l.Value != nil {
+		_ = json.Unmarshal(l.Value, &value) // of a file that was changed: nothing
+	}
+	return value
+}
+
+func (s *played) Close(ctx context.Context) error {
+	l, err := s.find(callClose, "", nil)
+	if err == nil && l.Session == s.number {
+		if err := errors.Join(s.wait(ctx, l.end()), l.Error.err(s.shift)); err != nil {
+			return err
+		}
+	}
+	close(s.closed)
+	return nil
+}

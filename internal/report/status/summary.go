@@ -1,0 +1,252 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
+
+// A Summary is a Status in one line.
+type Summary struct {
+	// State is one of: starting, quiesced, waiting for driver, silent, waiting for kubelet, not ready, degraded, ready.
+	State string `json:"state"`
+	// Text is a sentence without a full stop: what the state means here, and what to do.
+	Text string `json:"text"`
+}
+
+// The states of a Summary. The first that applies counts.
+const (
+	// Starting: the first look at the node has not ended.
+	Starting = "starting"
+	// ReleasedDriver: quiesce released the driver.
+	ReleasedDriver = "quiesced"
+	// WaitingForDriver: the last look failed.
+	WaitingForDriver = "waiting for driver"
+	// Silent: another server has registered a resource of this daemon.
+	Silent = "silent"
+	// WaitingForKubelet: no kubelet is there to register with.
+	WaitingForKubelet = "waiting for kubelet"
+	// NotReady: the daemon serves less than was served on the node before.
+	NotReady = "not ready"
+	// Degraded: something of the node or the configuration is not served.
+	Degraded = "degraded"
+	// AllServed: everything is served, or there is nothing to serve.
+	AllServed = "ready"
+)
+
+// The phases of a resource's server that a Summary tells of.
+const (
+	noKubelet = "waiting for kubelet"
+	silent    = "silent"
+)
+
+// doctor is the command that finds out why a driver cannot be used.
+const doctor = "gpu-device-plugin doctor"
+
+// Summarize returns the summary of s. It does not read s.Summary.
+func Summarize(s Status) Summary {
+	switch {
+	case s.Quiet:
+		return Summary{ReleasedDriver, quiesced(s)}
+	case s.Looked.IsZero() && s.Stale == "":
+		return Summary{Starting, "the first look at the GPUs has not ended" + hanging(s.Calls)}
+	case s.Looked.IsZero():
+		return Summary{WaitingForDriver, s.Stale + "; to find the cause, run: " + doctor}
+	case s.Stale != "":
+		return Summary{WaitingForDriver, fmt.Sprintf("%s; the GPUs are shown as they were at %s; to find the cause, run: %s",
+			s.Stale, Stamp(s.Looked), doctor)}
+	}
+	if names := inPhase(s.Resources, silent); names != "" {
+		return Summary{Silent, "another device plugin has registered " + names + "; this one sends no devices until that one ends"}
+	}
+	if names := inPhase(s.Resources, noKubelet); names != "" {
+		return Summary{WaitingForKubelet, "no kubelet is there; not registered: " + names}
+	}
+	switch problems := problems(s); {
+	case s.DriverMismatch != "":
+		return Summary{NotReady, s.DriverMismatch}
+	case !s.Readiness.Ready:
+		return Summary{NotReady, s.Readiness.Reason}
+	case len(problems) > 0:
+		return Summary{Degraded, strings.Join(problems, "; ")}
+	case len(s.Resources) == 0 && s.Readiness.Reason != "":
+		return Summary{AllServed, s.Readiness.Reason}
+	}
+	return Summary{AllServed, strings.Join(append([]string{gpus(s.GPUs)}, counts(s.Resources)...), "; ")}
+}
+
+func quiesced(s Status) string {
+	since, allocate := "", "new pods get no GPU"
+	if s.Quiesced != nil {
+		since = " since " + Stamp(s.Quiesced.Since)
+		if s.Quiesced.Allocate {
+			allocate = "new pods get GPUs"
+		}
+	}
+	if len(s.Calls) > 0 { // a session of which a call hangs cannot be closed
+		return fmt.Sprintf("the driver is not released yet: %s does not return; it is tried again, and %s; to end this, run: "+
+			"gpu-device-plugin resume", s.Calls[0], allocate)
+	}
+	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)
+}
+
+// hanging says which call into the driver has not returned for the longest time.
+func hanging(calls []Call) string {
+	if len(calls) == 0 {
+		return ""
+	}
+	return "; " + calls[0].String() + " does not return"
+}
+
+// String returns the call's function, and the GPU that it is about.
+func (c Call) String() string {
+	if c.GPU == nil {
+		return c.Function
+	}
+	return fmt.Sprintf("%s of GPU %d", c.Function, *c.GPU)
+}
+
+// inPhase returns the names of the resources whose server is in a phase.
+func inPhase(resources []Resource, phase string) string {
+	var names []string
+	for _, r := range resources {
+		if strings.HasPrefix(r.Server, phase) {
+			names = append(names, r.Name)
+		}
+	}
+	return inventory.Few(names)
+}
+
+// problems returns what is not served as it could be.
+func problems(s Status) []string {
+	var problems []string
+	var sick []string
+	for _, g := range s.GPUs {
+		if g.State != healthy && !strings.Contains(g.Index, ":") {
+			sick = append(sick, fmt.Sprintf("GPU %s %s", g.Index, g.State))
+		}
+	}
+	for _, m := range s.GPUs {
+		if m.State != healthy && strings.Contains(m.Index, ":") && !sameAsGPU(s.GPUs, m) {
+			sick = append(sick, fmt.Sprintf("MIG device %s %s", m.Index, m.State))
+		}
+	}
+	for _, r := range s.Retries {
+		if !slices.ContainsFunc(s.GPUs, func(g Device) bool { return g.Index == fmt.Sprint(r.Index) && g.State != healthy }) {
+			sick = append(sick, fmt.Sprintf("GPU %d cannot be read", r.Index))
+		}
+	}
+	if len(sick) > 0 {
+		problems = append(problems, inventory.Few(sick))
+	}
+	for _, r := range s.Resources {
+		if r.Server != serving || r.Problem != "" {
+			problems = append(problems, fmt.Sprintf("%s: %s", r.Name, strings.TrimSuffix(r.Server+", "+r.Problem, ", ")))
+		}
+	}
+	if s.DRA != nil && !s.DRA.Driver.Registered {
+		problems = append(problems, s.DRA.Waiting()...)
+	}
+	if s.Lead.Former != "" {
+		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and has not ended")
+	}
+	if s.ConfigError != "" {
+		problems = append(problems, "the configuration file is not used")
+	}
+	if s.MetricsError != "" {
+		problems = append(problems, "metrics are not served")
+	}
+	if len(s.Holds) > 0 {
+		problems = append(problems, fmt.Sprintf("devices held back: %d", len(s.Holds)))
+	}
+	if len(s.MPS) > 0 {
+		problems = append(problems, "MPS does not work")
+	}
+	if len(problems) == 0 && !s.short() {
+		return nil
+	}
+	return append(problems, counts(s.Resources)...)
+}
+
+// short reports whether a resource has devices that pods cannot get.
+func (s Status) short() bool {
+	return slices.ContainsFunc(s.Resources, func(r Resource) bool { return r.Healthy+r.Unoffered < r.Devices })
+}
+
+const (
+	healthy = "Healthy"
+	serving = "serving"
+)
+
+// Serving reports whether the resource is registered and kubelet receives its lists.
+func (r Resource) Serving() bool { return r.Server == serving }
+
+// Yielding reports whether no list is sent because another server serves the resource.
+func (r Resource) Yielding() bool { return strings.HasPrefix(r.Server, silent) }
+
+// sameAsGPU reports whether the health of a MIG device is that of its GPU.
+func sameAsGPU(all []Device, m Device) bool {
+	index, _, _ := strings.Cut(m.Index, ":")
+	for _, g := range all {
+		if g.Index == index {
+			return g.State == m.State && g.Reason == m.Reason
+		}
+	}
+	return false
+}
+
+// gpus counts the GPUs and MIG devices, which are all Healthy.
+func gpus(all []Device) string {
+	instances := 0
+	for _, d := range all {
+		if strings.Contains(d.Index, ":") {
+			instances++
+		}
+	}
+	text := Count(len(all)-instances, "GPU")
+	if instances > 0 {
+		text += " and " + Count(instances, "MIG device")
+	}
+	return text + " Healthy"
+}
+
+// GPUList returns GPUs by their indices as text: "GPU 0", "GPUs 0, 3".
+func GPUList(indices []string) string {
+	if len(indices) == 1 {
+		return "GPU " + indices[0]
+	}
+	return "GPUs " + strings.Join(indices, ", ")
+}
+
+// Count returns a number of things as text: "1 GPU", "2 GPUs", "2 NVSwitches".
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "ch"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return fmt.Sprint(n, " ", what)
+}
+
+// maxCounts is how many resources a Summary counts.
+const maxCounts = 3
+
+// counts says how many devices pods can get of each resource.
+func counts(resources []Resource) []string {
+	var counts []string
+	for i, r := range resources {
+		if i == maxCounts {
+			return append(counts, Count(len(resources)-i, "more resource"))
+		}
+		count := fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices)
+		if r.Unoffered > 0 {
+			count += ", as units.fit is one"
+		}
+		counts = append(counts, count)
+	}
+	return counts
+}

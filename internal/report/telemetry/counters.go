@@ -1,0 +1,282 @@
+package telemetry
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+const (
+	// maxCounted bounds the GPUs, and the resources, whose events are counted.
+	maxCounted = 256
+	// maxXIDs bounds the XIDs that are counted for a GPU one by one.
+	maxXIDs = 32
+	// otherXID stands for all XIDs beyond.
+	otherXID = "other"
+	// departed is how long the counts of a GPU or resource that is gone are shown: long enough for the last ones to be scraped.
+	departed = 2 * time.Minute
+)
+
+// criticalXIDs are counted from 0, so that their first occurrence is an increase.
+var criticalXIDs = []uint64{48, 62, 64, 74, 79, 95, 119, 120, 123, 140}
+
+// buckets are the classic buckets of a histogram, in seconds.
+var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
+
+// Counters counts what packages plugin, claims, monitor and nvidia tell. Make it with NewCounters. Its methods may be called by several
+// goroutines.
+type Counters struct {
+	rpcs, calls, claims *prometheus.HistogramVec
+	// errors are those of calls into the driver, requests those to the API server, and dropped Events that were not written.
+	errors, requests, dropped *prometheus.CounterVec
+	switches                  *prometheus.GaugeVec
+	unasked                   atomic.Uint64 // claims without kubelet's account of resources
+
+	causes []string // for which a stream ends
+	now    func() time.Time
+
+	mu        sync.Mutex // guards all following fields
+	gpus      map[string]*gpuCounts
+	resources map[string]*resourceCounts
+	switched  map[[3]string]bool // errors of NVSwitches that are shown
+}
+
+// gpuCounts are the counters of a GPU.
+type gpuCounts struct {
+	index      string
+	gone       time.Time // since when there is no such GPU; zero if there is
+	xids       map[string]xidCount
+	recoveries map[inventory.Cure]uint64
+}
+
+// xidCount is how often an XID came, and when it came last.
+type xidCount struct {
+	n    uint64
+	last time.Time
+}
+
+// resourceCounts are the counters of a resource.
+type resourceCounts struct {
+	gone             time.Time // since when it is not served; zero if it is
+	accepted, failed uint64
+	ends             map[string]uint64
+}
+
+// NewCounters returns Counters that have counted nothing. The causes are those for which a stream ends; they are counted from 0, so
+// that the first end is an increase.
+func NewCounters(causes []string) *Counters {
+	return &Counters{
+		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets), claims: claimDuration.histogramVec(buckets),
+		errors: callErrors.counterVec(), requests: apiRequests.counterVec(), dropped: eventsDropped.counterVec(),
+		switches: switchErrors.gaugeVec(), switched: map[[3]string]bool{},
+		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
+	}
+}
+
+// XID implements monitor.Metrics.
+func (c *Counters) XID(gpu string, xid uint64, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.gpu(gpu)
+	if g == nil {
+		return
+	}
+	code := strconv.FormatUint(xid, 10)
+	if _, known := g.xids[code]; !known && len(g.xids) >= maxXIDs {
+		code = otherXID
+	}
+	g.xids[code] = xidCount{g.xids[code].n + 1, at}
+}
+
+// maxSwitchErrors bounds the errors of NVSwitches that are shown.
+const maxSwitchErrors = 64
+
+// SwitchError notes an error of the NVSwitch at a PCI address.
+func (c *Counters) SwitchError(bdf string, sxid uint64, fatal bool, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of := [3]string{bdf, strconv.FormatUint(sxid, 10), strconv.FormatBool(fatal)}
+	if !c.switched[of] && len(c.switched) >= maxSwitchErrors {
+		return
+	}
+	c.switched[of] = true
+	c.switches.WithLabelValues(of[:]...).Set(float64(at.UnixMilli()) / 1000)
+}
+
+// Recovered implements monitor.Metrics.
+func (c *Counters) Recovered(gpu string, cure inventory.Cure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g := c.gpu(gpu); g != nil {
+		g.recoveries[cure]++
+	}
+}
+
+// gpu returns the counts of a GPU; nil if there are too many GPUs. The caller holds the lock.
+func (c *Counters) gpu(uuid string) *gpuCounts {
+	g := c.gpus[uuid]
+	if g == nil && len(c.gpus) < maxCounted {
+		g = &gpuCounts{xids: map[string]xidCount{}, recoveries: map[inventory.Cure]uint64{}}
+		for _, xid := range criticalXIDs {
+			g.xids[strconv.FormatUint(xid, 10)] = xidCount{}
+		}
+		c.gpus[uuid] = g
+	}
+	return g
+}
+
+// Registered implements plugin.Metrics.
+func (c *Counters) Registered(resource string, accepted bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch r := c.resource(resource); {
+	case r == nil:
+	case accepted:
+		r.accepted++
+	default:
+		r.failed++
+	}
+}
+
+// StreamEnded implements plugin.Metrics.
+func (c *Counters) StreamEnded(resource, cause string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.resource(resource); r != nil {
+		r.ends[cause]++
+	}
+}
+
+// resource returns the counts of a resource; nil if there are too many resources. The caller holds the lock.
+func (c *Counters) resource(name string) *resourceCounts {
+	r := c.resources[name]
+	if r == nil && len(c.resources) < maxCounted {
+		r = &resourceCounts{ends: map[string]uint64{}}
+		for _, cause := range c.causes {
+			r.ends[cause] = 0
+		}
+		c.resources[name] = r
+	}
+	return r
+}
+
+// Answered implements plugin.Metrics.
+func (c *Counters) Answered(method, code string, took time.Duration) {
+	c.rpcs.WithLabelValues(method, code).Observe(took.Seconds())
+}
+
+// Prepared implements claims.Metrics.
+func (c *Counters) Prepared(took time.Duration, cause string) {
+	c.claims.WithLabelValues("prepare", cmp.Or(cause, done)).Observe(took.Seconds())
+}
+
+// Unprepared implements claims.Metrics.
+func (c *Counters) Unprepared(took time.Duration, cause string) {
+	c.claims.WithLabelValues("unprepare", cmp.Or(cause, done)).Observe(took.Seconds())
+}
+
+// Unasked implements claims.Metrics.
+func (c *Counters) Unasked() { c.unasked.Add(1) }
+
+// done is the result of a call that did not fail.
+const done = "done"
+
+// DriverCalled implements nvidia.Metrics.
+func (c *Counters) DriverCalled(group string, took time.Duration) {
+	c.calls.WithLabelValues(group).Observe(took.Seconds())
+}
+
+// DriverFailed implements nvidia.Metrics.
+func (c *Counters) DriverFailed(group, code string) { c.errors.WithLabelValues(group, code).Inc() }
+
+// APIRequested counts a request to the API server; code is the HTTP status of the answer, 0 if there was none.
+func (c *Counters) APIRequested(verb, resource string, code int) {
+	text := "none"
+	if code != 0 {
+		text = strconv.Itoa(code)
+	}
+	c.requests.WithLabelValues(verb, resource, text).Inc()
+}
+
+// EventDropped counts a Kubernetes Event that is not written.
+func (c *Counters) EventDropped(cause string) { c.dropped.WithLabelValues(cause).Inc() }
+
+// send sends what was counted for the GPUs and resources of a status, and what is departed for a short time only.
+func (c *Counters) send(out *page, s status.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	gpus, resources := map[string]bool{}, map[string]bool{}
+	for _, d := range s.GPUs {
+		if d.GPU != "" {
+			continue
+		}
+		gpus[d.UUID] = true
+		if g := c.gpu(d.UUID); g != nil {
+			g.index = d.Index
+		}
+	}
+	for _, r := range s.Resources {
+		resources[r.Name] = true
+		c.resource(r.Name)
+	}
+	if s.DRA != nil {
+		claimsUnasked.send(out, float64(c.unasked.Load()))
+	}
+	now := c.now()
+	for uuid, g := range ascending(c.gpus) {
+		if !stays(&g.gone, gpus[uuid], now) {
+			delete(c.gpus, uuid)
+			continue
+		}
+		for code, x := range ascending(g.xids) {
+			xidEvents.send(out, float64(x.n), uuid, g.index, code)
+			xidLast.sendTime(out, x.last, uuid, g.index, code)
+		}
+		for cure, n := range ascending(g.recoveries) {
+			recoveries.send(out, float64(n), uuid, g.index, string(cure))
+		}
+	}
+	for name, r := range ascending(c.resources) {
+		if !stays(&r.gone, resources[name], now) {
+			delete(c.resources, name)
+			continue
+		}
+		registrations.send(out, float64(r.accepted), name, "accepted")
+		registrations.send(out, float64(r.failed), name, "failed")
+		for cause, n := range ascending(r.ends) {
+			streamEnds.send(out, float64(n), name, cause)
+		}
+	}
+}
+
+// ascending gives the entries of a map by ascending key. They may be deleted meanwhile.
+func ascending[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
+		}
+	}
+}
+
+// stays reports whether counts are shown still, and notes since when what they are about is gone.
+func stays(gone *time.Time, is bool, now time.Time) bool {
+	switch {
+	case is:
+		*gone = time.Time{}
+	case gone.IsZero():
+		*gone = now
+	}
+	return gone.IsZero() || now.Sub(*gone) < departed
+}
