@@ -375,7 +375,10 @@ func TestSchema(t *testing.T) {
 	if err := yaml.Unmarshal(read(t, chart+"/values.yaml"), &values); err != nil {
 		t.Fatal(err)
 	}
-	ofKubernetes := []string{"resources", "readinessProbe", "livenessProbe", "mps.updateStrategy", "affinity"} // whose keys the API server knows
+	// Their keys are the API server's, or the user's.
+	ofKubernetes := []string{
+		"resources", "readinessProbe", "livenessProbe", "mps.updateStrategy", "affinity", "monitoring.labels", "monitoring.dashboard.labels",
+	}
 	elsewhere := []string{"global", "enabled", "tags", "nfd.nameOverride", "updateStrategy.rollingUpdate.maxSurge", "updateStrategy.rollingUpdate.maxUnavailable"}
 	for _, v := range nvidiaValues {
 		if v.note != "" {
