@@ -9,7 +9,7 @@ import (
 	"unicode"
 )
 
-// TestLinks holds the links of README.md and docs: each file that they name exists, and so does each heading.
+// TestLinks holds the links of the files at the root, in .github and in docs: each file that they name exists, and so does each heading.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	pages := documents(t)
@@ -52,12 +52,12 @@ func TestRunbookEntriesAreShort(t *testing.T) {
 	}
 }
 
-// documents returns README.md and all files of docs by their paths.
+// documents returns the files in Markdown at the root, in .github and in docs by their paths.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	pages := map[string]string{}
-	paths := []string{"README.md"}
-	for _, pattern := range []string{"docs/*.md", "docs/*/*.md", "docs/*/*/*.md"} {
+	var paths []string
+	for _, pattern := range []string{"*.md", ".github/*.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
