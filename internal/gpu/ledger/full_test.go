@@ -28,7 +28,7 @@ func writeUntilKilled(dir string) error {
 		b.Add(fmt.Sprintf("GPU-%d", n), "1", health.Device{Faults: []health.Fault{fault(48, n)}})
 		p.Offer(b.Clone())
 		for {
-			_, found, err := ledger.Open(dir)
+			found, err := ledger.Read(dir)
 			if err != nil {
 				return err
 			}

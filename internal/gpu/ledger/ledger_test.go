@@ -51,7 +51,7 @@ func with(device string, faults ...health.Fault) ledger.Book {
 type process struct {
 	*ledger.FaultWriter
 	found ledger.Book
-	err   error // of Open
+	err   error // of Read
 	end   func()
 
 	mu   sync.Mutex
@@ -70,7 +70,8 @@ func open(dir string) *process {
 // wait begins a process that does not lead.
 func wait(dir string) *process {
 	p := &process{end: func() {}}
-	p.FaultWriter, p.found, p.err = ledger.Open(dir)
+	p.found, p.err = ledger.Read(dir)
+	p.FaultWriter = ledger.NewFaultWriter(dir, p.found)
 	p.has = p.found.Clone()
 	return p
 }
@@ -129,7 +130,7 @@ func pass(d time.Duration) {
 // faultsOf are the faults of a device, as a new process finds them.
 func faultsOf(t *testing.T, dir, device string) []health.Fault {
 	t.Helper()
-	_, b, err := ledger.Open(dir)
+	b, err := ledger.Read(dir)
 	if err != nil {
 		t.Error(err)
 	}
@@ -164,7 +165,7 @@ func TestRoundTrip(t *testing.T) {
 	p.Offer(b)
 	p.end()
 
-	_, found, err := ledger.Open(dir)
+	found, err := ledger.Read(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +323,7 @@ func TestDamagedFileIsSetAside(t *testing.T) {
 			write(t, dir, text)
 			p := open(dir)
 			if p.err == nil || !p.found.Empty() {
-				t.Errorf("Open: %v, empty %v", p.err, p.found.Empty())
+				t.Errorf("Read: %v, empty %v", p.err, p.found.Empty())
 			}
 			p.Offer(with("GPU-a", fault(48, 0)))
 			p.end()
@@ -346,6 +347,38 @@ func TestFileThatBecomesDamaged(t *testing.T) {
 		p.end()
 		compare(t, "faults of GPU-a", 1, len(faultsOf(t, dir, "GPU-a")))
 		compare(t, "what is set aside", "{", read(t, dir, damaged))
+	})
+}
+
+// TestEndBeforeTheLedgerIsTakenIn: what was offered to a process that ends is written beside what other processes noted.
+func TestEndBeforeTheLedgerIsTakenIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		earlier := open(dir)
+		earlier.Offer(with("GPU-a", fault(48, 0)))
+		earlier.end()
+		refused := errors.New("the disk refuses")
+		disk := make(chan error, 1)
+		w := ledger.NewFaultWriter(dir, ledger.NewBook())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			w.Run(ctx, ledger.Term{
+				May:    func() error { return <-disk },
+				TakeIn: func(ledger.Book, ledger.Book) {}, // the monitor has ended
+			})
+		}()
+		w.Offer(with("GPU-b", fault(64, 1)))
+		synctest.Wait()
+		disk <- refused
+		pass(time.Minute)
+		cancel()
+		synctest.Wait()
+		close(disk)
+		<-ended
+		compare(t, "faults of GPU-a", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
+		compare(t, "faults of GPU-b", []health.Fault{fault(64, 1)}, faultsOf(t, dir, "GPU-b"))
 	})
 }
 

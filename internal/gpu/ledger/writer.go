@@ -34,14 +34,14 @@ type FaultWriter struct {
 	complaint string // that was logged last
 }
 
-// Open returns a FaultWriter for a folder, and the Book that other processes wrote into it. The error says why that could not
-// be read: then the Book is empty.
-func Open(dir string) (*FaultWriter, Book, error) {
-	w := &FaultWriter{ledger: ledger{dir: dir}, disk: files.NewDisk(), books: make(chan Book, 1)}
-	noted, err := w.ledger.read()
-	w.known = noted.Clone()
-	return w, noted, err
+// NewFaultWriter returns a FaultWriter for a folder of whose Book this process knows some, or nothing.
+func NewFaultWriter(dir string, known Book) *FaultWriter {
+	return &FaultWriter{ledger: ledger{dir: dir}, disk: files.NewDisk(), books: make(chan Book, 1), known: known.Clone()}
 }
+
+// Read returns the Book that other processes wrote into a folder. The error says why that could not be read: then the Book is
+// empty.
+func Read(dir string) (Book, error) { return ledger{dir: dir}.read() }
 
 // Offer has the FaultWriter write a Book in place of all that were offered before. It never blocks; only one goroutine calls it.
 func (w *FaultWriter) Offer(b Book) {
@@ -55,7 +55,7 @@ func (w *FaultWriter) Offer(b Book) {
 // A Term is a time in which this process writes the ledger.
 type Term struct {
 	// TakeIn gets what is on the disk, and what this process knew of it before, and returns once a Book was offered that has what other
-	// processes noted.
+	// processes noted, or without one when the process ends.
 	TakeIn func(found, known Book)
 	// May says before each write why this process may not write; nil if it may.
 	May func() error
@@ -148,9 +148,13 @@ func (w *FaultWriter) begin(ctx context.Context, t Term) error {
 		klog.FromContext(ctx).Info("Set the fault ledger aside and began another", "dir", w.ledger.dir, "kept", damagedFile,
 			"reason", setAside.Error())
 	}
-	known := w.known
+	wanted, known := w.wanted, w.known
 	w.begun, w.wanted, w.known = true, nil, found
 	t.TakeIn(found.Clone(), known)
-	w.latest()
+	if w.latest(); w.wanted == nil && wanted != nil { // nobody was there to take it in
+		b := wanted.Clone()
+		b.Join(found.Unlike(known, b))
+		w.wanted = &b
+	}
 	return nil
 }

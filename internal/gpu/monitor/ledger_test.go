@@ -388,58 +388,6 @@ func TestQuiesceWhileTheDiskHangs(t *testing.T) {
 	}
 }
 
-// TestStartWhileTheDiskHangs: GPUs are served without what earlier processes wrote down. Once the disk answers, that counts, and what was
-// found meanwhile is written.
-func TestStartWhileTheDiskHangs(t *testing.T) {
-	for _, released := range []bool{false, true} {
-		dir := t.TempDir()
-		n := newNode(3)
-		synctest.Test(t, func(t *testing.T) {
-			m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
-			n.xid(1, 119)
-			synctest.Wait()
-			if released {
-				if err := m.Quiesce(t.Context(), true); err != nil {
-					t.Fatal(err)
-				}
-			}
-			stop()
-
-			m = monitor.New(monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir, BootID: "1"})
-			disk := make(chan struct{})
-			monitor.HangStart(m, disk)
-			ctx, cancel := context.WithCancel(silent(t.Context()))
-			ended := make(chan error, 1)
-			go func() { ended <- m.Run(ctx) }()
-			began := time.Now()
-			if err := m.First(t.Context()); err != nil || time.Since(began) > 2*time.Second {
-				t.Fatalf("the first look: %v after %v", err, time.Since(began))
-			}
-			wantStates(t, m, healthy, healthy, healthy)
-			n.xid(0, 119)
-			n.xid(1, 119)
-			pass(time.Minute)
-			close(disk)
-			pass(time.Minute)
-			if status, err := m.Status(t.Context()); err != nil || status.Quiesced.IsZero() == released {
-				t.Errorf("released since %v (%v), want that: %v", status.Quiesced, err, released)
-			}
-			if released {
-				check(t, m.Resume(t.Context()))
-				pass(time.Minute)
-			}
-			wantStates(t, m, unhealthy, unhealthy, healthy)
-			cancel()
-			check(t, <-ended)
-		})
-		for i, want := range []int{1, 1, 0} {
-			if got := strings.Count(ledgerOf(t, dir), uuid(i)); got != want {
-				t.Errorf("the ledger has %d faults of GPU %d, want %d:\n%s", got, i, want, ledgerOf(t, dir))
-			}
-		}
-	}
-}
-
 func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

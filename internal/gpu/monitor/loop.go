@@ -45,6 +45,7 @@ type loop struct {
 	kept   ledger.Book         // what it was offered last
 	// recalled gets what earlier processes wrote down; nil unless the disk hung at the start.
 	recalled <-chan memory
+	followed bool // what the ledger has is taken in
 
 	looking bool      // a look is under way
 	looked  bool      // a look has ended

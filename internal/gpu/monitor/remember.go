@@ -13,7 +13,6 @@ import (
 
 // A memory is what earlier processes wrote down.
 type memory struct {
-	faults  *ledger.FaultWriter
 	noted   ledger.Book
 	release *ledger.Release
 }
@@ -22,7 +21,7 @@ type memory struct {
 func recall(ctx context.Context, o Options) (m memory) {
 	log, dir := klog.FromContext(ctx), o.StateDir
 	var err error
-	if m.faults, m.noted, err = ledger.Open(dir); err != nil {
+	if m.noted, err = ledger.Read(dir); err != nil {
 		log.Info("Beginning without the faults of earlier processes", "dir", dir, "reason", err.Error())
 	}
 	if m.release, err = ledger.ReadRelease(dir, o.BootID); err != nil {
@@ -41,10 +40,13 @@ func (l *loop) remember(ctx context.Context) {
 	if err != nil {
 		klog.FromContext(ctx).Info("Beginning without the faults of earlier processes", "dir", l.options.StateDir, "reason", err.Error())
 		l.recalled = answered
+		l.writeFaults(ctx, ledger.NewBook())
 		return
 	}
 	m := <-answered
-	l.takeIn(ctx, m)
+	l.writeFaults(ctx, m.noted)
+	m.noted.Expire(l.options.BootID)
+	l.state.noted = m.noted
 	if m.release == nil {
 		return
 	}
@@ -110,14 +112,13 @@ func (m *Monitor) followResume(ctx context.Context) {
 	}, make(chan error, 1))
 }
 
-// takeIn takes in the faults that earlier processes wrote down, and has those of this process be written whenever it leads.
-func (l *loop) takeIn(ctx context.Context, m memory) {
-	l.faults, l.kept = m.faults, m.noted.Clone()
-	m.noted.Expire(l.options.BootID)
-	l.state.noted = m.noted
+// writeFaults has the faults of this process be written whenever it leads. Known is what it has read of the ledger.
+func (l *loop) writeFaults(ctx context.Context, known ledger.Book) {
+	faults := ledger.NewFaultWriter(l.options.StateDir, known)
+	l.faults, l.kept = faults, known.Clone()
 	l.start(func() error {
 		return l.options.While(ctx, func(ctx context.Context) error {
-			m.faults.Run(ctx, ledger.Term{May: l.options.Lead, TakeIn: func(found, known ledger.Book) { l.follow(ctx, found, known) }})
+			faults.Run(ctx, ledger.Term{May: l.options.Lead, TakeIn: func(found, known ledger.Book) { l.follow(ctx, found, known) }})
 			return nil
 		})
 	})
@@ -128,11 +129,8 @@ func (m *Monitor) follow(ctx context.Context, found, known ledger.Book) {
 	done := make(chan struct{})
 	request := func(l *loop) {
 		defer close(done)
-		noted := found.Unlike(known, l.state.book(l.options.BootID))
-		if noted.Expire(l.options.BootID); !noted.Empty() {
-			l.state.noted.Join(noted)
-			l.nudge()
-		}
+		l.followed = true
+		l.takeIn(found, known)
 		l.kept = l.state.book(l.options.BootID)
 		l.faults.Offer(l.kept)
 	}
@@ -143,10 +141,22 @@ func (m *Monitor) follow(ctx context.Context, found, known ledger.Book) {
 	}
 }
 
-// takeInLate does so when the disk answers at last. The driver is released if it was before, and nobody has said otherwise since.
+// takeIn takes in the faults of other processes that this one neither knew nor found itself.
+func (l *loop) takeIn(found, known ledger.Book) {
+	noted := found.Unlike(known, l.state.book(l.options.BootID))
+	if noted.Expire(l.options.BootID); !noted.Empty() {
+		l.state.noted.Join(noted)
+		l.nudge()
+	}
+}
+
+// takeInLate takes in what earlier processes wrote down when the disk answers at last. The driver is released if it was before, and nobody
+// has said otherwise since.
 func (l *loop) takeInLate(ctx context.Context, m memory) {
 	klog.FromContext(ctx).Info("The disk with the faults of earlier processes answers", "dir", l.options.StateDir)
-	l.takeIn(ctx, m)
+	if !l.followed { // what was written has these faults already, and some may be cleared since
+		l.takeIn(m.noted, ledger.NewBook())
+	}
 	l.nudge()
 	if m.release != nil && !l.told.Load() {
 		l.start(func() error {
