@@ -134,14 +134,16 @@ func (p *past) forget() bool {
 	return !p.ending
 }
 
-// timesForgotten returns how often kubelet was made to forget this process.
-func (p *past) timesForgotten() int {
+// beginRegistration returns how often the kubelet was made to forget this process, and notes that
+// a registration begins.
+func (p *past) beginRegistration() (forgotten int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.began = p.forgotten
 	return p.forgotten
 }
 
-// remembered notes that kubelet has accepted a registration. forgotten is what timesForgotten returned before that registration began.
+// remembered notes that kubelet has accepted a registration. forgotten is what beginRegistration returned for it.
 func (p *past) remembered(forgotten int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,6 +170,10 @@ func (p *past) endsForgotten() bool {
 // registers again once that one has ended, as it serves the resource now, or else whether it does
 // so soon. Both are false where another server serves the resource, or this process is ending
 // itself.
+//
+// This process serves the resource when the kubelet has its list and calls no other process. The
+// kubelet calls a later process that registered after this life, even if this life has not noticed
+// the socket of that process yet.
 func (s *service) seesLeave(token string) (again, soon bool) {
 	if !s.past.forget() {
 		return false, false
@@ -181,6 +187,13 @@ func (s *service) seesLeave(token string) (again, soon bool) {
 	}
 	switch s.silence.Value() {
 	case speaks, forDifference:
+		switch {
+		case s.mayHaveRegisteredLater(token):
+			s.silence.Publish(forLater)
+			return false, true
+		case s.sent.Value() == nil:
+			return false, true
+		}
 		s.leaves.Publish(true)
 		return true, false
 	case forNext:
@@ -192,17 +205,29 @@ func (s *service) seesLeave(token string) (again, soon bool) {
 	}
 }
 
+// mayHaveRegisteredLater reports whether the process with this token started later and was not
+// known to be ending when this life registered.
+func (l *life) mayHaveRegisteredLater(token string) bool {
+	later := slices.ContainsFunc(l.Registrar.Rivals(l.list.name).Later, func(name string) bool {
+		_, its, _ := kubelet.ParseSocketName(name)
+		return its == token
+	})
+	l.past.mu.Lock()
+	defer l.past.mu.Unlock()
+	return later && l.past.leaving[token] > l.past.began
+}
+
 // seeLeave notes that the process with this token is ending: it is no later process any more.
 func (p *past) seeLeave(token string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.leaving[token] {
+	if _, known := p.leaving[token]; known {
 		return
 	}
 	if p.leaving == nil {
-		p.leaving = map[string]bool{}
+		p.leaving = map[string]int{}
 	}
-	p.leaving[token] = true
+	p.leaving[token] = p.forgotten
 	p.left.Publish(len(p.leaving))
 }
 
@@ -216,7 +241,8 @@ func (p *past) ofLeaving(names []string) []string {
 // isLeaving needs the lock.
 func (p *past) isLeaving(name string) bool {
 	_, token, _ := kubelet.ParseSocketName(name)
-	return p.leaving[token]
+	_, leaving := p.leaving[token]
+	return leaving
 }
 
 // forgetLeaving forgets that processes are ending which have none of these sockets. It needs the lock.
@@ -226,7 +252,7 @@ func (p *past) forgetLeaving(names []string) {
 		_, token, _ := kubelet.ParseSocketName(name)
 		there[token] = true
 	}
-	maps.DeleteFunc(p.leaving, func(token string, _ bool) bool { return !there[token] })
+	maps.DeleteFunc(p.leaving, func(token string, _ int) bool { return !there[token] })
 }
 
 // keep leaves the stream of this life open, without further lists, and its server running until the

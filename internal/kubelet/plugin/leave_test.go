@@ -131,6 +131,37 @@ func TestARollOutOvertakesTheOneBefore(t *testing.T) { // not beside other tests
 	}
 }
 
+// The later of two daemons may end before the earlier one has noticed the socket of the later one. The earlier daemon has not stopped sending
+// lists, but the kubelet calls the later one: the earlier daemon registers again before the later one ends.
+func TestALaterProcessEndsBeforeItIsNoticed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.startKubelet(t, standin.V136)
+	earlier := n.startSet(t, plugin.Collaborators{
+		Registrar: n.directory(t), Accountant: n.account(t, clock.RealClock{}), Inspector: &inspector{}, Clock: clock.RealClock{},
+	})
+	earlier.kubelet.Publish(1) // nothing tells this daemon of other sockets
+	earlier.offer(2)
+	n.awaitAllocatable(t, 2)
+	earlier.status(t, "agreed", agreed)
+	mark := n.Mark()
+	later := n.startDaemon(t, clock.RealClock{})
+	later.offer(2)
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
+	earlier.status(t, "unaware of the later one", agreed)
+	stop := n.lowest(t)
+	mark = n.Mark()
+	later.stop()
+	if !n.listedAnew(mark) {
+		t.Error("the later daemon ended before the earlier one had sent its list again")
+	}
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	check(t, err)
+	if least := stop(); least < 2 {
+		t.Errorf("%d devices were allocatable", least)
+	}
+}
+
 // The two streams of a daemon end with each other, so that kubelet does not take the end of one for that of the next life's.
 func TestALifeAfterTheSecondRegistration(t *testing.T) {
 	t.Parallel()

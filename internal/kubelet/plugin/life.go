@@ -251,7 +251,7 @@ func (l *life) stayRegistered(
 	if len(l.later()) > 0 {
 		return false, errLaterCame
 	}
-	forgotten := l.past.timesForgotten()
+	forgotten := l.past.beginRegistration()
 	err = l.register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {

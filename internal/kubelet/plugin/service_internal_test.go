@@ -174,6 +174,7 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		later                  []string
 		unseen, several, ended bool // no stream has begun; a kubelet that keeps several clients; this process also ends
 		promises               string
+		unlisted               bool // no list was sent
 	}{
 		"the kubelet goes by it":              {promises: "yes"},
 		"the kubelet may":                     {silent: forDifference, promises: "yes"},
@@ -182,15 +183,20 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		"another program":                     {silent: forForeign},
 		"its next life registers":             {silent: forNext, promises: "soon"},
 		"it has not registered":               {unseen: true, promises: "soon"},
+		"it has sent no list":                 {unlisted: true, promises: "soon"},
+		"a later process, not noticed yet":    {later: []string{ends}, promises: "soon"},
 		"kubelet 1.37":                        {several: true},
 		"it ends":                             {ended: true, unseen: true},
 	} {
-		s := alone(&life{list: newList(gpuName, clock.RealClock{}), past: &past{ending: tt.ended}, connections: newConnections(),
-			Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
+		s := alone(&life{list: newList(gpuName, clock.RealClock{}), past: &past{ending: tt.ended},
+			connections: newConnections(), Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
 		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
 		s.oneClient, s.inspect = !tt.several, true
 		if s.silence.Publish(tt.silent); !tt.unseen {
 			close(s.began)
+		}
+		if !tt.unlisted {
+			s.sent.Publish(&pluginapi.ListAndWatchResponse{})
 		}
 		for _, leaves := range []bool{true, false} {
 			ctx, stream, want := t.Context(), &headerStream{}, ""

@@ -40,9 +40,10 @@ type past struct {
 	// accepted registration began. If forgotten is larger than known, kubelet may not know this process: an earlier process may end while
 	// kubelet handles a registration.
 	forgotten, known int
-	ending           bool            // this process is ending, or no longer serves the resource
-	leaving          map[string]bool // the tokens of processes that said that they are ending
-	left             feed.Feed[int]  // changes when another one has said so
+	began            int            // what forgotten was when the last registration began
+	ending           bool           // this process is ending, or no longer serves the resource
+	leaving          map[string]int // the tokens of processes that said that they are ending, with what forgotten was then
+	left             feed.Feed[int] // changes when another one has said so
 }
 
 // release closes the socket of the last life.
