@@ -1,4 +1,4 @@
-# gpu-device-plugin. `make help` lists what there is. Go, gcc and make are all that a target needs beforehand, but for e2e
+# gpu-device-plugin. `make help` lists the targets in groups: a target says its group after "##". Go, gcc and make are all that a target needs beforehand, but for e2e
 # (root, Debian) and image (docker); the rest it fetches at a pinned version into $(TOOLS), outside the tree.
 
 GO      ?= go
@@ -36,28 +36,33 @@ VETTED := test/e2e/devicemanager
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## try: Show this list
+	@for group in try build test release slow; do \
+	  printf '\n%s\n' "$$group"; \
+	  sed -nE "s/^([a-z0-9-]+):.* ## $$group: (.*)/\1 \2/p" $(MAKEFILE_LIST) | while read -r target text; do \
+	    printf '%s\n' "$$text" | fold -s -w 54 | awk -v target="make $$target" '{sub(/ $$/, ""); printf "  %-24s%s\n", target, $$0; target = ""}'; \
+	  done; \
+	done
 
 .PHONY: build
-build: kubectl-gpu ## Build bin/gpu-device-plugin, bin/gpu-node-agent and bin/kubectl-gpu, stripped
+build: kubectl-gpu ## build: Build bin/gpu-device-plugin, bin/gpu-node-agent and bin/kubectl-gpu
 	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: kubectl-gpu
-kubectl-gpu: ## Build bin/kubectl-gpu, the plugin of kubectl
+kubectl-gpu: ## build: Build bin/kubectl-gpu, the plugin of kubectl
 	cd cmd/kubectl-gpu && $(GO) build -ldflags '$(LDFLAGS)' -o ../../bin/ .
 
 .PHONY: cross
-cross: ## Build bin/gpu-device-plugin-arm64 and bin/gpu-node-agent-arm64 with Debian's cross compiler, which it installs where it may
+cross: ## build: Build the programs for arm64 with Debian's cross compiler, which it installs
 	hack/cross '$(LDFLAGS)' $(TAGS)
 
 .PHONY: sbom
-sbom: build ## Write dist/gpu-device-plugin.spdx.json and that of gpu-node-agent: what the programs are made of, as SPDX 2.3
+sbom: build ## release: Write the SBOMs of the programs into dist/, as SPDX 2.3
 	@mkdir -p dist
 	@set -e; for p in gpu-device-plugin gpu-node-agent; do $(GO) run ./hack/sbom bin/$$p >dist/$$p.spdx.json; done
 
 .PHONY: licenses
-licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules in the programs
+licenses: build ## release: Write docs/dev/licenses.md: the licences of all modules in the programs
 	@sed '/^| module /,$$d' docs/dev/licenses.md >docs/dev/licenses.md.new
 	@$(GO) run ./hack/sbom -format licenses bin/gpu-node-agent >>docs/dev/licenses.md.new
 	@mv docs/dev/licenses.md.new docs/dev/licenses.md
@@ -65,17 +70,17 @@ licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules 
 DIST ?= dist
 
 .PHONY: chart
-chart: ## Pack the Helm chart into dist/ (DIST=folder)
+chart: ## build: Pack the Helm chart into dist/ (DIST=folder)
 	@mkdir -p $(DIST)
 	tar -C deployments/helm --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u=rwX,go=rX \
 	  -czf $(DIST)/gpu-device-plugin-$(VERSION:v%=%).tgz gpu-device-plugin
 
 .PHONY: release
-release: ## Write all that a release delivers into dist/: programs, chart, images, SBOMs and checksums (Debian: apt-get; amd64)
+release: ## release: Write programs, chart, images, SBOMs and checksums into dist/ (Debian on amd64)
 	hack/release $(VERSION) $(IMAGE)
 
 .PHONY: set-version
-set-version: ## Write the version of the next release into the program, the chart and the manifests (TO=v0.2.0)
+set-version: ## release: Write the version of the next release into the program, chart and manifests (TO=v0.2.0)
 	@case '$(TO)' in (v[0-9]*.[0-9]*.[0-9]*) ;; (*) echo 'give the version: make set-version TO=v0.2.0'; exit 1 ;; esac
 	sed -i 's/^const Number = .*/const Number = "$(TO)"/' internal/base/version/version.go
 	sed -i 's/^version: .*/version: $(TO:v%=%)/; s/^appVersion: .*/appVersion: $(TO)/' deployments/helm/gpu-device-plugin/Chart.yaml
@@ -88,19 +93,19 @@ laptop:
 	@hack/progress $(GO) build -v -ldflags '-s -w' -o bin/ ./cmd/gpu-device-plugin ./test/kubelet/cmd/laptop
 
 .PHONY: run
-run: laptop ## Run the daemon on simulated GPUs with a stand-in kubelet (PROFILE=dgx-h100); Ctrl-C ends it
+run: laptop ## try: Run the daemon on simulated GPUs with a stand-in kubelet until Ctrl-C (PROFILE=dgx-h100)
 	@bin/laptop run --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
 .PHONY: recording
-recording: laptop ## Write docs/run.svg anew: what make run shows while a GPU fails and comes back
+recording: laptop ## build: Write docs/run.svg: what make run shows while a GPU fails and recovers
 	$(GO) run ./hack/recording bin docs/run.svg
 
 .PHONY: demo
-demo: laptop ## Tell the daemon's story in about 20 seconds: allocate, XID, cure, kubelet restart, unplug
+demo: laptop ## try: Show a GPU fail and recover, a kubelet restart and an unplugged GPU, in 20 seconds
 	@bin/laptop demo --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
 .PHONY: demo-mig
-demo-mig: laptop ## Show a node go from whole GPUs to MIG devices and back under running pods, in about half a minute
+demo-mig: laptop ## try: Show a node change from whole GPUs to MIG devices and back under running pods, in 30 seconds
 	@bin/laptop demo-mig --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
 # What only make test-all and the other targets need: real processes for minutes, or programs of a cluster.
@@ -113,12 +118,12 @@ PACKAGES = -p $$((2 * $$(nproc)))
 FIRST := ./test/daemon ./test/mps ./test/soak
 
 .PHONY: test
-test: ## Run the tests of every package, and one story of the whole daemon (some minutes the first time)
+test: ## test: Run the tests of every package without the race detector (some minutes the first time)
 	$(GO) test -short $(TESTFLAGS) $(PACKAGES) $$($(GO) list ./... | grep -Ev '/test/($(LONG))(/|$$)')
 	cd cmd/kubectl-gpu && $(GO) test -short $(TESTFLAGS) ./...
 
 .PHONY: test-all
-test-all: ## Run all tests with the race detector, long sequences, whole daemons, MPS and a short soak
+test-all: ## slow: Run all tests with the race detector, whole daemons, MPS and a short soak (10 minutes)
 	$(GO) test -race $(TESTFLAGS) $(PACKAGES) -timeout 15m $(FIRST) ./...
 	cd cmd/kubectl-gpu && $(GO) test -race $(TESTFLAGS) -timeout 15m ./...
 
@@ -126,7 +131,7 @@ test-all: ## Run all tests with the race detector, long sequences, whole daemons
 FUZZTIME ?= 100000x
 
 .PHONY: fuzz
-fuzz: ## Feed configuration files and requests with what nobody thought of (FUZZTIME=100000x inputs each)
+fuzz: ## test: Fuzz the configuration parser and the gRPC calls (FUZZTIME=100000x inputs each)
 	$(GO) test ./internal/config -run '^$$' -fuzz '^FuzzResolve$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plan/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/kubelet/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
@@ -139,15 +144,15 @@ MUTATIONS  ?= 60
 MUTATESEED ?= $(shell date +%s)
 
 .PHONY: mutate
-mutate: ## Change the code at random places and print what its tests do not notice (MUTATE='./internal/gpu/health' MUTATIONS=60 MUTATESEED=1)
+mutate: ## slow: Change the code at random places and print the changes that no test notices (MUTATE=./internal/gpu/health MUTATIONS=60 MUTATESEED=1)
 	$(GO) run ./hack/mutate -n $(MUTATIONS) -seed $(MUTATESEED) $(MUTATEFLAGS) $(MUTATE)
 
 .PHONY: bench
-bench: build ## Print the benchmark's figures beside their targets
+bench: build ## test: Print the figures of the benchmark beside their targets
 	$(GO) run ./test/bench --daemon bin/gpu-device-plugin
 
 .PHONY: faults
-faults: build ## Inject every fault into the daemon and print what kubelet saw (4 minutes; FAULTS_FLAGS='-run TestFaults/XID' for some)
+faults: build ## slow: Inject every fault and print what the kubelet saw (4 minutes; FAULTS_FLAGS='-run TestFaults/XID')
 	$(GO) test ./test/faults -count=1 -v -timeout 15m -parallel 20 -daemon $(CURDIR)/bin/gpu-device-plugin $(FAULTS_FLAGS)
 
 # How long, and the seed of what happens; 0 for another each time (it is printed).
@@ -155,7 +160,7 @@ TIME ?= 10m
 SEED ?= 0
 
 .PHONY: soak
-soak: build ## Hold the daemon under random actions to what must be true (TIME=60m SEED=7); drawing and logs in dist/soak
+soak: build ## slow: Run random actions against a daemon and check that its rules hold (TIME=60m SEED=7); drawing and logs in dist/soak
 	$(GO) run ./test/soak --daemon bin/gpu-device-plugin --time $(TIME) --seed $(SEED) --out dist/soak $(SOAK_FLAGS)
 
 # Where make e2e leaves the API server and the etcd that it builds.
@@ -164,22 +169,22 @@ KUBERNETES ?= $(E2E_BUILT)/kubernetes-1.37.0
 ETCD ?= $(E2E_BUILT)/etcd-3.7.0/etcd
 
 .PHONY: fleet
-fleet: ## Start 5,000 nodes at once at a real API server and print how soon it answers; GPUs that go back from DRA; claims at a real scheduler (after make e2e; FLEET_FLAGS='-nodes 500')
+fleet: ## slow: Start 5,000 nodes at a real API server and print how soon it answers (after make e2e; FLEET_FLAGS='-nodes 500')
 	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
 	@test -x $(ETCD) || { echo 'no etcd at $(ETCD): run make e2e first, or set ETCD'; exit 1; }
 	$(GO) test ./test/fleet -count=1 -v -timeout 60m -kubernetes $(KUBERNETES) -etcd $(ETCD) $(FLEET_FLAGS)
 
 .PHONY: e2e
-e2e: e2e-devicemanager e2e-monitoring e2e-node ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
+e2e: e2e-devicemanager e2e-monitoring e2e-node ## slow: Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 
 MIGWISHES ?= 1000
 
 .PHONY: mig-wishes
-mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills (MIGWISHES=1000 SEED=0)
+mig-wishes: ## slow: Run random sequences of MIG layouts with pods, faults and kills (MIGWISHES=1000 SEED=0)
 	$(GO) test ./internal/mig -count=1 -run TestRandomWishes -timeout 1h -sequences $(MIGWISHES) -seed $(SEED)
 
 .PHONY: nightly
-nightly: ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (90 minutes)
+nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a release (90 minutes)
 	@failed=; \
 	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
 	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
@@ -204,47 +209,47 @@ nightly-pace:
 	cd test/e2e && E2E_KEEP_GOING=yes ./run --kubelet all -long -pairs 200 -test.run 'TestClaims/pace_of_claims$$'
 
 .PHONY: e2e-node
-e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
+e2e-node: ## slow: Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
 .PHONY: containerd
-containerd: ## Hold what doctor makes of containerd's configuration to the loaders of containerd 1.7, 2.2 and 2.4
+containerd: ## slow: Compare doctor's reading of containerd's files with containerd 1.7, 2.2 and 2.4
 	$(GO) test -tags containerd -count=1 ./test/containerd
 
 .PHONY: real
-real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of each branch and a whole driver root (root, Debian)
+real: ## slow: Test with NVIDIA's own libraries from Debian's archive (root, Debian)
 	@parts=$$(test/real/parts) || { [ $$? = 3 ] && echo 'real: LEFT OUT: NVIDIA'"'"'s parts cannot be had here'; exit; }; \
 	 cd test/real && $(GO) test -count=1 -timeout 10m -parts "$$parts"
 
 .PHONY: hardware
-hardware: build ## Hold the program to a real NVIDIA GPU of this machine, whose settings stay as they are (root; with containers after make e2e; 4 minutes)
+hardware: build ## slow: Test with the NVIDIA GPU of this machine, whose settings stay unchanged (root; 4 minutes)
 	$(GO) build -o bin/client ./test/hardware/client
 	$(GO) test ./test/hardware -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin -client $(CURDIR)/bin/client $(HARDWARE_FLAGS)
 	$(GO) test ./test/hardware/kubelet -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin -client $(CURDIR)/bin/client \
 	  -programs $(E2E_BUILT) $(HARDWARE_FLAGS)
 
 .PHONY: ptx
-ptx: ## Have the PTX assemblers of CUDA's toolkits in Debian's archive compile the kernel of validate for each architecture (Debian)
+ptx: ## slow: Compile the kernel of validate with the PTX assemblers in Debian's archive (Debian)
 	@suites=$$(test/real/ptxas) || { [ $$? = 3 ] && echo 'ptx: LEFT OUT: CUDA'"'"'s toolkits cannot be had here'; exit; }; \
 	 $(GO) test ./test/real -count=1 -v -run '^TestKernel' -ptxas "$$suites"
 
 .PHONY: e2e-devicemanager
-e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
+e2e-devicemanager: ## slow: Compare the stand-in kubelet with the kubelet's own device manager of 1.36 and 1.37 (root)
 	test/e2e/devicemanager/run
 
 .PHONY: e2e-monitoring
-e2e-monitoring: build $(PROMETHEUS_BIN)/promtool ## Hold the alerts and the dashboard against a real Prometheus that scrapes a simulated node
+e2e-monitoring: build $(PROMETHEUS_BIN)/promtool ## slow: Test the alerts and the dashboard with a real Prometheus that scrapes a simulated node
 	$(GO) test ./test/monitoring -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin -tools $(PROMETHEUS_BIN)
 
 .PHONY: fmt
-fmt: $(GOLANGCI_BIN) ## Format the code
+fmt: $(GOLANGCI_BIN) ## test: Format the code
 	$(GOLANGCI_BIN) fmt ./...
 
 .PHONY: lint
-lint: check-vet check-lint check-log ## Run go vet, golangci-lint and logcheck
+lint: check-vet check-lint check-log ## test: Run go vet, golangci-lint and logcheck
 
 .PHONY: check
-check: check-format check-vet check-lint check-log check-imports ## All that a change must pass besides the tests
+check: check-format check-vet check-lint check-log check-imports ## test: Check format, linters, imports, modules, manifests and vulnerabilities
 check: check-modules check-manifests vulncheck
 	@echo 'check: all passed'
 
@@ -286,7 +291,7 @@ check-manifests:
 VULNDB ?=
 
 .PHONY: vulncheck
-vulncheck: ## Look for known vulnerabilities in the code that is reached; says so where the database cannot be had (VULNDB=file:///path)
+vulncheck: ## test: Look for known vulnerabilities in the code that is used (VULNDB=file:///path)
 	@status=0; out=$$($(GO) tool -modfile=hack/tools/go.mod govulncheck $(if $(VULNDB),-db $(VULNDB)) ./cmd/... 2>&1) || status=$$?; \
 	printf '%s\n' "$$out"; \
 	case "$${status}$(VULNDB) $$out" in \
@@ -298,13 +303,13 @@ vulncheck: ## Look for known vulnerabilities in the code that is reached; says s
 	esac
 
 .PHONY: image
-image: ## Build the container image with docker (DOCKER=podman for another builder, PLATFORM=linux/amd64,linux/arm64 for both, TARGET=compat)
+image: ## build: Build the container image with docker (DOCKER=podman, PLATFORM=linux/amd64,linux/arm64, TARGET=compat)
 	@command -v $(DOCKER) >/dev/null || { echo 'no $(DOCKER): apt-get install podman; make image DOCKER=podman'; exit 1; }
 	$(DOCKER) build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TARGET),--target $(TARGET)) --build-arg GO_IMAGE=$(GO_IMAGE) \
 	  -t $(IMAGE):$(VERSION)$(if $(TARGET),-$(TARGET)) .
 
 .PHONY: clean
-clean: ## Remove what the build left in the tree
+clean: ## build: Remove bin/ and dist/
 	rm -rf bin dist
 
 $(GOLANGCI_BIN):
