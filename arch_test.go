@@ -436,7 +436,7 @@ func judgeCall(pkg, target, name string) string {
 	return ""
 }
 
-// judgeLog judges a log call, by the logger's method names: the level is one of docs/logging.md and the message constant.
+// judgeLog judges a log call, by the logger's method names: the level is one of docs/monitoring.md and the message constant.
 // logcheck judges the rest.
 func judgeLog(names map[string]string, call *ast.CallExpr) []string {
 	method, ok := call.Fun.(*ast.SelectorExpr)
@@ -455,7 +455,7 @@ func judgeLog(names map[string]string, call *ast.CallExpr) []string {
 		}
 	case method.Sel.Name == "V" && len(call.Args) == 1:
 		if level, ok := call.Args[0].(*ast.BasicLit); !ok || !slices.Contains([]string{"2", "4", "6"}, level.Value) {
-			return []string{"logs at a level that is none of 2, 4 and 6: docs/logging.md says what each is for"}
+			return []string{"logs at a level that is none of 2, 4 and 6: docs/monitoring.md says what each is for"}
 		}
 	}
 	return nil

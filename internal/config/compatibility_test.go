@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// A row is one of a table of docs/compatibility.md or docs/dev/compatibility.md.
+// A row is one of a table of docs/dev/differences.md or docs/dev/compatibility.md.
 type row struct {
 	place string // file and line
 	text  string
@@ -25,11 +25,11 @@ type row struct {
 }
 
 // compatibilityRows returns the rows of all tables that have the column Test: those that differ from NVIDIA's plugin for users are in
-// docs/compatibility.md, all others in docs/dev/compatibility.md.
+// docs/dev/differences.md, all others in docs/dev/compatibility.md.
 func compatibilityRows(t *testing.T) []row {
 	t.Helper()
 	var rows []row
-	for _, file := range []string{"docs/compatibility.md", "docs/dev/compatibility.md"} {
+	for _, file := range []string{"docs/dev/differences.md", "docs/dev/compatibility.md"} {
 		data, err := os.ReadFile("../../" + file)
 		if err != nil {
 			t.Fatal(err)
@@ -83,17 +83,17 @@ func TestCompatibilityHasARowForEverything(t *testing.T) {
 			names = append(names, o.Key)
 		}
 		if !inOne(names) {
-			t.Errorf("docs/compatibility.md and docs/dev/compatibility.md have no row with %q", names)
+			t.Errorf("docs/dev/differences.md and docs/dev/compatibility.md have no row with %q", names)
 		}
 	}
 	for key := range keysOf(reflect.TypeFor[v1.Config](), "") {
 		if !inOne([]string{key}) {
-			t.Errorf("docs/compatibility.md and docs/dev/compatibility.md have no row with the key `%s`", key)
+			t.Errorf("docs/dev/differences.md and docs/dev/compatibility.md have no row with the key `%s`", key)
 		}
 	}
 	for _, variable := range []string{"DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"} {
 		if !inOne([]string{variable}) {
-			t.Errorf("docs/compatibility.md and docs/dev/compatibility.md have no row with the variable %s", variable)
+			t.Errorf("docs/dev/differences.md and docs/dev/compatibility.md have no row with the variable %s", variable)
 		}
 	}
 }

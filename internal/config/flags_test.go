@@ -10,14 +10,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-var update = flag.Bool("update", false, "write the table of docs/flags.md anew")
+var update = flag.Bool("update", false, "write the table of docs/reference.md anew")
 
 const (
-	flagsPage  = "../../docs/flags.md"
-	tableBegin = "<!-- written by internal/config's TestFlagsPage -->\n"
+	flagsPage  = "../../docs/reference.md"
+	tableBegin = "<!-- flags: written by internal/config's TestFlagsPage -->\n"
+	tableEnd   = "<!-- end of flags -->\n"
 )
 
-// TestFlagsPage holds the table in docs/flags.md to the options there are. `go test ./internal/config -run TestFlagsPage -update` writes
+// TestFlagsPage holds the table in docs/reference.md to the options there are. `go test ./internal/config -run TestFlagsPage -update` writes
 // it anew.
 func TestFlagsPage(t *testing.T) {
 	t.Parallel()
@@ -25,9 +26,10 @@ func TestFlagsPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, table, begins := strings.Cut(string(text), tableBegin)
-	if !begins {
-		t.Fatalf("docs/flags.md has no place for the table: %q", tableBegin)
+	before, rest, begins := strings.Cut(string(text), tableBegin)
+	table, after, ends := strings.Cut(rest, tableEnd)
+	if !begins || !ends {
+		t.Fatalf("docs/reference.md has no place for the table: %q … %q", tableBegin, tableEnd)
 	}
 	var b strings.Builder
 	b.WriteString("| flag | variable | key in the file | default | what it does |\n|---|---|---|---|---|\n")
@@ -39,9 +41,9 @@ func TestFlagsPage(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("the table in docs/flags.md is not that of the options; write it anew: go test ./internal/config -run TestFlagsPage -update")
+		t.Fatal("the table in docs/reference.md is not that of the options; write it anew: go test ./internal/config -run TestFlagsPage -update")
 	}
-	if err := os.WriteFile(flagsPage, []byte(before+tableBegin+b.String()), 0o644); err != nil {
+	if err := os.WriteFile(flagsPage, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -92,7 +92,7 @@ func filesOfDocuments(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
 	for name, text := range map[string]string{
-		"config.yaml": example(t, "docs/mps.md", "sharing:\n  mps:"), "claims.yaml": example(t, "docs/dra.md", "kind: ResourceClaim"),
+		"config.yaml": example(t, "docs/sharing.md", "sharing:\n  mps:"), "claims.yaml": example(t, "docs/dra.md", "kind: ResourceClaim"),
 		"layouts.yaml": example(t, "docs/mig.md", "mig-configs:"),
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {

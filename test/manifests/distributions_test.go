@@ -49,15 +49,15 @@ var layouts = map[string]layout{
 	"k3s on WSL":          {private: true},
 }
 
-// TestDistributions renders each row of the table in docs/chart.md, checks the volumes of the pod against the layout of the node, as the
+// TestDistributions renders each row of the table in docs/platforms.md, checks the volumes of the pod against the layout of the node, as the
 // kubelet and the container runtime do, and starts the daemon there. It offers its GPUs, and misses nothing.
 func TestDistributions(t *testing.T) {
 	t.Parallel()
-	_, text, _ := strings.Cut(string(read(t, "../../docs/chart.md")), "<!-- distributions:")
+	_, text, _ := strings.Cut(string(read(t, "../../docs/platforms.md")), "<!-- distributions:")
 	text, _, _ = strings.Cut(text, "<!-- end of distributions -->")
 	rows := regexp.MustCompile("(?m)^\\| (.*?) \\| `(\\{.*?\\})` \\|").FindAllStringSubmatch(text, -1)
 	if len(rows) != len(layouts) {
-		t.Fatalf("docs/chart.md has %d distributions, want %d", len(rows), len(layouts))
+		t.Fatalf("docs/platforms.md has %d distributions, want %d", len(rows), len(layouts))
 	}
 	for _, row := range rows {
 		t.Run(row[1], func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestPrivateRoot(t *testing.T) {
 	if err == nil {
 		t.Fatal("the pod is created on a private mount")
 	}
-	for _, page := range []string{"../../docs/chart.md", "../../docs/start.md"} {
+	for _, page := range []string{"../../docs/platforms.md", "../../docs/install.md"} {
 		if !strings.Contains(string(read(t, page)), err.Error()) {
 			t.Errorf("%s does not have the error: %v", page, err)
 		}

@@ -275,7 +275,7 @@ func TestHostDevNeedsPrivileges(t *testing.T) {
 	}
 }
 
-// TestGrantsAreExplained: values.yaml and docs/security.md name each grant.
+// TestGrantsAreExplained: values.yaml and docs/permissions.md name each grant.
 func TestGrantsAreExplained(t *testing.T) {
 	t.Parallel()
 	words := map[string]string{ // as the values of the chart call them
@@ -288,7 +288,7 @@ func TestGrantsAreExplained(t *testing.T) {
 	for _, f := range features {
 		all = append(all, f.grants...)
 	}
-	values, security := string(read(t, filepath.Join(chart, "values.yaml"))), string(read(t, "../../docs/security.md"))
+	values, security := string(read(t, filepath.Join(chart, "values.yaml"))), string(read(t, "../../docs/permissions.md"))
 	for _, g := range all {
 		word := g
 		if words[g] != "" {
@@ -298,7 +298,7 @@ func TestGrantsAreExplained(t *testing.T) {
 			t.Errorf("values.yaml does not say %q, for the grant %s", word, g)
 		}
 		if !strings.Contains(security, strings.TrimSuffix(strings.TrimSuffix(word, ", rw"), ", ro")) {
-			t.Errorf("docs/security.md does not say %q, for the grant %s", word, g)
+			t.Errorf("docs/permissions.md does not say %q, for the grant %s", word, g)
 		}
 	}
 }

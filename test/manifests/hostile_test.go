@@ -239,7 +239,7 @@ func TestEachOptionIsJudged(t *testing.T) {
 	_, rows, _ := strings.Cut(string(read(t, chart+"/templates/_helpers.tpl")), `define "gpu-device-plugin.refuseUngranted"`)
 	rows, _, _ = strings.Cut(rows, "{{- $pattern :=")
 	known := slices.Clone(ungranted)
-	options := regexp.MustCompile("(?m)^[|] `--[^|]*[|] (`[A-Z_`, ]+`) [|]").FindAllStringSubmatch(string(read(t, "../../docs/flags.md")), -1)
+	options := regexp.MustCompile("(?m)^[|] `--[^|]*[|] (`[A-Z_`, ]+`) [|]").FindAllStringSubmatch(string(read(t, "../../docs/reference.md")), -1)
 	for _, o := range options {
 		names := strings.Split(strings.ReplaceAll(o[1], "`", ""), ", ")
 		judged := slices.ContainsFunc(names, func(name string) bool { return strings.Contains(rows, fmt.Sprintf("(list %q", name)) })

@@ -18,7 +18,7 @@ import (
 // A chartValue is a value that NVIDIA's chart has: v0.20's values.yaml and templates were read for it, and for untagged ones those after it.
 type chartValue struct {
 	key, theirs string // the name, and NVIDIA's default
-	here        string // what docs/chart.md says of it
+	here        string // what docs/migrate.md says of it
 	values      string // that give it
 	want        string // what is rendered because of it
 	gone        string // what is not rendered because of it
@@ -26,7 +26,7 @@ type chartValue struct {
 	note        string // part of NOTES.txt, where the value has no effect
 }
 
-var update = flag.Bool("update", false, "write the golden renders and the tables of docs/chart.md anew")
+var update = flag.Bool("update", false, "write the golden renders and the tables of docs/migrate.md anew")
 
 // untagged are the keys that later versions of NVIDIA's chart have, or that were proposed for it.
 var untagged = []string{
@@ -129,7 +129,7 @@ var nvidiaValues = []chartValue{
 		want: env("CDI_FEATURE_FLAGS", "a,b")},
 }
 
-// TestNVIDIAValues: each value of NVIDIA's chart has its effect, or none and NOTES.txt says so, or is refused with the reason. docs/chart.md
+// TestNVIDIAValues: each value of NVIDIA's chart has its effect, or none and NOTES.txt says so, or is refused with the reason. docs/migrate.md
 // names each.
 func TestNVIDIAValues(t *testing.T) {
 	t.Parallel()
@@ -170,7 +170,7 @@ func TestNVIDIAValues(t *testing.T) {
 			}
 		})
 	}
-	heldTo(t, "../../docs/chart.md", "nvidia", "The same are "+strings.Join(same, ", ")+".\n\n"+
+	heldTo(t, "../../docs/migrate.md", "nvidia", "The same are "+strings.Join(same, ", ")+".\n\n"+
 		"The tag v0.20.0 does not have `"+strings.Join(untagged, "`, `")+"`.\n\n"+
 		"| NVIDIA's value | its default | here |\n|---|---|---|\n"+rows.String())
 }

@@ -171,7 +171,7 @@ var shorter = strings.NewReplacer("[6h:5m]", "[5m:1s]", "[1h]", "[5m]", "> 300",
 // TestSeriesOfClaims: what the row about claims and the alerts about them ask for are series that the daemon has.
 func TestSeriesOfClaims(t *testing.T) {
 	t.Parallel()
-	known, err := os.ReadFile("../../docs/metrics.md")
+	known, err := os.ReadFile("../../docs/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}

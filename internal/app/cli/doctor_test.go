@@ -98,9 +98,9 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the parts of docs/doctor.md anew that are made from the code")
+var update = flag.Bool("update", false, "write the parts of docs/reference.md anew that are made from the code")
 
-const doctorDoc = "../../../docs/doctor.md"
+const doctorDoc = "../../../docs/reference.md"
 
 // exampleNode is a node whose driver was upgraded and that was not restarted, with containerd as its packages install it.
 var exampleNode = fstest.MapFS{
@@ -124,7 +124,7 @@ var exampleNode = fstest.MapFS{
 	"usr/bin/nvidia-container-runtime": {},
 }
 
-// TestDoctorDoc holds the table and the example of docs/doctor.md to the code. `go test ./internal/app/cli -run TestDoctorDoc -update` writes
+// TestDoctorDoc holds the table and the example of docs/reference.md to the code. `go test ./internal/app/cli -run TestDoctorDoc -update` writes
 // them anew.
 func TestDoctorDoc(t *testing.T) {
 	var table strings.Builder

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// TestDocs holds the table of docs/labels.md to the labels of all sets.
+// TestDocs holds the table of docs/reference.md to the labels of all sets.
 func TestDocs(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../../docs/labels.md")
+	text, err := os.ReadFile("../../../docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func TestDocs(t *testing.T) {
 		cell, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
 		for _, label := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {
 			if _, twice := documented[label[1]]; twice {
-				t.Errorf("docs/labels.md names %s twice", label[1])
+				t.Errorf("docs/reference.md names %s twice", label[1])
 			}
 			documented[label[1]] = false
 		}
@@ -36,14 +36,14 @@ func TestDocs(t *testing.T) {
 		for key := range readSet(t, file).all {
 			row := profile.ReplaceAllString(key, "$1<profile>.$2")
 			if _, known := documented[row]; !known {
-				t.Errorf("docs/labels.md has no row for %s", row)
+				t.Errorf("docs/reference.md has no row for %s", row)
 			}
 			documented[row] = true
 		}
 	}
 	for row, used := range documented {
 		if !used {
-			t.Errorf("no set has %s of docs/labels.md", row)
+			t.Errorf("no set has %s of docs/reference.md", row)
 		}
 	}
 }

@@ -345,7 +345,7 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	case onlyEnvvar:
 		r.warn("Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the device list strategy envvar "+
 			"needs it to be so", evidence, append([]string{
-			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/doctor.md",
+			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/platforms.md",
 		}, one.toolkit(envvar, false)...)...)
 	case isDefault:
 		r.warn("Every pod can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence, one.toolkit(envvar, false)...)

@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the tables in docs/events.md anew")
+var update = flag.Bool("update", false, "write the tables in docs/reference.md anew")
 
 const (
-	docs       = "../../../docs/events.md"
+	docs       = "../../../docs/reference.md"
 	tableBegin = "<!-- reasons: written by internal/report/report's TestDocs -->\n"
 	tableEnd   = "<!-- end of reasons -->\n"
 )
 
-// TestDocs holds the tables of docs/events.md to those of the code. `go test ./internal/report/report -run TestDocs -update` writes them anew.
+// TestDocs holds the tables of docs/reference.md to those of the code. `go test ./internal/report/report -run TestDocs -update` writes them anew.
 func TestDocs(t *testing.T) {
 	text, err := os.ReadFile(docs)
 	if err != nil {
@@ -25,7 +25,7 @@ func TestDocs(t *testing.T) {
 	before, rest, begins := strings.Cut(string(text), tableBegin)
 	tables, after, ends := strings.Cut(rest, tableEnd)
 	if !begins || !ends {
-		t.Fatalf("docs/events.md has no place for the tables: %q … %q", tableBegin, tableEnd)
+		t.Fatalf("docs/reference.md has no place for the tables: %q … %q", tableBegin, tableEnd)
 	}
 	var b strings.Builder
 	b.WriteString("\n### Reasons of Events\n\n| reason | type | action | pods too | when |\n|---|---|---|---|---|\n")
@@ -45,7 +45,7 @@ func TestDocs(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("the tables in docs/events.md are not those of the code; write them anew: go test ./internal/report/report -run TestDocs -update")
+		t.Fatal("the tables in docs/reference.md are not those of the code; write them anew: go test ./internal/report/report -run TestDocs -update")
 	}
 	if err := os.WriteFile(docs, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {
 		t.Fatal(err)

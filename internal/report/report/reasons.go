@@ -46,7 +46,7 @@ type Row struct {
 	When string
 }
 
-// Rows is the table of Events. docs/events.md is written from it.
+// Rows is the table of Events. docs/reference.md is written from it.
 var Rows = []Row{
 	{GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its cure became another one"},
 	{GPULost, warning, "StopAllocating", true, "A GPU became Lost: it is counted by the driver and cannot be reached"},

@@ -20,7 +20,7 @@ const (
 	tableEnd   = "<!-- end of metrics -->\n"
 )
 
-// TestDocs holds the tables of docs/metrics.md to the metrics that there are, and docs/dev/metrics.md to what they cost.
+// TestDocs holds the tables of docs/monitoring.md to the metrics that there are, and docs/dev/metrics.md to what they cost.
 // `go test ./internal/report/telemetry -run TestDocs -update` writes them anew.
 func TestDocs(t *testing.T) {
 	var tables, costs strings.Builder
@@ -28,7 +28,7 @@ func TestDocs(t *testing.T) {
 		c.write(&tables)
 	}
 	writeCost(&costs)
-	for file, want := range map[string]string{"../../../docs/metrics.md": tables.String(), "../../../docs/dev/metrics.md": costs.String()} {
+	for file, want := range map[string]string{"../../../docs/monitoring.md": tables.String(), "../../../docs/dev/metrics.md": costs.String()} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

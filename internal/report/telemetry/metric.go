@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A metric is a row of docs/metrics.md, from which the row is generated. Its name is its own.
+// A metric is a row of docs/monitoring.md, from which the row is generated. Its name is its own.
 type metric struct {
 	name string
 	kind metricType
@@ -70,7 +70,7 @@ func (m metric) gaugeVec() *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.name, Help: m.help}, m.labels)
 }
 
-// A chapter is a part of docs/metrics.md.
+// A chapter is a part of docs/monitoring.md.
 type chapter struct {
 	title   string
 	metrics []metric

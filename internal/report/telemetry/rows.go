@@ -249,7 +249,7 @@ var (
 	}
 )
 
-// daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
+// daemonMetrics are the metrics of the daemon, in the order of docs/monitoring.md.
 var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,

@@ -227,7 +227,7 @@ func end(all []*process) {
 	}
 }
 
-// notHeld says what MPS does not hold back, as docs/fractions.md has it, and what its server takes.
+// notHeld says what MPS does not hold back, as docs/sharing.md has it, and what its server takes.
 func (s sharing) notHeld(t *testing.T) {
 	t.Logf("without clients, nvidia-smi says %s", s.smi(t, "memory.used,memory.free,memory.reserved"))
 	held := s.client(t, []string{pinned(80)}, "take", "-bytes", "1073741824", "-hold", "100s")
