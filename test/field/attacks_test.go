@@ -4,6 +4,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -61,5 +63,18 @@ func TestScrapesBesideClientsThatDoNotRead(t *testing.T) {
 		if code := scrape(); code != http.StatusOK {
 			t.Fatalf("beside %d clients that do not read, a scrape is answered with %d", i+1, code)
 		}
+	}
+}
+
+// TestCDISpecsThatCannotBeWritten: the failure and what comes of it are one line each, however many GPUs it concerns (E11).
+func TestCDISpecsThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	inTheWay := filepath.Join(t.TempDir(), "cdi")
+	put(t, inTheWay, "a file in the place of the folder")
+	h := newHost(t, "--simulate=dgx-h100", "--device-list-strategy=cdi-cri", "--cdi-dir="+inTheWay)
+	const warning = "8 devices are not offered: write the CDI spec"
+	poll.Until(t, "the plan warns", func() bool { return strings.Contains(h.log.String(), warning) })
+	if lines := strings.Count(h.stop(), "not a directory"); lines != 2 {
+		t.Errorf("the log says %d times that the folder is none:\n%s", lines, h.log.String())
 	}
 }

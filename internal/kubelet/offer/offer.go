@@ -216,7 +216,7 @@ const warnAfter = time.Second
 
 // warn logs the warnings of plans, each when it comes and stays, until ctx ends.
 func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
-	var before []string
+	var before resource.Plan
 	for {
 		select {
 		case <-ctx.Done():
@@ -224,12 +224,10 @@ func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 		case <-time.After(warnAfter):
 		}
 		plan, changed := plans.Latest()
-		for _, w := range plan.Warnings {
-			if !slices.Contains(before, w) {
-				klog.FromContext(ctx).Info("Plan warning", "warning", w)
-			}
+		for _, w := range plan.WarningsSince(before) {
+			klog.FromContext(ctx).Info("Plan warning", "warning", w)
 		}
-		before = plan.Warnings
+		before = plan
 		if !feed.AnyOf(ctx, changed) {
 			return nil
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
@@ -170,6 +171,41 @@ func (p Plan) OtherWarnings() []string {
 		about[notOffered(l.Index, l.UUID, l.Reason)] = true
 	}
 	return slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return about[w] })
+}
+
+// WarningsSince returns the warnings that an earlier plan did not have. Devices that are not offered for one reason are one warning.
+func (p Plan) WarningsSince(earlier Plan) []string {
+	isNews := func(w string) bool { return !slices.Contains(earlier.Warnings, w) }
+	var news []string
+	for _, w := range p.OtherWarnings() {
+		if isNews(w) {
+			news = append(news, w)
+		}
+	}
+	var reasons []string // in the order of the devices
+	devices := map[string][]LeftOut{}
+	for _, l := range p.LeftOut {
+		if w := notOffered(l.Index, l.UUID, l.Reason); !slices.Contains(p.Warnings, w) || !isNews(w) {
+			continue
+		}
+		if devices[l.Reason] == nil {
+			reasons = append(reasons, l.Reason)
+		}
+		devices[l.Reason] = append(devices[l.Reason], l)
+	}
+	for _, why := range reasons {
+		of := devices[why]
+		if len(of) == 1 {
+			news = append(news, notOffered(of[0].Index, of[0].UUID, why))
+			continue
+		}
+		indexes := make([]string, 0, len(of))
+		for _, l := range of {
+			indexes = append(indexes, l.Index)
+		}
+		news = append(news, fmt.Sprintf("%d devices are not offered: %s (devices %s)", len(of), why, strings.Join(indexes, ", ")))
+	}
+	return news
 }
 
 // notOffered is the warning of a device that is left out.

@@ -289,6 +289,41 @@ func TestOtherWarningsAreNotAboutWhatIsLeftOut(t *testing.T) {
 	}
 }
 
+// TestDevicesThatAreNotOfferedForOneReasonAreOneWarning: also when some of them come later. Devices that are offered again are no news.
+func TestDevicesThatAreNotOfferedForOneReasonAreOneWarning(t *testing.T) {
+	t.Parallel()
+	whole := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}}, resource.Options{
+		Selectors: []resource.Selector{{Where: "selectors[0]", Devices: []resource.Ref{"7"}, Exclude: true}},
+	})
+	held := func(reason string, gpus ...int) (holds []resource.Hold) {
+		for _, i := range gpus {
+			holds = append(holds, resource.Hold{UUID: gpu(i).UUID, Reason: reason, Hidden: true})
+		}
+		return holds
+	}
+	one := whole.Under(append(held("disk full", 0, 1, 3), held("no daemon", 2)...))
+	for name, tt := range map[string]struct {
+		before, now resource.Plan
+		want        []string
+	}{
+		"first": {resource.Plan{}, one, []string{
+			"selectors[0] selects no device of this node", "3 devices are not offered: disk full (devices 0, 1, 3)",
+			"device 2 (GPU-c) is not offered: no daemon",
+		}},
+		"unchanged":      {one, one, nil},
+		"fewer":          {one, whole.Under(held("disk full", 0, 3)), nil},
+		"more":           {one, whole.Under(held("disk full", 0, 1, 2, 3)), []string{"device 2 (GPU-c) is not offered: disk full"}},
+		"another reason": {one, whole.Under(held("no daemon", 0, 1, 2)), []string{"2 devices are not offered: no daemon (devices 0, 1)"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tt.want, tt.now.WarningsSince(tt.before)); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestDisplayCardIsLeftOut(t *testing.T) {
 	t.Parallel()
 	display := gpu(1)
