@@ -1,5 +1,6 @@
-# gpu-device-plugin. `make help` lists the targets in groups: a target says its group after "##". Go, gcc and make are all that a target needs beforehand, but for e2e
-# (root, Debian) and image (docker); the rest it fetches at a pinned version into $(TOOLS), outside the tree.
+# gpu-device-plugin. `make help` lists the targets in groups: try, build, test, release, slow. A target says
+# its group after "##". All need Go, gcc and make beforehand, e2e needs root and Debian, and image needs docker. The
+# rest is fetched at a pinned version into $(TOOLS), outside the tree.
 
 GO      ?= go
 DOCKER  ?= docker
@@ -84,7 +85,7 @@ set-version: ## release: Write the version of the next release into the program,
 	@case '$(TO)' in (v[0-9]*.[0-9]*.[0-9]*) ;; (*) echo 'give the version: make set-version TO=v0.2.0'; exit 1 ;; esac
 	sed -i 's/^const Number = .*/const Number = "$(TO)"/' internal/base/version/version.go
 	sed -i 's/^version: .*/version: $(TO:v%=%)/; s/^appVersion: .*/appVersion: $(TO)/' deployments/helm/gpu-device-plugin/Chart.yaml
-	sed -i 's#$(IMAGE):v[^ ]*#$(IMAGE):$(TO)#' deployments/*/*.yaml
+	sed -i 's#$(IMAGE):v[^ ]*#$(IMAGE):$(TO)#' deployments/*/*.yaml deployments/helm/gpu-device-plugin/Chart.yaml
 
 # As tests are built, so that make test after it has less to compile.
 .PHONY: laptop

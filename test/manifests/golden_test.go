@@ -73,7 +73,7 @@ func TestLint(t *testing.T) {
 		}
 		linter := lint.AllWithKubeVersion(chart, values, "kube-system", &version)
 		for _, m := range linter.Messages {
-			if m.Severity >= support.WarningSev {
+			if m.Severity >= support.InfoSev {
 				t.Errorf("%s: %v", name, m)
 			}
 		}
