@@ -168,12 +168,24 @@ soak: build ## slow: Run random actions against a daemon and check that its rule
 E2E_BUILT = $(or $(E2E_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/e2e)
 KUBERNETES ?= $(E2E_BUILT)/kubernetes-1.37.0
 ETCD ?= $(E2E_BUILT)/etcd-3.7.0/etcd
+HELM ?= $(E2E_BUILT)/helm-4.3.1/helm
+# The newest version whose module can be had.
+KUEUE := 0.19.2
 
 .PHONY: fleet
 fleet: ## slow: Start 5,000 nodes at a real API server and print how soon it answers (after make e2e; FLEET_FLAGS='-nodes 500')
 	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
 	@test -x $(ETCD) || { echo 'no etcd at $(ETCD): run make e2e first, or set ETCD'; exit 1; }
 	$(GO) test ./test/fleet -count=1 -v -timeout 60m -kubernetes $(KUBERNETES) -etcd $(ETCD) $(FLEET_FLAGS)
+
+.PHONY: kueue
+kueue: build ## slow: Hold Jobs to a quota of GPU memory with Kueue's own controller (after make e2e; the first run builds Kueue)
+	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
+	@test -x $(ETCD) || { echo 'no etcd at $(ETCD): run make e2e first, or set ETCD'; exit 1; }
+	@test -x $(HELM) || { echo 'no Helm at $(HELM): run make e2e first, or set HELM'; exit 1; }
+	test/e2e/kueue $(E2E_BUILT) $(KUEUE)
+	$(GO) test ./test/fleet -count=1 -v -run '^TestKueue$$' -timeout 20m -kubernetes $(KUBERNETES) -etcd $(ETCD) -helm $(HELM) \
+	  -kueue $(E2E_BUILT)/kueue-$(KUEUE) -agent $(CURDIR)/bin/gpu-node-agent
 
 .PHONY: e2e
 e2e: e2e-devicemanager e2e-monitoring e2e-node ## slow: Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
@@ -189,7 +201,7 @@ nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a
 	@failed=; \
 	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
 	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
-	   nightly-random nightly-fleet containerd release || failed=yes; \
+	   nightly-random nightly-fleet kueue containerd release || failed=yes; \
 	 [ -z "$$failed" ]
 
 # The parts of make nightly that are not targets of their own use. One that fails ends none of the others. Nothing runs beside the real

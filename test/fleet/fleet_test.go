@@ -234,9 +234,10 @@ func labels() map[string]string {
 	return set
 }
 
-// createNodes makes the nodes, each as large as one with twenty images and kubelet's labels.
+// createNodes makes the nodes, each as large as one with twenty images and kubelet's labels, and gives their account its rights.
 func createNodes(t *testing.T, admin *kubernetes.Clientset) {
 	t.Helper()
+	grant(t, admin)
 	start := time.Now()
 	each(t, *nodeCount, func(i int) error {
 		name := nodeName(i)
@@ -287,7 +288,8 @@ func startAPIServer(t *testing.T) (*kubernetes.Clientset, []process) {
 	etcd := run(t, *etcdProgram, "--data-dir", filepath.Join(dir, "etcd"), "--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,
 		"--listen-peer-urls", etcdPeer, "--log-level", "error")
 	server := run(t, filepath.Join(*kubernetesDir, "kube-apiserver"), "--etcd-servers="+etcdURL, "--bind-address=127.0.0.1", "--secure-port="+apiPort,
-		"--cert-dir="+filepath.Join(dir, "certificates"), "--endpoint-reconciler-type=none", "--token-auth-file="+tokens, "--authorization-mode=RBAC",
+		"--cert-dir="+filepath.Join(dir, "certificates"), "--endpoint-reconciler-type=none", "--allow-privileged",
+		"--token-auth-file="+tokens, "--authorization-mode=RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key, "--service-account-signing-key-file="+key)
 
 	c, err := clientcmd.BuildConfigFromFlags("", writeKubeconfig(t, adminToken, "admin"))
@@ -307,14 +309,14 @@ func startAPIServer(t *testing.T) (*kubernetes.Clientset, []process) {
 			t.Fatalf("the API server is not ready: %v", ready())
 		}
 	}
-	grant(t, admin)
-	return admin, []process{etcd, server, {"the nodes", os.Getpid()}}
+	return admin, []process{etcd, server, {name: "the nodes", pid: os.Getpid()}}
 }
 
 // A process is a program that runs.
 type process struct {
 	name string
 	pid  int
+	end  func() // kills it, and returns when it has ended; nil for this process
 }
 
 // run starts a program that ends with the test.
@@ -330,16 +332,19 @@ func run(t *testing.T, name string, args ...string) process {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	end := sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = log.Close()
+	})
 	t.Cleanup(func() {
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
 			t.Logf("the log of %s ends with:\n%s", name, text[max(0, len(text)-4000):])
 		}
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		_ = log.Close()
+		end()
 	})
-	return process{filepath.Base(name), cmd.Process.Pid}
+	return process{filepath.Base(name), cmd.Process.Pid, end}
 }
 
 func command(t *testing.T, name string, args ...string) {

@@ -109,20 +109,7 @@ func published(t *testing.T, node string, s inventory.Snapshot) []*resourceapi.R
 func schedule(t *testing.T, admin *kubernetes.Clientset) {
 	t.Helper()
 	ctx := t.Context()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dgx-h100"}}
-	node, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	node.Spec.Taints = nil // the API server's: the node is not ready yet
-	if node, err = admin.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	node.Status.Allocatable = corev1.ResourceList{"cpu": apiresource.MustParse("100"), "memory": apiresource.MustParse("1Ti"), "pods": apiresource.MustParse("100")}
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if _, err = admin.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	createReadyNode(t, admin, "dgx-h100")
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
@@ -177,6 +164,25 @@ func schedule(t *testing.T, admin *kubernetes.Clientset) {
 	}
 }
 
+// createReadyNode creates a node that takes pods.
+func createReadyNode(t *testing.T, admin *kubernetes.Clientset, name string) {
+	t.Helper()
+	ctx := t.Context()
+	node, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Spec.Taints = nil // the API server's: the node is not ready yet
+	if node, err = admin.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Allocatable = corev1.ResourceList{"cpu": apiresource.MustParse("100"), "memory": apiresource.MustParse("1Ti"), "pods": apiresource.MustParse("100")}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if _, err = admin.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // devicesOf waits until the pod and the claim of a name have a node, and returns the devices. With pending it waits until the scheduler says
 // that there is none, and returns nothing.
 func devicesOf(t *testing.T, admin *kubernetes.Clientset, name string, pending bool) string {
@@ -212,15 +218,24 @@ func devicesOf(t *testing.T, admin *kubernetes.Clientset, name string, pending b
 // documentedClaim returns a claim of docs/dra.md.
 func documentedClaim(t *testing.T, name string) *resourceapi.ResourceClaim {
 	t.Helper()
+	var claim resourceapi.ResourceClaim
+	if err := yaml.UnmarshalStrict([]byte(documented(t, "claim: "+name)), &claim); err != nil {
+		t.Fatalf("the claim %q of docs/dra.md: %v", name, err)
+	}
+	return &claim
+}
+
+// documented returns the example of docs/dra.md with a mark.
+func documented(t *testing.T, mark string) string {
+	t.Helper()
 	docs, err := os.ReadFile("../../docs/dra.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, found := strings.Cut(string(docs), "<!-- claim: "+name+" -->\n```yaml\n")
+	_, text, found := strings.Cut(string(docs), "<!-- "+mark+" -->\n```yaml\n")
 	text, _, closed := strings.Cut(text, "```\n")
-	var claim resourceapi.ResourceClaim
-	if err := yaml.UnmarshalStrict([]byte(text), &claim); err != nil || !found || !closed {
-		t.Fatalf("the claim %q of docs/dra.md: %v", name, err)
+	if !found || !closed {
+		t.Fatalf("docs/dra.md has no example with the mark %q", mark)
 	}
-	return &claim
+	return text
 }

@@ -213,7 +213,8 @@ func TestDividedPacking(t *testing.T) {
 }
 
 // TestQuotaByCounters charges claims as Kueue does by a counter of MIG devices (kueue#10320): the most that a device has which the class and the
-// selectors of the claim match. So quota for the memory of GPUs admits no more claims than the scheduler can give devices.
+// selectors of the claim match. A quota of the whole memory of a node refuses no claim that the scheduler can give a device. It may admit more:
+// seven of the smallest MIG devices leave memory of their GPU that no other can have. make kueue runs Kueue itself.
 func TestQuotaByCounters(t *testing.T) {
 	pool, all := divideOr(t, "dgx-h100", 2, true)
 	const gib = 1 << 30
