@@ -135,12 +135,12 @@ FUZZTIME ?= 100000x
 fuzz: ## test: Fuzz the configuration parser and the gRPC calls (FUZZTIME=100000x inputs each)
 	$(GO) test ./internal/config -run '^$$' -fuzz '^FuzzResolve$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plan/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/kubelet/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/kubelet/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/kubelet/serve -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/kubelet/serve -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/gpu/nvidia -run '^$$' -fuzz '^FuzzLibrary$$' -fuzztime 2000x
 
 # The packages that are mutated, how many mutations of each, and the seed of the choice (make mutate prints it).
-MUTATE     ?= ./internal/gpu/health ./internal/plan/resource ./internal/gpu/topology ./internal/plan/edits
+MUTATE     ?= ./internal/gpu/health ./internal/plan/resource ./internal/gpu/topology ./internal/plan/containeredits
 MUTATIONS  ?= 60
 MUTATESEED ?= $(shell date +%s)
 
@@ -209,7 +209,7 @@ nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a
 .PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node nightly-pace
 nightly-random:
 	$(GO) test -race ./internal/gpu/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
-	$(GO) test -race ./internal/kubelet/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
+	$(GO) test -race ./internal/kubelet/serve -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 nightly-lead:
 	$(GO) test ./test/daemon -count=1 -run TestOneDecides -timeout 1h -stopped 5m
 nightly-fleet:

@@ -38,84 +38,84 @@ var imports = map[string][]string{
 
 	"internal/gpu/inventory":  {},
 	"internal/base/feed":      {},
-	"internal/base/files":     {},
+	"internal/base/statefile": {},
 	"internal/base/logwriter": {},
 	"internal/base/supervise": {},
 	"internal/base/version":   {}, "internal/base/driverroot": {}, "internal/base/terminal": {},
-	"internal/base/lead": {"internal/base/feed", "internal/base/files"},
+	"internal/base/lead": {"internal/base/feed", "internal/base/statefile"},
 
-	"internal/gpu/nvidia":    {"internal/gpu/inventory", "internal/base/driverroot", "internal/base/files"},
-	"internal/gpu/simulator": {"internal/base/files"},
+	"internal/gpu/nvidia":    {"internal/gpu/inventory", "internal/base/driverroot", "internal/base/statefile"},
+	"internal/gpu/simulator": {"internal/base/statefile"},
 	"internal/gpu/kernellog": {"internal/gpu/inventory"},
-	"internal/gpu/cuda":      {"internal/base/driverroot", "internal/base/files", "internal/gpu/inventory"},
-	"internal/kubelet":       {"internal/base/feed", "internal/base/files", "internal/base/supervise"},
-	"internal/base/control":  {"internal/base/files", "internal/base/terminal"},
+	"internal/gpu/cuda":      {"internal/base/driverroot", "internal/base/statefile", "internal/gpu/inventory"},
+	"internal/kubelet":       {"internal/base/feed", "internal/base/statefile", "internal/base/supervise"},
+	"internal/base/control":  {"internal/base/statefile", "internal/base/terminal"},
 
-	"internal/gpu/health":    {"internal/gpu/inventory"},
-	"internal/gpu/topology":  {"internal/gpu/inventory"},
-	"internal/plan/resource": {"internal/gpu/inventory", "internal/gpu/topology"},
-	"internal/plan/edits":    {"internal/gpu/inventory", "internal/plan/resource"},
-	"internal/plan/layout":   {"internal/gpu/inventory"},
-	"internal/plan/labels":   {"internal/gpu/inventory", "internal/plan/resource"},
-	"internal/plan/dra":      {"internal/gpu/inventory", "internal/gpu/topology"},
+	"internal/gpu/health":          {"internal/gpu/inventory"},
+	"internal/gpu/topology":        {"internal/gpu/inventory"},
+	"internal/plan/resource":       {"internal/gpu/inventory", "internal/gpu/topology"},
+	"internal/plan/containeredits": {"internal/gpu/inventory", "internal/plan/resource"},
+	"internal/plan/layout":         {"internal/gpu/inventory"},
+	"internal/plan/labels":         {"internal/gpu/inventory", "internal/plan/resource"},
+	"internal/plan/dra":            {"internal/gpu/inventory", "internal/gpu/topology"},
 
-	"internal/plan/cdi":      {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/edits", "internal/base/driverroot", "internal/base/files"},
-	"internal/plan/devnodes": {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/edits", "internal/base/files"},
+	"internal/plan/cdi":      {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/containeredits", "internal/base/driverroot", "internal/base/statefile"},
+	"internal/plan/devnodes": {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/containeredits", "internal/base/statefile"},
 	"internal/config": {
-		"api/config/v1", "internal/plan/dra", "internal/gpu/health", "internal/plan/resource", "internal/plan/edits", "internal/plan/cdi", "internal/base/feed",
-		"internal/base/files", "internal/gpu/inventory", "internal/base/supervise",
+		"api/config/v1", "internal/plan/dra", "internal/gpu/health", "internal/plan/resource", "internal/plan/containeredits", "internal/plan/cdi", "internal/base/feed",
+		"internal/base/statefile", "internal/gpu/inventory", "internal/base/supervise",
 	},
-	"internal/gpu/ledger":  {"internal/gpu/inventory", "internal/gpu/health", "internal/base/files"},
-	"internal/gpu/monitor": {"internal/gpu/inventory", "internal/gpu/health", "internal/base/feed", "internal/gpu/ledger", "internal/base/files"},
+	"internal/gpu/ledger":  {"internal/gpu/inventory", "internal/gpu/health", "internal/base/statefile"},
+	"internal/gpu/monitor": {"internal/gpu/inventory", "internal/gpu/health", "internal/base/feed", "internal/gpu/ledger", "internal/base/statefile"},
 	"internal/report/recording": {
-		"internal/base/files", "internal/gpu/health", "internal/gpu/inventory", "internal/gpu/ledger", "internal/gpu/monitor", "internal/report/report", "internal/plan/resource",
+		"internal/base/statefile", "internal/gpu/health", "internal/gpu/inventory", "internal/gpu/ledger", "internal/gpu/monitor", "internal/report/nodeevents", "internal/plan/resource",
 		"internal/report/status",
 	},
-	"internal/kubelet/plugin": {
-		"internal/plan/resource", "internal/plan/edits", "internal/base/feed", "internal/base/files", "internal/base/supervise",
+	"internal/kubelet/serve": {
+		"internal/plan/resource", "internal/plan/containeredits", "internal/base/feed", "internal/base/statefile", "internal/base/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/mps":                {"internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/files", "internal/base/supervise"},
-	"internal/report/featurefile": {"internal/base/feed", "internal/base/files"},
+	"internal/mps":                {"internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/statefile", "internal/base/supervise"},
+	"internal/report/featurefile": {"internal/base/feed", "internal/base/statefile"},
 	"internal/report/status":      {"internal/gpu/inventory", "internal/gpu/health", "internal/plan/resource"},
 	"internal/report/telemetry": {
-		"internal/gpu/inventory", "internal/report/status", "internal/base/feed", "internal/base/files", "internal/base/supervise",
+		"internal/gpu/inventory", "internal/report/status", "internal/base/feed", "internal/base/statefile", "internal/base/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/report/doctor":    {"internal/gpu/inventory", "internal/report/status"},
-	"internal/report/report":    {"internal/gpu/inventory", "internal/report/status"},
-	"internal/report/receipt":   {"internal/plan/edits", "internal/kubelet", "internal/plan/resource", "internal/report/status"}, // kubelet's values alone
-	"internal/report/nodefacts": {"internal/report/doctor", "internal/base/driverroot", "internal/kubelet"},
+	"internal/report/doctor":     {"internal/gpu/inventory", "internal/report/status"},
+	"internal/report/nodeevents": {"internal/gpu/inventory", "internal/report/status"},
+	"internal/report/unitreport": {"internal/plan/containeredits", "internal/kubelet", "internal/plan/resource", "internal/report/status"}, // kubelet's values alone
+	"internal/report/nodefacts":  {"internal/report/doctor", "internal/base/driverroot", "internal/kubelet"},
 	"internal/dra/draplugin": {
-		"internal/plan/dra", "internal/base/feed", "internal/base/files", "internal/gpu/inventory", "internal/base/supervise",
+		"internal/plan/dra", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory", "internal/base/supervise",
 		"internal/kubelet", // for the token of the process in the names of sockets
 	},
 	"internal/cluster/kubeapi": {"internal/base/feed", "internal/base/supervise"},
 	"internal/cluster": {
 		"internal/dra/draplugin", "internal/dra/handover",
-		"internal/app/daemon", "internal/config", "internal/plan/dra", "internal/report/featurefile", "internal/base/feed", "internal/base/files", "internal/gpu/inventory",
-		"internal/cluster/kubeapi", "internal/plan/labels", "internal/mig", "internal/mig/migwish", "internal/report/report", "internal/plan/resource",
+		"internal/app/daemon", "internal/config", "internal/plan/dra", "internal/report/featurefile", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory",
+		"internal/cluster/kubeapi", "internal/plan/labels", "internal/mig", "internal/mig/choice", "internal/report/nodeevents", "internal/plan/resource",
 		"internal/base/lead", "internal/report/status", "internal/base/supervise", "internal/base/version",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/mig": {
-		"internal/gpu/inventory", "internal/plan/layout", "internal/plan/resource", "internal/base/feed", "internal/base/files", "internal/base/supervise",
+		"internal/gpu/inventory", "internal/plan/layout", "internal/plan/resource", "internal/base/feed", "internal/base/statefile", "internal/base/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/mig/migwish": {"internal/config", "internal/base/feed", "internal/base/files", "internal/plan/layout", "internal/mig"},
+	"internal/mig/choice": {"internal/config", "internal/base/feed", "internal/base/statefile", "internal/plan/layout", "internal/mig"},
 	"internal/dra/claims": {
-		"internal/plan/cdi", "internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/files",
+		"internal/plan/cdi", "internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/statefile",
 		"internal/plan/layout", "internal/mig", // MIG devices are made for claims by the steps by which layouts are made
 		"internal/kubelet", // for the values of its accounts
 		"internal/mps",     // for the values that a control daemon is asked for with
 	},
-	"internal/maintenance/reset": {"internal/base/feed", "internal/base/files", "internal/gpu/inventory"}, "internal/maintenance/reboot": {"internal/base/files"},
-	"internal/maintenance/proof": {"internal/config", "internal/gpu/cuda", "internal/base/feed", "internal/base/files", "internal/gpu/inventory"},
+	"internal/maintenance/reset": {"internal/base/feed", "internal/base/statefile", "internal/gpu/inventory"}, "internal/maintenance/reboot": {"internal/base/statefile"},
+	"internal/maintenance/cudacheck": {"internal/config", "internal/gpu/cuda", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory"},
 	"internal/kubelet/offer": {
-		"internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/kubelet/plugin", "internal/base/feed", "internal/base/supervise",
+		"internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/kubelet/serve", "internal/base/feed", "internal/base/supervise",
 	},
 	"internal/dra/handover": {
-		"internal/dra/claims", "internal/config", "internal/plan/dra", "internal/base/feed", "internal/base/files", "internal/gpu/inventory", "internal/plan/resource",
+		"internal/dra/claims", "internal/config", "internal/plan/dra", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory", "internal/plan/resource",
 		"internal/base/supervise", "internal/kubelet", // the latter for the values of its accounts
 	},
 	"internal/app/daemon": {everything},
@@ -143,8 +143,8 @@ var homes = []struct {
 	{"github.com/prometheus", []string{"internal/report/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
 	{"net/http", []string{"internal/report/telemetry", "internal/cluster/kubeapi"}},
 	{"log/slog", []string{"internal/base/logwriter"}}, // its JSON; messages go through klog
-	{"google.golang.org/grpc", []string{"internal/kubelet/plugin", "internal/kubelet", "internal/dra/draplugin"}},
-	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/kubelet/plugin", "internal/kubelet"}},
+	{"google.golang.org/grpc", []string{"internal/kubelet/serve", "internal/kubelet", "internal/dra/draplugin"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/kubelet/serve", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/dra", []string{"internal/dra/draplugin"}},
 	{"k8s.io/kubelet/pkg/apis/dra-health", []string{"internal/dra/draplugin"}},
@@ -169,14 +169,14 @@ var callHomes = []struct {
 	homes      []string
 }{
 	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent", "cmd/kubectl-gpu"}},
-	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/kubelet/plugin"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/kubelet/serve"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", []string{"internal/kubelet"}},
 }
 
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
-	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/edits",
-	"internal/report/status", "internal/report/receipt", "internal/report/doctor", "internal/report/report", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
+	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
+	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.
@@ -224,19 +224,19 @@ func TestJudgeFindsProblems(t *testing.T) {
 			"internal/app/daemon/a.go: internal/app/daemon may not use os.Exit"},
 		{"exit under another name", "internal/app/daemon/a.go", file("daemon", `import x "os"; func f() { x.Exit(1) }`),
 			"internal/app/daemon/a.go: internal/app/daemon may not use os.Exit"},
-		{"second home of a client", "internal/kubelet/plugin/a.go", file("plugin",
+		{"second home of a client", "internal/kubelet/serve/a.go", file("plugin",
 			`import api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"; var f = api.NewRegistrationClient`),
-			"internal/kubelet/plugin/a.go: internal/kubelet/plugin may not use k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.NewReg"},
+			"internal/kubelet/serve/a.go: internal/kubelet/serve may not use k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.NewReg"},
 		{"policy that reads the clock", "internal/gpu/health/a.go", file("health", `import "time"; var f = time.Now`),
 			"internal/gpu/health/a.go: internal/gpu/health may not use time.Now"},
-		{"policy that does input", "internal/plan/edits/a.go", file("edits", `import _ "os"`),
-			"internal/plan/edits/a.go: internal/plan/edits may not import os"},
+		{"policy that does input", "internal/plan/containeredits/a.go", file("edits", `import _ "os"`),
+			"internal/plan/containeredits/a.go: internal/plan/containeredits may not import os"},
 		{"policy that starts a goroutine", "internal/gpu/topology/a.go", file("topology", `func f() { go f() }`),
 			"internal/gpu/topology/a.go: internal/gpu/topology may not start a goroutine"},
-		{"fixed sleep in a test", "internal/kubelet/plugin/a_test.go", file("plugin", `import "time"; func f() { time.Sleep(1) }`),
-			"internal/kubelet/plugin/a_test.go: sleeps for a fixed time"},
-		{"sleeping loop in the daemon", "internal/kubelet/plugin/a.go", file("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
-			"internal/kubelet/plugin/a.go: sleeps for a fixed time"},
+		{"fixed sleep in a test", "internal/kubelet/serve/a_test.go", file("plugin", `import "time"; func f() { time.Sleep(1) }`),
+			"internal/kubelet/serve/a_test.go: sleeps for a fixed time"},
+		{"sleeping loop in the daemon", "internal/kubelet/serve/a.go", file("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
+			"internal/kubelet/serve/a.go: sleeps for a fixed time"},
 		{"message that varies", "internal/app/daemon/a.go", file("daemon", `func f(l logger, m string) { l.Info(m) }`),
 			"internal/app/daemon/a.go: logs a message that is not constant"},
 		{"level between the levels", "internal/app/daemon/a.go", file("daemon", `func f(l logger) { l.V(3).Info("Here") }`),
@@ -274,7 +274,7 @@ func TestJudgeAllowsWhatTheTableAllows(t *testing.T) {
 		"internal/app/cli/a_test.go": source("cli", `import _ "net/http"`),
 		"internal/base/feed/a_test.go": source("feed",
 			`import ("time"; "testing/synctest"); var f = synctest.Test; func g() { time.Sleep(1) }`),
-		"internal/kubelet/plugin/a_test.go":      source("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
+		"internal/kubelet/serve/a_test.go":       source("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
 		"internal/gpu/nvidia/a.go":               source("nvidia", `import _ "`+module+`internal/gpu/nvidia/internal/stub"`),
 		"internal/gpu/nvidia/internal/stub/a.go": source("stub", ""),
 		"internal/gpu/nvidia/testdata/util/a.go": {Data: []byte("no Go at all")},

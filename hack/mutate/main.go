@@ -2,7 +2,7 @@
 // at random, and runs those tests of the package that reach the place. A change that the tests do not notice is printed: it is a rule
 // without a test.
 //
-//	go run ./hack/mutate -n 60 -seed 1 ./internal/gpu/health ./internal/plan/edits
+//	go run ./hack/mutate -n 60 -seed 1 ./internal/gpu/health ./internal/plan/containeredits
 //
 // The working tree is not touched: the compiler reads the changed files by -overlay. Most changes are built into one program,
 // which makes the one that its environment names, because building takes longer than most tests. First each test

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
@@ -100,10 +100,10 @@ func readChoice(dir string) (*lastChoice, error) {
 		return nil, nil
 	}
 	c := &lastChoice{}
-	found, err := files.ReadState(filepath.Join(dir, choiceFile), maxChoice, choiceVersion, c)
+	found, err := statefile.ReadState(filepath.Join(dir, choiceFile), maxChoice, choiceVersion, c)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read the last choice of the configuration, which is kept as %s: %w", choiceFile+files.Damaged, err)
+		return nil, fmt.Errorf("read the last choice of the configuration, which is kept as %s: %w", choiceFile+statefile.Damaged, err)
 	case !found:
 		return nil, nil
 	}
@@ -112,7 +112,7 @@ func readChoice(dir string) (*lastChoice, error) {
 
 // writeChoice writes the choice into a state directory.
 func writeChoice(dir, name string) error {
-	if err := files.WriteState(filepath.Join(dir, choiceFile), lastChoice{Version: choiceVersion, File: name}); err != nil {
+	if err := statefile.WriteState(filepath.Join(dir, choiceFile), lastChoice{Version: choiceVersion, File: name}); err != nil {
 		return fmt.Errorf("write the choice of the configuration: %w", err)
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -38,7 +38,7 @@ type queue struct {
 	changed *feed.Feed[struct{}]
 
 	mu     sync.Mutex // guards events
-	events []report.NodeEvent
+	events []nodeevents.NodeEvent
 }
 
 func (q *queue) room() int {
@@ -47,7 +47,7 @@ func (q *queue) room() int {
 	return maxQueue - len(q.events)
 }
 
-func (q *queue) push(events []report.NodeEvent) {
+func (q *queue) push(events []nodeevents.NodeEvent) {
 	if len(events) > 0 {
 		q.change(func() { q.events = append(q.events, events...) })
 	}
@@ -67,17 +67,17 @@ func (q *queue) change(change func()) {
 }
 
 // first returns the oldest Event.
-func (q *queue) first() (report.NodeEvent, bool) {
+func (q *queue) first() (nodeevents.NodeEvent, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.events) == 0 {
-		return report.NodeEvent{}, false
+		return nodeevents.NodeEvent{}, false
 	}
 	return q.events[0], true
 }
 
 // drop removes the oldest Event if it is still the one with this key and time.
-func (q *queue) drop(e report.NodeEvent) {
+func (q *queue) drop(e nodeevents.NodeEvent) {
 	q.change(func() {
 		if len(q.events) > 0 && same(q.events[0], e) {
 			q.events = q.events[1:]
@@ -86,7 +86,7 @@ func (q *queue) drop(e report.NodeEvent) {
 }
 
 // same reports whether two values are one Event.
-func same(a, b report.NodeEvent) bool { return a.Key() == b.Key() && a.At.Equal(b.At) }
+func same(a, b nodeevents.NodeEvent) bool { return a.Key() == b.Key() && a.At.Equal(b.At) }
 
 // sendEvents writes the Events of the queue, one after the other.
 func (r *reporter) sendEvents(ctx context.Context) {
@@ -95,9 +95,9 @@ func (r *reporter) sendEvents(ctx context.Context) {
 		_, seen := r.nodes.Latest()
 		return []<-chan struct{}{queued, seen}
 	}
-	var told report.NodeEvent // the last one that was written about the node
-	var pods []kubeapi.Pod    // that it is still to be written about
-	var tries int             // of the first of them
+	var told nodeevents.NodeEvent // the last one that was written about the node
+	var pods []kubeapi.Pod        // that it is still to be written about
+	var tries int                 // of the first of them
 	kubeapi.Keep(ctx, clock.RealClock{}, "events", wake, func(ctx context.Context) error {
 		for {
 			e, ok := r.queue.first()
@@ -129,7 +129,7 @@ func (r *reporter) sendEvents(ctx context.Context) {
 }
 
 // write writes an Event. One that the API server calls wrong is dropped, as it would be every time.
-func (r *reporter) write(ctx context.Context, uid string, e report.NodeEvent, pod *kubeapi.Pod) error {
+func (r *reporter) write(ctx context.Context, uid string, e nodeevents.NodeEvent, pod *kubeapi.Pod) error {
 	row := e.Reason.Row()
 	err := r.api.WriteEvent(ctx, uid, kubeapi.EventRecord{
 		Pod: pod, Key: e.Key(), Reason: string(e.Reason), Action: row.Action, Type: row.Type, Note: e.Note, At: e.At, AtStart: e.AtStart,
@@ -141,7 +141,7 @@ func (r *reporter) write(ctx context.Context, uid string, e report.NodeEvent, po
 	return err
 }
 
-func (r *reporter) refuse(ctx context.Context, e report.NodeEvent, err error) {
+func (r *reporter) refuse(ctx context.Context, e nodeevents.NodeEvent, err error) {
 	klog.FromContext(ctx).Info("An Event is not written", "event", string(e.Reason), "reason", err.Error())
 	r.daemon.EventDropped(dropRefused)
 }

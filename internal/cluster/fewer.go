@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 )
 
 // A fewerTaint keeps the taint of a node that gets fewer devices. It is for one term under the lead.
@@ -20,7 +20,7 @@ type fewerTaint struct {
 	daemon daemon.View
 	api    *kubeapi.Client
 	again  *feed.Alarm
-	is     report.Fewer
+	is     nodeevents.Fewer
 	began  time.Time // of the term
 	asked  bool      // this process has asked for the taint, and has not removed it: the node may have it before that is seen
 	// failures counts how often in a row the pods could not be listed.
@@ -92,7 +92,7 @@ func (t *fewerTaint) look(ctx context.Context, node kubeapi.Node, now, at time.T
 			klog.FromContext(ctx).Info("Cannot see which pods kubelet has admitted; the change goes on after some time", "reason", err.Error())
 		}
 		later := now.Add(kubeapi.Pause(err, t.failures))
-		if until := t.is.Tainted.Add(report.FewerMost); later.After(until) {
+		if until := t.is.Tainted.Add(nodeevents.FewerMost); later.After(until) {
 			later = until
 		}
 		if later.After(at) {

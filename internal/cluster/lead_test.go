@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
@@ -23,7 +23,7 @@ func (s *stage) writer(leads bool, count, state string) *process {
 	s.Helper()
 	p := s.new(config.Config{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
 	p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsNode })
-	p.MIGWish = migwish.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+	p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 	p.MIG = feed.New(mig.Status{Resume: true})
 	p.leads.Publish(leads)
 	p.label(map[string]string{countLabel: count})
@@ -79,7 +79,7 @@ func TestAProcessThatWasStoppedWritesNothing(t *testing.T) {
 		s.layoutLabel("all-balanced")
 		s.deploy(map[string]string{"dcgm": paused})
 		p := s.new(config.Config{Namespace: namespace, Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
-		p.MIGWish = migwish.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+		p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 		p.MIG = feed.New(mig.Status{Resume: true})
 		p.Lead = lead.New(lead.Options{Dir: s.TempDir()}) // it has none of the folder's
 		p.label(map[string]string{countLabel: "8"})

@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -199,14 +199,14 @@ const maxConfiguration = 1 << 20
 // deliver links a file and sends the signal, unless the link and the content were delivered before. The record of the delivery is
 // written last: what fails is done again.
 func (m *manager) deliver(ctx context.Context, target string) error {
-	content, err := files.Read(target, maxConfiguration)
+	content, err := statefile.Read(target, maxConfiguration)
 	if err != nil {
 		return fmt.Errorf("read the configuration: %w", err)
 	}
 	sum := sha256.Sum256(content)
 	wanted := delivery{Target: target, SHA256: hex.EncodeToString(sum[:])}
 	var last delivery
-	if text, err := files.Read(m.record(), maxChoice); err == nil {
+	if text, err := statefile.Read(m.record(), maxChoice); err == nil {
 		_ = json.Unmarshal(text, &last) // one that cannot be read is none: the signal is sent once more
 	}
 	now, _ := os.Readlink(m.link) // what is no link is replaced
@@ -228,13 +228,13 @@ func (m *manager) deliver(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
-	return files.Write(m.record(), text, 0o600, nil)
+	return statefile.Write(m.record(), text, 0o600, nil)
 }
 
 // relink replaces the link by one to target: whoever opens it finds the one or the other.
 func (m *manager) relink(target string) error {
 	fresh := m.link + ".new"
-	if err := files.Remove(fresh); err != nil {
+	if err := statefile.Remove(fresh); err != nil {
 		return fmt.Errorf("replace the link: %w", err)
 	}
 	if err := os.Symlink(target, fresh); err != nil {

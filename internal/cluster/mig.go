@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
 
 // The label that names the MIG layout of a node, and the labels with its state. The labels are those of NVIDIA's mig-manager.
@@ -32,11 +32,11 @@ const (
 )
 
 // migState returns the state of the layout that the label names, and why it is not success; both are empty without a label.
-func migState(label string, chosen migwish.Decision, made mig.Status) (state mig.ConfigState, reason string) {
+func migState(label string, chosen choice.Decision, made mig.Status) (state mig.ConfigState, reason string) {
 	switch {
 	case label == "":
 		return mig.StateNone, ""
-	case chosen.From == migwish.FromCommand && (chosen.Layout != label || len(chosen.Wish.GPUs) > 0):
+	case chosen.From == choice.FromCommand && (chosen.Layout != label || len(chosen.Wish.GPUs) > 0):
 		return mig.StateFailed, fmt.Sprintf("mig apply asked this node for layout %s after the label was set; set the label anew, or run "+
 			"mig apply --forget on the node", chosen.Layout)
 	case chosen.Layout != label:

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
@@ -28,7 +28,7 @@ func (s *stage) divider(label string) *process {
 	s.Helper()
 	s.layoutLabel(label)
 	p := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
-	p.MIGWish = migwish.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+	p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 	p.MIG = feed.New(mig.Status{})
 	return p.start()
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
@@ -78,7 +78,7 @@ func (n *nodeConfig) start(ctx context.Context) {
 // withPatience returns what do does with a state directory, or an error if its disk does not answer soon.
 func withPatience[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (value T, err error) {
 	answer := make(chan T, 1)
-	err = files.NewDisk().Do(ctx, firstAnswer, func() error {
+	err = statefile.NewDisk().Do(ctx, firstAnswer, func() error {
 		value, err := do(stateDir)
 		answer <- value
 		return err

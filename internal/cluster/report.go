@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -127,7 +127,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 // findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that was asked for after the API server has
 // told of the node: until then the configuration of a node that starts for the first time is in doubt.
 func (r *reporter) findEvents(ctx context.Context) {
-	var history *report.History
+	var history *nodeevents.History
 	for {
 		_, drained := r.queue.changed.Latest()
 		node, seen := r.nodes.Latest()
@@ -142,12 +142,12 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case node.UID == "" || s.Version == "" || history == nil && !informed:
 		default:
 			if history == nil {
-				history = &report.History{}
+				history = &nodeevents.History{}
 				there, is := find(node.Conditions, conditionType)
 				labelled := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] == "true" })
 				told := judged(there)
 				if !c.Features.Condition { // then it is an old one
-					told = report.Condition{}
+					told = nodeevents.Condition{}
 				}
 				history.Recall(told, is || labelled)
 			}
@@ -178,32 +178,32 @@ func (r *reporter) findEvents(ctx context.Context) {
 func (r *reporter) keepCondition(ctx context.Context) {
 	var written kubeapi.Node // as the last write returned it
 	var at time.Time
-	pace := report.Pace{}
+	pace := nodeevents.Pace{}
 	nudge := r.newNudge()
 	kubeapi.Keep(ctx, clock.RealClock{}, "condition", nudge.channels, func(ctx context.Context) error {
 		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
 		if !f.Condition || node.UID == "" {
-			pace = report.Pace{}
+			pace = nodeevents.Pace{}
 			return nil
 		}
 		if written.UID == node.UID && written.After(node) && now.Sub(at) < ownWrite {
 			node = written
 		}
 		there, ok := find(node.Conditions, conditionType)
-		wanted, told := report.Judge(s, now, ok)
+		wanted, told := nodeevents.Judge(s, now, ok)
 		if !told {
 			return nil
 		}
 		pace.Fraction, pace.Beat = r.fraction, conditionRepeat
-		if !ok && wanted.Status == report.True {
+		if !ok && wanted.Status == nodeevents.True {
 			limit, err := r.spread.of(ctx, r.api)
 			if err != nil {
 				return err
 			}
 			pace.First = time.Duration(r.fraction * float64(limit))
 		}
-		var before *report.Condition
+		var before *nodeevents.Condition
 		if ok {
 			before = new(judged(there))
 		}
@@ -238,12 +238,12 @@ func (r *reporter) keepCondition(ctx context.Context) {
 
 // keepTaint keeps the node's taint, and removes it where it is not wanted.
 func (r *reporter) keepTaint(ctx context.Context) {
-	pace := report.Pace{}
+	pace := nodeevents.Pace{}
 	nudge := r.newNudge()
 	kubeapi.Keep(ctx, clock.RealClock{}, "taint", nudge.channels, func(ctx context.Context) error {
 		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
-		none, known := report.NoHealthyGPU(s)
+		none, known := nodeevents.NoHealthyGPU(s)
 		if !f.Taint {
 			none, known = false, true
 		}
@@ -266,16 +266,16 @@ func (r *reporter) keepTaint(ctx context.Context) {
 }
 
 // asCondition returns the condition that has the pace of a taint.
-func asCondition(tainted bool) *report.Condition {
+func asCondition(tainted bool) *nodeevents.Condition {
 	if tainted {
-		return &report.Condition{Status: report.False}
+		return &nodeevents.Condition{Status: nodeevents.False}
 	}
-	return &report.Condition{Status: report.True}
+	return &nodeevents.Condition{Status: nodeevents.True}
 }
 
 // judged returns a condition of the node as package report has it.
-func judged(c kubeapi.Condition) report.Condition {
-	return report.Condition{Status: c.Status, Reason: report.Reason(c.Reason), Message: c.Message}
+func judged(c kubeapi.Condition) nodeevents.Condition {
+	return nodeevents.Condition{Status: c.Status, Reason: nodeevents.Reason(c.Reason), Message: c.Message}
 }
 
 func find(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
@@ -243,7 +243,7 @@ func (s *spread) keep(ctx context.Context, c counter) {
 func (s *spread) save(ctx context.Context) {
 	size := clusterSize{sizeVersion, s.nodes, s.boot}
 	_, err := withPatience(ctx, s.stateDir, func(dir string) (any, error) {
-		return nil, files.WriteState(filepath.Join(dir, sizeFile), size)
+		return nil, statefile.WriteState(filepath.Join(dir, sizeFile), size)
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Cannot save the size of the cluster; after a restart of the node it is asked for", "reason", err.Error())
@@ -271,7 +271,7 @@ func readSize(dir string) (*clusterSize, error) {
 		return nil, nil
 	}
 	s := &clusterSize{}
-	found, err := files.ReadState(filepath.Join(dir, sizeFile), maxSize, sizeVersion, s)
+	found, err := statefile.ReadState(filepath.Join(dir, sizeFile), maxSize, sizeVersion, s)
 	if err == nil && found && s.Nodes < 1 {
 		err = fmt.Errorf("its number of nodes is %d", s.Nodes)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -90,7 +90,7 @@ type Config struct {
 	// CDI decides what is in them.
 	CDI cdi.Options
 	// Edits decide what a container is given.
-	Edits edits.Options
+	Edits containeredits.Options
 	// MPSRoot is where this process sees the host's directory of MPS state.
 	MPSRoot string
 	// PreStart says what is checked and reset on a container's devices before it starts.

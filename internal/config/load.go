@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -95,7 +95,7 @@ func (s Sources) Early() Config {
 const maxFile = 1 << 20
 
 func readFile(path string) ([]byte, error) {
-	data, err := files.Read(path, maxFile)
+	data, err := statefile.Read(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration file: %w; check --config-file and what is mounted there", err)
 	}

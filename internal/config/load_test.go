@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -60,7 +60,7 @@ func defaults() config.Config {
 		},
 		MIG:   config.MIG{EvictTimeout: 10 * time.Minute},
 		DRA:   config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
-		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
+		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
 	}
 }
 
@@ -136,7 +136,7 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 		},
 		{
 			name: "JSON", file: `{"version": "v1", "flags": {"plugin": {"deviceIDStrategy": "index", "sharedDevicesAllocationPolicy": "packed"}}}`,
-			want: with(func(c *config.Config) { c.Edits.IDs, c.Resource.Policy = edits.ByIndex, resource.PolicyPacked }),
+			want: with(func(c *config.Config) { c.Edits.IDs, c.Resource.Policy = containeredits.ByIndex, resource.PolicyPacked }),
 		},
 		{
 			name: "strategy as a string, a list and a repeated flag", file: "flags: {plugin: {deviceListStrategy: [envvar, envvar]}}",
@@ -165,9 +165,9 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			name: "what containers are given", file: "flags: {gdsEnabled: true, plugin: {passDeviceSpecs: true, voidVisibleDevices: false}}\nimex: {channelIDs: [0], required: true}",
 			env: "MOFED_ENABLED=true MPS_ROOT=/run/nvidia/mps", args: "--gdrcopy-enabled --device-list-strategy cdi-annotations,cdi-cri --cdi-annotation-prefix=x/",
 			want: with(func(c *config.Config) {
-				c.Edits = edits.Options{
-					Strategies: []edits.Strategy{edits.CDIAnnotations, edits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
-					IMEX: true, GDRCopy: edits.Always, GDS: edits.Always, MOFED: edits.Always, MPSRoot: "/run/nvidia/mps",
+				c.Edits = containeredits.Options{
+					Strategies: []containeredits.Strategy{containeredits.CDIAnnotations, containeredits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
+					IMEX: true, GDRCopy: containeredits.Always, GDS: containeredits.Always, MOFED: containeredits.Always, MPSRoot: "/run/nvidia/mps",
 				}
 				c.IMEXRequired, c.Resource.Required = true, inventory.NodeIMEXChannel0
 			}),

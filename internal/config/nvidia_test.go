@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -115,7 +115,7 @@ func TestEmptyVariables(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/"}
-	if !reflect.DeepEqual(c.Driver, want) || c.Edits.MPSRoot != "" || c.Edits.GDS != edits.Never || c.CDI.HookPath != "" || c.Edits.AnnotationPrefix != "" || c.KubeletSocket != "" {
+	if !reflect.DeepEqual(c.Driver, want) || c.Edits.MPSRoot != "" || c.Edits.GDS != containeredits.Never || c.CDI.HookPath != "" || c.Edits.AnnotationPrefix != "" || c.KubeletSocket != "" {
 		t.Errorf("driver %+v, edits %+v, CDI %+v, socket %q", c.Driver, c.Edits, c.CDI, c.KubeletSocket)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -61,22 +61,22 @@ var daemonOptions = []option{
 	{
 		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, key: "flags.plugin.deviceIDStrategy", fallback: "uuid",
 		empty: true, usage: "how devices are named to the container runtime: uuid or index",
-		set: choice(func(c *Config) *edits.IDStrategy { return &c.Edits.IDs }, edits.ByUUID, edits.ByIndex),
+		set: choice(func(c *Config) *containeredits.IDStrategy { return &c.Edits.IDs }, containeredits.ByUUID, containeredits.ByIndex),
 	},
 	{
 		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, key: "flags.gdrcopyEnabled", fallback: "false", kind: kindBool,
 		usage: "give containers GDRCopy: true, false, or auto, on nodes with /dev/gdrdrv",
-		set:   companion(func(c *Config) *edits.Companion { return &c.Edits.GDRCopy }),
+		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.GDRCopy }),
 	},
 	{
 		flag: "gds-enabled", env: []string{"GDS_ENABLED"}, key: "flags.gdsEnabled", fallback: "false", kind: kindBool,
 		usage: "give containers GPUDirect Storage: true, false, or auto, on nodes with /dev/nvidia-fs0",
-		set:   companion(func(c *Config) *edits.Companion { return &c.Edits.GDS }),
+		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.GDS }),
 	},
 	{
 		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, key: "flags.mofedEnabled", fallback: "false", kind: kindBool,
 		usage: "give containers the RDMA devices of MOFED: true, false, or auto, on nodes with /dev/nvidia-fs0 and /dev/infiniband/rdma_cm",
-		set:   companion(func(c *Config) *edits.Companion { return &c.Edits.MOFED }),
+		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.MOFED }),
 	},
 	{
 		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix", fallback: "cdi.k8s.io/",
@@ -297,18 +297,18 @@ func truth(field func(*Config) *bool) func(*Config, string) error {
 }
 
 // companion sets an option that is a truth value or auto.
-func companion(field func(*Config) *edits.Companion) func(*Config, string) error {
+func companion(field func(*Config) *containeredits.Companion) func(*Config, string) error {
 	return func(c *Config, text string) error {
-		if text == edits.Auto.String() {
-			*field(c) = edits.Auto
+		if text == containeredits.Auto.String() {
+			*field(c) = containeredits.Auto
 			return nil
 		}
 		on, err := strconv.ParseBool(text)
 		if err != nil {
 			return fmt.Errorf("must be true, false or auto, not %q", text)
 		}
-		if *field(c) = edits.Never; on {
-			*field(c) = edits.Always
+		if *field(c) = containeredits.Never; on {
+			*field(c) = containeredits.Always
 		}
 		return nil
 	}
@@ -356,9 +356,9 @@ func setKubeletRoot(c *Config, path string) error {
 // socket returns what sets an option that is the path of a Unix socket, or empty for none, given what sets a path.
 func socket(set func(*Config, string) error) func(*Config, string) error {
 	return func(c *Config, path string) error {
-		if excess := len(path) - files.MaxSocketPath; excess > 0 {
+		if excess := len(path) - statefile.MaxSocketPath; excess > 0 {
 			return fmt.Errorf("%q has %d bytes and the path of a socket at most %d: shorten it by %d bytes",
-				path, len(path), files.MaxSocketPath, excess)
+				path, len(path), statefile.MaxSocketPath, excess)
 		}
 		return set(c, path)
 	}
@@ -428,12 +428,12 @@ func setStrategies(c *Config, text string) error {
 			continue
 		}
 		seen[name] = true
-		i := slices.IndexFunc(edits.AllStrategies[:], func(s edits.Strategy) bool { return s.String() == name })
+		i := slices.IndexFunc(containeredits.AllStrategies[:], func(s containeredits.Strategy) bool { return s.String() == name })
 		if i < 0 {
 			unknown = append(unknown, strconv.Quote(name))
 			continue
 		}
-		c.Edits.Strategies = append(c.Edits.Strategies, edits.AllStrategies[i])
+		c.Edits.Strategies = append(c.Edits.Strategies, containeredits.AllStrategies[i])
 	}
 	if unknown != nil {
 		return fmt.Errorf("%s: not one of: %s", strings.Join(unknown, ", "), strategyNames())
@@ -442,8 +442,8 @@ func setStrategies(c *Config, text string) error {
 }
 
 func strategyNames() string {
-	names := make([]string, len(edits.AllStrategies))
-	for i, s := range edits.AllStrategies {
+	names := make([]string, len(containeredits.AllStrategies))
+	for i, s := range containeredits.AllStrategies {
 		names[i] = s.String()
 	}
 	return strings.Join(names, ", ")

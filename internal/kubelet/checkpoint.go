@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
@@ -50,7 +50,7 @@ type Checkpoint struct {
 
 // Checkpoint reads kubelet's checkpoint. It fails if the file does not exist or kubelet itself would not accept it.
 func (d *Directory) Checkpoint() (Checkpoint, error) {
-	text, err := files.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
+	text, err := statefile.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
 	if err != nil {
 		return Checkpoint{}, fmt.Errorf("read kubelet's checkpoint: %w", err)
 	}

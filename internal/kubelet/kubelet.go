@@ -17,7 +17,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 )
 
@@ -53,9 +53,9 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("use kubelet socket %q: the path must be absolute", socket)
 	}
-	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - files.MaxSocketPath; excess > 0 {
+	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - statefile.MaxSocketPath; excess > 0 {
 		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes and Unix "+
-			"allows %d; choose a directory whose path is %d bytes shorter", socket, files.MaxSocketPath+excess, files.MaxSocketPath, excess)
+			"allows %d; choose a directory whose path is %d bytes shorter", socket, statefile.MaxSocketPath+excess, statefile.MaxSocketPath, excess)
 	}
 	c = cmp.Or[clock.WithTicker](c, clock.RealClock{})
 	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse(),

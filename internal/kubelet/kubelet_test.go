@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
@@ -42,8 +42,8 @@ func TestSocketPaths(t *testing.T) {
 	tests := map[string]struct{ socket, problem string }{
 		"default":  {"/var/lib/kubelet/device-plugins/kubelet.sock", ""},
 		"relative": {"kubelet.sock", "must be absolute"},
-		"longest":  {"/" + strings.Repeat("d", files.MaxSocketPath-maxSocketName-2) + "/kubelet.sock", ""},
-		"too long": {"/" + strings.Repeat("d", files.MaxSocketPath-maxSocketName+5) + "/kubelet.sock", "7 bytes shorter"},
+		"longest":  {"/" + strings.Repeat("d", statefile.MaxSocketPath-maxSocketName-2) + "/kubelet.sock", ""},
+		"too long": {"/" + strings.Repeat("d", statefile.MaxSocketPath-maxSocketName+5) + "/kubelet.sock", "7 bytes shorter"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // The header of a call of GetDevicePluginOptions by which a process says that it ends, with its
@@ -91,7 +91,7 @@ func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource stri
 	}
 	told.Wait()
 	endpoint := d.NewEndpoint(resource)
-	listener, err := files.Listen(ctx, endpoint)
+	listener, err := statefile.Listen(ctx, endpoint)
 	if err != nil {
 		return err
 	}

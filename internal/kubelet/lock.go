@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -31,11 +31,11 @@ type registrationLock struct {
 //
 // Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list of one server and ask the other.
 func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
-	err := files.AwaitLock(ctx, d.clock, lockTimeout, lockPause, func() error { return d.registrations.lock(d.Path()) })
+	err := statefile.AwaitLock(ctx, d.clock, lockTimeout, lockPause, func() error { return d.registrations.lock(d.Path()) })
 	switch {
 	case err == nil:
 		return sync.OnceFunc(d.registrations.release)
-	case errors.Is(err, files.ErrLocked):
+	case errors.Is(err, statefile.ErrLocked):
 		klog.FromContext(ctx).Info("Registering although another process has been registering for a second")
 	case ctx.Err() == nil:
 		klog.FromContext(ctx).Info("Cannot lock kubelet's directory", "reason", err.Error())
@@ -48,7 +48,7 @@ func (l *registrationLock) lock(path string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.users == 0 {
-		unlock, err := files.LockFolder(path)
+		unlock, err := statefile.LockFolder(path)
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,7 @@ import (
 	"hash/crc32"
 	"path/filepath"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -32,7 +32,7 @@ type PreparedClaim struct {
 // PreparedClaims returns the claims that the kubelet with this root directory has had prepared, by
 // its checkpoint. It fails where the file is missing, or the kubelet itself would not accept it.
 func PreparedClaims(root string) ([]PreparedClaim, error) {
-	text, err := files.Read(filepath.Join(root, claimsFile), maxClaimsFile)
+	text, err := statefile.Read(filepath.Join(root, claimsFile), maxClaimsFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the kubelet's checkpoint of claims: %w", err)
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
@@ -40,7 +40,7 @@ var (
 // neither. The process that leads writes it.
 type journal struct {
 	dir, boot string
-	disk      *files.Disk
+	disk      *statefile.Disk
 	news      *feed.Feed[int] // counts the changes of what was read, and of the problem; 0 as long as nothing is known
 
 	mu      sync.Mutex               // guards all following fields
@@ -49,7 +49,7 @@ type journal struct {
 }
 
 func newJournal(dir, boot string) *journal {
-	return &journal{dir: dir, boot: boot, disk: files.NewDisk(), news: feed.New(0), problem: errUnread}
+	return &journal{dir: dir, boot: boot, disk: statefile.NewDisk(), news: feed.New(0), problem: errUnread}
 }
 
 // A journalForm is the form of the file.
@@ -148,7 +148,7 @@ func mode(enabled bool) inventory.MIGMode {
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
 		former := o.Former() // what it notes from now on may not be read
-		read, err := files.Within(ctx, j.disk, diskTimeout, func() (map[string]journalRecord, error) {
+		read, err := statefile.Within(ctx, j.disk, diskTimeout, func() (map[string]journalRecord, error) {
 			if j.dir == "" {
 				return nil, errors.New("there is no state directory for the journal of MIG layouts")
 			}
@@ -195,7 +195,7 @@ func (j *journal) take(ctx context.Context, read map[string]journalRecord, probl
 // read reads the file.
 func (j *journal) read(ctx context.Context) map[string]journalRecord {
 	p, gpus := journalForm{}, map[string]journalRecord{}
-	if _, err := files.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
+	if _, err := statefile.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
 		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir", j.dir)
 		return gpus
 	}
@@ -281,7 +281,7 @@ func (j *journal) write(ctx context.Context, uuid string, r journalRecord) error
 		if !r.Enabled && r.Change == nil {
 			delete(gpus, uuid)
 		}
-		if err := files.WriteState(filepath.Join(j.dir, journalFile), journalForm{journalVersion, gpus}); err != nil {
+		if err := statefile.WriteState(filepath.Join(j.dir, journalFile), journalForm{journalVersion, gpus}); err != nil {
 			return err
 		}
 		j.mu.Lock()

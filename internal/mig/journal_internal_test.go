@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
@@ -166,7 +166,7 @@ func TestBootOfTheJournal(t *testing.T) {
 	}{"the same": {"one", "one", false}, "another": {"one", "two", true}, "not known before": {"", "two", false}, "not known now": {"one", "", false}} {
 		dir := t.TempDir()
 		p := journalForm{journalVersion, map[string]journalRecord{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
-		if err := files.WriteState(filepath.Join(dir, journalFile), p); err != nil {
+		if err := statefile.WriteState(filepath.Join(dir, journalFile), p); err != nil {
 			t.Fatal(err)
 		}
 		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.lost != test.lost || (r.Change == nil) != test.lost || !r.Enabled {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // The control daemons of claims are asked for by files in the folder claims of the root, by IDs:
@@ -82,19 +82,19 @@ func ClaimDir(id string) string { return claimsFolder + "/" + id }
 // goroutines and processes, but by one at a time for one ID.
 type ClaimDaemons struct {
 	root string
-	disk *files.Disk
+	disk *statefile.Disk
 }
 
 // NewClaimDaemons returns ClaimDaemons, which are run by the Supervisor of the same root.
-func NewClaimDaemons(root string) *ClaimDaemons { return &ClaimDaemons{root, files.NewDisk()} }
+func NewClaimDaemons(root string) *ClaimDaemons { return &ClaimDaemons{root, statefile.NewDisk()} }
 
 // errNoSupervisor is why there is no daemon where nobody would start one.
 var errNoSupervisor = errors.New("mps-control-daemon does not run on this node, with the same directory of MPS state (--mps-root)")
 
 // within does work on the files, also when ctx has ended. A disk that hangs is an error.
 func within[T any](ctx context.Context, c *ClaimDaemons, work func() (T, error)) (T, error) {
-	value, err := files.Within(context.WithoutCancel(ctx), c.disk, claimDisk, work)
-	if errors.Is(err, files.ErrHangs) {
+	value, err := statefile.Within(context.WithoutCancel(ctx), c.disk, claimDisk, work)
+	if errors.Is(err, statefile.ErrHangs) {
 		err = fmt.Errorf("the directory of MPS state: %w; see to the disk of %s (--mps-root)", err, c.root)
 	}
 	return value, err
@@ -142,7 +142,7 @@ func (c *ClaimDaemons) asked(id string, text []byte) (bool, error) {
 	if !supervised(c.root) {
 		return false, errNoSupervisor
 	}
-	before, _ := files.Read(c.path(id, wantedSuffix), maxClaim) // one that cannot be read is not this one
+	before, _ := statefile.Read(c.path(id, wantedSuffix), maxClaim) // one that cannot be read is not this one
 	_, ending := os.Lstat(c.path(id, endingSuffix))
 	return ending != nil && bytes.Equal(before, text), nil
 }
@@ -151,7 +151,7 @@ func (c *ClaimDaemons) asked(id string, text []byte) (bool, error) {
 func (c *ClaimDaemons) request(id string, text []byte) error {
 	err := os.MkdirAll(filepath.Join(c.root, claimsFolder), 0o755)
 	if err == nil {
-		err = files.Replace(c.path(id, wantedSuffix), text, 0o600)
+		err = statefile.Replace(c.path(id, wantedSuffix), text, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for an MPS control daemon: %w", err)
@@ -205,7 +205,7 @@ func (c *ClaimDaemons) look(id string) (problem string, final bool) {
 	if _, err := os.Lstat(filepath.Join(dir, startedMark)); err == nil {
 		return "", false
 	}
-	if reason, err := files.Read(filepath.Join(dir, failedMark), maxAnswer); err == nil {
+	if reason, err := statefile.Read(filepath.Join(dir, failedMark), maxAnswer); err == nil {
 		return string(reason), true
 	}
 	if _, err := os.Lstat(c.path(id, wantedSuffix)); errors.Is(err, fs.ErrNotExist) {
@@ -232,7 +232,7 @@ func (c *ClaimDaemons) stop(id string) error {
 	}
 	defer unlock()
 	if _, err := os.Lstat(c.path(id, "")); errors.Is(err, fs.ErrNotExist) { // it was never started, or was ended
-		return files.Remove(c.path(id, endingSuffix))
+		return statefile.Remove(c.path(id, endingSuffix))
 	}
 	return nil
 }
@@ -304,7 +304,7 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 			if !is {
 				continue
 			}
-			text, err := files.Read(filepath.Join(dir, e.Name()), maxClaim)
+			text, err := statefile.Read(filepath.Join(dir, e.Name()), maxClaim)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // it was renamed meanwhile
 			}
@@ -323,9 +323,9 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 
 // lockRoot locks a root for the one Supervisor of it.
 func lockRoot(root string) (unlock func(), err error) {
-	lock, err := files.TakeLock(filepath.Join(root, lockFile))
+	lock, err := statefile.TakeLock(filepath.Join(root, lockFile))
 	switch {
-	case errors.Is(err, files.ErrLocked):
+	case errors.Is(err, statefile.ErrLocked):
 		return nil, fmt.Errorf("the directory of MPS state: %w; another mps-control-daemon works in %s", err, root)
 	case err != nil:
 		return nil, fmt.Errorf("the directory of MPS state: %w; mount the host's (--mps-root) there", err)
@@ -337,4 +337,4 @@ func lockRoot(root string) (unlock func(), err error) {
 func IsSupervised(root string) bool { return root != "" && supervised(root) }
 
 // supervised reports whether a Supervisor works in a root.
-func supervised(root string) bool { return files.IsLocked(filepath.Join(root, lockFile)) }
+func supervised(root string) bool { return statefile.IsLocked(filepath.Join(root, lockFile)) }

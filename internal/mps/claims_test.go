@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -185,7 +185,7 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 	}
 	end()
 	// A process that another test has just forked has a copy of the supervisor's lock, until it begins its own program.
-	n.until("the lock is nobody's", func() bool { return !files.IsLocked(n.path(".lock")) })
+	n.until("the lock is nobody's", func() bool { return !statefile.IsLocked(n.path(".lock")) })
 	if err := n.start("uid-2-0", wantedGPUs); err == nil || !strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
 		t.Errorf("without a supervisor: %v", err)
 	}

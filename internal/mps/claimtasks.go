@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 )
 
@@ -67,7 +67,7 @@ func (s *Supervisor) end(ctx context.Context, gpus *exclusive, g Group, path str
 			if err := os.RemoveAll(path); err != nil {
 				return err
 			}
-			return files.Remove(path + endingSuffix)
+			return statefile.Remove(path + endingSuffix)
 		})
 	}()
 	return t
@@ -77,7 +77,7 @@ func (s *Supervisor) end(ctx context.Context, gpus *exclusive, g Group, path str
 func forgetStarted(root string) error {
 	marks, err := filepath.Glob(filepath.Join(root, claimsFolder, "*", startedMark))
 	for _, mark := range marks {
-		err = errors.Join(err, files.Remove(mark))
+		err = errors.Join(err, statefile.Remove(mark))
 	}
 	return err
 }

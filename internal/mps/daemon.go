@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // startedMark, in a resource's directory, is there while its daemon has its limits and serves clients.
@@ -69,7 +69,7 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 		return err
 	}
 	mark := d.folder(startedMark)
-	if err := files.Replace(mark, nil, 0o600); err != nil {
+	if err := statefile.Replace(mark, nil, 0o600); err != nil {
 		return fmt.Errorf("mark the MPS control daemon as started: %w", err)
 	}
 	defer os.Remove(mark)

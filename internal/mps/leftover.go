@@ -15,12 +15,12 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // endLeftover ends a daemon that an earlier process left behind, and its servers: its limits are not known.
 func (d *daemon) endLeftover(ctx context.Context) error {
-	if err := files.Remove(d.folder(startedMark)); err != nil {
+	if err := statefile.Remove(d.folder(startedMark)); err != nil {
 		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
 	}
 	left := d.processes()

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -46,11 +46,11 @@ func newExclusive(modes Modes, mark string) *exclusive {
 	e := &exclusive{
 		modes: modes, mark: mark, left: map[string]bool{}, claims: map[string][]string{}, before: map[string]inventory.ComputeMode{},
 	}
-	text, err := files.Read(mark, maxMark)
+	text, err := statefile.Read(mark, maxMark)
 	for _, uuid := range strings.Fields(string(text)) {
 		e.left[uuid] = true
 	}
-	e.any = len(e.left) == 0 && !files.IsAbsent(err)
+	e.any = len(e.left) == 0 && !statefile.IsAbsent(err)
 	return e
 }
 
@@ -142,9 +142,9 @@ func (e *exclusive) markLocked(next []string) error {
 	slices.Sort(uuids)
 	var err error
 	if uuids = slices.Compact(uuids); len(uuids) > 0 {
-		err = files.Replace(e.mark, []byte(strings.Join(uuids, "\n")+"\n"), 0o600)
+		err = statefile.Replace(e.mark, []byte(strings.Join(uuids, "\n")+"\n"), 0o600)
 	} else {
-		err = files.Remove(e.mark)
+		err = statefile.Remove(e.mark)
 	}
 	if err != nil {
 		return fmt.Errorf("mark GPUs as exclusive: %w", err)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -51,7 +51,7 @@ type target struct {
 	limits   string // what it answered
 	asking   bool   // an answer is waited for
 	asked    time.Time
-	disk     *files.Disk
+	disk     *statefile.Disk
 }
 
 // NewProber returns a Prober of the daemons below root, which asks them while it runs.
@@ -81,7 +81,7 @@ func (p *Prober) Follow(resources []string) {
 	for _, name := range resources {
 		t, followed := known[name]
 		if !followed {
-			t.disk = files.NewDisk()
+			t.disk = statefile.NewDisk()
 			t.reason = fmt.Sprintf("the MPS control daemon of %s has not answered yet", name)
 			select {
 			case p.wish <- struct{}{}:
@@ -179,7 +179,7 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return // it is not followed any more
 	}
 	daemon := control{dir: filepath.Join(p.root, name)}
-	answer, err := files.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
+	answer, err := statefile.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
 		if !always {
 			if _, err := os.Stat(daemon.folder(startedMark)); err == nil {
 				return "", errStarted
@@ -194,7 +194,7 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	}
 	reason := ""
 	switch {
-	case errors.Is(err, files.ErrHangs):
+	case errors.Is(err, statefile.ErrHangs):
 		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; see to the disk of %s (--mps-root)", name, err, p.root)
 	case errors.Is(err, errFull):
 		reason = fmt.Sprintf("the MPS control daemon of %s cannot write its files: %v (--mps-root)", name, err)

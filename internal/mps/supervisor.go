@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -211,7 +211,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 	err := d.run(ctx, func(serves bool) {
 		if group.Claim == nil {
 			s.note(ctx, group.Resource, serves)
-		} else if err := files.Remove(d.folder(failedMark)); err != nil {
+		} else if err := statefile.Remove(d.folder(failedMark)); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot remove the reason of an earlier failure of MPS", "resource", group.Resource)
 		}
 	})
@@ -219,7 +219,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 		return nil
 	}
 	if err != nil && ctx.Err() == nil && group.Claim != nil { // for the call that waits for it
-		err = errors.Join(err, files.Replace(d.folder(failedMark), []byte(err.Error()), 0o600))
+		err = errors.Join(err, statefile.Replace(d.folder(failedMark), []byte(err.Error()), 0o600))
 	}
 	return err
 }
@@ -260,7 +260,7 @@ func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
 	var err error
 	if len(s.serving) == s.all {
-		err = files.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil) // the plugin reads it at any moment
+		err = statefile.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil) // the plugin reads it at any moment
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -54,14 +54,14 @@ func planManyReplicas(ctx context.Context, _ string) (string, error) {
 		return "", err
 	}
 	// A Set that does not run publishes as one that does; nobody reads.
-	set := plugin.NewSet(plugin.Collaborators{
+	set := serve.NewSet(serve.Collaborators{
 		Registrar: directory, Incarnation: feed.New(uint64(0)), Sockets: feed.New([]string(nil)), Clock: clock.RealClock{},
 	})
 	var took []time.Duration
 	for i := range 50 {
 		snapshot.GPUs[0].Health.State = []inventory.State{inventory.Healthy, inventory.Unhealthy}[i%2] // so that every plan differs
 		began := time.Now()
-		set.Apply(resource.New(snapshot, c.Resource), plugin.Options{Edits: c.Edits}, 1)
+		set.Apply(resource.New(snapshot, c.Resource), serve.Options{Edits: c.Edits}, 1)
 		took = append(took, time.Since(began))
 	}
 	return spread(took), nil

@@ -10,7 +10,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -21,10 +21,10 @@ import (
 func TestSharedMemoryBesideTheVolumeOfAPod(t *testing.T) {
 	t.Parallel()
 	const root, own = "/run/nvidia/mps", "/var/lib/kubelet/pods/7/volumes/kubernetes.io~empty-dir/shm"
-	shared := edits.Mount{HostPath: root + "/shm", ContainerPath: "/dev/shm"}
+	shared := containeredits.Mount{HostPath: root + "/shm", ContainerPath: "/dev/shm"}
 	gpu := resource.Device{ID: "GPU-a::0", UUID: "GPU-a", GPU: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Sharing: resource.MPS, Healthy: true}
-	for _, s := range []edits.Strategy{edits.EnvVar, edits.VolumeMounts, edits.CDIAnnotations, edits.CDICRI} {
-		given, err := edits.For([]resource.Device{gpu}, edits.Options{Strategies: []edits.Strategy{s}, MPSRoot: root})
+	for _, s := range []containeredits.Strategy{containeredits.EnvVar, containeredits.VolumeMounts, containeredits.CDIAnnotations, containeredits.CDICRI} {
+		given, err := containeredits.For([]resource.Device{gpu}, containeredits.Options{Strategies: []containeredits.Strategy{s}, MPSRoot: root})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,7 +33,7 @@ func TestSharedMemoryBesideTheVolumeOfAPod(t *testing.T) {
 		}
 	}
 	claim := &specs.ContainerEdits{}
-	for _, m := range edits.MPSClient(root, "claims/7").Mounts {
+	for _, m := range containeredits.MPSClient(root, "claims/7").Mounts {
 		claim.Mounts = append(claim.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{"rbind"}})
 	}
 	spec := &oci.Spec{Mounts: []oci.Mount{{Destination: "/dev", Source: "tmpfs"}, {Destination: "/dev/shm", Source: own}}}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -49,7 +49,7 @@ func inject(t *testing.T, spec *oci.Spec, root, hook, name string) {
 	dir := t.TempDir()
 	_, err := cdi.NewWriter(dir, os.DirFS("/")).Apply(cdi.Wanted{
 		Snapshot: s, Plan: resource.New(s, resource.Options{}), Options: options,
-		Edits: edits.Options{Strategies: []edits.Strategy{edits.CDICRI}, Void: true},
+		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}, Void: true},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -110,7 +110,7 @@ type claimCheck struct{ driver string }
 
 // file returns a line for each configuration in a file and each of its problems, and how many problems there are.
 func (k claimCheck) file(path string) (lines []string, problems int, err error) {
-	data, err := files.Read(path, maxManifest)
+	data, err := statefile.Read(path, maxManifest)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read manifest: %w", err)
 	}

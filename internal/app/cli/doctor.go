@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
@@ -128,9 +128,9 @@ func examine(ctx context.Context, c config.Config, problem, hostRoot string) (fi
 	facts.Daemon, facts.Today = told, time.Now()
 	facts.Settings = doctor.Settings{
 		Problem: problem, ConfigFile: c.File, CDI: c.Edits.UsesCDI(), DeviceNodes: c.Edits.DeviceNodes,
-		Envvar:       slices.Contains(c.Edits.Strategies, edits.EnvVar),
-		VolumeMounts: slices.Contains(c.Edits.Strategies, edits.VolumeMounts),
-		CDIFolder:    c.CDIDir, CDIVendor: edits.CDIVendor, KernelLog: c.KernelLog,
+		Envvar:       slices.Contains(c.Edits.Strategies, containeredits.EnvVar),
+		VolumeMounts: slices.Contains(c.Edits.Strategies, containeredits.VolumeMounts),
+		CDIFolder:    c.CDIDir, CDIVendor: containeredits.CDIVendor, KernelLog: c.KernelLog,
 		MPS: c.Resource.Sharing.Mode == resource.MPS, Claims: c.DRA.Mode != config.DRAOff,
 		DriverRoot: c.Driver.Root, Companions: companions(c.Edits),
 	}
@@ -138,12 +138,12 @@ func examine(ctx context.Context, c config.Config, problem, hostRoot string) (fi
 }
 
 // companions returns what containers are to have beside their GPUs.
-func companions(o edits.Options) (all []doctor.CompanionModule) {
+func companions(o containeredits.Options) (all []doctor.CompanionModule) {
 	for _, asked := range []struct {
 		doctor.CompanionModule
-		when edits.Companion
+		when containeredits.Companion
 	}{{doctor.GDRCopy, o.GDRCopy}, {doctor.GDS, o.GDS}, {doctor.MOFED, o.MOFED}} {
-		if asked.Auto = asked.when == edits.Auto; asked.when != edits.Never {
+		if asked.Auto = asked.when == containeredits.Auto; asked.when != containeredits.Never {
 			all = append(all, asked.CompanionModule)
 		}
 	}

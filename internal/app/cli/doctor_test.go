@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 )
@@ -135,7 +135,7 @@ func TestDoctorDoc(t *testing.T) {
 	facts := nodefacts.Places{
 		Kernel: exampleNode, Host: exampleNode, Driver: exampleNode, DriverRoot: "/", Devices: exampleNode, DevFolder: "/dev",
 	}.Gather(t.Context())
-	facts.Settings = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: edits.CDIVendor, KernelLog: true, DriverRoot: "/"}
+	facts.Settings = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: containeredits.CDIVendor, KernelLog: true, DriverRoot: "/"}
 	facts.Kubelet = doctor.Fact[doctor.Kubelet]{Value: doctor.Kubelet{Socket: config.DefaultKubeletSocket}}
 	facts.PodResources = doctor.Fact[doctor.PodResourcesAnswer]{}
 	facts.Daemon.Missing = noDaemon(config.DefaultControlSocket)

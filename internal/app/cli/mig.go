@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
@@ -122,7 +122,7 @@ func readLayouts(path string) (*layout.File, error) {
 	if path == "" {
 		return nil, nil
 	}
-	data, err := files.Read(path, migwish.MaxLayouts)
+	data, err := statefile.Read(path, choice.MaxLayouts)
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
 	}

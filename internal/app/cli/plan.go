@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -149,18 +149,18 @@ type plannedDevice struct {
 }
 
 type plannedEdits struct {
-	Env         map[string]string  `json:"env,omitempty"`
-	Mounts      []edits.Mount      `json:"mounts,omitempty"`
-	Nodes       []edits.DeviceNode `json:"nodes,omitempty"`
-	Annotations map[string]string  `json:"annotations,omitempty"`
-	CDIDevices  []string           `json:"cdiDevices,omitempty"`
+	Env         map[string]string           `json:"env,omitempty"`
+	Mounts      []containeredits.Mount      `json:"mounts,omitempty"`
+	Nodes       []containeredits.DeviceNode `json:"nodes,omitempty"`
+	Annotations map[string]string           `json:"annotations,omitempty"`
+	CDIDevices  []string                    `json:"cdiDevices,omitempty"`
 }
 
 func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 	plan := resource.New(snapshot, c.Resource)
 	p := planned{Resources: []plannedResource{}, LeftOut: status.LeftOut(snapshot, plan), Warnings: plan.OtherWarnings()}
 	for _, r := range plan.Resources {
-		e, err := edits.For(r.Devices[:1], c.Edits)
+		e, err := containeredits.For(r.Devices[:1], c.Edits)
 		if err != nil {
 			return planned{}, fmt.Errorf("allocate %s: %w", r.Name, err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -177,8 +177,8 @@ func TestPlanInWords(t *testing.T) {
 		Resources: []plannedResource{{Name: "a/b", Devices: []plannedDevice{
 			{ID: "GPU-0", Index: "0", NUMANode: &node, Healthy: true, Reason: "-"}, {ID: "GPU-1", Index: "1", Reason: "lost"},
 		}, Container: plannedEdits{
-			Env: map[string]string{"B": "2", "A": "1"}, Mounts: []edits.Mount{{ContainerPath: "/c", HostPath: "/h"}},
-			Nodes:       []edits.DeviceNode{{ContainerPath: "/dev/c", HostPath: "/dev/h", Permissions: "rw"}},
+			Env: map[string]string{"B": "2", "A": "1"}, Mounts: []containeredits.Mount{{ContainerPath: "/c", HostPath: "/h"}},
+			Nodes:       []containeredits.DeviceNode{{ContainerPath: "/dev/c", HostPath: "/dev/h", Permissions: "rw"}},
 			Annotations: map[string]string{"y": "2", "x": "1"}, CDIDevices: []string{"v/c=n"},
 		}}},
 		LeftOut: []string{"l"}, Warnings: []string{"w"},

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/logwriter"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
@@ -85,7 +85,7 @@ func logInBackground() *logwriter.Writer {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	w := logwriter.New(os.Stderr)
 	klog.SetOutput(w)
-	plugin.LogGRPC(klog.Background())
+	serve.LogGRPC(klog.Background())
 	return w
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 )
 
 // newProveCommand returns the command that runs in a process of its own.
@@ -106,13 +106,13 @@ func validate(ctx context.Context, c config.Config, only []string) (v validation
 		for _, l := range snapshot.LeftOut {
 			v.LeftOut = append(v.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
 		}
-		devices, err := proof.Select(proof.Devices(snapshot), only)
+		devices, err := cudacheck.Select(cudacheck.Devices(snapshot), only)
 		if err != nil {
 			return fmt.Errorf("--gpu: %w", err)
 		}
 		v.Devices = make([]validated, len(devices))
 		var all sync.WaitGroup
-		turns := make(chan struct{}, proof.AtOnce)
+		turns := make(chan struct{}, cudacheck.AtOnce)
 		for i, d := range devices {
 			v.Devices[i] = validated{Index: d.Index, UUID: d.UUID, Model: d.Model, Result: resultNotTried}
 			if v.Devices[i].Reason = inUse(reading, session, d); v.Devices[i].Reason != "" {
@@ -131,7 +131,7 @@ func validate(ctx context.Context, c config.Config, only []string) (v validation
 }
 
 // inUse says which processes compute on a device; empty if none does.
-func inUse(ctx context.Context, session *nvidia.Session, d proof.Device) string {
+func inUse(ctx context.Context, session *nvidia.Session, d cudacheck.Device) string {
 	processes, err := session.Processes(ctx, d.GPU)
 	if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
 		return "its processes cannot be read: " + err.Error()

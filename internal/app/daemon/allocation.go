@@ -12,14 +12,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -94,7 +94,7 @@ const nameTimeout = 2 * time.Second
 // nameDriver has the driver keep its name as long as claims have devices under it, or may get some.
 func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 	type found struct{ name, kept string }
-	now, err := files.Within(ctx, files.NewDisk(), nameTimeout, func() (found, error) {
+	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (found, error) {
 		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
 		return found{name, kept}, err
 	})
@@ -168,7 +168,7 @@ func (d *daemon) mayGive(devices []resource.Device) error {
 
 // pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.
 type pluginUsers struct {
-	*plugin.Set
+	*serve.Set
 	owners    *feed.Feed[dra.Owners]
 	snapshots *feed.Feed[inventory.Snapshot]
 }

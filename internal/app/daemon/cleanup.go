@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -227,7 +227,7 @@ func (l *cleaning) removeMPS() error {
 // program listens there.
 func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
 	entries, err := os.ReadDir(folder)
-	if files.IsAbsent(err) {
+	if statefile.IsAbsent(err) {
 		return nil
 	}
 	problems := []error{err}
@@ -250,7 +250,7 @@ func (l *cleaning) remove(path, kept string) error {
 	if path == "" {
 		return nil
 	}
-	if _, err := os.Lstat(path); files.IsAbsent(err) {
+	if _, err := os.Lstat(path); statefile.IsAbsent(err) {
 		return nil
 	}
 	if kept == "" && !l.dry {

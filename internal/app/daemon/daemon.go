@@ -13,8 +13,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -25,11 +25,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
@@ -111,7 +111,7 @@ type daemon struct {
 	recorder       recording.Recorder
 	lead           *lead.Lead
 	told           *Told
-	proofs         *proof.Proofs
+	proofs         *cudacheck.Proofs
 	resets         *reset.Resets
 	progress       *status.Progress
 	monitor        *monitor.Monitor
@@ -119,14 +119,14 @@ type daemon struct {
 	account        *kubelet.PodResources
 	kubelets       *feed.Feed[uint64]   // the incarnation of the one that is there
 	sockets        *feed.Feed[[]string] // beside its own
-	set            *plugin.Set
+	set            *serve.Set
 	mps            *mps.Prober
 	readiness      *Readiness
 	liveness       *Liveness
 	counters       *telemetry.Counters
 	switchFaults   *feed.Feed[[]string] // fatal errors of NVSwitches
 	metricsProblem *feed.Feed[error]    // why metrics are not served
-	wishes         *migwish.Chooser     // nil where MIG layouts are not changed, as the next
+	wishes         *choice.Chooser      // nil where MIG layouts are not changed, as the next
 	mig            *mig.Owner
 	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
 	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
@@ -155,7 +155,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		kubelets:       feed.New(uint64(0)),
 		sockets:        feed.New([]string(nil)),
 		mps:            mps.NewProber(c.MPSRoot, clock.RealClock{}),
-		counters:       telemetry.NewCounters(plugin.Causes()),
+		counters:       telemetry.NewCounters(serve.Causes()),
 		switchFaults:   feed.New([]string(nil)),
 		metricsProblem: feed.New[error](nil),
 		labelsProblem:  feed.New[error](nil),
@@ -189,7 +189,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	d.set = d.newSet(directory)
 	if c.MIG.Enabled {
-		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
+		d.wishes = choice.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
 	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
 	if d.dra = d.newDRA(ctx, c); d.dra != nil {
@@ -207,7 +207,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 // Nothing waits for it: a disk may hang. In other folders the first write does the same.
 func sweepLeftovers(c config.Config) {
 	if c.StateDir != "" {
-		go func() { _ = files.Sweep(c.StateDir) }() // the next process tries again
+		go func() { _ = statefile.Sweep(c.StateDir) }() // the next process tries again
 	}
 }
 
@@ -229,8 +229,8 @@ func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
 }
 
 // newSet returns the plugin servers.
-func (d *daemon) newSet(directory *kubelet.Directory) *plugin.Set {
-	return plugin.NewSet(plugin.Collaborators{
+func (d *daemon) newSet(directory *kubelet.Directory) *serve.Set {
+	return serve.NewSet(serve.Collaborators{
 		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
 		Incarnation: d.kubelets, Sockets: d.sockets,
 		Clock:     clock.RealClock{},

@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -37,7 +37,7 @@ func TestLayoutInTheStatus(t *testing.T) {
 		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
 	}
 	retry := time.Unix(100, 0).UTC()
-	d.wishes.Decisions().Publish(migwish.Decision{Layout: "a", From: migwish.FromLabel, Wish: mig.Wish{Layout: "a", Again: 3}})
+	d.wishes.Decisions().Publish(choice.Decision{Layout: "a", From: choice.FromLabel, Wish: mig.Wish{Layout: "a", Again: 3}})
 	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", Again: 3, Reason: "r", GPUs: []mig.GPU{
 		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry, Holders: []mig.Holder{
 			{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
@@ -57,13 +57,13 @@ func TestLayoutInTheStatus(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, test := range map[string]struct {
-		decision      migwish.Decision
+		decision      choice.Decision
 		state, reason string
 	}{
-		"a later order":         {migwish.Decision{Layout: "a", Wish: mig.Wish{Again: 4}}, "pending", ""},
-		"another layout":        {migwish.Decision{Layout: "b", Wish: mig.Wish{Again: 3}}, "pending", ""},
-		"one that is not there": {migwish.Decision{Layout: "b", Err: errors.New("no such layout")}, "failed", "no such layout"},
-		"the one that is made":  {migwish.Decision{Layout: "a", Wish: mig.Wish{Again: 3}}, "failed", "r"},
+		"a later order":         {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 4}}, "pending", ""},
+		"another layout":        {choice.Decision{Layout: "b", Wish: mig.Wish{Again: 3}}, "pending", ""},
+		"one that is not there": {choice.Decision{Layout: "b", Err: errors.New("no such layout")}, "failed", "no such layout"},
+		"the one that is made":  {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 3}}, "failed", "r"},
 	} {
 		d.wishes.Decisions().Publish(test.decision)
 		if got := d.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {

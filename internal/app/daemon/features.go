@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
@@ -16,7 +16,7 @@ const maxMachineName = 4096
 
 // MachineName returns the name of the machine that is in a file.
 func MachineName(file string) string {
-	text, err := files.Read(file, maxMachineName)
+	text, err := statefile.Read(file, maxMachineName)
 	if err != nil {
 		return labels.UnknownMachine
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -133,13 +133,13 @@ func TestReady(t *testing.T) {
 	t.Parallel()
 	var owners *feed.Feed[dra.Owners] // nil: all GPUs are the device plugin's
 	leads := true
-	ready := func(m *monitor.Monitor, others plugins, servers ...plugin.Status) (bool, string) {
+	ready := func(m *monitor.Monitor, others plugins, servers ...serve.Status) (bool, string) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		configs := feed.New(config.Config{})
 		s := &daemon.Serving{
 			Leads:   func() bool { return leads },
-			Configs: configs, Monitor: m, Others: others, Servers: func() []plugin.Status { return servers },
+			Configs: configs, Monitor: m, Others: others, Servers: func() []serve.Status { return servers },
 			Offered: feed.New(resource.New(m.Snapshots().Value(), resource.Options{})), Owners: owners,
 		}
 		return s.Ready(ctx)
@@ -162,9 +162,9 @@ func TestReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants("no GPU", true, "nothing to serve: this node has no GPU")(ready(m, plugins{}))
-	wants("no GPU, and a resource that no pod holds", true, "this node has no GPU")(ready(m, plugins{}, plugin.Status{Resource: "nvidia.com/gpu"}))
+	wants("no GPU, and a resource that no pod holds", true, "this node has no GPU")(ready(m, plugins{}, serve.Status{Resource: "nvidia.com/gpu"}))
 	wants("no GPU, and pods hold two", false, "nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
-		ready(m, plugins{}, plugin.Status{Resource: "a/b"}, plugin.Status{Resource: "nvidia.com/gpu", Departing: make([]plugin.Departing, 2)}))
+		ready(m, plugins{}, serve.Status{Resource: "a/b"}, serve.Status{Resource: "nvidia.com/gpu", Departing: make([]serve.Departing, 2)}))
 	wants("no GPU, and another plugin has some", false,
 		"is served by another device plugin, with 1 device; this one has nothing to serve: this node has no GPU")(ready(m, theirs))
 	if err := m.Quiesce(t.Context(), true); err != nil {
@@ -179,7 +179,7 @@ func TestReady(t *testing.T) {
 	wants("files that do not fit the module", false, inventory.ErrDriverMismatch.Error())(ready(bad, plugins{}))
 
 	i := inspect(t, "dgx-h100", resource.Options{}, none)
-	serving := plugin.Status{Resource: resource.WholeGPU, Phase: plugin.PhaseServing}
+	serving := serve.Status{Resource: resource.WholeGPU, Phase: serve.PhaseServing}
 	wants("no server yet", false, "nvidia.com/gpu is not offered: its server is starting")(ready(i.Monitor, plugins{}))
 	wants("not compared", false, "was not compared")(ready(i.Monitor, plugins{}, serving))
 	wants("no account", true, "")(ready(i.Monitor, plugins{err: errors.New("no such file")}, serving))

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -64,7 +64,7 @@ const checkpointTimeout = 5 * time.Second
 func (k *keptClaims) checkpoint(ctx context.Context) (kept []kubelet.PreparedClaim, err error) {
 	err = errors.New("the kubelet's root directory is not known")
 	for _, root := range k.roots {
-		kept, err = files.Within(ctx, files.NewDisk(), checkpointTimeout, func() ([]kubelet.PreparedClaim, error) {
+		kept, err = statefile.Within(ctx, statefile.NewDisk(), checkpointTimeout, func() ([]kubelet.PreparedClaim, error) {
 			return kubelet.PreparedClaims(root)
 		})
 		if err == nil {

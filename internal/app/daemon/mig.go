@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -125,7 +125,7 @@ func (d *daemon) migOff() error {
 	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.wishes == nil && enabled {
 		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was started; start it again")
 	} else if !enabled {
-		return migwish.ErrOff
+		return choice.ErrOff
 	}
 	return nil
 }

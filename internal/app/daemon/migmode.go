@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
@@ -120,7 +120,7 @@ func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode)
 	c := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	c.Args[0] = "gpu-device-plugin" // under another name the program is another command
 	c.WaitDelay = time.Second
-	said := files.NewHead(maxModeOutput)
+	said := statefile.NewHead(maxModeOutput)
 	c.Stderr = said
 	return ModeFailure(c.Run(), strings.TrimSpace(said.String()))
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -193,8 +193,8 @@ func TestStatusOfADaemon(t *testing.T) {
 // TestServersInTheStatus: each with what it lists, and what it still lists.
 func TestServersInTheStatus(t *testing.T) {
 	t.Parallel()
-	got := resources([]plugin.Status{
-		{Resource: "a/b", Phase: plugin.PhaseServing, Devices: 3, Healthy: 2, Agreed: true, Problem: "p", Departing: []plugin.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
+	got := resources([]serve.Status{
+		{Resource: "a/b", Phase: serve.PhaseServing, Devices: 3, Healthy: 2, Agreed: true, Problem: "p", Departing: []serve.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
 		{Resource: "a/c"},
 	})
 	want := []status.Resource{
@@ -246,7 +246,7 @@ func TestCallsOfADaemon(t *testing.T) {
 		t.Errorf("%+v, %v", listed, err)
 	}
 	for _, name := range []string{CallMIGStatus, CallMIGApply} {
-		if _, err := call(name, "{}"); !errors.Is(err, migwish.ErrOff) {
+		if _, err := call(name, "{}"); !errors.Is(err, choice.ErrOff) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -37,9 +37,9 @@ func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 }
 
 // newProofs returns the owner of what is proven of CUDA.
-func (d *daemon) newProofs(ctx context.Context) *proof.Proofs {
+func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
 	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, SearchPath: d.config.Driver.SearchPath, Simulated: d.node != nil}
-	return proof.New(ctx, proof.Options{
+	return cudacheck.New(ctx, cudacheck.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
 		Tell: func(ctx context.Context, uuid string, f *cuda.Failure) error {
 			if f == nil {
@@ -68,7 +68,7 @@ func cureOf(f *cuda.Failure) inventory.Cure {
 const reservePatience = 10 * time.Second
 
 // reserve keeps a device from pods and claims until release is called. A hold is on it: it is listed as Unhealthy.
-func (d *daemon) reserve(ctx context.Context, device proof.Device) (release func(), err error) {
+func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release func(), err error) {
 	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID}, func(ctx context.Context) ([]inventory.Process, error) {
 		found, err := d.monitor.Processes(ctx, []string{device.GPU})
 		return device.Computes(found[device.GPU]), err
@@ -159,7 +159,7 @@ func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 	v := &status.Validation{
 		Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds(), Unsaved: progress.Unsaved,
 	}
-	for _, device := range proof.Devices(s) {
+	for _, device := range cudacheck.Devices(s) {
 		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting, Reason: progress.Waiting[device.UUID]}
 		shown.InUse = progress.InUse[device.UUID]
 		if verdict, valid := d.proofs.Record(s, device); valid {

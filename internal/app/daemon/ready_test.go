@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -74,24 +74,24 @@ func TestUnserved(t *testing.T) {
 	held := plan.Under([]resource.Hold{{UUID: "GPU-a", Reason: "no file", Hidden: true}, {UUID: "GPU-b", Reason: "no file", Hidden: true}})
 	for what, tt := range map[string]struct {
 		offered     resource.Plan
-		server      plugin.Status
+		server      serve.Status
 		accountable bool
 		want        string
 	}{
-		"agreed":              {plan, plugin.Status{Resource: name, Phase: plugin.PhaseServing, Agreed: true}, true, ""},
-		"not compared":        {plan, plugin.Status{Resource: name, Phase: plugin.PhaseServing}, true, "is not served: kubelet's account"},
-		"no account":          {plan, plugin.Status{Resource: name, Phase: plugin.PhaseServing}, false, ""},
-		"another account":     {plan, plugin.Status{Resource: name, Phase: plugin.PhaseServing, Problem: "it differs"}, true, "is not served: it differs"},
-		"waiting for kubelet": {plan, plugin.Status{Resource: name, Phase: plugin.PhaseNoKubelet}, false, "is not served: waiting for kubelet"},
-		"refused":             {plan, plugin.Status{Resource: name, Phase: plugin.PhaseRegistering, Problem: "refused"}, true, "is not served: refused"},
-		"no server yet":       {plan, plugin.Status{Resource: "another"}, true, "is not offered: its server is starting"},
-		"no file":             {held, plugin.Status{Resource: "another"}, true, "is not offered: no file"},
-		"no file any more": {held, plugin.Status{Resource: name, Phase: plugin.PhaseServing, Agreed: true}, true,
+		"agreed":              {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Agreed: true}, true, ""},
+		"not compared":        {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, true, "is not served: kubelet's account"},
+		"no account":          {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, false, ""},
+		"another account":     {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Problem: "it differs"}, true, "is not served: it differs"},
+		"waiting for kubelet": {plan, serve.Status{Resource: name, Phase: serve.PhaseNoKubelet}, false, "is not served: waiting for kubelet"},
+		"refused":             {plan, serve.Status{Resource: name, Phase: serve.PhaseRegistering, Problem: "refused"}, true, "is not served: refused"},
+		"no server yet":       {plan, serve.Status{Resource: "another"}, true, "is not offered: its server is starting"},
+		"no file":             {held, serve.Status{Resource: "another"}, true, "is not offered: no file"},
+		"no file any more": {held, serve.Status{Resource: name, Phase: serve.PhaseServing, Agreed: true}, true,
 			"is not offered: no file"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			got := strings.Join(unserved(plan, tt.offered, []plugin.Status{tt.server}, tt.accountable), "; ")
+			got := strings.Join(unserved(plan, tt.offered, []serve.Status{tt.server}, tt.accountable), "; ")
 			if !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
 				t.Errorf("not served: %q, want %q", got, tt.want)
 			}

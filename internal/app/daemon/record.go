@@ -9,7 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/recording"
 )
 
@@ -58,7 +58,7 @@ func (d *daemon) requests() requests {
 // requests are made of the monitor. Where the driver is released, no process of a proof uses it.
 type requests struct {
 	recording.Requests
-	proofs *proof.Proofs
+	proofs *cudacheck.Proofs
 }
 
 // proofsPatience is the longest wait for processes of proofs that were told to end.

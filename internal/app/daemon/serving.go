@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -24,7 +24,7 @@ type Serving struct {
 	Monitor *monitor.Monitor
 	// Offered is the part of the plan that the servers offer.
 	Offered *feed.Feed[resource.Plan]
-	Servers func() []plugin.Status
+	Servers func() []serve.Status
 	Others  Others
 	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
@@ -116,21 +116,21 @@ func (s *Serving) waiting() string {
 }
 
 // unserved returns why resources of the plan are not served. Where kubelet's account can be read, it has to agree.
-func unserved(plan, offered resource.Plan, servers []plugin.Status, accountable bool) []string {
+func unserved(plan, offered resource.Plan, servers []serve.Status, accountable bool) []string {
 	var reasons []string
 	for _, r := range plan.Resources {
-		i := slices.IndexFunc(servers, func(s plugin.Status) bool { return s.Resource == r.Name })
+		i := slices.IndexFunc(servers, func(s serve.Status) bool { return s.Resource == r.Name })
 		if _, given := offered.Resource(r.Name); !given || i < 0 {
 			reasons = append(reasons, fmt.Sprintf("%s is not offered: %s", r.Name, withheld(r, offered)))
 			continue
 		}
 		problem := servers[i].Problem
 		switch {
-		case servers[i].Phase != plugin.PhaseServing && problem == "":
+		case servers[i].Phase != serve.PhaseServing && problem == "":
 			problem = string(servers[i].Phase)
-		case servers[i].Phase == plugin.PhaseServing && accountable && !servers[i].Agreed && problem == "":
+		case servers[i].Phase == serve.PhaseServing && accountable && !servers[i].Agreed && problem == "":
 			problem = "kubelet's account was not compared with the list yet"
-		case servers[i].Phase == plugin.PhaseServing && (servers[i].Agreed || !accountable):
+		case servers[i].Phase == serve.PhaseServing && (servers[i].Agreed || !accountable):
 			continue
 		}
 		reasons = append(reasons, fmt.Sprintf("%s is not served: %s", r.Name, problem))

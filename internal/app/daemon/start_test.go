@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -23,7 +23,7 @@ func TestStartIsOneLine(t *testing.T) {
 		ctx := klog.NewContext(t.Context(), logger)
 		snapshots := feed.New(inventory.Snapshot{})
 		configs := feed.New(config.Config{
-			Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}},
+			Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}},
 			Resource: resource.Options{Units: resource.Units{Name: "volcano.sh/gpu-mem.1Gi", ReserveMiB: 1 << 10},
 				Selectors: []resource.Selector{{Where: "selectors[0]", Devices: []resource.Ref{"1"}, Units: true}}},
 		})

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -134,7 +134,7 @@ func addCalls(s *status.Status, calls []inventory.Call) {
 	}
 }
 
-func resources(served []plugin.Status) []status.Resource {
+func resources(served []serve.Status) []status.Resource {
 	resources := make([]status.Resource, 0, len(served))
 	for _, r := range served {
 		shown := status.Resource{

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -23,7 +23,7 @@ type Told struct {
 	lead     *lead.Lead
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
-	proofs   *feed.Feed[proof.Records]
+	proofs   *feed.Feed[cudacheck.Records]
 	resets   *feed.Feed[reset.Status]
 	divides  bool
 
@@ -35,7 +35,7 @@ type Told struct {
 // to dividing, nil where nobody changes layouts; verdicts on CUDA to proofs. Standbys are told of resets as holds. Divides says that this
 // process changes layouts.
 func NewTold(
-	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], proofs *feed.Feed[proof.Records],
+	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], proofs *feed.Feed[cudacheck.Records],
 	resets *feed.Feed[reset.Status], divides bool,
 ) *Told {
 	return &Told{lead: l, owners: owners, dividing: dividing, proofs: proofs, resets: resets, divides: divides, deciders: feed.New(0)}
@@ -63,7 +63,7 @@ func heldFor(s reset.Status, dividing map[string]resource.GPUHold, owners dra.Ow
 type told struct {
 	Owners   dra.Owners                  `json:"owners"`
 	Dividing map[string]resource.GPUHold `json:"dividing"`
-	Proofs   proof.Records               `json:"proofs,omitempty"`
+	Proofs   cudacheck.Records           `json:"proofs,omitempty"`
 }
 
 // Tell tells standbys what this process knows, while it leads. Owners that it heard before stay until it has decided itself.

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/proof"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -26,7 +26,7 @@ type teller struct {
 	lead     *lead.Lead
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
-	proofs   *feed.Feed[proof.Records]
+	proofs   *feed.Feed[cudacheck.Records]
 	resets   *feed.Feed[reset.Status]
 }
 
@@ -34,7 +34,7 @@ type teller struct {
 func newTeller(dir, token string) *teller {
 	p := &teller{
 		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
-		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(proof.Records(nil)),
+		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(cudacheck.Records(nil)),
 		resets: feed.New(reset.Status{}),
 	}
 	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, p.proofs, p.resets, false)

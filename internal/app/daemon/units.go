@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/receipt"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/unitreport"
 )
 
 // errNoKubelet is why kubelet's checkpoint is not read.
@@ -21,7 +21,7 @@ func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDev
 	if !slices.ContainsFunc(devices, func(c kubelet.ContainerDevice) bool { return resource.UnitMiB(c.Resource) > 0 }) {
 		return nil // the checkpoint is not read for it
 	}
-	answers := receipt.Answers{Err: errNoKubelet}
+	answers := unitreport.Answers{Err: errNoKubelet}
 	if d.directory != nil {
 		answers.All, answers.Err = d.directory.Answers()
 	}
@@ -31,7 +31,7 @@ func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDev
 		return kubelet.SeenContainers(kubelet.PodCgroups, "/proc", wanted)
 	}}
 	read.Into(ctx, gpus, plan, answers.All)
-	return receipt.Of(devices, answers, gpus)
+	return unitreport.Of(devices, answers, gpus)
 }
 
 // A LimitReader asks the driver for the limits of cgroups.
@@ -46,7 +46,7 @@ type LimitReader struct {
 
 // Into adds to the GPUs which limits the driver has for the pods that were given units of them, where it holds these limits. Where this
 // process sees no cgroups of pods, nothing is read.
-func (r LimitReader) Into(ctx context.Context, gpus map[string]receipt.GPU, plan resource.Plan, answers []kubelet.Answer) {
+func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, plan resource.Plan, answers []kubelet.Answer) {
 	pods := map[string]map[string]bool{} // UIDs of pods, by UUID of the GPU
 	for _, a := range answers {
 		for _, id := range a.IDs {
@@ -86,12 +86,12 @@ func (r LimitReader) Into(ctx context.Context, gpus map[string]receipt.GPU, plan
 	}
 	for uuid, of := range pods {
 		gpu := gpus[uuid]
-		gpu.Read = map[string][]receipt.Cgroup{}
+		gpu.Read = map[string][]unitreport.Cgroup{}
 		node := "nvidia" + strconv.Itoa(minorOf(plan, uuid))
 		for uid := range of {
 			for _, c := range seen[uid] {
 				if mib, known := limits[uuid][c.Cgroup]; known {
-					gpu.Read[uid] = append(gpu.Read[uid], receipt.Cgroup{LimitMiB: mib, HasGPU: slices.Contains(c.Nodes, node)})
+					gpu.Read[uid] = append(gpu.Read[uid], unitreport.Cgroup{LimitMiB: mib, HasGPU: slices.Contains(c.Nodes, node)})
 				}
 			}
 		}
@@ -112,14 +112,14 @@ func minorOf(plan resource.Plan, uuid string) int {
 }
 
 // gpusInUnits returns what is known of the GPUs that a plan has in units, by UUID.
-func gpusInUnits(plan resource.Plan, prober *mps.Prober) map[string]receipt.GPU {
-	gpus, unready := map[string]receipt.GPU{}, prober.Unready().Value()
+func gpusInUnits(plan resource.Plan, prober *mps.Prober) map[string]unitreport.GPU {
+	gpus, unready := map[string]unitreport.GPU{}, prober.Unready().Value()
 	for _, r := range plan.Resources {
 		if !r.InUnits() {
 			continue
 		}
 		for _, d := range r.Members() {
-			g := receipt.GPU{MPS: d.Sharing == resource.InMPSUnits, Driver: d.Sharing == resource.InDriverUnits}
+			g := unitreport.GPU{MPS: d.Sharing == resource.InMPSUnits, Driver: d.Sharing == resource.InDriverUnits}
 			if g.MPS {
 				g.Away, g.OwnLimits = unready[d.MPSDaemon()], prober.OwnLimits(d.MPSDaemon())
 			}

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/receipt"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/unitreport"
 )
 
 // limits are what a driver answers.
@@ -40,25 +40,25 @@ func TestLimitReader(t *testing.T) {
 		"p": {{Cgroup: "/p/sandbox"}, {Cgroup: "/p/main", Nodes: []string{"nvidia3", "nvidiactl"}}, {Cgroup: "/p/ended", Nodes: []string{"nvidia3"}}},
 		"q": {{Cgroup: "/q/main"}}, "r": {{Cgroup: "/r/main"}},
 	}
-	byDriver, byMPS := receipt.GPU{Driver: true}, receipt.GPU{MPS: true}
+	byDriver, byMPS := unitreport.GPU{Driver: true}, unitreport.GPU{MPS: true}
 	read := byDriver
-	read.Read = map[string][]receipt.Cgroup{"p": {{}, {LimitMiB: 2048, HasGPU: true}}}
+	read.Read = map[string][]unitreport.Cgroup{"p": {{}, {LimitMiB: 2048, HasGPU: true}}}
 	for name, tt := range map[string]struct {
 		driver limits
-		gpus   map[string]receipt.GPU
+		gpus   map[string]unitreport.GPU
 		hidden error
 		asked  map[string][]string
-		want   receipt.GPU
+		want   unitreport.GPU
 	}{
 		"read": {
 			driver: limits{answer: map[string]map[string]int{"GPU-a": {"/p/sandbox": 0, "/p/main": 2048}}},
 			asked:  map[string][]string{"GPU-a": {"/p/sandbox", "/p/main", "/p/ended"}}, want: read,
 		},
-		"by MPS":              {gpus: map[string]receipt.GPU{"GPU-a": byMPS}, want: byMPS},
+		"by MPS":              {gpus: map[string]unitreport.GPU{"GPU-a": byMPS}, want: byMPS},
 		"no cgroups are seen": {hidden: errors.New("no folder"), want: byDriver},
 		"no answer in time":   {driver: limits{err: context.DeadlineExceeded}, asked: map[string][]string{"GPU-a": {"/p/sandbox", "/p/main", "/p/ended"}}, want: byDriver},
 	} {
-		gpus := map[string]receipt.GPU{"GPU-a": byDriver, "GPU-b": byMPS}
+		gpus := map[string]unitreport.GPU{"GPU-a": byDriver, "GPU-b": byMPS}
 		if tt.gpus != nil {
 			gpus = tt.gpus
 		}

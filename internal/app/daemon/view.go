@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -31,7 +31,7 @@ type View struct {
 	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
 	Lead *lead.Lead
 	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
-	MIGWish *migwish.Chooser
+	MIGWish *choice.Chooser
 	MIG     *feed.Feed[mig.Status]
 	// DRA has the parts for Dynamic Resource Allocation; nil if there are none.
 	DRA *DRA

@@ -20,7 +20,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -213,7 +213,7 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 			return nil, fmt.Errorf("replace control socket: %w", err)
 		}
 	}
-	listener, err := files.Listen(ctx, path)
+	listener, err := statefile.Listen(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("make control socket: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // Files in the folder. newName is the name of a socket before it replaces the socket at socketName.
@@ -48,7 +48,7 @@ func identify(path string) identity {
 type socket struct {
 	*net.UnixListener
 	identity identity
-	share    *files.Lock
+	share    *statefile.Lock
 }
 
 // drop closes a socket with which this process does not lead.
@@ -98,14 +98,14 @@ func (l *Lead) try(ctx context.Context) error {
 // bind makes a socket at newName, and takes a share of the lock.
 func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	path := filepath.Join(l.o.Dir, newName)
-	if err := files.Remove(path); err != nil { // of a process that was killed
+	if err := statefile.Remove(path); err != nil { // of a process that was killed
 		return nil, err
 	}
-	held, err := files.TakeShare(filepath.Join(l.o.Dir, shareName))
+	held, err := statefile.TakeShare(filepath.Join(l.o.Dir, shareName))
 	if err != nil {
 		return nil, err
 	}
-	listener, err := files.Listen(ctx, path)
+	listener, err := statefile.Listen(ctx, path)
 	if err != nil {
 		held.Close()
 		return nil, err
@@ -120,11 +120,11 @@ func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 		return nil, fmt.Errorf("make the folder of the lead: %w", err)
 	}
 	unlock = func() {}
-	err = files.AwaitLock(ctx, l.o.Clock, lockTimeout, time.Millisecond, func() (err error) {
-		unlock, err = files.LockFolder(l.o.Dir)
+	err = statefile.AwaitLock(ctx, l.o.Clock, lockTimeout, time.Millisecond, func() (err error) {
+		unlock, err = statefile.LockFolder(l.o.Dir)
 		return err
 	})
-	if errors.Is(err, files.ErrLocked) {
+	if errors.Is(err, statefile.ErrLocked) {
 		return func() {}, nil
 	}
 	return unlock, err

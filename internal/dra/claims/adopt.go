@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
@@ -146,7 +146,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	case !c.gives():
 		return false
 	}
-	text, err := files.Read(c.options.Checkpoint, maxCheckpoint)
+	text, err := statefile.Read(c.options.Checkpoint, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true
 	}
@@ -177,7 +177,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 				"reason", err.Error())
 		}
 	}
-	if err := files.Write(marker, []byte(checksum(text)), 0o600, nil); err != nil {
+	if err := statefile.Write(marker, []byte(checksum(text)), 0o600, nil); err != nil {
 		log.Error(err, "Cannot note that the claims of NVIDIA's driver are taken over", "path", marker)
 	}
 	return true
@@ -185,7 +185,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 
 // adopted reports whether the claims of a checkpoint were taken over.
 func (c *Claims) adopted(checkpoint []byte) bool {
-	before, _ := files.Read(filepath.Join(c.store.folder(), adoptedFile), maxRecord)
+	before, _ := statefile.Read(filepath.Join(c.store.folder(), adoptedFile), maxRecord)
 	return string(before) == checksum(checkpoint)
 }
 

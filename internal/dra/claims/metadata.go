@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
@@ -115,7 +115,7 @@ func (c *Claims) removeMetadata(r record) error {
 		if err := c.store.lead(); err != nil {
 			return err
 		}
-		err = errors.Join(err, files.Remove(f.Path))
+		err = errors.Join(err, statefile.Remove(f.Path))
 		c.store.step()
 	}
 	return err

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -73,7 +73,7 @@ func (c *Claims) Rival(ctx context.Context) string {
 			"; remove that driver from the node"
 	}
 	var noted checkpoint
-	text, err := files.Read(c.options.Checkpoint, maxCheckpoint)
+	text, err := statefile.Read(c.options.Checkpoint, maxCheckpoint)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && c.adopted(text):
 		return ""

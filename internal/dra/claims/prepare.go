@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
@@ -362,7 +362,7 @@ func (c *Claims) writeSpec(r record) error {
 		if err := c.store.lead(); err != nil {
 			return err
 		}
-		return files.Remove(path)
+		return statefile.Remove(path)
 	}
 	if err := c.writeMetadata(r, devices); err != nil {
 		return err
@@ -375,7 +375,7 @@ func (c *Claims) writeSpec(r record) error {
 	if err != nil {
 		return err
 	}
-	if there, err := files.Read(path, maxSpec); err != nil || !bytes.Equal(there, content) {
+	if there, err := statefile.Read(path, maxSpec); err != nil || !bytes.Equal(there, content) {
 		if err := c.store.lead(); err != nil {
 			return err
 		}
@@ -463,7 +463,7 @@ func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone b
 	if err := c.store.lead(); err != nil {
 		return false, err
 	}
-	if err := files.Remove(c.store.specsOf(r).File(r.UID)); err != nil {
+	if err := statefile.Remove(c.store.specsOf(r).File(r.UID)); err != nil {
 		return false, err
 	}
 	c.store.step()

@@ -19,7 +19,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
@@ -68,7 +68,7 @@ type record struct {
 	Metadata *recordMetadata `json:"metadata,omitempty"`
 	Devices  []recordDevice  `json:"devices"`
 
-	unknown files.Unknown
+	unknown statefile.Unknown
 }
 
 // A recordDevice is a result of an allocation, and what it was when the claim was prepared.
@@ -105,7 +105,7 @@ type recordDevice struct {
 	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is
 	// counted.
 	equal   struct{ memory, threads int64 }
-	unknown files.Unknown
+	unknown statefile.Unknown
 }
 
 type recordMIG struct {
@@ -203,23 +203,23 @@ func (r record) gpus() []string {
 
 func (r record) MarshalJSON() ([]byte, error) {
 	type plain record
-	return files.Encode(plain(r), r.unknown)
+	return statefile.Encode(plain(r), r.unknown)
 }
 
 func (r *record) UnmarshalJSON(text []byte) (err error) {
 	type plain record
-	r.unknown, err = files.Decode(text, (*plain)(r))
+	r.unknown, err = statefile.Decode(text, (*plain)(r))
 	return err
 }
 
 func (d recordDevice) MarshalJSON() ([]byte, error) {
 	type plain recordDevice
-	return files.Encode(plain(d), d.unknown)
+	return statefile.Encode(plain(d), d.unknown)
 }
 
 func (d *recordDevice) UnmarshalJSON(text []byte) (err error) {
 	type plain recordDevice
-	d.unknown, err = files.Decode(text, (*plain)(d))
+	d.unknown, err = statefile.Decode(text, (*plain)(d))
 	return err
 }
 
@@ -270,8 +270,8 @@ func (s store) folder() string { return filepath.Join(s.dir, "claims") }
 // read returns a record, and false if there is none.
 func (s store) read(uid string) (record, bool, error) {
 	path := s.path(uid, recordSuffix)
-	text, err := files.Read(path, maxRecord)
-	if files.IsAbsent(err) {
+	text, err := statefile.Read(path, maxRecord)
+	if statefile.IsAbsent(err) {
 		return record{}, false, nil
 	}
 	var r record
@@ -326,7 +326,7 @@ func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, c
 	r, found, err := s.read(uid)
 	if err != nil {
 		path := s.path(uid, recordSuffix)
-		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+files.Damaged)), "Setting the record of a claim aside", "uid", uid)
+		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+statefile.Damaged)), "Setting the record of a claim aside", "uid", uid)
 	}
 	if !found {
 		r, found = s.copied(uid)
@@ -338,7 +338,7 @@ func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, c
 // uids returns the UIDs of all claims that have a record, a spec or metadata files.
 func (s store) uids() ([]string, error) {
 	entries, err := os.ReadDir(s.folder())
-	if err != nil && !files.IsAbsent(err) {
+	if err != nil && !statefile.IsAbsent(err) {
 		return nil, fmt.Errorf("list the records of claims: %w", err)
 	}
 	beside, err := cdi.ClaimFiles(s.specs.Dir)
@@ -391,7 +391,7 @@ func (s store) has(r record) bool {
 			return true
 		}
 	}
-	text, err := files.Read(path, maxRecord)
+	text, err := statefile.Read(path, maxRecord)
 	wanted, problem := encode(r)
 	if err != nil || problem != nil || !bytes.Equal(bytes.TrimSpace(text), wanted) {
 		return false
@@ -415,7 +415,7 @@ func (s store) write(r record) error {
 	s.step()
 	defer s.step()
 	path := s.path(r.UID, recordSuffix)
-	if err := files.Write(path, append(text, '\n'), 0o600, func(string) error { s.step(); return nil }); err != nil {
+	if err := statefile.Write(path, append(text, '\n'), 0o600, func(string) error { s.step(); return nil }); err != nil {
 		return err
 	}
 	if info, err := os.Lstat(path); err == nil {
@@ -430,8 +430,8 @@ func (s store) remove(uid string) error {
 		return err
 	}
 	s.written.Delete(uid)
-	for _, suffix := range []string{recordSuffix + files.Damaged, recordSuffix} {
-		if err := files.Remove(s.path(uid, suffix)); err != nil {
+	for _, suffix := range []string{recordSuffix + statefile.Damaged, recordSuffix} {
+		if err := statefile.Remove(s.path(uid, suffix)); err != nil {
 			return fmt.Errorf("remove the record of a claim: %w", err)
 		}
 		s.step()

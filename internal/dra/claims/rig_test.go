@@ -24,8 +24,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
 )
 
 // A rig is a node with two GPUs, of which the second has two MIG devices, and what Claims need of it.
@@ -90,7 +90,7 @@ func newRigAt(tb testing.TB, dir string) *rig {
 	if err := os.WriteFile(library, nil, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}, Edits: edits.Options{MPSRoot: "/run/nvidia/mps"}})
+	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}, Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}})
 	r.options = claims.Options{
 		Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs,
 		Held: func(context.Context) ([]kubelet.HeldDevice, error) {

@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
@@ -90,7 +90,7 @@ func (c *Claims) Run(ctx context.Context) error {
 			c.sweepMPS(ctx)
 			c.giveBackReleased(ctx)
 			c.forget()
-			if err := errors.Join(files.Sweep(c.store.folder()), files.Sweep(c.options.CDIDir)); err != nil {
+			if err := errors.Join(statefile.Sweep(c.store.folder()), statefile.Sweep(c.options.CDIDir)); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
 		}

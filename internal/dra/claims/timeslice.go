@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // The time slices of GPUs outlive claims and processes. Before one is set, a mark says so, and it stays until the default is set again.
@@ -43,7 +43,7 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 				break
 			}
 			c.store.step()
-			if err = files.Write(c.store.path(d.GPU, sliceSuffix), []byte(c.options.BootID), 0o600, nil); err == nil {
+			if err = statefile.Write(c.store.path(d.GPU, sliceSuffix), []byte(c.options.BootID), 0o600, nil); err == nil {
 				c.store.step()
 				err = c.options.SetTimeSlice(ctx, d.GPU, d.Interval)
 			}
@@ -58,7 +58,7 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 // resetSlice sets a GPU back to the default if it has another time slice. The caller has the lock of the GPU.
 func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	path := c.store.path(gpu, sliceSuffix)
-	boot, err := files.Read(path, maxRecord)
+	boot, err := statefile.Read(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

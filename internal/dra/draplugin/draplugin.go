@@ -24,7 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -189,11 +189,11 @@ func (s *Plugin) live(parent context.Context) error {
 	}
 	name := kubelet.SocketName(socketKind, s.token, s.lives.Add(1))
 	path := filepath.Join(f.path, name)
-	if len(path) > files.MaxSocketPath {
+	if len(path) > statefile.MaxSocketPath {
 		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix allows %d; "+
-			"choose a folder whose path is %d bytes shorter", f.path, len(path), files.MaxSocketPath, len(path)-files.MaxSocketPath)
+			"choose a folder whose path is %d bytes shorter", f.path, len(path), statefile.MaxSocketPath, len(path)-statefile.MaxSocketPath)
 	}
-	socket, err := files.Listen(parent, path)
+	socket, err := statefile.Listen(parent, path)
 	if err != nil {
 		return fmt.Errorf("listen in kubelet's folder for plugins: %w", err)
 	}

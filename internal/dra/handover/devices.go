@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -67,9 +67,9 @@ type Devices struct {
 	problem     string             // why numbers cannot be written, as it was told last
 	steady      inventory.Snapshot // without what the MIG mode changes of GPUs whose mode claims switch
 
-	disk   *files.Disk // for all work on the files
-	onDisk bool        // the file said of GPUs that they may be in slices when this process read or wrote it last; of the work on the files
-	lost   atomic.Bool // it is not known what is published
+	disk   *statefile.Disk // for all work on the files
+	onDisk bool            // the file said of GPUs that they may be in slices when last read or written; of the work on the files
+	lost   atomic.Bool     // it is not known what is published
 
 	mu      sync.Mutex  // guards all following fields, and changes of published
 	hung    time.Time   // when the disk did not answer last; zero once it did
@@ -112,7 +112,7 @@ func NewDevices(o DevicesOptions) *Devices {
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
-		disk: files.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{}, retracted: map[string]bool{},
+		disk: statefile.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{}, retracted: map[string]bool{},
 		retractions: feed.New(struct{}{}),
 	}
 }
@@ -171,14 +171,14 @@ func (d *Devices) onFiles(ctx context.Context, work func() error) error {
 	d.mu.Lock()
 	wait := d.hung.IsZero() || d.o.Clock.Since(d.hung) >= retryInterval
 	d.mu.Unlock()
-	err := files.ErrHangs
+	err := statefile.ErrHangs
 	if wait {
 		err = d.disk.Do(ctx, diskTimeout, work)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.hung = time.Time{}
 	}
-	if errors.Is(err, files.ErrHangs) {
+	if errors.Is(err, statefile.ErrHangs) {
 		if wait {
 			d.hung = d.o.Clock.Now()
 		}
@@ -328,7 +328,7 @@ func (d *Devices) number(ctx context.Context, gpus []inventory.GPU) error {
 	}
 	if d.o.StateDir != "" {
 		err := d.onFiles(ctx, func() error {
-			return files.WriteStateIf(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next}, d.o.Lead)
+			return statefile.WriteStateIf(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next}, d.o.Lead)
 		})
 		if err != nil {
 			return fmt.Errorf("write the numbers of GPUs: %w", err)
@@ -350,9 +350,9 @@ func (d *Devices) readNumbers() error {
 		return nil
 	}
 	var kept numbersState
-	found, err := files.ReadState(filepath.Join(d.o.StateDir, numbersFile), maxFile, fileVersion, &kept)
+	found, err := statefile.ReadState(filepath.Join(d.o.StateDir, numbersFile), maxFile, fileVersion, &kept)
 	if err != nil {
-		return fmt.Errorf("read the numbers of GPUs, which are kept as %s: %w", numbersFile+files.Damaged, err)
+		return fmt.Errorf("read the numbers of GPUs, which are kept as %s: %w", numbersFile+statefile.Damaged, err)
 	}
 	if found && kept.Numbers != nil {
 		d.setNumbers(kept.Numbers)
@@ -362,8 +362,8 @@ func (d *Devices) readNumbers() error {
 
 // KnownNumbers returns the numbers of GPUs in a state directory, without a change of it; none if there are none.
 func KnownNumbers(stateDir string) (dra.Numbers, error) {
-	text, err := files.Read(filepath.Join(stateDir, numbersFile), maxFile)
-	if files.IsAbsent(err) {
+	text, err := statefile.Read(filepath.Join(stateDir, numbersFile), maxFile)
+	if statefile.IsAbsent(err) {
 		return dra.Numbers{}, nil
 	}
 	var kept numbersState

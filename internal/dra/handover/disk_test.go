@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -56,7 +56,7 @@ func TestDiskThatHangs(t *testing.T) {
 		is("at once", "[0a]", 0)
 		began := time.Now()
 		err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true})
-		if took := time.Since(began); !errors.Is(err, files.ErrHangs) || !strings.Contains(err.Error(), o.StateDir) || took > 2*time.Second {
+		if took := time.Since(began); !errors.Is(err, statefile.ErrHangs) || !strings.Contains(err.Error(), o.StateDir) || took > 2*time.Second {
 			t.Errorf("SetPublished() = %v after %v", err, took)
 		}
 		hangs.Publish(false)
@@ -79,7 +79,7 @@ func TestDiskThatAnswersLate(t *testing.T) {
 		go func() { ended <- d.Run(ctx) }()
 		synctest.Wait()
 		hangs.Publish(true)
-		if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); !errors.Is(err, files.ErrHangs) {
+		if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); !errors.Is(err, statefile.ErrHangs) {
 			t.Errorf("SetPublished() = %v", err)
 		}
 		stop()

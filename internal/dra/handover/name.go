@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -31,12 +31,12 @@ func DriverName(stateDir, cdiDir, wanted string) (name, kept string, err error) 
 		return driver, fmt.Sprintf("dra.driverName is %[2]s, and the driver keeps the name %[1]s, under which these claims have devices: %[3]s; "+
 			remedy, driver, wanted, inventory.Few(prepared[driver])), nil
 	}
-	text, err := files.Read(filepath.Join(stateDir, publishedFile), maxFile)
+	text, err := statefile.Read(filepath.Join(stateDir, publishedFile), maxFile)
 	var published publishedState
 	if err == nil {
 		err = json.Unmarshal(text, &published)
 	}
-	if files.IsAbsent(err) {
+	if statefile.IsAbsent(err) {
 		return wanted, "", nil
 	}
 	driver := cmp.Or(published.Driver, dra.Driver)

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
@@ -36,14 +36,14 @@ func (d *Devices) readPublished(term int) error {
 	lose := func(why string) { d.during(term, func() { d.lose(why) }) }
 	var kept publishedState
 	path := filepath.Join(d.o.StateDir, publishedFile)
-	found, err := files.ReadState(path, maxFile, fileVersion, &kept)
+	found, err := statefile.ReadState(path, maxFile, fileVersion, &kept)
 	if err != nil {
-		err = fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+files.Damaged, err)
+		err = fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+statefile.Damaged, err)
 		lose(err.Error())
 		return err
 	}
-	if _, err := os.Lstat(path + files.Damaged); !found && err == nil {
-		lose("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
+	if _, err := os.Lstat(path + statefile.Damaged); !found && err == nil {
+		lose("an earlier process could not read which GPUs are in slices: " + path + statefile.Damaged)
 		return nil
 	}
 	if !found && d.onDisk {
@@ -177,7 +177,7 @@ func (d *Devices) write(gpus map[string]bool) error {
 		if d.o.Driver != dra.Driver {
 			state.Driver = d.o.Driver
 		}
-		if err := files.WriteStateIf(filepath.Join(d.o.StateDir, publishedFile), state, d.o.Lead); err != nil {
+		if err := statefile.WriteStateIf(filepath.Join(d.o.StateDir, publishedFile), state, d.o.Lead); err != nil {
 			return fmt.Errorf("write which GPUs are in slices: %w", err)
 		}
 		d.onDisk = len(gpus) > 0

@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // Command is the command by which a process of this program proves that CUDA works on a device. Its arguments are the driver root and
@@ -97,8 +97,8 @@ type child struct {
 	ended   chan struct{}
 
 	// What is known of it after ended.
-	said     *files.Head // what it prints to standard error
-	function string      // that it called last
+	said     *statefile.Head // what it prints to standard error
+	function string          // that it called last
 	answer   *result
 	err      error
 }
@@ -129,7 +129,7 @@ func (c *child) start(args []string) (*os.File, error) {
 	c.command = exec.Command("/proc/self/exe", append([]string{Command}, args...)...) //nolint:noctx // watch kills it
 	c.command.Args[0] = "gpu-device-plugin"                                           // under another name the program is another command
 	c.command.ExtraFiles = []*os.File{out}
-	c.said = files.NewHead(maxSaid)
+	c.said = statefile.NewHead(maxSaid)
 	c.command.Stderr = c.said
 	c.command.WaitDelay = endPatience
 	c.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -17,7 +17,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
@@ -40,7 +40,7 @@ const (
 type Book struct {
 	faults     map[faultKey]notedFault
 	recoveries map[string][]time.Time // by device
-	unknown    files.Unknown
+	unknown    statefile.Unknown
 }
 
 type faultKey struct {
@@ -60,20 +60,20 @@ type notedFault struct {
 	Cure   inventory.Cure `json:"cure"`
 	Since  time.Time      `json:"since"`
 
-	unknown files.Unknown
+	unknown statefile.Unknown
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (e *notedFault) UnmarshalJSON(text []byte) (err error) {
 	type known notedFault
-	e.unknown, err = files.Decode(text, (*known)(e))
+	e.unknown, err = statefile.Decode(text, (*known)(e))
 	return err
 }
 
 // MarshalJSON implements json.Marshaler.
 func (e notedFault) MarshalJSON() ([]byte, error) {
 	type known notedFault
-	return files.Encode(known(e), e.unknown)
+	return statefile.Encode(known(e), e.unknown)
 }
 
 // ledgerForm is the form of the file.
@@ -189,18 +189,18 @@ var errDamaged = errors.New("the fault ledger is damaged")
 // read returns what the ledger holds; an empty Book if there is none yet.
 func (l ledger) read() (Book, error) {
 	b := NewBook()
-	text, err := files.Read(l.path(FaultsFile), maxLedger)
+	text, err := statefile.Read(l.path(FaultsFile), maxLedger)
 	if errors.Is(err, fs.ErrNotExist) {
 		return b, nil
 	}
-	if errors.Is(err, files.ErrTooLarge) {
+	if errors.Is(err, statefile.ErrTooLarge) {
 		return b, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if err != nil {
 		return b, fmt.Errorf("read the fault ledger: %w", err)
 	}
 	var p ledgerForm
-	if b.unknown, err = files.Decode(text, &p); err != nil {
+	if b.unknown, err = statefile.Decode(text, &p); err != nil {
 		return b, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if p.Version != ledgerVersion {
@@ -228,7 +228,7 @@ func (l ledger) replace(b Book) error {
 	slices.SortFunc(p.Faults, func(a, b notedFault) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
-	text, err := files.Encode(p, b.unknown)
+	text, err := statefile.Encode(p, b.unknown)
 	var lines bytes.Buffer
 	if err == nil {
 		err = json.Indent(&lines, append(text, '\n'), "", "  ")
@@ -237,7 +237,7 @@ func (l ledger) replace(b Book) error {
 		err = os.MkdirAll(l.dir, 0o700)
 	}
 	if err == nil {
-		err = files.Write(l.path(FaultsFile), lines.Bytes(), 0o600, nil)
+		err = statefile.Write(l.path(FaultsFile), lines.Bytes(), 0o600, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("write the fault ledger: %w", err)

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // The file of a Release in the state directory.
@@ -32,10 +32,10 @@ type Release struct {
 // the release is gone. A file that cannot be read is set aside, and the error says so.
 func ReadRelease(dir, boot string) (*Release, error) {
 	r := &Release{}
-	found, err := files.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)
+	found, err := statefile.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read what quiesce has left, which is kept as %s: %w", releaseFile+files.Damaged, err)
+		return nil, fmt.Errorf("read what quiesce has left, which is kept as %s: %w", releaseFile+statefile.Damaged, err)
 	case !found:
 		return nil, nil
 	}
@@ -48,7 +48,7 @@ func ReadRelease(dir, boot string) (*Release, error) {
 // WriteRelease writes a Release into a folder.
 func WriteRelease(dir string, r Release) error {
 	r.Version = releaseVersion
-	if err := files.WriteState(filepath.Join(dir, releaseFile), r); err != nil {
+	if err := statefile.WriteState(filepath.Join(dir, releaseFile), r); err != nil {
 		return fmt.Errorf("save that the driver was released: %w", err)
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -23,7 +23,7 @@ var errNotLead = errors.New("another process leads")
 // A FaultWriter writes Books in the background, so that the caller never waits for the disk.
 type FaultWriter struct {
 	ledger ledger
-	disk   *files.Disk
+	disk   *statefile.Disk
 	books  chan Book // the latest that is to be written
 	known  Book      // what this process read or wrote last
 
@@ -36,7 +36,7 @@ type FaultWriter struct {
 
 // NewFaultWriter returns a FaultWriter for a folder of whose Book this process knows some, or nothing.
 func NewFaultWriter(dir string, known Book) *FaultWriter {
-	return &FaultWriter{ledger: ledger{dir: dir}, disk: files.NewDisk(), books: make(chan Book, 1), known: known.Clone()}
+	return &FaultWriter{ledger: ledger{dir: dir}, disk: statefile.NewDisk(), books: make(chan Book, 1), known: known.Clone()}
 }
 
 // Read returns the Book that other processes wrote into a folder. The error says why that could not be read: then the Book is

@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
@@ -33,7 +33,7 @@ func recall(ctx context.Context, o Options) (m memory) {
 // remember begins with what earlier processes wrote down. A disk that hangs is not waited for: the loop takes in later what it says.
 func (l *loop) remember(ctx context.Context) {
 	answered := make(chan memory, 1)
-	err := files.NewDisk().Do(ctx, savePatience, func() error {
+	err := statefile.NewDisk().Do(ctx, savePatience, func() error {
 		answered <- l.recall(ctx, l.options)
 		return nil
 	})
@@ -191,7 +191,7 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 		select {
 		case err = <-saved:
 		case <-time.After(savePatience):
-			err = files.ErrHangs
+			err = statefile.ErrHangs
 		}
 		if err != nil {
 			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may forget it",

@@ -13,7 +13,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -94,7 +94,7 @@ func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ct
 
 // bounded runs a program and returns the beginning of what it prints.
 func bounded(c *exec.Cmd) ([]byte, error) {
-	head := files.NewHead(maxOutput)
+	head := statefile.NewHead(maxOutput)
 	c.Stdout, c.Stderr = head, head
 	err := c.Run()
 	return head.Bytes(), err

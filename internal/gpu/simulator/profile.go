@@ -17,7 +17,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 //go:embed models/*.yaml profiles/*.yaml
@@ -178,7 +178,7 @@ const maxProfile = 1 << 20
 // file at that path.
 func Load(nameOrPath string) (Profile, error) {
 	if ext := filepath.Ext(nameOrPath); ext == ".yaml" || ext == ".yml" {
-		data, err := files.Read(nameOrPath, maxProfile)
+		data, err := statefile.Read(nameOrPath, maxProfile)
 		if err != nil {
 			return Profile{}, fmt.Errorf("read simulator profile: %w: give the path of a file that can be read, or one of %s",
 				err, strings.Join(Names(), ", "))

@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -69,7 +69,7 @@ func TestAFailureOfTheDiskIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	d := &disk{}
 	k := newSpecTask(d)
-	offered(k, by(edits.CDICRI), "a")
+	offered(k, by(containeredits.CDICRI), "a")
 	// becomes lets the files be checked some times.
 	becomes := func(err error) func() {
 		return func() {

@@ -20,9 +20,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
@@ -40,7 +40,7 @@ type node struct {
 	account   *account
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
-	daemon    *plugin.Set
+	daemon    *serve.Set
 	unread    bool // kubelet's checkpoint cannot be read
 	specs     offer.Specs
 	mps       offer.MPS
@@ -76,12 +76,12 @@ func newNode(t *testing.T, podResources bool) *node {
 // start runs a daemon until the test ends or the returned function is called.
 func (n *node) start(t *testing.T) (stop func()) {
 	t.Helper()
-	c := plugin.Collaborators{Registrar: n.directory, Accountant: n.account, Checkpoint: n.directory.Checkpoint,
+	c := serve.Collaborators{Registrar: n.directory, Accountant: n.account, Checkpoint: n.directory.Checkpoint,
 		Incarnation: feed.New(uint64(0)), Sockets: feed.New([]string(nil)), Clock: n.clock}
 	if n.unread {
 		c.Checkpoint = nil
 	}
-	n.daemon = plugin.NewSet(c)
+	n.daemon = serve.NewSet(c)
 	loop := &offer.Loop{
 		Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, MIG: n.mig, Owners: n.owners, Followed: n.followed,
 		Clock: n.clock, Pulse: supervise.NewPulse(),
@@ -132,7 +132,7 @@ func partitioned() inventory.Snapshot {
 
 func whole() config.Config {
 	return config.Config{Resource: resource.Options{MIG: resource.MIGMixed},
-		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
+		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}
 }
 
 // shared is a configuration by which GPUs have two replicas, under another name if one is given.
@@ -210,7 +210,7 @@ func (n *node) pass(t *testing.T, seconds int) {
 func (n *node) settle() {
 	before := n.account.asked.Load()
 	n.clock.Step(time.Second)
-	waits := slices.ContainsFunc(n.daemon.Status(), func(s plugin.Status) bool { return len(s.Departing) > 0 })
+	waits := slices.ContainsFunc(n.daemon.Status(), func(s serve.Status) bool { return len(s.Departing) > 0 })
 	for patience := time.Now().Add(20 * time.Millisecond); waits && n.account.asked.Load() == before && time.Now().Before(patience); {
 		time.Sleep(time.Millisecond)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -27,7 +27,7 @@ import (
 type Loop struct {
 	Configs   *feed.Feed[config.Config]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	Set       *plugin.Set
+	Set       *serve.Set
 	Specs     Specs
 	MPS       MPS
 	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not offered. They are nil, or the feed is,
@@ -110,7 +110,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			}
 			plan = uvm.plan(plan.Under(holds), snapshot, way)
 			inspect := way.PreStart.Checks != config.PreStartNone
-			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, Announce: c.Features.ChangeTaint}, epoch)
+			l.Set.Apply(plan, serve.Options{Edits: way.Edits, Inspect: inspect, Announce: c.Features.ChangeTaint}, epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
 				l.Followed.Publish(owners)
 			}

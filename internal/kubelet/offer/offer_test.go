@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -91,7 +91,7 @@ func TestNewDevicesWaitForTheirCDISpecsAndHealthDoesNot(t *testing.T) {
 	t.Cleanup(func() { close(disk.release) })
 	n.specs = disk
 	c := whole()
-	c.Edits.Strategies = []edits.Strategy{edits.CDICRI}
+	c.Edits.Strategies = []containeredits.Strategy{containeredits.CDICRI}
 	n.configs.Publish(c)
 	n.start(t)
 	n.await(t, "GPU-0 | ", gpu)
@@ -129,14 +129,14 @@ func TestADiskThatRefusesFilesTakesNoDeviceAway(t *testing.T) {
 	n.await(t, "GPU-0 GPU-1 | ", gpu)
 	mark := n.Mark()
 	c := whole()
-	c.Edits.Strategies = []edits.Strategy{edits.CDICRI}
+	c.Edits.Strategies = []containeredits.Strategy{containeredits.CDICRI}
 	n.configs.Publish(c)
 	refused := func(p resource.Plan) bool {
 		return slices.ContainsFunc(p.Warnings, func(w string) bool { return strings.HasSuffix(w, "by the new one: no file") })
 	}
 	n.offers(t, refused)
 	disk.full.Store(false)
-	c.Edits.GDRCopy = edits.Always // another request, which is tried at once
+	c.Edits.GDRCopy = containeredits.Always // another request, which is tried at once
 	n.configs.Publish(c)
 	n.offers(t, func(p resource.Plan) bool { return len(p.Resources) == 1 && !refused(p) })
 	for _, e := range n.Events(mark) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -65,12 +65,12 @@ func node(uuids ...string) (inventory.Snapshot, resource.Plan) {
 	return s, resource.New(s, resource.Options{})
 }
 
-func by(s edits.Strategy) config.Config {
-	return config.Config{Edits: edits.Options{Strategies: []edits.Strategy{s}}}
+func by(s containeredits.Strategy) config.Config {
+	return config.Config{Edits: containeredits.Options{Strategies: []containeredits.Strategy{s}}}
 }
 
 // offered is what is offered, and by which strategy.
-func offered(k *specTask, c config.Config, uuids ...string) (ids []string, s edits.Strategy) {
+func offered(k *specTask, c config.Config, uuids ...string) (ids []string, s containeredits.Strategy) {
 	snapshot, plan := node(uuids...)
 	holds, c, _ := k.prepare(snapshot, plan, c)
 	for _, r := range plan.Under(holds).Resources {
@@ -103,19 +103,19 @@ func TestOnlyNewNamesWaitForTheDisk(t *testing.T) {
 	t.Parallel()
 	d := &disk{}
 	k := newSpecTask(d)
-	if ids, _ := offered(k, by(edits.CDICRI), "a", "b"); len(ids) != 0 {
+	if ids, _ := offered(k, by(containeredits.CDICRI), "a", "b"); len(ids) != 0 {
 		t.Errorf("offered %q before anything was written", ids)
 	}
 	settle := keep(t, k)
 	settle()
-	if ids, _ := offered(k, by(edits.CDICRI), "a", "b"); len(ids) != 2 {
+	if ids, _ := offered(k, by(containeredits.CDICRI), "a", "b"); len(ids) != 2 {
 		t.Errorf("offered %q after the write", ids)
 	}
 	d.mu.Lock()
 	d.err = errors.New("disk full")
 	d.mu.Unlock()
 	for range 2 { // before and after the write
-		if ids, _ := offered(k, by(edits.CDICRI), "a", "c"); !cmp.Equal(ids, []string{"a"}) {
+		if ids, _ := offered(k, by(containeredits.CDICRI), "a", "c"); !cmp.Equal(ids, []string{"a"}) {
 			t.Errorf("offered %q, want the one that is written", ids)
 		}
 		settle()
@@ -131,30 +131,30 @@ func TestAnotherWayOfGivingWaitsForTheDisk(t *testing.T) {
 	t.Parallel()
 	d := &disk{}
 	k := newSpecTask(d)
-	if ids, way := offered(k, by(edits.EnvVar), "a"); len(ids) != 1 || way != edits.EnvVar {
+	if ids, way := offered(k, by(containeredits.EnvVar), "a"); len(ids) != 1 || way != containeredits.EnvVar {
 		t.Errorf("offered %q by %s", ids, way)
 	}
-	if ids, way := offered(k, by(edits.CDICRI), "a"); len(ids) != 1 || way != edits.EnvVar {
+	if ids, way := offered(k, by(containeredits.CDICRI), "a"); len(ids) != 1 || way != containeredits.EnvVar {
 		t.Errorf("before the write: offered %q by %s", ids, way)
 	}
 	settle := keep(t, k)
 	settle()
-	if ids, way := offered(k, by(edits.CDICRI), "a"); len(ids) != 1 || way != edits.CDICRI {
+	if ids, way := offered(k, by(containeredits.CDICRI), "a"); len(ids) != 1 || way != containeredits.CDICRI {
 		t.Errorf("after the write: offered %q by %s", ids, way)
 	}
 	d.mu.Lock()
 	d.err, d.has = errors.New("disk full"), nil
 	d.mu.Unlock()
 	d.writing.Lock()
-	if ids, way := offered(k, by(edits.CDIAnnotations), "a"); len(ids) != 0 || way != edits.CDICRI {
+	if ids, way := offered(k, by(containeredits.CDIAnnotations), "a"); len(ids) != 0 || way != containeredits.CDICRI {
 		t.Errorf("files removed: offered %q by %s", ids, way)
 	}
 	d.writing.Unlock()
 	settle()
-	if ids, way := offered(k, by(edits.CDIAnnotations), "a"); len(ids) != 0 || way != edits.CDIAnnotations {
+	if ids, way := offered(k, by(containeredits.CDIAnnotations), "a"); len(ids) != 0 || way != containeredits.CDIAnnotations {
 		t.Errorf("a write that fails: offered %q by %s", ids, way)
 	}
-	if ids, way := offered(k, by(edits.EnvVar), "a"); len(ids) != 1 || way != edits.EnvVar {
+	if ids, way := offered(k, by(containeredits.EnvVar), "a"); len(ids) != 1 || way != containeredits.EnvVar {
 		t.Errorf("without CDI: offered %q by %s", ids, way)
 	}
 }
@@ -165,11 +165,11 @@ func TestWhatDoesNotNeedFilesDoesNotWait(t *testing.T) {
 	d := &disk{}
 	k := newSpecTask(d)
 	snapshot, plan := node("a")
-	k.prepare(snapshot, plan, by(edits.CDICRI))
+	k.prepare(snapshot, plan, by(containeredits.CDICRI))
 	keep(t, k)()
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	wanted := by(edits.CDICRI)
+	wanted := by(containeredits.CDICRI)
 	wanted.PreStart.Checks = config.PreStartHealth
 	if _, c, _ := k.prepare(snapshot, plan, wanted); c.PreStart.Checks != config.PreStartHealth {
 		t.Error("the checks before a container starts wait for files")
@@ -186,8 +186,8 @@ func TestFilesAreWrittenForWhatTheyDependOn(t *testing.T) {
 	newer := snapshot
 	newer.Driver.Version = "580.95.05"
 	held := plan.Under([]resource.Hold{{UUID: "a", Hidden: true}})
-	c, other := by(edits.CDICRI), by(edits.CDICRI)
-	other.Edits.GDRCopy = edits.Always
+	c, other := by(containeredits.CDICRI), by(containeredits.CDICRI)
+	other.Edits.GDRCopy = containeredits.Always
 	for i, r := range []specRequest{
 		{snapshot: snapshot, plan: plan, config: c}, {snapshot: newer, plan: plan, config: c}, {snapshot: newer, plan: held, config: c},
 		{snapshot: newer, plan: held, config: other},

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -24,16 +24,16 @@ func TestDevicesWaitForUVM(t *testing.T) {
 		})
 	}
 	for name, tt := range map[string]struct {
-		edits   edits.Options
+		edits   containeredits.Options
 		control inventory.ControlNodes
 		majors  inventory.Majors
 		waits   bool
 	}{
-		"CDI":                           {edits: edits.Options{Strategies: []edits.Strategy{edits.CDICRI}}, control: inventory.NodeControl, waits: true},
-		"CDI, its number is known":      {edits: edits.Options{Strategies: []edits.Strategy{edits.CDICRI}}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}},
-		"CDI, no node can be seen":      {edits: edits.Options{Strategies: []edits.Strategy{edits.CDICRI}}},
-		"device nodes":                  {edits: edits.Options{DeviceNodes: true}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}, waits: true},
-		"device nodes, it is there":     {edits: edits.Options{DeviceNodes: true}, control: inventory.NodeControl | inventory.NodeUVM},
+		"CDI":                           {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}, control: inventory.NodeControl, waits: true},
+		"CDI, its number is known":      {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}},
+		"CDI, no node can be seen":      {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}},
+		"device nodes":                  {edits: containeredits.Options{DeviceNodes: true}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}, waits: true},
+		"device nodes, it is there":     {edits: containeredits.Options{DeviceNodes: true}, control: inventory.NodeControl | inventory.NodeUVM},
 		"by the environment, and alone": {control: inventory.NodeControl},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestDevicesWaitForUVM(t *testing.T) {
 			n.specs = &slowDisk{written: map[string]bool{"GPU-0": true, "GPU-1": true}, release: closed()}
 			c := whole()
 			if c.Edits = tt.edits; c.Edits.Strategies == nil {
-				c.Edits.Strategies = []edits.Strategy{edits.EnvVar}
+				c.Edits.Strategies = []containeredits.Strategy{containeredits.EnvVar}
 			}
 			n.configs.Publish(c)
 			s := gpus()

@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 const (
@@ -53,14 +53,14 @@ type Asker struct {
 	// BootID is that of the node; empty if it is not known. Then a file from before a restart stays as long as nothing is known.
 	BootID string
 	// Disk does the work on the file; nil is one of its own.
-	Disk *files.Disk
+	Disk *statefile.Disk
 
 	asked string // the path of the last file that may be this program's
 }
 
 // Run writes and removes the file until ctx ends, and then returns nil, also when the disk does not answer. The file stays then.
 func (a *Asker) Run(ctx context.Context) error {
-	disk, said := cmp.Or(a.Disk, files.NewDisk()), ""
+	disk, said := cmp.Or(a.Disk, statefile.NewDisk()), ""
 	for {
 		wanted, configured, looked := a.Wanted()
 		err := disk.Do(ctx, diskPatience, func() error { return a.step(ctx, wanted) })
@@ -135,15 +135,15 @@ func beside(path, what string) string {
 // read returns the line of a file that has this program's text, and no more than that; empty for another file.
 func read(path string) (line string, err error) {
 	switch info, err := os.Lstat(path); {
-	case files.IsAbsent(err):
+	case statefile.IsAbsent(err):
 		return "", nil
 	case err != nil:
 		return "", err
 	case !info.Mode().IsRegular() || info.Size() > maxText:
 		return "", nil
 	}
-	text, err := files.Read(path, maxText)
-	if files.IsAbsent(err) { // removed meanwhile
+	text, err := statefile.Read(path, maxText)
+	if statefile.IsAbsent(err) { // removed meanwhile
 		return "", nil
 	}
 	line, rest, ended := strings.Cut(string(text), "\n")
@@ -217,7 +217,7 @@ func withdraw(ctx context.Context, path string) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // the disk has taken its time
 	}
-	if err := os.Rename(path, removed(path)); err != nil && !files.IsAbsent(err) {
+	if err := os.Rename(path, removed(path)); err != nil && !statefile.IsAbsent(err) {
 		return err
 	}
 	klog.FromContext(ctx).Info("Asking for no restart of the node any more", "file", path)
@@ -227,7 +227,7 @@ func withdraw(ctx context.Context, path string) error {
 // settle ends what a process that was killed has begun. A file of somebody else that was to be removed gets its name again, unless there is
 // one.
 func settle(path string) error {
-	if err := os.Remove(unfinished(path)); err != nil && !files.IsAbsent(err) {
+	if err := os.Remove(unfinished(path)); err != nil && !statefile.IsAbsent(err) {
 		return err
 	}
 	left := removed(path)
@@ -236,11 +236,11 @@ func settle(path string) error {
 		return err
 	}
 	if !ours {
-		if err := os.Link(left, path); err != nil && !files.IsAbsent(err) && !errors.Is(err, fs.ErrExist) {
+		if err := os.Link(left, path); err != nil && !statefile.IsAbsent(err) && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
-	if err := os.Remove(left); err != nil && !files.IsAbsent(err) {
+	if err := os.Remove(left); err != nil && !statefile.IsAbsent(err) {
 		return err
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 	clocktest "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -268,7 +268,7 @@ func TestDiskThatHangs(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		path := filepath.Join(t.TempDir(), "reboot-required")
 		synctest.Test(t, func(t *testing.T) {
-			disk, answers := files.NewDisk(), make(chan struct{})
+			disk, answers := statefile.NewDisk(), make(chan struct{})
 			go func() {
 				_ = disk.Do(context.WithoutCancel(t.Context()), time.Hour, func() error { <-answers; return nil })
 			}()

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // File is the name of the file in the state directory that says that GPUs are being reset.
@@ -47,8 +47,8 @@ func (a *attempt) note(ctx context.Context, p Phase) error {
 // forget removes the note.
 func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
 
-// keep has the file say what is wanted; nil is for no file. The error is files.ErrHangs when the disk does not answer. The disk does later
-// what is wanted then.
+// keep has the file say what is wanted; nil is for no file. The error is statefile.ErrHangs when
+// the disk does not answer. The disk does later what is wanted then.
 func (r *Resets) keep(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
@@ -62,7 +62,7 @@ func (r *Resets) settle() (err error) {
 	for {
 		wanted := r.noted.Load()
 		if wanted == nil {
-			err = files.Remove(r.path())
+			err = statefile.Remove(r.path())
 		} else {
 			err = r.options.Write(r.path(), wanted)
 		}
@@ -128,9 +128,9 @@ const judged = "they are judged by their readings"
 
 // left returns the note of an earlier process; nil if there is none.
 func (r *Resets) left(ctx context.Context) (*record, error) {
-	return files.Within(ctx, r.disk, diskPatience, func() (*record, error) {
+	return statefile.Within(ctx, r.disk, diskPatience, func() (*record, error) {
 		var found record
-		if is, err := files.ReadState(r.path(), maxFile, fileVersion, &found); !is {
+		if is, err := statefile.ReadState(r.path(), maxFile, fileVersion, &found); !is {
 			return nil, err
 		}
 		return &found, nil

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 )
 
@@ -98,10 +98,10 @@ func TestANoteThatComesLate(t *testing.T) {
 						return test.fails
 					}
 				}
-				return files.WriteState(path, v)
+				return statefile.WriteState(path, v)
 			}
 			for range 2 { // the second one finds the disk as busy as before
-				if err := <-r.begin(t.Context(), 0, "0"); !errors.Is(err, files.ErrHangs) {
+				if err := <-r.begin(t.Context(), 0, "0"); !errors.Is(err, statefile.ErrHangs) {
 					t.Errorf("%s: Reset() = %v", name, err)
 				}
 			}
@@ -132,7 +132,7 @@ func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(dir)
 		answer := make(chan struct{})
-		r.write = func(path string, v any) error { <-answer; return files.WriteState(path, v) }
+		r.write = func(path string, v any) error { <-answer; return statefile.WriteState(path, v) }
 		ctx, cancel := context.WithCancel(t.Context())
 		outcome := r.begin(ctx, 0, "0")
 		synctest.Wait()

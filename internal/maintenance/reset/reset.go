@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -55,7 +55,7 @@ type Options struct {
 	Former func() (who string, changed <-chan struct{})
 	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot ID of the node.
 	StateDir, BootID string
-	// Write writes the note to a path, within any time; nil is files.WriteState.
+	// Write writes the note to a path, within any time; nil is statefile.WriteState.
 	Write func(path string, v any) error
 }
 
@@ -95,7 +95,7 @@ type Status struct {
 // Resets reset GPUs, those of one request at a time. New makes one; Run ends what an earlier process left.
 type Resets struct {
 	options Options
-	disk    *files.Disk
+	disk    *statefile.Disk
 	noted   atomic.Pointer[record] // what the file is to say; nil for no file
 	status  *feed.Feed[Status]
 	busy    sync.Mutex // held while a reset is under way
@@ -104,9 +104,9 @@ type Resets struct {
 // New returns Resets that have reset nothing yet.
 func New(o Options) *Resets {
 	if o.Write == nil {
-		o.Write = files.WriteState
+		o.Write = statefile.WriteState
 	}
-	return &Resets{options: o, disk: files.NewDisk(), status: feed.New(Status{})}
+	return &Resets{options: o, disk: statefile.NewDisk(), status: feed.New(Status{})}
 }
 
 // Status is the feed of the last reset.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 )
@@ -52,7 +52,7 @@ func newRig(dir string) *rig {
 			if write := get(r, func() func(string, any) error { return r.write }); write != nil {
 				return write(path, v)
 			}
-			return files.WriteState(path, v)
+			return statefile.WriteState(path, v)
 		},
 		May:     func() error { return get(r, func() error { return r.may }) },
 		Clients: func(inventory.GPU) []string { return []string{"process 7 (dcgm)"} },

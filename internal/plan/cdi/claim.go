@@ -14,9 +14,9 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -43,17 +43,17 @@ type Given struct {
 
 // Given returns what containers are given with the devices of a Snapshot. If files of the driver cannot be read, the error says which,
 // and those that were found before are used. If none were found before, no device is given.
-func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) (Given, error) {
-	e.IDs, e.Void, e.IMEX = edits.ByUUID, true, true
+func (w *Writer) Given(snapshot inventory.Snapshot, e containeredits.Options, o Options) (Given, error) {
+	e.IDs, e.Void, e.IMEX = containeredits.ByUUID, true, true
 	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e, Options: o}
 	made, err := wanted.specs(w.root, &w.found)
-	spec := made[edits.CDIGPU]
+	spec := made[containeredits.CDIGPU]
 	if spec == nil {
 		return Given{}, err
 	}
 	spec.Kind = vendorOf("driver") + "/" + claimClass // the version is the same for all names
 	for _, class := range slices.Sorted(maps.Keys(made)) {
-		if class == edits.CDIGPU || class == edits.CDIIMEX {
+		if class == containeredits.CDIGPU || class == containeredits.CDIIMEX {
 			continue
 		}
 		for _, d := range made[class].Devices {
@@ -63,13 +63,13 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 	}
 	named := *spec
 	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"}) // the UID of a claim may begin with a digit
-	if imex := made[edits.CDIIMEX]; imex != nil {
+	if imex := made[containeredits.CDIIMEX]; imex != nil {
 		named.Devices = append(named.Devices, imex.Devices...)
 	}
 	version, problem := specs.MinimumRequiredVersion(&named)
 	spec.Version = version
 	g := Given{version: version, mpsRoot: e.MPSRoot, devices: map[string]json.RawMessage{}}
-	if imex := made[edits.CDIIMEX]; imex != nil {
+	if imex := made[containeredits.CDIIMEX]; imex != nil {
 		g.imex = imex.Devices[0].ContainerEdits.DeviceNodes
 	}
 	add := func(e specs.ContainerEdits) json.RawMessage {
@@ -83,7 +83,7 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 		byName[d.Name] = add(d.ContainerEdits)
 	}
 	for _, d := range wanted.Plan.NodeDevices() {
-		g.devices[d.UUID] = byName[edits.CDIName(d, edits.ByUUID)]
+		g.devices[d.UUID] = byName[containeredits.CDIName(d, containeredits.ByUUID)]
 	}
 	if problem != nil {
 		return Given{}, errors.Join(err, fmt.Errorf("make CDI specs of claims: %w", problem))
@@ -159,7 +159,7 @@ func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessag
 		all.DeviceNodes = append(all.DeviceNodes, g.imex...)
 	}
 	if device.MPS != "" {
-		client := edits.MPSClient(g.mpsRoot, device.MPS)
+		client := containeredits.MPSClient(g.mpsRoot, device.MPS)
 		for name, value := range client.Env {
 			all.Env = append(all.Env, name+"="+value)
 		}
@@ -206,7 +206,7 @@ type ClaimFile struct {
 // ClaimFiles returns the files of all claims, of all drivers, in a folder of specs. A folder that is not there has none.
 func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil && !files.IsAbsent(err) {
+	if err != nil && !statefile.IsAbsent(err) {
 		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
 	}
 	for _, e := range entries {
@@ -228,18 +228,18 @@ func ClaimFiles(dir string) (all []ClaimFile, err error) {
 // WriteMetadata writes a metadata file if it is not so already, and reports whether it did. Containers have the file that was there when
 // they started.
 func WriteMetadata(path string, content []byte) (written bool, err error) {
-	if there, err := files.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
+	if there, err := statefile.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
 		return false, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return false, err
 	}
-	return true, files.Replace(path, content, readableByAll)
+	return true, statefile.Replace(path, content, readableByAll)
 }
 
 // Note returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.
 func (s ClaimSpecs) Note(uid string) []byte {
-	text, err := files.Read(s.File(uid), maxClaimFile)
+	text, err := statefile.Read(s.File(uid), maxClaimFile)
 	if note, is := bytes.CutPrefix(text, []byte(notePrefix)); is && err == nil {
 		note, _, _ = bytes.Cut(note, []byte("\n"))
 		return note
@@ -257,10 +257,10 @@ func (s ClaimSpecs) Device(uid, device string) string {
 
 // Write replaces the spec file of a claim. It does not wait for the disk: the file can be written again from the record of the claim.
 func (s ClaimSpecs) Write(uid string, content []byte) error {
-	err := files.Replace(s.File(uid), content, readableByAll)
+	err := statefile.Replace(s.File(uid), content, readableByAll)
 	if errors.Is(err, os.ErrNotExist) {
 		if err = os.MkdirAll(s.Dir, 0o755); err == nil {
-			err = files.Replace(s.File(uid), content, readableByAll)
+			err = statefile.Replace(s.File(uid), content, readableByAll)
 		}
 	}
 	return err

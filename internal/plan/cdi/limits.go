@@ -5,7 +5,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -19,14 +19,14 @@ func isToken(d resource.Device) bool { return d.Sharing == resource.Percentage }
 
 // limits returns the specs of the limits that containers with units of memory are given, one device for each size that a GPU of the node
 // has. The sizes do not depend on the configuration: a container that starts again needs the name that it was given.
-func (w Wanted) limits() map[edits.CDIClass]*specs.Spec {
+func (w Wanted) limits() map[containeredits.CDIClass]*specs.Spec {
 	has := func(mode resource.SharingMode) bool {
 		given := func(d resource.Device) bool { return d.Sharing == mode }
 		return slices.ContainsFunc(w.Plan.Resources, func(r resource.Resource) bool { return slices.ContainsFunc(r.Devices, given) })
 	}
 	byMPS, byDriver := has(resource.InMPSUnits), has(resource.InDriverUnits)
-	all, most := map[edits.CDIClass]*specs.Spec{}, 0
-	add := func(l edits.Limit) {
+	all, most := map[containeredits.CDIClass]*specs.Spec{}, 0
+	add := func(l containeredits.Limit) {
 		if all[l.Class] == nil {
 			all[l.Class] = newSpec(l.Class)
 		}
@@ -39,14 +39,14 @@ func (w Wanted) limits() map[edits.CDIClass]*specs.Spec {
 	}
 	for mib := memoryStep; mib <= most; mib += memoryStep {
 		if byMPS {
-			add(edits.MemoryLimit(mib))
+			add(containeredits.MemoryLimit(mib))
 		}
 		if byDriver {
-			add(edits.DriverMemoryLimit(mib))
+			add(containeredits.DriverMemoryLimit(mib))
 		}
 	}
 	for percentage := threadStep; byMPS && percentage <= 100; percentage += threadStep {
-		add(edits.ThreadLimit(percentage))
+		add(containeredits.ThreadLimit(percentage))
 	}
 	return all
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 )
 
 // Debian's alternatives are absolute links: they lead inside the driver root, wherever that is for the process that looks
@@ -63,7 +63,7 @@ func TestLinksOfTheHostLeadInsideItsRoot(t *testing.T) {
 			h.link(t, "driver-root/etc/cufile.json", tt.prefix+"cufile.json")
 			h.link(t, "driver-root/usr/bin/nvidia-cdi-hook", tt.prefix+"hook")
 			w := wanted()
-			w.Edits.GDS = edits.Always
+			w.Edits.GDS = containeredits.Always
 			w.Snapshot.Control |= inventory.NodeGDS
 			h.apply(t, w)
 			var got []string

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -98,7 +98,7 @@ func TestAllAndIndices(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	w.Edits.IDs = edits.ByIndex
+	w.Edits.IDs = containeredits.ByIndex
 	w.Snapshot.GPUs = w.Snapshot.GPUs[:1]
 	w.Plan = resource.New(w.Snapshot, resource.Options{})
 	h.apply(t, w)

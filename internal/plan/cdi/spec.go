@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -38,25 +38,25 @@ type Options struct {
 type Wanted struct {
 	Snapshot inventory.Snapshot
 	Plan     resource.Plan
-	Edits    edits.Options
+	Edits    containeredits.Options
 	Options  Options
 }
 
 // voidVariable in a spec has NVIDIA's container runtime add no GPU by itself, whatever the image's environment says.
-const voidVariable = edits.EnvVisibleDevices + "=" + edits.Void
+const voidVariable = containeredits.EnvVisibleDevices + "=" + containeredits.Void
 
 // specs returns the spec of each class that the node has, without a version. Root is the file system of this process. What cannot be
 // read of the driver is as it was found before: an error that comes with specs says so.
-func (w Wanted) specs(root fs.FS, before *found) (map[edits.CDIClass]*specs.Spec, error) {
+func (w Wanted) specs(root fs.FS, before *found) (map[containeredits.CDIClass]*specs.Spec, error) {
 	gpus, err := w.gpuSpec(root, before)
 	if gpus == nil {
 		return nil, err
 	}
-	all := map[edits.CDIClass]*specs.Spec{}
+	all := map[containeredits.CDIClass]*specs.Spec{}
 	if len(gpus.Devices) > 0 {
-		all[edits.CDIGPU] = gpus
+		all[containeredits.CDIGPU] = gpus
 	}
-	for class, name := range edits.CDICompanions(w.Snapshot.Control, w.Edits) {
+	for class, name := range containeredits.CDICompanions(w.Snapshot.Control, w.Edits) {
 		spec := newSpec(class)
 		spec.Devices = []specs.Device{{Name: name, ContainerEdits: w.companion(root, class)}}
 		all[class] = spec
@@ -96,8 +96,8 @@ func (w Wanted) find(root fs.FS, before *found) error {
 		"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
 }
 
-func newSpec(class edits.CDIClass) *specs.Spec {
-	return &specs.Spec{Kind: edits.CDIVendor + "/" + string(class)}
+func newSpec(class containeredits.CDIClass) *specs.Spec {
+	return &specs.Spec{Kind: containeredits.CDIVendor + "/" + string(class)}
 }
 
 // gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files. Devices that are not offered any more
@@ -107,7 +107,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	if problem != nil && driver.version == "" {
 		return nil, problem
 	}
-	spec := newSpec(edits.CDIGPU)
+	spec := newSpec(containeredits.CDIGPU)
 	var devices []resource.Device
 	for _, r := range w.Plan.Resources {
 		devices = append(devices, slices.DeleteFunc(r.Members(), isToken)...)
@@ -119,13 +119,13 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 			continue
 		}
 		display, links := w.display(root, d)
-		given := specs.ContainerEdits{DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links)}
+		given := specs.ContainerEdits{DeviceNodes: w.nodes(append(containeredits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links)}
 		if d.UUID == d.GPU {
 			given.Hooks = append(given.Hooks, driver.hook.memoryLimits(path.Join("/", w.Options.DriverRoot), d.UUID)...)
 		}
 		all[d.UUID] = given
-		for _, by := range []edits.IDStrategy{edits.ByUUID, edits.ByIndex} {
-			if name := edits.CDIName(d, by); names[name] == "" { // an index may be that of a GPU that was replaced, too
+		for _, by := range []containeredits.IDStrategy{containeredits.ByUUID, containeredits.ByIndex} {
+			if name := containeredits.CDIName(d, by); names[name] == "" { // an index may be that of a GPU that was replaced, too
 				names[name] = d.UUID
 			}
 		}
@@ -142,7 +142,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	if w.Edits.Void { // also beside another strategy: where the runtime knows CDI, the devices are not to be added twice
 		common.Env = append(common.Env, voidVariable)
 	}
-	nodes := w.Snapshot.Control & edits.AlwaysNodes
+	nodes := w.Snapshot.Control & containeredits.AlwaysNodes
 	if w.Snapshot.Majors.UVM > 0 { // the module is loaded; the first process that computes makes its nodes
 		nodes |= inventory.NodeUVM | inventory.NodeUVMTools
 	}
@@ -258,7 +258,7 @@ func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 	nodes := make([]*specs.DeviceNode, 0, len(paths))
 	for _, p := range paths {
 		node := &specs.DeviceNode{Path: p}
-		if number, known := edits.NumberOf(p, w.Snapshot.Majors); known {
+		if number, known := containeredits.NumberOf(p, w.Snapshot.Majors); known {
 			node.Type, node.Major, node.Minor = "c", int64(number.Major), int64(number.Minor)
 			if number.Mode != 0 {
 				node.FileMode = new(fs.FileMode(number.Mode))
@@ -273,12 +273,12 @@ func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 }
 
 // companion returns what a container is given of a companion of the driver.
-func (w Wanted) companion(root fs.FS, class edits.CDIClass) specs.ContainerEdits {
-	patterns := map[edits.CDIClass][]string{
-		edits.CDIIMEX:    {inventory.NodeIMEXChannel0.String()},
-		edits.CDIGDRCopy: {inventory.NodeGDRCopy.String()},
-		edits.CDIGDS:     {"nvidia-fs[0-9]*"},
-		edits.CDIMOFED:   {"infiniband/uverbs*", inventory.NodeRDMA.String()},
+func (w Wanted) companion(root fs.FS, class containeredits.CDIClass) specs.ContainerEdits {
+	patterns := map[containeredits.CDIClass][]string{
+		containeredits.CDIIMEX:    {inventory.NodeIMEXChannel0.String()},
+		containeredits.CDIGDRCopy: {inventory.NodeGDRCopy.String()},
+		containeredits.CDIGDS:     {"nvidia-fs[0-9]*"},
+		containeredits.CDIMOFED:   {"infiniband/uverbs*", inventory.NodeRDMA.String()},
 	}[class]
 	var paths []string
 	for _, pattern := range patterns {
@@ -294,7 +294,7 @@ func (w Wanted) companion(root fs.FS, class edits.CDIClass) specs.ContainerEdits
 		}
 	}
 	given := specs.ContainerEdits{DeviceNodes: w.nodes(paths)}
-	if class != edits.CDIGDS {
+	if class != containeredits.CDIGDS {
 		return given
 	}
 	for _, p := range []string{"run/udev", "etc/cufile.json"} {

@@ -14,8 +14,8 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -40,8 +40,8 @@ func NewWriter(dir string, root fs.FS) *Writer {
 
 // Written says which names the spec files have. It is immutable; the zero value has none.
 type Written struct {
-	devices    map[string]bool // of the class edits.CDIGPU
-	companions map[edits.CDIClass]bool
+	devices    map[string]bool // of the class containeredits.CDIGPU
+	companions map[containeredits.CDIClass]bool
 	unlimited  string // why containers cannot be held to limits by the driver; empty if they can
 	err        error
 }
@@ -53,14 +53,14 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	if err != nil {
 		err = fmt.Errorf("make CDI specs: %w", err)
 	}
-	written := Written{devices: map[string]bool{}, companions: map[edits.CDIClass]bool{}, unlimited: w.found.hook.unlimited(w.root)}
+	written := Written{devices: map[string]bool{}, companions: map[containeredits.CDIClass]bool{}, unlimited: w.found.hook.unlimited(w.root)}
 	for class, spec := range made {
 		needed := spec.Devices // the file may keep others, too
 		names, problem := w.write(class, spec, wanted.Edits.IDs)
 		if problem != nil {
 			err = errors.Join(err, fmt.Errorf("write the CDI spec of %s: %w", spec.Kind, problem))
 		}
-		if class == edits.CDIGPU {
+		if class == containeredits.CDIGPU {
 			written.devices = names
 		} else {
 			written.companions[class] = !slices.ContainsFunc(needed, func(d specs.Device) bool { return !names[d.Name] })
@@ -73,8 +73,8 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 // write replaces a spec file if its content differs, and returns the names of the devices that are in the file as they should
 // be. By says how containers are given devices. If the file cannot be written, these are the devices that were in it before and did
 // not change.
-func (w *Writer) write(class edits.CDIClass, spec *specs.Spec, by edits.IDStrategy) (map[string]bool, error) {
-	name := cdilib.GenerateSpecName(edits.CDIVendor, string(class)) + ".json"
+func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy) (map[string]bool, error) {
+	name := cdilib.GenerateSpecName(containeredits.CDIVendor, string(class)) + ".json"
 	file := w.read(name)
 	if file != nil {
 		retire(spec, file, by)
@@ -100,11 +100,11 @@ func (w *Writer) write(class edits.CDIClass, spec *specs.Spec, by edits.IDStrate
 // plugin uses the same names. A folder that is not there has none.
 func DeviceFiles(dir string) (paths []string, err error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil && !files.IsAbsent(err) {
+	if err != nil && !statefile.IsAbsent(err) {
 		return nil, fmt.Errorf("list the CDI specs of devices: %w", err)
 	}
 	for _, e := range entries {
-		class, ours := strings.CutPrefix(e.Name(), cdilib.GenerateSpecName(edits.CDIVendor, ""))
+		class, ours := strings.CutPrefix(e.Name(), cdilib.GenerateSpecName(containeredits.CDIVendor, ""))
 		if class, isSpec := strings.CutSuffix(class, ".json"); ours && isSpec && class != "" {
 			paths = append(paths, filepath.Join(dir, e.Name()))
 		}
@@ -124,7 +124,7 @@ func (w *Writer) replace(name string, spec *specs.Spec) error {
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		return err
 	}
-	return files.Write(filepath.Join(w.dir, name), content, readableByAll, func(temporary string) error {
+	return statefile.Write(filepath.Join(w.dir, name), content, readableByAll, func(temporary string) error {
 		_, err := cdilib.ReadSpec(temporary, 0)
 		return err
 	})
@@ -161,7 +161,7 @@ const maxSpec = 16 << 20
 // read returns a spec file as it is; nil if it is not there, or is of no use: a new file must not have what runtimes refuse.
 func (w *Writer) read(name string) *specs.Spec {
 	path := filepath.Join(w.dir, name)
-	if _, err := files.Read(path, maxSpec); err != nil {
+	if _, err := statefile.Read(path, maxSpec); err != nil {
 		return nil
 	}
 	spec, err := cdilib.ReadSpec(path, 0)
@@ -173,7 +173,7 @@ func (w *Writer) read(name string) *specs.Spec {
 
 // retire adds to a spec the devices of the file before it that it does not have: containers may have been given them. An index that
 // nothing has any more is kept where containers are given devices by index.
-func retire(spec, before *specs.Spec, by edits.IDStrategy) {
+func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	if before.Kind != spec.Kind {
 		return
 	}
@@ -184,7 +184,7 @@ func retire(spec, before *specs.Spec, by edits.IDStrategy) {
 	retired := 0
 	for _, d := range before.Devices {
 		index := strings.Trim(d.Name, "0123456789:") == ""
-		if !have[d.Name] && retired < maxRetired && d.Name != everyDevice && (!index || by == edits.ByIndex) {
+		if !have[d.Name] && retired < maxRetired && d.Name != everyDevice && (!index || by == containeredits.ByIndex) {
 			have[d.Name] = true
 			retired++
 			spec.Devices = append(spec.Devices, d)
@@ -200,13 +200,13 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 		why = w.err.Error()
 	}
 	companions := true
-	for class := range edits.CDICompanions(wanted.Snapshot.Control, wanted.Edits) {
+	for class := range containeredits.CDICompanions(wanted.Snapshot.Control, wanted.Edits) {
 		companions = companions && w.companions[class]
 	}
 	for _, r := range wanted.Plan.Resources {
 		for _, d := range r.Members() {
 			switch {
-			case !companions || !w.limits(d.Sharing) || !isToken(d) && !w.devices[edits.CDIName(d, wanted.Edits.IDs)]:
+			case !companions || !w.limits(d.Sharing) || !isToken(d) && !w.devices[containeredits.CDIName(d, wanted.Edits.IDs)]:
 				lacks[d.UUID] = why
 			case d.Sharing == resource.InDriverUnits && w.unlimited != "":
 				lacks[d.UUID] = w.unlimited
@@ -220,9 +220,9 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 func (w Written) limits(mode resource.SharingMode) bool {
 	switch mode {
 	case resource.InMPSUnits, resource.Percentage:
-		return w.companions[edits.CDIMemory] && w.companions[edits.CDIThreads]
+		return w.companions[containeredits.CDIMemory] && w.companions[containeredits.CDIThreads]
 	case resource.InDriverUnits:
-		return w.companions[edits.CDIDriverMemory]
+		return w.companions[containeredits.CDIDriverMemory]
 	case resource.Unshared, resource.TimeSliced, resource.MPS, resource.InUnits:
 	}
 	return true

@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -91,7 +91,7 @@ func wanted() cdi.Wanted {
 		Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed, Sharing: resource.Sharing{
 			Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 3}},
 		}}),
-		Edits:   edits.Options{Strategies: []edits.Strategy{edits.CDICRI}, Void: true},
+		Edits:   containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}, Void: true},
 		Options: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
 	}
 }
@@ -222,7 +222,7 @@ func TestSpecWithoutHooksPutsLibrariesWhereLoadersLook(t *testing.T) {
 func TestNamesByIndexAndAnotherDevRootNeedANewerSpec(t *testing.T) {
 	t.Parallel()
 	for _, change := range []func(*cdi.Wanted){
-		func(w *cdi.Wanted) { w.Edits.IDs = edits.ByIndex },
+		func(w *cdi.Wanted) { w.Edits.IDs = containeredits.ByIndex },
 		func(w *cdi.Wanted) { w.Edits.DevRoot = "/run/nvidia/driver" },
 	} {
 		h := newHost(t, driverFiles()...)
@@ -246,7 +246,7 @@ func TestCompanionsHaveSpecsOfTheirOwn(t *testing.T) {
 		"driver-root/run/udev/x")...)
 	w := wanted()
 	w.Snapshot.Control = inventory.AllControlNodes
-	w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = edits.Always, edits.Always, edits.Always, true
+	w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = containeredits.Always, containeredits.Always, containeredits.Always, true
 	h.apply(t, w)
 	for class, want := range map[string]string{
 		"gds": "all: /dev/nvidia-fs0 /dev/nvidia-fs1 /run/udev /etc/cufile.json", "gdrcopy": "all: /dev/gdrdrv",
@@ -272,7 +272,7 @@ func TestHostPathsOfGDS(t *testing.T) {
 	h := newHost(t, driverFiles("dev/nvidia-fs0", "driver-root/run/udev/x", "etc/cufile.json")...)
 	w := wanted()
 	w.Snapshot.Control = inventory.AllControlNodes
-	w.Edits.GDS = edits.Always
+	w.Edits.GDS = containeredits.Always
 	for root, want := range map[string][]string{
 		"/":                  {"/run/udev to /run/udev", "/etc/cufile.json to /etc/cufile.json"},
 		"/run/nvidia/driver": {"/run/nvidia/driver/run/udev to /run/udev", "/etc/cufile.json to /etc/cufile.json"},
@@ -293,7 +293,7 @@ func TestHostPathsOfGDS(t *testing.T) {
 func TestVoidInSpecs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
-	for _, strategies := range [][]edits.Strategy{{edits.CDICRI}, {edits.EnvVar, edits.CDICRI}, {edits.VolumeMounts, edits.CDIAnnotations}} {
+	for _, strategies := range [][]containeredits.Strategy{{containeredits.CDICRI}, {containeredits.EnvVar, containeredits.CDICRI}, {containeredits.VolumeMounts, containeredits.CDIAnnotations}} {
 		for _, void := range []bool{true, false} {
 			w := wanted()
 			w.Edits.Strategies, w.Edits.Void = strategies, void
@@ -309,19 +309,19 @@ func TestVoidInSpecs(t *testing.T) {
 func TestEveryNameOfEditsResolves(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles("dev/nvidia-fs0", "dev/gdrdrv", "dev/infiniband/rdma_cm", "dev/nvidia-caps-imex-channels/channel0")...)
-	for _, ids := range []edits.IDStrategy{edits.ByUUID, edits.ByIndex} {
+	for _, ids := range []containeredits.IDStrategy{containeredits.ByUUID, containeredits.ByIndex} {
 		w := wanted()
 		w.Snapshot.Control = inventory.AllControlNodes
 		w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
 		w.Edits.IDs = ids
-		w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = edits.Always, edits.Always, edits.Always, true
+		w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = containeredits.Always, containeredits.Always, containeredits.Always, true
 		h.apply(t, w)
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(h.specs), cdilib.WithAutoRefresh(false))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range w.Plan.Resources {
-			e, err := edits.For(r.Devices, w.Edits)
+			e, err := containeredits.For(r.Devices, w.Edits)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -432,7 +432,7 @@ func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
 	}
 	noCompanion := newHost(t, driverFiles()...)
 	companion := wanted()
-	companion.Snapshot.Control, companion.Edits.GDS = inventory.AllControlNodes, edits.Always // but no node to be found
+	companion.Snapshot.Control, companion.Edits.GDS = inventory.AllControlNodes, containeredits.Always // but no node to be found
 	for name, tt := range map[string]struct {
 		host   *host
 		wanted cdi.Wanted

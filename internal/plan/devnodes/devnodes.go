@@ -18,9 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -66,7 +66,7 @@ type tried struct {
 // Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver that was loaded before. Where this
 // process does not see the host's nodes, it does nothing: then MIG devices of this program lack theirs, and all others count as there. The
 // error says which could not be made.
-func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) error {
+func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) error {
 	folder, seen := roots.folder()
 	if !seen {
 		m.tried.Store(&tried{unseen: true, unmade: roots.Divides})
@@ -79,7 +79,7 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 	for _, node := range wanted {
 		lacks[node] = ""
 		host := path.Join("/", o.DevRoot, node)
-		number, known := edits.NumberOf(node, snapshot.Majors)
+		number, known := containeredits.NumberOf(node, snapshot.Majors)
 		if err := m.ensure(path.Join(folder, node), number, known); err != nil {
 			lacks[node] = fmt.Sprintf("its device node %s is not on the host, and cannot be made: %v", host, err)
 			if known {
@@ -93,7 +93,7 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 }
 
 // nodes returns the device nodes that containers are given for devices of a plan, by their paths in a container.
-func nodes(snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) []string {
+func nodes(snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) []string {
 	all := map[string]bool{}
 	for _, r := range plan.Resources {
 		for _, d := range r.Members() {
@@ -109,8 +109,8 @@ func nodes(snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) []s
 }
 
 // given returns the nodes of a device; none where it cannot be given.
-func given(d resource.Device, o edits.Options) []edits.DeviceNode {
-	e, err := edits.For([]resource.Device{d}, o)
+func given(d resource.Device, o containeredits.Options) []containeredits.DeviceNode {
+	e, err := containeredits.For([]resource.Device{d}, o)
 	if err != nil {
 		return nil
 	}
@@ -118,7 +118,7 @@ func given(d resource.Device, o edits.Options) []edits.DeviceNode {
 }
 
 // ensure makes a node, unless it is there with its number.
-func (m *Maker) ensure(name string, number edits.Number, known bool) error {
+func (m *Maker) ensure(name string, number containeredits.Number, known bool) error {
 	there, err := os.Stat(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -142,12 +142,12 @@ func (m *Maker) ensure(name string, number edits.Number, known bool) error {
 }
 
 // put makes a node, and puts it in the place of the one at its path.
-func (m *Maker) put(name string, number edits.Number, device int) error {
+func (m *Maker) put(name string, number containeredits.Number, device int) error {
 	mknod := m.Mknod
 	if mknod == nil {
 		mknod = syscall.Mknod
 	}
-	temporary := files.TemporaryName(name, rand.Text()) // each container has a process 1, and each may be killed before the rename
+	temporary := statefile.TemporaryName(name, rand.Text()) // each container has a process 1, and each may be killed before the rename
 	if err := mknod(temporary, syscall.S_IFCHR|mode(number), device); err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (m *Maker) put(name string, number edits.Number, device int) error {
 		err = os.Rename(temporary, name)
 	}
 	if err != nil {
-		return errors.Join(err, files.Remove(temporary))
+		return errors.Join(err, statefile.Remove(temporary))
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func (m *Maker) sweep(folder string, nodes []string) {
 		m.swept[at] = true
 		entries, _ := os.ReadDir(at) // of a folder that cannot be read nothing can be removed
 		for _, e := range entries {
-			if files.IsTemporary(e.Name()) {
+			if statefile.IsTemporary(e.Name()) {
 				_ = os.Remove(filepath.Join(at, e.Name())) // the next process tries again
 			}
 		}
@@ -182,7 +182,7 @@ func (m *Maker) sweep(folder string, nodes []string) {
 }
 
 // mode is the mode of a node: that of the driver's own tool where the node needs no other.
-func mode(n edits.Number) uint32 {
+func mode(n containeredits.Number) uint32 {
 	if n.Mode != 0 {
 		return n.Mode
 	}
@@ -196,7 +196,7 @@ func outdated(there fs.FileInfo, device uint64) bool {
 }
 
 // Lacks returns the devices of a plan, by UUID, whose nodes could not be made or were not looked at yet, each with the reason.
-func (m *Maker) Lacks(plan resource.Plan, o edits.Options) map[string]string {
+func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]string {
 	t := m.tried.Load()
 	if t == nil {
 		t = &tried{}

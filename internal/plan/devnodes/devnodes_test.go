@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/devnodes"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -46,8 +46,8 @@ func divided() (inventory.Snapshot, resource.Plan) {
 	return s, resource.New(s, resource.Options{MIG: resource.MIGMixed})
 }
 
-func specs(devRoot string) edits.Options {
-	return edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, DeviceNodes: true, DevRoot: devRoot}
+func specs(devRoot string) containeredits.Options {
+	return containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true, DevRoot: devRoot}
 }
 
 // write is a mknod that writes what it was told into a file.

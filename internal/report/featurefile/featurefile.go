@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon that was removed go by themselves.
@@ -114,7 +114,7 @@ func (w *Writer) write(wanted Target) error {
 		return err
 	}
 	for _, path := range earlier {
-		if err := files.Remove(path); err != nil {
+		if err := statefile.Remove(path); err != nil {
 			return fmt.Errorf("remove the feature file of the earlier name: %w", err)
 		}
 	}
@@ -124,14 +124,14 @@ func (w *Writer) write(wanted Target) error {
 
 // renew has labels that an earlier process wrote expire later: whether they still hold is not known.
 func renew(wanted Target, now time.Time) error {
-	content, _ := files.Read(wanted.Path, maxFile) // what cannot be read has no time at which it expires, like what has none
+	content, _ := statefile.Read(wanted.Path, maxFile) // what cannot be read has no time at which it expires, like what has none
 	expiry, rest, _ := cutExpiry(string(content))
 	left := expiry.Sub(now)
 	if left <= 0 || left > wanted.Lifetime-wanted.Renewal {
 		return nil
 	}
 	later := []byte(expiryLine(now.Add(wanted.Lifetime)) + rest)
-	if err := files.Write(wanted.Path, later, 0o644, nil); err != nil {
+	if err := statefile.Write(wanted.Path, later, 0o644, nil); err != nil {
 		return fmt.Errorf("write feature file: %w", err)
 	}
 	return nil
@@ -158,7 +158,7 @@ func Write(path string, labels map[string]string, expires time.Time) error {
 	if len(content) > maxFile {
 		return fmt.Errorf("the feature file has %d bytes, and node-feature-discovery reads %d", len(content), maxFile)
 	}
-	if err := files.Write(path, content, 0o644, nil); err != nil {
+	if err := statefile.Write(path, content, 0o644, nil); err != nil {
 		return fmt.Errorf("write feature file: %w", err)
 	}
 	return nil
@@ -203,7 +203,7 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
 	}
-	_ = files.Sweep(folder) // tried again next time
+	_ = statefile.Sweep(folder) // tried again next time
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("read the folder of feature files: %w", err)
@@ -213,7 +213,7 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 		if name == own || strings.HasPrefix(name, ".") {
 			continue
 		}
-		content, err := files.Read(path, maxFile) // one that cannot be read has no labels for NFD either, which follows links
+		content, err := statefile.Read(path, maxFile) // one that cannot be read has no labels for NFD either, which follows links
 		switch {
 		case path == written, err == nil && bytes.Contains(content, []byte("\n"+ownPrefix)):
 			if e.Type().IsRegular() {

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
@@ -86,7 +86,7 @@ func Load(path string) (*Recording, error) {
 
 // load reads one file. A last line that is not whole is left out.
 func load(path string) (h header, lines []line, cut bool, err error) {
-	file, err := files.Open(path)
+	file, err := statefile.Open(path)
 	if err != nil {
 		return h, nil, false, err
 	}
@@ -158,5 +158,5 @@ func (r *Recording) Prepare(stateDir string) error {
 	if r.Faults == "" {
 		return nil
 	}
-	return files.Replace(filepath.Join(stateDir, ledger.FaultsFile), []byte(r.Faults), 0o600)
+	return statefile.Replace(filepath.Join(stateDir, ledger.FaultsFile), []byte(r.Faults), 0o600)
 }

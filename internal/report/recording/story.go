@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -20,7 +20,7 @@ type Story struct {
 	Options resource.Options
 
 	before map[string]string
-	events report.History
+	events nodeevents.History
 }
 
 // Next returns what another Snapshot changes, a sentence each.

@@ -15,7 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
@@ -89,7 +89,7 @@ func (w *writer) begin() error {
 	}
 	w.header.Began, w.header.Faults = time.Now().UTC(), ""
 	if w.StateDir != "" {
-		if faults, err := files.Read(filepath.Join(w.StateDir, ledger.FaultsFile), maxLedger); err == nil {
+		if faults, err := statefile.Read(filepath.Join(w.StateDir, ledger.FaultsFile), maxLedger); err == nil {
 			w.header.Faults = string(faults)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -41,7 +41,7 @@ type PodLister interface {
 // metrics of GPUs nobody is asked.
 func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices]) {
 	log := klog.FromContext(ctx)
-	disk, failures := files.NewDisk(), 0
+	disk, failures := statefile.NewDisk(), 0
 	for {
 		s, changed := settings.Latest()
 		var due <-chan time.Time
@@ -56,7 +56,7 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 				now := PodDevices{Asked: time.Now(), Devices: devices}
 				reading, end := context.WithTimeout(ctx, podsTimeout)
 				// Without an answer of the disk there are none, as nothing old may be taken for new.
-				now.Units, _ = files.Within(ctx, disk, podsTimeout, func() ([]status.Holder, error) {
+				now.Units, _ = statefile.Within(ctx, disk, podsTimeout, func() ([]status.Holder, error) {
 					return lister.UnitHolders(reading, devices), nil
 				})
 				end()

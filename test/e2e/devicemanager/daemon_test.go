@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	daemonkubelet "github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
@@ -206,7 +206,7 @@ func newNode(t *testing.T) *node {
 
 // daemon is what serves GPUs, without the rest of its process.
 type daemon struct {
-	set        *plugin.Set
+	set        *serve.Set
 	stop       func()
 	registered *registrations
 }
@@ -238,7 +238,7 @@ func startDaemonWith(t *testing.T, n *node, count int) *daemon {
 	account := daemonkubelet.NewPodResources(n.podResourcesSocket, nil)
 	registered := &registrations{}
 	incarnation, sockets := feed.New(uint64(0)), feed.New([]string(nil))
-	set := plugin.NewSet(plugin.Collaborators{
+	set := serve.NewSet(serve.Collaborators{
 		Registrar: directory, Accountant: account, Checkpoint: directory.Checkpoint, Incarnation: incarnation, Sockets: sockets, Clock: clock.RealClock{},
 		Metrics:        registered,
 		KeepsOneClient: func(string) bool { return version == kubelet.V136 }, // all are built with the gRPC of this module here
@@ -250,7 +250,7 @@ func startDaemonWith(t *testing.T, n *node, count int) *daemon {
 			Index: i, Minor: i, NUMANode: i / 4, Health: inventory.Health{State: inventory.Healthy},
 		})
 	}
-	options := plugin.Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
+	options := serve.Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}
 	set.Apply(resource.New(snapshot, resource.Options{}), options, 1)
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -280,7 +280,7 @@ func (d *daemon) awaitStream(t *testing.T) {
 	defer look.Stop()
 	for {
 		status := d.set.Status()
-		if len(status) == 1 && status[0].Phase == plugin.PhaseServing {
+		if len(status) == 1 && status[0].Phase == serve.PhaseServing {
 			return
 		}
 		select {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/plugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
@@ -39,7 +39,7 @@ func TestDevicesThatPodsHoldStayListed(t *testing.T) {
 	const replicas = 2
 	sharing := resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: resource.WholeGPU, Replicas: replicas}}}
 	d.set.Apply(resource.New(snapshot, resource.Options{Sharing: sharing}),
-		plugin.Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 2)
+		serve.Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 2)
 	given := replicas*(gpus-len(pods)) + len(pods) // a GPU that a pod holds is not shared before it is free
 	n.await(t, given)
 

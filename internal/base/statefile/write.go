@@ -1,0 +1,75 @@
+// Package statefile reads and writes files in folders that other programs use, too.
+package statefile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Write puts a file with this content and this mode in the place of the file at path. A reader finds the old file or the
+// new one, never a part of one. The content is on the disk when Write returns nil.
+//
+// Before the new file takes its place, check is called with its temporary path; if check returns an error, the old file
+// stays. A nil check accepts everything. Write leaves no temporary file when it fails.
+func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) error {
+	return write(path, content, mode, (*os.File).Sync, check)
+}
+
+// Replace is Write without a check, and without waiting for the disk: when the node loses power, the file may be gone, empty or the
+// old one. It is for what can be made again.
+func Replace(path string, content []byte, mode fs.FileMode) error {
+	return write(path, content, mode, func(*os.File) error { return nil }, nil)
+}
+
+// Remove removes the file at path, or an empty folder. Nothing at path is no error.
+func Remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) error, check func(temporary string) error) (err error) {
+	f, err := createTemporary(path)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, unnamed(err))
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w", path, errors.Join(err, unnamed(os.Remove(f.Name()))))
+		}
+		_ = f.Close() // what was written is synced, and until here the lock shows that it is being written
+	}()
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode) // CreateTemp makes files for their owner alone, and the umask does not count here
+	}
+	if err == nil {
+		err = sync(f)
+	}
+	if err != nil {
+		return unnamed(err)
+	}
+	if check != nil {
+		if err := check(f.Name()); err != nil {
+			return err
+		}
+	}
+	return unnamed(os.Rename(f.Name(), path))
+}
+
+// unnamed returns an error without the path of the temporary file. Each try has another one, and an error that lasts is logged once
+// because it stays the same.
+func unnamed(err error) error {
+	var file *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &file):
+		return fmt.Errorf("%s: %w", file.Op, file.Err)
+	case errors.As(err, &link):
+		return fmt.Errorf("%s: %w", link.Op, link.Err)
+	}
+	return err
+}

@@ -1,0 +1,459 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// noCalls is an account that is told of no call.
+type noCalls struct{}
+
+func (noCalls) Allocating() (ended func(bool)) { return func(bool) {} }
+
+// emptyAccount is that of a kubelet that knows no device.
+type emptyAccount struct{ noCalls }
+
+func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
+func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
+
+// noRivals is the directory of a node on which nobody else is.
+type noRivals struct{ Registrar }
+
+func (noRivals) Rivals(string) kubelet.Rivals { return kubelet.Rivals{} }
+
+func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		r := oneGPU()
+		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{}),
+			past: &past{}, compared: func(string) {}}
+		l.list.publish(r, Options{}, nil)
+		l.sent.Publish(l.list.views.Value().response)
+		var plans sync.WaitGroup
+		plans.Go(func() {
+			for ctx.Err() == nil {
+				l.list.publish(r, Options{}, nil)
+				select {
+				case <-ctx.Done():
+				case <-time.After(checkSoon / 2):
+				}
+			}
+		})
+		_, err := l.checkAccount(ctx, 1)
+		if !errors.Is(err, errDisagrees) {
+			t.Errorf("checkAccount() = %v, want %v", err, errDisagrees)
+		}
+		cancel()
+		plans.Wait()
+	})
+}
+
+// A noted account notes when it is asked, and answers the question of that number.
+type notedAccount struct {
+	emptyAccount
+	answer func(n int) ([]string, error)
+	asked  []time.Time
+}
+
+func (a *notedAccount) Allocatable(context.Context) (map[string][]string, error) {
+	a.asked = append(a.asked, time.Now())
+	ids, err := a.answer(len(a.asked))
+	return map[string][]string{oneGPU().Name: ids}, err
+}
+
+func TestThePaceOfComparing(t *testing.T) {
+	const ms = time.Millisecond
+	list := []string{oneGPU().Devices[0].ID}
+	refused := errors.New("rejected by rate limit")
+	tests := map[string]struct {
+		answer func(n int) ([]string, error)
+		pauses []time.Duration
+	}{
+		"it agrees": {
+			func(int) ([]string, error) { return list, nil },
+			[]time.Duration{1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, 16000 * ms, 30000 * ms, 30000 * ms},
+		},
+		"it is never answered": {
+			func(int) ([]string, error) { return nil, refused },
+			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 6400 * ms, 12800 * ms, 25600 * ms, 30000 * ms},
+		},
+		"it fails now and then": {
+			func(n int) ([]string, error) {
+				if n%2 == 1 {
+					return nil, refused
+				}
+				return list, nil
+			},
+			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 100 * ms, 200 * ms, 100 * ms},
+		},
+		"it differs for good": { // nothing, and another device, in turn
+			func(int) ([]string, error) { return []string{"another"}, nil },
+			[]time.Duration{1000 * ms, 100 * ms, 100 * ms, 200 * ms, 400 * ms, 200 * ms},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				account := &notedAccount{answer: test.answer}
+				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
+					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+				l.list.publish(oneGPU(), Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
+				_, err := l.checkAccount(ctx, 1)
+				if differs := name == "it differs for good"; differs != errors.Is(err, errDisagrees) {
+					t.Errorf("checkAccount() = %v", err)
+				}
+				var pauses []time.Duration
+				for _, at := range account.asked {
+					pauses = append(pauses, at.Sub(began))
+					began = at
+				}
+				if len(pauses) < len(test.pauses) || !slices.Equal(pauses[:len(test.pauses)], test.pauses) {
+					t.Errorf("asked after pauses of %v, want %v", pauses, test.pauses)
+				}
+			})
+		})
+	}
+}
+
+// A kubelet that takes a long list in on a busy node counts nothing meanwhile.
+func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		account := &notedAccount{answer: func(n int) ([]string, error) {
+			if n > 2 { // the first answer is of the list before, which has no device
+				return []string{oneGPU().Devices[0].ID}, nil
+			}
+			return nil, nil
+		}}
+		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
+			list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+		l.sent.Publish(l.list.views.Value().response)
+		time.AfterFunc(checkSoon+time.Millisecond, func() {
+			l.list.publish(oneGPU(), Options{}, nil)
+			l.sent.Publish(l.list.views.Value().response)
+		})
+		agreed, err := l.checkAccount(ctx, 1)
+		if !agreed || !errors.Is(err, context.DeadlineExceeded) || len(account.asked) < 4 {
+			t.Errorf("checkAccount() = %t, %v after %d questions", agreed, err, len(account.asked))
+		}
+	})
+}
+
+// A list that is only sent again must not be kubelet's last one while another program serves the resource.
+func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
+	list := []string{oneGPU().Devices[0].ID}
+	for name, test := range map[string]struct {
+		answers []string
+		err     error
+		again   bool
+	}{
+		"it agrees":          {answers: list, again: true},
+		"it differs":         {answers: []string{"another"}},
+		"it is not answered": {err: errors.New("no PodResources here"), again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 21*time.Second+100*time.Millisecond)
+				defer cancel()
+				began, asked := time.Now(), time.Now().Add(20*time.Second)
+				account := &notedAccount{answer: func(int) ([]string, error) {
+					if time.Now().Before(asked) {
+						return list, nil
+					}
+					return test.answers, test.err
+				}}
+				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
+					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+				l.list.publish(oneGPU(), Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
+				time.AfterFunc(checkSoon/2, func() { l.list.again.Publish(1) }) // kubelet is taking the list in, and writes its checkpoint
+				time.AfterFunc(time.Until(asked), func() { l.list.again.Publish(2) })
+				_, _ = l.checkAccount(ctx, 1)
+				want := uint64(0)
+				if test.again {
+					want = 2
+				}
+				if again := l.again.Value(); again != want || account.asked[0].Sub(began) != checkSoon {
+					t.Errorf("sent again: %v, want %v; asked first after %v", again, want, account.asked[0].Sub(began))
+				}
+				if again := account.asked[len(account.asked)-1].Sub(asked); test.again && again != checkSoon {
+					t.Errorf("asked %v after the list was sent again, want %v", again, checkSoon)
+				}
+				if differs := name == "it differs"; differs != (l.silence.Value() == forDifference) {
+					t.Errorf("silence %v while the account differs: %v", l.silence.Value(), differs)
+				}
+			})
+		})
+	}
+}
+
+func TestDisputes(t *testing.T) {
+	var d disputes
+	now := time.Now()
+	for i, want := range []time.Duration{10, 20, 40, 80, 160, 300, 300} {
+		want *= time.Second
+		if wait, ok := d.register(now); !ok {
+			t.Fatalf("difference %d waits for %v, want a new life at once", i, wait)
+		}
+		if wait, ok := d.register(now.Add(time.Second)); ok || wait != want-time.Second {
+			t.Errorf("after new life %d: %v, %v; want a wait of %v", i, wait, ok, want-time.Second)
+		}
+		now = now.Add(want)
+	}
+	now = now.Add(disputeMost + time.Second)
+	if _, ok := d.register(now); !ok || d.wait != disputeFirst {
+		t.Errorf("a difference long after the last waits for %v, want %v again", d.wait, disputeFirst)
+	}
+}
+
+// TestSocketsOfOtherPrograms: those that came after the registration count, and when they ended.
+func TestSocketsOfOtherPrograms(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	d := &sharedDirectory{}
+	l := &life{Collaborators: Collaborators{Registrar: d, Clock: c}, list: newList(gpuName, c)}
+	var k comparison
+	sees := func(what string, foreign []kubelet.Socket, came map[kubelet.Socket]time.Time, ended time.Time, passed bool) {
+		t.Helper()
+		c.Step(time.Second)
+		d.foreign = foreign
+		l.see(&k)
+		if !maps.Equal(k.foreign, came) || !k.ended.Equal(ended) || k.passed != passed {
+			t.Errorf("%s: %v, ended %v, passed %v; want %v, %v, %v", what, k.foreign, k.ended, k.passed, came, ended, passed)
+		}
+		k.passed = true
+	}
+	first, second := kubelet.Socket{Name: "first.sock"}, kubelet.Socket{Name: "second.sock"}
+	always := map[kubelet.Socket]time.Time{first: {}}
+	sees("one that was there before", []kubelet.Socket{first}, always, time.Time{}, false)
+	both := map[kubelet.Socket]time.Time{first: {}, second: c.Now().Add(time.Second)}
+	sees("one more", []kubelet.Socket{first, second}, both, time.Time{}, true)
+	sees("the same", []kubelet.Socket{first, second}, both, time.Time{}, true)
+	ended := c.Now().Add(time.Second)
+	sees("it ends", []kubelet.Socket{first}, always, ended, false)
+	sees("the one that was there before ends", nil, map[kubelet.Socket]time.Time{}, ended, true)
+
+	sees("it comes again", []kubelet.Socket{first, second}, map[kubelet.Socket]time.Time{first: c.Now().Add(time.Second), second: c.Now().Add(time.Second)},
+		ended, true)
+	d.refuses = []string{second.Name}
+	c.Step(time.Second)
+	l.noteEnds(t.Context(), &k)
+	if !k.ended.Equal(c.Now()) || k.passed || !k.foreign[second].IsZero() || k.foreign[first].IsZero() {
+		t.Errorf("a socket that refuses: ended %v, passed %v, %v", k.ended, k.passed, k.foreign)
+	}
+	c.Step(time.Second)
+	if l.noteEnds(t.Context(), &k); k.ended.Equal(c.Now()) {
+		t.Error("it ended twice")
+	}
+}
+
+// TestWhatADifferenceLeadsTo: it has to last for a second. Then a program that came within the last minute is the reason, and without
+// one the resource is registered again, unless that was done a short time ago.
+func TestWhatADifferenceLeadsTo(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	socket := kubelet.Socket{Name: "another.sock"}
+	for name, tt := range map[string]struct {
+		foreign  map[kubelet.Socket]time.Duration // how long ago they came; 0 for before the registration
+		counted  bool
+		disputed bool
+		counts   []string
+		pauses   []time.Duration // after 0, 300 and 800 ms; all of them are without an error
+		last     error           // after a second
+		silence  silence
+	}{
+		"another list":                  {counts: []string{"a"}, pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, last: errDisagrees, silence: forDifference},
+		"nothing":                       {pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, last: errDisagrees, silence: forDifference},
+		"nothing any more":              {counted: true, last: errDisagrees, silence: forDifference},
+		"registered a short time ago":   {counts: []string{"a"}, disputed: true, pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, silence: speaks},
+		"a program that has just come":  {map[kubelet.Socket]time.Duration{socket: suspectFor}, false, false, nil, []time.Duration{100 * ms, 300 * ms, 200 * ms}, errOtherEnded, forForeign},
+		"a program that came long ago":  {map[kubelet.Socket]time.Duration{socket: suspectFor + 1}, false, false, nil, []time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
+		"a program that was there ever": {map[kubelet.Socket]time.Duration{socket: 0}, false, false, nil, []time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			clock := clocktesting.NewFakeClock(time.Now())
+			d := &sharedDirectory{}
+			c := comparison{counted: tt.counted, foreign: map[kubelet.Socket]time.Time{}}
+			for s, ago := range tt.foreign {
+				d.foreign, c.foreign[s] = append(d.foreign, s), time.Time{}
+				if ago > 0 {
+					c.foreign[s] = clock.Now().Add(-ago)
+				}
+			}
+			said := ""
+			l := &life{Collaborators: Collaborators{Registrar: d, Clock: clock, Incarnation: feed.New(uint64(1))}, list: newList(gpuName, clock),
+				past: &past{}, report: func(Phase) {}, compared: func(text string) { said = text }}
+			if tt.disputed {
+				l.past.disputes.register(clock.Now().Add(-disputeFirst / 2))
+			}
+			began := clock.Now()
+			for i, at := range []time.Duration{0, 300 * ms, 800 * ms, differsFor} {
+				clock.SetTime(began.Add(at))
+				pause, err := l.differs(t.Context(), 1, &c, tt.counts, []string{"GPU-0"})
+				if i < len(tt.pauses) && (err != nil || pause != tt.pauses[i]) {
+					t.Errorf("after %v: a pause of %v, %v; want %v", at, pause, err, tt.pauses[i])
+				}
+				if i < len(tt.pauses) {
+					continue
+				}
+				if want := disputeFirst/2 - differsFor; !errors.Is(err, tt.last) || tt.disputed && (pause != want || !strings.Contains(said, "is tried again at")) {
+					t.Errorf("after %v: %v, a pause of %v; want %v; %s", at, err, pause, tt.last, said)
+				}
+				break
+			}
+			if got := l.silence.Value(); got != tt.silence {
+				t.Errorf("silence %v, want %v", got, tt.silence)
+			}
+		})
+	}
+}
+
+func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
+
+// listing returns a life whose list has one GPU, which was sent.
+func listing(d Registrar, a Accountant) *life {
+	l := &life{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{}, Incarnation: feed.New(uint64(1)),
+		Sockets: feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}), past: &past{},
+		report: func(Phase) {}, compared: func(string) {}, adopt: func(context.Context) {}, connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
+	l.list.publish(oneGPU(), Options{}, nil)
+	l.sent.Publish(l.list.views.Value().response)
+	return l
+}
+
+// TestTheAccountAfterAnotherProgram: kubelet up to 1.36 has stopped both servers at its end, and counts the devices of a list that is sent
+// afterwards all the same.
+func TestTheAccountAfterAnotherProgram(t *testing.T) {
+	const s = time.Second
+	list := []string{oneGPU().Devices[0].ID}
+	away := errors.New("away")
+	for name, tt := range map[string]struct {
+		ends  time.Duration // it comes after 2 s
+		lists time.Duration // when another list is sent; 0: never
+		fails time.Duration // from when on PodResources does not answer; 0: never
+		want  error
+	}{
+		"no list is sent":                         {ends: 4 * s, want: context.DeadlineExceeded},
+		"a list is sent after its end":            {ends: 4 * s, lists: 4*s + s/100, want: errOtherEnded},
+		"a list is sent after a comparison":       {ends: 4 * s, lists: 5 * s, want: errOtherEnded},
+		"a list is sent ten seconds later":        {ends: 4 * s, lists: 14 * s, want: context.DeadlineExceeded},
+		"a list is sent beside it":                {ends: 20 * s, lists: 3 * s, want: context.DeadlineExceeded},
+		"it ends, and nothing is answered":        {ends: 4 * s, fails: 3 * s, want: errOtherEnded},
+		"it ends, is answered, and then no more":  {ends: 4 * s, fails: 6 * s, want: context.DeadlineExceeded},
+		"it came and went before the next answer": {ends: 2*s + s/100, fails: 1500 * time.Millisecond, want: errOtherEnded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 19*s)
+				defer cancel()
+				began := time.Now()
+				account := &notedAccount{answer: func(int) ([]string, error) {
+					if tt.fails > 0 && time.Since(began) >= tt.fails {
+						return nil, away
+					}
+					return slices.Clone(list), nil
+				}}
+				d := &sharedDirectory{}
+				l := listing(d, account)
+				is := func(foreign ...kubelet.Socket) func() {
+					return func() { d.beside(foreign...); l.siblingChanged <- struct{}{} }
+				}
+				defer time.AfterFunc(2*s, is(kubelet.Socket{Name: "another.sock"})).Stop()
+				defer time.AfterFunc(tt.ends, is()).Stop()
+				if tt.lists > 0 {
+					defer time.AfterFunc(tt.lists, func() {
+						r := oneGPU()
+						r.Devices[0].NUMANode++
+						l.list.publish(r, Options{}, nil)
+						l.sent.Publish(l.list.views.Value().response)
+					}).Stop()
+				}
+				if agreed, err := l.checkAccount(ctx, 1); !agreed || !errors.Is(err, tt.want) {
+					t.Errorf("checkAccount() = %v, %v after %v, want %v", agreed, err, time.Since(began), tt.want)
+				}
+			})
+		})
+	}
+}
+
+// TestASilentServerAsksNobody: what kubelet counts is not its list, and it has none to send again.
+func TestASilentServerAsksNobody(t *testing.T) {
+	for silent, asks := range map[silence]bool{speaks: true, forLater: false, forForeign: false, forDifference: true, forNext: true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
+			l := listing(&sharedDirectory{}, account)
+			l.silence.Publish(silent)
+			if silent == forDifference {
+				time.AfterFunc(time.Millisecond, func() {
+					if l.silence.Value() != speaks { // a list was sent while the difference was found
+						t.Error("it is silent after another list")
+					}
+				})
+			}
+			time.AfterFunc(5*time.Second, func() { l.list.again.Publish(1) })
+			if _, err := l.checkAccount(ctx, 1); !errors.Is(err, context.DeadlineExceeded) || (len(account.asked) > 0) != asks {
+				t.Errorf("silence %d: asked %d times (%v)", silent, len(account.asked), err)
+			}
+			if again := l.again.Value() == 1; again != (silent == speaks || silent == forDifference) {
+				t.Errorf("silence %d: the list is sent again: %v", silent, again)
+			}
+		})
+	}
+}
+
+// TestAnAnswerMayBeOfAnotherList: one that is sent while kubelet is asked. So may there be none yet.
+func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+time.Millisecond)
+		defer cancel()
+		var l *life
+		account := &notedAccount{answer: func(n int) ([]string, error) {
+			if n == 1 {
+				r := oneGPU()
+				r.Devices[0].ID = "another"
+				l.list.publish(r, Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
+			}
+			return []string{"another"}, nil
+		}}
+		l = listing(&sharedDirectory{}, account)
+		list := l.sent.Value()
+		l.sent.Publish(nil)
+		time.AfterFunc(2*time.Second, func() { l.sent.Publish(list) })
+		l.compared = func(difference string) {
+			if difference != "" {
+				t.Errorf("it differs: %s", difference)
+			}
+		}
+		began := time.Now()
+		if agreed, err := l.checkAccount(ctx, 1); !agreed || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("checkAccount() = %v, %v", agreed, err)
+		}
+		for i, at := range account.asked {
+			if want := time.Duration(3+i) * time.Second; at.Sub(began) != want || i > 1 {
+				t.Errorf("question %d after %v, want %v", i, at.Sub(began), want)
+			}
+		}
+	})
+}

@@ -1,0 +1,434 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// changing is a Set without a kubelet, whose plan and evidence a test changes.
+type changing struct {
+	*testing.T
+	*Set
+	clock *clocktesting.FakeClock
+	gpus  []inventory.GPU
+	held  map[deviceKey]holder
+}
+
+const gpuName = "nvidia.com/gpu"
+
+func newChanging(t *testing.T, gpus int) *changing {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(time.Now())
+	c := &changing{T: t, Set: NewSet(Collaborators{Clock: clock}), clock: clock, held: map[deviceKey]holder{}}
+	for i := range gpus {
+		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i, Health: inventory.Health{State: inventory.Healthy}})
+	}
+	return c
+}
+
+// plan has the GPUs offered with so many replicas; one: they are not shared.
+func (c *changing) plan(replicas int) {
+	o := resource.Options{MIG: resource.MIGMixed}
+	if replicas > 1 {
+		o.Sharing = resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpuName, Replicas: replicas}}}
+	}
+	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, o), Options{
+		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 1)
+}
+
+// allocate returns what a container gets for a device, or why it is refused.
+func (c *changing) allocate(id string) string {
+	l := c.resources[gpuName].list
+	s := alone(&life{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }})
+	got, err := s.Allocate(c.Context(), &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},
+	})
+	if err != nil {
+		return "refused: " + status.Convert(err).Message()
+	}
+	return got.GetContainerResponses()[0].GetEnvs()["NVIDIA_VISIBLE_DEVICES"]
+}
+
+// reads has the accounts read a second later.
+func (c *changing) reads() {
+	c.clock.Step(time.Second)
+	c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: c.held}, c.clock.Now())
+}
+
+func (c *changing) holds(ids ...string) {
+	c.held = map[deviceKey]holder{}
+	for _, id := range ids {
+		c.held[deviceKey{gpuName, id}] = holder{pod: "p"}
+	}
+	c.reads()
+}
+
+// lists fails the test if other devices are listed as Healthy.
+func (c *changing) lists(healthy ...string) {
+	c.Helper()
+	got := slices.Sorted(slices.Values(c.resources[gpuName].list.views.Value().healthy()))
+	if slices.Sort(healthy); !slices.Equal(got, healthy) {
+		c.Errorf("Healthy are %q, want %q", got, healthy)
+	}
+}
+
+// quiet fails the test if a reading that says the same has the plan published again.
+func (c *changing) quiet(what string) {
+	c.Helper()
+	_, changed := c.Offered().Latest()
+	c.reads()
+	if isClosed(changed) {
+		c.Errorf("%s: the plan is published again", what)
+	}
+}
+
+func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 3)
+	c.plan(1)
+	view := c.resources[gpuName].list.views
+	c.plan(2)
+	c.lists("G0", "G1", "G2") // nothing is known yet
+	before := view.Value()
+	c.holds("G1")
+	c.lists("G0::0", "G1", "G2::0") // in one list: the count never falls
+	if before.response == view.Value().response {
+		t.Fatal("the list has not changed")
+	}
+	c.holds()
+	c.lists("G0::0", "G0::1", "G1::0", "G2::0", "G2::1")
+	c.holds()
+	c.lists("G0::0", "G0::1", "G1::0", "G1::1", "G2::0", "G2::1")
+
+	// Back: of G0 one replica is held, and the other one is not given out any more.
+	c.plan(1)
+	c.holds("G0::0")
+	c.lists("G0::0", "G1", "G2")
+	if got := c.allocate("G0::1"); got != "G0" {
+		t.Errorf("a replica that kubelet chose just before: %s", got)
+	}
+	c.lists("G0::0", "G1", "G2") // as many as G0 will be
+	c.holds("G0::1")
+	c.holds()
+	c.lists("G0", "G1", "G2")
+}
+
+// The scheduler sends pods by the old count for some seconds. It must know the new one before the pods end that hold more devices than
+// there will be, and pods that come meanwhile find those that are free.
+func TestACountThatFallsIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.plan(4)
+	c.plan(1)
+	c.holds("G0::0", "G0::1", "G1::2")
+	c.lists("G0::2", "G1::2")
+	if got := c.allocate("G0::2"); got != "G0" {
+		t.Errorf("Allocate: %s", got)
+	}
+	c.lists("G0::3", "G1::2")
+	c.holds("G0::0", "G0::1", "G0::2", "G0::3")
+	c.lists("G0::0", "G1")
+	c.holds("G0::1")
+	c.lists("G0::1", "G1")
+	c.holds()
+	c.lists("G0", "G1")
+}
+
+// Kubelet chooses a device, and then receives the list in which it is Unhealthy.
+func TestTheLastMomentOfAnOldForm(t *testing.T) {
+	t.Parallel()
+	shared := func(t *testing.T) *changing {
+		c := newChanging(t, 1)
+		c.plan(1)
+		c.plan(2)
+		c.holds("G0")
+		c.lists("G0")
+		return c
+	}
+	t.Run("before its end is seen", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		if got := c.allocate("G0"); got != "G0" {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.holds() // kubelet does not say so yet
+		c.lists("G0")
+		c.holds("G0")
+		c.holds()
+		c.reads()
+		c.lists("G0::0", "G0::1")
+	})
+	t.Run("after its end is seen", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.lists("G0::0") // the count has not risen, and so does not fall again
+		if got := c.allocate("G0"); got != "G0" {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.lists("G0")
+		if got := c.allocate("G0::0"); !strings.Contains(got, "its GPU is not free yet as nvidia.com/gpu G0") {
+			t.Errorf("Allocate of the new form: %s", got)
+		}
+	})
+	t.Run("the new form is given", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.reads()
+		if got := c.allocate("G0::1"); got != "G0" {
+			t.Errorf("Allocate: %s", got)
+		}
+		if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
+			t.Errorf("Allocate of the old form: %s", got)
+		}
+		c.lists("G0::0", "G0::1")
+	})
+	t.Run("a moment later", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.clock.Step(growsAfter - 1)
+		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		c.lists("G0::0")
+		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was on offer in another form a moment ago") {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.clock.Step(1)
+		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		c.lists("G0::0", "G0::1")
+	})
+	t.Run("it is given once more, and then nothing is known", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.allocate("G0")
+		c.clock.Step(2 * freeFor)
+		c.drop(evidence{kubelet: 1, gap: "PodResources does not answer"}, c.clock.Now())
+		c.lists("G0")
+	})
+	t.Run("back again after it was given once more", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.allocate("G0")
+		c.plan(1)
+		c.lists("G0") // no pod can hold the new form
+	})
+	t.Run("back again after the new form was on offer", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.reads()
+		c.plan(1)
+		c.lists("G0::0") // as many as G0 will be
+	})
+	t.Run("the new form has it all", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.reads()
+		c.quiet("a reading that says the same")
+		c.quiet("and one more")
+	})
+	t.Run("the GPU turns sick", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.gpus[0].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48"}
+		c.plan(2)
+		c.lists()
+		if got := c.allocate("G0"); !strings.Contains(got, "XID 48") {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.gpus[0].Health = inventory.Health{State: inventory.Healthy}
+		c.plan(2)
+		c.lists("G0")
+	})
+	t.Run("the GPU is divided", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.gpus[0].MIG = inventory.MIGEnabled
+		c.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "M0", Profile: "1g.10gb", Health: inventory.Health{State: inventory.Healthy}}}
+		c.plan(1)
+		c.lists()
+		if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
+			t.Errorf("Allocate: %s", got)
+		}
+	})
+	t.Run("back again before anything was read", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.plan(1)
+		c.lists("G0")
+		if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused") {
+			t.Errorf("Allocate of a form that never was on offer: %s", got)
+		}
+		c.lists("G0")
+	})
+	t.Run("kubelet restarts after its end was seen", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.reads()
+		c.drop(evidence{kubelet: 1, gap: "kubelet has just restarted"}, c.clock.Now())
+		c.lists("G0::0", "G0::1")
+	})
+}
+
+// Kubelet's checkpoint names a pod that has ended until kubelet writes it again. PodResources has shown the pod, and does so no more.
+func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	key := deviceKey{gpuName, "G0"}
+	c.held[key] = holder{pod: "p", checkpointOnly: true} // an init container may be the holder
+	c.reads()
+	c.lists("G0")
+	c.held[key] = holder{pod: "p"}
+	c.reads()
+	c.held[key] = holder{pod: "p", checkpointOnly: true}
+	c.reads()
+	c.lists("G0::0")
+	c.reads()
+	c.lists("G0::0", "G0::1")
+	for range 20 {
+		c.reads()
+	}
+	if departing, _ := c.resources[gpuName].list.leaving(); !departing {
+		t.Error("a device was dropped that kubelet's checkpoint names")
+	}
+	// Given again, it may be held by an init container, which PodResources never shows.
+	c.allocate("G0")
+	for range 20 {
+		c.reads()
+	}
+	c.lists("G0")
+}
+
+// What an earlier process listed is given out by this one, too, until its end is seen.
+func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
+		return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"G0", "G1", "G7"}}}, nil
+	}
+	c.plan(2)
+	c.lists("G0", "G1")
+	if got := c.allocate("G1"); got != "G1" {
+		t.Errorf("Allocate: %s", got)
+	}
+	if got := c.allocate("G7"); !strings.HasPrefix(got, "refused") {
+		t.Errorf("Allocate of a device that the node does not have: %s", got)
+	}
+	for range 11 {
+		c.holds("G1")
+	}
+	c.lists("G0::0", "G0::1", "G1")
+}
+
+// In a roll-out, pods that the scheduler sends by the old count find a device from the first list on.
+func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
+		return kubelet.Checkpoint{
+			Healthy: map[string][]string{gpuName: {"G0::0", "G0::1", "G0::2", "G1::0", "G1::1", "G1::2"}},
+			Held:    []kubelet.HeldDevice{{Resource: gpuName, ID: "G0::0", Pod: "p"}, {Resource: gpuName, ID: "G1::1", Pod: "p"}},
+		}, nil
+	}
+	c.plan(1)
+	c.lists("G0::1", "G1::0")
+	if got := c.allocate("G0::1"); got != "G0" {
+		t.Errorf("Allocate: %s", got)
+	}
+	c.holds("G0::0", "G0::1", "G1::1")
+	c.lists("G0::2", "G1::0")
+	c.holds("G0::0", "G0::1", "G0::2", "G1::1")
+	c.lists("G0::0", "G1::0")
+	for range 10 {
+		c.holds("G0::0", "G1::1")
+	}
+	c.lists("G0::0", "G1::1") // of each GPU one is held, and so many will be
+}
+
+func TestPreferredAreDevicesOfThePlan(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 3)
+	c.plan(1)
+	c.plan(2)
+	c.holds("G0", "G1")
+	prefer := func(available, required []string, size int32) []string {
+		s := alone(&life{list: c.resources[gpuName].list})
+		got, err := s.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{
+			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: size},
+			},
+		})
+		if err != nil {
+			return []string{err.Error()}
+		}
+		return slices.Sorted(slices.Values(got.GetContainerResponses()[0].GetDeviceIDs()))
+	}
+	for _, test := range []struct {
+		available, required []string
+		size                int32
+		want                []string
+	}{
+		{[]string{"G0", "G2::1"}, nil, 1, []string{"G2::1"}},
+		{[]string{"G0", "G1"}, nil, 1, []string{"G0"}},
+		{[]string{"G0", "G1", "G2::0"}, nil, 2, []string{"G0", "G2::0"}},
+		{[]string{"G0", "G2::0", "G2::1"}, []string{"G0"}, 2, []string{"G0", "G2::0"}},
+	} {
+		if got := prefer(test.available, test.required, test.size); !slices.Equal(got, test.want) {
+			t.Errorf("of %q with %q: %q, want %q", test.available, test.required, got, test.want)
+		}
+	}
+}
+
+// A call that kubelet made for a device which is withheld is refused, and changes nothing: the pod's device is on offer as before.
+func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	c.holds("G0")
+	if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused: ") {
+		t.Errorf("Allocate of a withheld device: %s", got)
+	}
+	if l := c.resources[gpuName].list; l.departing["G0"].taken || len(l.allocated) > 0 {
+		t.Errorf("the pod's device is taken: %v; allocated: %v", l.departing["G0"].taken, l.allocated)
+	}
+	if got := c.allocate("G0"); got != "G0" {
+		t.Errorf("Allocate of the device on offer: %s", got)
+	}
+}
+
+// TestAnOrdinaryAllocateChangesNoList, and a list whose resource has left the plan says by which name a device is not known.
+func TestAnOrdinaryAllocateChangesNoList(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.plan(1)
+	_, changed := c.Offered().Latest()
+	if got := c.allocate("G0"); got != "G0" || isClosed(changed) {
+		t.Errorf("Allocate: %s; the plan is published again: %v", got, isClosed(changed))
+	}
+	c.gpus = nil
+	c.plan(1)
+	if got := c.allocate("unknown"); !strings.Contains(got, `invalid allocation request for "nvidia.com/gpu"`) {
+		t.Errorf("Allocate of an unknown device: %s", got)
+	}
+}

@@ -1,0 +1,379 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+const (
+	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. Kubelet tries to connect to our socket
+	// for up to 10 s before it answers.
+	registerTimeout = 15 * time.Second
+	// stopDelay is the pause after kubelet closed the connection of one life, before the next Register. Kubelet 1.36 marks the
+	// resource as stopped a little after it closed the connection. A server that registers before that is marked, too.
+	stopDelay = 50 * time.Millisecond
+	// stopTimeout limits the further wait until kubelet's account shows that the resource is stopped. If another server of the
+	// resource goes on, the account never shows that.
+	stopTimeout = 500 * time.Millisecond
+	// deadCloseTimeout limits the wait for the connection of a kubelet that ended to close.
+	deadCloseTimeout = 5 * time.Millisecond
+	// closeTimeout limits the wait for kubelet to close its connection after the stream ended.
+	closeTimeout = 500 * time.Millisecond
+	// handshakeTimeout is how long a connection may stay silent. gRPC's default is two minutes, and a server that stops waits for
+	// such a connection.
+	handshakeTimeout = time.Second
+	// finishTimeout limits the wait for calls that are being answered when a life ends.
+	finishTimeout = time.Second
+	// provenAfter is how long a stream must last for its registration to count as one that worked.
+	provenAfter = time.Second
+	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a list, and again those that must
+	// be chosen.
+	maxRequest = 2 * resource.MaxList
+	// largeRequest is the size of a request, in bytes, whose memory is given back when it was answered.
+	largeRequest = 1 << 20
+)
+
+// Why a life ends.
+var (
+	errKubeletLeft   = errors.New("kubelet restarted or went away")
+	errSocketRemoved = errors.New("our socket was removed from kubelet's directory")
+	errStreamEnded   = errors.New("kubelet ended the stream")
+	errNoStream      = errors.New("kubelet accepted the registration and did not call ListAndWatch")
+	errOptions       = errors.New("the options changed that kubelet reads only when a plugin registers")
+	errClosedEarly   = errors.New("kubelet accepted the registration and closed its connection before it called ListAndWatch")
+	errDisagrees     = errors.New("the devices that kubelet counts differ from the list that it was sent")
+	errLaterCame     = errors.New("a process that started later serves the resource")
+	errOtherEnded    = errors.New("the server that had registered after this one has ended")
+	errEarlierLeft   = errors.New("another process has ended, and kubelet has forgotten this server for that")
+	errTakesOver     = errors.New("a process that started later is ending, and this one serves the resource again")
+)
+
+// A life is one registration of the server of one resource: from a new socket to the end of its stream. It runs once.
+type life struct {
+	Collaborators
+	list   *list
+	past   *past
+	report func(Phase)
+	// compared is called with the difference between kubelet's account and the list; empty if there is none.
+	compared func(difference string)
+	// adopt adds devices to the list that kubelet knows and the plan does not have. It is called before each registration.
+	adopt func(context.Context)
+	// allocating returns the view of the list for the answer to a call of Allocate.
+	allocating func(*pluginapi.AllocateRequest) *view
+
+	silence        feed.Feed[silence]
+	again          feed.Feed[uint64]                          // changes when the last list is to be sent again
+	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this life; nil before the first
+	connections    *connections
+	siblingChanged chan struct{}           // holds a value after the socket of another server came or went
+	closing        chan struct{}           // closed when streams are to end
+	end            context.CancelCauseFunc // ends the life, with the reason
+	accepted       bool                    // kubelet has accepted the registration
+	unlock         func()                  // lets other processes register
+	leaves         feed.Feed[bool]         // another process is ending, and this one has promised to register again then
+}
+
+// run registers and serves until ctx ends or the registration ends. It returns nil if the next life may begin at once, and
+// otherwise the reason for which the registration failed.
+func (l *life) run(parent context.Context) error {
+	incarnation, ok := l.awaitKubelet(parent)
+	if !ok || !l.awaitLaterEnds(parent, incarnation) {
+		return nil
+	}
+	log := klog.FromContext(parent)
+	endpoint := l.Registrar.NewEndpoint(l.list.name)
+	unix, err := statefile.Listen(parent, endpoint)
+	if err != nil {
+		return fmt.Errorf("listen beside kubelet's socket: %w", err)
+	}
+	l.connections = newConnections()
+	socket := &listener{UnixListener: unix, connections: l.connections, logger: log}
+	l.past.release()
+	ctx, end := context.WithCancelCause(parent)
+	defer end(nil)
+	l.end, l.unlock = end, func() {}
+	defer func() { l.unlock() }() // not before a registration that has come to nothing has ended for kubelet, too
+	l.closing = make(chan struct{})
+	l.siblingChanged = make(chan struct{}, 1)
+	service := newService(l, log)
+	server := newServer(service)
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		if err := server.Serve(socket); err != nil {
+			end(fmt.Errorf("serve %s: %w", endpoint, err))
+		}
+	})
+	tasks.Go(func() { end(l.follow(ctx, endpoint, incarnation, service.inspect)) })
+	proven, err := l.stayRegistered(ctx, incarnation, endpoint, service)
+	end(err)
+
+	cause := context.Cause(ctx)
+	prepareEnd := func() { l.prepareEnd(context.WithoutCancel(parent), incarnation, server, service) }
+	switch {
+	case parent.Err() != nil:
+		prepareEnd()
+	case errors.Is(cause, errEarlierLeft), errors.Is(cause, errTakesOver):
+		l.past.prepareEnd = prepareEnd
+		l.keep(socket, server, &tasks, errors.Is(cause, errEarlierLeft))
+		return nil
+	}
+	l.disconnect(parent, server, incarnation, cause)
+	tasks.Wait()
+	if parent.Err() != nil {
+		socket.release()
+		return nil
+	}
+	log.Info("A registration ended", "endpoint", filepath.Base(endpoint), "reason", cause.Error())
+	if service.streamed() {
+		l.Metrics.StreamEnded(l.list.name, endOf(cause))
+	}
+	return l.leaveSocket(socket, proven, cause)
+}
+
+// newServer returns the gRPC server of a service.
+func newServer(s *service) *grpc.Server {
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.StatsHandler(newRequestLimit()),
+		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log), freeMemory),
+		grpc.ChainStreamInterceptor(recoverStreams(s.log)),
+	)
+	pluginapi.RegisterDevicePluginServer(server, s)
+	return server
+}
+
+// leaveSocket leaves the socket to the next life and returns nil if that may begin at once: the registration was proven, or a new one
+// cures why it ended. Otherwise it closes the socket and returns the cause.
+func (l *life) leaveSocket(socket *listener, proven bool, cause error) error {
+	cured := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
+	if proven || slices.ContainsFunc(cured, func(e error) bool { return errors.Is(cause, e) }) {
+		l.past.socket = socket
+		return nil
+	}
+	socket.release()
+	return cause
+}
+
+// awaitKubelet waits for a kubelet. It reports false if ctx ended first.
+func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
+	for {
+		incarnation, changed := l.Incarnation.Latest()
+		if incarnation != 0 {
+			return incarnation, true
+		}
+		l.past.release()
+		l.report(PhaseNoKubelet)
+		if !feed.AnyOf(ctx, changed) {
+			return 0, false
+		}
+	}
+}
+
+// follow returns the reason why this life has to end, as far as kubelet's directory and the list show one. Until then, it
+// signals siblingChanged when the socket of another server came or went.
+func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
+	before := l.Registrar.Rivals(l.list.name)
+	var alone <-chan time.Time
+	for {
+		now, came := l.Incarnation.Latest()
+		_, moved := l.Sockets.Latest()
+		view, listed := l.list.views.Latest()
+		silence, silenced := l.silence.Latest()
+		leaves, told := l.leaves.Latest()
+		rivals := l.Registrar.Rivals(l.list.name)
+		switch {
+		case now != incarnation:
+			return errKubeletLeft
+		case silence == forLater || len(l.past.running(rivals.Later)) > 0:
+			if err := l.yield(ctx, incarnation); err != nil {
+				return err
+			}
+			continue
+		case isGone(endpoint):
+			return errSocketRemoved
+		case view.options.Inspect != inspect:
+			return errOptions
+		case !reflect.DeepEqual(rivals, before):
+			before = rivals
+			select {
+			case l.siblingChanged <- struct{}{}:
+			default:
+			}
+		}
+		if leaves && alone == nil && silence == speaks && len(rivals.Earlier)+len(l.past.ofLeaving(rivals.Later)) == 0 {
+			alone = l.Clock.After(leftFor)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-told:
+		case <-alone:
+			if alone = nil; silence == speaks {
+				return errEarlierLeft
+			}
+		case <-came:
+		case <-moved:
+		case <-listed:
+		case <-silenced:
+		}
+	}
+}
+
+func isGone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, os.ErrNotExist)
+}
+
+// stayRegistered registers, and returns when ctx ends or kubelet does not serve the registration. It reports whether the
+// registration worked: kubelet counted the devices or allocated one, or the stream lasted.
+func (l *life) stayRegistered(
+	ctx context.Context, incarnation uint64, endpoint string, service *service,
+) (proven bool, err error) {
+	l.report(PhaseRegistering)
+	l.adopt(ctx)
+	l.unlock = l.Registrar.LockRegistrations(ctx)
+	if len(l.later()) > 0 {
+		return false, errLaterCame
+	}
+	forgotten := l.past.beginRegistration()
+	err = l.register(ctx, incarnation, endpoint, service.options())
+	l.Metrics.Registered(l.list.name, err == nil)
+	if err != nil {
+		return false, err
+	}
+	l.accepted = true
+	l.past.remembered(forgotten)
+	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
+	// A later server that is there now may have registered before us or after us. If we sent a list before its socket came, it
+	// registers after us. So does one whose socket comes from now on.
+	if len(l.later()) > 0 && l.sent.Value() == nil {
+		return false, errLaterCame
+	}
+	l.unlock()
+	timeout := l.Clock.NewTimer(registerTimeout)
+	defer timeout.Stop()
+	select {
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	case <-timeout.C():
+		return false, errNoStream
+	case <-l.connections.kubeletClosed():
+		// If the stream had begun, its end is the better reason.
+		if !service.streamed() {
+			return false, errClosedEarly
+		}
+	case <-service.began:
+	}
+	l.report(PhaseServing)
+	if l.silence.Value() != speaks {
+		l.report(PhaseYielding)
+	}
+	began := l.Clock.Now()
+	agreed, err := l.checkAccount(ctx, incarnation)
+	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
+}
+
+func (l *life) register(
+	ctx context.Context, incarnation uint64, endpoint string, options *pluginapi.DevicePluginOptions,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
+}
+
+// disconnect ends the streams and stops the gRPC server. If the kubelet that registered us still runs, disconnect waits until
+// that kubelet has closed its connection and stopped the resource, because kubelet can mistake an earlier Register for this life.
+func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
+	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only made its socket anew keeps it.
+	left := errors.Is(cause, errKubeletLeft)
+	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
+	if l.accepted { // else kubelet asks the server of the life before still
+		l.past.endKept()
+	}
+	close(l.closing)
+	if stays {
+		l.wait(parent, l.connections.left(), closeTimeout)
+	}
+	l.connections.close()
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		server.GracefulStop()
+	}()
+	if !l.wait(context.WithoutCancel(parent), finished, finishTimeout) {
+		server.Stop() // does not wait for calls that never end
+	}
+	switch {
+	case stays && left:
+		l.awaitStopped(parent, 0) // the kubelet that registered us goes on, although the directory shows another one
+	case stays:
+		l.awaitStopped(parent, incarnation)
+	}
+}
+
+// wait waits until done is closed. It reports false if d passed or ctx ended first.
+func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
+	timer := l.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-done:
+		return true
+	case <-timer.C():
+		return false
+	}
+}
+
+// awaitStopped waits until kubelet's account shows no device of the resource, for stopTimeout at most. It returns early when ctx
+// ends or, if incarnation is not 0, when another kubelet comes.
+func (l *life) awaitStopped(ctx context.Context, incarnation uint64) {
+	for began := l.Clock.Now(); ; {
+		if !l.pause(ctx, incarnation, stopDelay) || !l.counted(ctx) || l.Clock.Since(began) >= stopTimeout {
+			return
+		}
+	}
+}
+
+// pause waits for d. It reports false if ctx ended or, if incarnation is not 0, another kubelet came first.
+func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
+	timer := l.Clock.NewTimer(d)
+	defer timer.Stop()
+	for {
+		now, changed := l.Incarnation.Latest()
+		if incarnation != 0 && now != incarnation {
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C():
+			return true
+		case <-changed:
+		}
+	}
+}
+
+// counted reports whether kubelet's account shows healthy devices of the resource. Without an answer it reports false.
+func (l *life) counted(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	ids, _ := l.allocatable(ctx)
+	return len(ids) > 0
+}

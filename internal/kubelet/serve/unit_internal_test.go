@@ -1,0 +1,223 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// TestEveryEndHasAName: also one that is wrapped, and one that nobody has thought of.
+func TestEveryEndHasAName(t *testing.T) {
+	t.Parallel()
+	causes := Causes()
+	for _, e := range ends {
+		if got := endOf(fmt.Errorf("end: %w", e.err)); got != e.name || !slices.Contains(causes, got) {
+			t.Errorf("%v has the name %q, want %q, one of %q", e.err, got, e.name, causes)
+		}
+	}
+	if got := endOf(errors.New("no such device")); got != causes[len(causes)-1] || len(causes) != len(ends)+1 {
+		t.Errorf("another end has the name %q, of %q", got, causes)
+	}
+}
+
+// opened returns a connection that was accepted, and where gRPC says that a call came from it.
+func opened(t *testing.T, c *connections) (*conn, context.Context) {
+	t.Helper()
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	connection := &conn{Conn: near, connections: c}
+	if !c.add(connection) {
+		t.Fatal("the connection is refused")
+	}
+	return connection, peer.NewContext(t.Context(), &peer.Peer{Addr: connection.RemoteAddr()})
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestTheConnectionOfTheFirstCallIsKubelets: its end is the end of kubelet's connections, and that of others is not.
+func TestTheConnectionOfTheFirstCallIsKubelets(t *testing.T) {
+	t.Parallel()
+	c := newConnections()
+	c.called(t.Context()) // nobody knows where it came from
+	kubelets, call := opened(t, c)
+	other, another := opened(t, c)
+	if !isClosed(c.left()) {
+		t.Error("a kubelet that made no call has a connection")
+	}
+	c.called(call)
+	c.called(another)
+	_ = other.Close()
+	if isClosed(c.kubeletClosed()) || isClosed(c.left()) {
+		t.Error("the end of another connection counts as that of kubelet's")
+	}
+	for range 2 {
+		_ = kubelets.Close()
+	}
+	if !isClosed(c.kubeletClosed()) || !isClosed(c.left()) {
+		t.Error("the end of kubelet's connection is not seen")
+	}
+
+	c = newConnections()
+	kubelets, call = opened(t, c)
+	_ = kubelets.Close() // gRPC answers a call after its connection has ended
+	c.called(call)
+	if !isClosed(c.kubeletClosed()) {
+		t.Error("the end of kubelet's connection before its call is not seen")
+	}
+}
+
+// TestConnectionsAreClosed: all but kubelet's, or all; and none is accepted afterwards.
+func TestConnectionsAreClosed(t *testing.T) {
+	t.Parallel()
+	c := newConnections()
+	kubelets, call := opened(t, c)
+	other, _ := opened(t, c)
+	c.called(call)
+	open := func(connection *conn) bool {
+		return !errors.Is(connection.SetDeadline(time.Time{}), net.ErrClosed) && connection.SetDeadline(time.Time{}) == nil
+	}
+	c.close()
+	if !open(kubelets) || open(other) {
+		t.Errorf("open: kubelet's %v, another %v, want kubelet's alone", open(kubelets), open(other))
+	}
+	if c.add(&conn{connections: c}) {
+		t.Error("a connection is accepted while they are closed")
+	}
+}
+
+// TestAListenerThatFails: it is said once for each time that it begins, and gRPC tries again.
+func TestAListenerThatFails(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "l.sock")
+	unix, err := statefile.Listen(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := 0
+	l := &listener{UnixListener: unix, connections: newConnections(), logger: funcr.New(func(string, string) { said++ }, funcr.Options{})}
+	l.failing = true // it failed before
+	client, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	l.release()
+	for range 3 {
+		if _, err := l.Accept(); err == nil {
+			t.Error("it accepts although it is closed")
+		}
+	}
+	if said != 1 {
+		t.Errorf("it was said %d times", said)
+	}
+}
+
+// whole returns a view of the list of so many whole GPUs.
+func whole(gpus int) *view {
+	var s inventory.Snapshot
+	for i := range gpus {
+		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i, Health: inventory.Health{State: inventory.Healthy}})
+	}
+	r, _ := resource.New(s, resource.Options{}).Resource(resource.WholeGPU)
+	return &view{resource: r}
+}
+
+// TestDevicesThatAreNotOfThePlanArePreferredLast: they left it, or kubelet has not received the list that has them not.
+func TestDevicesThatAreNotOfThePlanArePreferredLast(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		available, required string
+		size                int
+		want                string // no answer can be right if it is empty
+	}{
+		"all are of the plan":                 {"GPU-0 GPU-1 GPU-2", "GPU-2", 2, "GPU-0 GPU-2"},
+		"enough are of the plan":              {"GPU-x GPU-0 GPU-1", "", 2, "GPU-0 GPU-1"},
+		"one too few":                         {"GPU-y GPU-x GPU-0", "", 2, "GPU-0 GPU-x"},
+		"two too few":                         {"GPU-y GPU-x GPU-0", "", 3, "GPU-0 GPU-x GPU-y"},
+		"three too few":                       {"GPU-y GPU-x GPU-0", "", 4, ""},
+		"none is of the plan":                 {"GPU-y GPU-x", "", 1, "GPU-x"},
+		"one that must be":                    {"GPU-x GPU-0 GPU-1", "GPU-x", 2, "GPU-0 GPU-x"},
+		"one that must be, and too few":       {"GPU-x GPU-y GPU-0", "GPU-y", 3, "GPU-0 GPU-x GPU-y"},
+		"the first that must be, and too few": {"GPU-x GPU-y GPU-0", "GPU-x", 3, "GPU-0 GPU-x GPU-y"},
+		"as many that must be as wanted":      {"GPU-x GPU-y GPU-0", "GPU-y GPU-x", 2, "GPU-x GPU-y"},
+		"one that is named twice":             {"GPU-0 GPU-0 GPU-x GPU-x", "", 2, "GPU-0 GPU-x"},
+		"one that is required and free":       {"GPU-0 GPU-x", "GPU-0", 2, "GPU-0 GPU-x"},
+	} {
+		got, err := whole(3).prefer(strings.Fields(tt.available), strings.Fields(tt.required), tt.size)
+		slices.Sort(got)
+		if text := strings.Join(got, " "); (err != nil) != (tt.want == "") || err == nil && text != tt.want {
+			t.Errorf("%s: %q, %v, want %q", name, text, err, tt.want)
+		}
+	}
+}
+
+// TestCallsAboutDevicesOfAnEarlierServerAreForwarded: only if none of the devices is of the plan, and if that server answers.
+func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("nobody listens")
+	for name, tt := range map[string]struct {
+		ids  string
+		err  error
+		want bool
+	}{
+		"of the earlier server":            {"GPU-x GPU-y", nil, true},
+		"of both":                          {"GPU-x GPU-0", nil, false},
+		"none":                             {"", nil, false},
+		"of a server that does not answer": {"GPU-x", failed, false},
+	} {
+		directory := &sharedDirectory{called: func(name string) error {
+			if name != resource.WholeGPU {
+				t.Errorf("the server of %s is asked", name)
+			}
+			return tt.err
+		}}
+		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(resource.WholeGPU, clock.RealClock{})})
+		if got := s.forward(t.Context(), whole(1), [][]string{strings.Fields(tt.ids)}, nil) == nil; got != tt.want {
+			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// TestAContainerOnAnUnknownDeviceDoesNotStart: nobody can say how the device is.
+func TestAContainerOnAnUnknownDeviceDoesNotStart(t *testing.T) {
+	t.Parallel()
+	s := alone(&life{list: newList(resource.WholeGPU, clock.RealClock{})})
+	s.inspect = true
+	_, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}})
+	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "GPU-x") {
+		t.Errorf("PreStartContainer() = %v, want that the device is unknown", err)
+	}
+	s.inspect = false // nobody is to look at devices
+	if _, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}}); err != nil {
+		t.Errorf("PreStartContainer() without an inspection = %v", err)
+	}
+}

@@ -1,0 +1,340 @@
+package choice
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	command := func(key, label string) *Command {
+		return &Command{Layout: "c", GPUs: []string{"1"}, Key: key, Label: label}
+	}
+	for name, tt := range map[string]struct {
+		said said
+		want string
+	}{
+		"nothing":                                     {said{}, "  "},
+		"the configuration":                           {said{key: "k"}, "k configuration file "},
+		"the label":                                   {said{label: "l"}, "l label "},
+		"the label before the configuration":          {said{key: "k", label: "l"}, "l label "},
+		"the command before both":                     {said{"k", "l", command("k", "l")}, "c mig apply 1"},
+		"the command alone":                           {said{command: command("", "")}, "c mig apply 1"},
+		"a label after the command":                   {said{"k", "m", command("k", "l")}, "m label "},
+		"a label that went after the command":         {said{"k", "", command("k", "l")}, "k configuration file "},
+		"a configuration after the command":           {said{"n", "", command("k", "")}, "n configuration file "},
+		"a configuration after it, below the label":   {said{"n", "l", command("k", "l")}, "l label "},
+		"nothing after the command but what was gone": {said{"", "", command("k", "")}, "  "},
+	} {
+		layout, gpus, from := choose(tt.said)
+		if got := layout + " " + string(from) + " " + strings.Join(gpus, ","); got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// A desk is a Chooser with what it reads.
+type desk struct {
+	*Chooser
+	t       *testing.T
+	configs *feed.Feed[config.Config]
+	dir     string
+	clock   *clocktesting.FakeClock
+}
+
+func newDesk(t *testing.T, m config.MIG) *desk {
+	t.Helper()
+	m.Enabled = true
+	d := &desk{t: t, configs: feed.New(config.Config{MIG: m}), dir: t.TempDir(), clock: clocktesting.NewFakeClock(time.Now())}
+	d.restart()
+	return d
+}
+
+// restart makes the Chooser of a new process.
+func (d *desk) restart() {
+	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil }, func() (bool, bool) { return false, true }, d.clock)
+}
+
+// layouts writes a file with layouts of these names, and returns its path.
+func (d *desk) layouts(names ...string) string {
+	d.t.Helper()
+	text := "version: v1\nmig-configs:\n"
+	for _, name := range names {
+		text += "  " + name + ":\n  - {devices: all, mig-enabled: false}\n"
+	}
+	path := filepath.Join(d.dir, "layouts.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+	return path
+}
+
+// wants holds what the owner is told now.
+func (d *desk) wants(layout, origin string) mig.Wish {
+	d.t.Helper()
+	w := d.Wishes().Value()
+	if w.Layout != layout || w.Origin != origin {
+		d.t.Errorf("the wish is %q from %q, want %q from %q", w.Layout, w.Origin, layout, origin)
+	}
+	return w
+}
+
+func (d *desk) set(change func(*config.MIG)) {
+	c := d.configs.Value()
+	change(&c.MIG)
+	d.configs.Publish(c)
+	d.decide(d.t.Context())
+}
+
+func (d *desk) apply(layout string, gpus ...string) error {
+	_, err := d.Apply(d.t.Context(), layout, gpus)
+	return err
+}
+
+// Who speaks last is heard, also by the process after this one, which knows it before the API server answers.
+func TestWhoSpeaksLastIsHeard(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour})
+	first := d.wants("all-disabled", "configuration file")
+	if want := (mig.Wish{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour, Origin: "configuration file"}); !cmp.Equal(want, first) {
+		t.Errorf("the first wish is %+v", first)
+	}
+	d.SetLabel(t.Context(), "all-balanced")
+	d.wants("all-disabled", "configuration file") // it is not followed
+	d.set(func(m *config.MIG) { m.Label = true })
+	d.wants("all-balanced", "label")
+	d.restart()
+	d.wants("all-balanced", "label")
+	if err := d.apply("all-enabled", "0", "3"); err != nil {
+		t.Fatal(err)
+	}
+	before := d.wants("all-enabled", "mig apply")
+	if diff := cmp.Diff([]string{"0", "3"}, before.GPUs); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if err := d.apply("all-enabled", "0", "3"); err != nil {
+		t.Fatal(err)
+	}
+	if again := d.wants("all-enabled", "mig apply"); again.Again <= before.Again {
+		t.Errorf("the same command again does not have it tried again: %d after %d", again.Again, before.Again)
+	}
+	d.restart()
+	d.SetLabel(t.Context(), "all-balanced") // the API server says what it said
+	d.wants("all-enabled", "mig apply")
+	d.SetLabel(t.Context(), "all-1g.10gb")
+	d.wants("all-1g.10gb", "label")
+	d.SetLabel(t.Context(), "all-balanced") // the command is forgotten
+	d.wants("all-balanced", "label")
+	if err := d.apply("all-enabled"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.apply(""); err != nil {
+		t.Fatal(err)
+	}
+	d.wants("all-balanced", "label")
+	d.SetLabel(t.Context(), "")
+	d.wants("all-disabled", "configuration file")
+	d.set(func(m *config.MIG) { m.Enabled = false })
+	d.wants("", "")
+	if err := d.apply("all-enabled"); !errors.Is(err, ErrOff) {
+		t.Errorf("a command where layouts are not changed: %v", err)
+	}
+}
+
+// A file that cannot be used, or lacks the layout, loses nothing: the last wish stands, and the reason is said.
+func TestABadNameLosesNothing(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{})
+	path := d.layouts("a", "b")
+	d.set(func(m *config.MIG) { m.File, m.Layout = path, "a" })
+	first := d.wants("a", "configuration file")
+	refused := func(what, why string) {
+		t.Helper()
+		if w := d.wants("a", "configuration file"); !cmp.Equal(w.File.Names(), first.File.Names()) {
+			t.Errorf("%s: the wish has another file", what)
+		}
+		if err := d.Decisions().Value().Err; err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: error %v, want %q", what, err, why)
+		}
+	}
+	d.set(func(m *config.MIG) { m.Layout = "c" })
+	refused("a name that is not in the file", "give one of a, b")
+	d.set(func(m *config.MIG) { m.Layout, m.File = "a", path+".not-there" })
+	refused("no file", "check mig.configFile")
+	d.set(func(m *config.MIG) { m.File = path })
+	if err := d.Decisions().Value().Err; err != nil {
+		t.Errorf("good again: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("version: v2"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.decide(t.Context())
+	refused("a file that is none", "version must be v1")
+	if err := d.apply("b"); err == nil {
+		t.Error("a command with a bad file was taken")
+	}
+	d.layouts("a", "b")
+	if err := d.apply("c"); err == nil || !strings.Contains(err.Error(), "give one of a, b") {
+		t.Errorf("a command with an unknown name: %v", err)
+	}
+	d.wants("a", "configuration file")
+	if again := d.wants("a", "configuration file"); again.File == nil {
+		t.Error("no file")
+	}
+}
+
+// The file is read again by itself. While its content is the same, the owner is told nothing.
+func TestTheFileIsFollowed(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{})
+	path := d.layouts("a", "b")
+	d.set(func(m *config.MIG) { m.File, m.Layout = path, "a" })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	_, changed := d.Wishes().Latest()
+	d.decide(t.Context())
+	select {
+	case <-changed:
+		t.Error("the owner is told what it knows")
+	default:
+	}
+	d.layouts("a") // one that is read while it is written is refused first
+	poll.Until(t, "the file is read again", func() bool {
+		d.clock.Step(time.Second)
+		return cmp.Equal([]string{"a"}, d.Wishes().Value().File.Names())
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A node whose label was never known waits for it, for some seconds: otherwise its first layout would be made twice.
+func TestTheFirstLabelIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{Layout: "all-disabled", Label: true})
+	d.wants("", "")
+	d.clock.Step(labelPatience)
+	d.decide(t.Context())
+	d.wants("all-disabled", "configuration file")
+	d.SetLabel(t.Context(), "")
+	d.restart()
+	d.wants("all-disabled", "configuration file")
+}
+
+// In a roll-out one of two processes leads, and saves what it is asked for. The later one knows that when it leads, and saves what it was asked
+// for itself.
+func TestTwoProcessesRemember(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
+	d.SetLabel(t.Context(), "")
+	earlier := d.Chooser
+	waits := errors.New("another process leads")
+	next := func() {
+		waits = errors.New("another process leads")
+		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits }, func() (bool, bool) { return false, true }, d.clock)
+	}
+	leads := func() { waits = nil; d.Reload(t.Context()) }
+	next()
+	if _, err := earlier.Apply(t.Context(), "all-enabled", []string{"1"}); err != nil {
+		t.Fatal(err)
+	}
+	d.wants("all-disabled", "configuration file")
+	leads()
+	if w := d.wants("all-enabled", "mig apply"); !cmp.Equal([]string{"1"}, w.GPUs) {
+		t.Errorf("the order is about %v", w.GPUs)
+	}
+	// A label that the earlier one was told counts against an order that the later one got before it led.
+	next()
+	if err := d.apply("all-balanced"); err != nil {
+		t.Fatal(err)
+	}
+	earlier.SetLabel(t.Context(), "all-1g.10gb")
+	d.wants("all-balanced", "mig apply")
+	leads()
+	d.wants("all-1g.10gb", "label")
+	// What the later one was told counts, and an order that it got.
+	next()
+	d.SetLabel(t.Context(), "all-7g.80gb")
+	earlier.SetLabel(t.Context(), "all-disabled")
+	if _, err := earlier.Apply(t.Context(), "all-enabled", nil); err != nil {
+		t.Fatal(err)
+	}
+	leads()
+	d.wants("all-7g.80gb", "label")
+	next()
+	if err := d.apply("all-balanced"); err != nil {
+		t.Fatal(err)
+	}
+	leads()
+	d.restart()
+	d.wants("all-balanced", "mig apply")
+}
+
+// A state directory that does not answer delays the start for some seconds, and loses nothing of what it remembers.
+func TestADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
+		if err := d.apply("all-enabled"); err != nil {
+			t.Fatal(err)
+		}
+		d.restart()
+		hangs := make(chan struct{})
+		go func() { _ = d.disk.Do(t.Context(), time.Minute, func() error { <-hangs; return nil }) }()
+		synctest.Wait()
+		began := time.Now()
+		d.state = savedState{Version: stateVersion} // nothing was read
+		d.Reload(t.Context())
+		d.SetLabel(t.Context(), "")
+		d.wants("all-disabled", "configuration file")
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("took %v", took)
+		}
+		close(hangs)
+		d.Reload(t.Context())
+		d.wants("all-enabled", "mig apply")
+		d.restart()
+		d.wants("all-enabled", "mig apply")
+	})
+}
+
+// A state file that cannot be read is set aside; one that cannot be written keeps nothing from being done.
+func TestStateThatCannotBeKept(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{Label: true})
+	path := filepath.Join(d.dir, stateFile)
+	if err := os.WriteFile(path, []byte(`{"version": 9, "label": "all-enabled"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.restart()
+	d.wants("", "")
+	if _, err := os.Stat(path + ".damaged"); err != nil {
+		t.Error(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d.SetLabel(t.Context(), "all-balanced")
+	d.wants("all-balanced", "label")
+	d.stateDir = ""
+	if err := d.apply("all-enabled"); err != nil {
+		t.Error(err)
+	}
+	d.wants("all-enabled", "mig apply")
+}

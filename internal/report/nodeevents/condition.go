@@ -1,0 +1,159 @@
+package nodeevents
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// The values of a condition's status.
+const (
+	True    = "True"
+	False   = "False"
+	Unknown = "Unknown"
+)
+
+// The reasons of the node's GPU condition. GPUUnhealthy, GPULost and DriverNotReady are reasons of Events too.
+const (
+	AllHealthy     Reason = "AllHealthy"
+	GPUUnknown     Reason = "GPUUnknown"
+	MonitorStalled Reason = "MonitorStalled"
+	GPUNotReady    Reason = "GPUNotReady"
+)
+
+// released is the message of a node whose driver was released.
+const released = "the driver was released by quiesce"
+
+// stalledAfter is how old the last look may be until nothing is known any more.
+const stalledAfter = 2 * time.Minute
+
+// A Condition is the node's GPU condition without its times. Equal Conditions need no write.
+type Condition struct {
+	// Status is True, False or Unknown.
+	Status string
+	Reason Reason
+	// Message names each device that is not healthy: its UUID, its state, the XID or source, the cure. At most 1024 bytes.
+	Message string
+}
+
+// conditionRows has the meaning of each reason of the condition, for the documentation.
+var conditionRows = []struct {
+	Status string
+	Reason Reason
+	When   string
+}{
+	{True, AllHealthy, "All GPUs and MIG devices of the node can be used"},
+	{False, GPUUnhealthy, "At least one device is Unhealthy"},
+	{False, GPULost, "At least one GPU is Lost or cannot be read, or all GPUs of a node that had some are gone"},
+	{Unknown, DriverNotReady, "The driver does not answer, is not there or was released, and no device was known to be bad"},
+	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, and there is no verdict on it yet"},
+	{Unknown, GPUNotReady, "A step of `status` is not reached for a minute"},
+	{Unknown, MonitorStalled, "The last look at the GPUs ended more than 2 minutes ago, and no device was known to be bad"},
+}
+
+// Judge returns the condition that s stands for at a time. It returns false if s says nothing: before the first look has ended, and for a
+// node without GPUs, unless there is a condition of it already.
+func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
+	if s.Version == "" || s.Looked.IsZero() && !there || len(s.GPUs)+len(s.Retries) == 0 && !there {
+		return Condition{}, false
+	}
+	if s.Looked.IsZero() && s.Stale == "" && !s.Quiet {
+		return Condition{}, false
+	}
+	reason, entries, unknown := GPUUnhealthy, []string(nil), []string(nil)
+	for _, d := range own(s) {
+		switch {
+		case isBad(d):
+			entries = append(entries, verdictOf(d).entry(d.UUID))
+			if d.State == lost {
+				reason = GPULost
+			}
+		case d.State != healthy && d.State != suspect:
+			unknown = append(unknown, d.UUID)
+		}
+	}
+	for _, r := range s.Retries {
+		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return d.Index == fmt.Sprint(r.Index) && isBad(d) })
+		if !known {
+			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, cure: %s", r.Index, inventory.CureReconnect))
+		}
+	}
+	slices.Sort(entries)
+	slices.Sort(unknown)
+	switch {
+	case len(entries) > 0:
+		return Condition{False, reason, list("", entries)}, true
+	case s.Quiet:
+		return Condition{Unknown, DriverNotReady, released}, true
+	case s.Stale != "":
+		return Condition{Unknown, DriverNotReady, line(s.Stale)}, true
+	case now.Sub(s.Looked) > stalledAfter:
+		return Condition{Unknown, MonitorStalled, "the GPUs have not been looked at for more than 2 minutes"}, true
+	case len(s.GPUs) == 0:
+		return Condition{False, GPULost, "no GPU is found any more"}, true
+	case len(unknown) > 0:
+		return Condition{Unknown, GPUUnknown, list("no verdict yet: ", unknown)}, true
+	}
+	if step, late := late(s, now); late {
+		return Condition{Unknown, GPUNotReady, line(waitsFor(step))}, true
+	}
+	return Condition{True, AllHealthy, "all GPUs are healthy"}, true
+}
+
+// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be read. It returns known false if s
+// does not tell: while the driver does not answer, and while there is no verdict on a GPU. Then a taint stays as it is.
+func NoHealthyGPU(s status.Status) (none, known bool) {
+	if s.Version == "" || s.Looked.IsZero() {
+		return false, false
+	}
+	bad, gpus := 0, 0
+	for _, d := range s.GPUs {
+		if d.GPU != "" {
+			continue
+		}
+		gpus++
+		switch {
+		case isBad(d):
+			bad++
+		case d.State == healthy || d.State == suspect:
+			return false, true
+		}
+	}
+	if gpus == 0 && len(s.Retries) > 0 { // none can be read
+		return true, s.Stale == "" && !s.Quiet
+	}
+	if gpus == 0 {
+		return false, s.Stale == "" && !s.Quiet
+	}
+	return bad == gpus, bad == gpus
+}
+
+// worse reports whether c says more that is wrong than before.
+func (c Condition) worse(before Condition) bool {
+	if gravity(c) != gravity(before) {
+		return gravity(c) > gravity(before)
+	}
+	if c.Status != False {
+		return false // another reason why nobody knows
+	}
+	for entry := range strings.SplitSeq(c.Message, "; ") {
+		if !strings.Contains(before.Message, entry) {
+			return true
+		}
+	}
+	return false
+}
+
+func gravity(c Condition) int {
+	switch c.Status {
+	case True:
+		return 0
+	case Unknown:
+		return 1
+	}
+	return 2
+}

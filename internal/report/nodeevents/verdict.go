@@ -1,0 +1,132 @@
+package nodeevents
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// The states of a device, as a Status has them.
+var (
+	healthy   = inventory.Healthy.String()
+	suspect   = inventory.Suspect.String()
+	unhealthy = inventory.Unhealthy.String()
+	lost      = inventory.Lost.String()
+)
+
+// removed is the state of a GPU that is no longer there.
+const removed = "Removed"
+
+// A verdict is the state, the source and the cure of a device that is not healthy.
+type verdict struct {
+	state, source, cure string
+	xid                 uint64
+}
+
+func verdictOf(d status.Device) verdict {
+	v := verdict{state: d.State, cure: d.Cure, xid: d.XID}
+	for _, f := range d.Faults {
+		if f.XID == d.XID && f.Cure == d.Cure {
+			v.source = f.Source
+			break
+		}
+	}
+	return v
+}
+
+// what names the cause of the verdict.
+func (v verdict) what() string {
+	switch {
+	case v.xid != 0:
+		return fmt.Sprintf("XID %d", v.xid)
+	case v.source != "":
+		return v.source
+	}
+	return "unknown"
+}
+
+// needsOperator reports whether nothing but a person ends the fault.
+func (v verdict) needsOperator() bool {
+	return v.cure == string(inventory.CureHuman) || v.cure == string(inventory.CureHardware)
+}
+
+// reason returns why an Event is written of a device that is not healthy, and what was said of it before; an empty reason if there is
+// nothing to say.
+func (v verdict) reason(before verdict) Reason {
+	switch {
+	case v.state == lost && before.state != lost:
+		return GPULost
+	case v.needsOperator() && !before.needsOperator():
+		return GPUNeedsOperator
+	case v.state == unhealthy && before.state != unhealthy:
+		return GPUUnhealthy
+	case v.xid != 0 && v.xid != before.xid:
+		return GPUXid
+	case v.cure != before.cure && v.state == lost:
+		return GPULost
+	case v.cure != before.cure:
+		return GPUUnhealthy
+	}
+	return ""
+}
+
+// entry is what a condition's message says of a device; it has no times and no counts. parseEntry is the way back.
+func (v verdict) entry(uuid string) string {
+	cure := cmp.Or(v.cure, "none")
+	return fmt.Sprintf("%s %s: %s, cure: %s", uuid, v.state, v.what(), cure)
+}
+
+var entryPattern = regexp.MustCompile(`^(\S+) (Unhealthy|Lost): (?:XID (\d+)|(\S+)), cure: (\S+)$`)
+
+func parseEntry(text string) (uuid string, v verdict, ok bool) {
+	m := entryPattern.FindStringSubmatch(text)
+	if m == nil {
+		return "", verdict{}, false
+	}
+	v = verdict{state: m[2], source: m[4], cure: m[5]}
+	v.xid, _ = strconv.ParseUint(m[3], 10, 64) // 0 without one
+	if v.cure == "none" {
+		v.cure = ""
+	}
+	return m[1], v, true
+}
+
+// isBad reports whether a device's state is a verdict that it must not be used.
+func isBad(d status.Device) bool { return d.State == unhealthy || d.State == lost }
+
+// own returns the devices of s without the MIG devices whose state is only that of their GPU.
+func own(s status.Status) []status.Device {
+	gpus := map[string]status.Device{}
+	var devices []status.Device
+	for _, d := range s.GPUs {
+		if d.GPU == "" {
+			gpus[d.UUID] = d
+		} else if g := gpus[d.GPU]; d.State != healthy && g.State == d.State && g.Reason == d.Reason {
+			continue
+		}
+		devices = append(devices, d)
+	}
+	return devices
+}
+
+// name names a device for people.
+func name(d status.Device) string {
+	if d.GPU != "" {
+		return fmt.Sprintf("MIG device %s (%s)", d.Index, d.UUID)
+	}
+	return fmt.Sprintf("GPU %s (%s)", d.Index, d.UUID)
+}
+
+// because returns the device's reason, with the cure's short name.
+func because(d status.Device) string {
+	h := inventory.Health{Reason: cmp.Or(d.Reason, verdictOf(d).what()), Cure: inventory.Cure(d.Cure)}
+	if strings.Contains(h.Reason, "cure:") {
+		return h.Reason
+	}
+	return h.Why()
+}
