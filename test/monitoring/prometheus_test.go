@@ -91,10 +91,15 @@ func (p prometheus) query(ctx context.Context, expression string) ([]series, err
 	return p.ask(ctx, "query", url.Values{"query": {expression}})
 }
 
-// queryRange evaluates an expression over a time, at so many moments, and returns the series with a number.
-func (p prometheus) queryRange(ctx context.Context, expression string, from, to time.Time, moments int) ([]series, error) {
+// queryAt evaluates an expression at a moment.
+func (p prometheus) queryAt(ctx context.Context, expression string, at time.Time) ([]series, error) {
+	return p.ask(ctx, "query", url.Values{"query": {expression}, "time": {strconv.FormatFloat(float64(at.UnixMilli())/1000, 'f', 3, 64)}})
+}
+
+// queryRange evaluates an expression over a time, one second apart at least, and returns the series with a number.
+func (p prometheus) queryRange(ctx context.Context, expression string, from, to time.Time, apart time.Duration) ([]series, error) {
 	seconds := func(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
-	step := strconv.FormatFloat(max(to.Sub(from).Seconds()/float64(moments), 1), 'f', 3, 64)
+	step := strconv.FormatFloat(max(apart.Seconds(), 1), 'f', 3, 64)
 	found, err := p.ask(ctx, "query_range", url.Values{
 		"query": {expression}, "start": {seconds(from)}, "end": {seconds(to)}, "step": {step},
 	})
