@@ -28,8 +28,14 @@ func TestVersion(t *testing.T) {
 	if "v"+loaded.Metadata.Version != version || loaded.Metadata.AppVersion != version {
 		t.Errorf("the chart has the versions %s and %s, want %s", loaded.Metadata.Version, loaded.Metadata.AppVersion, version)
 	}
-	if log := string(read(t, "../../CHANGELOG.md")); !strings.Contains(log, "\n## "+version) {
-		t.Errorf("CHANGELOG.md has nothing about %s", version)
+	log := string(read(t, "../../CHANGELOG.md"))
+	_, section, _ := strings.Cut(log, "\n## ["+version+"] - ")
+	section, _, _ = strings.Cut(section, "\n## ")
+	if !regexp.MustCompile(`^\d{4}-\d\d-\d\d\n`).MatchString(section) || !strings.Contains(section, "\n### Known issues\n") {
+		t.Errorf("CHANGELOG.md has no section for %s with a date and its known issues", version)
+	}
+	if !strings.Contains(log, "\n## [Unreleased]\n") || !strings.Contains(log, "\n["+version+"]: https://") {
+		t.Errorf("CHANGELOG.md has no section for what is not released, or no link for %s", version)
 	}
 	image := regexp.MustCompile(`image: (ghcr\.io/gpu-device-plugin/[^ \n]+)`)
 	files, err := filepath.Glob("../../deployments/*/*.yaml")
