@@ -1,9 +1,11 @@
 package arch
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -30,6 +32,42 @@ func TestLinks(t *testing.T) {
 				t.Errorf("%s: the link %s names no heading", file, found[1])
 			}
 		}
+	}
+}
+
+// TestPathsOfDocuments: each document that a comment, a message or a manifest names exists, and so does its heading.
+func TestPathsOfDocuments(t *testing.T) {
+	t.Parallel()
+	pages := documents(t)
+	paths := regexp.MustCompile(`\bdocs/[a-z0-9/-]+\.md(#[a-z0-9-]+)?`)
+	found := 0
+	for _, folder := range []string{"api", "cmd", "deployments", "hack", "internal", "test"} {
+		err := filepath.WalkDir(folder, func(file string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			if !slices.Contains([]string{".go", ".yaml", ".txt", ".json", ".sh", ""}, filepath.Ext(file)) {
+				return nil
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			for _, path := range paths.FindAllString(string(text), -1) {
+				found++
+				page, heading, _ := strings.Cut(path, "#")
+				if pages[page] == "" || heading != "" && !anchors(pages[page])[heading] {
+					t.Errorf("%s: %s is no document, or the document has no such heading", file, path)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 50 {
+		t.Errorf("%d paths of documents are found, want at least 50", found)
 	}
 }
 
