@@ -64,6 +64,7 @@ type host struct {
 	t      testing.TB
 	folder string
 	socket string // of the daemon's control
+	cgroup string // folder of the daemon's; empty for that of the test
 	cmd    *exec.Cmd
 	log    logText
 }
@@ -89,8 +90,14 @@ func (l *logText) String() string {
 // newHost starts a daemon, and returns when it answers. It ends with the test.
 func newHost(t testing.TB, args ...string) *host {
 	t.Helper()
+	return newHostIn(t, "", args...)
+}
+
+// newHostIn is newHost for a daemon in a cgroup.
+func newHostIn(t testing.TB, cgroup string, args ...string) *host {
+	t.Helper()
 	folder := loopback.Folder(t)
-	h := &host{t: t, folder: folder, socket: filepath.Join(folder, "c.sock")}
+	h := &host{t: t, folder: folder, socket: filepath.Join(folder, "c.sock"), cgroup: cgroup}
 	h.start(args...)
 	return h
 }
@@ -102,6 +109,10 @@ func (h *host) start(args ...string) {
 		"--simulate=t4", "--kubelet-socket=", "--pod-resources-socket=", "--control-socket", h.socket,
 		"--state-dir", filepath.Join(h.folder, "state"), "--cdi-dir", filepath.Join(h.folder, "cdi"),
 	}, args...)...)
+	if h.cgroup != "" { // the daemon is in it before it begins
+		into := []string{"/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(h.cgroup, "cgroup.procs")}
+		h.cmd.Path, h.cmd.Args = into[0], append(into, h.cmd.Args...)
+	}
 	h.cmd.Stderr = &h.log
 	if err := h.cmd.Start(); err != nil {
 		h.t.Fatal(err)
