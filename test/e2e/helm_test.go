@@ -401,7 +401,7 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 		return theirs
 	}
 
-	// Back to theirs, ours first: the way that docs/install.md gives.
+	// Back to theirs, ours first: the way that docs/migrate.md gives.
 	uninstall()
 	theirs := start()
 	served("back, ours ended first", "back-1", true)
