@@ -54,6 +54,10 @@ func (m *manager) connect(ctx context.Context, resource, path string) error {
 	m.streams.Go(func() {
 		err := c.listAndWatch(stream)
 		ended := time.Now()
+		select {
+		case <-m.ctx.Done():
+		case <-time.After(m.seesEndsAfter):
+		}
 		if m.ctx.Err() != nil {
 			return // the process has ended; there is nobody to take notice
 		}

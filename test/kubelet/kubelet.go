@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
@@ -42,6 +43,8 @@ type Options struct {
 	Starting func()
 	// Version defaults to V137.
 	Version Version
+	// SeesEndsAfter is how long after the end of a stream the kubelet takes notice of it. A busy one needs milliseconds.
+	SeesEndsAfter time.Duration
 	// Clock is what the grace of stopped endpoints is measured with; nil means the real one. Time stamps in the log
 	// are always real.
 	Clock clock.PassiveClock

@@ -42,6 +42,8 @@ type manager struct {
 	pods    *podTable
 	// allocating is the Kubelet's.
 	allocating *atomic.Pointer[func(Moment)]
+	// seesEndsAfter is the option of the Kubelet.
+	seesEndsAfter time.Duration
 
 	ctx     context.Context //nolint:containedctx // ends with the process, as the streams that begin in a Register call do
 	end     context.CancelFunc
@@ -67,16 +69,16 @@ type manager struct {
 func startManager(k *Kubelet) (*manager, error) {
 	m := &manager{
 		dir: k.options.Dir, version: k.options.Version, clock: k.options.Clock, log: k.log, gate: &k.gate, pods: &k.pods,
-		allocating: &k.allocating,
-		servers:    map[string]*grpc.Server{},
-		conns:      map[*client]struct{}{},
-		clients:    map[string][]*client{},
-		endpoints:  map[string]*endpoint{},
-		siblings:   map[string]map[string]*endpoint{},
-		all:        map[string]map[string]*v1beta1.Device{},
-		healthy:    map[string]set{},
-		unhealthy:  map[string]set{},
-		allocated:  map[string]set{},
+		allocating: &k.allocating, seesEndsAfter: k.options.SeesEndsAfter,
+		servers:   map[string]*grpc.Server{},
+		conns:     map[*client]struct{}{},
+		clients:   map[string][]*client{},
+		endpoints: map[string]*endpoint{},
+		siblings:  map[string]map[string]*endpoint{},
+		all:       map[string]map[string]*v1beta1.Device{},
+		healthy:   map[string]set{},
+		unhealthy: map[string]set{},
+		allocated: map[string]set{},
 	}
 	if err := os.MkdirAll(m.dir, 0o750); err != nil {
 		return nil, err

@@ -60,7 +60,14 @@ func newNode(t *testing.T) *node {
 // startKubelet starts the node's first kubelet.
 func (n *node) startKubelet(t *testing.T, v standin.Version) {
 	t.Helper()
-	k, err := standin.Start(standin.Options{Dir: n.dir, PodResourcesSocket: n.podResources, Version: v})
+	n.startKubeletWith(t, standin.Options{Version: v})
+}
+
+// startKubeletWith does so with options of a test's own, but for the paths.
+func (n *node) startKubeletWith(t *testing.T, o standin.Options) {
+	t.Helper()
+	o.Dir, o.PodResourcesSocket = n.dir, n.podResources
+	k, err := standin.Start(o)
 	if err != nil {
 		t.Fatal(err)
 	}

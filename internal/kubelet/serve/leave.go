@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -72,10 +73,19 @@ func (l *life) leave(ctx context.Context, incarnation uint64) bool {
 	return err == nil
 }
 
+// tryLeave keeps other processes from registering if the kubelet has forgotten the other process:
+// the kubelet would take the end of this one for that of a process which registers meanwhile.
 func (l *life) tryLeave(ctx context.Context, incarnation uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	return l.Registrar.Leave(ctx, incarnation, l.list.name)
+	unlock := l.Registrar.LockRegistrations(ctx)
+	err := l.Registrar.Leave(ctx, incarnation, l.list.name)
+	if err != nil {
+		unlock()
+		return err
+	}
+	l.past.unlock = unlock
+	return nil
 }
 
 // prepareEnd prepares the end of this process, whose newest stream is that of this life.
@@ -102,7 +112,7 @@ func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc
 	defer cancel()
 	l.silence.Publish(forNext) // a list that kubelet took in after the end would bring the devices back
 	l.awaitEarlier(ctx)
-	defer l.Registrar.LockRegistrations(ctx)() // a server of a process that starts now registers after this one
+	l.past.unlock = l.Registrar.LockRegistrations(ctx) // a process that starts now registers when this one has ended
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	socket, err := statefile.Listen(ctx, endpoint)
 	if err == nil {
@@ -255,13 +265,25 @@ func (p *past) forgetLeaving(names []string) {
 	maps.DeleteFunc(p.leaving, func(token string, _ int) bool { return !there[token] })
 }
 
-// keep leaves the stream of this life open, without further lists, and its server running until the
-// next life ends. Where the kubelet has forgotten this process, it takes no notice of the end of an
-// earlier stream that was kept. Otherwise that stays, too.
-func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup, forgotten bool) {
-	if forgotten {
-		l.past.endKept()
+// endKept ends the server of the life before, if there still is one, while the kubelet has forgotten
+// this process and takes no notice of that. It returns when the kubelet has seen the end: it would
+// take that for the end of whichever process registers meanwhile. Where a later process may have
+// registered, the server goes on.
+func (l *life) endKept(ctx context.Context, incarnation uint64) {
+	if l.past.kept == nil {
+		return
 	}
+	defer l.Registrar.LockRegistrations(ctx)()
+	if len(l.later()) > 0 {
+		return
+	}
+	l.past.endKept()
+	l.pause(ctx, incarnation, stopDelay)
+}
+
+// keep leaves the stream of this life open, without further lists, and its server running until the
+// next life ends. So does a stream that was kept before.
+func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup) {
 	before := l.past.kept
 	l.silence.Publish(forNext)
 	_ = socket.Close() // the socket stays until the next one is there
@@ -303,9 +325,21 @@ func (l *life) beReachable(ctx context.Context) {
 
 // endBetween prepares the end of a process that ends between two lives, while the server of the life before goes on.
 func (p *past) endBetween() {
-	if p.kept != nil {
+	if p.kept != nil && p.unlock == nil { // else the end is prepared already
 		p.prepareEnd()
 	}
+}
+
+// letRegister lets other processes register, where this one kept them from it until the kubelet has
+// seen its end.
+func (p *past) letRegister(c clock.WithTicker) {
+	if p.unlock == nil {
+		return
+	}
+	timer := c.NewTimer(stopDelay)
+	defer timer.Stop()
+	<-timer.C()
+	p.unlock()
 }
 
 // endKept ends the server of the life before, if there still is one.

@@ -120,7 +120,7 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	directory.behind("earlier.sock")
 	began = time.Now()
 	l.sayFarewell(t.Context(), 1, server, nil)
-	if asked != 2 || !silent || !served || directory.locked() {
+	if asked != 2 || !silent || !served || !directory.locked() {
 		t.Errorf("kubelet was asked %d times; silent %v, served %v, registrations locked %v", asked, silent, served, directory.locked())
 	}
 	directory.dir = "/nowhere"

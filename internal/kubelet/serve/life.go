@@ -128,8 +128,11 @@ func (l *life) run(parent context.Context) error {
 	case parent.Err() != nil:
 		prepareEnd()
 	case errors.Is(cause, errEarlierLeft), errors.Is(cause, errTakesOver):
+		if errors.Is(cause, errEarlierLeft) {
+			l.endKept(parent, incarnation)
+		}
 		l.past.prepareEnd = prepareEnd
-		l.keep(socket, server, &tasks, errors.Is(cause, errEarlierLeft))
+		l.keep(socket, server, &tasks)
 		return nil
 	}
 	l.disconnect(parent, server, incarnation, cause)

@@ -142,15 +142,15 @@ func TestAKeptLife(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			task = true
 		})
-		l.keep(socket, server, &tasks, true)
+		l.keep(socket, server, &tasks)
 		if _, err := socket.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("its server accepts connections: %v", err)
 		}
 		if may, _ := l.maySend(); may || l.silence.Value() != forNext {
 			t.Error("it sends lists beside its successor")
 		}
-		if ended != 1 || l.past.socket != socket {
-			t.Errorf("the life before ended %d times, want once; the socket is kept: %v", ended, l.past.socket == socket)
+		if ended != 0 || l.past.socket != socket {
+			t.Errorf("the life before ended %d times; the socket is kept: %v", ended, l.past.socket == socket)
 		}
 		if client, err := net.Dial("unix", unix.Addr().String()); err != nil {
 			t.Error(err)
@@ -164,8 +164,8 @@ func TestAKeptLife(t *testing.T) {
 		}
 		l.past.endKept()
 		l.past.endKept() // nothing is left to end
-		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || silent.SetDeadline(time.Time{}) == nil {
-			t.Errorf("its server serves: %v, its tasks have ended: %v", err, task)
+		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || ended != 1 || silent.SetDeadline(time.Time{}) == nil {
+			t.Errorf("its server serves: %v, its tasks have ended: %v; the life before ended %d times, want once", err, task, ended)
 		}
 		select {
 		case <-l.closing:

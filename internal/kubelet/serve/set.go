@@ -396,6 +396,7 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 	s.mu.Unlock()
 
 	past := &past{}
+	defer past.letRegister(s.collaborators.Clock)
 	defer past.release()
 	defer past.endKept()
 	defer past.endBetween()

@@ -398,7 +398,9 @@ func TestUnitsOfAnotherSizeInARollOut(t *testing.T) {
 				ask(mem, 1024)
 				n.clock.Step(250 * time.Millisecond)
 			}
-			first.stop()
+			var stopped atomic.Bool
+			go func() { first.stop(); stopped.Store(true) }()
+			until(t, n.clock, "the end of the first daemon", stopped.Load)
 			for range 60 {
 				ask(mem, 1024)
 				ask(small, 256)

@@ -33,6 +33,8 @@ type past struct {
 	reachable bool
 	// prepareEnd prepares the end of this process, where that server is its newest.
 	prepareEnd func()
+	// unlock lets other processes register when this one has ended; nil if it does not keep them from it.
+	unlock func()
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them

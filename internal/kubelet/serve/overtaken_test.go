@@ -1,0 +1,153 @@
+package serve_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// A roll-out that overtakes the one before ends the later of two daemons, before or after the next one has come. The earlier one serves
+// until that does. No device is taken away, and the kubelet sees the end of the last one.
+func TestARollOutOvertakesTheOneBefore(t *testing.T) { // not beside other tests: what it measures needs a processor
+	for name, next := range map[string]bool{"the next one comes afterwards": false, "the next one comes meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, first := serving(t, v, clock.RealClock{}, 2)
+				stop := n.lowest(t)
+				for range 2 {
+					later := n.overlap(t, first, 2)
+					later.status(t, "agreed", agreed)
+					var last *daemon
+					if next {
+						last = n.startDaemon(t, clock.RealClock{})
+					}
+					mark := n.Mark()
+					var ends sync.WaitGroup
+					ends.Go(later.stop)
+					if next {
+						last.offer(2)
+						n.await(t, "the next daemon's devices", func() bool { return n.listedAnew(mark) })
+						last.status(t, "agreed", agreed)
+					}
+					ends.Wait()
+					if next {
+						last.stop()
+					}
+					first.status(t, "agreed", agreed)
+					_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+					check(t, err)
+					n.Remove("p")
+				}
+				if least := stop(); least < 2 {
+					t.Errorf("%d devices were allocatable", least)
+				}
+				first.stop()
+				n.awaitAllocatable(t, 0)
+				if sockets := n.sockets(t); len(sockets) > 0 {
+					t.Errorf("the sockets are %v, want none", sockets)
+				}
+			})
+		})
+	}
+}
+
+// The later of two daemons may end before the earlier one has noticed the socket of the later one. The earlier daemon has not stopped sending
+// lists, but the kubelet calls the later one: the earlier daemon registers again before the later one ends.
+func TestALaterProcessEndsBeforeItIsNoticed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.startKubelet(t, standin.V136)
+	earlier := n.startSet(t, serve.Collaborators{
+		Registrar: n.directory(t), Accountant: n.account(t, clock.RealClock{}), Inspector: &inspector{}, Clock: clock.RealClock{},
+	})
+	earlier.kubelet.Publish(1) // nothing tells this daemon of other sockets
+	earlier.offer(2)
+	n.awaitAllocatable(t, 2)
+	earlier.status(t, "agreed", agreed)
+	mark := n.Mark()
+	later := n.startDaemon(t, clock.RealClock{})
+	later.offer(2)
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
+	earlier.status(t, "unaware of the later one", agreed)
+	stop := n.lowest(t)
+	mark = n.Mark()
+	later.stop()
+	if !n.listedAnew(mark) {
+		t.Error("the later daemon ended before the earlier one had sent its list again")
+	}
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	check(t, err)
+	if least := stop(); least < 2 {
+		t.Errorf("%d devices were allocatable", least)
+	}
+}
+
+// slow starts a kubelet 1.36 that takes notice of the end of a stream only after a while.
+func slow(t *testing.T) *node {
+	t.Helper()
+	n := newNode(t)
+	n.startKubeletWith(t, standin.Options{Version: standin.V136, SeesEndsAfter: 15 * time.Millisecond})
+	return n
+}
+
+// A daemon that registers a second time ends the stream of the life before the last. The kubelet must not take that for the end of the
+// stream of the new registration.
+func TestTheStreamOfAnEarlierLifeEndsBeforeTheNextRegistration(t *testing.T) { // not beside other tests: what it measures needs a processor
+	n := slow(t)
+	first := n.startDaemon(t, clock.RealClock{})
+	first.offer(2)
+	n.awaitAllocatable(t, 2)
+	later := n.overlap(t, first, 2)
+	later.status(t, "agreed", agreed)
+	stop := n.lowest(t)
+	mark := n.Mark()
+	later.stop()
+	n.await(t, "two registrations", func() bool { return n.count(standin.Registered, mark) >= 2 })
+	n.await(t, "the ends of the two other streams", func() bool { return n.count(standin.StreamEnded, mark) >= 2 })
+	first.status(t, "agreed", agreed)
+	if least := stop(); least < 2 || n.count(standin.Registered, mark) > 2 {
+		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
+	}
+}
+
+// Two daemons may leave for the same later one. The registration by which the second has the kubelet forget the later daemon begins when
+// the kubelet has seen the end of the first: it would take that for the end of the later one.
+func TestTwoDaemonsLeaveForALaterOne(t *testing.T) { // not beside other tests: what it measures needs a processor
+	n := slow(t)
+	first := n.startDaemon(t, clock.RealClock{})
+	first.offer(2)
+	n.awaitAllocatable(t, 2)
+	second := n.overlap(t, first, 2)
+	last := n.overlap(t, second, 2)
+	last.status(t, "agreed", agreed)
+	stop := n.lowest(t)
+	mark := n.Mark()
+	var ends sync.WaitGroup
+	ends.Go(first.stop)
+	ends.Go(second.stop)
+	ends.Wait()
+	n.await(t, "the last daemon again", func() bool { return n.listedAnew(mark) })
+	last.status(t, "agreed", agreed)
+	left := false
+	for _, e := range n.Events(mark) {
+		switch e.Kind {
+		case standin.Refused:
+			left = true
+		case standin.StreamEnded:
+			left = false
+		case standin.Registering:
+			if left {
+				t.Error("a registration began before the kubelet had seen the end of the process that has left")
+			}
+		default:
+		}
+	}
+	if least := stop(); least < 2 {
+		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
+	}
+}
