@@ -11,7 +11,8 @@ import (
 	"unicode"
 )
 
-// TestLinks holds the links of the files at the root, in .github and in docs: each file that they name exists, and so does each heading.
+// TestLinks holds the links of the files at the root, in .github and in docs: each file that they
+// name exists, and so does each heading.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	pages := documents(t)
@@ -35,7 +36,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestPathsOfDocuments: each document that a comment, a message or a manifest names exists, and so does its heading.
+// TestPathsOfDocuments: each document that a comment, a message or a manifest names exists, and so
+// does its heading.
 func TestPathsOfDocuments(t *testing.T) {
 	t.Parallel()
 	pages := documents(t)
@@ -71,7 +73,8 @@ func TestPathsOfDocuments(t *testing.T) {
 	}
 }
 
-// TestRunbookEntriesAreShort holds an entry of docs/runbook.md to twelve lines, without the empty ones and the marks of examples.
+// TestRunbookEntriesAreShort holds an entry of docs/runbook.md to twelve lines, without the empty
+// ones and the marks of examples.
 func TestRunbookEntriesAreShort(t *testing.T) {
 	t.Parallel()
 	entry, lines := "", 0

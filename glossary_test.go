@@ -41,15 +41,18 @@ func TestGlossaryFindsProblems(t *testing.T) {
 		"\n" + retiredBegin + " `eye`, `truth`.\n"
 	const fine = "type (GPU int; Hold int)"
 	for name, tt := range map[string]struct{ a, b, want string }{
-		"nothing":                     {fine, "type Hold int", ""},
-		"not exported":                {fine + "; type eye int", "type Hold int; type truth int", ""},
-		"a part of a word":            {fine + "; type Eyelash int", "type Hold int", ""},
-		"a second type of that name":  {fine, "type (Hold int; GPU int)", ""},
-		"a type that is gone":         {fine, "type Other int", "b.Hold: the glossary names this type"},
-		"a retired type":              {fine + "; type EyeOpener int", "type Hold int", "a.EyeOpener: the glossary does not use the word eye"},
-		"a retired method":            {fine + "; func (GPU) LastTruth() {}", "type Hold int", "a.LastTruth: the glossary does not use the word truth"},
-		"a retired function":          {fine + "; func OpenEye() {}", "type Hold int", "a.OpenEye: the glossary"},
-		"a retired field":             {fine + "; type T struct { U struct { Truth int } }", "type Hold int", "a.Truth: the glossary"},
+		"nothing":                    {fine, "type Hold int", ""},
+		"not exported":               {fine + "; type eye int", "type Hold int; type truth int", ""},
+		"a part of a word":           {fine + "; type Eyelash int", "type Hold int", ""},
+		"a second type of that name": {fine, "type (Hold int; GPU int)", ""},
+		"a type that is gone":        {fine, "type Other int", "b.Hold: the glossary names this type"},
+		"a retired type": {fine + "; type EyeOpener int", "type Hold int",
+			"a.EyeOpener: the glossary does not use the word eye"},
+		"a retired method": {fine + "; func (GPU) LastTruth() {}", "type Hold int",
+			"a.LastTruth: the glossary does not use the word truth"},
+		"a retired function": {fine + "; func OpenEye() {}", "type Hold int", "a.OpenEye: the glossary"},
+		"a retired field": {fine + "; type T struct { U struct { Truth int } }", "type Hold int",
+			"a.Truth: the glossary"},
 		"a retired constant":          {fine + "; const Truth = 1", "type Hold int", "a.Truth: the glossary"},
 		"a retired word in an import": {fine + "; var X = eye.Eye", "type Hold int", ""},
 	} {
@@ -77,7 +80,8 @@ func TestGlossaryFindsProblems(t *testing.T) {
 func TestWords(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string][]string{
-		"LastLook": {"last", "look"}, "GPUSet": {"gpu", "set"}, "MIGDevice": {"mig", "device"}, "UUID": {"uuid"}, "ErrQuiet": {"err", "quiet"},
+		"LastLook": {"last", "look"}, "GPUSet": {"gpu", "set"}, "MIGDevice": {"mig",
+			"device"}, "UUID": {"uuid"}, "ErrQuiet": {"err", "quiet"},
 	} {
 		if diff := cmp.Diff(want, words(name)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -85,8 +89,9 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// judgeNames returns which exported names of internal/ break the glossary: a name with a word that the glossary retires, and a
-// type that the glossary names and no package has. Package cli, which no other package imports, is left out.
+// judgeNames returns which exported names of internal/ break the glossary: a name with a word that
+// the glossary retires, and a type that the glossary names and no package has. Package cli, which
+// no other package imports, is left out.
 func judgeNames(tree fs.FS) ([]string, error) {
 	text, err := fs.ReadFile(tree, glossaryFile)
 	if err != nil {
@@ -138,7 +143,8 @@ func judgeNames(tree fs.FS) ([]string, error) {
 	return problems, err
 }
 
-// declared returns the exported names that a file declares, fields included, and whether they are types.
+// declared returns the exported names that a file declares, fields included, and whether they are
+// types.
 func declared(file *ast.File) map[string]bool {
 	names := map[string]bool{}
 	note := func(id *ast.Ident, isType bool) {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestTheDevicePluginLinksNoClient: the program without the API server is small because nothing that it imports imports a client.
+// TestTheDevicePluginLinksNoClient: the program without the API server is small because nothing
+// that it imports imports a client.
 func TestTheDevicePluginLinksNoClient(t *testing.T) {
 	t.Parallel()
 	for program, isLean := range map[string]bool{lean: true, "cmd/gpu-node-agent": false} {
@@ -34,8 +35,8 @@ func TestTheDevicePluginLinksNoClient(t *testing.T) {
 	}
 }
 
-// TestNothingSetsTemplates: the linker leaves out what nothing calls, unless something calls methods by name, as text/template does. cobra
-// calls that only where one of its templates is set.
+// TestNothingSetsTemplates: the linker leaves out what nothing calls, unless something calls
+// methods by name, as text/template does. cobra calls that only where one of its templates is set.
 func TestNothingSetsTemplates(t *testing.T) {
 	t.Parallel()
 	for _, folder := range []string{"cmd", "internal"} {

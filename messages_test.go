@@ -25,14 +25,15 @@ const (
 	messagesEnd   = "<!-- end of messages -->\n"
 )
 
-// A message is logged at level Info or Error. Messages of V(2) and above are for developers and have no row.
+// A message is logged at level Info or Error. Messages of V(2) and above are for developers and
+// have no row.
 type message struct {
 	level          string
 	keys, packages []string
 }
 
-// TestMessages holds the table of messages to the source. `go test . -run TestMessages -update` writes it anew; what a message means
-// is written by hand.
+// TestMessages holds the table of messages to the source. `go test . -run TestMessages -update`
+// writes it anew; what a message means is written by hand.
 func TestMessages(t *testing.T) {
 	if *update {
 		before, meanings, after, err := readMessages(os.DirFS("."))
@@ -67,22 +68,27 @@ func TestMessagesFindsProblems(t *testing.T) {
 	const source = `l.Info("One", "n", 1, "gpu", 2); l.Info("Two"); l.V(2).Info("For developers"); l.Error(err, "Three", "n", 1); http.Error(w, "no message", 1)`
 	rows := row("One", "Info", "`n`, `gpu`") + row("Three", "Error", "`n`") + row("Two", "Info", "")
 	for name, tt := range map[string]struct{ source, table, want string }{
-		"nothing":                      {source, head + rows, ""},
-		"a logger with a level":        {source + `; detail := l.V(4); detail.Info("Also for developers")`, head + rows, ""},
-		"a message that is missing":    {source + `; l.Info("Zero")`, head + rows, "Zero: has no row"},
-		"a message that is gone":       {strings.Replace(source, "Two", "One", 1), head + rows, "Two: is logged nowhere"},
-		"a row for nothing":            {source, head + rows + row("Zero", "Info", ""), "Zero: is logged nowhere"},
-		"two levels":                   {source + `; l.Error(err, "Two")`, head + rows, "Two: is logged at the levels Info and Error"},
-		"another level":                {strings.Replace(source, `l.Info("Two")`, `l.Error(err, "Two")`, 1), head + rows, "Two: the row is stale"},
-		"another key":                  {strings.Replace(source, `"gpu"`, `"device"`, 1), head + rows, "One: the row is stale"},
-		"a row twice":                  {source, head + rows + row("Two", "Info", ""), "Two: has two rows"},
-		"a message that means nothing": {source, head + strings.Replace(rows, "it is so |\n", "|\n", 1), "One: nobody has written"},
+		"nothing":                   {source, head + rows, ""},
+		"a logger with a level":     {source + `; detail := l.V(4); detail.Info("Also for developers")`, head + rows, ""},
+		"a message that is missing": {source + `; l.Info("Zero")`, head + rows, "Zero: has no row"},
+		"a message that is gone":    {strings.Replace(source, "Two", "One", 1), head + rows, "Two: is logged nowhere"},
+		"a row for nothing":         {source, head + rows + row("Zero", "Info", ""), "Zero: is logged nowhere"},
+		"two levels": {source + `; l.Error(err, "Two")`, head + rows,
+			"Two: is logged at the levels Info and Error"},
+		"another level": {strings.Replace(source, `l.Info("Two")`, `l.Error(err, "Two")`, 1), head + rows,
+			"Two: the row is stale"},
+		"another key": {strings.Replace(source, `"gpu"`, `"device"`, 1), head + rows,
+			"One: the row is stale"},
+		"a row twice": {source, head + rows + row("Two", "Info", ""), "Two: has two rows"},
+		"a message that means nothing": {source, head + strings.Replace(rows, "it is so |\n", "|\n", 1),
+			"One: nobody has written"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			problems, err := judgeMessages(fstest.MapFS{
-				messagesFile:           {Data: []byte("x\n" + messagesBegin + tt.table + messagesEnd + "y\n")},
-				"internal/a/a.go":      {Data: []byte("package a\nimport \"net/http\"\nfunc f() { " + tt.source + " }\nfunc g() { loud.Info(\"One\") }")},
+				messagesFile: {Data: []byte("x\n" + messagesBegin + tt.table + messagesEnd + "y\n")},
+				"internal/a/a.go": {Data: []byte("package a\nimport \"net/http\"\nfunc f() { " + tt.source +
+					" }\nfunc g() { loud.Info(\"One\") }")},
 				"internal/a/a_test.go": {Data: []byte("package a\nfunc f() { l.Info(\"In a test\") }")},
 				"test/a/a.go":          {Data: []byte("package a\nfunc f() { l.Info(\"In a test\") }")},
 			})
@@ -131,7 +137,8 @@ func judgeMessages(tree fs.FS) ([]string, error) {
 	return problems, nil
 }
 
-// A meaning is what the table says of a message: the part that is generated, and the part that is not.
+// A meaning is what the table says of a message: the part that is generated, and the part that is
+// not.
 type meaning struct{ row, meaning string }
 
 // readMessages returns the text around the table of messages, and what is in it, by message.
@@ -180,16 +187,19 @@ func messageRow(text string, m *message) string {
 	return fmt.Sprintf("| %s | %s | %s | %s |", text, m.level, keys, strings.Join(m.packages, ", "))
 }
 
-// findMessages returns all messages of the program, and those that are logged at several levels as problems.
+// findMessages returns all messages of the program, and those that are logged at several levels as
+// problems.
 func findMessages(tree fs.FS) (messages map[string]*message, problems []string, err error) {
 	messages = map[string]*message{}
 	err = fs.WalkDir(tree, ".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && name != "." && name != "internal" && name != "cmd" && !isBelow(name, "internal") && !isBelow(name, "cmd"):
+		case entry.IsDir() && name != "." && name != "internal" && name != "cmd" && !isBelow(name, "internal") &&
+			!isBelow(name, "cmd"):
 			return fs.SkipDir
-		case entry.IsDir() || path.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") || strings.Contains(name, "/testdata/"):
+		case entry.IsDir() || path.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") ||
+			strings.Contains(name, "/testdata/"):
 			return nil
 		}
 		source, err := fs.ReadFile(tree, name)
@@ -221,7 +231,8 @@ func findMessages(tree fs.FS) (messages map[string]*message, problems []string, 
 }
 
 // addMessage adds the message of a call, if that logs one.
-func addMessage(messages map[string]*message, call *ast.CallExpr, imported, levels map[string]string, pkg string) []string {
+func addMessage(messages map[string]*message, call *ast.CallExpr, imported, levels map[string]string,
+	pkg string) []string {
 	method, ok := call.Fun.(*ast.SelectorExpr)
 	at, logs := map[string]int{"Info": 0, "Error": 1}[selected(method)]
 	if !ok || !logs || len(call.Args) <= at {
@@ -255,7 +266,8 @@ func addMessage(messages map[string]*message, call *ast.CallExpr, imported, leve
 		m.packages = append(m.packages, pkg)
 	}
 	if m.level != level {
-		return []string{fmt.Sprintf("%s: is logged at the levels %s and %s; the same event has one level", text, m.level, level)}
+		return []string{fmt.Sprintf("%s: is logged at the levels %s and %s; the same event has one level", text, m.level,
+			level)}
 	}
 	return nil
 }

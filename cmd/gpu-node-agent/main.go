@@ -1,4 +1,5 @@
-// Command gpu-node-agent offers the NVIDIA GPUs of a Kubernetes node to its kubelet, and talks to the API server about them.
+// Command gpu-node-agent offers the NVIDIA GPUs of a Kubernetes node to its kubelet, and talks to
+// the API server about them.
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Command kubectl-gpu is a plugin of kubectl: with the file in a folder of PATH, `kubectl gpu` shows the GPUs of a cluster, and runs the
-// commands of the daemon of one node. docs/dev/adr/0057-module-of-kubectl-gpu.md says why it is a module of its own.
+// Command kubectl-gpu is a plugin of kubectl: with the file in a folder of PATH, `kubectl gpu`
+// shows the GPUs of a cluster, and runs the commands of the daemon of one node.
+// docs/dev/adr/0057-module-of-kubectl-gpu.md says why it is a module of its own.
 package main
 
 import (

@@ -192,8 +192,8 @@ func (l *layout) image(p platform, s settings, layers []*layer) (descriptor, err
 	return d, err
 }
 
-// write writes an image of one or more platforms, which add adds, as an OCI archive: `ctr images import`, `podman load` and `skopeo copy`
-// read it.
+// write writes an image of one or more platforms, which add adds, as an OCI archive: `ctr images
+// import`, `podman load` and `skopeo copy` read it.
 func write(archive, reference string, add func(*layout) ([]descriptor, error)) error {
 	var content bytes.Buffer
 	l := &layout{tar: tar.NewWriter(&content), names: map[string]bool{}}
@@ -213,7 +213,8 @@ func write(archive, reference string, add func(*layout) ([]descriptor, error)) e
 	if err != nil {
 		return err
 	}
-	err = errors.Join(l.file("index.json", top), l.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)), l.tar.Close())
+	err = errors.Join(l.file("index.json", top), l.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)),
+		l.tar.Close())
 	if err != nil {
 		return err
 	}
@@ -222,9 +223,10 @@ func write(archive, reference string, add func(*layout) ([]descriptor, error)) e
 
 func digest(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// FromDockerfile writes to archive the image that a stage of dockerfile describes, each COPY in a layer of its own; an empty target is the
-// last stage. What it copies comes from /layers/ of the stage build: folders has, for each architecture as Go names it, the folder that
-// layers.sh has filled.
+// FromDockerfile writes to archive the image that a stage of dockerfile describes, each COPY in a
+// layer of its own; an empty target is the last stage. What it copies comes from /layers/ of the
+// stage build: folders has, for each architecture as Go names it, the folder that layers.sh has
+// filled.
 func FromDockerfile(dockerfile, target string, folders map[string]string, reference, archive string) error {
 	text, err := os.ReadFile(dockerfile)
 	if err != nil {
@@ -249,7 +251,8 @@ func FromDockerfile(dockerfile, target string, folders map[string]string, refere
 				}
 				layers = append(layers, l)
 			}
-			d, err := image.image(platform{architecture, "linux"}, settings{Env: s.env, Entrypoint: s.entrypoint, Labels: s.labels}, layers)
+			d, err := image.image(platform{architecture, "linux"},
+				settings{Env: s.env, Entrypoint: s.entrypoint, Labels: s.labels}, layers)
 			if err != nil {
 				return nil, err
 			}
@@ -263,10 +266,11 @@ func FromDockerfile(dockerfile, target string, folders map[string]string, refere
 	return nil
 }
 
-// FromBusybox writes to archive an image of a static busybox of this machine that sleeps until it is ended. It asks for all GPUs, as
-// images with CUDA do.
+// FromBusybox writes to archive an image of a static busybox of this machine that sleeps until it
+// is ended. It asks for all GPUs, as images with CUDA do.
 func FromBusybox(busybox, reference, archive string) error {
-	s := settings{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"}, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}}
+	s := settings{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"},
+		Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}}
 	return oneLayer(s, func(l *layer) error { return l.add(busybox, "/bin/busybox") }, reference, archive)
 }
 

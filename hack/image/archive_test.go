@@ -72,7 +72,8 @@ type archive struct {
 	files map[string]string
 }
 
-// blob returns what a descriptor describes, which has its digest and size, and reads it as JSON into an object, if there is one.
+// blob returns what a descriptor describes, which has its digest and size, and reads it as JSON
+// into an object, if there is one.
 func (a archive) blob(d descriptor, object any) string {
 	a.t.Helper()
 	text, ok := a.files["blobs/sha256/"+d.Digest[len("sha256:"):]]
@@ -87,7 +88,8 @@ func (a archive) blob(d descriptor, object any) string {
 	return text
 }
 
-// TestArchive: an image of two architectures has for each its files, in layers whose digests are right, and what its stage says.
+// TestArchive: an image of two architectures has for each its files, in layers whose digests are
+// right, and what its stage says.
 func TestArchive(t *testing.T) {
 	t.Parallel()
 	folders := map[string]string{}
@@ -115,7 +117,8 @@ func TestArchive(t *testing.T) {
 	if err := json.Unmarshal([]byte(a.files["index.json"]), &top); err != nil || len(top.Manifests) != 1 {
 		t.Fatalf("index.json: %v: %s", err, a.files["index.json"])
 	}
-	if got := top.Manifests[0].Annotations; got["io.containerd.image.name"] != "example.com/a/b:v1" || got["org.opencontainers.image.ref.name"] != "v1" {
+	if got := top.Manifests[0].Annotations; got["io.containerd.image.name"] != "example.com/a/b:v1" ||
+		got["org.opencontainers.image.ref.name"] != "v1" {
 		t.Errorf("its name is %v", got)
 	}
 	if a.files["oci-layout"] != `{"imageLayoutVersion":"1.0.0"}` {
@@ -151,11 +154,13 @@ func (a archive) hasImage(d descriptor) {
 	}
 	a.blob(d, &m)
 	a.blob(m.Config, &c)
-	if c.Architecture != d.Platform.Architecture || c.OS != "linux" || !slices.Equal(c.Config.Env, []string{"PATH=/usr/bin"}) ||
+	if c.Architecture != d.Platform.Architecture || c.OS != "linux" ||
+		!slices.Equal(c.Config.Env, []string{"PATH=/usr/bin"}) ||
 		!slices.Equal(c.Config.Entrypoint, []string{"gpu-device-plugin"}) || c.Config.Labels["a.b"] != "c" {
 		a.t.Errorf("the configuration for %s is %+v", d.Platform.Architecture, c)
 	}
-	want := []string{"usr/bin/gpu-device-plugin: plugin of " + c.Architecture, "opt/gpu-node-agent: agent of " + c.Architecture}
+	want := []string{"usr/bin/gpu-device-plugin: plugin of " + c.Architecture,
+		"opt/gpu-node-agent: agent of " + c.Architecture}
 	var got []string
 	for i, each := range m.Layers {
 		packed, err := gzip.NewReader(bytes.NewReader([]byte(a.blob(each, nil))))
@@ -166,7 +171,8 @@ func (a archive) hasImage(d descriptor) {
 		if err != nil {
 			a.t.Fatal(err)
 		}
-		if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(layer)); len(c.RootFS.DiffIDs) != len(m.Layers) || sum != c.RootFS.DiffIDs[i] {
+		if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(layer)); len(c.RootFS.DiffIDs) != len(m.Layers) ||
+			sum != c.RootFS.DiffIDs[i] {
 			a.t.Errorf("the layer has the digest %s, and the configuration names %v", sum, c.RootFS.DiffIDs)
 		}
 		for name, text := range readTar(a.t, bytes.NewReader(layer)) {
@@ -181,9 +187,11 @@ func (a archive) hasImage(d descriptor) {
 // TestNoLayer: what does not come from the layers is refused, and so is a folder that is not there.
 func TestNoLayer(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"FROM scratch\nCOPY --from=other /layers/plugin/ /\n", "FROM scratch\nCOPY --from=build /layers/none/ /\n"} {
+	for _, text := range []string{"FROM scratch\nCOPY --from=other /layers/plugin/ /\n",
+		"FROM scratch\nCOPY --from=build /layers/none/ /\n"} {
 		folder := write(t, map[string]string{"Dockerfile": text})
-		err := image.FromDockerfile(filepath.Join(folder, "Dockerfile"), "", map[string]string{"amd64": folder}, "a:b", filepath.Join(folder, "image.tar"))
+		err := image.FromDockerfile(filepath.Join(folder, "Dockerfile"), "", map[string]string{"amd64": folder}, "a:b",
+			filepath.Join(folder, "image.tar"))
 		if err == nil {
 			t.Errorf("%q: no error", text)
 		}

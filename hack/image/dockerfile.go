@@ -1,5 +1,5 @@
-// Package image assembles container images without a registry or a container engine: from a stage of a Dockerfile, or
-// from one static program.
+// Package image assembles container images without a registry or a container engine: from a stage
+// of a Dockerfile, or from one static program.
 package image
 
 import (
@@ -19,8 +19,9 @@ type stage struct {
 // copyLine is one COPY --from=STAGE SOURCE DESTINATION.
 type copyLine struct{ from, source, destination string }
 
-// readStage reads the stage with a name, or the last one if the name is empty. An instruction that it does not know is an error, so that
-// the image assembled here cannot silently differ from the one that a container engine builds.
+// readStage reads the stage with a name, or the last one if the name is empty. An instruction that
+// it does not know is an error, so that the image assembled here cannot silently differ from the
+// one that a container engine builds.
 func readStage(dockerfile, name string) (stage, error) {
 	lines := instructions(dockerfile)
 	first := -1

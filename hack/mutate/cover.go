@@ -71,8 +71,8 @@ func blocks(profile string) []block {
 	return all
 }
 
-// measure runs each test alone, and notes how long it takes and what it reaches, also in the processes that it starts with its own
-// -test.gocoverdir.
+// measure runs each test alone, and notes how long it takes and what it reaches, also in the
+// processes that it starts with its own -test.gocoverdir.
 func (j *judge) measure() error {
 	cmd := exec.CommandContext(context.Background(), filepath.Join(j.tmp, "base"), "-test.list=^(Test|Fuzz|Example)")
 	cmd.Dir = j.tests
@@ -111,8 +111,9 @@ func (j *judge) measure() error {
 	return nil
 }
 
-// reach returns the tests that run the code of a mutation, the fastest first. Of code that is in no block, such as the condition of a case,
-// it is known only which tests run its function; of a constant, nothing.
+// reach returns the tests that run the code of a mutation, the fastest first. Of code that is in no
+// block, such as the condition of a case, it is known only which tests run its function; of a
+// constant, nothing.
 func (j *judge) reach(m mutation) []measured {
 	file := filepath.Base(m.file)
 	at := func(b block) bool { return b.holds(file, m.at) }

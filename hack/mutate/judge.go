@@ -48,7 +48,8 @@ func newJudge(dir, tests, tmp string, jobs int) (*judge, error) {
 	return j, nil
 }
 
-// try tells the outcome of each mutation. Those that can be chosen at run time and do not overlap are built together.
+// try tells the outcome of each mutation. Those that can be chosen at run time and do not overlap
+// are built together.
 func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
 	var together, rest []mutation
 	for _, m := range all {
@@ -193,7 +194,8 @@ func (j *judge) blamed(all []mutation, said string) []mutation {
 	return bad
 }
 
-// build makes the program of that name: the tests with mutations, without the race detector. It returns what the compiler said.
+// build makes the program of that name: the tests with mutations, without the race detector. It
+// returns what the compiler said.
 func (j *judge) build(name string, all []mutation, flags ...string) (string, error) {
 	replace := map[string]string{}
 	write := func(path, text string) error {
@@ -214,7 +216,8 @@ func (j *judge) build(name string, all []mutation, flags ...string) (string, err
 		}
 	}
 	if len(all) > 0 {
-		pkg, err := exec.CommandContext(context.Background(), "go", "list", "-f", "{{.Name}}", "./"+filepath.Clean(j.dir)).Output()
+		pkg, err := exec.CommandContext(context.Background(), "go", "list", "-f", "{{.Name}}",
+			"./"+filepath.Clean(j.dir)).Output()
 		if err != nil {
 			return "", err
 		}
@@ -231,7 +234,8 @@ func (j *judge) build(name string, all []mutation, flags ...string) (string, err
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return "", err
 	}
-	fixed := []string{"test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w", "-o", filepath.Join(j.tmp, name), "-overlay", overlay}
+	fixed := []string{"test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w", "-o", filepath.Join(j.tmp, name),
+		"-overlay", overlay}
 	args := slices.Concat(fixed, flags, []string{"./" + filepath.Clean(j.tests)})
 	out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput()
 	return string(out), err
@@ -269,7 +273,8 @@ func (j *judge) test(k int, m mutation) outcome {
 	return survived
 }
 
-// busy reports whether tests take too long without a mutation, too: other programs need the machine.
+// busy reports whether tests take too long without a mutation, too: other programs need the
+// machine.
 func (j *judge) busy(g group) bool {
 	o, _ := j.run("base", pattern(g.tests...), 0, g.timeout, "-test.failfast")
 	return o == tooLong
@@ -278,7 +283,8 @@ func (j *judge) busy(g group) bool {
 // pattern is the regular expression of tests.
 func pattern(tests ...string) string { return "^(" + strings.Join(tests, "|") + ")$" }
 
-// alone runs a program where it sees no process but its own: with a mutation it may send a signal to all that it sees.
+// alone runs a program where it sees no process but its own: with a mutation it may send a signal
+// to all that it sees.
 var alone = func() []string {
 	args := []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
 	if os.Getuid() != 0 {

@@ -96,10 +96,12 @@ func TestFails(t *testing.T) {
 }
 `
 
-// TestOnlyTestsThatReachAPlaceJudge: a test runs for the changes of what it reaches, itself or in a process that it starts, and no test for those of what none reaches.
+// TestOnlyTestsThatReachAPlaceJudge: a test runs for the changes of what it reaches, itself or in a
+// process that it starts, and no test for those of what none reaches.
 func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"go.mod": "module subject\n", "subject.go": subject, "subject_test.go": itsTests} {
+	for name, text := range map[string]string{"go.mod": "module subject\n", "subject.go": subject,
+		"subject_test.go": itsTests} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +139,8 @@ func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 			t.Fatalf("%s: is not tried", what)
 		}
 		err := j.try(all[i:i+1], func(_ mutation, o outcome) {
-			got = map[outcome]string{survived: "survived", unreached: "unreached", noticed: "noticed by", tooLong: "too long", noBuild: "no build"}[o]
+			got = map[outcome]string{survived: "survived", unreached: "unreached", noticed: "noticed by", tooLong: "too long",
+				noBuild: "no build"}[o]
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -151,7 +154,8 @@ func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 	}
 }
 
-// TestGroups: quick tests run together and first, slow ones some at a time, each group five times as long as it took.
+// TestGroups: quick tests run together and first, slow ones some at a time, each group five times
+// as long as it took.
 func TestGroups(t *testing.T) {
 	tests := []measured{{name: "A", took: slow / 3}, {name: "B", took: slow / 3}}
 	tests = append(tests, slices.Repeat([]measured{{name: "S", took: time.Second}}, most+1)...)

@@ -1,13 +1,15 @@
-// Command mutate measures how much of a package its own tests hold. It changes one place of the package's code at a time,
-// at random, and runs those tests of the package that reach the place. A change that the tests do not notice is printed: it is a rule
-// without a test.
+// Command mutate measures how much of a package its own tests hold. It changes one place of the
+// package's code at a time, at random, and runs those tests of the package that reach the place. A
+// change that the tests do not notice is printed: it is a rule without a test.
 //
 //	go run ./hack/mutate -n 60 -seed 1 ./internal/gpu/health ./internal/plan/containeredits
 //
-// The working tree is not touched: the compiler reads the changed files by -overlay. Most changes are built into one program,
-// which makes the one that its environment names, because building takes longer than most tests. First each test
-// runs alone without a change: so it is known what it reaches and how long it takes, and those that fail do not judge. Quick tests run
-// before slow ones, and see no process but their own. A test that fails must fail twice, because some need a quiet machine.
+// The working tree is not touched: the compiler reads the changed files by -overlay. Most changes
+// are built into one program, which makes the one that its environment names, because building
+// takes longer than most tests. First each test runs alone without a change: so it is known what it
+// reaches and how long it takes, and those that fail do not judge. Quick tests run before slow
+// ones, and see no process but their own. A test that fails must fail twice, because some need a
+// quiet machine.
 package main
 
 import (
@@ -171,7 +173,8 @@ func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 
 func mutable(entry fs.DirEntry) bool {
 	name := entry.Name()
-	return strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") && !strings.HasPrefix(name, "zz_generated")
+	return strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") &&
+		!strings.HasPrefix(name, "zz_generated")
 }
 
 // others are the operators that stand in for an operator.
@@ -269,7 +272,8 @@ func eitherValue(a, b string) func(k int) string {
 	return func(k int) string { return fmt.Sprintf("valueOf(%d, %s, %s)", k, a, b) }
 }
 
-// logs reports whether code only logs, which is nobody's rule: a call of a logger, the verbosity of one, or a condition of such calls.
+// logs reports whether code only logs, which is nobody's rule: a call of a logger, the verbosity of
+// one, or a condition of such calls.
 func logs(n ast.Node) bool {
 	if s, is := n.(*ast.IfStmt); is { // one that only decides whether to log
 		return s.Init == nil && s.Else == nil && !slices.ContainsFunc(s.Body.List, func(s ast.Stmt) bool { return !logs(s) })
@@ -282,7 +286,8 @@ func logs(n ast.Node) bool {
 		return false
 	}
 	method, is := call.Fun.(*ast.SelectorExpr)
-	return is && (slices.Contains([]string{"Info", "V"}, method.Sel.Name) || method.Sel.Name == "Error" && len(call.Args) > 1)
+	return is && (slices.Contains([]string{"Info", "V"}, method.Sel.Name) ||
+		method.Sel.Name == "Error" && len(call.Args) > 1)
 }
 
 // short is a piece of code on one line.

@@ -1,4 +1,5 @@
-// Command recording runs `make run`, breaks and mends a GPU of it, and writes what the terminal showed as an SVG that plays it.
+// Command recording runs `make run`, breaks and mends a GPU of it, and writes what the terminal
+// showed as an SVG that plays it.
 package main
 
 import (
@@ -34,7 +35,8 @@ func main() {
 	}
 }
 
-// record plays the story with the programs laptop and gpu-device-plugin in a folder, and writes the file.
+// record plays the story with the programs laptop and gpu-device-plugin in a folder, and writes the
+// file.
 func record(args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("usage: recording FOLDER FILE.svg")
@@ -52,7 +54,8 @@ func record(args []string) error {
 		_ = laptop.Process.Signal(os.Interrupt)
 		_ = laptop.Wait()
 	}()
-	r := recorder{program: folder + "/gpu-device-plugin", screens: make(chan string), frames: []frame{{"$ make run", shortest}}}
+	r := recorder{program: folder + "/gpu-device-plugin", screens: make(chan string),
+		frames: []frame{{"$ make run", shortest}}}
 	go read(output, r.screens)
 	for _, step := range []struct {
 		command           []string // of gpu-device-plugin; nil for none
@@ -88,13 +91,15 @@ type recorder struct {
 func (r *recorder) run(command []string) error {
 	line := "gpu-device-plugin " + strings.Join(command, " ")
 	r.frames = append(r.frames, frame{r.frames[len(r.frames)-1].text + "\n\n$ " + line, shortest})
-	if out, err := exec.Command(r.program, append(slices.Clone(command), "--control-socket", r.socket)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(r.program, append(slices.Clone(command), "--control-socket",
+		r.socket)...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", line, err, out)
 	}
 	return nil
 }
 
-// show adds a frame with the next screen that has a text, and with the first line of the status once that begins with says.
+// show adds a frame with the next screen that has a text, and with the first line of the status
+// once that begins with says.
 func (r *recorder) show(text, says string) error {
 	screen, err := r.await(text)
 	if err != nil {
@@ -165,7 +170,8 @@ func draw(frames []frame) string {
 		at += f.time
 	}
 	b.WriteString("text { fill: #d0d7de; white-space: pre } .bad { fill: #ff7b72 } .good { fill: #7ee787 } " +
-		".typed { fill: #ffffff; font-weight: bold }\n</style>\n" + `<rect width="100%" height="100%" rx="8" fill="#0d1117"/>` + "\n")
+		".typed { fill: #ffffff; font-weight: bold }\n</style>\n" +
+		`<rect width="100%" height="100%" rx="8" fill="#0d1117"/>` + "\n")
 	for i, f := range frames {
 		fmt.Fprintf(&b, `<g class="f%d">`+"\n", i)
 		for j, text := range strings.Split(f.text, "\n") {
@@ -179,7 +185,8 @@ func draw(frames []frame) string {
 				class = ` class="good"`
 			}
 			if text != "" {
-				fmt.Fprintf(&b, `<text x="16" y="%d"%s xml:space="preserve">%s</text>`+"\n", 28+line*j, class, html.EscapeString(text))
+				fmt.Fprintf(&b, `<text x="16" y="%d"%s xml:space="preserve">%s</text>`+"\n", 28+line*j, class,
+					html.EscapeString(text))
 			}
 		}
 		b.WriteString("</g>\n")

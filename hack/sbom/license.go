@@ -23,7 +23,8 @@ var phrases = []struct {
 	{"MPL-2.0", "mozilla public license version 2.0", ""},
 }
 
-// license returns the SPDX expression of the licences at the root of a module, and the files to be delivered with a binary.
+// license returns the SPDX expression of the licences at the root of a module, and the files to be
+// delivered with a binary.
 func license(dir string) (expression string, files []string, err error) {
 	if dir == "" {
 		return "", nil, errors.New("not in the module cache: build the binary here first")
@@ -62,7 +63,8 @@ func identify(text string) []string {
 	text = strings.Join(strings.Fields(strings.ToLower(text)), " ")
 	var ids []string
 	for _, p := range phrases {
-		if strings.Contains(text, p.has) && (p.lacks == "" || !strings.Contains(text, p.lacks)) && !slices.Contains(ids, p.id) {
+		if strings.Contains(text, p.has) && (p.lacks == "" || !strings.Contains(text, p.lacks)) &&
+			!slices.Contains(ids, p.id) {
 			ids = append(ids, p.id)
 		}
 	}

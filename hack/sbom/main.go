@@ -1,6 +1,7 @@
-// Command sbom says what a Go binary is made of, from the build information in the binary itself: as an SPDX document, as a table of
-// licences, or as the texts of these licences. It finds licences in the module cache, so it is run where the binary was built, and from the
-// same source, whose version it names.
+// Command sbom says what a Go binary is made of, from the build information in the binary itself:
+// as an SPDX document, as a table of licences, or as the texts of these licences. It finds licences
+// in the module cache, so it is run where the binary was built, and from the same source, whose
+// version it names.
 package main
 
 import (
@@ -137,7 +138,8 @@ func (b *binary) readModules(info *buildinfo.BuildInfo) error {
 		return err
 	}
 	// Its licence has been the same in all versions.
-	b.modules = []module{{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go"), Dir: strings.TrimSpace(string(root))}}
+	b.modules = []module{{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go"),
+		Dir: strings.TrimSpace(string(root))}}
 	for modules := json.NewDecoder(bytes.NewReader(found)); modules.More(); {
 		var m module
 		if err := modules.Decode(&m); err != nil {
@@ -191,7 +193,8 @@ func (b *binary) texts(w io.Writer) error {
 			if err != nil {
 				return fmt.Errorf("read licence: %w", err)
 			}
-			if _, err := fmt.Fprintf(w, "==== %s %s: %s\n\n%s\n", m.Path, m.Version, name, strings.TrimSpace(string(text))+"\n"); err != nil {
+			if _, err := fmt.Fprintf(w, "==== %s %s: %s\n\n%s\n", m.Path, m.Version, name,
+				strings.TrimSpace(string(text))+"\n"); err != nil {
 				return err
 			}
 		}

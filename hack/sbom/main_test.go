@@ -47,7 +47,8 @@ func printed(t *testing.T, args ...string) []byte {
 	return out.Bytes()
 }
 
-// TestSBOM holds the document to what SPDX 2.3 asks for, and to the binary: each of its modules with version, purl and licence.
+// TestSBOM holds the document to what SPDX 2.3 asks for, and to the binary: each of its modules
+// with version, purl and licence.
 func TestSBOM(t *testing.T) {
 	for _, program := range []string{daemon, nodeAgent} {
 		t.Run(filepath.Base(program), func(t *testing.T) { isDocumented(t, program) })
@@ -73,7 +74,8 @@ func isDocumented(t *testing.T, daemon string) {
 	if !strings.HasPrefix(d.Name, filepath.Base(daemon)+"-"+version.Number+"-") {
 		t.Errorf("its name is %s", d.Name)
 	}
-	if d.Version != "SPDX-2.3" || d.DataLicense != "CC0-1.0" || d.ID != "SPDXRef-DOCUMENT" || !strings.HasPrefix(d.Namespace, "https://") ||
+	if d.Version != "SPDX-2.3" || d.DataLicense != "CC0-1.0" || d.ID != "SPDXRef-DOCUMENT" ||
+		!strings.HasPrefix(d.Namespace, "https://") ||
 		strings.Contains(d.Namespace, "#") || len(d.Creation.Creators) == 0 {
 		t.Errorf("document: %+v", d)
 	}
@@ -85,12 +87,14 @@ func isDocumented(t *testing.T, daemon string) {
 		if !regexp.MustCompile(`^SPDXRef-[a-zA-Z0-9.-]+$`).MatchString(p.ID) || known[p.ID] != "" {
 			t.Errorf("%s has the ID %q", p.Name, p.ID)
 		}
-		if p.Version == "" || p.Download == "" || p.Copyright == "" || p.Supplier == "" || p.Purpose == "" || p.FilesAnalyzed {
+		if p.Version == "" || p.Download == "" || p.Copyright == "" || p.Supplier == "" || p.Purpose == "" ||
+			p.FilesAnalyzed {
 			t.Errorf("a field is missing: %+v", p)
 		}
 		for _, l := range []string{p.LicenseConcluded, p.LicenseDeclared} {
 			for id := range strings.SplitSeq(l, " AND ") {
-				if id != "LGPL-2.1-or-later" && !slices.ContainsFunc(phrases, func(known struct{ id, has, lacks string }) bool { return known.id == id }) {
+				if id != "LGPL-2.1-or-later" && !slices.ContainsFunc(phrases,
+					func(known struct{ id, has, lacks string }) bool { return known.id == id }) {
 					t.Errorf("%s has the licence %q", p.Name, l)
 				}
 			}
@@ -103,7 +107,8 @@ func isDocumented(t *testing.T, daemon string) {
 			t.Errorf("%s has the purl %q", p.Name, known[p.ID])
 		}
 	}
-	want := []string{"pkg:golang/" + info.Main.Path + "@" + version.Number, "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"),
+	want := []string{"pkg:golang/" + info.Main.Path + "@" + version.Number,
+		"pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"),
 		"pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch="}
 	for _, m := range info.Deps {
 		want = append(want, "pkg:golang/"+strings.ToLower(m.Path)+"@"+strings.ReplaceAll(m.Version, "+", "%2B"))
@@ -128,7 +133,8 @@ func isDocumented(t *testing.T, daemon string) {
 	}
 }
 
-// TestLicenses holds docs/dev/licenses.md to the programs: all that the smaller one links, the other one links, too.
+// TestLicenses holds docs/dev/licenses.md to the programs: all that the smaller one links, the
+// other one links, too.
 func TestLicenses(t *testing.T) {
 	table := string(printed(t, "-format", "licenses", nodeAgent))
 	for line := range strings.Lines(string(printed(t, "-format", "licenses", daemon))) {
@@ -142,7 +148,8 @@ func TestLicenses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(string(docs), "| std | |"), table) {
+	if !strings.Contains(regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(string(docs), "| std | |"),
+		table) {
 		t.Errorf("docs/dev/licenses.md is not that of the binary; run: make licenses\nwant:\n%s", table)
 	}
 	texts := string(printed(t, "-format", "texts", nodeAgent))

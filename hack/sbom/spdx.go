@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A document is an SPDX document as JSON, version 2.3; https://spdx.github.io/spdx-spec/v2.3 says what each field means.
+// A document is an SPDX document as JSON, version 2.3; https://spdx.github.io/spdx-spec/v2.3 says
+// what each field means.
 type document struct {
 	Version       string         `json:"spdxVersion"`
 	DataLicense   string         `json:"dataLicense"`
@@ -61,11 +62,12 @@ const (
 	unsaid     = "NOASSERTION"
 )
 
-// document returns what the binary consists of. The same file gives the same document. libc is the version of Debian's libc6 that is
-// delivered with it, empty for none.
+// document returns what the binary consists of. The same file gives the same document. libc is the
+// version of Debian's libc6 that is delivered with it, empty for none.
 func (b *binary) document(libc string) document {
 	d := document{
-		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: documentID, Name: fmt.Sprintf("%s-%s-%s", b.name, b.main.Version, b.goarch),
+		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: documentID, Name: fmt.Sprintf("%s-%s-%s", b.name, b.main.Version,
+			b.goarch),
 		Namespace: fmt.Sprintf("https://%s/sbom/%s", b.main.Path, b.checksum),
 		Creation:  creation{b.built.UTC().Format(time.RFC3339), []string{"Tool: hack-sbom"}},
 	}

@@ -12,20 +12,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// choose returns the name of the file that a node with this value of the label uses, among the names of those that there are; the
-// name is empty for no file.
+// choose returns the name of the file that a node with this value of the label uses, among the
+// names of those that there are; the name is empty for no file.
 func choose(o config.NodeConfig, value string, names []string) (string, error) {
 	if value != "" {
 		if slices.Contains(names, value) {
 			return value, nil
 		}
-		return "", fmt.Errorf("the node has the label %s=%s, and %s has no such file; it has: %s", o.Label, value, o.Dir, list(names))
+		return "", fmt.Errorf("the node has the label %s=%s, and %s has no such file; it has: %s", o.Label, value, o.Dir,
+			list(names))
 	}
 	if o.Default != "" {
 		if slices.Contains(names, o.Default) {
 			return o.Default, nil
 		}
-		return "", fmt.Errorf("the default configuration is %s, and %s has no such file; it has: %s", o.Default, o.Dir, list(names))
+		return "", fmt.Errorf("the default configuration is %s, and %s has no such file; it has: %s", o.Default, o.Dir,
+			list(names))
 	}
 	for _, f := range o.Fallbacks {
 		switch {
@@ -54,8 +56,8 @@ func list(names []string) string {
 	return inventory.Few(names)
 }
 
-// configurations returns the names of the files of a directory, in order. Those of a ConfigMap are links; names that begin with a dot
-// are kubelet's own.
+// configurations returns the names of the files of a directory, in order. Those of a ConfigMap are
+// links; names that begin with a dot are kubelet's own.
 func configurations(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -85,16 +87,16 @@ const (
 	maxChoice     = 64 << 10
 )
 
-// A lastChoice is the file that was in force last, so that a process that starts while the API server is away offers what the one
-// before it did.
+// A lastChoice is the file that was in force last, so that a process that starts while the API
+// server is away offers what the one before it did.
 type lastChoice struct {
 	Version int `json:"version"`
 	// File is the file's name; empty for no file.
 	File string `json:"file"`
 }
 
-// readChoice returns the last choice that a state directory has; nil if there is none. A file that cannot be read is set aside, and
-// the error says so.
+// readChoice returns the last choice that a state directory has; nil if there is none. A file that
+// cannot be read is set aside, and the error says so.
 func readChoice(dir string) (*lastChoice, error) {
 	if dir == "" {
 		return nil, nil
@@ -103,7 +105,8 @@ func readChoice(dir string) (*lastChoice, error) {
 	found, err := statefile.ReadState(filepath.Join(dir, choiceFile), maxChoice, choiceVersion, c)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read the last choice of the configuration, which is kept as %s: %w", choiceFile+statefile.Damaged, err)
+		return nil, fmt.Errorf("read the last choice of the configuration, which is kept as %s: %w",
+			choiceFile+statefile.Damaged, err)
 	case !found:
 		return nil, nil
 	}
@@ -112,7 +115,8 @@ func readChoice(dir string) (*lastChoice, error) {
 
 // writeChoice writes the choice into a state directory.
 func writeChoice(dir, name string) error {
-	if err := statefile.WriteState(filepath.Join(dir, choiceFile), lastChoice{Version: choiceVersion, File: name}); err != nil {
+	if err := statefile.WriteState(filepath.Join(dir, choiceFile),
+		lastChoice{Version: choiceVersion, File: name}); err != nil {
 		return fmt.Errorf("write the choice of the configuration: %w", err)
 	}
 	return nil

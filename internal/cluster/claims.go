@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// A claimReader reads claims for the driver, and keeps which claim it read last for each device. Those that only look at a device do not
-// count: another claim may have it.
+// A claimReader reads claims for the driver, and keeps which claim it read last for each device.
+// Those that only look at a device do not count: another claim may have it.
 type claimReader struct {
 	client *kubeapi.Client
 	driver string // its name; empty for dra.Driver
@@ -43,7 +43,8 @@ func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Cl
 	return claim, nil
 }
 
-// last returns the claims that were read last for the devices of some GPUs, without those that are not there any more.
+// last returns the claims that were read last for the devices of some GPUs, without those that are
+// not there any more.
 func (r *claimReader) last(
 	ctx context.Context, gpus []string, gpu func(device string) (uuid string, known bool),
 ) ([]kubeapi.ResourceClaim, error) {

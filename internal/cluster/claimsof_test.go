@@ -13,15 +13,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 )
 
-// Only what may show that a GPU is free lists the claims of the cluster: as long as a claim that was seen has it, that claim alone is read. The
-// lists of many nodes are spread.
+// Only what may show that a GPU is free lists the claims of the cluster: as long as a claim that
+// was seen has it, that claim alone is read. The lists of many nodes are spread.
 func TestClaimsAreListedOnlyWhenThatMayShowAFreeGPU(t *testing.T) {
 	onStage(t, func(s *stage) {
 		give := func(name, device string) {
 			s.Helper()
 			err := s.server.ChangeClaim("ns", name, func(claim *resourceapi.ResourceClaim) {
 				claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-					Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: nodeName, Device: device}},
+					Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: nodeName,
+						Device: device}},
 				}}
 			})
 			if err != nil {
@@ -45,7 +46,8 @@ func TestClaimsAreListedOnlyWhenThatMayShowAFreeGPU(t *testing.T) {
 		ask := func(want string, wantList bool, gpus ...string) {
 			s.Helper()
 			began, before := time.Now(), s.listsOfClaims()
-			claimed, err := p.cluster.ClaimsOf(s.Context(), nodeName, gpus, func(device string) (string, bool) { return device, true })
+			claimed, err := p.cluster.ClaimsOf(s.Context(), nodeName, gpus,
+				func(device string) (string, bool) { return device, true })
 			listed := s.listsOfClaims() > before
 			if got := fmt.Sprint(claimed); err != nil || got != want || listed != wantList {
 				s.Errorf("of %v: %s, error %v, listed %t; want %s, listed %t", gpus, got, err, listed, want, wantList)
@@ -85,13 +87,15 @@ func TestClaimsAreListedOnlyWhenThatMayShowAFreeGPU(t *testing.T) {
 	})
 }
 
-// Where lists by all nodes would take longer than two minutes, the claims are counted and not listed. 251 claims are two pages.
+// Where lists by all nodes would take longer than two minutes, the claims are counted and not
+// listed. 251 claims are two pages.
 func TestTooManyClaimsAreNotListed(t *testing.T) {
 	onStage(t, func(s *stage) {
 		for i := range 251 {
 			if err := s.server.ChangeClaim("ns", fmt.Sprint(i), func(claim *resourceapi.ResourceClaim) {
 				claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-					Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: nodeName, Device: "gpu-0"}},
+					Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: nodeName,
+						Device: "gpu-0"}},
 				}}
 			}); err != nil {
 				s.Fatal(err)
@@ -110,9 +114,11 @@ func TestTooManyClaimsAreNotListed(t *testing.T) {
 		ask := func(want, requests int, most time.Duration, listed error) {
 			s.Helper()
 			began, before := time.Now(), s.listsOfClaims()
-			claimed, err := p.cluster.ClaimsOf(s.Context(), nodeName, []string{"gpu-0"}, func(device string) (string, bool) { return device, true })
+			claimed, err := p.cluster.ClaimsOf(s.Context(), nodeName, []string{"gpu-0"},
+				func(device string) (string, bool) { return device, true })
 			took, made := time.Since(began), s.listsOfClaims()-before
-			if longest = max(longest, took); len(claimed["gpu-0"]) != want || made != requests || took > most || !errors.Is(err, listed) {
+			if longest = max(longest, took); len(claimed["gpu-0"]) != want || made != requests || took > most ||
+				!errors.Is(err, listed) {
 				s.Errorf("%d nodes: %d claims after %v and %d requests, error %v; want %d after %v at most and %d, error %v",
 					nodes, len(claimed["gpu-0"]), took, made, err, want, most, requests, listed)
 			}

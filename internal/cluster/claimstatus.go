@@ -18,15 +18,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The status of a claim at the API server says of each of its devices which GPU or MIG device that is, and whether it is ready and healthy.
-// It is written after the claim is prepared, and when that changes. Nothing waits for it.
+// The status of a claim at the API server says of each of its devices which GPU or MIG device that
+// is, and whether it is ready and healthy. It is written after the claim is prepared, and when that
+// changes. Nothing waits for it.
 
 // A claimData is what the status of a claim says of a device beside its conditions.
 type claimData struct {
 	UUID string `json:"uuid"`
 	// GPU is the UUID of the GPU of a MIG device.
 	GPU string `json:"parentUUID,omitempty"`
-	// Memory is the part of the memory of the device that the claim has, in bytes. Limited says whether processes are kept to it.
+	// Memory is the part of the memory of the device that the claim has, in bytes. Limited says
+	// whether processes are kept to it.
 	Memory  int64 `json:"memory,omitempty"`
 	Limited bool  `json:"memoryIsLimit,omitempty"`
 }
@@ -44,8 +46,9 @@ func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
 	})
 }
 
-// WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are prepared, and a channel that is closed when
-// that changes. Each claim is written by itself: one that cannot be written keeps no other waiting.
+// WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are
+// prepared, and a channel that is closed when that changes. Each claim is written by itself: one
+// that cannot be written keeps no other waiting.
 func (c *Cluster) WriteClaimStatus(
 	ctx context.Context, prepared func() (claims []dra.ClaimState, changed <-chan struct{}), pools *feed.Feed[dra.Pool],
 	snapshots *feed.Feed[inventory.Snapshot],
@@ -99,7 +102,8 @@ func (w *statusWriter) wake() []<-chan struct{} {
 	return []<-chan struct{}{given, looked, published}
 }
 
-// write writes the status of the claim if it differs from what was written, and notes what is written then.
+// write writes the status of the claim if it differs from what was written, and notes what is
+// written then.
 func (w *statusWriter) write(ctx context.Context) error {
 	pool, health := w.pools.Value(), map[string]dra.DeviceHealth{}
 	claims, _ := w.prepared()
@@ -131,7 +135,8 @@ func (w *statusWriter) write(ctx context.Context) error {
 // statuses are those of the condition Healthy; any other verdict is Unknown.
 var statuses = map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}
 
-// claimDevices returns what the status of a claim is to say. Before is what it said; a condition that is the same has the same time.
+// claimDevices returns what the status of a claim is to say. Before is what it said; a condition
+// that is the same has the same time.
 func claimDevices(
 	pool dra.Pool, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus, now time.Time,
 ) (all []kubeapi.ClaimDeviceStatus) {
@@ -145,7 +150,8 @@ func claimDevices(
 			healthy.Status = cmp.Or(statuses[h.Verdict], "Unknown")
 			healthy.Reason, healthy.Message = string(h.Verdict), h.Message
 		}
-		device := kubeapi.ClaimDeviceStatus{Driver: cmp.Or(pool.Driver, dra.Driver), Pool: pool.Name, Device: d.Device, ShareID: d.ShareID}
+		device := kubeapi.ClaimDeviceStatus{Driver: cmp.Or(pool.Driver, dra.Driver), Pool: pool.Name, Device: d.Device,
+			ShareID: d.ShareID}
 		for j, condition := range []kubeapi.ClaimCondition{ready, healthy} {
 			condition.LastTransitionTime = now.UTC().Truncate(time.Second)
 			switch {

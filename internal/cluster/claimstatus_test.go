@@ -38,7 +38,8 @@ func (s *stage) claimStatusOf(name string) string {
 		}
 		text += fmt.Sprintf("%s %s %s %v", d.Driver, d.Pool, d.Device, data)
 		for _, c := range d.Conditions {
-			text += fmt.Sprintf(" %s=%s(%s %s since %s)", c.Type, c.Status, c.Reason, c.Message, c.LastTransitionTime.UTC().Format(time.TimeOnly))
+			text += fmt.Sprintf(" %s=%s(%s %s since %s)", c.Type, c.Status, c.Reason, c.Message,
+				c.LastTransitionTime.UTC().Format(time.TimeOnly))
 		}
 	}
 	return text
@@ -47,13 +48,15 @@ func (s *stage) claimStatusOf(name string) string {
 // network is what another driver says of its device.
 var network = resourceapi.AllocatedDeviceStatus{Driver: "network.example.com", Pool: nodeName, Device: "gpu-0"}
 
-// isGiven gives a claim a device by parameters with spaces and names that are not sorted, and one of another driver, which says something of it.
+// isGiven gives a claim a device by parameters with spaces and names that are not sorted, and one
+// of another driver, which says something of it.
 func isGiven(claim *resourceapi.ResourceClaim) {
 	config := resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClaim}
 	config.Opaque = &resourceapi.OpaqueDeviceConfiguration{
 		Driver: dra.Driver, Parameters: runtime.RawExtension{Raw: []byte(`{"kind": "GpuConfig", "apiVersion": "resource.nvidia.com/v1beta1"}`)},
 	}
-	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: dra.Driver, Pool: nodeName, Device: "gpu-0"}
+	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: dra.Driver, Pool: nodeName,
+		Device: "gpu-0"}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{result}, Config: []resourceapi.DeviceAllocationConfiguration{config},
 	}}
@@ -70,8 +73,9 @@ func (s *stage) writesOfClaims() (n int) {
 	return n
 }
 
-// TestClaimStatus: the status of a claim says which device it has, and whether that is ready and healthy. It is written once after the claim is
-// prepared, when one of these changes, and by the next process, which changes nothing. A claim that is gone, or another one of its name, keeps no
+// TestClaimStatus: the status of a claim says which device it has, and whether that is ready and
+// healthy. It is written once after the claim is prepared, when one of these changes, and by the
+// next process, which changes nothing. A claim that is gone, or another one of its name, keeps no
 // other from it; nor does an API server that was away.
 func TestClaimStatus(t *testing.T) {
 	onStage(t, func(s *stage) {
@@ -88,7 +92,8 @@ func TestClaimStatus(t *testing.T) {
 			uids[name] = string(object.UID)
 		}
 		node := func(h inventory.Health) inventory.Snapshot {
-			return inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{{UUID: "GPU-a", MIG: inventory.MIGDisabled, Health: h}}}
+			return inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{{UUID: "GPU-a", MIG: inventory.MIGDisabled,
+				Health: h}}}
 		}
 		well := node(inventory.Health{State: inventory.Healthy})
 		pools := feed.New(dra.New(well, nodeName, dra.Numbers{"GPU-a": 0}, dra.Owners{"GPU-a": dra.OwnedByDRA}, nil))
@@ -150,19 +155,22 @@ func TestClaimStatus(t *testing.T) {
 		if text := s.claimStatusOf("a"); strings.Count(text, "10:00:00") != 1 {
 			s.Errorf("the time of the change is not told: %s", text)
 		}
-		part := dra.DeviceState{Device: "gpu-0", GPU: "GPU-a", MIG: "MIG-a", Memory: 1 << 30, Limited: true, Problem: "the MPS control daemon died"}
+		part := dra.DeviceState{Device: "gpu-0", GPU: "GPU-a", MIG: "MIG-a", Memory: 1 << 30, Limited: true,
+			Problem: "the MPS control daemon died"}
 		prepared.Publish([]dra.ClaimState{of("b", part)})
 		const want = "gpu.nvidia.com " + nodeName + " gpu-0 map[memory:1.073741824e+09 memoryIsLimit:true parentUUID:GPU-a uuid:MIG-a] " +
 			"Ready=False(NotUsable the MPS control daemon died since "
 		s.until("b says what is wrong", func() bool { return strings.HasPrefix(s.claimStatusOf("b"), want) })
-		if claim, err := s.server.Claim("ns", "b"); err != nil || len(claim.Status.Devices) != 2 || !reflect.DeepEqual(claim.Status.Devices[0], network) {
+		if claim, err := s.server.Claim("ns", "b"); err != nil || len(claim.Status.Devices) != 2 ||
+			!reflect.DeepEqual(claim.Status.Devices[0], network) {
 			s.Errorf("the status of another driver is not kept: %+v, %v", claim.Status.Devices, err)
 		}
 	})
 }
 
-// TestClaimThatCannotBeWritten: an API server that never takes, or never answers, the write of one claim keeps no other claim from its status,
-// one that is prepared later included. That claim is tried again with pauses that become longer, and is written when it can be.
+// TestClaimThatCannotBeWritten: an API server that never takes, or never answers, the write of one
+// claim keeps no other claim from its status, one that is prepared later included. That claim is
+// tried again with pauses that become longer, and is written when it can be.
 func TestClaimThatCannotBeWritten(t *testing.T) {
 	for name, fault := range map[string]apiserver.Fault{
 		"500": {Status: 500}, "429": {Status: 429, RetryAfter: time.Hour}, "no answer": {Delay: 24 * time.Hour},

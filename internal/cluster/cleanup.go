@@ -117,7 +117,8 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	}
 	owned, failed := client.OwnFields(ctx)
 	if err = errors.Join(err, failed); len(owned) > 0 {
-		remove("labels and annotations "+strings.Join(owned, ", "), func() error { return client.RemoveOwnFields(ctx, node.UID) })
+		remove("labels and annotations "+strings.Join(owned, ", "),
+			func() error { return client.RemoveOwnFields(ctx, node.UID) })
 	}
 	return done, err
 }

@@ -29,14 +29,16 @@ func TestCleanNode(t *testing.T) {
 			for _, taint := range kubeapi.OwnTaints() {
 				n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: taint.String(), Effect: corev1.TaintEffectNoSchedule})
 			}
-			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "GPUHealthy", Status: corev1.ConditionFalse})
+			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "GPUHealthy",
+				Status: corev1.ConditionFalse})
 		})
 		for _, apply := range []func(kubeapi.Node) (kubeapi.Node, error){
 			func(n kubeapi.Node) (kubeapi.Node, error) {
 				return client.ApplyLabels(s.Context(), n.UID, n.ResourceVersion, map[string]string{"nvidia.com/gpu.count": "8"})
 			},
 			func(n kubeapi.Node) (kubeapi.Node, error) {
-				return client.ApplyMIGState(s.Context(), n.UID, n.ResourceVersion, map[string]string{"nvidia.com/mig.config.state": "failed"},
+				return client.ApplyMIGState(s.Context(), n.UID, n.ResourceVersion,
+					map[string]string{"nvidia.com/mig.config.state": "failed"},
 					map[string]string{"gpu-device-plugin.github.io/mig.config.reason": "a"})
 			},
 			func(n kubeapi.Node) (kubeapi.Node, error) {
@@ -53,7 +55,8 @@ func TestCleanNode(t *testing.T) {
 		}
 		clean := func(dry bool, want int) {
 			s.Helper()
-			if done, err := cluster.CleanNode(s.Context(), cluster.Options{Dial: s.server.Dial}, settings, dry); err != nil || len(done) != want {
+			if done, err := cluster.CleanNode(s.Context(), cluster.Options{Dial: s.server.Dial}, settings, dry); err != nil ||
+				len(done) != want {
 				s.Errorf("dry %t: it removes %v, want %d parts; %v", dry, done, want, err)
 			}
 		}

@@ -1,5 +1,6 @@
-// Package cluster is what gpu-node-agent alone does with the API server: tasks that join the daemon's feeds, policy and the client of
-// package kubeapi, as package daemon does for the rest. The daemon serves kubelet the same whether these tasks work or not.
+// Package cluster is what gpu-node-agent alone does with the API server: tasks that join the
+// daemon's feeds, policy and the client of package kubeapi, as package daemon does for the rest.
+// The daemon serves kubelet the same whether these tasks work or not.
 package cluster
 
 import (
@@ -33,7 +34,8 @@ type Cluster struct {
 	spread     spread          // of the first requests
 
 	claims claimReader // for the driver
-	// Of the one call of ClaimsOf: what the last list of claims has shown, and until when they are too many for one.
+	// Of the one call of ClaimsOf: what the last list of claims has shown, and until when they are too
+	// many for one.
 	claimed map[string][]string
 	recount time.Time
 
@@ -52,8 +54,8 @@ func (c *Cluster) Commands() []*cobra.Command {
 	return []*cobra.Command{newConfigManagerCommand(c.options), newCleanupCommand(c.options)}
 }
 
-// Choose prepares for a daemon with these flags and this environment. It returns which file is the configuration file, if a label of
-// the node chooses it; nil otherwise.
+// Choose prepares for a daemon with these flags and this environment. It returns which file is the
+// configuration file, if a label of the node chooses it; nil otherwise.
 func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
 	c.spread.stateDir = early.StateDir
 	c.client = kubeapi.New(kubeapi.Options{
@@ -70,8 +72,8 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 	return c.nodeConfig.chosen
 }
 
-// Observation returns the tasks that watch the node and choose the configuration file. The boot ID is that of the node; empty if it is not
-// known.
+// Observation returns the tasks that watch the node and choose the configuration file. The boot ID
+// is that of the node; empty if it is not known.
 func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []daemon.Task {
 	c.spread.boot = boot
 	tasks := []daemon.Task{
@@ -88,13 +90,16 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	return tasks
 }
 
-// Count sets the function that is called after each request, with the code of the HTTP answer: 0 if there was no answer.
+// Count sets the function that is called after each request, with the code of the HTTP answer: 0 if
+// there was no answer.
 func (c *Cluster) Count(requested func(verb, resource string, code int)) { c.client.Count(requested) }
 
-// Problem returns the reason if the API server does not tell of the node; nil if it does, or is not asked.
+// Problem returns the reason if the API server does not tell of the node; nil if it does, or is not
+// asked.
 func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 
-// headStart is how long after the start of the process nothing is done here: GPUs are registered first.
+// headStart is how long after the start of the process nothing is done here: GPUs are registered
+// first.
 const headStart = 500 * time.Millisecond
 
 // later has a task begin after the head start.
@@ -125,8 +130,9 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 	})
 }
 
-// whileSame runs something for a value until that is another one, and then anew for that, until ctx ends or a run returns an error. Value
-// returns the value, and what is closed when it may have changed.
+// whileSame runs something for a value until that is another one, and then anew for that, until ctx
+// ends or a run returns an error. Value returns the value, and what is closed when it may have
+// changed.
 func whileSame[T comparable](
 	ctx context.Context, value func() (T, []<-chan struct{}), run func(ctx context.Context, value T) error,
 ) error {
@@ -152,7 +158,8 @@ func (c *Cluster) follow(ctx context.Context) {
 	c.client.Watch(ctx, clock.RealClock{})
 }
 
-// keepSize keeps the size of the cluster for the next process while something is asked of the API server.
+// keepSize keeps the size of the cluster for the next process while something is asked of the API
+// server.
 func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	return whileSame(ctx, func() (bool, []<-chan struct{}) {
 		_, seen := c.client.Nodes().Latest()
@@ -167,8 +174,8 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 	})
 }
 
-// needed reports whether the daemon has to watch its own Node: for a configuration, to remove a taint,
-// or to resume a DaemonSet. ResourceSlices need no watch.
+// needed reports whether the daemon has to watch its own Node: for a configuration, to remove a
+// taint, or to resume a DaemonSet. ResourceSlices need no watch.
 func (c *Cluster) needed(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
@@ -182,13 +189,14 @@ func isTainted(n kubeapi.Node, f config.Features) bool {
 	})
 }
 
-// Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
-// it is for is off.
+// Outputs returns the tasks that tell the API server of the node. Each one follows the
+// configurations, and does nothing while what it is for is off.
 func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report),
+		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report",
+			d, c.report),
 		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.endStartup),
 		c.underLead("quiesce by annotation", d, c.followRelease))
 }
@@ -198,7 +206,8 @@ func (c *Cluster) Labels(d daemon.View) []daemon.Task {
 	return []daemon.Task{c.underLead("labels of the node", d, c.labelNode), c.underLead("NodeFeature", d, c.labelFeature)}
 }
 
-// underLead returns a task that writes to the API server: it runs while this process leads on the node.
+// underLead returns a task that writes to the API server: it runs while this process leads on the
+// node.
 func (c *Cluster) underLead(name string, d daemon.View, run func(context.Context, daemon.View)) daemon.Task {
 	return later(daemon.Task{Name: name, Lead: true, Run: func(ctx context.Context) error {
 		run(ctx, d)

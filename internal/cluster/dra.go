@@ -41,7 +41,8 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
 			for ctx.Err() == nil {
 				s, changed := driver.Status().Latest()
-				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign, Rival: s.Rival})
+				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign,
+					Rival: s.Rival})
 				feed.AnyOf(ctx, changed)
 			}
 			return nil
@@ -50,28 +51,32 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			c.PublishSlices(ctx, d.DRA.Devices, driver.Status())
 			return nil
 		}}),
-		later(daemon.Task{Name: "status of claims", Lead: true, Run: func(ctx context.Context) error { return c.claimStatus(ctx, d) }}),
+		later(daemon.Task{Name: "status of claims", Lead: true,
+			Run: func(ctx context.Context) error { return c.claimStatus(ctx, d) }}),
 	}
 }
 
-// PublishSlices publishes the devices of the node until ctx ends. Driver is the state of the driver's registration at kubelet.
+// PublishSlices publishes the devices of the node until ctx ends. Driver is the state of the
+// driver's registration at kubelet.
 func (c *Cluster) PublishSlices(ctx context.Context, devices *handover.Devices, driver *feed.Feed[draplugin.Status]) {
 	newPublisher(c.client, devices, driver, &c.spread).run(ctx)
 }
 
-// runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be
-// given back.
+// runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation,
+// or were: what is prepared can then be given back.
 func runDriver(ctx context.Context, d daemon.View, driver *draplugin.Plugin) error {
-	return whileSame(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) }, func(ctx context.Context, needed bool) error {
-		if !needed {
-			return nil
-		}
-		return driver.Run(ctx)
-	})
+	return whileSame(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) },
+		func(ctx context.Context, needed bool) error {
+			if !needed {
+				return nil
+			}
+			return driver.Run(ctx)
+		})
 }
 
-// driverNeeded reports whether kubelet needs the driver, and what is closed when that may have changed. It needs it as long as a GPU is not
-// the device plugin's: a claim may have that GPU which was never prepared, and kubelet can end its pod only with the driver.
+// driverNeeded reports whether kubelet needs the driver, and what is closed when that may have
+// changed. It needs it as long as a GPU is not the device plugin's: a claim may have that GPU which
+// was never prepared, and kubelet can end its pod only with the driver.
 func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 	c, configured := d.Configs.Latest()
 	published, written := d.DRA.Devices.Published().Latest()
@@ -93,14 +98,16 @@ func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.
 	return driverClaim(read, c.claims.name()), true, nil
 }
 
-// ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU, which gpu returns for the name of a
-// device. Claims that only look at devices are none. One call is made at a time.
+// ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU,
+// which gpu returns for the name of a device. Claims that only look at devices are none. One call
+// is made at a time.
 //
-// The claims of the whole cluster are listed only if that may show that a GPU is free: as long as claims that were seen before have each of
-// the GPUs, these alone are read. Lists of the nodes of a cluster are spread by their number and by that of claims.
+// The claims of the whole cluster are listed only if that may show that a GPU is free: as long as
+// claims that were seen before have each of the GPUs, these alone are read. Lists of the nodes of a
+// cluster are spread by their number and by that of claims.
 //
-// Where the claims may not be listed, or are too many for a list by each node, the error is handover.ErrNotListed. What is returned then is
-// for the claims that kubelet asked for last.
+// Where the claims may not be listed, or are too many for a list by each node, the error is
+// handover.ErrNotListed. What is returned then is for the claims that kubelet asked for last.
 func (c *Cluster) ClaimsOf(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) (map[string][]string, error) {
@@ -133,8 +140,8 @@ func (c *Cluster) ClaimsOf(
 // recountClaims is how long claims that are too many are not counted again.
 const recountClaims = time.Hour
 
-// listClaims calls take with each claim of the cluster, at a time that is not that of all nodes. The error is handover.ErrNotListed if the
-// list is not made.
+// listClaims calls take with each claim of the cluster, at a time that is not that of all nodes.
+// The error is handover.ErrNotListed if the list is not made.
 func (c *Cluster) listClaims(ctx context.Context, take func(kubeapi.ResourceClaim)) error {
 	if time.Now().Before(c.recount) {
 		return errors.Join(handover.ErrNotListed, errTooManyPages)
@@ -158,7 +165,8 @@ func (c *Cluster) listClaims(ctx context.Context, take func(kubeapi.ResourceClai
 	return err
 }
 
-// stillClaimed returns a claim for each of the GPUs that the last list has shown and that has the GPU still; nil if one has none.
+// stillClaimed returns a claim for each of the GPUs that the last list has shown and that has the
+// GPU still; nil if one has none.
 func (c *Cluster) stillClaimed(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) map[string][]string {
@@ -187,7 +195,8 @@ func (c *Cluster) stillClaimed(
 }
 
 // claimedGPUs returns the GPUs of a node of which a claim was given devices, by UUID.
-func (c *Cluster) claimedGPUs(claim kubeapi.ResourceClaim, node string, gpu func(device string) (uuid string, known bool)) map[string]bool {
+func (c *Cluster) claimedGPUs(claim kubeapi.ResourceClaim, node string,
+	gpu func(device string) (uuid string, known bool)) map[string]bool {
 	found := map[string]bool{}
 	if claim.Allocation == nil {
 		return found

@@ -22,9 +22,11 @@ import (
 const (
 	// maxQueue is how many Events wait for the API server.
 	maxQueue = 64
-	// maxEventPods is how many pods get the Event of one fact: a device that is shared may have hundreds.
+	// maxEventPods is how many pods get the Event of one fact: a device that is shared may have
+	// hundreds.
 	maxEventPods = 16
-	// podTries is how often an Event about a pod is tried: what its namespace does to requests may look as if the API server was away.
+	// podTries is how often an Event about a pod is tried: what its namespace does to requests may
+	// look as if the API server was away.
 	podTries = 10
 	// podsPatience is how long kubelet, and the API server, may take to say which pods hold devices.
 	podsPatience = 2 * time.Second
@@ -32,8 +34,8 @@ const (
 	dropRefused = "refused"
 )
 
-// A queue holds the Events that are to be written, the oldest first. The loop that finds Events puts them in, the loop that writes them
-// takes them out.
+// A queue holds the Events that are to be written, the oldest first. The loop that finds Events
+// puts them in, the loop that writes them takes them out.
 type queue struct {
 	changed *feed.Feed[struct{}]
 
@@ -119,7 +121,9 @@ func (r *reporter) sendEvents(ctx context.Context) {
 				if tries++; kubeapi.IsPassing(err) && tries < podTries {
 					return err
 				}
-				if err != nil { // a pod that has ended, or a namespace where this is not allowed, keeps no other Event from being written
+				// a pod that has ended, or a namespace where this is not allowed, keeps no other Event from
+				// being written
+				if err != nil {
 					r.refuse(ctx, e, err)
 				}
 			}
@@ -153,7 +157,8 @@ func (r *reporter) holders(ctx context.Context, devices []string) []kubeapi.Pod 
 	return all[:min(len(all), maxEventPods)]
 }
 
-// holdersByClaim returns the pods that may use claims with one of the devices, as the API server has them.
+// holdersByClaim returns the pods that may use claims with one of the devices, as the API server
+// has them.
 func (r *reporter) holdersByClaim(ctx context.Context, devices []string) (found []kubeapi.Pod) {
 	if r.daemon.ClaimsOf == nil {
 		return nil
@@ -163,7 +168,8 @@ func (r *reporter) holdersByClaim(ctx context.Context, devices []string) (found 
 	for _, c := range r.daemon.ClaimsOf(devices) {
 		claim, err := r.api.ResourceClaim(ctx, c.Namespace, c.Name)
 		if err != nil || claim.UID != c.UID {
-			klog.FromContext(ctx).V(2).Info("Cannot tell which pods use a claim", "claim", klog.KRef(c.Namespace, c.Name), "reason", fmt.Sprint(err))
+			klog.FromContext(ctx).V(2).Info("Cannot tell which pods use a claim", "claim", klog.KRef(c.Namespace, c.Name),
+				"reason", fmt.Sprint(err))
 			continue
 		}
 		found = append(found, claim.Pods...)
@@ -197,8 +203,9 @@ func withParts(s status.Status, devices []string) []string {
 	return devices
 }
 
-// pods returns the pods that hold one of the devices: PodResources has their names, and the checkpoint has their UIDs. A device for
-// which the checkpoint also has a pod that has ended is left out, as it cannot be told which UID is whose.
+// pods returns the pods that hold one of the devices: PodResources has their names, and the
+// checkpoint has their UIDs. A device for which the checkpoint also has a pod that has ended is
+// left out, as it cannot be told which UID is whose.
 func pods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod {
 	uids := map[[2]string][]string{} // by resource and ID
 	for _, h := range recorded {
@@ -215,7 +222,8 @@ func pods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod 
 		if name == "" || len(of) != 1 || !slices.Contains(devices, uuid) {
 			continue
 		}
-		if pod := (kubeapi.Pod{Namespace: namespace, Name: name, UID: of[0]}); !slices.Contains(found, pod) && len(found) < maxEventPods {
+		if pod := (kubeapi.Pod{Namespace: namespace, Name: name, UID: of[0]}); !slices.Contains(found, pod) &&
+			len(found) < maxEventPods {
 			found = append(found, pod)
 		}
 	}

@@ -39,7 +39,8 @@ func (s *stage) untilAbout(want ...string) {
 	s.until(fmt.Sprint("Events about ", want), func() bool { return cmp.Equal(want, s.about()) })
 }
 
-// The pods that hold the device, or a part of it, get the Event too; one whose namespace refuses it keeps nothing from being written.
+// The pods that hold the device, or a part of it, get the Event too; one whose namespace refuses it
+// keeps nothing from being written.
 func TestPodEvents(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything})
@@ -49,7 +50,8 @@ func TestPodEvents(t *testing.T) {
 		}
 		p.Checkpoint = func() (kubelet.Checkpoint, error) {
 			return kubelet.Checkpoint{Held: []kubelet.HeldDevice{
-				held("GPU-0::1", "with UID 1"), held("MIG-0", "with UID 2"), held("GPU-1", "with UID 3"), held("GPU-1", "with UID 4"),
+				held("GPU-0::1", "with UID 1"), held("MIG-0", "with UID 2"), held("GPU-1", "with UID 3"), held("GPU-1",
+					"with UID 4"),
 			}}, nil
 		}
 		part := gpu(0, good)
@@ -60,7 +62,8 @@ func TestPodEvents(t *testing.T) {
 		p.gpus(gpu(0, bad), part, gpu(1, bad))
 		s.untilAbout("Node /node-1", "Node /node-1", "Pod a/one", "Pod b/two") // whose UID is 3 or 4 cannot be told
 
-		// fails has creations of Events fail from the second one on, which is of the first pod, for some times.
+		// fails has creations of Events fail from the second one on, which is of the first pod, for some
+		// times.
 		fails := func(times int64) {
 			var creations atomic.Int64
 			s.server.SetFault(apiserver.Fault{Status: 503, Only: func(r apiserver.Request) bool {
@@ -79,13 +82,14 @@ func TestPodEvents(t *testing.T) {
 		// One namespace does not answer: the other one gets its Event.
 		fails(10)
 		p.gpus(gpu(0, gone), part, gpu(1, bad))
-		s.untilAbout("Node /node-1", "Node /node-1", "Node /node-1", "Node /node-1", "Pod a/one", "Pod a/one", "Pod b/two", "Pod b/two", "Pod b/two")
+		s.untilAbout("Node /node-1", "Node /node-1", "Node /node-1", "Node /node-1", "Pod a/one", "Pod a/one", "Pod b/two",
+			"Pod b/two", "Pod b/two")
 		s.until("the one that is not written is counted", func() bool { return p.drops("refused") == 1 })
 	})
 }
 
-// The pods that have the device by a claim get the Event, with the UIDs by which the claim is reserved for them. A claim that was made anew since
-// it was prepared is of other pods.
+// The pods that have the device by a claim get the Event, with the UIDs by which the claim is
+// reserved for them. A claim that was made anew since it was prepared is of other pods.
 func TestPodEventsByClaim(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: config.Features{Events: true, PodEvents: true}})
@@ -93,7 +97,8 @@ func TestPodEventsByClaim(t *testing.T) {
 		for _, name := range []string{"one", "anew"} {
 			err := s.server.ChangeClaim("ns", name, func(c *resourceapi.ResourceClaim) {
 				c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
-					{Resource: "pods", Name: name + "-a", UID: types.UID("uid-a")}, {Resource: "pods", Name: name + "-b", UID: types.UID("uid-b")},
+					{Resource: "pods", Name: name + "-a", UID: types.UID("uid-a")}, {Resource: "pods", Name: name + "-b",
+						UID: types.UID("uid-b")},
 					{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "uid-c"},
 				}
 			})
@@ -118,7 +123,8 @@ func TestPodEventsByClaim(t *testing.T) {
 	})
 }
 
-// A device that is shared by very many pods: a few of them are told. None is while one of kubelet's accounts is missing.
+// A device that is shared by very many pods: a few of them are told. None is while one of kubelet's
+// accounts is missing.
 func TestPodEventsOfASharedDevice(t *testing.T) {
 	for name, tt := range map[string]struct {
 		named, recorded error

@@ -15,20 +15,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 )
 
-// A fewerTaint keeps the taint of a node that gets fewer devices. It is for one term under the lead.
+// A fewerTaint keeps the taint of a node that gets fewer devices. It is for one term under the
+// lead.
 type fewerTaint struct {
 	daemon daemon.View
 	api    *kubeapi.Client
 	again  *feed.Alarm
 	is     nodeevents.Fewer
 	began  time.Time // of the term
-	asked  bool      // this process has asked for the taint, and has not removed it: the node may have it before that is seen
+	// this process has asked for the taint, and has not removed it: the node may have it before that
+	// is seen
+	asked bool
 	// failures counts how often in a row the pods could not be listed.
 	failures int
 }
 
-// announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next
-// process.
+// announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes
+// the taint: there may be no next process.
 func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
 	t := &fewerTaint{daemon: d, api: c.client, again: new(feed.Alarm), began: time.Now()}
 	wake := func() []<-chan struct{} {
@@ -43,7 +46,8 @@ func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRequests)
 		defer cancel()
 		if err := t.set(last, false); err != nil {
-			klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason", err.Error())
+			klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason",
+				err.Error())
 		}
 	}
 }
@@ -83,13 +87,15 @@ func (t *fewerTaint) step(ctx context.Context) error {
 	return nil
 }
 
-// look looks at the pods of the node, and returns when to decide anew: at the time at, but now if all pods are admitted, and later if the
-// pods cannot be listed. That is no error of the step: after an error the taint would stay for as long as Keep pauses.
+// look looks at the pods of the node, and returns when to decide anew: at the time at, but now if
+// all pods are admitted, and later if the pods cannot be listed. That is no error of the step:
+// after an error the taint would stay for as long as Keep pauses.
 func (t *fewerTaint) look(ctx context.Context, node kubeapi.Node, now, at time.Time) time.Time {
 	waiting, err := t.api.NotAdmitted(ctx, node.ResourceVersion)
 	if err != nil {
 		if t.failures++; t.failures == 1 {
-			klog.FromContext(ctx).Info("Cannot see which pods kubelet has admitted; the change goes on after some time", "reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot see which pods kubelet has admitted; the change goes on after some time",
+				"reason", err.Error())
 		}
 		later := now.Add(kubeapi.Pause(err, t.failures))
 		if until := t.is.Tainted.Add(nodeevents.FewerMost); later.After(until) {

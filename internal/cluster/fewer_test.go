@@ -75,7 +75,8 @@ func (s *stage) isFewer() bool { return slices.Contains(s.taints(), fewerTaint) 
 // bound has a pod on the node that kubelet has admitted, or not yet.
 func (s *stage) bound(name string, admitted bool) {
 	s.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec: corev1.PodSpec{NodeName: nodeName}}
 	if pod.Status.Phase = corev1.PodPending; admitted {
 		pod.Status.StartTime = &metav1.Time{Time: time.Now()}
 	}
@@ -84,8 +85,8 @@ func (s *stage) bound(name string, admitted bool) {
 	}
 }
 
-// The node is tainted, the devices go when all pods of before are admitted, and the taint goes when the Node's status shows the new number.
-// Taints of others stay.
+// The node is tainted, the devices go when all pods of before are admitted, and the taint goes when
+// the Node's status shows the new number. Taints of others stay.
 func TestFewerDevices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinking()
@@ -153,7 +154,8 @@ func TestFewerDevicesAreBounded(t *testing.T) {
 	}
 }
 
-// A taint that a killed process left goes at the next start, where no change waits; and when the option is switched off, or the process ends.
+// A taint that a killed process left goes at the next start, where no change waits; and when the
+// option is switched off, or the process ends.
 func TestATaintOfAnEarlierProcess(t *testing.T) {
 	for name, wait := range map[string]func(*stage, *shrinking){
 		"a start": func(*stage, *shrinking) {},
@@ -206,7 +208,8 @@ func TestAnEndAfterALostAnswer(t *testing.T) {
 	})
 }
 
-// Whatever the API server does, the change goes on by itself after a time, which package plugin sees to; the taint does not stay.
+// Whatever the API server does, the change goes on by itself after a time, which package plugin
+// sees to; the taint does not stay.
 func TestFewerDevicesThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		w := s.shrinking()
@@ -228,8 +231,9 @@ func TestFewerDevicesThroughFaults(t *testing.T) {
 	})
 }
 
-// The lead goes to another process before the Node's status shows that the devices of the first are gone: the node is tainted until it does, and
-// for a minute at most. The other one may have a change of its own that waits.
+// The lead goes to another process before the Node's status shows that the devices of the first are
+// gone: the node is tainted until it does, and for a minute at most. The other one may have a
+// change of its own that waits.
 func TestTheLeadChangesMeanwhile(t *testing.T) {
 	for name, tt := range map[string]struct{ waits, shows bool }{
 		"the status shows it": {false, true}, "it never does": {false, false}, "another change waits": {true, true},
@@ -267,7 +271,8 @@ func TestTheLeadChangesMeanwhile(t *testing.T) {
 	}
 }
 
-// A process that was stopped while it had the node tainted, and that another one leads since, does not remove the taint of that one.
+// A process that was stopped while it had the node tainted, and that another one leads since, does
+// not remove the taint of that one.
 func TestAFormerLeadLeavesTheTaint(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinks()

@@ -20,13 +20,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
 
-// Writes that follow one another within calm wait twice as long each time, up to maxPace: another program may undo each of them.
+// Writes that follow one another within calm wait twice as long each time, up to maxPace: another
+// program may undo each of them.
 const (
 	calm    = time.Minute
 	minPace = time.Second
 	maxPace = time.Minute
-	// A label that another program changed is written after this time: that program may be the next version of this one, which has
-	// been found by then.
+	// A label that another program changed is written after this time: that program may be the next
+	// version of this one, which has been found by then.
 	foreignPace = 5 * time.Second
 )
 
@@ -42,8 +43,8 @@ type labeler struct {
 	problem error         // that was told last
 }
 
-// admit waits until a write may be made; it returns an error if ctx ends, or the cluster cannot be counted for now. A write is foreign
-// that has its reason in what another program did.
+// admit waits until a write may be made; it returns an error if ctx ends, or the cluster cannot be
+// counted for now. A write is foreign that has its reason in what another program did.
 func (l *labeler) admit(ctx context.Context, foreign bool) error {
 	wait := time.Duration(0)
 	switch now := time.Now(); {
@@ -71,7 +72,8 @@ func (l *labeler) admit(ctx context.Context, foreign bool) error {
 	return nil
 }
 
-// tell tells the daemon why labels are not as they are wanted, or nil, when that is another reason than before. It returns err.
+// tell tells the daemon why labels are not as they are wanted, or nil, when that is another reason
+// than before. It returns err.
 func (l *labeler) tell(err error) error {
 	if fmt.Sprint(err) != fmt.Sprint(l.problem) {
 		l.problem = err
@@ -92,8 +94,9 @@ func (l *labeler) changes() []<-chan struct{} {
 	return []<-chan struct{}{configured, labeled}
 }
 
-// A nodeLabeler keeps labels on the own node. It writes when the node's labels differ from the wanted ones, but not again if they
-// differ as its last write has left them: the rest belongs to others.
+// A nodeLabeler keeps labels on the own node. It writes when the node's labels differ from the
+// wanted ones, but not again if they differ as its last write has left them: the rest belongs to
+// others.
 type nodeLabeler struct {
 	labeler
 	uid string // of the node that the rest is about
@@ -128,8 +131,9 @@ func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
 	})
 }
 
-// withheld returns which labels are not as they are wanted although nothing is to be written: they belong to others, who may be gone. The
-// API server has the name of an owner and does not know whether it still runs. It returns nil if there are none.
+// withheld returns which labels are not as they are wanted although nothing is to be written: they
+// belong to others, who may be gone. The API server has the name of an owner and does not know
+// whether it still runs. It returns nil if there are none.
 func (l *nodeLabeler) withheld() error {
 	wanted, owners, keys := l.daemon.Labels.Value(), map[string]bool{}, []string(nil)
 	if wanted == nil || l.node.UID == "" {
@@ -182,7 +186,8 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 			return err
 		}
 		l.node, l.seen, l.rest, l.settled = after, time.Now(), differences(set, after.Labels), wanted
-		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left", slices.Sorted(maps.Keys(l.left)))
+		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left",
+			slices.Sorted(maps.Keys(l.left)))
 		return nil
 	}
 	return nil
@@ -206,22 +211,25 @@ func (l *nodeLabeler) due() map[string]string {
 	return differs
 }
 
-// A sighting is the newest node that is known, by the watch or as the answer to a write, and when it was that last.
+// A sighting is the newest node that is known, by the watch or as the answer to a write, and when
+// it was that last.
 type sighting struct {
 	node kubeapi.Node
 	seen time.Time
 }
 
-// see takes a node for the newest, unless a newer one was seen a short time ago. After that the cluster was restored from a backup.
+// see takes a node for the newest, unless a newer one was seen a short time ago. After that the
+// cluster was restored from a backup.
 func (s *sighting) see(node kubeapi.Node, now time.Time) {
 	if !s.node.After(node) || now.Sub(s.seen) >= ownWrite {
 		s.node, s.seen = node, now
 	}
 }
 
-// takeIn takes in the answer to a write of the node, and returns its error. Where another program has changed the node before, the node is
-// looked at for the next try.
-func (s *sighting) takeIn(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error, now time.Time) error {
+// takeIn takes in the answer to a write of the node, and returns its error. Where another program
+// has changed the node before, the node is looked at for the next try.
+func (s *sighting) takeIn(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
+	now time.Time) error {
 	if kubeapi.IsOvertaken(err) {
 		if node, unknown := client.Get(ctx); unknown == nil {
 			s.see(node, now)
@@ -233,7 +241,8 @@ func (s *sighting) takeIn(ctx context.Context, client *kubeapi.Client, after kub
 	return err
 }
 
-// ours returns the wanted labels without those that others own. A label is theirs as long as it has the value that they gave it.
+// ours returns the wanted labels without those that others own. A label is theirs as long as it has
+// the value that they gave it.
 func (l *nodeLabeler) ours(wanted map[string]string) map[string]string {
 	set := maps.Clone(wanted)
 	for key, theirs := range l.left {
@@ -274,7 +283,8 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 			continue
 		}
 		l.left[key], found = left{value, ownerIn(owner)}, true
-		klog.FromContext(ctx).Info("A label of the node belongs to another program and stays as it is", "label", key, "value", value,
+		klog.FromContext(ctx).Info("A label of the node belongs to another program and stays as it is", "label", key, "value",
+			value,
 			"reason", owner)
 	}
 	if !found {
@@ -283,15 +293,16 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 	return nil
 }
 
-// ownerIn returns the field manager that the API server names as the owner of a label: conflict with "NAME" using v1.
+// ownerIn returns the field manager that the API server names as the owner of a label: conflict
+// with "NAME" using v1.
 func ownerIn(text string) string {
 	_, text, _ = strings.Cut(text, `"`)
 	name, _, _ := strings.Cut(text, `"`)
 	return name
 }
 
-// differences returns which labels are not as they are wanted, each with its value: those that are missing or have another value,
-// and those that this program gives to nodes but not to this one.
+// differences returns which labels are not as they are wanted, each with its value: those that are
+// missing or have another value, and those that this program gives to nodes but not to this one.
 func differences(wanted, now map[string]string) map[string]string {
 	differ := map[string]string{}
 	for key, value := range wanted {
@@ -309,7 +320,8 @@ func differences(wanted, now map[string]string) map[string]string {
 
 // Times of the object for node-feature-discovery.
 const (
-	// reread is how often the object is read although nothing is known to have changed: another client may have deleted it.
+	// reread is how often the object is read although nothing is known to have changed: another client
+	// may have deleted it.
 	reread = time.Hour
 	// foreign is how often it is looked for the object of another program.
 	foreign = 10 * time.Minute
@@ -358,7 +370,8 @@ func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set m
 // errForeign is the problem of a node that another program labels.
 var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels of this node already: remove that program and the object")
 
-// maxLabelValue is how long the value of a label may be, in bytes. NFD finds the node of an object by a label with its name.
+// maxLabelValue is how long the value of a label may be, in bytes. NFD finds the node of an object
+// by a label with its name.
 const maxLabelValue = 63
 
 // errLongName is the problem of a node whose name cannot be the value of a label.
@@ -413,7 +426,8 @@ func (l *featureLabeler) note(ctx context.Context, labels map[string]string, nam
 	l.again.After(ctx, again)
 }
 
-// isForeign reports whether another program has an object with labels for the node. It tells the daemon.
+// isForeign reports whether another program has an object with labels for the node. It tells the
+// daemon.
 func (l *featureLabeler) isForeign(ctx context.Context, namespace string) (bool, error) {
 	object, _, err := l.client.NodeFeature(ctx, namespace, kubeapi.DiscoveryPrefix)
 	if err != nil || len(object.Labels) == 0 {
@@ -426,8 +440,8 @@ func (l *featureLabeler) isForeign(ctx context.Context, namespace string) (bool,
 	return true, nil
 }
 
-// findOwners finds out once who owns this program's pod. Without a right to read the pod the object has no owner, and stays when the
-// program is removed.
+// findOwners finds out once who owns this program's pod. Without a right to read the pod the object
+// has no owner, and stays when the program is removed.
 func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error {
 	pod := l.daemon.Config.PodName
 	if l.owned || pod == "" {
@@ -436,7 +450,8 @@ func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error
 	owners, err := l.client.PodOwners(ctx, namespace, pod)
 	switch {
 	case kubeapi.IsDenied(err):
-		klog.FromContext(ctx).Info("Cannot read the own pod: the NodeFeature stays when this program is removed", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot read the own pod: the NodeFeature stays when this program is removed", "reason",
+			err.Error())
 	case err != nil:
 		return err
 	}

@@ -93,7 +93,8 @@ func (s *stage) discovery(labels map[string]string) {
 	}
 }
 
-// Labels appear, change, go with what they tell of, and are not written when they are as they are to be.
+// Labels appear, change, go with what they tell of, and are not written when they are as they are
+// to be.
 func TestLabelsOfTheNode(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p, read := s.labeler(config.LabelsNode, map[string]string{"zone": "a"}), ways[config.LabelsNode]
@@ -130,7 +131,8 @@ func TestLabelsOfTheNode(t *testing.T) {
 	})
 }
 
-// Labels that others own are left to them, which is said once, and taken over when they let them go.
+// Labels that others own are left to them, which is said once, and taken over when they let them
+// go.
 func TestLabelsOfOthers(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.labeler(config.LabelsNode, map[string]string{productLabel: "theirs", "nvidia.com/mig-2g.20gb.count": "3"})
@@ -166,8 +168,9 @@ func TestLabelsOfOthers(t *testing.T) {
 	})
 }
 
-// Labels that stay with an owner that is gone are told by the problem that status and the metric have, and by an Event, with the command that
-// cures it; run, it gives them to this program. Nothing is taken over before, and what a program that still runs writes again is its own.
+// Labels that stay with an owner that is gone are told by the problem that status and the metric
+// have, and by an Event, with the command that cures it; run, it gives them to this program.
+// Nothing is taken over before, and what a program that still runs writes again is its own.
 func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
 	onStage(t, func(s *stage) {
 		const revision = "nvidia.com/cuda.driver-version.revision"
@@ -198,7 +201,8 @@ func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
 		if n := s.writes(func() { s.pass(time.Hour) }); n != 1 || s.node().Labels[revision] != "05" {
 			s.Errorf("%d writes, want that of the Event; the revision is %q", n, s.node().Labels[revision])
 		}
-		if events := s.server.Events(); len(events) != 1 || events[0].Reason != "LabelsWithheld" || !strings.HasSuffix(events[0].Note, command) {
+		if events := s.server.Events(); len(events) != 1 || events[0].Reason != "LabelsWithheld" ||
+			!strings.HasSuffix(events[0].Note, command) {
 			s.Errorf("Events %v", events)
 		}
 		p.stop()
@@ -208,7 +212,8 @@ func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
 		p.start()
 		s.until("the problem is told again", func() bool { return fmt.Sprint(p.LabelsProblem.Value()) == told })
 		s.patch("kubectl-label", `{"`+revision+`":null,"nvidia.com/mig-1g.10gb.count":null}`)
-		s.untilLabels("after the command", ways[config.LabelsNode], map[string]string{countLabel: "8", productLabel: "H100", revision: "09"})
+		s.untilLabels("after the command", ways[config.LabelsNode],
+			map[string]string{countLabel: "8", productLabel: "H100", revision: "09"})
 		s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
 		s.patch("nfd-master", `{"`+revision+`":"07"}`)
 		s.until("it still runs", func() bool { return strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "nfd-master wrote") })
@@ -257,7 +262,8 @@ func TestLabelsThroughFaults(t *testing.T) {
 	}
 }
 
-// Writes that another program undoes each time wait longer and longer, and one after a calm time waits not at all.
+// Writes that another program undoes each time wait longer and longer, and one after a calm time
+// waits not at all.
 func TestPaceOfWrites(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.labeler(config.LabelsNode, nil)
@@ -281,12 +287,14 @@ func TestPaceOfWrites(t *testing.T) {
 	})
 }
 
-// The object has the labels, the node's name and the DaemonSet as its owner; it is written when it differs.
+// The object has the labels, the node's name and the DaemonSet as its owner; it is written when it
+// differs.
 func TestNodeFeature(t *testing.T) {
 	onStage(t, func(s *stage) {
-		if err := s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "p", OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "ds", UID: "u"},
-		}}}); err != nil {
+		if err := s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "p",
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "ds", UID: "u"},
+			}}}); err != nil {
 			s.Fatal(err)
 		}
 		p, read := s.labeler(config.LabelsNodeFeature, nil), ways[config.LabelsNodeFeature]
@@ -299,7 +307,8 @@ func TestNodeFeature(t *testing.T) {
 			s.Fatal(err)
 		}
 		owners := object.GetOwnerReferences()
-		if len(owners) != 1 || owners[0].Kind != "DaemonSet" || owners[0].UID != "u" || object.GetLabels()["nfd.node.kubernetes.io/node-name"] != nodeName {
+		if len(owners) != 1 || owners[0].Kind != "DaemonSet" || owners[0].UID != "u" ||
+			object.GetLabels()["nfd.node.kubernetes.io/node-name"] != nodeName {
 			s.Errorf("owners %v, labels %v", owners, object.GetLabels())
 		}
 		p.label(map[string]string{"nvidia.com/gpu.present": "true"})
@@ -314,7 +323,8 @@ func TestNodeFeature(t *testing.T) {
 // Who owns the pod is read once, also where that is not allowed.
 func TestOwnersAreReadOnce(t *testing.T) {
 	onStage(t, func(s *stage) {
-		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+			Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
 		p := s.labeler(config.LabelsNodeFeature, nil)
 		for _, count := range []string{"8", "7", "6"} {
 			p.label(map[string]string{countLabel: count})
@@ -367,7 +377,8 @@ func TestNodeFeatureThatCannotBeWritten(t *testing.T) {
 // The account of NVIDIA's chart and operator may create and update the object, and not patch it.
 func TestNodeFeatureWithoutPatch(t *testing.T) {
 	onStage(t, func(s *stage) {
-		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(q apiserver.Request) bool { return q.Verb == "apply" }})
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+			Only: func(q apiserver.Request) bool { return q.Verb == "apply" }})
 		p := s.labeler(config.LabelsNodeFeature, nil)
 		for _, count := range []string{"8", "7"} {
 			p.label(map[string]string{countLabel: count})
@@ -377,7 +388,8 @@ func TestNodeFeatureWithoutPatch(t *testing.T) {
 	})
 }
 
-// As gpu-feature-discovery the object has that program's name, and labels of others in it are replaced; also where labels are written once.
+// As gpu-feature-discovery the object has that program's name, and labels of others in it are
+// replaced; also where labels are written once.
 func TestDiscoveryOwnsItsObject(t *testing.T) {
 	onStage(t, func(s *stage) {
 		const name = "nvidia-features-for-" + nodeName
@@ -413,8 +425,10 @@ func TestNodeFeatureOfALongName(t *testing.T) {
 		p := s.labeler(config.LabelsNodeFeature, nil)
 		p.configure(func(c *config.Config) { c.NodeName = strings.Repeat("n", 64) })
 		if n := s.writes(func() { p.label(map[string]string{countLabel: "8"}); s.pass(time.Hour) }); n != 0 ||
-			!strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "more than 63 bytes") || p.logged("Labels are not written") != 1 {
-			s.Errorf("%d writes; the problem is %v, logged %d times", n, p.LabelsProblem.Value(), p.logged("Labels are not written"))
+			!strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "more than 63 bytes") ||
+			p.logged("Labels are not written") != 1 {
+			s.Errorf("%d writes; the problem is %v, logged %d times", n, p.LabelsProblem.Value(),
+				p.logged("Labels are not written"))
 		}
 		p.configure(func(c *config.Config) { c.NodeName = nodeName })
 		s.untilLabels("another name", ways[config.LabelsNodeFeature], map[string]string{countLabel: "8"})

@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// writer starts a process that writes all that there is, with this count of GPUs and the first of them in this state.
+// writer starts a process that writes all that there is, with this count of GPUs and the first of
+// them in this state.
 func (s *stage) writer(leads bool, count, state string) *process {
 	s.Helper()
 	p := s.new(config.Config{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
@@ -31,8 +32,8 @@ func (s *stage) writer(leads bool, count, state string) *process {
 	return p.start()
 }
 
-// Of two processes only the one that leads writes; when the other one takes the lead, what it knows is written, and nothing by the first. A
-// term after another begins anew: nothing is said twice.
+// Of two processes only the one that leads writes; when the other one takes the lead, what it knows
+// is written, and nothing by the first. A term after another begins anew: nothing is said twice.
 func TestOnlyTheLeadWrites(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
@@ -66,19 +67,22 @@ func TestOnlyTheLeadWrites(t *testing.T) {
 		for range 3 {
 			second.leads.Publish(false)
 			s.pass(time.Minute)
-			if n := s.writes(func() { second.leads.Publish(true); s.pass(10 * time.Minute) }); n != 0 || !maps.Equal(events, s.events()) {
+			if n := s.writes(func() { second.leads.Publish(true); s.pass(10 * time.Minute) }); n != 0 ||
+				!maps.Equal(events, s.events()) {
 				s.Errorf("%d writes in another term; Events %v, before %v", n, s.events(), events)
 			}
 		}
 	})
 }
 
-// A process that was stopped, and does not know yet that another one leads, writes nothing of any kind.
+// A process that was stopped, and does not know yet that another one leads, writes nothing of any
+// kind.
 func TestAProcessThatWasStoppedWritesNothing(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
 		s.deploy(map[string]string{"dcgm": paused})
-		p := s.new(config.Config{Namespace: namespace, Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
+		p := s.new(config.Config{Namespace: namespace, Features: everything,
+			MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
 		p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 		p.MIG = feed.New(mig.Status{Resume: true})
 		p.Lead = lead.New(lead.Options{Dir: s.TempDir()}) // it has none of the folder's
@@ -98,11 +102,13 @@ func TestAProcessThatWasStoppedWritesNothing(t *testing.T) {
 	})
 }
 
-// A write that began before the lead changed, and reaches the API server after that, is refused: the node is another version since. The same is
-// so for a write before which any program changed the node; it is made anew.
+// A write that began before the lead changed, and reaches the API server after that, is refused:
+// the node is another version since. The same is so for a write before which any program changed
+// the node; it is made anew.
 func TestALateWriteIsRefused(t *testing.T) {
 	for name, request := range map[string]apiserver.Request{
-		"condition": {Verb: "patch", Resource: "nodes/status"}, "labels": {Verb: "apply", Resource: "nodes"}, "taint": {Verb: "patch", Resource: "nodes"},
+		"condition": {Verb: "patch", Resource: "nodes/status"}, "labels": {Verb: "apply",
+			Resource: "nodes"}, "taint": {Verb: "patch", Resource: "nodes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -114,7 +120,8 @@ func TestALateWriteIsRefused(t *testing.T) {
 				s.untilCondition("True")
 				s.until("labelled", func() bool { return s.node().Labels[countLabel] == "1" })
 				s.pass(10 * time.Minute)
-				s.server.SetFault(apiserver.Fault{Delay: 20 * time.Second, Only: func(r apiserver.Request) bool { return r == request }})
+				s.server.SetFault(apiserver.Fault{Delay: 20 * time.Second,
+					Only: func(r apiserver.Request) bool { return r == request }})
 				before := s.server.Requests()[request]
 				p.label(map[string]string{countLabel: "2"})
 				p.gpus(gpu(0, bad))

@@ -25,8 +25,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// A manager keeps a link to the configuration file that a label of the node chooses, for a daemon in another process, as NVIDIA's
-// config-manager does.
+// A manager keeps a link to the configuration file that a label of the node chooses, for a daemon
+// in another process, as NVIDIA's config-manager does.
 type manager struct {
 	options    config.NodeConfig
 	kubeconfig string
@@ -62,16 +62,19 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 	f.BoolVar(&m.oneshot, "oneshot", false, "make the link once and end [$ONESHOT]")
 	f.StringVar(&m.kubeconfig, "kubeconfig", "", "file with the address and the credentials of the API server [$KUBECONFIG]")
 	f.StringVar(&m.node, "node-name", "", "name of the node [$NODE_NAME]")
-	f.StringVar(&m.options.Label, "node-label", "nvidia.com/device-plugin.config", "label of the node with the name of the file [$NODE_LABEL]")
+	f.StringVar(&m.options.Label, "node-label", "nvidia.com/device-plugin.config",
+		"label of the node with the name of the file [$NODE_LABEL]")
 	f.StringVar(&m.options.Dir, "config-file-srcdir", "", "directory of the configuration files [$CONFIG_FILE_SRCDIR]")
 	f.StringVar(&m.link, "config-file-dst", "", "path of the link [$CONFIG_FILE_DST]")
 	f.StringVar(&m.options.Default, "default-config", "", "name of the file for a node without the label [$DEFAULT_CONFIG]")
-	f.StringSliceVar(&fallbacks, "fallback-strategies", nil, "what a node without the label uses if there is no default: named, single, "+
-		"empty [$FALLBACK_STRATEGIES]")
+	f.StringSliceVar(&fallbacks, "fallback-strategies", nil,
+		"what a node without the label uses if there is no default: named, single, "+
+			"empty [$FALLBACK_STRATEGIES]")
 	f.BoolVar(&m.signals, "send-signal", true, "send the signal [$SEND_SIGNAL]")
 	f.IntVar(&number, "signal", number, "number of the signal [$SIGNAL]")
-	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin", "process that is sent the signal: its argv[0]; where one of "+
-		"the two is a path, its last part counts [$PROCESS_TO_SIGNAL]")
+	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin",
+		"process that is sent the signal: its argv[0]; where one of "+
+			"the two is a path, its last part counts [$PROCESS_TO_SIGNAL]")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 { // under NVIDIA's name
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
@@ -96,7 +99,8 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 		if err := m.check(fallbacks); err != nil {
 			return err
 		}
-		client := kubeapi.New(kubeapi.Options{Kubeconfig: m.kubeconfig, Node: m.node, Version: version.String(), Dial: o.Dial})
+		client := kubeapi.New(kubeapi.Options{Kubeconfig: m.kubeconfig, Node: m.node, Version: version.String(),
+			Dial: o.Dial})
 		return m.run(cmd.Context(), client)
 	}
 	return cmd
@@ -105,7 +109,8 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 // check judges the flags.
 func (m *manager) check(fallbacks []string) error {
 	for _, flag := range []struct{ name, value string }{
-		{"--node-name", m.node}, {"--config-file-srcdir", m.options.Dir}, {"--config-file-dst", m.link}, {"--node-label", m.options.Label},
+		{"--node-name", m.node}, {"--config-file-srcdir", m.options.Dir}, {"--config-file-dst", m.link}, {"--node-label",
+			m.options.Label},
 	} {
 		if flag.value == "" {
 			return fmt.Errorf("%s is not given", flag.name)
@@ -182,7 +187,8 @@ func (m *manager) follow(ctx context.Context, value string) error {
 	return errors.Join(unknown, m.deliver(ctx, target))
 }
 
-// A delivery is the file that was linked, and what it said, when the daemon was last sent a signal or had not started.
+// A delivery is the file that was linked, and what it said, when the daemon was last sent a signal
+// or had not started.
 type delivery struct {
 	Target string `json:"target"`
 	SHA256 string `json:"sha256"`
@@ -196,8 +202,8 @@ func (m *manager) record() string {
 // maxConfiguration is the largest configuration file: what a ConfigMap holds.
 const maxConfiguration = 1 << 20
 
-// deliver links a file and sends the signal, unless the link and the content were delivered before. The record of the delivery is
-// written last: what fails is done again.
+// deliver links a file and sends the signal, unless the link and the content were delivered before.
+// The record of the delivery is written last: what fails is done again.
 func (m *manager) deliver(ctx context.Context, target string) error {
 	content, err := statefile.Read(target, maxConfiguration)
 	if err != nil {

@@ -40,7 +40,8 @@ func newManaged(t *testing.T) *managed {
 	m := &managed{t: t, server: server, dir: t.TempDir()}
 	m.link = filepath.Join(t.TempDir(), "config.yaml")
 	m.args = []string{
-		"--kubeconfig=" + server.Kubeconfig(), "--node-name=n", "--config-file-srcdir=" + m.dir, "--config-file-dst=" + m.link,
+		"--kubeconfig=" + server.Kubeconfig(), "--node-name=n", "--config-file-srcdir=" + m.dir, "--config-file-dst=" +
+			m.link,
 	}
 	m.write("a", "1")
 	m.write("b", "1")
@@ -141,7 +142,8 @@ func TestConfigManagerOnce(t *testing.T) {
 	}
 }
 
-// TestConfigManagerIsNotStuckByAnUnknownName: an init container that is started again keeps the pod from starting no longer.
+// TestConfigManagerIsNotStuckByAnUnknownName: an init container that is started again keeps the pod
+// from starting no longer.
 func TestConfigManagerIsNotStuckByAnUnknownName(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
@@ -177,16 +179,18 @@ func TestConfigManagerFlags(t *testing.T) {
 		env  string
 		want string
 	}{
-		"no node":           {args: []string{"--node-name="}, want: "--node-name"},
-		"no folder":         {args: []string{"--config-file-srcdir="}, want: "--config-file-srcdir"},
-		"no link":           {args: []string{"--config-file-dst="}, want: "--config-file-dst"},
-		"unknown fallback":  {args: []string{"--oneshot", "--fallback-strategies=named,last"}, want: "named, single, empty"},
-		"no process":        {args: []string{"--process-to-signal="}, want: "--process-to-signal"},
-		"no such signal":    {args: []string{"--signal=65"}, want: "65"},
-		"no signal":         {args: []string{"--signal=0"}, want: "--signal is 0"},
-		"a large file":      {args: []string{"--oneshot", "--default-config=large"}, want: "large"},
-		"no place for it":   {args: []string{"--oneshot", "--default-config=a", "--config-file-dst=/dev/null/link"}, want: "replace the link"},
-		"a bad folder":      {args: []string{"--oneshot", "--default-config=a", "--config-file-srcdir=/dev/null/x"}, want: "read the directory"},
+		"no node":          {args: []string{"--node-name="}, want: "--node-name"},
+		"no folder":        {args: []string{"--config-file-srcdir="}, want: "--config-file-srcdir"},
+		"no link":          {args: []string{"--config-file-dst="}, want: "--config-file-dst"},
+		"unknown fallback": {args: []string{"--oneshot", "--fallback-strategies=named,last"}, want: "named, single, empty"},
+		"no process":       {args: []string{"--process-to-signal="}, want: "--process-to-signal"},
+		"no such signal":   {args: []string{"--signal=65"}, want: "65"},
+		"no signal":        {args: []string{"--signal=0"}, want: "--signal is 0"},
+		"a large file":     {args: []string{"--oneshot", "--default-config=large"}, want: "large"},
+		"no place for it": {args: []string{"--oneshot", "--default-config=a", "--config-file-dst=/dev/null/link"},
+			want: "replace the link"},
+		"a bad folder": {args: []string{"--oneshot", "--default-config=a", "--config-file-srcdir=/dev/null/x"},
+			want: "read the directory"},
 		"a bad truth":       {env: "ONESHOT=maybe", want: "ONESHOT"},
 		"an unknown in env": {env: "FALLBACK_STRATEGIES=x", args: []string{"--oneshot"}, want: `"x"`},
 	} {
@@ -226,12 +230,14 @@ func TestConfigManagerEnvironment(t *testing.T) {
 	m.linked("a")
 }
 
-// TestConfigManagerTakesWhatNVIDIAsTakes: what is wrong with a setting that is not needed is no reason to refuse it.
+// TestConfigManagerTakesWhatNVIDIAsTakes: what is wrong with a setting that is not needed is no
+// reason to refuse it.
 func TestConfigManagerTakesWhatNVIDIAsTakes(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
 	m.label("")
-	if err := m.execute(t.Context(), "--oneshot", "--default-config=b", "--fallback-strategies=last", "--send-signal=false", "--signal=0"); err != nil {
+	if err := m.execute(t.Context(), "--oneshot", "--default-config=b", "--fallback-strategies=last",
+		"--send-signal=false", "--signal=0"); err != nil {
 		t.Fatal(err)
 	}
 	m.linked("b")
@@ -346,7 +352,8 @@ func TestConfigManagerSignals(t *testing.T) {
 	m.until("the signal is on record", func() bool { return recorded() != before })
 	end()
 
-	// Nor does it forget what changed while it was not there: neither the label nor the content of the file.
+	// Nor does it forget what changed while it was not there: neither the label nor the content of the
+	// file.
 	m.write("b", "2")
 	end = m.sidecar(process)
 	daemon.says(t, "HUP")
@@ -354,7 +361,8 @@ func TestConfigManagerSignals(t *testing.T) {
 	end()
 	daemon.silent(t)
 
-	// Where both are paths they must be the same. NVIDIA's chart gives a path for a process that has none.
+	// Where both are paths they must be the same. NVIDIA's chart gives a path for a process that has
+	// none.
 	m.write("b", "3")
 	bare := m.daemon(name)
 	end = m.sidecar("--process-to-signal=/opt/" + name)
@@ -363,8 +371,9 @@ func TestConfigManagerSignals(t *testing.T) {
 	daemon.silent(t)
 }
 
-// TestConfigManagerSignalsLater: the link is moved, and there is nobody to signal. Whoever comes is signalled, also by a sidecar
-// that was started again: it does not take the link for a sign that the signal was sent.
+// TestConfigManagerSignalsLater: the link is moved, and there is nobody to signal. Whoever comes is
+// signalled, also by a sidecar that was started again: it does not take the link for a sign that
+// the signal was sent.
 func TestConfigManagerSignalsLater(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
@@ -385,7 +394,8 @@ func TestConfigManagerSignalsLater(t *testing.T) {
 	daemon.silent(t)
 }
 
-// TestConfigManagerReplacesWhatIsNoLink: what another program left in the link's place does not stop it, but for a folder.
+// TestConfigManagerReplacesWhatIsNoLink: what another program left in the link's place does not
+// stop it, but for a folder.
 func TestConfigManagerReplacesWhatIsNoLink(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)

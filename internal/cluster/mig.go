@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
 
-// The label that names the MIG layout of a node, and the labels with its state. The labels are those of NVIDIA's mig-manager.
+// The label that names the MIG layout of a node, and the labels with its state. The labels are
+// those of NVIDIA's mig-manager.
 const (
 	migLabel            = "nvidia.com/mig.config"
 	migStateLabel       = "nvidia.com/mig.config.state"
@@ -25,13 +26,15 @@ const (
 )
 
 const (
-	// reasonPace is the shortest time after a write before another reason of the same state is written.
+	// reasonPace is the shortest time after a write before another reason of the same state is
+	// written.
 	reasonPace = 2 * time.Second
 	// maxReason is how many bytes a reason may have.
 	maxReason = 1024
 )
 
-// migState returns the state of the layout that the label names, and why it is not success; both are empty without a label.
+// migState returns the state of the layout that the label names, and why it is not success; both
+// are empty without a label.
 func migState(label string, chosen choice.Decision, made mig.Status) (state mig.ConfigState, reason string) {
 	switch {
 	case label == "":
@@ -49,7 +52,8 @@ func migState(label string, chosen choice.Decision, made mig.Status) (state mig.
 	return made.State, made.Reason
 }
 
-// A layoutLabeler follows the label that names the MIG layout, and keeps the node's label with the state.
+// A layoutLabeler follows the label that names the MIG layout, and keeps the node's label with the
+// state.
 type layoutLabeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
@@ -77,7 +81,8 @@ func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
 	kubeapi.Keep(ctx, clock.RealClock{}, "MIG layout", wake, l.step)
 }
 
-// step tells the daemon what the label says, and writes the state of the layout once, if that is to be written.
+// step tells the daemon what the label says, and writes the state of the layout once, if that is to
+// be written.
 func (l *layoutLabeler) step(ctx context.Context) error {
 	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), time.Now()
 	if node.UID == "" {

@@ -23,7 +23,8 @@ const (
 	notYet   = "pending the layout is not looked at yet"
 )
 
-// divider starts a process that follows the label of the layout; the test plays the owner of the layouts. The label has this value.
+// divider starts a process that follows the label of the layout; the test plays the owner of the
+// layouts. The label has this value.
 func (s *stage) divider(label string) *process {
 	s.Helper()
 	s.layoutLabel(label)
@@ -65,7 +66,8 @@ func (s *stage) untilSays(want string) {
 	s.until("the node says "+want, func() bool { return s.says() == want })
 }
 
-// The label is acted on at the start and whenever it changes; the node has the state and the reason, in one line, and loses them with the label.
+// The label is acted on at the start and whenever it changes; the node has the state and the
+// reason, in one line, and loses them with the label.
 func TestTheLabelNamesTheLayout(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
@@ -95,13 +97,15 @@ func TestTheLabelNamesTheLayout(t *testing.T) {
 	})
 }
 
-// What mig apply asked for counts until the label is set anew; the node says so, unless it is the same for all GPUs.
+// What mig apply asked for counts until the label is set anew; the node says so, unless it is the
+// same for all GPUs.
 func TestTheLabelAfterMIGApply(t *testing.T) {
 	for name, tt := range map[string]struct {
 		layout string
 		gpus   []string
 		fails  bool
-	}{"another layout": {"all-enabled", nil, true}, "for some GPUs": {"all-balanced", []string{"1"}, true}, "the same": {layout: "all-balanced"}} {
+	}{"another layout": {"all-enabled", nil, true}, "for some GPUs": {"all-balanced", []string{"1"},
+		true}, "the same": {layout: "all-balanced"}} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
 				p := s.divider("all-balanced")
@@ -113,7 +117,8 @@ func TestTheLabelAfterMIGApply(t *testing.T) {
 				s.pass(time.Minute)
 				p.makes(tt.layout, mig.StateSuccess, "")
 				s.pass(time.Minute)
-				fails := strings.HasPrefix(s.says(), "failed mig apply asked this node for layout "+tt.layout) && strings.Contains(s.says(), "mig apply --forget")
+				fails := strings.HasPrefix(s.says(), "failed mig apply asked this node for layout "+tt.layout) &&
+					strings.Contains(s.says(), "mig apply --forget")
 				if fails != tt.fails || !fails && s.says() != "success " {
 					s.Errorf("it says %q", s.says())
 				}
@@ -127,7 +132,8 @@ func TestTheLabelWhileLayoutsAreNotChanged(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
 		s.untilSays(notYet)
-		p.configure(func(c *config.Config) { c.MIG.Enabled, c.Features.Events = false, true }) // Events have the node be watched
+		// Events have the node be watched
+		p.configure(func(c *config.Config) { c.MIG.Enabled, c.Features.Events = false, true })
 		s.untilSays(" ")
 		s.change(func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = "theirs" })
 		if s.pass(time.Minute); s.says() != "theirs " {
@@ -136,7 +142,8 @@ func TestTheLabelWhileLayoutsAreNotChanged(t *testing.T) {
 	})
 }
 
-// A node is written when its state changes; reasons that follow each other wait two seconds, and what is so already is not written.
+// A node is written when its state changes; reasons that follow each other wait two seconds, and
+// what is so already is not written.
 func TestTheStateIsWrittenSparingly(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
@@ -163,7 +170,8 @@ func TestTheStateIsWrittenSparingly(t *testing.T) {
 	})
 }
 
-// Whatever the API server does meanwhile, the owner is told the label of the end, and the node has the state of it.
+// Whatever the API server does meanwhile, the owner is told the label of the end, and the node has
+// the state of it.
 func TestTheLayoutThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.divider("all-balanced")
@@ -185,9 +193,11 @@ const (
 // pauser starts a process that pauses the DaemonSets of NVIDIA's operator.
 func (s *stage) pauser() *process {
 	s.Helper()
-	s.deploy(map[string]string{"dcgm": deployed, "dcgm-exporter": deployed, "nvsm": "false", "driver": deployed, "mig-manager": paused})
+	s.deploy(map[string]string{"dcgm": deployed, "dcgm-exporter": deployed, "nvsm": "false", "driver": deployed,
+		"mig-manager": paused})
 	for uid, selects := range map[string]map[string]string{
-		"dcgm": {deployLabels + "dcgm": deployed}, "driver": {deployLabels + "driver": deployed}, "nvsm": {deployLabels + "nvsm": deployed},
+		"dcgm": {deployLabels + "dcgm": deployed}, "driver": {deployLabels + "driver": deployed}, "nvsm": {deployLabels +
+			"nvsm": deployed},
 		"both": {deployLabels + "dcgm-exporter": deployed, deployLabels + "dcgm": deployed}, "other": {"zone": "a"},
 	} {
 		s.addPod(uid, "DaemonSet", selects)
@@ -211,7 +221,8 @@ func (s *stage) addPod(uid, kind string, selects map[string]string) {
 	err := s.server.AddPod(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "gpu-operator", Name: uid + "-x", UID: types.UID(uid),
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: uid, UID: "o", Controller: new(true)}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: uid, UID: "o",
+				Controller: new(true)}},
 		},
 		Spec: corev1.PodSpec{NodeName: nodeName, NodeSelector: selects},
 	})
@@ -236,7 +247,8 @@ func (s *stage) deploy(values map[string]string) {
 // untilDeployed waits until these two have these values. The others never change.
 func (s *stage) untilDeployed(dcgm, exporter string) {
 	s.Helper()
-	want := map[string]string{"dcgm": dcgm, "dcgm-exporter": exporter, "nvsm": "false", "driver": deployed, "mig-manager": paused}
+	want := map[string]string{"dcgm": dcgm, "dcgm-exporter": exporter, "nvsm": "false", "driver": deployed,
+		"mig-manager": paused}
 	s.until("dcgm "+dcgm+", exporter "+exporter, func() bool {
 		has := map[string]string{}
 		for key, value := range s.node().Labels {
@@ -251,7 +263,8 @@ func (s *stage) untilDeployed(dcgm, exporter string) {
 // resumes has the owner of the layouts say whether DaemonSets go on.
 func (p *process) resumes(now bool) { p.MIG.Publish(mig.Status{Resume: now}) }
 
-// Those labels are paused by which DaemonSets of these pods select the node, and no others; never one of what clients need.
+// Those labels are paused by which DaemonSets of these pods select the node, and no others; never
+// one of what clients need.
 func TestPause(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -286,7 +299,8 @@ func TestPause(t *testing.T) {
 	})
 }
 
-// A label that somebody changes meanwhile stays as that one wants it, and the rest goes on; also while the watch does not tell of it.
+// A label that somebody changes meanwhile stays as that one wants it, and the rest goes on; also
+// while the watch does not tell of it.
 func TestPausedLabelsOfOthers(t *testing.T) {
 	for name, stuck := range map[string]bool{"watched": false, "the watch is stuck": true} {
 		t.Run(name, func(t *testing.T) {
@@ -311,7 +325,8 @@ func TestPausedLabelsOfOthers(t *testing.T) {
 	}
 }
 
-// What an earlier process has paused goes on when this one says so, and not before; a process that ends has what it has paused go on.
+// What an earlier process has paused goes on when this one says so, and not before; a process that
+// ends has what it has paused go on.
 func TestPausedIsRemembered(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -333,7 +348,8 @@ func TestPausedIsRemembered(t *testing.T) {
 	})
 }
 
-// Without the option nothing is set back. It may be switched off while something is paused: then the node is watched until that goes on.
+// Without the option nothing is set back. It may be switched off while something is paused: then
+// the node is watched until that goes on.
 func TestPauseIsOff(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -367,14 +383,15 @@ func TestPausedThroughFaults(t *testing.T) {
 	})
 }
 
-// Nothing is paused while the node is not known or the API server refuses a request, and each problem is told. A process that ends does not
-// wait until that is over.
+// Nothing is paused while the node is not known or the API server refuses a request, and each
+// problem is told. A process that ends does not wait until that is over.
 func TestPauseThatFails(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
 		unknown := s.new(config.Config{})
 		unknown.connect(s.Context())
-		if err := unknown.cluster.Pause(s.Context(), []string{"dcgm"}); err == nil || !strings.Contains(err.Error(), "has not told of the node") {
+		if err := unknown.cluster.Pause(s.Context(), []string{"dcgm"}); err == nil ||
+			!strings.Contains(err.Error(), "has not told of the node") {
 			s.Errorf("before the node is known: %v", err)
 		}
 		for what, only := range map[string]func(apiserver.Request) bool{
@@ -410,7 +427,8 @@ func TestEviction(t *testing.T) {
 		s.addPod("u", "ReplicaSet", nil)
 		p := s.new(config.Config{})
 		p.connect(s.Context())
-		if err := p.cluster.Evict(s.Context(), mig.Pod{UID: "u"}); err == nil || !strings.Contains(err.Error(), "PodResources") {
+		if err := p.cluster.Evict(s.Context(), mig.Pod{UID: "u"}); err == nil ||
+			!strings.Contains(err.Error(), "PodResources") {
 			s.Errorf("without a name: %v", err)
 		}
 		pod := mig.Pod{UID: "u", Namespace: "gpu-operator", Name: "u-x"}

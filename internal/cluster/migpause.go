@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// The labels by which DaemonSets of clients of the driver select nodes, with the values of NVIDIA's operator and mig-manager. The value
-// itself is the record of what is paused.
+// The labels by which DaemonSets of clients of the driver select nodes, with the values of NVIDIA's
+// operator and mig-manager. The value itself is the record of what is paused.
 const (
 	deployLabels  = "nvidia.com/gpu.deploy."
 	deployed      = "true"
@@ -25,7 +25,8 @@ const (
 	lastRequests  = time.Second      // bounds those at the end of the process
 )
 
-// providers are the DaemonSets that are never paused: clients need what they provide, or they change layouts themselves.
+// providers are the DaemonSets that are never paused: clients need what they provide, or they
+// change layouts themselves.
 var providers = []string{
 	"driver", "container-toolkit", "operands", "mig-manager", "vgpu-manager", "vfio-manager", "kata-manager", "cc-manager",
 	"sandbox-validator", "operator-validator",
@@ -37,7 +38,8 @@ func isClient(key string) bool {
 	return ok && !slices.Contains(providers, name)
 }
 
-// clientsOf returns the labels that keep the DaemonSets of these pods on the node. The error says which pods no such label ends, and why.
+// clientsOf returns the labels that keep the DaemonSets of these pods on the node. The error says
+// which pods no such label ends, and why.
 func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error) {
 	var problems []error
 	for _, p := range pods {
@@ -51,7 +53,8 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 			}
 		}
 		if !found {
-			problems = append(problems, fmt.Errorf("pod %s/%s is of no DaemonSet that a label %sNAME can pause", p.Namespace, p.Name, deployLabels))
+			problems = append(problems, fmt.Errorf("pod %s/%s is of no DaemonSet that a label %sNAME can pause", p.Namespace,
+				p.Name, deployLabels))
 		}
 	}
 	slices.Sort(keys)
@@ -99,8 +102,9 @@ func pausedOn(node kubeapi.Node) []string {
 	return keys
 }
 
-// resumeClients lets paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. The labels say what is
-// paused, so it does not matter which process paused it, or when. At its end it tries once: there may be no next process.
+// resumeClients lets paused DaemonSets go on when no change of a MIG layout needs them paused,
+// until ctx ends. The labels say what is paused, so it does not matter which process paused it, or
+// when. At its end it tries once: there may be no next process.
 func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	if d.MIG == nil {
 		return
@@ -131,8 +135,9 @@ func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	}
 }
 
-// resumeLast lets all paused DaemonSets run again when the process ends. It first gets the Node from the API server: the watch may be late,
-// and the end of the process may have cut off the answer to a write.
+// resumeLast lets all paused DaemonSets run again when the process ends. It first gets the Node
+// from the API server: the watch may be late, and the end of the process may have cut off the
+// answer to a write.
 func (c *Cluster) resumeLast(ctx context.Context) error {
 	node, err := c.client.Get(ctx)
 	if err != nil {

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// firstAnswer is how long the start of a node that has never had a configuration waits for the API server.
+	// firstAnswer is how long the start of a node that has never had a configuration waits for the API
+	// server.
 	firstAnswer = 2 * time.Second
-	// settle is the time between two changes that are followed: of several within it, the last one counts.
+	// settle is the time between two changes that are followed: of several within it, the last one
+	// counts.
 	settle = 2 * time.Second
 	// rereadEvery is how often the names of the files are read again.
 	rereadEvery = 10 * time.Second
@@ -42,8 +44,8 @@ func newNodeConfig(c config.Config, client *kubeapi.Client) *nodeConfig {
 	}
 }
 
-// start makes the first choice: the last one, if the state directory has it; otherwise what the API server says, if it answers
-// soon; otherwise that of a node without the label.
+// start makes the first choice: the last one, if the state directory has it; otherwise what the API
+// server says, if it answers soon; otherwise that of a node without the label.
 func (n *nodeConfig) start(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	names, err := configurations(n.options.Dir)
@@ -75,7 +77,8 @@ func (n *nodeConfig) start(ctx context.Context) {
 	n.publish(ctx, config.Chosen{File: path(n.options, name), Err: errors.Join(unknown, err)})
 }
 
-// withPatience returns what do does with a state directory, or an error if its disk does not answer soon.
+// withPatience returns what do does with a state directory, or an error if its disk does not answer
+// soon.
 func withPatience[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (value T, err error) {
 	answer := make(chan T, 1)
 	err = statefile.NewDisk().Do(ctx, firstAnswer, func() error {
@@ -104,7 +107,8 @@ func (n *nodeConfig) publish(ctx context.Context, next config.Chosen) {
 	n.chosen.Publish(next)
 }
 
-// run follows the label and the names of the files until ctx ends, and returns nil then. configs are the configurations in force.
+// run follows the label and the names of the files until ctx ends, and returns nil then. configs
+// are the configurations in force.
 func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	ticker := time.NewTicker(rereadEvery)
 	defer ticker.Stop()
@@ -147,8 +151,9 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 	}
 }
 
-// saver returns a function that writes the name of the file in force, unless that name was written last. The write runs in a goroutine of
-// its own, because a disk may hang; there is one at a time. The channel is closed when the write has ended; it is nil if there is none.
+// saver returns a function that writes the name of the file in force, unless that name was written
+// last. The write runs in a goroutine of its own, because a disk may hang; there is one at a time.
+// The channel is closed when the write has ended; it is nil if there is none.
 func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{} {
 	type result struct {
 		name string
@@ -185,8 +190,8 @@ func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{
 	}
 }
 
-// settled returns the name of the file in force; false if there is nothing to save: it is not the one that the label asks for, or there
-// is no state directory.
+// settled returns the name of the file in force; false if there is nothing to save: it is not the
+// one that the label asks for, or there is no state directory.
 func (n *nodeConfig) settled(inForce config.Config) (string, bool) {
 	chosen := n.chosen.Value()
 	if n.stateDir == "" || chosen.Err != nil || inForce.File != chosen.File {

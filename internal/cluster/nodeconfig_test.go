@@ -18,7 +18,8 @@ import (
 
 const configLabel = "nvidia.com/device-plugin.config"
 
-// A chooser is a process whose configuration file a label chooses. It starts on a node with the files a and b, and b is the default.
+// A chooser is a process whose configuration file a label chooses. It starts on a node with the
+// files a and b, and b is the default.
 type chooser struct {
 	*process
 	dir, state string
@@ -27,7 +28,8 @@ type chooser struct {
 func (s *stage) chooser() *chooser {
 	s.Helper()
 	c := &chooser{dir: s.TempDir(), state: filepath.Join(s.TempDir(), "state")}
-	c.process = s.new(config.Config{StateDir: c.state, NodeConfig: config.NodeConfig{Dir: c.dir, Label: configLabel, Default: "b"}})
+	c.process = s.new(config.Config{StateDir: c.state, NodeConfig: config.NodeConfig{Dir: c.dir, Label: configLabel,
+		Default: "b"}})
 	c.add("a")
 	c.add("b")
 	return c
@@ -82,7 +84,8 @@ func (c *chooser) after(wait time.Duration, file, problem string) {
 // save writes the choice of an earlier process.
 func (c *chooser) save(text string) {
 	c.s.Helper()
-	if err := errors.Join(os.MkdirAll(c.state, 0o700), os.WriteFile(filepath.Join(c.state, "node-config.json"), []byte(text), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(c.state, 0o700), os.WriteFile(filepath.Join(c.state, "node-config.json"),
+		[]byte(text), 0o600)); err != nil {
 		c.s.Fatal(err)
 	}
 }
@@ -96,8 +99,8 @@ func (c *chooser) saved(want string) {
 	}
 }
 
-// The first choice is the last one, if there still is such a file; otherwise what the API server says, if it answers soon; otherwise that of a
-// node without the label.
+// The first choice is the last one, if there still is such a file; otherwise what the API server
+// says, if it answers soon; otherwise that of a node without the label.
 func TestFirstChoice(t *testing.T) {
 	last := func(name string) string { return fmt.Sprintf(`{"version":1,"file":%q}`, name) }
 	for name, tt := range map[string]struct {
@@ -147,7 +150,8 @@ func TestFirstChoice(t *testing.T) {
 				}
 				c.after(0, tt.want, tt.problem)
 				damaged, err := os.ReadFile(filepath.Join(c.state, "node-config.json.damaged"))
-				if set := strings.HasPrefix(tt.last, "{\"version\":2") || tt.last == "{"; set != (err == nil) || string(damaged) != tt.last && set {
+				if set := strings.HasPrefix(tt.last, "{\"version\":2") || tt.last == "{"; set != (err == nil) ||
+					string(damaged) != tt.last && set {
 					s.Errorf("set aside is %q, %v", damaged, err)
 				}
 				s.server.SetBlackHole(false)
@@ -156,8 +160,9 @@ func TestFirstChoice(t *testing.T) {
 	}
 }
 
-// Of several changes within two seconds after one that was followed, the last one counts. A name that is unknown leaves what is in force, until
-// there is such a file. An invalid file is chosen, and is not what the next process starts with.
+// Of several changes within two seconds after one that was followed, the last one counts. A name
+// that is unknown leaves what is in force, until there is such a file. An invalid file is chosen,
+// and is not what the next process starts with.
 func TestTheLabelIsFollowed(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -201,7 +206,8 @@ func TestTheLabelIsFollowed(t *testing.T) {
 	})
 }
 
-// What the label said last holds while the API server is away or the node is deleted, also if that happens while a change waits.
+// What the label said last holds while the API server is away or the node is deleted, also if that
+// happens while a change waits.
 func TestTheNodeGoesAndComesBack(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -293,22 +299,26 @@ func TestChoose(t *testing.T) {
 		want             string
 		problem          string
 	}{
-		"the label's":                    {label: "a", byDefault: "b", files: []string{"a", "b"}, want: "a"},
-		"no label":                       {byDefault: "b", fallbacks: all, files: []string{"a", "b", "default"}, want: "b"},
-		"no label, an unknown default":   {byDefault: "c", fallbacks: all, files: []string{"a"}, problem: "the default configuration is c"},
-		"the named one":                  {fallbacks: all, files: []string{"a", "default"}, want: "default"},
-		"the single one":                 {fallbacks: all, files: []string{"a"}, want: "a"},
-		"none of several":                {fallbacks: all, files: []string{"a", "b"}},
-		"none of none":                   {fallbacks: all},
-		"single, and there are several":  {fallbacks: all[:2], files: []string{"a", "b"}, problem: "no fallback is possible"},
-		"empty before named":             {fallbacks: []config.Fallback{"empty", "named"}, files: []string{"default"}},
-		"an unknown fallback":            {fallbacks: []config.Fallback{"named", "last"}, files: []string{"a"}, problem: `"last" is not one of: named`},
-		"an unknown one comes too late":  {fallbacks: []config.Fallback{"named", "last"}, files: []string{"default"}, want: "default"},
-		"nothing is said":                {files: []string{"default"}, problem: "no fallback is possible"},
-		"no files":                       {label: "a", problem: "no files"},
-		"kubelet's own names":            {label: "..data", files: []string{"..data", "a"}, problem: "it has: a"},
-		"a folder":                       {label: "folder", files: []string{"folder/a", "b"}, problem: "it has: b"},
-		"several files":                  {label: "x", files: strings.Split("abcdefgh", ""), problem: "a, b, c, d, e, f, g, h"},
+		"the label's": {label: "a", byDefault: "b", files: []string{"a", "b"}, want: "a"},
+		"no label":    {byDefault: "b", fallbacks: all, files: []string{"a", "b", "default"}, want: "b"},
+		"no label, an unknown default": {byDefault: "c", fallbacks: all, files: []string{"a"},
+			problem: "the default configuration is c"},
+		"the named one":                 {fallbacks: all, files: []string{"a", "default"}, want: "default"},
+		"the single one":                {fallbacks: all, files: []string{"a"}, want: "a"},
+		"none of several":               {fallbacks: all, files: []string{"a", "b"}},
+		"none of none":                  {fallbacks: all},
+		"single, and there are several": {fallbacks: all[:2], files: []string{"a", "b"}, problem: "no fallback is possible"},
+		"empty before named":            {fallbacks: []config.Fallback{"empty", "named"}, files: []string{"default"}},
+		"an unknown fallback": {fallbacks: []config.Fallback{"named", "last"}, files: []string{"a"},
+			problem: `"last" is not one of: named`},
+		"an unknown one comes too late": {fallbacks: []config.Fallback{"named", "last"}, files: []string{"default"},
+			want: "default"},
+		"nothing is said":     {files: []string{"default"}, problem: "no fallback is possible"},
+		"no files":            {label: "a", problem: "no files"},
+		"kubelet's own names": {label: "..data", files: []string{"..data", "a"}, problem: "it has: a"},
+		"a folder":            {label: "folder", files: []string{"folder/a", "b"}, problem: "it has: b"},
+		"several files": {label: "x", files: strings.Split("abcdefgh", ""),
+			problem: "a, b, c, d, e, f, g, h"},
 		"very many files are not listed": {label: "x", files: many, problem: "1081, 1082 and 217 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -320,11 +330,13 @@ func TestChoose(t *testing.T) {
 						s.Fatal(err)
 					}
 				}
-				p := s.new(config.Config{NodeConfig: config.NodeConfig{Dir: dir, Label: configLabel, Default: tt.byDefault, Fallbacks: tt.fallbacks}})
+				p := s.new(config.Config{NodeConfig: config.NodeConfig{Dir: dir, Label: configLabel, Default: tt.byDefault,
+					Fallbacks: tt.fallbacks}})
 				(&chooser{process: p}).label(tt.label)
 				p.connect(s.Context())
 				got := p.chosen.Value()
-				if file := strings.Trim(strings.TrimPrefix(got.File, dir), "/"); file != tt.want || (tt.problem == "") != (got.Err == nil) ||
+				if file := strings.Trim(strings.TrimPrefix(got.File, dir), "/"); file != tt.want ||
+					(tt.problem == "") != (got.Err == nil) ||
 					!strings.Contains(fmt.Sprint(got.Err), tt.problem) {
 					s.Errorf("%q, %v, want %q, %q", got.File, got.Err, tt.want, tt.problem)
 				}

@@ -26,8 +26,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 )
 
-// The tasks of one process together, at an API server and a kubelet on real sockets. The node is labelled, its label chooses the configuration
-// file, and its GPUs are in a slice. When DRA is switched off, a GPU goes back to the device plugin as soon as no claim has it, and kubelet
+// The tasks of one process together, at an API server and a kubelet on real sockets. The node is
+// labelled, its label chooses the configuration file, and its GPUs are in a slice. When DRA is
+// switched off, a GPU goes back to the device plugin as soon as no claim has it, and kubelet
 // forgets the driver.
 func TestProcess(t *testing.T) {
 	t.Parallel()
@@ -89,7 +90,8 @@ func TestProcess(t *testing.T) {
 	k := plugins.Start(plugins.Options{Dir: registry})
 	t.Cleanup(k.Stop)
 	s.untilPool("1: 0 1")
-	s.until("the driver is registered, and the process ready", func() bool { return c.DRA.Driver.Value().Registered && ready() })
+	s.until("the driver is registered, and the process ready",
+		func() bool { return c.DRA.Driver.Value().Registered && ready() })
 	c.label("b")
 	s.until("the other file is chosen", func() bool { return c.chosen.Value().File == filepath.Join(c.dir, "b") })
 	if c.requests() == "" || c.cluster.Problem() != nil {
@@ -102,7 +104,8 @@ func TestProcess(t *testing.T) {
 	looks := result(dra.Driver, nodeName, "gpu-0")
 	looks.AdminAccess = ptr.To(true)
 	for name, results := range map[string][]resourceapi.DeviceRequestAllocationResult{
-		"waits": nil, "looks": {looks}, "elsewhere": {result(dra.Driver, "node-2", "gpu-0")}, "unknown": {result(dra.Driver, nodeName, "gpu-7")},
+		"waits": nil, "looks": {looks}, "elsewhere": {result(dra.Driver, "node-2", "gpu-0")}, "unknown": {result(dra.Driver,
+			nodeName, "gpu-7")},
 		"has": {result("nic.example.com", nodeName, "gpu-0"), result(dra.Driver, nodeName, "gpu-1")},
 	} {
 		if err := s.server.ChangeClaim("ns", name, func(c *resourceapi.ResourceClaim) {
@@ -127,12 +130,14 @@ func TestProcess(t *testing.T) {
 	// What comes of the call is not looked at: the driver has read the claim.
 	_, _ = k.Prepare(t.Context(), dra.Driver, &drav1.Claim{Uid: string(has.UID), Namespace: "ns", Name: "has"})
 	claimed, err := claimsOf()
-	if want := map[string][]string{"GPU-1": {"ns/has"}}; !reflect.DeepEqual(claimed, want) || !errors.Is(err, handover.ErrNotListed) {
+	if want := map[string][]string{"GPU-1": {"ns/has"}}; !reflect.DeepEqual(claimed, want) ||
+		!errors.Is(err, handover.ErrNotListed) {
 		t.Errorf("after kubelet has asked for a claim: %v, error %v, want %v", claimed, err, want)
 	}
 	s.server.SetFault(apiserver.Fault{})
 	c.configure(func(now *config.Config) { now.DRA.Mode = config.DRAOff })
-	s.until("the GPU that no claim has is the device plugin's", func() bool { return owners.Value()["GPU-0"] == dra.OwnedByPlugin })
+	s.until("the GPU that no claim has is the device plugin's",
+		func() bool { return owners.Value()["GPU-0"] == dra.OwnedByPlugin })
 	if owners.Value()["GPU-1"] == dra.OwnedByPlugin || len(k.Registered()) == 0 {
 		t.Errorf("a claim has GPU-1, and it is %v; kubelet knows %v", owners.Value()["GPU-1"], k.Registered())
 	}
@@ -140,14 +145,15 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.until("the other one is, too", func() bool { return owners.Value()["GPU-1"] == dra.OwnedByPlugin })
-	s.until("kubelet forgets the driver, and that is told", func() bool { return len(k.Registered()) == 0 && !c.DRA.Driver.Value().Registered })
+	s.until("kubelet forgets the driver, and that is told",
+		func() bool { return len(k.Registered()) == 0 && !c.DRA.Driver.Value().Registered })
 	if _, why := c.ready(t.Context()); !ready() || why != "" || s.pool() != "none" {
 		t.Errorf("without claims: %s, pool %s", why, s.pool())
 	}
 }
 
-// Two processes of a node agree on who leads, by real sockets: the node has the labels of the one that does. The lead is handed over when the
-// later one asks for it, and taken when that one ends.
+// Two processes of a node agree on who leads, by real sockets: the node has the labels of the one
+// that does. The lead is handed over when the later one asks for it, and taken when that one ends.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	server, err := apiserver.Start(t.TempDir())

@@ -29,7 +29,8 @@ type publisher struct {
 	devices   *handover.Devices
 }
 
-// publisher starts a process with a state directory, whose driver kubelet has registered, with so many GPUs.
+// publisher starts a process with a state directory, whose driver kubelet has registered, with so
+// many GPUs.
 func (s *stage) publisher(stateDir string, gpus int) *publisher {
 	s.Helper()
 	p := s.newPublisher(config.Config{StateDir: stateDir}, snapshotOf(gpus)).publish()
@@ -118,7 +119,8 @@ func (p *publisher) partition() {
 		for i := range gpus {
 			gpus[i].MIG = inventory.MIGEnabled
 			divisions[gpus[i].UUID] = dra.Divided{Profiles: []inventory.MIGProfile{{
-				Name: "3g.40gb", ID: 9, Count: 2, Size: 4, Starts: []int{0, 4}, Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: 3},
+				Name: "3g.40gb", ID: 9, Count: 2, Size: 4, Starts: []int{0, 4}, Attributes: inventory.MIGAttributes{GISlices: 3,
+					CISlices: 3},
 			}}}
 		}
 		p.divisions.Publish(divisions)
@@ -138,7 +140,8 @@ func (p *publisher) untilProblem(text string) {
 	})
 }
 
-// arbitrate decides the owners of the GPUs until the test ends. No claim is prepared. users is nil where there is no kubelet.
+// arbitrate decides the owners of the GPUs until the test ends. No claim is prepared. users is nil
+// where there is no kubelet.
 func (p *publisher) arbitrate(users handover.Users) {
 	arbiter := handover.New(handover.Options{
 		Devices: p.devices, Users: users, Offered: p.owners, Records: feed.New(map[string][]claims.Holder{}),
@@ -164,7 +167,8 @@ func (s *stage) sliceWrites(while func()) int {
 	return count() - before
 }
 
-// pool is what a scheduler sees of the node: the devices of a pool that is complete, with their taints, and the generation in front.
+// pool is what a scheduler sees of the node: the devices of a pool that is complete, with their
+// taints, and the generation in front.
 func (s *stage) pool() string {
 	all := s.server.Slices()
 	newest := int64(0)
@@ -200,7 +204,8 @@ func (s *stage) untilPool(want string) {
 	s.until("the pool is "+want, func() bool { return s.pool() == want })
 }
 
-// shared returns how many devices of the API server several claims can have, and the least that a claim gets of their memory.
+// shared returns how many devices of the API server several claims can have, and the least that a
+// claim gets of their memory.
 func (s *stage) shared() (n int, least string) {
 	for _, slice := range s.server.Slices() {
 		for _, device := range slice.Spec.Devices {

@@ -15,11 +15,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// The annotations of a node by which the driver is released: until when and by whom are written by anybody who may, the others by this
-// program.
+// The annotations of a node by which the driver is released: until when and by whom are written by
+// anybody who may, the others by this program.
 const (
-	untilAnnotation  = "gpu-device-plugin.github.io/quiesce.until" // a time in the form of RFC 3339; the driver is in use again without it
-	byAnnotation     = "gpu-device-plugin.github.io/quiesce.by"    // who wants that, for people
+	// a time in the form of RFC 3339; the driver is in use again without it.
+	untilAnnotation  = "gpu-device-plugin.github.io/quiesce.until"
+	byAnnotation     = "gpu-device-plugin.github.io/quiesce.by" // who wants that, for people
 	stateAnnotation  = "gpu-device-plugin.github.io/quiesce.state"
 	answerAnnotation = "gpu-device-plugin.github.io/quiesce.answer"
 )
@@ -34,9 +35,11 @@ const (
 )
 
 const (
-	// longestRelease is how far ahead the end of a wish may be: a mistake in a date does not take a node's GPUs away for a year.
+	// longestRelease is how far ahead the end of a wish may be: a mistake in a date does not take a
+	// node's GPUs away for a year.
 	longestRelease = 24 * time.Hour
-	// releasePatience is the longest wait for a try to release the driver, or to use it again. The try goes on afterwards.
+	// releasePatience is the longest wait for a try to release the driver, or to use it again. The try
+	// goes on afterwards.
 	releasePatience = 30 * time.Second
 	// maxName is how many bytes of who wants it are kept.
 	maxName = 200
@@ -54,7 +57,8 @@ type releaseAnswer struct {
 	By    string    `json:"by,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
-	// Own says that the driver was in use before, so that it is to be in use afterwards. Somebody may have released it on the node.
+	// Own says that the driver was in use before, so that it is to be in use afterwards. Somebody may
+	// have released it on the node.
 	Own    bool   `json:"own,omitempty"`
 	Reason string `json:"reason,omitempty"`
 }
@@ -82,9 +86,11 @@ func readWish(annotations map[string]string, now time.Time) releaseWish {
 // isActive reports whether a wish in this state has the driver released.
 func isActive(state string) bool { return state == releasePending || state == releaseDone }
 
-// judgeWish returns what the answer to a wish is now. Released says that the driver is released, and was that this process has released it
-// for the wish. The driver is to be released if the state is pending or done, and in use if it was so and the answer is Own.
-func judgeWish(w releaseWish, state string, a releaseAnswer, released, was bool, now time.Time) (string, releaseAnswer) {
+// judgeWish returns what the answer to a wish is now. Released says that the driver is released,
+// and was that this process has released it for the wish. The driver is to be released if the state
+// is pending or done, and in use if it was so and the answer is Own.
+func judgeWish(w releaseWish, state string, a releaseAnswer, released, was bool, now time.Time) (string,
+	releaseAnswer) {
 	switch {
 	case w.err != nil && isActive(state) && now.Before(a.Until): // what was understood stays in force until its time
 		a.Reason = w.err.Error()
@@ -120,12 +126,14 @@ type releaser struct {
 	daemon daemon.View
 	again  *feed.Alarm
 
-	// What outlives a term of the lead. Owed is when this process released the driver last, or began to, and is to use it again: another
-	// process that leads may end the wish. It is zero if it is not to.
+	// What outlives a term of the lead. Owed is when this process released the driver last, or began
+	// to, and is to use it again: another process that leads may end the wish. It is zero if it is not
+	// to.
 	sighting
 	owed time.Time
 
-	// state and answer are those of this process, until the node has them; was says that this process has released the driver for them.
+	// state and answer are those of this process, until the node has them; was says that this process
+	// has released the driver for them.
 	state  string
 	answer releaseAnswer
 	known  bool // they were read from the node
@@ -133,8 +141,8 @@ type releaser struct {
 	tried  time.Time // when the driver was to be released last
 }
 
-// followRelease follows the annotation until ctx ends, while the configuration wants that. What was carried out of a wish before ends where
-// the configuration does not want it any more.
+// followRelease follows the annotation until ctx ends, while the configuration wants that. What was
+// carried out of a wish before ends where the configuration does not want it any more.
 func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 	r := &c.releaser
 	*r = releaser{client: c.client, daemon: d, again: new(feed.Alarm), sighting: r.sighting, owed: r.owed}
@@ -148,9 +156,10 @@ func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 	kubeapi.Keep(ctx, clock.RealClock{}, "quiesce by annotation", wake, r.step)
 }
 
-// step obeys the wish as it is now, and answers it. The driver is used again before the node is told, so that an API server that is away
-// does not keep GPUs from pods. It is released after the node was told that it is to be: a later process finds there whether the driver
-// is to be used again.
+// step obeys the wish as it is now, and answers it. The driver is used again before the node is
+// told, so that an API server that is away does not keep GPUs from pods. It is released after the
+// node was told that it is to be: a later process finds there whether the driver is to be used
+// again.
 func (r *releaser) step(ctx context.Context) error {
 	on, node, now := r.daemon.Configs.Value().Features.Quiesce, r.client.Nodes().Value(), time.Now()
 	if node.UID == "" || !on && !r.known && r.owed.IsZero() && !isActive(node.Annotations[stateAnnotation]) {
@@ -174,7 +183,8 @@ func (r *releaser) step(ctx context.Context) error {
 		return nil
 	}
 	if !r.owed.IsZero() && !isActive(r.state) { // another process has led since, and has ended the wish
-		theirs := status.Quiesced != nil && status.Quiesced.Since.After(r.owed.Add(releasePatience)) // quiesce was said on the node
+		// quiesce was said on the node
+		theirs := status.Quiesced != nil && status.Quiesced.Since.After(r.owed.Add(releasePatience))
 		resume := status.Quiet && !theirs
 		if err := r.end(ctx, r.state, resume); err != nil {
 			return err
@@ -208,8 +218,9 @@ func (r *releaser) step(ctx context.Context) error {
 	return r.write(ctx)
 }
 
-// begin reads the state that the process before has left. Where that has ended a wish for which this one has the driver released still, the
-// node is looked at: what the watch has told may be from before a wish that is carried out now.
+// begin reads the state that the process before has left. Where that has ended a wish for which
+// this one has the driver released still, the node is looked at: what the watch has told may be
+// from before a wish that is carried out now.
 func (r *releaser) begin(ctx context.Context, now time.Time) error {
 	if r.read(); !r.owed.IsZero() && !isActive(r.state) {
 		node, err := r.client.Get(ctx)
@@ -226,7 +237,8 @@ func (r *releaser) begin(ctx context.Context, now time.Time) error {
 // read takes in the state and the answer that the node has.
 func (r *releaser) read() {
 	r.state, r.answer = r.node.Annotations[stateAnnotation], releaseAnswer{}
-	_ = json.Unmarshal([]byte(r.node.Annotations[answerAnnotation]), &r.answer) // one that somebody else wrote says nothing
+	// one that somebody else wrote says nothing
+	_ = json.Unmarshal([]byte(r.node.Annotations[answerAnnotation]), &r.answer)
 }
 
 // end uses the driver again if resume says so.
@@ -235,7 +247,8 @@ func (r *releaser) end(ctx context.Context, state string, resume bool) error {
 	if !resume {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Using the driver again after a wish by annotation", "by", r.answer.By, "until", r.answer.Until, "state", state)
+	klog.FromContext(ctx).Info("Using the driver again after a wish by annotation", "by", r.answer.By, "until",
+		r.answer.Until, "state", state)
 	trying, cancel := context.WithTimeout(ctx, releasePatience)
 	defer cancel()
 	if err := r.daemon.Resume(trying); err != nil {
@@ -244,8 +257,8 @@ func (r *releaser) end(ctx context.Context, state string, resume bool) error {
 	return ctx.Err() // the monitor goes on trying
 }
 
-// release releases the driver, and sets the state. It is released on the whole node when no other process of this program, such as that of
-// a roll-out, may have it open.
+// release releases the driver, and sets the state. It is released on the whole node when no other
+// process of this program, such as that of a roll-out, may have it open.
 func (r *releaser) release(ctx context.Context) {
 	if now := time.Now(); !r.was {
 		if wait := releasePatience - now.Sub(r.tried); wait > 0 { // the monitor goes on trying by itself
@@ -255,7 +268,8 @@ func (r *releaser) release(ctx context.Context) {
 		if r.tried = now; r.answer.Own {
 			r.owed = now
 		}
-		klog.FromContext(ctx).Info("Releasing the driver for a wish by annotation", "by", r.answer.By, "until", r.answer.Until)
+		klog.FromContext(ctx).Info("Releasing the driver for a wish by annotation", "by", r.answer.By, "until",
+			r.answer.Until)
 		trying, cancel := context.WithTimeout(ctx, releasePatience)
 		err := r.daemon.Quiesce(trying)
 		cancel()

@@ -17,7 +17,8 @@ import (
 
 const quiesceKey = "gpu-device-plugin.github.io/quiesce."
 
-// wish sets the annotations of the node by which the driver is released; with an empty time it takes them away.
+// wish sets the annotations of the node by which the driver is released; with an empty time it
+// takes them away.
 func (s *stage) wish(until, by string) {
 	s.Helper()
 	s.change(func(n *corev1.Node) {
@@ -42,8 +43,8 @@ func (s *stage) answered(state string) string {
 	return s.node().Annotations[quiesceKey+"answer"]
 }
 
-// releaser returns a process that obeys the annotation and does nothing yet. The test plays the monitor: the driver is released from the
-// beginning, or not.
+// releaser returns a process that obeys the annotation and does nothing yet. The test plays the
+// monitor: the driver is released from the beginning, or not.
 func (s *stage) releaser(quiet bool) *process {
 	p := s.new(config.Config{Features: config.Features{Quiesce: true}})
 	p.status.Quiet = quiet
@@ -52,7 +53,8 @@ func (s *stage) releaser(quiet bool) *process {
 	return p
 }
 
-// releasing starts such a process. Fails returns why the driver cannot be released; nil for one that always can.
+// releasing starts such a process. Fails returns why the driver cannot be released; nil for one
+// that always can.
 func (s *stage) releasing(quiet bool, fails func() error) *process {
 	s.Helper()
 	p := s.releaser(quiet)
@@ -89,13 +91,16 @@ func (p *process) follows(before *process) {
 	p.leads.Publish(true)
 }
 
-// unseen sets the annotations, and has the process that leads answer them with done. No process sees that answer of another one.
+// unseen sets the annotations, and has the process that leads answer them with done. No process
+// sees that answer of another one.
 func (s *stage) unseen(until, by string) {
 	s.Helper()
-	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
+	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable,
+		Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
 	s.wish(until, by)
 	s.pass(time.Second)
-	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return r.Verb == "list" || r.Verb == "watch" }})
+	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable,
+		Only: func(r apiserver.Request) bool { return r.Verb == "list" || r.Verb == "watch" }})
 	s.server.DropWatches()
 	s.answered("done")
 }
@@ -121,7 +126,8 @@ func TestWishToReleaseTheDriver(t *testing.T) {
 		}
 		until := in(time.Hour)
 		s.wish(until, "kured")
-		if answer := s.answered("done"); !p.quiet() || !strings.Contains(answer, `"by":"kured"`) || !strings.Contains(answer, `"until":"`+until+`"`) || !strings.Contains(answer, `"since":`) {
+		if answer := s.answered("done"); !p.quiet() || !strings.Contains(answer, `"by":"kured"`) ||
+			!strings.Contains(answer, `"until":"`+until+`"`) || !strings.Contains(answer, `"since":`) {
 			s.Errorf("done: %v, %s", p.quiet(), answer)
 		}
 		s.wish("", "")
@@ -155,7 +161,8 @@ func TestWishToReleaseTheDriver(t *testing.T) {
 	})
 }
 
-// What cannot be understood is refused with a sentence, and takes nothing away; what was understood stays in force until its time.
+// What cannot be understood is refused with a sentence, and takes nothing away; what was understood
+// stays in force until its time.
 func TestWishThatIsRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ until, want string }{
 		"garbage":  {"tomorrow \x01\n", "is no time such as"},
@@ -195,7 +202,8 @@ func TestWishThatIsRefused(t *testing.T) {
 	})
 }
 
-// A driver that cannot be released is tried again, and the node says why. Resume on the node ends the wish, and it stays ended.
+// A driver that cannot be released is tried again, and the node says why. Resume on the node ends
+// the wish, and it stays ended.
 func TestWishAndTheDriver(t *testing.T) {
 	onStage(t, func(s *stage) {
 		fail := errors.New("nvmlShutdown does not return")
@@ -229,7 +237,8 @@ func TestWishWhileTheDriverIsReleased(t *testing.T) {
 	})
 }
 
-// A process that comes after one that was killed goes on with its wish: at each moment, with and without what the state directory says.
+// A process that comes after one that was killed goes on with its wish: at each moment, with and
+// without what the state directory says.
 func TestWishAndRestarts(t *testing.T) {
 	for name, quiet := range map[string]bool{"the release outlives it": true, "without a state directory": false} {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +275,8 @@ func TestWishAndRestarts(t *testing.T) {
 	})
 }
 
-// A wish ends at its time whatever the API server does, and the node is told when that works again. A new one waits for it.
+// A wish ends at its time whatever the API server does, and the node is told when that works again.
+// A new one waits for it.
 func TestWishAndFaultsOfTheAPIServer(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.releasing(false, nil)
@@ -285,7 +295,8 @@ func TestWishAndFaultsOfTheAPIServer(t *testing.T) {
 	})
 }
 
-// Of two processes the one that leads obeys. The next one that leads goes on, and ends it. So does the one before where it leads again.
+// Of two processes the one that leads obeys. The next one that leads goes on, and ends it. So does
+// the one before where it leads again.
 func TestWishOfTheLead(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first, second := s.releasing(false, nil), s.standby(false)
@@ -308,8 +319,9 @@ func TestWishOfTheLead(t *testing.T) {
 	})
 }
 
-// A process that leads again uses the driver where another one has ended the wish: also if its own release was under way when its term ended,
-// and neither while another wish is carried out nor where quiesce was said on the node since.
+// A process that leads again uses the driver where another one has ended the wish: also if its own
+// release was under way when its term ended, and neither while another wish is carried out nor
+// where quiesce was said on the node since.
 func TestWishOfAFormerLead(t *testing.T) {
 	ended := func(s *stage, first *process) *process {
 		second := s.standby(false)
@@ -360,8 +372,9 @@ func TestWishOfAFormerLead(t *testing.T) {
 	})
 }
 
-// A process that has not seen that another one has begun a wish takes over from there: its own write is refused, and the node says whether the
-// driver was in use before. This one found it released when it started.
+// A process that has not seen that another one has begun a wish takes over from there: its own
+// write is refused, and the node says whether the driver was in use before. This one found it
+// released when it started.
 func TestWishThatAnotherHasBegun(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first, second := s.releasing(false, nil), s.standby(true)
@@ -375,7 +388,8 @@ func TestWishThatAnotherHasBegun(t *testing.T) {
 	})
 }
 
-// A process without the option that comes while the driver is released for a wish uses it again, also where it may not answer.
+// A process without the option that comes while the driver is released for a wish uses it again,
+// also where it may not answer.
 func TestWishWhoseOptionIsGone(t *testing.T) {
 	for name, may := range map[string]bool{"with the right": true, "without the right": false} {
 		t.Run(name, func(t *testing.T) {
@@ -385,7 +399,8 @@ func TestWishWhoseOptionIsGone(t *testing.T) {
 				s.answered("done")
 				p.stop()
 				if !may {
-					s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
+					s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+						Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
 				}
 				next := s.releaser(true)
 				next.configure(func(c *config.Config) { c.Features = config.Features{Condition: true} })
@@ -413,11 +428,13 @@ func TestWishWithoutTheOption(t *testing.T) {
 	})
 }
 
-// While the node cannot be told of a wish, the driver is not released for it: a later process would not know that it is to use it again.
+// While the node cannot be told of a wish, the driver is not released for it: a later process would
+// not know that it is to use it again.
 func TestWishThatCannotBeAnswered(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)
-		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+			Only: func(r apiserver.Request) bool { return r.Verb == "apply" }})
 		s.wish(in(time.Hour), "a")
 		s.pass(10 * time.Minute)
 		if p.quiet() {
@@ -429,7 +446,8 @@ func TestWishThatCannotBeAnswered(t *testing.T) {
 	})
 }
 
-// What was resumed on the node stays in use for the next process, too, whatever the name of who wanted the release.
+// What was resumed on the node stays in use for the next process, too, whatever the name of who
+// wanted the release.
 func TestWishOfALongName(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)

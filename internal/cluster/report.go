@@ -20,16 +20,19 @@ import (
 )
 
 const (
-	// statusEvery is how often the daemon's status is read while nothing happens: no feed tells that the monitor is stuck.
+	// statusEvery is how often the daemon's status is read while nothing happens: no feed tells that
+	// the monitor is stuck.
 	statusEvery = 5 * time.Second
-	// statusDelay is how long after a change the status is read: what happens to several GPUs at once can be one Event.
+	// statusDelay is how long after a change the status is read: what happens to several GPUs at once
+	// can be one Event.
 	statusDelay = 250 * time.Millisecond
 	// statusPatience is how long the daemon may take to give its status.
 	statusPatience = 2 * time.Second
-	// lookAgain is how long after a write before which another program changed the node the next one is made.
+	// lookAgain is how long after a write before which another program changed the node the next one
+	// is made.
 	lookAgain = 100 * time.Millisecond
-	// absence is how long a process that finds no GPU, and was a standby before it leads, says nothing of them: the one that led before may be
-	// started again, and know more.
+	// absence is how long a process that finds no GPU, and was a standby before it leads, says nothing
+	// of them: the one that led before may be started again, and know more.
 	absence = time.Minute
 	// ownWrite is how long what a write has returned counts, until the watch has told of it.
 	ownWrite = 10 * time.Minute
@@ -44,7 +47,8 @@ const (
 // gpuLabels are the labels of a node that is known to have GPUs, with the value true.
 var gpuLabels = []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"}
 
-// A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint. It is for one term under the lead.
+// A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint. It is
+// for one term under the lead.
 type reporter struct {
 	daemon daemon.View
 	api    *kubeapi.Client
@@ -72,7 +76,8 @@ func (c *Cluster) report(ctx context.Context, d daemon.View) {
 	}
 }
 
-// tellsOfGPUs reports whether the cluster is told of the GPUs by Events, the condition or the taint.
+// tellsOfGPUs reports whether the cluster is told of the GPUs by Events, the condition or the
+// taint.
 func tellsOfGPUs(f config.Features) bool { return f.Events || f.Condition || f.Taint }
 
 // followStatus publishes the daemon's status when something changed, and every few seconds.
@@ -124,8 +129,9 @@ func (r *reporter) followStatus(ctx context.Context) {
 	}
 }
 
-// findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that was asked for after the API server has
-// told of the node: until then the configuration of a node that starts for the first time is in doubt.
+// findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that
+// was asked for after the API server has told of the node: until then the configuration of a node
+// that starts for the first time is in doubt.
 func (r *reporter) findEvents(ctx context.Context) {
 	var history *nodeevents.History
 	for {
@@ -304,7 +310,8 @@ func (n *nudge) channels() []<-chan struct{} {
 	return []<-chan struct{}{fired, seen, changed, configured}
 }
 
-// at sets when the loop wakes up next: at due instead of the time that was set before; never if due is zero.
+// at sets when the loop wakes up next: at due instead of the time that was set before; never if due
+// is zero.
 func (n *nudge) at(due, now time.Time) {
 	if n.timer != nil {
 		n.timer.Stop()

@@ -100,7 +100,8 @@ func (s *stage) untilEvents(want map[string]int) {
 	s.until(fmt.Sprint("Events ", want), func() bool { return cmp.Equal(want, s.events()) })
 }
 
-// One GPU that is lost and comes back: condition, Event and taint, there and back; taints and conditions of others stay.
+// One GPU that is lost and comes back: condition, Event and taint, there and back; taints and
+// conditions of others stay.
 func TestReporter(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, good))
@@ -124,7 +125,8 @@ func TestReporter(t *testing.T) {
 	})
 }
 
-// A second fault keeps the time at which the condition became False. In steady state there is one write an hour.
+// A second fault keeps the time at which the condition became False. In steady state there is one
+// write an hour.
 func TestWritesInSteadyState(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, bad), gpu(1, good))
@@ -143,7 +145,8 @@ func TestWritesInSteadyState(t *testing.T) {
 	})
 }
 
-// Of a node without GPUs and without a driver nothing is told, but that it lost its taint when nobody wants one.
+// Of a node without GPUs and without a driver nothing is told, but that it lost its taint when
+// nobody wants one.
 func TestNodeWithoutGPUs(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything)
@@ -156,7 +159,8 @@ func TestNodeWithoutGPUs(t *testing.T) {
 	})
 }
 
-// The taint stays as it is while it is not known whether a GPU is healthy, and goes when it is not wanted.
+// The taint stays as it is while it is not known whether a GPU is healthy, and goes when it is not
+// wanted.
 func TestTaintWhenItIsKnown(t *testing.T) {
 	for name, tt := range map[string]struct {
 		off, before bool
@@ -191,8 +195,9 @@ func TestTaintWhenItIsKnown(t *testing.T) {
 	}
 }
 
-// A process that starts again says nothing twice. What changed while there was none is said. The first one may be killed while the API
-// server is away. Without a condition, the Event's name says what was said.
+// A process that starts again says nothing twice. What changed while there was none is said. The
+// first one may be killed while the API server is away. Without a condition, the Event's name says
+// what was said.
 func TestRestart(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first := s.reporter(everything, gpu(0, good), gpu(1, gone))
@@ -248,7 +253,8 @@ func TestReportsWithoutAStateDirectory(t *testing.T) {
 	})
 }
 
-// Features are switched on and off while the process runs. The taint goes when it is no longer wanted.
+// Features are switched on and off while the process runs. The taint goes when it is no longer
+// wanted.
 func TestFeaturesAtRunTime(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(config.Features{}, gpu(0, bad))
@@ -265,8 +271,8 @@ func TestFeaturesAtRunTime(t *testing.T) {
 	})
 }
 
-// The status is read soon after a change of what it tells of, and every few seconds; several changes at once are one. One that cannot be read
-// leaves what was told.
+// The status is read soon after a change of what it tells of, and every few seconds; several
+// changes at once are one. One that cannot be read leaves what was told.
 func TestStatusIsReadSoonAfterAChange(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything})
@@ -307,7 +313,8 @@ func TestStatusIsReadSoonAfterAChange(t *testing.T) {
 	})
 }
 
-// The first condition of a healthy node comes at once in a small cluster, and is spread in a large one. That of a bad one does not wait.
+// The first condition of a healthy node comes at once in a small cluster, and is spread in a large
+// one. That of a bad one does not wait.
 func TestFirstCondition(t *testing.T) {
 	onStage(t, func(s *stage) {
 		longest := func(nodes int, state string) (last time.Duration) {
@@ -336,10 +343,12 @@ func TestFirstCondition(t *testing.T) {
 	})
 }
 
-// A process that finds no driver, as one of another DaemonSet, takes the lead while the process that led before is started again. It says
-// nothing of the GPUs for a minute. Where no process led before, it says at once what it finds.
+// A process that finds no driver, as one of another DaemonSet, takes the lead while the process
+// that led before is started again. It says nothing of the GPUs for a minute. Where no process led
+// before, it says at once what it finds.
 func TestAProcessThatFindsNoDriver(t *testing.T) {
-	for standby, want := range map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionUnknown} {
+	for standby, want := range map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue,
+		false: corev1.ConditionUnknown} {
 		t.Run(fmt.Sprint("standby ", standby), func(t *testing.T) { findsNoDriver(t, standby, want) })
 	}
 }

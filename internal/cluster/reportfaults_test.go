@@ -33,8 +33,9 @@ func TestOldCondition(t *testing.T) {
 	})
 }
 
-// A node starts for the first time while the API server is away: until it tells of the node, the label that chooses the configuration is not
-// known. That is over when an Event can be written, and none tells of it.
+// A node starts for the first time while the API server is away: until it tells of the node, the
+// label that chooses the configuration is not known. That is over when an Event can be written, and
+// none tells of it.
 func TestNoEventOfAConfigurationThatWasInDoubt(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything})
@@ -71,7 +72,8 @@ func TestTaintThatMayNotBeRemoved(t *testing.T) {
 	})
 }
 
-// Whatever the API server does while a GPU is lost: afterwards there is one Event, the condition and the taint; and back.
+// Whatever the API server does while a GPU is lost: afterwards there is one Event, the condition
+// and the taint; and back.
 func TestReportsThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.reporter(everything, gpu(0, good))
@@ -91,8 +93,8 @@ func TestReportsThroughFaults(t *testing.T) {
 	})
 }
 
-// While rights are missing or the API server wants less, few requests are made; nothing is said twice, and all is written afterwards. Of an
-// Event that it calls wrong, nothing is tried again.
+// While rights are missing or the API server wants less, few requests are made; nothing is said
+// twice, and all is written afterwards. Of an Event that it calls wrong, nothing is tried again.
 func TestFewRequestsWhileRefused(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fault apiserver.Fault
@@ -128,8 +130,9 @@ func TestFewRequestsWhileRefused(t *testing.T) {
 	}
 }
 
-// GPUs that flap for hours while the API server is away: the queue is bounded, drops are counted, and the last state is written. What the rate
-// keeps back is said later, although nothing changes then.
+// GPUs that flap for hours while the API server is away: the queue is bounded, drops are counted,
+// and the last state is written. What the rate keeps back is said later, although nothing changes
+// then.
 func TestLongOutage(t *testing.T) {
 	onStage(t, func(s *stage) {
 		state := func(round int) []status.Device {
@@ -192,8 +195,8 @@ func TestWritesWithoutTheWatch(t *testing.T) {
 	})
 }
 
-// A condition, labels and a taint that a restore of the cluster took away are there again soon, however sure their writers were that they had
-// just written them.
+// A condition, labels and a taint that a restore of the cluster took away are there again soon,
+// however sure their writers were that they had just written them.
 func TestRestoreFromABackup(t *testing.T) {
 	onStage(t, func(s *stage) {
 		for i := range 20 { // the cluster is older than its backup

@@ -30,7 +30,8 @@ type slicePart struct {
 	tell    func(klog.Logger)
 }
 
-// parts returns the parts of slices that an API server may not keep. Where several are missing, the first one is reported first.
+// parts returns the parts of slices that an API server may not keep. Where several are missing, the
+// first one is reported first.
 func (l *sliceLedger) parts() []slicePart {
 	return []slicePart{
 		{"counters", &l.noCounters, dra.Slice.Counted, func(log klog.Logger) {
@@ -81,9 +82,10 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 	return nil
 }
 
-// keepsMore asks the API server once in an hour whether it keeps now what it did not keep: its version or its gates may have changed. It
-// reports whether it does, so that other slices are due. The creation that it asks by makes nothing: the scheduler never sees a device
-// without a taint or counters that it is to have.
+// keepsMore asks the API server once in an hour whether it keeps now what it did not keep: its
+// version or its gates may have changed. It reports whether it does, so that other slices are due.
+// The creation that it asks by makes nothing: the scheduler never sees a device without a taint or
+// counters that it is to have.
 func (p *publisher) keepsMore(ctx context.Context) bool {
 	l, pool, more := &p.ledger, p.devices.Pools().Value(), false
 	due := time.Until(l.asked.Add(gateInterval))

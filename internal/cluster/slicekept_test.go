@@ -23,10 +23,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// A process that starts and cannot read what was published asks the API server, and goes on from there: in the modes with slices nothing is
-// written, and in the mode without any the device plugin gets the GPUs.
+// A process that starts and cannot read what was published asks the API server, and goes on from
+// there: in the modes with slices nothing is written, and in the mode without any the device plugin
+// gets the GPUs.
 func TestDamagedPublished(t *testing.T) {
-	for mode, want := range map[config.DRAMode]dra.Ownership{config.DRAAll: dra.OwnedByDRA, config.DRAOff: dra.OwnedByPlugin} {
+	for mode, want := range map[config.DRAMode]dra.Ownership{config.DRAAll: dra.OwnedByDRA,
+		config.DRAOff: dra.OwnedByPlugin} {
 		t.Run(mode.String(), func(t *testing.T) {
 			onStage(t, func(s *stage) {
 				dir := s.TempDir()
@@ -80,7 +82,8 @@ func TestDroppedTaints(t *testing.T) {
 // versions are those of the API in which slices are published.
 var versions = []string{"v1", "v1beta2", "v1beta1"}
 
-// Devices with counters are published as they are to be, in any version of the API. One GPU that becomes ill is one write.
+// Devices with counters are published as they are to be, in any version of the API. One GPU that
+// becomes ill is one write.
 func TestCounters(t *testing.T) {
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) {
@@ -92,12 +95,14 @@ func TestCounters(t *testing.T) {
 				const devices = "0-mig-3g40gb-9-0 0-mig-3g40gb-9-4 1-mig-3g40gb-9-0 1-mig-3g40gb-9-4 2-mig-3g40gb-9-0 2-mig-3g40gb-9-4"
 				s.untilPool("2: " + devices)
 				all := s.server.Slices()
-				if sets := all[0].Spec.SharedCounters; len(all) != 3 || len(sets) != 3 || len(sets[2].Counters) != 8 || len(all[1].Spec.Devices[0].ConsumesCounters) != 1 {
+				if sets := all[0].Spec.SharedCounters; len(all) != 3 || len(sets) != 3 || len(sets[2].Counters) != 8 ||
+					len(all[1].Spec.Devices[0].ConsumesCounters) != 1 {
 					s.Fatalf("%d slices, counters %v", len(all), sets)
 				}
 				if n := s.sliceWrites(func() {
 					p.fault(2)
-					s.untilPool("2: " + strings.ReplaceAll(devices, "2-mig-3g40gb-9-0 2-mig-3g40gb-9-4", "2-mig-3g40gb-9-0!xid 2-mig-3g40gb-9-4!xid"))
+					s.untilPool("2: " + strings.ReplaceAll(devices, "2-mig-3g40gb-9-0 2-mig-3g40gb-9-4",
+						"2-mig-3g40gb-9-0!xid 2-mig-3g40gb-9-4!xid"))
 					s.pass(10 * time.Minute)
 				}); n != 1 {
 					s.Errorf("%d writes of a fault", n)
@@ -107,7 +112,8 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// An API server that drops counters is never shown a device that needs some: the scheduler would give the same part of a GPU twice.
+// An API server that drops counters is never shown a device that needs some: the scheduler would
+// give the same part of a GPU twice.
 func TestDroppedCounters(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetDroppedFields("sharedCounters", "consumesCounters")
@@ -126,8 +132,9 @@ func TestDroppedCounters(t *testing.T) {
 	})
 }
 
-// GPUs are given in shares and whole again by one write each, in any version of the API, and a further process finds nothing to write. What
-// another program makes of the rules of shares is undone.
+// GPUs are given in shares and whole again by one write each, in any version of the API, and a
+// further process finds nothing to write. What another program makes of the rules of shares is
+// undone.
 func TestShares(t *testing.T) {
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) {
@@ -166,7 +173,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// An API server that does not know devices for several claims gives GPUs whole from the one write on, and that is told.
+// An API server that does not know devices for several claims gives GPUs whole from the one write
+// on, and that is told.
 func TestDroppedShares(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetDroppedFields("allowMultipleAllocations", "requestPolicy")
@@ -191,8 +199,8 @@ func TestDroppedShares(t *testing.T) {
 	})
 }
 
-// An API server is asked once in an hour whether it keeps what it did not keep, without a slice that is changed by that, and has all of it as
-// soon as it does, without a restart of the process.
+// An API server is asked once in an hour whether it keeps what it did not keep, without a slice
+// that is changed by that, and has all of it as soon as it does, without a restart of the process.
 func TestGatesThatAreSwitchedOn(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fields  []string
@@ -254,8 +262,8 @@ func (u users) Users(_ context.Context, uuids []string) ([]kubelet.HeldDevice, e
 	return nil, nil
 }
 
-// Where the API server keeps no taints, a GPU that is ill leaves its slice. It stays the GPU of claims: it is never the device plugin's, and
-// in its slice again as soon as it is well.
+// Where the API server keeps no taints, a GPU that is ill leaves its slice. It stays the GPU of
+// claims: it is never the device plugin's, and in its slice again as soon as it is well.
 func TestIllWithoutTaints(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetDroppedFields("taints")
@@ -274,7 +282,8 @@ func TestIllWithoutTaints(t *testing.T) {
 	})
 }
 
-// An API server that serves an older version alone gets that; one that changes to another version, that one.
+// An API server that serves an older version alone gets that; one that changes to another version,
+// that one.
 func TestOlderVersions(t *testing.T) {
 	for _, version := range versions[1:] {
 		t.Run(version, func(t *testing.T) {
@@ -308,7 +317,8 @@ func TestOlderVersions(t *testing.T) {
 	})
 }
 
-// What another program changes is set right; one that does so three times in ten minutes is left alone for ten, and that is told.
+// What another program changes is set right; one that does so three times in ten minutes is left
+// alone for ten, and that is told.
 func TestOtherPublisher(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 2)
@@ -341,7 +351,8 @@ func TestOtherPublisher(t *testing.T) {
 	})
 }
 
-// Writes whose answers are lost are no changes by another program, also when the pool is another one by then.
+// Writes whose answers are lost are no changes by another program, also when the pool is another
+// one by then.
 func TestLostAnswers(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 2)
@@ -370,7 +381,8 @@ func TestLostAnswers(t *testing.T) {
 	})
 }
 
-// Slices that another driver of this name has left are removed, those of other nodes and drivers are not.
+// Slices that another driver of this name has left are removed, those of other nodes and drivers
+// are not.
 func TestLeftSlices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		slice := func(name, driver, node, pool string) {
@@ -396,15 +408,16 @@ func TestLeftSlices(t *testing.T) {
 	})
 }
 
-// While a driver of another program has the name, nothing is written; without a Node nothing is published, and soon after there is one it
-// is.
+// While a driver of another program has the name, nothing is written; without a Node nothing is
+// published, and soon after there is one it is.
 func TestWaits(t *testing.T) {
 	onStage(t, func(s *stage) {
 		if err := s.server.DeleteNode(nodeName); err != nil {
 			s.Fatal(err)
 		}
 		p := s.newPublisher(config.Config{StateDir: s.TempDir()}, snapshotOf(1)).publish()
-		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, Foreign: filepath.Join("x", "gpu.nvidia.com.sock")})
+		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1,
+			Foreign: filepath.Join("x", "gpu.nvidia.com.sock")})
 		if s.pass(time.Minute); s.requests() != 0 {
 			s.Errorf("%v requests beside another driver", s.server.Requests())
 		}

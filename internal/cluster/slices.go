@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 )
 
-// A publisher keeps the ResourceSlices of the node as the pool of its devices says. One process of a node does that at a time.
+// A publisher keeps the ResourceSlices of the node as the pool of its devices says. One process of
+// a node does that at a time.
 type publisher struct {
 	client  *kubeapi.Client
 	devices *handover.Devices
@@ -36,7 +37,8 @@ func newPublisher(
 	}
 }
 
-// run publishes until ctx ends. While there is nothing to publish and nothing that was published, it makes no request.
+// run publishes until ctx ends. While there is nothing to publish and nothing that was published,
+// it makes no request.
 func (p *publisher) run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("slices"))
 	for ctx.Err() == nil {
@@ -87,8 +89,9 @@ func (p *publisher) changes() []<-chan struct{} {
 	return []<-chan struct{}{pool, published, driver, p.again.Rings()}
 }
 
-// needed reports whether there is something to publish or to remove. Nothing is published before kubelet has registered the driver, which
-// it does not while a driver of another program has its name.
+// needed reports whether there is something to publish or to remove. Nothing is published before
+// kubelet has registered the driver, which it does not while a driver of another program has its
+// name.
 func (p *publisher) needed() bool {
 	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
 	switch {
@@ -102,7 +105,8 @@ func (p *publisher) needed() bool {
 	return published == nil || len(published) > 0
 }
 
-// watch watches the slices, and begins anew with each registration: a kubelet that starts has removed them.
+// watch watches the slices, and begins anew with each registration: a kubelet that starts has
+// removed them.
 func (p *publisher) watch(ctx context.Context) {
 	type watched struct {
 		registrations int

@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// A change of health is one write, which leaves the generation as it is; several at once are one, too, in one slice.
+// A change of health is one write, which leaves the generation as it is; several at once are one,
+// too, in one slice.
 func TestOneWriteForAChange(t *testing.T) {
 	onStage(t, func(s *stage) {
 		var p *publisher
@@ -40,13 +41,16 @@ func TestOneWriteForAChange(t *testing.T) {
 	})
 }
 
-// Slices have the name of the driver. While NVIDIA's driver, of another name, may give the GPUs, no device is in them.
+// Slices have the name of the driver. While NVIDIA's driver, of another name, may give the GPUs, no
+// device is in them.
 func TestSlicesOfAnotherName(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir(), DRA: config.DRA{DriverName: "gpu.example.com"}}, snapshotOf(2)).publish()
+		p := s.newPublisher(config.Config{StateDir: s.TempDir(), DRA: config.DRA{DriverName: "gpu.example.com"}},
+			snapshotOf(2)).publish()
 		p.registered(1)
 		s.untilPool("1: 0 1")
-		if slice := s.server.Slices()[0]; slice.Spec.Driver != "gpu.example.com" || slice.Name != nodeName+"-gpu.example.com-0" {
+		if slice := s.server.Slices()[0]; slice.Spec.Driver != "gpu.example.com" ||
+			slice.Name != nodeName+"-gpu.example.com-0" {
 			s.Errorf("the slice %s of the driver %s", slice.Name, slice.Spec.Driver)
 		}
 		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, Rival: "NVIDIA's driver runs"})
@@ -112,7 +116,8 @@ func TestFirstSlicesWaitForLinks(t *testing.T) {
 	})
 }
 
-// In hours of steady state nothing is written, also with devices that have taints, and whatever watches do; nor after a restart.
+// In hours of steady state nothing is written, also with devices that have taints, and whatever
+// watches do; nor after a restart.
 func TestNoSliceIsWrittenInSteadyState(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
@@ -137,7 +142,8 @@ func TestNoSliceIsWrittenInSteadyState(t *testing.T) {
 	})
 }
 
-// Two slices that change at once begin a new generation: a scheduler sees none of the changes, or all.
+// Two slices that change at once begin a new generation: a scheduler sees none of the changes, or
+// all.
 func TestSeveralSlices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 16)
@@ -158,8 +164,9 @@ func TestSeveralSlices(t *testing.T) {
 	})
 }
 
-// A kubelet that starts removes the slices of its node: they are back within three seconds, also if it does so again and again. What somebody
-// else removes again and again comes back later and later, and at once again after a calm minute.
+// A kubelet that starts removes the slices of its node: they are back within three seconds, also if
+// it does so again and again. What somebody else removes again and again comes back later and
+// later, and at once again after a calm minute.
 func TestRemovedSlices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 16)
@@ -214,10 +221,12 @@ func (s *stage) anew() {
 	}
 }
 
-// A Node that was deleted and made anew takes its slices with it. New ones belong to the new Node, also while a watch of the Node is stuck.
+// A Node that was deleted and made anew takes its slices with it. New ones belong to the new Node,
+// also while a watch of the Node is stuck.
 func TestNodeMadeAnew(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}}, snapshotOf(2)).publish()
+		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}},
+			snapshotOf(2)).publish()
 		p.registered(1)
 		s.untilPool("1: 0 1")
 		s.stuckWatch()
@@ -230,10 +239,12 @@ func TestNodeMadeAnew(t *testing.T) {
 	})
 }
 
-// Slices of a Node that is gone are removed while others are written. The Node that is there now gets all.
+// Slices of a Node that is gone are removed while others are written. The Node that is there now
+// gets all.
 func TestSlicesRemovedAtOnce(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}}, snapshotOf(17)).publish()
+		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}},
+			snapshotOf(17)).publish()
 		s.until("the node is watched", func() bool { return strings.Contains(p.requests(), "WATCH nodes 200") })
 		s.stuckWatch()
 		before := s.node().UID
@@ -253,7 +264,8 @@ func TestSlicesRemovedAtOnce(t *testing.T) {
 	})
 }
 
-// Nothing is asked of the API server before kubelet has registered the driver, nor in a mode without DRA that never was another one.
+// Nothing is asked of the API server before kubelet has registered the driver, nor in a mode
+// without DRA that never was another one.
 func TestNoRequestWithoutNeed(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.newPublisher(config.Config{StateDir: s.TempDir()}, snapshotOf(2)).publish()
@@ -271,12 +283,14 @@ func TestNoRequestWithoutNeed(t *testing.T) {
 	})
 }
 
-// Without GPUs the pool is there, and empty. When the mode is left, GPUs are taken out one after the other, and with the last one the slices
-// go; what is published is on disk before, and until it is certain that it is not.
+// Without GPUs the pool is there, and empty. When the mode is left, GPUs are taken out one after
+// the other, and with the last one the slices go; what is published is on disk before, and until it
+// is certain that it is not.
 func TestEmptyPoolAndModeLeft(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
-		p := s.newPublisher(config.Config{StateDir: dir}, inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}}).publish()
+		p := s.newPublisher(config.Config{StateDir: dir}, inventory.Snapshot{Generation: 1,
+			Driver: inventory.Driver{Version: "580.95.05"}}).publish()
 		p.registered(1)
 		s.untilPool("1: ")
 		p.Snapshots.Publish(snapshotOf(2))
@@ -292,7 +306,8 @@ func TestEmptyPoolAndModeLeft(t *testing.T) {
 		s.untilPool("1: 1!leaving")
 		s.until("one is published", published(p, 1))
 		p.stop()
-		again := s.newPublisher(config.Config{StateDir: dir}, snapshotOf(2)) // its driver is not registered: removal needs no kubelet
+		// its driver is not registered: removal needs no kubelet
+		again := s.newPublisher(config.Config{StateDir: dir}, snapshotOf(2))
 		again.off(dra.Owners{})
 		s.server.SetFault(apiserver.Fault{Status: 500})
 		again.publish()
@@ -309,7 +324,8 @@ func TestEmptyPoolAndModeLeft(t *testing.T) {
 	})
 }
 
-// The lead goes over from one process to another with the same state directory, and back. Each writes what differs, and nothing else.
+// The lead goes over from one process to another with the same state directory, and back. Each
+// writes what differs, and nothing else.
 func TestTheLeadOfTheSlicesChanges(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
@@ -334,7 +350,8 @@ func TestTheLeadOfTheSlicesChanges(t *testing.T) {
 	})
 }
 
-// Whatever the API server does meanwhile: afterwards the pool is as it is to be, and nothing more is written.
+// Whatever the API server does meanwhile: afterwards the pool is as it is to be, and nothing more
+// is written.
 func TestFaultsWhilePublishing(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.publisher(s.TempDir(), 2)
@@ -351,7 +368,8 @@ func TestFaultsWhilePublishing(t *testing.T) {
 	})
 }
 
-// While the watch of slices is stuck, each change is one write all the same: what a write returned counts.
+// While the watch of slices is stuck, each change is one write all the same: what a write returned
+// counts.
 func TestWritesWhileTheWatchIsStuck(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 16)
@@ -370,7 +388,8 @@ func TestWritesWhileTheWatchIsStuck(t *testing.T) {
 	})
 }
 
-// A GPU counts as published before the write whose answer may be lost, and nothing is taken for written that is not.
+// A GPU counts as published before the write whose answer may be lost, and nothing is taken for
+// written that is not.
 func TestPublishedBeforeItIs(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetFault(apiserver.Fault{Status: 500, Only: apiserver.Request.IsWrite})

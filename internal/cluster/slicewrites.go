@@ -23,7 +23,8 @@ const (
 	nodePoll = 5 * time.Second
 	// sliceTries is how often a write is made anew because another program was faster.
 	sliceTries = 4
-	// After this many changes by another program within strikeWindow, slices are left alone for that time.
+	// After this many changes by another program within strikeWindow, slices are left alone for that
+	// time.
 	maxStrikes   = 3
 	strikeWindow = 10 * time.Minute
 )
@@ -37,20 +38,22 @@ type sliceLedger struct {
 	own map[string]ownSlice
 	// kept is what the API server made of slices by name, where that is not what it was sent.
 	kept map[string]keptSlice
-	// noTaints says that the API server does not keep the taints of devices, noCounters that it keeps no counters, and noShares that it
-	// knows no devices that several claims can have.
+	// noTaints says that the API server does not keep the taints of devices, noCounters that it keeps
+	// no counters, and noShares that it knows no devices that several claims can have.
 	noTaints, noCounters, noShares bool
 	// asked is when it was last seen, or asked, what the API server does not keep.
 	asked time.Time
 	// generation is the pool's, as it was written last.
 	generation int64
 	written    time.Time
-	// restored is when slices were last made anew that another program removed, and pace how long that waited.
+	// restored is when slices were last made anew that another program removed, and pace how long that
+	// waited.
 	restored time.Time
 	pace     time.Duration
 	// paced is the number of registrations for which pace counts.
 	paced int
-	// tried is what this process sent last, by name. It may be there although the answer said otherwise, or did not come.
+	// tried is what this process sent last, by name. It may be there although the answer said
+	// otherwise, or did not come.
 	tried map[string]dra.PublishedSlice
 	// seen are the versions of slices that were judged, by name.
 	seen map[string]string
@@ -76,7 +79,8 @@ type errNotNow struct{ reason string }
 
 func (e *errNotNow) Error() string { return e.reason }
 
-// tell tells why the API server does not have what it is to have. It returns err, if trying again may help.
+// tell tells why the API server does not have what it is to have. It returns err, if trying again
+// may help.
 func (p *publisher) tell(err error) error {
 	now := p.devices.Publication().Value()
 	if now.Problem = ""; err != nil {
@@ -92,7 +96,8 @@ func (p *publisher) tell(err error) error {
 	return err
 }
 
-// errLinksDue is the problem of the first slices while GPUs are asked for their links: a second write would follow.
+// errLinksDue is the problem of the first slices while GPUs are asked for their links: a second
+// write would follow.
 var errLinksDue = &errNotNow{"the driver is slow: the links between GPUs are not known yet"}
 
 // publish makes the writes that are due.
@@ -115,7 +120,8 @@ type round struct {
 	tries   int             // writes that another program was faster than
 }
 
-// step makes the next write, or reads what the API server has. It reports whether nothing more is to be done now.
+// step makes the next write, or reads what the API server has. It reports whether nothing more is
+// to be done now.
 func (r *round) step(ctx context.Context) (done bool, err error) {
 	view, known := r.view()
 	if !known {
@@ -157,7 +163,8 @@ func (r *round) advance(
 	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice,
 ) (done bool, err error) {
 	l := &r.ledger
-	if step.New && r.made[step.Name] { // it was removed at once, as its owner may be gone: that does not go on without a pause
+	// it was removed at once, as its owner may be gone: that does not go on without a pause
+	if step.New && r.made[step.Name] {
 		r.writing, r.owner = false, ""
 		clear(r.made)
 	}
@@ -188,8 +195,9 @@ func (r *round) advance(
 	return err != nil, err
 }
 
-// findOwner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node, and where slices are
-// gone that were there: they go with a Node that is deleted, of which the watch may not have told yet.
+// findOwner returns the UID of the Node; empty if the API server has none. It is asked where
+// nothing watches the Node, and where slices are gone that were there: they go with a Node that is
+// deleted, of which the watch may not have told yet.
 func (p *publisher) findOwner(ctx context.Context) (string, error) {
 	if node := p.client.Nodes().Value(); node.UID != "" && p.ledger.generation == 0 {
 		return node.UID, nil
@@ -198,11 +206,13 @@ func (p *publisher) findOwner(ctx context.Context) (string, error) {
 	return node.UID, err
 }
 
-// view returns the slices of the node: those of the watch, and what this process knows better for now.
+// view returns the slices of the node: those of the watch, and what this process knows better for
+// now.
 func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 	l, now := &p.ledger, time.Now()
 	seen := p.there.Value()
-	if l.listed.ResourceVersion != "" && now.Sub(l.at) < ownWrite && (seen.ResourceVersion == "" || seen.IsBefore(l.listed.ResourceVersion)) {
+	if l.listed.ResourceVersion != "" && now.Sub(l.at) < ownWrite &&
+		(seen.ResourceVersion == "" || seen.IsBefore(l.listed.ResourceVersion)) {
 		seen = l.listed
 	} else { // when the watch begins anew, what was read before would be older than what is known
 		l.listed = kubeapi.Slices{}
@@ -273,7 +283,8 @@ func (p *publisher) same(name string, want, is dra.Slice) bool {
 }
 
 // judge counts changes by other programs. It returns why nothing is written for now.
-func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]dra.PublishedSlice, view map[string]kubeapi.Slice) error {
+func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]dra.PublishedSlice,
+	view map[string]kubeapi.Slice) error {
 	l, now := &p.ledger, time.Now()
 	ours := map[string]dra.Slice{}
 	for i, slice := range pool.Slices {
@@ -291,7 +302,8 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 		want, our := ours[name]
 		switch {
 		case first, known && !our: // it is being removed
-		case is.Generation == tried.Generation && is.Count == tried.Count && p.same(name, tried.Slice, is.Slice): // this process wrote it
+		// this process wrote it
+		case is.Generation == tried.Generation && is.Count == tried.Count && p.same(name, tried.Slice, is.Slice):
 		case our && is.Generation == l.generation && p.same(name, want, is.Slice): // what matters was not changed
 		default:
 			l.struck = append(l.struck, now)
@@ -321,7 +333,8 @@ func (p *publisher) pause(step dra.Write, there map[string]dra.PublishedSlice) t
 	l, now := &p.ledger, time.Now()
 	switch {
 	case step.New && l.generation > 0: // another program has removed it
-		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= l.pace+calm { // kubelet, when it started
+		// kubelet, when it started
+		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= l.pace+calm {
 			l.paced, l.pace = n, 0
 		}
 		return l.restored.Add(l.pace).Sub(now)
@@ -361,7 +374,8 @@ func (p *publisher) write(
 	l.tried[step.Name] = step.Published
 	var err error
 	if step.New {
-		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner, Controller: true}}
+		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner,
+			Controller: true}}
 		s, err = p.client.CreateSlice(ctx, s)
 	} else {
 		s, err = p.client.UpdateSlice(ctx, s)
@@ -371,7 +385,8 @@ func (p *publisher) write(
 	}
 	l.own[step.Name] = ownSlice{Slice: s, at: now}
 	l.generation, l.written = step.Published.Generation, now
-	klog.FromContext(ctx).V(2).Info("Wrote a slice", "name", step.Name, "devices", len(sent.Devices), "generation", l.generation)
+	klog.FromContext(ctx).V(2).Info("Wrote a slice", "name", step.Name, "devices", len(sent.Devices), "generation",
+		l.generation)
 	return p.compare(ctx, step.Name, sent, s)
 }
 
@@ -386,8 +401,8 @@ func (p *publisher) look(ctx context.Context) error {
 	return nil
 }
 
-// settle reports whether it is certain what the API server has. GPUs count as not published by what it has now, and not by what its cache
-// had.
+// settle reports whether it is certain what the API server has. GPUs count as not published by what
+// it has now, and not by what its cache had.
 func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) bool {
 	published := p.devices.Published().Value()
 	if looked {

@@ -14,14 +14,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// What all nodes of a cluster do at once, each does after a random time. The limit of that time grows with the cluster, so that
-// nodesPerSecond do it in a second. One node waits 20 ms, each of 5,000 up to 100 s.
+// What all nodes of a cluster do at once, each does after a random time. The limit of that time
+// grows with the cluster, so that nodesPerSecond do it in a second. One node waits 20 ms, each of
+// 5,000 up to 100 s.
 const (
 	nodesPerSecond = 50
 	maxSpread      = 5 * time.Minute
-	// pagesPerSecond is how many pages of ResourceClaims all nodes together list in a second. A page costs the API server 12 ms of CPU time.
+	// pagesPerSecond is how many pages of ResourceClaims all nodes together list in a second. A page
+	// costs the API server 12 ms of CPU time.
 	pagesPerSecond = 10
-	// maxListing is how long the lists of all nodes together may take. The GPUs that they are about are idle for as long.
+	// maxListing is how long the lists of all nodes together may take. The GPUs that they are about
+	// are idle for as long.
 	maxListing = 2 * time.Minute
 	// unknownNodes is the number of nodes where they may not be counted.
 	unknownNodes = 1000
@@ -31,16 +34,18 @@ const (
 	recount = 24 * time.Hour
 )
 
-// A spread is how the requests of a process that starts are spread, so that nodes that start together do not ask together. All tasks share
-// one. Make it with newSpread.
+// A spread is how the requests of a process that starts are spread, so that nodes that start
+// together do not ask together. All tasks share one. Make it with newSpread.
 //
-// The first request of a process waits where all nodes may have been started, or where the number of nodes was never known. Otherwise it is
-// this process that was started again: its requests begin at once, and its first write waits.
+// The first request of a process waits where all nodes may have been started, or where the number
+// of nodes was never known. Otherwise it is this process that was started again: its requests begin
+// at once, and its first write waits.
 type spread struct {
 	stateDir string // empty for none
 	boot     string // boot ID of the node; empty if it is not known
 
-	// one holds a value while a task reads or counts, and guards all following fields. Counting waits for the API server.
+	// one holds a value while a task reads or counts, and guards all following fields. Counting waits
+	// for the API server.
 	one   chan struct{}
 	due   time.Time // when the first request may be made; zero before that is known
 	over  bool      // the first write does not wait, because the first request did
@@ -49,7 +54,8 @@ type spread struct {
 
 func newSpread() spread { return spread{one: make(chan struct{}, 1)} }
 
-// lock waits until no other task reads or counts. The caller calls the function that it returns, or gets an error because ctx has ended.
+// lock waits until no other task reads or counts. The caller calls the function that it returns, or
+// gets an error because ctx has ended.
 func (s *spread) lock(ctx context.Context) (unlock func(), err error) {
 	select {
 	case <-ctx.Done():
@@ -99,12 +105,13 @@ func (s *spread) first(ctx context.Context, c counter) time.Duration {
 		return 0
 	}
 	limit := spreadOf(s.nodes)
-	klog.FromContext(ctx).V(2).Info("The first requests are spread over the cluster", "nodes", s.nodes, "within", limit.String())
+	klog.FromContext(ctx).V(2).Info("The first requests are spread over the cluster", "nodes", s.nodes, "within",
+		limit.String())
 	return rand.N(limit)
 }
 
-// countFirst counts the nodes before the first request. An API server that has too much to do is asked again later; without an answer it
-// returns 0.
+// countFirst counts the nodes before the first request. An API server that has too much to do is
+// asked again later; without an answer it returns 0.
 func countFirst(ctx context.Context, c counter) int {
 	for failures := 1; ; failures++ {
 		asking, cancel := context.WithTimeout(ctx, countPatience)
@@ -138,8 +145,8 @@ func spreadOf(nodes int) time.Duration {
 	return min(time.Duration(nodes)*time.Second/nodesPerSecond, maxSpread)
 }
 
-// of returns how long the first write waits at most. It returns an error if that depends on the number of nodes, and they cannot be counted
-// for now.
+// of returns how long the first write waits at most. It returns an error if that depends on the
+// number of nodes, and they cannot be counted for now.
 func (s *spread) of(ctx context.Context, c counter) (time.Duration, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -165,8 +172,8 @@ func (s *spread) pause(ctx context.Context, c counter) error {
 // errTooManyPages is the error of a list that would take all nodes together too long.
 var errTooManyPages = errors.New("the cluster has too many nodes and ResourceClaims for a list of all claims by each node")
 
-// pauseForPages waits a random time before a list of so many pages, which all nodes make, or until ctx ends. It returns errTooManyPages at
-// once if all nodes together need longer than maxListing.
+// pauseForPages waits a random time before a list of so many pages, which all nodes make, or until
+// ctx ends. It returns errTooManyPages at once if all nodes together need longer than maxListing.
 func (s *spread) pauseForPages(ctx context.Context, c counter, pages int) error {
 	nodes, err := s.size(ctx, c)
 	switch most := int(maxListing.Seconds()) * pagesPerSecond; {
@@ -212,7 +219,8 @@ func (s *spread) count(ctx context.Context, c counter) (err error) {
 	return err
 }
 
-// keep saves the size of the cluster for the next process, and counts the nodes from time to time, until ctx ends.
+// keep saves the size of the cluster for the next process, and counts the nodes from time to time,
+// until ctx ends.
 func (s *spread) keep(ctx context.Context, c counter) {
 	for failures, old := 0, false; s.stateDir != ""; {
 		unlock, err := s.lock(ctx)
@@ -246,7 +254,8 @@ func (s *spread) save(ctx context.Context) {
 		return nil, statefile.WriteState(filepath.Join(dir, sizeFile), size)
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Cannot save the size of the cluster; after a restart of the node it is asked for", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot save the size of the cluster; after a restart of the node it is asked for",
+			"reason", err.Error())
 	}
 }
 
@@ -257,7 +266,8 @@ const (
 	maxSize     = 64 << 10
 )
 
-// A clusterSize is how many nodes the cluster had, so that a process knows it before its first request.
+// A clusterSize is how many nodes the cluster had, so that a process knows it before its first
+// request.
 type clusterSize struct {
 	Version int `json:"version"`
 	Nodes   int `json:"nodes"`

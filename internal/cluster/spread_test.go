@@ -15,10 +15,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// headStart is how long after the start of the process nothing is asked of the API server: GPUs are registered first.
+// headStart is how long after the start of the process nothing is asked of the API server: GPUs are
+// registered first.
 const headStart = 500 * time.Millisecond
 
-// firsts returns when the last of some processes, each the first of its node, made its first request and its first write, since the head start.
+// firsts returns when the last of some processes, each the first of its node, made its first
+// request and its first write, since the head start.
 func (s *stage) firsts(fault func() apiserver.Fault, dir func() string) (request, write time.Duration) {
 	s.Helper()
 	for range 15 {
@@ -66,8 +68,9 @@ func fails(times int, f apiserver.Fault) func() apiserver.Fault {
 	}
 }
 
-// Where all nodes may have been started together, the first request of a process waits, and its first write does not wait again. Where the
-// process alone was started again, its first write waits. 50 nodes do it in a second.
+// Where all nodes may have been started together, the first request of a process waits, and its
+// first write does not wait again. Where the process alone was started again, its first write
+// waits. 50 nodes do it in a second.
 func TestSpreadOfStarts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		file    string // cluster.json; none if it is empty
@@ -76,17 +79,22 @@ func TestSpreadOfStarts(t *testing.T) {
 		request time.Duration // the last of all has made its first request by then
 		write   time.Duration // and its first write
 	}{
-		"the node was restarted":            {file: `{"version":1,"nodes":1000,"boot":"b"}`, request: 20 * time.Second, write: 20 * time.Second},
-		"the process was restarted":         {file: `{"version":1,"nodes":1000,"boot":"boot"}`, write: 20 * time.Second},
-		"no boot ID":                        {file: `{"version":1,"nodes":1000,"boot":""}`, request: 20 * time.Second, write: 20 * time.Second},
-		"very many nodes":                   {file: `{"version":1,"nodes":1000000,"boot":"b"}`, request: 5 * time.Minute, write: 5 * time.Minute},
-		"one node":                          {},
-		"300 nodes":                         {nodes: 300, write: 6 * time.Second},
-		"no state of this version":          {file: `{"version":2,"nodes":100000}`, nodes: 300, write: 6 * time.Second},
-		"nonsense":                          {file: `{"version":1,"nodes":-5}`, nodes: 300, write: 6 * time.Second},
-		"nodes may not be counted":          {fault: fails(1, apiserver.Fault{Status: 403}), write: 20 * time.Second},
-		"the API server starts":             {nodes: 300, fault: fails(1, apiserver.Fault{Status: 503}), write: 8 * time.Second},
-		"the API server has too much to do": {nodes: 300, fault: fails(2, apiserver.Fault{Status: 429, RetryAfter: time.Second}), write: 11 * time.Second},
+		"the node was restarted": {file: `{"version":1,"nodes":1000,"boot":"b"}`, request: 20 * time.Second,
+			write: 20 * time.Second},
+		"the process was restarted": {file: `{"version":1,"nodes":1000,"boot":"boot"}`, write: 20 * time.Second},
+		"no boot ID": {file: `{"version":1,"nodes":1000,"boot":""}`, request: 20 * time.Second,
+			write: 20 * time.Second},
+		"very many nodes": {file: `{"version":1,"nodes":1000000,"boot":"b"}`, request: 5 * time.Minute,
+			write: 5 * time.Minute},
+		"one node":                 {},
+		"300 nodes":                {nodes: 300, write: 6 * time.Second},
+		"no state of this version": {file: `{"version":2,"nodes":100000}`, nodes: 300, write: 6 * time.Second},
+		"nonsense":                 {file: `{"version":1,"nodes":-5}`, nodes: 300, write: 6 * time.Second},
+		"nodes may not be counted": {fault: fails(1, apiserver.Fault{Status: 403}), write: 20 * time.Second},
+		"the API server starts": {nodes: 300, fault: fails(1, apiserver.Fault{Status: 503}),
+			write: 8 * time.Second},
+		"the API server has too much to do": {nodes: 300, fault: fails(2,
+			apiserver.Fault{Status: 429, RetryAfter: time.Second}), write: 11 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -113,14 +121,16 @@ func TestSpreadOfStarts(t *testing.T) {
 	}
 }
 
-// What the next process will know of the cluster is the number of nodes as it was about a day ago at most.
+// What the next process will know of the cluster is the number of nodes as it was about a day ago
+// at most.
 func TestSizeOfTheCluster(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
 		saved := func(nodes int, boot string) {
 			s.Helper()
 			text, err := os.ReadFile(filepath.Join(dir, "cluster.json"))
-			if got := strings.Join(strings.Fields(string(text)), ""); err != nil || got != fmt.Sprintf(`{"version":1,"nodes":%d,"boot":%q}`, nodes, boot) {
+			if got := strings.Join(strings.Fields(string(text)), ""); err != nil ||
+				got != fmt.Sprintf(`{"version":1,"nodes":%d,"boot":%q}`, nodes, boot) {
 				s.Errorf("saved is %s (%v), want %d nodes and boot ID %s", got, err, nodes, boot)
 			}
 		}
@@ -153,8 +163,8 @@ func TestSizeOfTheCluster(t *testing.T) {
 	})
 }
 
-// A node of many that were restarted publishes when its turn has come. What follows does not wait: a kubelet that removed the slices, and a
-// fault.
+// A node of many that were restarted publishes when its turn has come. What follows does not wait:
+// a kubelet that removed the slices, and a fault.
 func TestSlicesAreSpreadOnce(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.newPublisher(config.Config{StateDir: s.stateDir(100000, "another")}, snapshotOf(2)).publish()
@@ -181,8 +191,9 @@ func TestSlicesAreSpreadOnce(t *testing.T) {
 	})
 }
 
-// Nothing is asked of the API server while nothing needs it; features can be switched while the process runs. What an option has left on the
-// node is watched until it is gone: a taint, and DaemonSets that are paused.
+// Nothing is asked of the API server while nothing needs it; features can be switched while the
+// process runs. What an option has left on the node is watched until it is gone: a taint, and
+// DaemonSets that are paused.
 func TestTheNodeIsWatchedWhileSomethingNeedsIt(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{}).start()

@@ -37,7 +37,8 @@ const (
 	patience = 30 * time.Minute
 )
 
-// A stage is a node at a stand-in API server. All of it is in a bubble of testing/synctest: time goes on when nobody has anything to do.
+// A stage is a node at a stand-in API server. All of it is in a bubble of testing/synctest: time
+// goes on when nobody has anything to do.
 type stage struct {
 	*testing.T
 	server *apiserver.Server
@@ -145,7 +146,8 @@ func throughFaults(t *testing.T, test func(*stage, apiserver.NamedFault)) {
 	}
 }
 
-// A process is what gpu-node-agent runs for the API server, with what the rest of the program would tell it.
+// A process is what gpu-node-agent runs for the API server, with what the rest of the program would
+// tell it.
 type process struct {
 	daemon.View
 	s       *stage
@@ -333,7 +335,8 @@ func (p *process) drops(cause string) int {
 	return p.dropped[cause]
 }
 
-// stateDir returns a state directory in which the cluster had so many nodes when the node had this boot ID.
+// stateDir returns a state directory in which the cluster had so many nodes when the node had this
+// boot ID.
 func (s *stage) stateDir(nodes int, boot string) string {
 	s.Helper()
 	dir := s.TempDir()

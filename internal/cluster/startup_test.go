@@ -16,7 +16,8 @@ const startupTaint = "startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-
 
 func (s *stage) isStarting() bool { return slices.Contains(s.taints(), startupTaint) }
 
-// TestStartupTaint: the taint goes when the daemon is ready and the Node shows the GPUs, and not before (kdp#1746). Those of others stay.
+// TestStartupTaint: the taint goes when the daemon is ready and the Node shows the GPUs, and not
+// before (kdp#1746). Those of others stay.
 func TestStartupTaint(t *testing.T) {
 	for name, tt := range map[string]struct {
 		effect  corev1.TaintEffect

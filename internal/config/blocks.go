@@ -26,12 +26,13 @@ func (d *document) blocks(c *Config) {
 	d.units(c)
 }
 
-// honours reports whether a key that NVIDIA's device plugin ignores has its effect, and warns unless the configuration says so. Without is
-// what holds where it is ignored.
+// honours reports whether a key that NVIDIA's device plugin ignores has its effect, and warns
+// unless the configuration says so. Without is what holds where it is ignored.
 func (d *document) honours(c *Config, path, without string) bool {
 	switch c.Compatibility {
 	case CompatibilityNVIDIA:
-		d.warn(path, d.line(path), "is ignored, as by NVIDIA's device plugin: "+without+"; --compatibility=none gives it its effect")
+		d.warn(path, d.line(path), "is ignored, as by NVIDIA's device plugin: "+without+
+			"; --compatibility=none gives it its effect")
 		return false
 	case CompatibilityUnset:
 		d.warn(path, d.line(path), "has its effect here; NVIDIA's device plugin ignores it: "+without+
@@ -41,8 +42,8 @@ func (d *document) honours(c *Config, path, without string) bool {
 	return true
 }
 
-// refuse puts a problem with a key of the file on record, unless the key, or a block around it, could not even be read:
-// then it only looks as if it were missing.
+// refuse puts a problem with a key of the file on record, unless the key, or a block around it,
+// could not even be read: then it only looks as if it were missing.
 func (d *document) refuse(path, text string) {
 	for _, m := range d.malformed {
 		if rest, inside := strings.CutPrefix(path, m.Where); inside && (rest == "" || rest[0] == '.' || rest[0] == '[') {
@@ -101,7 +102,8 @@ func parsed[T any](d *document, path string, given []string, parse func(string) 
 	return all
 }
 
-// sharing puts the sharing block into the Config. MPS wins over time-slicing, but both have to be right.
+// sharing puts the sharing block into the Config. MPS wins over time-slicing, but both have to be
+// right.
 func (d *document) sharing(c *Config) {
 	s := d.config.Sharing
 	if s == nil {
@@ -126,9 +128,10 @@ func (d *document) sharing(c *Config) {
 	}
 }
 
-// replicated returns what one way of sharing is to do; one says whether a request for several replicas is refused where
-// the file does not say so.
-func (d *document) replicated(c *Config, path string, given *v1.Replicated, mode resource.SharingMode, one bool) resource.Sharing {
+// replicated returns what one way of sharing is to do; one says whether a request for several
+// replicas is refused where the file does not say so.
+func (d *document) replicated(c *Config, path string, given *v1.Replicated, mode resource.SharingMode,
+	one bool) resource.Sharing {
 	if given == nil {
 		return resource.Sharing{}
 	}
@@ -204,8 +207,8 @@ type ruled struct {
 	named mentions
 }
 
-// overlap adds a rule. It says how the rule and one before it concern one device on every node that has it; empty if they need
-// not.
+// overlap adds a rule. It says how the rule and one before it concern one device on every node that
+// has it; empty if they need not.
 func (r *ruled) overlap(rule resource.SharingRule) string {
 	earlier := r.all
 	if rule.Devices == nil {

@@ -51,7 +51,8 @@ sharing:
 					{Where: "sharing.timeSlicing.resources[1]", Name: "nvidia.com/mig-1g.10gb", First: 3, Replicas: 3},
 					{
 						Where: "sharing.timeSlicing.resources[2]", Name: "nvidia.com/mig-2g.20gb",
-						Devices: []resource.Ref{"0", "1:2", "GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30", "MIG-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30"}, Replicas: 4,
+						Devices: []resource.Ref{"0", "1:2", "GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30",
+							"MIG-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30"}, Replicas: 4,
 					},
 				},
 			}},
@@ -59,9 +60,10 @@ sharing:
 		{
 			name: "MPS wins and refuses requests for more than one", args: "--mps-root=/run/nvidia/mps",
 			file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 5}]}}",
-			want: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS, OnePerRequest: true, Rules: []resource.SharingRule{
-				{Where: "sharing.mps.resources[0]", Name: "nvidia.com/gpu", Replicas: 5},
-			}}},
+			want: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS, OnePerRequest: true,
+				Rules: []resource.SharingRule{
+					{Where: "sharing.mps.resources[0]", Name: "nvidia.com/gpu", Replicas: 5},
+				}}},
 		},
 		{
 			name: "MPS that allows requests for more than one", args: "--mps-root=/run/nvidia/mps",
@@ -94,7 +96,8 @@ selectors:
 - {models: ["*L40S"], replicas: 4, rename: l40s, exclude: false}
 `,
 			want: resource.Options{Selectors: []resource.Selector{
-				{Where: "selectors[0]", Devices: []resource.Ref{"GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30", "1", "2:0"}, Exclude: true},
+				{Where: "selectors[0]", Devices: []resource.Ref{"GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30", "1", "2:0"},
+					Exclude: true},
 				{Where: "selectors[1]", PCI: []string{"0000:1b:00.0"}, Rename: "nvidia.com/odd"},
 				{Where: "selectors[2]", Models: []resource.Pattern{"*L40S"}, Rename: "nvidia.com/l40s", Replicas: 4},
 			}},
@@ -246,7 +249,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 	}
 }
 
-// TestEntriesThatOverlap: of two entries for one device the one with more replicas counts, as in NVIDIA's device plugin, with a warning.
+// TestEntriesThatOverlap: of two entries for one device the one with more replicas counts, as in
+// NVIDIA's device plugin, with a warning.
 func TestEntriesThatOverlap(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, file, want string }{
@@ -337,7 +341,8 @@ health:
 		t.Error("the kernel's log is not read, or CUDA not proven")
 	}
 	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate, imex: report, reopen: careful, energyEvidence: false, kernelLog: false}"))
-	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.ReopenAlways || c.Health.EnergyEvidence || c.KernelLog {
+	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.ReopenAlways ||
+		c.Health.EnergyEvidence || c.KernelLog {
 		t.Errorf("what holds anyway: %+v, %v", c.Health, err)
 	}
 }

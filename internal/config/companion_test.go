@@ -11,7 +11,8 @@ import (
 // TestCompanionsOfTheFile: the keys of the file are truth values, as in NVIDIA's, or auto.
 func TestCompanionsOfTheFile(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]containeredits.Companion{"true": containeredits.Always, "false": containeredits.Never, `"true"`: containeredits.Always, "auto": containeredits.Auto} {
+	for text, want := range map[string]containeredits.Companion{"true": containeredits.Always,
+		"false": containeredits.Never, `"true"`: containeredits.Always, "auto": containeredits.Auto} {
 		file := "version: v1\nflags: {gdrcopyEnabled: " + text + ", gdsEnabled: " + text + ", mofedEnabled: " + text + "}\n"
 		c, _, err := config.Sources{}.Resolve("f", []byte(file))
 		if err != nil || c.Edits.GDRCopy != want || c.Edits.GDS != want || c.Edits.MOFED != want {

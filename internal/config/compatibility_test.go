@@ -24,8 +24,9 @@ type row struct {
 	tests []string // that its last cell names
 }
 
-// compatibilityRows returns the rows of all tables that have the column Test: those that differ from NVIDIA's plugin for users are in
-// docs/dev/differences.md, all others in docs/dev/compatibility.md.
+// compatibilityRows returns the rows of all tables that have the column Test: those that differ
+// from NVIDIA's plugin for users are in docs/dev/differences.md, all others in
+// docs/dev/compatibility.md.
 func compatibilityRows(t *testing.T) []row {
 	t.Helper()
 	var rows []row
@@ -64,8 +65,8 @@ var (
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]+)\(`)
 )
 
-// TestCompatibilityHasARowForEverything: each flag, variable and key has a row with a test. Without a row it has no
-// argument for being what it is.
+// TestCompatibilityHasARowForEverything: each flag, variable and key has a row with a test. Without
+// a row it has no argument for being what it is.
 func TestCompatibilityHasARowForEverything(t *testing.T) {
 	t.Parallel()
 	rows := compatibilityRows(t)
@@ -98,8 +99,8 @@ func TestCompatibilityHasARowForEverything(t *testing.T) {
 	}
 }
 
-// keysOf returns the paths of all keys of a block of the schema that hold no further block, with their types. [] stands for the items of
-// a list.
+// keysOf returns the paths of all keys of a block of the schema that hold no further block, with
+// their types. [] stands for the items of a list.
 func keysOf(block reflect.Type, path string) map[string]reflect.Type {
 	all := map[string]reflect.Type{}
 	for i := range block.NumField() {

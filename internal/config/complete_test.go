@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// TestEveryKeyIsAnOption keeps a new key of the schema from being forgotten: each key of these blocks has an option, and each option has
-// a key that is there.
+// TestEveryKeyIsAnOption keeps a new key of the schema from being forgotten: each key of these
+// blocks has an option, and each option has a key that is there.
 func TestEveryKeyIsAnOption(t *testing.T) {
 	t.Parallel()
 	var known []string
@@ -24,7 +24,9 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 			known = append(known, key)
 		}
 	}
-	known = append(known, "health.kernelLog", "health.interval", "health.rebootFile", "health.validate", "dra.mode", "dra.driverName", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata") // the others have no flag
+	// the others have no flag
+	known = append(known, "health.kernelLog", "health.interval", "health.rebootFile", "health.validate", "dra.mode",
+		"dra.driverName", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata")
 	var claimed []string
 	for _, o := range config.Options() {
 		if o.Key != "" {
@@ -33,7 +35,8 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 	}
 	for _, key := range known {
 		// keys of GPU feature discovery have no effect here
-		if gfd := strings.HasPrefix(key, "flags.gfd.") || key == "flags.useNodeFeatureAPI"; gfd == slices.Contains(claimed, key) {
+		if gfd := strings.HasPrefix(key, "flags.gfd.") || key == "flags.useNodeFeatureAPI"; gfd == slices.Contains(claimed,
+			key) {
 			t.Errorf("key %s: is for feature discovery: %v, and has an option: %v", key, gfd, !gfd)
 		}
 	}
@@ -44,8 +47,9 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 	}
 }
 
-// TestEveryDurationHasAUnitAndBounds: a number without a unit is not taken for nanoseconds, and no length of time of the daemon is negative
-// or so long that it never ends. That of feature discovery has the bounds of NVIDIA's program.
+// TestEveryDurationHasAUnitAndBounds: a number without a unit is not taken for nanoseconds, and no
+// length of time of the daemon is negative or so long that it never ends. That of feature discovery
+// has the bounds of NVIDIA's program.
 func TestEveryDurationHasAUnitAndBounds(t *testing.T) {
 	t.Parallel()
 	found := 0
@@ -60,7 +64,8 @@ func TestEveryDurationHasAUnitAndBounds(t *testing.T) {
 				continue
 			}
 			keys := strings.Split(path, ".")
-			_, _, err := config.Sources{}.Resolve("", []byte(strings.Join(keys, ": {")+": "+value+strings.Repeat("}", len(keys)-1)))
+			_, _, err := config.Sources{}.Resolve("", []byte(strings.Join(keys, ": {")+": "+value+strings.Repeat("}",
+				len(keys)-1)))
 			var invalid *config.Invalid
 			if !errors.As(err, &invalid) || len(invalid.Problems) != 1 || !strings.Contains(invalid.Error(), path) {
 				t.Errorf("%s: %s: %v, want that it is refused", path, value, err)
@@ -96,8 +101,8 @@ func TestNamesAreUnique(t *testing.T) {
 	}
 }
 
-// TestEveryFieldOfConfigIsSet keeps a new field of Config from being without a way to set it: a configuration that says
-// something of everything leaves no field zero.
+// TestEveryFieldOfConfigIsSet keeps a new field of Config from being without a way to set it: a
+// configuration that says something of everything leaves no field zero.
 func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	t.Parallel()
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)

@@ -19,19 +19,22 @@ const (
 	DefaultKubeletSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
 )
 
-// Config is the whole configuration of the daemon. Load makes it, complete and valid. It is not changed afterwards, and neither is what
-// it holds.
+// Config is the whole configuration of the daemon. Load makes it, complete and valid. It is not
+// changed afterwards, and neither is what it holds.
 type Config struct {
 	// File is the path of the configuration file; empty if there is none.
 	File string
-	// FailOnInitError ends the process when NVML cannot be initialised; otherwise it waits for the driver.
+	// FailOnInitError ends the process when NVML cannot be initialised; otherwise it waits for the
+	// driver.
 	FailOnInitError bool
 	// Simulate is the profile of the simulated node, a name or a path; empty for the real node.
 	Simulate string
 
-	// KubeletRoot is the root directory of kubelet, as kubelet and this process see it. Plugin sockets are not below it.
+	// KubeletRoot is the root directory of kubelet, as kubelet and this process see it. Plugin sockets
+	// are not below it.
 	KubeletRoot string
-	// KubeletSocket is the registration socket of kubelet. Plugin sockets are made in its directory. Empty: do not register.
+	// KubeletSocket is the registration socket of kubelet. Plugin sockets are made in its directory.
+	// Empty: do not register.
 	KubeletSocket string
 	// PodResourcesSocket is the PodResources socket of kubelet; empty to do without.
 	PodResourcesSocket string
@@ -45,7 +48,8 @@ type Config struct {
 	NodeName string
 	// Namespace and PodName are those of this program's pod; PodName is empty where it is not known.
 	Namespace, PodName string
-	// Kubeconfig is the file with the API server's address and the credentials; empty for those of the pod's service account.
+	// Kubeconfig is the file with the API server's address and the credentials; empty for those of the
+	// pod's service account.
 	Kubeconfig string
 	// NodeConfig chooses the configuration file by a label of the node.
 	NodeConfig NodeConfig
@@ -57,10 +61,11 @@ type Config struct {
 	DRA DRA
 	// Discovery is for the program gpu-feature-discovery alone.
 	Discovery Discovery
-	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.
+	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs
+	// a restart.
 	LoggingFormat LoggingFormat
-	// Record is the directory for a recording of the driver's answers from the start; empty for none. RecordRedact replaces UUIDs and PCI
-	// addresses in it.
+	// Record is the directory for a recording of the driver's answers from the start; empty for none.
+	// RecordRedact replaces UUIDs and PCI addresses in it.
 	Record       string
 	RecordRedact bool
 	// StateDir is the directory for state that survives a restart; empty for none.
@@ -73,7 +78,8 @@ type Config struct {
 	Driver Driver
 	// Accepted are the versions of the driver with which devices are given to pods.
 	Accepted DriverRange
-	// IMEXRequired makes devices Unhealthy while the node lacks the IMEX channel that containers are to be given.
+	// IMEXRequired makes devices Unhealthy while the node lacks the IMEX channel that containers are
+	// to be given.
 	IMEXRequired bool
 	// Health are the rules by which faults open and close.
 	Health health.Policy
@@ -117,7 +123,8 @@ type Driver struct {
 	DevRoot string
 	// ContainerRoot is where Root is seen by this process.
 	ContainerRoot string
-	// SearchPath are folders below Root in which libraries are looked for before others, without a slash in front.
+	// SearchPath are folders below Root in which libraries are looked for before others, without a
+	// slash in front.
 	SearchPath []string
 }
 
@@ -166,8 +173,8 @@ func (f LoggingFormat) String() string {
 	return "text"
 }
 
-// Compatibility says whether keys of the file that NVIDIA's device plugin ignores have an effect: resources, and rename and devices of
-// sharing.
+// Compatibility says whether keys of the file that NVIDIA's device plugin ignores have an effect:
+// resources, and rename and devices of sharing.
 type Compatibility int
 
 // The values.

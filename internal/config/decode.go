@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
 )
 
-// maxNodes bounds how many nodes of a file are looked at: aliases of YAML can make very many of few.
+// maxNodes bounds how many nodes of a file are looked at: aliases of YAML can make very many of
+// few.
 const maxNodes = 1 << 17
 
 // A document is a decoded file, and what was found on the way.
@@ -37,8 +38,8 @@ type document struct {
 	malformed []Remark
 }
 
-// decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all mistakes instead of
-// the first, and unknown keys too. An empty file is an empty Config.
+// decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all
+// mistakes instead of the first, and unknown keys too. An empty file is an empty Config.
 func decode(data []byte) *document {
 	d := &document{lines: map[string]int{}, nulls: map[string]bool{}, keys: map[reflect.Type]string{}}
 	top, err := single(yaml.NewDecoder(bytes.NewReader(data)))
@@ -63,8 +64,8 @@ func decode(data []byte) *document {
 	return d
 }
 
-// single returns the top node of the only document of a file; nil if there is none. Documents that say nothing may follow it:
-// templates leave separators behind.
+// single returns the top node of the only document of a file; nil if there is none. Documents that
+// say nothing may follow it: templates leave separators behind.
 func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
 	for first := true; ; first = false {
 		var root yaml.Node
@@ -123,8 +124,8 @@ func isNothing(top *yaml.Node) bool {
 	return top == nil || top.Tag == "!!null" || top.Kind == yaml.MappingNode && len(top.Content) == 0
 }
 
-// containsItself reports whether following aliases leads from a node to itself. Nodes are open while what they hold is
-// looked at.
+// containsItself reports whether following aliases leads from a node to itself. Nodes are open
+// while what they hold is looked at.
 func containsItself(node *yaml.Node, open map[*yaml.Node]bool) bool {
 	if isOpen, seen := open[node]; seen {
 		return isOpen
@@ -232,8 +233,9 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 	d.entries(node, into, path, map[string]string{})
 }
 
-// entries decodes the keys of a mapping, and of the mappings that it merges, in the order in which the file has them: a value
-// replaces all of an earlier one. Spellings are the keys so far, by the key as the schema writes it.
+// entries decodes the keys of a mapping, and of the mappings that it merges, in the order in which
+// the file has them: a value replaces all of an earlier one. Spellings are the keys so far, by the
+// key as the schema writes it.
 func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if node.Kind != yaml.MappingNode {
 		d.problem(cmp.Or(path, "file"), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
@@ -304,7 +306,8 @@ func (d *document) sequence(node *yaml.Node, into reflect.Value, path string) {
 }
 
 func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
-	wanted := map[reflect.Kind]string{reflect.Bool: "true or false", reflect.Int: "a whole number", reflect.String: "a string"}[into.Kind()]
+	wanted := map[reflect.Kind]string{reflect.Bool: "true or false", reflect.Int: "a whole number",
+		reflect.String: "a string"}[into.Kind()]
 	if wanted == "" {
 		panic(fmt.Sprintf("the schema has a field of kind %s at %s, which cannot be decoded", into.Kind(), path))
 	}
@@ -325,8 +328,8 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 	}
 }
 
-// isText reports whether a node is a string. As an item of a list it may be a whole number, such as an index, and has to be the same
-// however YAML is read: 00 may mean 0, and y true.
+// isText reports whether a node is a string. As an item of a list it may be a whole number, such as
+// an index, and has to be the same however YAML is read: 00 may mean 0, and y true.
 func isText(node *yaml.Node, item bool) bool {
 	switch node.Tag {
 	case "!!str", "!!timestamp":
@@ -349,7 +352,8 @@ func (d *document) warn(where string, line int, text string) {
 	d.warnings.add(Remark{Where: where, Line: line, Text: text})
 }
 
-// lookUp returns the field of a struct for a key of a file, in any case, and the key as the schema writes it.
+// lookUp returns the field of a struct for a key of a file, in any case, and the key as the schema
+// writes it.
 func lookUp(into reflect.Value, key string) (field reflect.Value, name string, found bool) {
 	for i := range into.NumField() {
 		if name := tag(into.Type().Field(i)); strings.EqualFold(name, key) {

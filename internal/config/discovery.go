@@ -33,7 +33,8 @@ const (
 // DefaultDiscoveryFile is where gpu-feature-discovery writes.
 const DefaultDiscoveryFile = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 
-// discoveryOptions are all settings of gpu-feature-discovery: those that it shares with the daemon, and its own.
+// discoveryOptions are all settings of gpu-feature-discovery: those that it shares with the daemon,
+// and its own.
 var discoveryOptions = append(shared(
 	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path", "library-search-path",
 	"logging-format", "simulate",
@@ -129,7 +130,8 @@ func (s Sources) options() []option {
 	return options
 }
 
-// discovery completes the configuration of gpu-feature-discovery, which writes labels and does nothing else.
+// discovery completes the configuration of gpu-feature-discovery, which writes labels and does
+// nothing else.
 func (c *Config) discovery(s Sources) {
 	c.Discovery.On = true
 	c.Features.Labels = LabelsFile

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// TestDiscoveryOptions: what NVIDIA's gpu-feature-discovery is told by flags, environment and file is what ours is told.
+// TestDiscoveryOptions: what NVIDIA's gpu-feature-discovery is told by flags, environment and file
+// is what ours is told.
 func TestDiscoveryOptions(t *testing.T) {
 	t.Parallel()
 	const shared = "flags: {migStrategy: mixed, useNodeFeatureAPI: true, gfd: {oneshot: true, noTimestamp: true, sleepInterval: 2m, outputFile: /f, " +
@@ -24,7 +25,8 @@ func TestDiscoveryOptions(t *testing.T) {
 		machine   string
 		timestamp bool
 	}
-	usual := want{config.Discovery{On: true, Sleep: time.Minute}, config.LabelsFile, config.DefaultDiscoveryFile, config.DefaultMachineTypeFile, true}
+	usual := want{config.Discovery{On: true, Sleep: time.Minute}, config.LabelsFile, config.DefaultDiscoveryFile,
+		config.DefaultMachineTypeFile, true}
 	with := func(change func(*want)) want {
 		w := usual
 		change(&w)
@@ -38,8 +40,10 @@ func TestDiscoveryOptions(t *testing.T) {
 	}{
 		{name: "nothing", want: usual, program: config.DevicePlugin},
 		{
-			name: "file", file: strings.Replace(shared, "sharing: {mps: {resources: []}}\n", "", 1), env: "NODE_NAME=n", program: config.NodeAgent,
-			want: want{config.Discovery{On: true, Oneshot: true, Sleep: 2 * time.Minute, API: config.APIOn}, config.LabelsNodeFeature, "/f", "/m", false},
+			name: "file", file: strings.Replace(shared, "sharing: {mps: {resources: []}}\n", "",
+				1), env: "NODE_NAME=n", program: config.NodeAgent,
+			want: want{config.Discovery{On: true, Oneshot: true, Sleep: 2 * time.Minute, API: config.APIOn},
+				config.LabelsNodeFeature, "/f", "/m", false},
 		},
 		{
 			name: "environment over file", file: "flags: {gfd: {sleepInterval: 2m, outputFile: /f}}",
@@ -48,14 +52,19 @@ func TestDiscoveryOptions(t *testing.T) {
 				w.d.Sleep, w.file, w.machine, w.d.API = 0, "", "/e", config.APIOff
 			}),
 		},
-		{name: "flags over environment", env: "GFD_ONESHOT=true", args: "--oneshot=false -o /o --kube-api-qps=7 --kube-api-burst=9", want: with(func(w *want) { w.file = "/o" })},
-		{name: "an infinite interval", file: "flags: {gfd: {sleepInterval: infinite}}", want: with(func(w *want) { w.d.Sleep = 0 })},
+		{name: "flags over environment", env: "GFD_ONESHOT=true",
+			args: "--oneshot=false -o /o --kube-api-qps=7 --kube-api-burst=9", want: with(func(w *want) { w.file = "/o" })},
+		{name: "an infinite interval", file: "flags: {gfd: {sleepInterval: infinite}}",
+			want: with(func(w *want) { w.d.Sleep = 0 })},
 		{name: "a short interval", args: "--sleep-interval=10ms", want: with(func(w *want) { w.d.Sleep = time.Second })},
 		{name: "other discovery", args: "--device-discovery-strategy=vfio", fails: "auto, nvml"},
-		{name: "an agent's default", env: "GFD_NODE_NAME=n", program: config.NodeAgent, want: with(func(w *want) { w.labels = config.LabelsNodeFeature })},
-		{name: "features are of the daemon", file: "features: {labels: node, events: true}", program: config.DevicePlugin, want: usual},
+		{name: "an agent's default", env: "GFD_NODE_NAME=n", program: config.NodeAgent,
+			want: with(func(w *want) { w.labels = config.LabelsNodeFeature })},
+		{name: "features are of the daemon", file: "features: {labels: node, events: true}", program: config.DevicePlugin,
+			want: usual},
 		{name: "MPS without a root", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", want: usual},
-		{name: "no client", args: "--use-node-feature-api", program: config.DevicePlugin, fails: "--use-node-feature-api: needs the API server"},
+		{name: "no client", args: "--use-node-feature-api", program: config.DevicePlugin,
+			fails: "--use-node-feature-api: needs the API server"},
 		{name: "no name of the node", program: config.NodeAgent, fails: "needs the name of the node"},
 		{name: "a bad interval", args: "--sleep-interval=5", fails: "infinite"},
 		{name: "a bad boolean", env: "USE_NODE_FEATURE_API=maybe", fails: "true or false"},
@@ -76,7 +85,8 @@ func TestDiscoveryOptions(t *testing.T) {
 				}
 				return
 			}
-			got := want{c.Discovery, c.Features.Labels, c.Features.LabelsFile, c.Features.MachineTypeFile, c.Features.LabelsTimestamp}
+			got := want{c.Discovery, c.Features.Labels, c.Features.LabelsFile, c.Features.MachineTypeFile,
+				c.Features.LabelsTimestamp}
 			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(want{})); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}

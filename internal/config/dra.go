@@ -15,20 +15,24 @@ import (
 // DRA says which GPUs pods get by Dynamic Resource Allocation, and not by the device plugin.
 type DRA struct {
 	Mode DRAMode
-	// DriverName is the name of the driver. It is that of the start: a change of the file needs a restart.
+	// DriverName is the name of the driver. It is that of the start: a change of the file needs a
+	// restart.
 	DriverName string
 	// GPUs selects them with DRASplit.
 	GPUs resource.Selector
-	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
+	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that
+	// are given by claims.
 	DynamicMIG bool
-	// SwitchMIG has the MIG mode of GPUs that change it without a reset be switched on for claims with such MIG devices, and off for claims
-	// with the whole GPU.
+	// SwitchMIG has the MIG mode of GPUs that change it without a reset be switched on for claims with
+	// such MIG devices, and off for claims with the whole GPU.
 	SwitchMIG bool
-	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a GPU alone.
+	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a
+	// GPU alone.
 	Shares int
 	// ShareBy is what is counted of them. Without a limit, Shares does not count.
 	ShareBy dra.ShareBy
-	// ClaimStatus has the status of claims say which devices they have, and whether these are ready and healthy.
+	// ClaimStatus has the status of claims say which devices they have, and whether these are ready
+	// and healthy.
 	ClaimStatus bool
 	// Metadata has containers of a claim find a file that says which devices they have.
 	Metadata bool
@@ -56,12 +60,14 @@ func (m DRAMode) String() string {
 	return fmt.Sprintf("DRAMode(%d)", int(m))
 }
 
-// GivenByDRA reports whether pods are to get a GPU by Dynamic Resource Allocation. A GPU that the selectors exclude is given to nobody.
+// GivenByDRA reports whether pods are to get a GPU by Dynamic Resource Allocation. A GPU that the
+// selectors exclude is given to nobody.
 func (c Config) GivenByDRA(g inventory.GPU) bool {
 	return (c.DRA.Mode == DRAAll || c.DRA.Mode == DRASplit && c.DRA.GPUs.SelectsGPU(g)) && !c.Resource.Excludes(g)
 }
 
-// draOptions are the settings of Dynamic Resource Allocation. Which GPUs are selected is in the file alone.
+// draOptions are the settings of Dynamic Resource Allocation. Which GPUs are selected is in the
+// file alone.
 var draOptions = []option{
 	{
 		flag: "dra-mode", common: true, env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
@@ -116,7 +122,8 @@ const maxDriverName = 63
 
 func setDriverName(c *Config, text string) error {
 	if len(text) > maxDriverName || !driverForm.MatchString(text) {
-		return fmt.Errorf("must be a DNS subdomain of at most %d characters, such as gpu.example.com, not %q", maxDriverName, text)
+		return fmt.Errorf("must be a DNS subdomain of at most %d characters, such as gpu.example.com, not %q", maxDriverName,
+			text)
 	}
 	c.DRA.DriverName = text
 	return nil
@@ -141,7 +148,8 @@ func setShareBy(c *Config, text string) error {
 	return nil
 }
 
-// dra judges the mode. It comes after the blocks: what gives a GPU to the device plugin must not be about a GPU that it does not have.
+// dra judges the mode. It comes after the blocks: what gives a GPU to the device plugin must not be
+// about a GPU that it does not have.
 func (d *document) dra(c *Config, s Sources) {
 	given := d.config.DRA
 	if given != nil && given.GPUs != nil {
@@ -211,7 +219,8 @@ func (d *document) shares(c *Config) {
 	}
 }
 
-// apart refuses an entry that renames or shares devices if some of them are on selected GPUs on every node that has them.
+// apart refuses an entry that renames or shares devices if some of them are on selected GPUs on
+// every node that has them.
 func (d *document) apart(where string, selected, entry resource.Selector) {
 	named := mentions{}
 	_ = conflict(selected, nil, named)

@@ -25,7 +25,8 @@ func TestDRA(t *testing.T) {
 	if diff := cmp.Diff(want, c.DRA); diff != "" || len(warnings) > 0 || err != nil {
 		t.Fatalf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
-	gpus := []inventory.GPU{{UUID: uuid, Index: 0}, {UUID: "b", Index: 1}, {UUID: "c", Index: 2, Model: "Tesla T4"}, {UUID: "d", Index: 3},
+	gpus := []inventory.GPU{{UUID: uuid, Index: 0}, {UUID: "b", Index: 1}, {UUID: "c", Index: 2, Model: "Tesla T4"},
+		{UUID: "d", Index: 3},
 		{UUID: "e", Index: 4}, {UUID: "f", Index: 5, BDF: "0000:1b:00.0"}, {UUID: "g", Index: 6, Model: "NVIDIA DGX Display"}}
 	given := func() (all []int) {
 		for _, g := range gpus {
@@ -35,7 +36,8 @@ func TestDRA(t *testing.T) {
 		}
 		return all
 	}
-	for mode, want := range map[config.DRAMode][]int{config.DRAOff: nil, config.DRAAll: {0, 1, 2, 5}, config.DRASplit: {0, 2, 5}} {
+	for mode, want := range map[config.DRAMode][]int{config.DRAOff: nil, config.DRAAll: {0, 1, 2, 5},
+		config.DRASplit: {0, 2, 5}} {
 		if c.DRA.Mode = mode; !slices.Equal(given(), want) {
 			t.Errorf("%s: GPUs %v, want %v", mode, given(), want)
 		}
@@ -47,7 +49,8 @@ func TestShares(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int{"0": 0, "2": 2, "48": 48, "1": -1, "49": -1, "-2": -1, "many": -1} {
 		for way, given := range map[string][3]string{
-			"file": {"dra: {shares: " + text + "}", "", ""}, "environment": {"", "DRA_SHARES=" + text, ""}, "flag": {"", "", "--dra-shares=" + text},
+			"file": {"dra: {shares: " + text + "}", "", ""}, "environment": {"", "DRA_SHARES=" + text, ""}, "flag": {"", "",
+				"--dra-shares=" + text},
 		} {
 			c, _, err := sources(t, given[1], given[2]).Resolve("a.yaml", []byte(given[0]))
 			if refused := want < 0; (err != nil) != refused || !refused && c.DRA.Shares != want {
@@ -71,7 +74,8 @@ func TestDriverName(t *testing.T) {
 			t.Errorf("%s: %q, %v", text, c.DRA.DriverName, err)
 		}
 	}
-	if c, _, err := sources(t, "DRA_DRIVER_NAME=a.b", "--dra-driver-name=c.d").Resolve("a.yaml", []byte("dra: {driverName: e.f}")); err != nil || c.DRA.DriverName != "c.d" {
+	if c, _, err := sources(t, "DRA_DRIVER_NAME=a.b", "--dra-driver-name=c.d").Resolve("a.yaml",
+		[]byte("dra: {driverName: e.f}")); err != nil || c.DRA.DriverName != "c.d" {
 		t.Errorf("the flag beside the others: %q, %v", c.DRA.DriverName, err)
 	}
 	if c, _, err := sources(t, "", "").Resolve("", nil); err != nil || c.DRA.DriverName != "gpu.nvidia.com" {
@@ -138,21 +142,26 @@ func TestDRAThatIsRefused(t *testing.T) {
 		program          config.Program
 		want             string // empty: is taken without a warning
 	}{
-		{name: "the program without a client", file: "dra: {mode: dra}", program: config.DevicePlugin, want: "run gpu-node-agent instead"},
+		{name: "the program without a client", file: "dra: {mode: dra}", program: config.DevicePlugin,
+			want: "run gpu-node-agent instead"},
 		{name: "that program with the default", file: "dra: {mode: plugin}", program: config.DevicePlugin},
 		{name: "no node name", file: "dra: {mode: dra}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
 		{name: "unknown mode", file: "dra: {mode: both}", want: `"both" is not one of: plugin, dra, split`},
 		{name: "nothing selected", file: "dra: {mode: split}", want: "dra.gpus: selects nothing"},
 		{name: "nothing selected by what is there", file: "dra: {mode: split, gpus: {}}", want: "dra.gpus: selects nothing"},
-		{name: "a part of a GPU", file: `dra: {mode: split, gpus: {indices: ["0:1"]}}`, want: `"0:1" is a MIG device; name its GPU`},
-		{name: "a MIG device", file: "dra: {mode: split, gpus: {uuids: [MIG-4404041a-04cf-1ccf-9e70-f139a9b1e23c]}}", want: "name its GPU"},
+		{name: "a part of a GPU", file: `dra: {mode: split, gpus: {indices: ["0:1"]}}`,
+			want: `"0:1" is a MIG device; name its GPU`},
+		{name: "a MIG device", file: "dra: {mode: split, gpus: {uuids: [MIG-4404041a-04cf-1ccf-9e70-f139a9b1e23c]}}",
+			want: "name its GPU"},
 		{name: "no state", file: "dra: {mode: dra}", args: "--state-dir=", want: "dra needs --state-dir"},
 		{name: "no kubelet", file: "dra: {mode: dra}", args: "--kubelet-socket=", want: "dra needs --kubelet-socket"},
-		{name: "no account of pods", file: "dra: {mode: dra}", args: "--pod-resources-socket=", want: "dra needs --pod-resources-socket"},
+		{name: "no account of pods", file: "dra: {mode: dra}", args: "--pod-resources-socket=",
+			want: "dra needs --pod-resources-socket"},
 		{name: "a relative path", file: "{dra: {mode: dra}, flags: {kubeletRoot: kubelet}}", want: "is not an absolute path"},
 		{name: "shared and in slices", file: "{dra: {mode: dra}, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}",
 			want: "with dra no GPU is shared by the device plugin"},
-		{name: "renamed and in slices", file: "{dra: {mode: dra}, selectors: [{indices: [0], rename: nvidia.com/a}]}", want: "selectors[0]: renames or shares"},
+		{name: "renamed and in slices", file: "{dra: {mode: dra}, selectors: [{indices: [0], rename: nvidia.com/a}]}",
+			want: "selectors[0]: renames or shares"},
 		{name: "renamed and selected", file: "{dra: {mode: split, gpus: {indices: [1, 0]}}, selectors: [{indices: [2], rename: nvidia.com/a}, {indices: [0], replicas: 2}]}",
 			want: "selectors[1]: overlaps with dra.gpus"},
 		{name: "a part of it renamed", file: `{dra: {mode: split, gpus: {indices: [0]}}, selectors: [{indices: ["0:1"], rename: nvidia.com/a}]}`,

@@ -7,13 +7,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestDriversThatAreAccepted: those from one version on, and those before another one. A driver that has not answered is not refused.
+// TestDriversThatAreAccepted: those from one version on, and those before another one. A driver
+// that has not answered is not refused.
 func TestDriversThatAreAccepted(t *testing.T) {
 	t.Parallel()
 	for file, versions := range map[string]map[string]string{
-		"":                               {"": "", "340.108": "", "620.1": ""},
-		`driver: {atLeast: "580.95.05"}`: {"": "", "580.95.05": "", "580.126": "", "595.1": "", "580.95.04": "atLeast is 580.95.05", "580": "atLeast"},
-		`driver: {below: "595"}`:         {"": "", "580.95.05": "", "595": "below is 595", "595.0.1": "below", "610.43.02": "below"},
+		"": {"": "", "340.108": "", "620.1": ""},
+		`driver: {atLeast: "580.95.05"}`: {"": "", "580.95.05": "", "580.126": "", "595.1": "",
+			"580.95.04": "atLeast is 580.95.05", "580": "atLeast"},
+		`driver: {below: "595"}`: {"": "", "580.95.05": "", "595": "below is 595", "595.0.1": "below",
+			"610.43.02": "below"},
 		`driver: {atLeast: "580", below: "580.100"}`: {"580.95.05": "", "580.100": "below", "575.1": "atLeast"},
 	} {
 		c, _, err := sources(t, "", "").Resolve("", []byte(file))
@@ -21,7 +24,8 @@ func TestDriversThatAreAccepted(t *testing.T) {
 			t.Fatal(err)
 		}
 		for version, want := range versions {
-			if got := c.Accepted.Refuses(inventory.Driver{Version: version}); (got == "") != (want == "") || !strings.Contains(got, want) {
+			if got := c.Accepted.Refuses(inventory.Driver{Version: version}); (got == "") != (want == "") ||
+				!strings.Contains(got, want) {
 				t.Errorf("%s: driver %q is refused: %q, want %q", file, version, got, want)
 			}
 		}

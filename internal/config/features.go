@@ -23,7 +23,8 @@ type Features struct {
 	Condition bool
 	// Taint says that the node is tainted while none of its GPUs is healthy.
 	Taint bool
-	// ChangeTaint says that the node is tainted before a change of the configuration takes devices away.
+	// ChangeTaint says that the node is tainted before a change of the configuration takes devices
+	// away.
 	ChangeTaint bool
 	// StartupTaint says that the start-up taint of the node is removed when its GPUs are allocatable.
 	StartupTaint bool
@@ -119,7 +120,8 @@ var clusterOptions = []option{
 		flag: "node-labels", common: true, env: []string{"NODE_LABELS"}, key: "features.labels", fallback: "off",
 		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an object for " +
 			"node-feature-discovery; node, on the node itself",
-		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature, LabelsNode),
+		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature,
+			LabelsNode),
 	},
 	{
 		flag: "node-labels-file", env: []string{"NODE_LABELS_FILE"}, key: "features.labelsFile",

@@ -16,7 +16,8 @@ func TestFeatures(t *testing.T) {
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
 	const labelsFile = "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin"
-	want := config.Features{Labels: config.LabelsNode, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, Events: true, PodEvents: true, Condition: true}
+	want := config.Features{Labels: config.LabelsNode, LabelsFile: labelsFile,
+		MachineTypeFile: config.DefaultMachineTypeFile, Events: true, PodEvents: true, Condition: true}
 	if diff := cmp.Diff(want, c.Features); diff != "" || len(warnings) > 0 || err != nil {
 		t.Errorf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
@@ -42,16 +43,22 @@ func TestFeaturesThatAreRefused(t *testing.T) {
 		program               config.Program
 		want                  string
 	}{
-		{name: "an object without a client", file: "features: {labels: nodeFeature}", want: "line 1: features: needs the API server", program: config.DevicePlugin},
-		{name: "labels without a client", env: "NODE_NAME=n", args: "--node-labels=node", want: lean, program: config.DevicePlugin},
+		{name: "an object without a client", file: "features: {labels: nodeFeature}",
+			want: "line 1: features: needs the API server", program: config.DevicePlugin},
+		{name: "labels without a client", env: "NODE_NAME=n", args: "--node-labels=node", want: lean,
+			program: config.DevicePlugin},
 		{name: "events without a client", env: "NODE_EVENTS=true", want: lean, program: config.DevicePlugin},
 		{name: "a condition without a client", args: "--node-condition", want: lean, program: config.DevicePlugin},
 		{name: "a taint without a client", args: "--node-taint", want: lean, program: config.DevicePlugin},
 		{name: "a release by annotation without a client", args: "--node-quiesce", want: lean, program: config.DevicePlugin},
-		{name: "a choice without a client", args: "--node-config-dir=/configs", want: "--node-config-dir: needs the API server", program: config.DevicePlugin},
-		{name: "no name of the node", file: "features: {events: true}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
-		{name: "a choice without a name", args: "--node-config-dir=/configs", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
-		{name: "two configuration files", args: "--node-config-dir=/configs --config-file=/a.yaml --node-name=n", program: config.NodeAgent, want: "--config-file"},
+		{name: "a choice without a client", args: "--node-config-dir=/configs",
+			want: "--node-config-dir: needs the API server", program: config.DevicePlugin},
+		{name: "no name of the node", file: "features: {events: true}", program: config.NodeAgent,
+			want: "set --node-name or NODE_NAME"},
+		{name: "a choice without a name", args: "--node-config-dir=/configs", program: config.NodeAgent,
+			want: "set --node-name or NODE_NAME"},
+		{name: "two configuration files", args: "--node-config-dir=/configs --config-file=/a.yaml --node-name=n",
+			program: config.NodeAgent, want: "--config-file"},
 		{name: "unknown events", file: "features: {events: cluster}", want: `"cluster" is not one of: false, true, pods`},
 		{name: "events that are no word", file: "features: {events: [true]}", want: "must be true, false or a string"},
 		{name: "an unknown output", args: "--node-labels=nfd", want: "off, file, nodeFeature, node"},

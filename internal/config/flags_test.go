@@ -18,8 +18,8 @@ const (
 	tableEnd   = "<!-- end of flags -->\n"
 )
 
-// TestFlagsPage holds the table in docs/reference.md to the options there are. `go test ./internal/config -run TestFlagsPage -update` writes
-// it anew.
+// TestFlagsPage holds the table in docs/reference.md to the options there are. `go test
+// ./internal/config -run TestFlagsPage -update` writes it anew.
 func TestFlagsPage(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(flagsPage)
@@ -34,7 +34,8 @@ func TestFlagsPage(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("| flag | variable | key in the file | default | what it does |\n|---|---|---|---|---|\n")
 	for _, o := range config.Options() {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", code("--", append([]string{o.Flag}, o.Aliases...)...), code("", o.Env...), code("", o.Key),
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", code("--", append([]string{o.Flag}, o.Aliases...)...),
+			code("", o.Env...), code("", o.Key),
 			code("", o.Default), strings.ReplaceAll(o.Usage, "|", "\\|"))
 	}
 	if table == b.String() {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// FuzzResolve holds that no file makes a panic, that problems come with a place, and that what is accepted here means
-// the same to the decoder of NVIDIA's device plugin: sigs.k8s.io/yaml.
+// FuzzResolve holds that no file makes a panic, that problems come with a place, and that what is
+// accepted here means the same to the decoder of NVIDIA's device plugin: sigs.k8s.io/yaml.
 func FuzzResolve(f *testing.F) {
 	for _, seed := range []string{
 		"", "version: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [envvar]}\n",

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 )
 
-// health puts what file and environment say of faults into the Config. An environment variable wins over the file.
+// health puts what file and environment say of faults into the Config. An environment variable wins
+// over the file.
 func (d *document) health(c *Config, s Sources) {
 	interval := c.Health.Interval // an option has set it
 	c.Health = health.Default()

@@ -26,7 +26,8 @@ func each(n int, line func(i int) string) string {
 	return b.String()
 }
 
-// threadTime returns how long the thread has been on a processor: what else the machine does is not in it.
+// threadTime returns how long the thread has been on a processor: what else the machine does is not
+// in it.
 func threadTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage unix.Rusage
@@ -36,7 +37,8 @@ func threadTime(t *testing.T) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// TestHostileFiles: no file takes long, and no list of what is wrong is long. A file with want is refused with it.
+// TestHostileFiles: no file takes long, and no list of what is wrong is long. A file with want is
+// refused with it.
 func TestHostileFiles(t *testing.T) {
 	const limit = 10 * time.Second // a second without the race detector
 	for name, tt := range map[string]struct {
@@ -81,27 +83,33 @@ func TestHostileFiles(t *testing.T) {
 		},
 		"two selectors of many GPUs": {
 			file: "selectors:\n" + each(2, func(i int) string {
-				return "- {exclude: true, indices: [" + each(60_000, func(j int) string { return fmt.Sprintf("%d,", 2*j+i) }) + "]}\n"
+				return "- {exclude: true, indices: [" + each(60_000, func(j int) string { return fmt.Sprintf("%d,", 2*j+i) }) +
+					"]}\n"
 			}),
 		},
 		"rules": {
-			file: "sharing: {timeSlicing: {resources: [" + each(15_000, func(i int) string { return fmt.Sprintf("{name: gpu, replicas: 2, devices: [%d]},", i) }) + "]}}",
+			file: "sharing: {timeSlicing: {resources: [" + each(15_000,
+				func(i int) string { return fmt.Sprintf("{name: gpu, replicas: 2, devices: [%d]},", i) }) + "]}}",
 		},
 		"rules for all GPUs": {
-			file: "sharing: {timeSlicing: {resources: [" + each(15_000, func(int) string { return "{name: gpu, replicas: 2}," }) + "]}}",
+			file: "sharing: {timeSlicing: {resources: [" + each(15_000,
+				func(int) string { return "{name: gpu, replicas: 2}," }) + "]}}",
 			want: "file: has 14949 more of these; they are not listed",
 		},
 		"strategies": {
-			file: "flags: {plugin: {deviceListStrategy: '" + each(130_000, func(i int) string { return fmt.Sprintf("s%d,", i) }) + "'}}",
+			file: "flags: {plugin: {deviceListStrategy: '" + each(130_000,
+				func(i int) string { return fmt.Sprintf("s%d,", i) }) + "'}}",
 			want: "…",
 		},
 		"a merge bomb": {
-			file: "a: &a {" + each(1000, func(i int) string { return fmt.Sprintf("k%d: 1,", i) }) + "}\nb: &b {<<: [" + strings.Repeat("*a, ", 1000) +
+			file: "a: &a {" + each(1000, func(i int) string { return fmt.Sprintf("k%d: 1,", i) }) + "}\nb: &b {<<: [" +
+				strings.Repeat("*a, ", 1000) +
 				"]}\nflags: {<<: [" + strings.Repeat("*b, ", 1000) + "]}\n",
 			want: "file: has more than 131072 values; aliases count as often as they are used",
 		},
 		"a bomb for a key that takes several forms": {
-			file: "a: &a [0,0,0,0,0,0,0,0,0,0]\nb: &b [" + strings.Repeat("*a,", 100) + "]\nc: &c [" + strings.Repeat("*b,", 100) + "]\n" +
+			file: "a: &a [0,0,0,0,0,0,0,0,0,0]\nb: &b [" + strings.Repeat("*a,", 100) + "]\nc: &c [" + strings.Repeat("*b,",
+				100) + "]\n" +
 				"sharing: {timeSlicing: {resources: [" + each(1000, func(int) string { return "{devices: *c}," }) + "]}}",
 			want: "file: has more than 131072 values; aliases count as often as they are used",
 		},
@@ -131,7 +139,8 @@ func TestHostileFiles(t *testing.T) {
 				last = said[len(said)-1].String()
 			}
 			// What is there only once may be anywhere among other problems.
-			if !slices.ContainsFunc(said, func(r config.Remark) bool { return strings.Contains(r.String(), tt.want) }) && (tt.want != "" || last != "") {
+			if !slices.ContainsFunc(said, func(r config.Remark) bool { return strings.Contains(r.String(), tt.want) }) &&
+				(tt.want != "" || last != "") {
 				t.Errorf("it says last %.200q, want %q", last, tt.want)
 			}
 			for _, r := range said {

@@ -19,16 +19,18 @@ type Sources struct {
 	Env func(name string) (value string, given bool)
 	// Flags were declared by AddFlags and parsed; nil if there are none.
 	Flags *pflag.FlagSet
-	// OwnPIDNamespace says that the process that is configured is in another PID namespace than the node's own, and does not see the
-	// processes of other containers.
+	// OwnPIDNamespace says that the process that is configured is in another PID namespace than the
+	// node's own, and does not see the processes of other containers.
 	OwnPIDNamespace bool
-	// Discovery says that the Config is for gpu-feature-discovery. Then the flags were declared by AddDiscoveryFlags.
+	// Discovery says that the Config is for gpu-feature-discovery. Then the flags were declared by
+	// AddDiscoveryFlags.
 	Discovery bool
 	// Program is which program runs with the Config.
 	Program Program
 	// NVIDIA says that the program was started under the name of one of NVIDIA's.
 	NVIDIA bool
-	// Chosen is the configuration file that a label chose; nil for the file of the flags or the environment.
+	// Chosen is the configuration file that a label chose; nil for the file of the flags or the
+	// environment.
 	Chosen *feed.Feed[Chosen]
 }
 
@@ -50,8 +52,8 @@ type Chosen struct {
 	Err error
 }
 
-// Load makes a Config of flags, environment, the configuration file that they name, and defaults. Warnings are for the
-// operator; the error is an *Invalid, or says that the file cannot be read.
+// Load makes a Config of flags, environment, the configuration file that they name, and defaults.
+// Warnings are for the operator; the error is an *Invalid, or says that the file cannot be read.
 func Load(s Sources) (c Config, warnings []Remark, err error) {
 	path := s.file()
 	if path == "" {
@@ -83,8 +85,8 @@ func (s Sources) named() string {
 	return options[i].resolve(&document{}, s.Env, s.Flags).text
 }
 
-// Early returns the configuration of flags and environment alone, without values that are not valid. It is for what must be known before
-// the file is read.
+// Early returns the configuration of flags and environment alone, without values that are not
+// valid. It is for what must be known before the file is read.
 func (s Sources) Early() Config {
 	var c Config
 	(&document{}).resolve(&c, s)

@@ -58,9 +58,10 @@ func defaults() config.Config {
 			LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
 			MachineTypeFile: "/sys/class/dmi/id/product_name",
 		},
-		MIG:   config.MIG{EvictTimeout: 10 * time.Minute},
-		DRA:   config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
-		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
+		MIG: config.MIG{EvictTimeout: 10 * time.Minute},
+		DRA: config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
+		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, Void: true, DevRoot: "/",
+			AnnotationPrefix: "cdi.k8s.io/"},
 	}
 }
 
@@ -92,14 +93,16 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			env:  "GPU_METRICS_INTERVAL= IMEX_CHANNEL_IDS=",
 			want: with(func(c *config.Config) { c.GPUMetrics.Interval, c.Edits.IMEX = time.Minute, true }),
 		},
-		{name: "an empty truth is false", env: "FAIL_ON_INIT_ERROR=", want: with(func(c *config.Config) { c.FailOnInitError = false })},
+		{name: "an empty truth is false", env: "FAIL_ON_INIT_ERROR=",
+			want: with(func(c *config.Config) { c.FailOnInitError = false })},
 		{
 			name: "an empty socket is none", env: "KUBELET_SOCKET= CONTROL_SOCKET=", args: "--pod-resources-socket= --state-dir=",
 			want: with(func(c *config.Config) {
 				c.KubeletSocket, c.ControlSocket, c.PodResourcesSocket, c.StateDir = "", "", "", ""
 			}),
 		},
-		{name: "an empty address is none", file: "flags: {metricsAddress: ':9400'}", env: "METRICS_ADDRESS=", want: defaults()},
+		{name: "an empty address is none", file: "flags: {metricsAddress: ':9400'}", env: "METRICS_ADDRESS=",
+			want: defaults()},
 		{
 			name: "false in a flag over true in the file", file: "flags: {failOnInitError: true}", args: "--fail-on-init-error=false",
 			want: with(func(c *config.Config) { c.FailOnInitError = false }),
@@ -166,13 +169,15 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			env: "MOFED_ENABLED=true MPS_ROOT=/run/nvidia/mps", args: "--gdrcopy-enabled --device-list-strategy cdi-annotations,cdi-cri --cdi-annotation-prefix=x/",
 			want: with(func(c *config.Config) {
 				c.Edits = containeredits.Options{
-					Strategies: []containeredits.Strategy{containeredits.CDIAnnotations, containeredits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
+					Strategies: []containeredits.Strategy{containeredits.CDIAnnotations,
+						containeredits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
 					IMEX: true, GDRCopy: containeredits.Always, GDS: containeredits.Always, MOFED: containeredits.Always, MPSRoot: "/run/nvidia/mps",
 				}
 				c.IMEXRequired, c.Resource.Required = true, inventory.NodeIMEXChannel0
 			}),
 		},
-		{name: "no IMEX channel", file: "imex: {channelIDs: [], required: true}", want: with(func(c *config.Config) { c.IMEXRequired = true })},
+		{name: "no IMEX channel", file: "imex: {channelIDs: [], required: true}",
+			want: with(func(c *config.Config) { c.IMEXRequired = true })},
 		{
 			name: "checks before a start", file: "flags: {plugin: {preStartChecks: health}}",
 			want: with(func(c *config.Config) { c.PreStart.Checks = config.PreStartHealth }),
@@ -195,7 +200,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			want: with(func(c *config.Config) { c.KubeletRoot, c.PodResourcesSocket = "/data/kubelet", "/a/b" }),
 		},
 		{name: "MPS root", env: "MPS_ROOT_CTR_PATH=/x", want: with(func(c *config.Config) { c.MPSRoot = "/x" })},
-		{name: "metrics of GPUs", file: "flags: {gpuMetrics: false, gpuMetricsInterval: 1m}", args: "--gpu-metrics-hostname-label none --node-name n",
+		{name: "metrics of GPUs", file: "flags: {gpuMetrics: false, gpuMetricsInterval: 1m}",
+			args: "--gpu-metrics-hostname-label none --node-name n",
 			want: with(func(c *config.Config) {
 				c.GPUMetrics, c.NodeName = config.GPUMetrics{Interval: time.Minute}, "n"
 			})},
@@ -288,7 +294,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "unknown check", args: "--pre-start-checks=clean,dirty",
 			want: []string{`--pre-start-checks: "dirty" is not one of: none, health, clean, reset-clocks, reset-ecc`},
 		},
-		{name: "unknown discovery", args: "--device-discovery-strategy=x", want: []string{`--device-discovery-strategy: "x" is not one of: auto, nvml`}},
+		{name: "unknown discovery", args: "--device-discovery-strategy=x",
+			want: []string{`--device-discovery-strategy: "x" is not one of: auto, nvml`}},
 		{
 			name: "long socket", args: "--kubelet-socket=" + long,
 			want: []string{`--kubelet-socket: "` + long + `" has 121 bytes and the path of a socket at most 107: shorten it by 14 bytes`},
@@ -303,7 +310,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			},
 		},
 		{name: "not YAML", file: "\tflags", want: []string{"file: is neither YAML nor JSON: found character that cannot start any token"}},
-		{name: "two documents", file: "version: v1\n---\nversion: v1\n", want: []string{"file: has a second document at line 3; only one is allowed"}},
+		{name: "two documents", file: "version: v1\n---\nversion: v1\n",
+			want: []string{"file: has a second document at line 3; only one is allowed"}},
 		{name: "separators", file: "---\nversion: v1\n---\n# nothing\n---\n...\n---\nnull\n"},
 		{
 			name: "text after JSON", file: `{"version": "v1"}` + "\nversion: v1\n",
@@ -314,10 +322,13 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
 		{
 			name: "too much of little", want: []string{"file: has more than 131072 values; aliases count as often as they are used"},
-			file: "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ", 400) + "]}\n",
+			file: "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ",
+				400) + "]}\n",
 		},
-		{name: "IMEX channels", file: "imex: {channelIDs: [0, 1]}", want: []string{"line 1: imex.channelIDs: channelIDs must be [] or [0], not [0,1]"}},
-		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}", want: []string{`line 1: flags.gfd.sleepInterval: must be "infinite" or a duration with a unit, such as "60s" or "1h30m"`}},
+		{name: "IMEX channels", file: "imex: {channelIDs: [0, 1]}",
+			want: []string{"line 1: imex.channelIDs: channelIDs must be [] or [0], not [0,1]"}},
+		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}",
+			want: []string{`line 1: flags.gfd.sleepInterval: must be "infinite" or a duration with a unit, such as "60s" or "1h30m"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -337,7 +348,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 	}
 }
 
-// TestCleanIsPromisedWhereProcessesAreSeen: in the node's PID namespace, or on a node that is simulated.
+// TestCleanIsPromisedWhereProcessesAreSeen: in the node's PID namespace, or on a node that is
+// simulated.
 func TestCleanIsPromisedWhereProcessesAreSeen(t *testing.T) {
 	t.Parallel()
 	for args, refused := range map[string]bool{
@@ -402,11 +414,13 @@ func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 1<<20+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := config.Load(sources(t, "", "--config-file="+path)); err == nil || !strings.Contains(err.Error(), "larger than") {
+	if _, _, err := config.Load(sources(t, "", "--config-file="+path)); err == nil ||
+		!strings.Contains(err.Error(), "larger than") {
 		t.Errorf("huge file: %v", err)
 	}
 	c, warnings, err := config.Load(sources(t, "", "--config-file="+os.DevNull))
-	if err != nil || !c.FailOnInitError || len(warnings) != 1 || warnings[0].String() != "file: is empty; the defaults apply" {
+	if err != nil || !c.FailOnInitError || len(warnings) != 1 ||
+		warnings[0].String() != "file: is empty; the defaults apply" {
 		t.Errorf("empty file: %+v, %v, %v", c, warnings, err)
 	}
 }
@@ -414,11 +428,13 @@ func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
 // equal reports whether two Configs say the same.
 func equal(a, b config.Config) bool { return reflect.DeepEqual(a, b) }
 
-// TestLibrarySearchPath: folders are below the driver root, in their order, also without a slash in front.
+// TestLibrarySearchPath: folders are below the driver root, in their order, also without a slash in
+// front.
 func TestLibrarySearchPath(t *testing.T) {
 	t.Parallel()
 	c, _, err := sources(t, "LIBRARY_SEARCH_PATH=/opt/a/,b/../c", "").Resolve("", nil)
-	if want := []string{"opt/a", "c"}; err != nil || !slices.Equal(c.Driver.SearchPath, want) || !slices.Equal(c.CDI.SearchPath, want) {
+	if want := []string{"opt/a", "c"}; err != nil || !slices.Equal(c.Driver.SearchPath, want) ||
+		!slices.Equal(c.CDI.SearchPath, want) {
 		t.Errorf("%q and %q, want %q: %v", c.Driver.SearchPath, c.CDI.SearchPath, want, err)
 	}
 	if _, _, err := sources(t, "", "--library-search-path=/").Resolve("", nil); err == nil {

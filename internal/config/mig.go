@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// MIG says how the GPUs of the node are to be divided in multi-instance mode, and what may be done for that.
+// MIG says how the GPUs of the node are to be divided in multi-instance mode, and what may be done
+// for that.
 type MIG struct {
 	// Enabled is false where layouts are not changed at all.
 	Enabled bool
@@ -20,14 +21,15 @@ type MIG struct {
 	Label bool
 	// Replace allows that MIG devices are destroyed that this program did not make.
 	Replace bool
-	// ResetInVM allows that GPUs are reset for a change of their MIG mode where the node is a virtual machine.
+	// ResetInVM allows that GPUs are reset for a change of their MIG mode where the node is a virtual
+	// machine.
 	ResetInVM bool
 	// Evict has the pods evicted that hold a GPU which is to change.
 	Evict bool
 	// EvictTimeout is how long that is tried, 1 min to 24 h.
 	EvictTimeout time.Duration
-	// PauseClients also has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node, whose pods have such a GPU open. It is
-	// never set without Evict.
+	// PauseClients also has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node,
+	// whose pods have such a GPU open. It is never set without Evict.
 	PauseClients bool
 }
 
@@ -93,7 +95,8 @@ func setDisruption(c *Config, text string) error {
 	return nil
 }
 
-// builtinLayout matches the names that built-in layouts can have. Which of them a node has depends on its GPUs.
+// builtinLayout matches the names that built-in layouts can have. Which of them a node has depends
+// on its GPUs.
 var builtinLayout = regexp.MustCompile(`^all-(disabled|enabled|balanced|[0-9]g\.[0-9]+gb([.-][a-z.]+)?)$`)
 
 // mig judges what is to be done with layouts.

@@ -16,7 +16,8 @@ func TestMIG(t *testing.T) {
 	s := sources(t, "NODE_NAME=n MIG_REPLACE=false", "--mig-layout=other")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
-	want := config.MIG{Enabled: true, Layout: "other", File: "/layouts.yaml", Label: true, Evict: true, EvictTimeout: 2 * time.Hour, PauseClients: true}
+	want := config.MIG{Enabled: true, Layout: "other", File: "/layouts.yaml", Label: true, Evict: true,
+		EvictTimeout: 2 * time.Hour, PauseClients: true}
 	if diff := cmp.Diff(want, c.MIG); diff != "" || len(warnings) > 0 || err != nil {
 		t.Errorf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
@@ -26,7 +27,8 @@ func TestMIG(t *testing.T) {
 	}
 }
 
-// TestMIGThatIsRefused: one sentence says what to do. A remark that is only a warning says so in want.
+// TestMIGThatIsRefused: one sentence says what to do. A remark that is only a warning says so in
+// want.
 func TestMIGThatIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -34,20 +36,29 @@ func TestMIGThatIsRefused(t *testing.T) {
 		program    config.Program
 		want       string
 	}{
-		{name: "a label without a client", file: "{enabled: true, label: true}", program: config.DevicePlugin, want: "run gpu-node-agent instead"},
-		{name: "eviction without a client", file: "{enabled: true, disruption: evict}", program: config.DevicePlugin, want: "mig: needs the API server"},
-		{name: "a label without a name", file: "{enabled: true, label: true}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
+		{name: "a label without a client", file: "{enabled: true, label: true}", program: config.DevicePlugin,
+			want: "run gpu-node-agent instead"},
+		{name: "eviction without a client", file: "{enabled: true, disruption: evict}", program: config.DevicePlugin,
+			want: "mig: needs the API server"},
+		{name: "a label without a name", file: "{enabled: true, label: true}", program: config.NodeAgent,
+			want: "set --node-name or NODE_NAME"},
 		{name: "a name that is not built in", file: "{enabled: true, layout: training}", want: "mig.configFile"},
 		{name: "a profile that cannot be", file: "{enabled: true, layout: all-1g.10}", want: "all-balanced or all-PROFILE"},
-		{name: "an unknown disruption", file: "{enabled: true, disruption: drain}", want: `"drain" is not one of: none, evict, pause`},
+		{name: "an unknown disruption", file: "{enabled: true, disruption: drain}",
+			want: `"drain" is not one of: none, evict, pause`},
 		{name: "a short time", file: "{enabled: true, evictTimeout: 1s}", want: "is not between 1m0s and 24h0m0s"},
 		{name: "a path that is none", file: "{enabled: true, configFile: layouts.yaml}", want: "is not an absolute path"},
 		{name: "not enabled", file: "{layout: training}", want: "warning: set mig.enabled"},
-		{name: "no strategy", file: "{enabled: true, layout: all-balanced}", want: "warning: not offered with the MIG strategy none"},
-		{name: "not enabled, and no client", file: "{label: true}", program: config.DevicePlugin, want: "warning: set mig.enabled"},
-		{name: "a name of a file", file: "{enabled: true, layout: training, configFile: /a}", want: "warning: MIG strategy none"},
-		{name: "a profile with an attribute", file: "{enabled: true, layout: all-1g.10gb.me}", want: "warning: MIG strategy none"},
-		{name: "a profile without media", file: "{enabled: true, layout: all-1g.24gb-me}", want: "warning: MIG strategy none"},
+		{name: "no strategy", file: "{enabled: true, layout: all-balanced}",
+			want: "warning: not offered with the MIG strategy none"},
+		{name: "not enabled, and no client", file: "{label: true}", program: config.DevicePlugin,
+			want: "warning: set mig.enabled"},
+		{name: "a name of a file", file: "{enabled: true, layout: training, configFile: /a}",
+			want: "warning: MIG strategy none"},
+		{name: "a profile with an attribute", file: "{enabled: true, layout: all-1g.10gb.me}",
+			want: "warning: MIG strategy none"},
+		{name: "a profile without media", file: "{enabled: true, layout: all-1g.24gb-me}",
+			want: "warning: MIG strategy none"},
 		{name: "MIG mode off", file: "{enabled: true, layout: all-disabled}"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -68,7 +79,8 @@ func TestMIGThatIsRefused(t *testing.T) {
 	}
 }
 
-// TestPausedClientsAreSeen: a process that does not see those of other containers can pause nothing.
+// TestPausedClientsAreSeen: a process that does not see those of other containers can pause
+// nothing.
 func TestPausedClientsAreSeen(t *testing.T) {
 	t.Parallel()
 	for own, want := range map[bool]int{true: 1, false: 0} {

@@ -31,7 +31,8 @@ type option struct {
 	short string
 	// env are environment variables; the first that is set counts.
 	env []string
-	// key is the path in the file, such as flags.plugin.passDeviceSpecs; empty if the file cannot give it.
+	// key is the path in the file, such as flags.plugin.passDeviceSpecs; empty if the file cannot give
+	// it.
 	key string
 	// fallback is the default.
 	fallback string
@@ -41,9 +42,11 @@ type option struct {
 	warning string
 	// common says that help texts show the flag among the first.
 	common bool
-	// empty says that "" is a value of its own, which set may refuse. For other options it means that nothing is said.
+	// empty says that "" is a value of its own, which set may refuse. For other options it means that
+	// nothing is said.
 	empty bool
-	// set puts a value into the Config, or says in a sentence what is wrong with it. An error that is a caution is a warning.
+	// set puts a value into the Config, or says in a sentence what is wrong with it. An error that is
+	// a caution is a warning.
 	set func(*Config, string) error
 }
 
@@ -220,9 +223,10 @@ var (
 // fewFlags is how many flags a help text need not divide into common and further ones.
 const fewFlags = 8
 
-// AddFlags declares the flags of the daemon that a command reads, by their names without dashes; all if none are named. The others are
-// declared as hidden ones, so that the command can be given all flags of the daemon; neither they nor their environment variables have
-// an effect. Old names of flags are hidden, too.
+// AddFlags declares the flags of the daemon that a command reads, by their names without dashes;
+// all if none are named. The others are declared as hidden ones, so that the command can be given
+// all flags of the daemon; neither they nor their environment variables have an effect. Old names
+// of flags are hidden, too.
 func AddFlags(flags *pflag.FlagSet, read ...string) {
 	for _, name := range read {
 		if !slices.ContainsFunc(options, func(o option) bool { return o.flag == name }) {

@@ -26,7 +26,8 @@ var daemonOptions = []option{
 	{
 		flag: "mig-strategy", common: true, env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
 		empty: true, usage: "MIG strategy: none, single or mixed",
-		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle, resource.MIGMixed),
+		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle,
+			resource.MIGMixed),
 	},
 	{
 		flag: "fail-on-init-error", common: true,
@@ -61,7 +62,8 @@ var daemonOptions = []option{
 	{
 		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, key: "flags.plugin.deviceIDStrategy", fallback: "uuid",
 		empty: true, usage: "how devices are named to the container runtime: uuid or index",
-		set: choice(func(c *Config) *containeredits.IDStrategy { return &c.Edits.IDs }, containeredits.ByUUID, containeredits.ByIndex),
+		set: choice(func(c *Config) *containeredits.IDStrategy { return &c.Edits.IDs }, containeredits.ByUUID,
+			containeredits.ByIndex),
 	},
 	{
 		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, key: "flags.gdrcopyEnabled", fallback: "false", kind: kindBool,
@@ -83,7 +85,8 @@ var daemonOptions = []option{
 		empty: true, usage: "prefix of CDI annotations", set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
 	},
 	{
-		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
+		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH",
+			"NVIDIA_CTK_PATH"},
 		key:   "flags.plugin.nvidiaCTKPath",
 		empty: true, usage: "path on the host of nvidia-cdi-hook or nvidia-ctk, for CDI specs; default: found in /usr/bin",
 		set: rooted(func(c *Config) *string { return &c.CDI.HookPath }),
@@ -350,10 +353,12 @@ func setKubeletRoot(c *Config, path string) error {
 	if err := absolute(func(c *Config) *string { return &c.KubeletRoot })(c, path); err != nil {
 		return err
 	}
-	return socket(text(func(c *Config) *string { return &c.PodResourcesSocket }))(c, filepath.Join(path, "pod-resources", "kubelet.sock"))
+	return socket(text(func(c *Config) *string { return &c.PodResourcesSocket }))(c,
+		filepath.Join(path, "pod-resources", "kubelet.sock"))
 }
 
-// socket returns what sets an option that is the path of a Unix socket, or empty for none, given what sets a path.
+// socket returns what sets an option that is the path of a Unix socket, or empty for none, given
+// what sets a path.
 func socket(set func(*Config, string) error) func(*Config, string) error {
 	return func(c *Config, path string) error {
 		if excess := len(path) - statefile.MaxSocketPath; excess > 0 {
@@ -379,7 +384,8 @@ func setInterval(field func(*Config) *time.Duration, least, most time.Duration) 
 	}
 }
 
-// setHostnameLabel sets the label with the node's name. Releases of dcgm-exporter have one or the other.
+// setHostnameLabel sets the label with the node's name. Releases of dcgm-exporter have one or the
+// other.
 func setHostnameLabel(c *Config, text string) error {
 	switch text {
 	case "Hostname", "hostname":
@@ -428,7 +434,8 @@ func setStrategies(c *Config, text string) error {
 			continue
 		}
 		seen[name] = true
-		i := slices.IndexFunc(containeredits.AllStrategies[:], func(s containeredits.Strategy) bool { return s.String() == name })
+		i := slices.IndexFunc(containeredits.AllStrategies[:],
+			func(s containeredits.Strategy) bool { return s.String() == name })
 		if i < 0 {
 			unknown = append(unknown, strconv.Quote(name))
 			continue
@@ -460,7 +467,8 @@ func setIMEX(c *Config, text string) error {
 	return nil
 }
 
-// setChecks sets the checks before a container starts. Those with a reset can be given together; of the others the strictest counts.
+// setChecks sets the checks before a container starts. Those with a reset can be given together; of
+// the others the strictest counts.
 func setChecks(c *Config, text string) error {
 	for _, name := range splitList(text) {
 		check := PreStartClean

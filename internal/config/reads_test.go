@@ -10,8 +10,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// TestACommandReadsOnlyItsFlags: of the daemon's other flags and their variables, which a command can be given, none has an effect, not
-// even where the daemon refuses the value. What the file says is judged as far as it does not depend on them.
+// TestACommandReadsOnlyItsFlags: of the daemon's other flags and their variables, which a command
+// can be given, none has an effect, not even where the daemon refuses the value. What the file says
+// is judged as far as it does not depend on them.
 func TestACommandReadsOnlyItsFlags(t *testing.T) {
 	t.Parallel()
 	read := []string{"simulate", "driver-root"}
@@ -36,7 +37,11 @@ func TestACommandReadsOnlyItsFlags(t *testing.T) {
 		if err := flags.Parse(args); err != nil {
 			t.Fatal(err)
 		}
-		s := config.Sources{Flags: flags, Env: func(name string) (string, bool) { text, given := variables[name]; return text, given }}
+		s := config.Sources{Flags: flags, Env: func(name string) (string,
+			bool) {
+			text, given := variables[name]
+			return text, given
+		}}
 		file := "{sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}, mig: {enabled: true, layout: mine}, dra: {mode: split}}"
 		c, warnings, err := s.Resolve("", []byte(file))
 		if err != nil || len(warnings) > 0 {

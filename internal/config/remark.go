@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A Remark is something about a configuration that its author should know: a problem, because of which it is not used,
-// or a warning.
+// A Remark is something about a configuration that its author should know: a problem, because of
+// which it is not used, or a warning.
 type Remark struct {
 	// Where is the key's path in the file, the flag or the environment variable that it is about.
 	Where string
@@ -26,7 +26,8 @@ func (r Remark) String() string {
 }
 
 const (
-	// maxRemarks is how many problems, and how many warnings, of one configuration are listed; the others are counted.
+	// maxRemarks is how many problems, and how many warnings, of one configuration are listed; the
+	// others are counted.
 	maxRemarks = 50
 	// maxText is how many bytes of what a Remark says, or of where, are shown.
 	maxText = 1000
@@ -49,7 +50,8 @@ func (r *remarks) add(remark Remark) {
 
 func (r *remarks) count() int { return len(r.kept) + r.more }
 
-// list returns the remarks by line; those that stand in no file come first, and how many are not listed comes last.
+// list returns the remarks by line; those that stand in no file come first, and how many are not
+// listed comes last.
 func (r *remarks) list() []Remark {
 	slices.SortFunc(r.kept, func(a, b Remark) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Text, b.Text))

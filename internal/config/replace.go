@@ -39,7 +39,8 @@ func (c Config) Replaces(running Config, s inventory.Snapshot) error {
 	return nil
 }
 
-// offers returns the plan of the device plugin for a node, and which GPUs pods can get by it or by claims, by UUID.
+// offers returns the plan of the device plugin for a node, and which GPUs pods can get by it or by
+// claims, by UUID.
 func (c Config) offers(s inventory.Snapshot) (plan resource.Plan, gpus map[string]bool) {
 	gpus = map[string]bool{}
 	options := c.Resource
@@ -81,5 +82,6 @@ func (c Config) withdrawal(what string, leftOut []resource.LeftOut) error {
 	if excluded {
 		reasons = append(reasons, "if that is intended, restart the daemon with this configuration")
 	}
-	return &Invalid{File: c.File, Problems: []Remark{{Where: "this node", Text: cut(what + ": " + strings.Join(reasons, "; "))}}}
+	return &Invalid{File: c.File, Problems: []Remark{{Where: "this node",
+		Text: cut(what + ": " + strings.Join(reasons, "; "))}}}
 }

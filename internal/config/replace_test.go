@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestReplaces: a configuration that leaves a node, or a resource of it, without any GPU does not replace one that offers some.
+// TestReplaces: a configuration that leaves a node, or a resource of it, without any GPU does not
+// replace one that offers some.
 func TestReplaces(t *testing.T) {
 	t.Parallel()
 	gpus := func(count int, change func(*inventory.GPU)) (s inventory.Snapshot) {
@@ -51,28 +52,37 @@ func TestReplaces(t *testing.T) {
 		node          inventory.Snapshot
 		want          string // a part of the error; empty for none
 	}{
-		"too many replicas":                    {shared, tooMany, gpus(8, nil), "this node: the GPUs offered would fall from 8 to 0: its resource nvidia.com/gpu is not offered: the list of its 131072 devices would have"},
+		"too many replicas": {shared, tooMany, gpus(8, nil),
+			"this node: the GPUs offered would fall from 8 to 0: its resource nvidia.com/gpu is not offered: the list of its 131072 devices would have"},
 		"too many for eight GPUs, not for one": {shared, tooMany, gpus(1, nil), ""},
 		"too many replicas, all GPUs bad":      {shared, tooMany, gpus(8, bad), "from 8 to 0"},
 		"before the first scan":                {shared, tooMany, inventory.Snapshot{}, ""},
 		"already nothing":                      {none, tooMany, gpus(8, nil), ""},
-		"too many clients of MPS":              {defaults, mps, gpus(2, nil), "49 replicas are asked for, and MPS serves at most 48 clients on it"},
-		"all excluded":                         {defaults, none, gpus(2, nil), "it is excluded by selectors[0] of the configuration; if that is intended, restart the daemon"},
-		"one excluded":                         {defaults, "selectors: [{indices: [0], exclude: true}]\n", gpus(2, nil), ""},
-		"the only one excluded":                {defaults, "selectors: [{indices: [0], exclude: true}]\n", gpus(1, nil), "from 1 to 0"},
-		"one resource of two is refused":       {two, strings.Replace(two, "replicas: 2", "replicas: 100000", 1), gpus(4, nil), "no GPU of resource nvidia.com/dev would be offered: its resource nvidia.com/dev is not"},
-		"one resource of two is excluded":      {two, "selectors: [{indices: [0, 1], exclude: true}]\n", gpus(4, nil), ""},
-		"a new resource is refused":            {defaults, strings.Replace(two, "replicas: 2", "replicas: 100000", 1), gpus(4, nil), ""},
-		"another name":                         {two, defaults, gpus(4, nil), ""},
-		"units":                                {defaults, units, gpus(2, nil), ""},
-		"from units":                           {units, tooMany, gpus(8, nil), "from 8 to 0"},
-		"all by claims":                        {defaults, "dra: {mode: dra}\n", gpus(2, nil), ""},
-		"from claims, too many replicas":       {"dra: {mode: dra}\n", tooMany, gpus(8, nil), "from 8 to 0"},
-		"by claims, all excluded":              {"dra: {mode: dra}\n", "dra: {mode: dra}\n" + none, gpus(2, nil), "from 2 to 0"},
-		"half by claims, half refused":         {defaults, "dra: {mode: split, gpus: {indices: [0]}}\n" + tooMany, gpus(8, nil), ""},
-		"single, in MIG mode and empty":        {defaults, "flags: {migStrategy: single}\n", gpus(2, divided(0)), "the GPUs offered would fall from 2 to 0: MIG is enabled on it, but it has no MIG devices"},
-		"the same with a layout to come":       {defaults, "flags: {migStrategy: single}\nmig: {enabled: true, layout: all-1g.10gb}\n", gpus(2, divided(0)), ""},
-		"from whole GPUs to MIG devices":       {defaults, "flags: {migStrategy: mixed}\n", gpus(2, divided(2)), ""},
+		"too many clients of MPS": {defaults, mps, gpus(2, nil),
+			"49 replicas are asked for, and MPS serves at most 48 clients on it"},
+		"all excluded": {defaults, none, gpus(2, nil),
+			"it is excluded by selectors[0] of the configuration; if that is intended, restart the daemon"},
+		"one excluded": {defaults, "selectors: [{indices: [0], exclude: true}]\n", gpus(2, nil), ""},
+		"the only one excluded": {defaults, "selectors: [{indices: [0], exclude: true}]\n", gpus(1, nil),
+			"from 1 to 0"},
+		"one resource of two is refused": {two, strings.Replace(two, "replicas: 2", "replicas: 100000", 1),
+			gpus(4, nil), "no GPU of resource nvidia.com/dev would be offered: its resource nvidia.com/dev is not"},
+		"one resource of two is excluded": {two, "selectors: [{indices: [0, 1], exclude: true}]\n", gpus(4, nil), ""},
+		"a new resource is refused": {defaults, strings.Replace(two, "replicas: 2", "replicas: 100000", 1),
+			gpus(4, nil), ""},
+		"another name":                   {two, defaults, gpus(4, nil), ""},
+		"units":                          {defaults, units, gpus(2, nil), ""},
+		"from units":                     {units, tooMany, gpus(8, nil), "from 8 to 0"},
+		"all by claims":                  {defaults, "dra: {mode: dra}\n", gpus(2, nil), ""},
+		"from claims, too many replicas": {"dra: {mode: dra}\n", tooMany, gpus(8, nil), "from 8 to 0"},
+		"by claims, all excluded": {"dra: {mode: dra}\n", "dra: {mode: dra}\n" + none, gpus(2, nil),
+			"from 2 to 0"},
+		"half by claims, half refused": {defaults, "dra: {mode: split, gpus: {indices: [0]}}\n" + tooMany,
+			gpus(8, nil), ""},
+		"single, in MIG mode and empty": {defaults, "flags: {migStrategy: single}\n", gpus(2, divided(0)),
+			"the GPUs offered would fall from 2 to 0: MIG is enabled on it, but it has no MIG devices"},
+		"the same with a layout to come": {defaults, "flags: {migStrategy: single}\nmig: {enabled: true, layout: all-1g.10gb}\n", gpus(2, divided(0)), ""},
+		"from whole GPUs to MIG devices": {defaults, "flags: {migStrategy: mixed}\n", gpus(2, divided(2)), ""},
 		"MIG devices cannot be shared by MPS": {
 			"flags: {migStrategy: single}\n", "flags: {migStrategy: single, mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
 			gpus(2, divided(2)), "it is a MIG device, and sharing by MPS is not supported for those",

@@ -75,7 +75,8 @@ func parsePattern(text string) (resource.Pattern, error) {
 	return resource.Pattern(text), nil
 }
 
-// conflict says how a selector selects a device that an earlier one selects on every node that has it; empty if it need not.
+// conflict says how a selector selects a device that an earlier one selects on every node that has
+// it; empty if it need not.
 func conflict(s resource.Selector, all []resource.Selector, named mentions) string {
 	const form = "overlaps with %s: %s is also %s there"
 	one, other, found := named.add(s.Where, s.Devices)
@@ -100,8 +101,8 @@ func conflict(s resource.Selector, all []resource.Selector, named mentions) stri
 	return ""
 }
 
-// mentions are the devices that the file names, each with the first entry that does. They are kept by Ref or PCI address, and
-// those of MIG devices by the index of their GPU and a colon as well.
+// mentions are the devices that the file names, each with the first entry that does. They are kept
+// by Ref or PCI address, and those of MIG devices by the index of their GPU and a colon as well.
 type mentions map[string]mention
 
 // A mention is an entry of the file, such as selectors[0], and a device as it names it.
@@ -113,8 +114,8 @@ func (m mentions) note(key string, one mention) {
 	}
 }
 
-// add notes the devices of an entry. It returns the first that an earlier entry names, too: by the same Ref, or one by the
-// index of a GPU and the other by that of a MIG device on it.
+// add notes the devices of an entry. It returns the first that an earlier entry names, too: by the
+// same Ref, or one by the index of a GPU and the other by that of a MIG device on it.
 func (m mentions) add(where string, refs []resource.Ref) (device string, earlier mention, found bool) {
 	for _, ref := range refs {
 		text := string(ref)

@@ -16,7 +16,8 @@ const (
 	unitsReserve = 1024
 )
 
-// units puts the block units into the Config. Without a selector with units it only has to be right.
+// units puts the block units into the Config. Without a selector with units it only has to be
+// right.
 func (d *document) units(c *Config) {
 	given := d.config.Units
 	if given == nil {

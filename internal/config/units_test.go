@@ -31,21 +31,27 @@ func TestUnits(t *testing.T) {
 		{name: "no percentages", file: selected + "units: {percentage: ''}", want: without},
 		{name: "all is different", file: "selectors: [{indices: ['0'], units: true}]\n" +
 			"units: {name: x.io/mem, size: 1Gi, fit: sum, fill: emptiest, enforce: none, reserveMiB: 0, percentage: x.io/p}", want: other},
-		{name: "without a selector", file: "units: {size: 1Gi}", warning: "units: has no effect without a selector with units: true"},
+		{name: "without a selector", file: "units: {size: 1Gi}",
+			warning: "units: has no effect without a selector with units: true"},
 		{name: "no MPS root", file: "selectors: [{indices: ['0'], units: true}]", err: "units need --mps-root"},
-		{name: "a size", file: selected + "units: {size: 1G}", err: `units.size: "1G" is no size of units; use 128Mi, 256Mi, 1Gi`},
-		{name: "a name", file: selected + "units: {name: mem}", err: `units.name: "mem" is not the beginning of a resource name`},
-		{name: "percentages", file: selected + "units: {percentage: mem}", err: `units.percentage: "mem" is not the beginning of a resource name`},
+		{name: "a size", file: selected + "units: {size: 1G}",
+			err: `units.size: "1G" is no size of units; use 128Mi, 256Mi, 1Gi`},
+		{name: "a name", file: selected + "units: {name: mem}",
+			err: `units.name: "mem" is not the beginning of a resource name`},
+		{name: "percentages", file: selected + "units: {percentage: mem}",
+			err: `units.percentage: "mem" is not the beginning of a resource name`},
 		{name: "fit", file: selected + "units: {fit: two}", err: `units.fit: "two" is not one of: one, sum`},
 		{name: "fill", file: selected + "units: {fill: x}", err: `units.fill: "x" is not one of: fullest, emptiest`},
 		{name: "enforce", file: selected + "units: {enforce: x}", err: `units.enforce: "x" is not one of: mps, driver, none`},
 		{name: "the driver", file: "flags: {plugin: {deviceListStrategy: cdi-cri}}\nselectors: [{indices: ['0'], units: true}]\nunits: {enforce: driver}",
 			want: resource.Units{Name: usual.Name, ReserveMiB: 1024, Measured: true, Driver: true}},
-		{name: "the driver without CDI", file: selected + "units: {enforce: driver}", err: "units.enforce: driver needs --device-list-strategy=cdi-cri"},
+		{name: "the driver without CDI", file: selected + "units: {enforce: driver}",
+			err: "units.enforce: driver needs --device-list-strategy=cdi-cri"},
 		{name: "the driver and another strategy", file: "flags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}\n" +
 			"selectors: [{indices: ['0'], units: true}]\nunits: {enforce: driver}", err: "units.enforce: driver needs"},
 		{name: "reserve", file: selected + "units: {reserveMiB: -1}", err: `units.reserveMiB: must be 0 or more, not -1`},
-		{name: "two forms", file: "selectors: [{indices: ['0'], units: true, replicas: 2}]", err: "units cannot be combined with rename or replicas"},
+		{name: "two forms", file: "selectors: [{indices: ['0'], units: true, replicas: 2}]",
+			err: "units cannot be combined with rename or replicas"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -19,19 +19,20 @@ import (
 )
 
 const (
-	// quiet is how long the file has to be left alone before it is read: an editor writes it piece by piece, and half a
-	// file may be valid. A ConfigMap's swap makes several events, too.
+	// quiet is how long the file has to be left alone before it is read: an editor writes it piece by
+	// piece, and half a file may be valid. A ConfigMap's swap makes several events, too.
 	quiet = 100 * time.Millisecond
 	// patience is how long a file that is not left alone is not read.
 	patience = 500 * time.Millisecond
-	// lookEvery is how often the file is looked at all the same: it may be a link into a directory that is not watched.
+	// lookEvery is how often the file is looked at all the same: it may be a link into a directory
+	// that is not watched.
 	lookEvery = 10 * time.Second
 	// lookOften is how often when the directory cannot be watched.
 	lookOften = time.Second
 )
 
-// A Watcher reads the configuration file again whenever it changes, and publishes what is valid. Make it with
-// NewWatcher.
+// A Watcher reads the configuration file again whenever it changes, and publishes what is valid.
+// Make it with NewWatcher.
 type Watcher struct {
 	sources Sources
 	clock   clock.WithTicker
@@ -45,8 +46,8 @@ type Watcher struct {
 	loaded  atomic.Int64              // when the configuration in force was read last, in nanoseconds since 1970
 }
 
-// NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It publishes first at once,
-// and starts with Run.
+// NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It
+// publishes first at once, and starts with Run.
 func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	w := &Watcher{
 		sources: s, clock: c, configs: feed.New(first), errors: feed.New[error](nil), reload: make(chan struct{}, 1),
@@ -60,13 +61,15 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 // see Config.Replaces. It is called before Run.
 func (w *Watcher) JudgeOn(node func() inventory.Snapshot) { w.node = node }
 
-// Configs returns the feed of valid configurations. A reader that already has the latest one needs to do nothing.
+// Configs returns the feed of valid configurations. A reader that already has the latest one needs
+// to do nothing.
 func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
 
 // Generation numbers the configurations that were in force, from 1.
 func (w *Watcher) Generation() uint64 { return 1 + w.changes.Load() }
 
-// Loaded returns when the configuration in force was read last. A changed file with the same configuration counts, too.
+// Loaded returns when the configuration in force was read last. A changed file with the same
+// configuration counts, too.
 func (w *Watcher) Loaded() time.Time { return time.Unix(0, w.loaded.Load()) }
 
 // Reload makes the Watcher read the file now, changed or not. It never blocks.
@@ -178,14 +181,15 @@ func watchDirectory(path string) (*fsnotify.Watcher, error) {
 	return watcher, nil
 }
 
-// concerns reports whether an event can mean another file at path: it happened to the file itself, or to the link by
-// which kubelet swaps the content of a mounted ConfigMap.
+// concerns reports whether an event can mean another file at path: it happened to the file itself,
+// or to the link by which kubelet swaps the content of a mounted ConfigMap.
 func concerns(event fsnotify.Event, path string) bool {
 	return filepath.Clean(event.Name) == filepath.Clean(path) || filepath.Base(event.Name) == "..data"
 }
 
-// look reads the file and, if it is not as it was seen last, makes what it says the configuration. It returns the file
-// as it is now; nil when it cannot be read. After a Reload an error is logged again although it was logged before.
+// look reads the file and, if it is not as it was seen last, makes what it says the configuration.
+// It returns the file as it is now; nil when it cannot be read. After a Reload an error is logged
+// again although it was logged before.
 func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool) []byte {
 	logger := klog.FromContext(ctx)
 	var data []byte
@@ -239,12 +243,12 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	return data
 }
 
-// emptied is the problem of a file that lost its content while the daemon runs, as by an editor that truncates it first, or by a full
-// disk.
+// emptied is the problem of a file that lost its content while the daemon runs, as by an editor
+// that truncates it first, or by a full disk.
 const emptied = "is empty; the last valid configuration stays in use. To use the defaults, write version: v1"
 
-// isFile reports whether path leads to a file, and not to the null device, which NVIDIA's config-manager links to for nodes
-// that are to have the defaults.
+// isFile reports whether path leads to a file, and not to the null device, which NVIDIA's
+// config-manager links to for nodes that are to have the defaults.
 func isFile(path string) bool {
 	info, err := os.Stat(path)
 	return err != nil || info.Mode().IsRegular()

@@ -59,7 +59,8 @@ func watchFrom(ctx context.Context, t *testing.T, change func(*config.Sources), 
 // await waits until a config with the strategy is published.
 func await(t *testing.T, w *config.Watcher, want resource.MIGStrategy) {
 	t.Helper()
-	poll.Latest(t, "MIG strategy "+want.String(), w.Configs(), func(c config.Config) bool { return c.Resource.MIG == want })
+	poll.Latest(t, "MIG strategy "+want.String(), w.Configs(),
+		func(c config.Config) bool { return c.Resource.MIG == want })
 }
 
 // awaitFault waits until the Watcher's fault says want, or is none if want is empty.
@@ -110,7 +111,8 @@ func TestWatchPublishesWhatIsValid(t *testing.T) {
 func TestWatchSeesTheSwapOfAConfigMap(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for name, text := range map[string]string{"..1": "flags: {migStrategy: single}", "..2": "flags: {migStrategy: mixed}"} {
+	for name, text := range map[string]string{"..1": "flags: {migStrategy: single}",
+		"..2": "flags: {migStrategy: mixed}"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +160,8 @@ func TestWatchSeesEventsOfARelativePath(t *testing.T) {
 	await(t, w, resource.MIGMixed)
 }
 
-// A file reached by a link into another directory changes without an event in the directory that is watched.
+// A file reached by a link into another directory changes without an event in the directory that is
+// watched.
 func TestWatchLooksNowAndThen(t *testing.T) {
 	t.Parallel()
 	elsewhere := filepath.Join(t.TempDir(), "real.yaml")
@@ -188,13 +191,15 @@ func TestWatchLooksNowAndThen(t *testing.T) {
 	await(t, w, resource.MIGNone)
 }
 
-// TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied: an editor that truncates first or a full disk leaves an empty file.
+// TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied: an editor that truncates first or a full disk
+// leaves an empty file.
 func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "flags: {migStrategy: single}")
 	w := watch(t, path, clock.RealClock{})
-	for _, text := range []string{"", "\n # nothing yet\n \r\n", "---\n", "null", "~\n", "--- ~\n...\n", "{}\n", "\ufeff"} {
+	for _, text := range []string{"", "\n # nothing yet\n \r\n", "---\n", "null", "~\n", "--- ~\n...\n", "{}\n",
+		"\ufeff"} {
 		write(t, path, text)
 		awaitFault(t, w, "file: is empty; the last valid configuration stays in use. To use the defaults, write version: v1")
 		await(t, w, resource.MIGSingle)
@@ -209,7 +214,8 @@ func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
 	awaitFault(t, w, "") // the defaults are in force
 }
 
-// TestWatchReadsAFileThatKeepsChanging: a file that is written every 10 ms, for ever, is read within a second.
+// TestWatchReadsAFileThatKeepsChanging: a file that is written every 10 ms, for ever, is read
+// within a second.
 func TestWatchReadsAFileThatKeepsChanging(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -242,7 +248,8 @@ func TestWatchRefusesWhatIsNoFile(t *testing.T) {
 	awaitFault(t, w, "")
 }
 
-// TestWatchFollowsALinkToNothing: NVIDIA's config-manager makes it for nodes that are to have the defaults.
+// TestWatchFollowsALinkToNothing: NVIDIA's config-manager makes it for nodes that are to have the
+// defaults.
 func TestWatchFollowsALinkToNothing(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -259,8 +266,8 @@ func TestWatchFollowsALinkToNothing(t *testing.T) {
 	await(t, w, resource.MIGNone)
 }
 
-// TestReloadTellsAgain: who asks for the file to be read is told what is wrong with it, however often that was said. A look
-// that nobody asked for says it once.
+// TestReloadTellsAgain: who asks for the file to be read is told what is wrong with it, however
+// often that was said. A look that nobody asked for says it once.
 func TestReloadTellsAgain(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"flags: {migStrategy: many}", ""} { // the second is taken away, too
@@ -296,7 +303,8 @@ func TestWatchWithoutAFileWaits(t *testing.T) {
 	}
 }
 
-// TestWatchFollowsWhatIsChosen: another file is another configuration, and one that is not valid leaves the last one in force.
+// TestWatchFollowsWhatIsChosen: another file is another configuration, and one that is not valid
+// leaves the last one in force.
 func TestWatchFollowsWhatIsChosen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

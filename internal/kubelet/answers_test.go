@@ -12,7 +12,8 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// TestAnswers: what a container was given is read from kubelet's checkpoint, and one answer that cannot be read hides no other.
+// TestAnswers: what a container was given is read from kubelet's checkpoint, and one answer that
+// cannot be read hides no other.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	d := newDirectory(t, folder(t))

@@ -13,21 +13,24 @@ import (
 const PodCgroups = "/host/sys/fs/cgroup"
 
 // cgroupDepth is how deep cgroups of pods are looked for: such as
-// kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice, below the cgroup that kubelet is configured with.
+// kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice, below the cgroup that
+// kubelet is configured with.
 const cgroupDepth = 5
 
 // podCgroup is the name of a pod's cgroup, as kubelet's cgroupfs and systemd drivers form it.
 var podCgroup = regexp.MustCompile(`pod[0-9a-f]{8}[-_]`)
 
-// PodRuns reports whether the pod with that UID has a process, by its cgroup below a folder that is the node's /sys/fs/cgroup, of version
-// 1 or 2. Without that folder, or the cgroup, there is no evidence, and it returns false.
+// PodRuns reports whether the pod with that UID has a process, by its cgroup below a folder that is
+// the node's /sys/fs/cgroup, of version 1 or 2. Without that folder, or the cgroup, there is no
+// evidence, and it returns false.
 func PodRuns(cgroups, uid string) bool {
 	root := cgroups
 	if info, err := os.Stat(filepath.Join(cgroups, "pids")); err == nil && info.IsDir() {
 		root = filepath.Join(cgroups, "pids") // version 1
 	}
 	runs := false
-	_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error { // what is gone meanwhile is no evidence
+	// what is gone meanwhile is no evidence
+	_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return nil
 		}
@@ -38,7 +41,8 @@ func PodRuns(cgroups, uid string) bool {
 			runs = n > 0
 			return fs.SkipAll
 		}
-		if below, err := filepath.Rel(root, path); err != nil || podCgroup.MatchString(name) || strings.Count(below, "/") >= cgroupDepth-1 {
+		if below, err := filepath.Rel(root, path); err != nil || podCgroup.MatchString(name) ||
+			strings.Count(below, "/") >= cgroupDepth-1 {
 			return fs.SkipDir
 		}
 		return nil

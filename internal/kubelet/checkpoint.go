@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// maxCheckpoint bounds kubelet's checkpoint, in bytes. It has every device, and a node may have ten thousands of shared ones: 3 MB. What
-// pods were given takes another MB.
+// maxCheckpoint bounds kubelet's checkpoint, in bytes. It has every device, and a node may have ten
+// thousands of shared ones: 3 MB. What pods were given takes another MB.
 const maxCheckpoint = 16 << 20
 
 // A HeldDevice is a device that a container holds.
@@ -20,7 +20,8 @@ type HeldDevice struct {
 	Resource, ID string
 	// Pod names the container's pod: "NAMESPACE/NAME", or "with UID ..." if its name is not known.
 	Pod string
-	// Container is the name of the container: the first, if several of the pod hold the device one after the other.
+	// Container is the name of the container: the first, if several of the pod hold the device one
+	// after the other.
 	Container string
 	// NUMANodes are the device's NUMA nodes at kubelet, in no order; nil if it has none.
 	NUMANodes []int64
@@ -29,7 +30,8 @@ type HeldDevice struct {
 // uidPrefix begins the name of a pod that is known by its UID alone.
 const uidPrefix = "with UID "
 
-// SplitPod returns the namespace and the name of the container's pod, or its UID alone if they are not known.
+// SplitPod returns the namespace and the name of the container's pod, or its UID alone if they are
+// not known.
 func (d HeldDevice) SplitPod() (namespace, name, uid string) {
 	if uid, unnamed := strings.CutPrefix(d.Pod, uidPrefix); unnamed {
 		return "", "", uid
@@ -38,17 +40,19 @@ func (d HeldDevice) SplitPod() (namespace, name, uid string) {
 	return namespace, name, ""
 }
 
-// A Checkpoint is the content of the file that kubelet's device manager starts from. It is immutable.
+// A Checkpoint is the content of the file that kubelet's device manager starts from. It is
+// immutable.
 type Checkpoint struct {
-	// Healthy are the IDs of the devices that were Healthy when kubelet wrote the file, by resource. Devices of a plugin that has
-	// ended may be there until kubelet writes the file again.
+	// Healthy are the IDs of the devices that were Healthy when kubelet wrote the file, by resource.
+	// Devices of a plugin that has ended may be there until kubelet writes the file again.
 	Healthy map[string][]string
-	// Held are the devices that containers hold, init containers included. Devices of a pod that has ended are there until
-	// kubelet writes the file again.
+	// Held are the devices that containers hold, init containers included. Devices of a pod that has
+	// ended are there until kubelet writes the file again.
 	Held []HeldDevice
 }
 
-// Checkpoint reads kubelet's checkpoint. It fails if the file does not exist or kubelet itself would not accept it.
+// Checkpoint reads kubelet's checkpoint. It fails if the file does not exist or kubelet itself
+// would not accept it.
 func (d *Directory) Checkpoint() (Checkpoint, error) {
 	text, err := statefile.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
 	if err != nil {

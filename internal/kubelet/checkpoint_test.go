@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// The files are kubelet's own: one of a pod with an init container, and one of a kubelet that has no plugin yet.
+// The files are kubelet's own: one of a pod with an init container, and one of a kubelet that has
+// no plugin yet.
 const (
 	savedWithPod = `{"Data":{"PodDeviceEntries":[` +
 		`{"PodUID":"6f7d","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-c"],"0":["GPU-a"],"1":["GPU-b","GPU-a"]},"AllocResp":"CgD/"},` +
@@ -38,19 +39,21 @@ func TestCheckpoint(t *testing.T) {
 		want kubelet.Checkpoint
 		err  string
 	}{
-		"of pods":                    {text: savedWithPod, want: kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "other.org/x": {}}, Held: held}},
-		"without pods":               {text: savedWithoutPods, want: kubelet.Checkpoint{Healthy: map[string][]string{}}},
-		"an empty file":              {err: "unexpected end of JSON input"},
-		"a part of one":              {text: savedWithPod[:100], err: "unexpected end of JSON input"},
-		"a damaged one":              {text: strings.Replace(savedWithPod, "GPU-c", "GPU-d", 1), err: "checksum"},
-		"another checksum":           {text: strings.Replace(savedWithoutPods, "3467", "3468", 1), err: "checksum"},
-		"of kubelet 1.19 and before": {text: strings.Replace(savedWithPod, `{"1":["GPU-b"]}`, `["GPU-b"]`, 1), err: "cannot unmarshal"},
+		"of pods":          {text: savedWithPod, want: kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "other.org/x": {}}, Held: held}},
+		"without pods":     {text: savedWithoutPods, want: kubelet.Checkpoint{Healthy: map[string][]string{}}},
+		"an empty file":    {err: "unexpected end of JSON input"},
+		"a part of one":    {text: savedWithPod[:100], err: "unexpected end of JSON input"},
+		"a damaged one":    {text: strings.Replace(savedWithPod, "GPU-c", "GPU-d", 1), err: "checksum"},
+		"another checksum": {text: strings.Replace(savedWithoutPods, "3467", "3468", 1), err: "checksum"},
+		"of kubelet 1.19 and before": {text: strings.Replace(savedWithPod, `{"1":["GPU-b"]}`, `["GPU-b"]`, 1),
+			err: "cannot unmarshal"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := newDirectory(t, folder(t))
-			if err := os.WriteFile(filepath.Join(d.Path(), "kubelet_internal_checkpoint"), []byte(test.text), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(d.Path(), "kubelet_internal_checkpoint"), []byte(test.text),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			for range 2 {
@@ -59,7 +62,8 @@ func TestCheckpoint(t *testing.T) {
 					t.Fatalf("Checkpoint() = %v, want %q", err, test.err)
 				}
 				slices.SortFunc(got.Held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID, b.ID) })
-				if diff := cmp.Diff(test.want, got, cmpopts.SortSlices(func(a, b int64) bool { return a < b })); err == nil && diff != "" {
+				if diff := cmp.Diff(test.want, got, cmpopts.SortSlices(func(a, b int64) bool { return a < b })); err == nil &&
+					diff != "" {
 					t.Errorf("Checkpoint() (-want +got):\n%s", diff)
 				}
 			}
@@ -78,7 +82,8 @@ func TestCheckpointIsReadAgain(t *testing.T) {
 		text  string
 		valid bool
 		held  int
-	}{{savedWithPod, true, 3}, {savedWithPod[:len(savedWithPod)-1], false, 0}, {savedWithoutPods, true, 0}, {savedWithPod, true, 3}} {
+	}{{savedWithPod, true, 3}, {savedWithPod[:len(savedWithPod)-1], false, 0}, {savedWithoutPods, true, 0}, {savedWithPod,
+		true, 3}} {
 		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +93,8 @@ func TestCheckpointIsReadAgain(t *testing.T) {
 	}
 }
 
-// The file is read every second while devices are departing, and may stay damaged. It is parsed once.
+// The file is read every second while devices are departing, and may stay damaged. It is parsed
+// once.
 func TestADamagedCheckpointIsParsedOnce(t *testing.T) {
 	t.Parallel()
 	d := newDirectory(t, folder(t))
@@ -130,7 +136,8 @@ func TestPreparedClaims(t *testing.T) {
 		err  string
 	}{
 		"a claim": {text: file(data, sum(data)), want: []kubelet.PreparedClaim{{
-			UID: "u1", Namespace: "ns", Name: "c", Devices: map[string][]string{"gpu.nvidia.com": {"gpu-3"}, "nic.example.com": {}},
+			UID: "u1", Namespace: "ns", Name: "c", Devices: map[string][]string{"gpu.nvidia.com": {"gpu-3"},
+				"nic.example.com": {}},
 		}}},
 		"no claim":         {text: file(none, sum(none)), want: []kubelet.PreparedClaim{}},
 		"another checksum": {text: file(data, 1), err: "the checksum is wrong"},

@@ -9,7 +9,8 @@ import (
 
 // A ContainerDevice is a device that a container holds.
 type ContainerDevice struct {
-	// Resource is the name of the device's resource and ID its ID at kubelet; both are empty for a device of a claim.
+	// Resource is the name of the device's resource and ID its ID at kubelet; both are empty for a
+	// device of a claim.
 	Resource, ID string
 	// Namespace, Pod and Container are the names of the container and its pod.
 	Namespace, Pod, Container string
@@ -17,42 +18,47 @@ type ContainerDevice struct {
 	Claim ClaimResource
 }
 
-// A ClaimResource is a device of a ResourceClaim. ShareID is empty for a device that the claim has alone.
+// A ClaimResource is a device of a ResourceClaim. ShareID is empty for a device that the claim has
+// alone.
 type ClaimResource struct {
 	Namespace, Name, Driver, Pool, Device, ShareID string
 }
 
-// A listing is kubelet's answer about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and
-// after its start most pods until it has a connection to the API server. Those who asked at the same time share it.
+// A listing is kubelet's answer about the pods on the node. Kubelet leaves out pods that have ended
+// and plain init containers, and after its start most pods until it has a connection to the API
+// server. Those who asked at the same time share it.
 type listing struct {
 	held       []HeldDevice
 	containers []ContainerDevice
 	claims     map[string]bool
 }
 
-// Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start most pods until it has a
-// connection to the API server. The answer is from after the call. It is shared: callers must not change it.
+// Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start
+// most pods until it has a connection to the API server. The answer is from after the call. It is
+// shared: callers must not change it.
 func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	l, err := p.list(ctx)
 	return l.held, err
 }
 
-// ContainerDevices returns the devices of all resources and claims that containers hold, each once for a container. For the rest, it is
-// as Held.
+// ContainerDevices returns the devices of all resources and claims that containers hold, each once
+// for a container. For the rest, it is as Held.
 func (p *PodResources) ContainerDevices(ctx context.Context) ([]ContainerDevice, error) {
 	l, err := p.list(ctx)
 	return l.containers, err
 }
 
-// Claims returns the ResourceClaims of the pods that are on the node, by "NAMESPACE/NAME". For the rest, it is as Held.
+// Claims returns the ResourceClaims of the pods that are on the node, by "NAMESPACE/NAME". For the
+// rest, it is as Held.
 func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
 	l, err := p.list(ctx)
 	return l.claims, err
 }
 
-// Allocating notes that kubelet begins a call that allocates devices to a pod, GetPreferredAllocation or Allocate. The caller calls ended
-// when that call has ended; more says that a call of Allocate follows. Until then, and for a short time after, kubelet is not asked about
-// pods: Held and the like wait, for 10 s at most.
+// Allocating notes that kubelet begins a call that allocates devices to a pod,
+// GetPreferredAllocation or Allocate. The caller calls ended when that call has ended; more says
+// that a call of Allocate follows. Until then, and for a short time after, kubelet is not asked
+// about pods: Held and the like wait, for 10 s at most.
 func (p *PodResources) Allocating() (ended func(more bool)) { return p.listings.allocating() }
 
 // list asks kubelet about the pods on the node. It is the one place that does.
@@ -67,7 +73,8 @@ func (p *PodResources) list(ctx context.Context) (listing, error) {
 			return listing{}, fmt.Errorf("ask kubelet for the devices of pods: %w", err)
 		}
 		if devices := devicesIn(answer); devices > maxHeld {
-			return listing{}, fmt.Errorf("the kubelet's PodResources socket names %d devices of pods; more than %d are not read", devices, maxHeld)
+			return listing{}, fmt.Errorf("the kubelet's PodResources socket names %d devices of pods; more than %d are not read",
+				devices, maxHeld)
 		}
 		return listingOf(answer), nil
 	})
@@ -130,7 +137,8 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 	return l
 }
 
-// shareOf returns which share of its device a claim has. The API of kubelet 1.34, with which tests are built too, has none.
+// shareOf returns which share of its device a claim has. The API of kubelet 1.34, with which tests
+// are built too, has none.
 func shareOf(resource any) string {
 	if r, has := resource.(interface{ GetShareId() string }); has {
 		return r.GetShareId()

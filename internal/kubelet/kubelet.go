@@ -1,6 +1,6 @@
-// Package kubelet is the adapter to the kubelet of this node: the directory it shares with device plugins, its
-// Registration service, and its account of devices (PodResources). It knows the files and the wire; what to do about
-// them is decided elsewhere.
+// Package kubelet is the adapter to the kubelet of this node: the directory it shares with device
+// plugins, its Registration service, and its account of devices (PodResources). It knows the files
+// and the wire; what to do about them is decided elsewhere.
 package kubelet
 
 import (
@@ -47,15 +47,17 @@ type Directory struct {
 	probed   time.Time // when kubelet called the readiness probe last; zero if it never did
 }
 
-// NewDirectory returns the directory of the given kubelet socket. A path that leaves too little room for the names of
-// plugin sockets is an error that says how many bytes it has to lose. A nil clock means the real one.
+// NewDirectory returns the directory of the given kubelet socket. A path that leaves too little
+// room for the names of plugin sockets is an error that says how many bytes it has to lose. A nil
+// clock means the real one.
 func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("use kubelet socket %q: the path must be absolute", socket)
 	}
 	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - statefile.MaxSocketPath; excess > 0 {
 		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes and Unix "+
-			"allows %d; choose a directory whose path is %d bytes shorter", socket, statefile.MaxSocketPath+excess, statefile.MaxSocketPath, excess)
+			"allows %d; choose a directory whose path is %d bytes shorter", socket, statefile.MaxSocketPath+
+			excess, statefile.MaxSocketPath, excess)
 	}
 	c = cmp.Or[clock.WithTicker](c, clock.RealClock{})
 	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse(),
@@ -68,10 +70,12 @@ func (d *Directory) Path() string { return filepath.Dir(d.socket) }
 // Alive returns an error if Watch makes no round before ctx ends.
 func (d *Directory) Alive(ctx context.Context) error { return d.pulse.Check(ctx) }
 
-// ErrNoDirectory is wrapped by errors about a directory that does not exist, or that was replaced by another one.
+// ErrNoDirectory is wrapped by errors about a directory that does not exist, or that was replaced
+// by another one.
 var ErrNoDirectory = errors.New("no kubelet device-plugin directory")
 
-// Check returns an error that wraps ErrNoDirectory, with the remedy, unless the directory is there and alive.
+// Check returns an error that wraps ErrNoDirectory, with the remedy, unless the directory is there
+// and alive.
 func (d *Directory) Check() error {
 	info, err := os.Stat(d.Path())
 	switch {

@@ -48,7 +48,8 @@ func TestSocketPaths(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := kubelet.NewDirectory(test.socket, nil)
-			if test.problem == "" && err != nil || test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)) {
+			if test.problem == "" && err != nil || test.problem != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.problem)) {
 				t.Errorf("NewDirectory() = %v, want %q", err, test.problem)
 			}
 		})
@@ -61,9 +62,11 @@ func TestADirectoryThatCannotBeUsed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"": "", "none": "start kubelet, mount its directory", "file": "is not a directory"} {
+	for name, want := range map[string]string{"": "", "none": "start kubelet, mount its directory",
+		"file": "is not a directory"} {
 		err := newDirectory(t, filepath.Join(path, name)).Check()
-		if (err != nil) != (want != "") || err != nil && (!errors.Is(err, kubelet.ErrNoDirectory) || !strings.Contains(err.Error(), want)) {
+		if (err != nil) != (want != "") || err != nil && (!errors.Is(err, kubelet.ErrNoDirectory) ||
+			!strings.Contains(err.Error(), want)) {
 			t.Errorf("Check() of %q = %v, want %q", name, err, want)
 		}
 	}
@@ -106,7 +109,8 @@ func TestRegister(t *testing.T) {
 	t.Cleanup(server.Stop)
 
 	if err := register(); !errors.Is(err, kubelet.ErrNotRegistered) || len(service.requests) != 0 {
-		t.Errorf("without our socket: Register() = %v after %d requests, want ErrNotRegistered after none", err, len(service.requests))
+		t.Errorf("without our socket: Register() = %v after %d requests, want ErrNotRegistered after none", err,
+			len(service.requests))
 	}
 	if err := os.WriteFile(endpoint, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -115,16 +119,19 @@ func TestRegister(t *testing.T) {
 		t.Fatalf("Register() = %v", err)
 	}
 	got := <-service.requests
-	if got.GetVersion() != "v1beta1" || got.GetEndpoint() != filepath.Base(endpoint) || got.GetResourceName() != "nvidia.com/gpu" {
+	if got.GetVersion() != "v1beta1" || got.GetEndpoint() != filepath.Base(endpoint) ||
+		got.GetResourceName() != "nvidia.com/gpu" {
 		t.Errorf("kubelet saw %v", got)
 	}
 	watch(t, d)("kubelet", incarnation(1))
 	err = d.Register(ctx, 2, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{})
 	if !errors.Is(err, kubelet.ErrNotRegistered) || len(service.requests) != 0 {
-		t.Errorf("another kubelet: Register() = %v after %d requests, want ErrNotRegistered after none", err, len(service.requests))
+		t.Errorf("another kubelet: Register() = %v after %d requests, want ErrNotRegistered after none", err,
+			len(service.requests))
 	}
 	service.err = errors.New("not today")
-	if err := register(); err == nil || errors.Is(err, kubelet.ErrNotRegistered) || !strings.Contains(err.Error(), "not today") {
+	if err := register(); err == nil || errors.Is(err, kubelet.ErrNotRegistered) ||
+		!strings.Contains(err.Error(), "not today") {
 		t.Errorf("refused: Register() = %v, want kubelet's words", err)
 	}
 	service.err = errors.New(strings.Repeat("x", 100_000))

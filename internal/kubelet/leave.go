@@ -30,7 +30,8 @@ const (
 	registersSoon        = "soon" // the other value is "yes"
 )
 
-// tellTimeout limits the calls to the processes between an earlier one that ends and the last one. One of them may hang.
+// tellTimeout limits the calls to the processes between an earlier one that ends and the last one.
+// One of them may hang.
 const tellTimeout = 300 * time.Millisecond
 
 // Why kubelet has not forgotten a later server.
@@ -39,7 +40,8 @@ var (
 	errAccepted = errors.New("it accepted a registration without options")
 )
 
-// ErrNotYet is the error of Leave while the process that is to serve the resource has not registered yet.
+// ErrNotYet is the error of Leave while the process that is to serve the resource has not
+// registered yet.
 var ErrNotYet = errors.New("the process that takes the resource over has not registered yet")
 
 // Leave prepares the end of this process's stream for a resource, where another process of this
@@ -107,11 +109,13 @@ func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource stri
 	return nil
 }
 
-// severalClientsSince is the minor version of gRPC with which kubelet 1.37.0 was built: 1.36.3 has 1.79.
+// severalClientsSince is the minor version of gRPC with which kubelet 1.37.0 was built: 1.36.3 has
+// 1.79.
 const severalClientsSince = 82
 
-// KeepsOneClient reports whether the kubelet that names itself so in its calls is one that keeps one client for a resource, up to 1.36.
-// It goes by the version of gRPC, as kubelet does not name its own; false if that cannot be known.
+// KeepsOneClient reports whether the kubelet that names itself so in its calls is one that keeps
+// one client for a resource, up to 1.36. It goes by the version of gRPC, as kubelet does not name
+// its own; false if that cannot be known.
 func KeepsOneClient(userAgent string) bool {
 	_, version, _ := strings.Cut(userAgent, "grpc-go/1.")
 	minor, _, _ := strings.Cut(version, ".")
@@ -126,10 +130,12 @@ func Leaves(ctx context.Context) (token string) {
 	return strings.Join(header.Get(leavesHeader), "")
 }
 
-// RegistersAgain answers such a call with the promise that this process registers again once the other one has ended.
+// RegistersAgain answers such a call with the promise that this process registers again once the
+// other one has ended.
 func RegistersAgain(ctx context.Context) { answerLeaving(ctx, "yes") }
 
-// RegistersSoon answers such a call with the promise that this process is about to register: the other one asks again.
+// RegistersSoon answers such a call with the promise that this process is about to register: the
+// other one asks again.
 func RegistersSoon(ctx context.Context) { answerLeaving(ctx, registersSoon) }
 
 func answerLeaving(ctx context.Context, answer string) {

@@ -24,7 +24,8 @@ type laterProcess struct {
 	told        chan bool
 }
 
-func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
+	error) {
 	l.told <- kubelet.Leaves(ctx) != ""
 	switch {
 	case l.again:
@@ -43,7 +44,8 @@ type refusingKubelet struct {
 }
 
 func (k *refusingKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	client, err := grpc.NewClient("unix://"+filepath.Join(k.dir, r.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	client, err := grpc.NewClient("unix://"+filepath.Join(k.dir, r.GetEndpoint()),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +84,8 @@ func TestLeave(t *testing.T) {
 	serve(d.NewEndpoint("nvidia.com/gpu"), func(s *grpc.Server) { pluginapi.RegisterDevicePluginServer(s, newest) })
 	refusing := &refusingKubelet{dir: path, asked: make(chan error, 10)}
 	serve(filepath.Join(path, "kubelet.sock"), func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, refusing) })
-	if err := leave(); err == nil || !strings.Contains(err.Error(), "does not say that it registers again") || !<-newest.told || len(refusing.asked) > 0 {
+	if err := leave(); err == nil || !strings.Contains(err.Error(), "does not say that it registers again") ||
+		!<-newest.told || len(refusing.asked) > 0 {
 		t.Errorf("a later process of an earlier version: %v, and kubelet has %d registrations", err, len(refusing.asked))
 	}
 	newest.soon = true
@@ -114,7 +117,8 @@ func TestLeave(t *testing.T) {
 		t.Errorf("a process between the two hangs: %v", err)
 	}
 	watch(t, us)("kubelet", incarnation(1))
-	if err := us.Leave(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) || !strings.Contains(err.Error(), "have kubelet forget") {
+	if err := us.Leave(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) ||
+		!strings.Contains(err.Error(), "have kubelet forget") {
 		t.Errorf("another kubelet: %v", err)
 	}
 	if kubelet.Leaves(t.Context()) != "" {
@@ -122,7 +126,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// Without a later process, an earlier one is asked: the one that started last of those that have not been killed.
+// Without a later process, an earlier one is asked: the one that started last of those that have
+// not been killed.
 func TestLeaveToAnEarlierProcess(t *testing.T) {
 	path := folder(t)
 	first := newDirectory(t, path)
@@ -146,7 +151,8 @@ func TestLeaveToAnEarlierProcess(t *testing.T) {
 	serve("first", first.NewEndpoint("nvidia.com/gpu"))
 	kill := serve("second", second.NewEndpoint("nvidia.com/gpu"))
 	for _, want := range []string{"second", "first"} {
-		if err := us.Leave(t.Context(), 1, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotYet) || len(asked[want].told) != 1 {
+		if err := us.Leave(t.Context(), 1, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotYet) ||
+			len(asked[want].told) != 1 {
 			t.Errorf("Leave() = %v, and the %s process was asked %d times, want once", err, want, len(asked[want].told))
 		}
 		kill()

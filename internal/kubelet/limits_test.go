@@ -34,7 +34,8 @@ func TestPodsOfHeldDevices(t *testing.T) {
 	}
 }
 
-// TestNamesOfSockets: what people read of a resource is short, and resources whose names begin alike have different sockets.
+// TestNamesOfSockets: what people read of a resource is short, and resources whose names begin
+// alike have different sockets.
 func TestNamesOfSockets(t *testing.T) {
 	t.Parallel()
 	d := newDirectory(t, folder(t))
@@ -45,7 +46,8 @@ func TestNamesOfSockets(t *testing.T) {
 	for resource, want := range map[string]string{
 		"nvidia.com/gpu": "gpu", "gpu": "gpu", "nvidia.com/12345678": "12345678", "nvidia.com/123456789": "12345678",
 	} {
-		if name, hash, _ := strings.Cut(kindOf(resource), "-"); name != want || len(hash) != 6 || strings.Contains(hash, "-") {
+		if name, hash, _ := strings.Cut(kindOf(resource), "-"); name != want || len(hash) != 6 ||
+			strings.Contains(hash, "-") {
 			t.Errorf("%s: %s, want %s and a hash", resource, kindOf(resource), want)
 		}
 	}
@@ -87,7 +89,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestASocketThatHasJustBeenMade: a process that does not listen yet has a second to; one that listened before, and refuses, has ended.
+// TestASocketThatHasJustBeenMade: a process that does not listen yet has a second to; one that
+// listened before, and refuses, has ended.
 func TestASocketThatHasJustBeenMade(t *testing.T) {
 	t.Parallel()
 	for _, listened := range []bool{false, true} {
@@ -139,7 +142,8 @@ func TestASocketThatHasJustBeenMade(t *testing.T) {
 	}
 }
 
-// TestAForeignServerThatHangs: whether a program of others answers cannot be told, so it is never given up.
+// TestAForeignServerThatHangs: whether a program of others answers cannot be told, so it is never
+// given up.
 func TestAForeignServerThatHangs(t *testing.T) {
 	t.Parallel()
 	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
@@ -172,8 +176,8 @@ func TestAForeignServerThatHangs(t *testing.T) {
 	}
 }
 
-// TestPaceOfQuestions: how long none is sent after an answer to a call, and after another question. Where Allocate is to follow, none is sent
-// before it for longer.
+// TestPaceOfQuestions: how long none is sent after an answer to a call, and after another question.
+// Where Allocate is to follow, none is sent before it for longer.
 func TestPaceOfQuestions(t *testing.T) {
 	t.Parallel()
 	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
@@ -237,7 +241,8 @@ func TestPaceOfQuestions(t *testing.T) {
 	waits("once it has settled", 0)
 }
 
-// TestStaleAtItsLimits: refused for two minutes, and the readiness probe called within the last one.
+// TestStaleAtItsLimits: refused for two minutes, and the readiness probe called within the last
+// one.
 func TestStaleAtItsLimits(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -318,7 +323,8 @@ func stale(t *testing.T, d *kubelet.Directory) bool {
 	return err != nil
 }
 
-// TestWithNoticesNothingIsDoneEachSecond: the directory is looked at, and swept, every five seconds.
+// TestWithNoticesNothingIsDoneEachSecond: the directory is looked at, and swept, every five
+// seconds.
 func TestWithNoticesNothingIsDoneEachSecond(t *testing.T) {
 	t.Parallel()
 	path := folder(t)

@@ -25,13 +25,16 @@ type registrationLock struct {
 	unlock func()     // nil if there are none
 }
 
-// LockRegistrations keeps other processes of this program from registering until unlock is called, which may be called more than once.
-// It waits until none of them registers, for a second at most: then, or where the directory cannot be locked, unlock has no effect.
-// Registrations of this process go beside each other.
+// LockRegistrations keeps other processes of this program from registering until unlock is called,
+// which may be called more than once. It waits until none of them registers, for a second at most:
+// then, or where the directory cannot be locked, unlock has no effect. Registrations of this
+// process go beside each other.
 //
-// Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list of one server and ask the other.
+// Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list
+// of one server and ask the other.
 func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
-	err := statefile.AwaitLock(ctx, d.clock, lockTimeout, lockPause, func() error { return d.registrations.lock(d.Path()) })
+	err := statefile.AwaitLock(ctx, d.clock, lockTimeout, lockPause,
+		func() error { return d.registrations.lock(d.Path()) })
 	switch {
 	case err == nil:
 		return sync.OnceFunc(d.registrations.release)

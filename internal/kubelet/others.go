@@ -12,8 +12,9 @@ import (
 // listenTimeout bounds a connection to the socket of another plugin.
 const listenTimeout = 100 * time.Millisecond
 
-// Listening returns the names of the sockets of other GPU device plugins that accept connections: those of other processes of
-// this program, and those whose names begin as those of NVIDIA's and Google's plugins do.
+// Listening returns the names of the sockets of other GPU device plugins that accept connections:
+// those of other processes of this program, and those whose names begin as those of NVIDIA's and
+// Google's plugins do.
 func (d *Directory) Listening(ctx context.Context) []string {
 	var listening []string
 	for _, name := range d.sockets() {
@@ -33,7 +34,8 @@ func (d *Directory) Refuses(ctx context.Context, name string) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// tryPlugin connects to a plugin socket, and closes the connection at once: some programs cannot end while a connection says nothing.
+// tryPlugin connects to a plugin socket, and closes the connection at once: some programs cannot
+// end while a connection says nothing.
 func (d *Directory) tryPlugin(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
 	defer cancel()

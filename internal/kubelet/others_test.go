@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestListening: the servers of other GPU device plugins that are there, of whatever resource; not those that ended, nor those of
-// other devices.
+// TestListening: the servers of other GPU device plugins that are there, of whatever resource; not
+// those that ended, nor those of other devices.
 func TestListening(t *testing.T) {
 	t.Parallel()
 	path := folder(t)
@@ -30,7 +30,8 @@ func TestListening(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = l.Close() })
 	}
-	if got, want := d.Listening(t.Context()), []string{filepath.Base(living), "nvidia-gpu.sock"}; !slices.Equal(got, want) {
+	if got, want := d.Listening(t.Context()), []string{filepath.Base(living), "nvidia-gpu.sock"}; !slices.Equal(got,
+		want) {
 		t.Errorf("%q listen, want %q", got, want)
 	}
 }

@@ -20,11 +20,12 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// maxPodResources bounds one answer of PodResources, in bytes: gRPC's own 4 MiB are too few for a large node, on which 18 MB were seen.
+// maxPodResources bounds one answer of PodResources, in bytes: gRPC's own 4 MiB are too few for a
+// large node, on which 18 MB were seen.
 const maxPodResources = 64 << 20
 
-// reconnect is how often a connection to a kubelet that ended is tried again. gRPC's own pause grows to two minutes, and a
-// restart of kubelet takes much less.
+// reconnect is how often a connection to a kubelet that ended is tried again. gRPC's own pause
+// grows to two minutes, and a restart of kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
 // ErrNoPodResources says that there is no PodResources service to ask: this process was told to do
@@ -32,8 +33,8 @@ var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.
 // that of the kubelet. A kubelet that has run leaves its socket there.
 var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
 
-// PodResources is a client of kubelet's PodResources service. It connects at the first question, and again when kubelet was
-// restarted.
+// PodResources is a client of kubelet's PodResources service. It connects at the first question,
+// and again when kubelet was restarted.
 type PodResources struct {
 	socket      string
 	allocatable *question[map[string][]string]
@@ -46,11 +47,12 @@ type PodResources struct {
 	conn   *grpc.ClientConn
 }
 
-// NewPodResources returns a client of the PodResources service at the given socket. Where that is empty, every question
-// is answered with an error. A nil clock means the real one.
+// NewPodResources returns a client of the PodResources service at the given socket. Where that is
+// empty, every question is answered with an error. A nil clock means the real one.
 func NewPodResources(socket string, c clock.Clock) *PodResources {
 	c = cmp.Or[clock.Clock](c, clock.RealClock{})
-	p := &PodResources{socket: socket, listings: pace{clock: c}, allocatable: newQuestion[map[string][]string](c, freshFor)}
+	p := &PodResources{socket: socket, listings: pace{clock: c},
+		allocatable: newQuestion[map[string][]string](c, freshFor)}
 	p.listed = newQuestion[listing](c, 0)
 	p.listed.begin = p.listings.begin
 	return p
@@ -68,11 +70,12 @@ func (p *PodResources) Close() error {
 	return err
 }
 
-// Connections returns how often it has connected to a kubelet. A kubelet that was restarted is connected to anew.
+// Connections returns how often it has connected to a kubelet. A kubelet that was restarted is
+// connected to anew.
 func (p *PodResources) Connections() uint64 { return p.connections.Load() }
 
-// Allocatable returns, for each resource, the IDs of the devices that are Healthy at kubelet, whether a pod holds them or not.
-// The caller owns the answer.
+// Allocatable returns, for each resource, the IDs of the devices that are Healthy at kubelet,
+// whether a pod holds them or not. The caller owns the answer.
 func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, error) {
 	ids, err := p.allocatable.ask(ctx, func() (map[string][]string, error) {
 		client, err := p.connect()
@@ -96,8 +99,9 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 	return own, err
 }
 
-// freshFor is how long an answer about allocatable devices is used for further questions: the servers of many resources ask at the
-// same moments, and kubelet refuses more than ten questions at once.
+// freshFor is how long an answer about allocatable devices is used for further questions: the
+// servers of many resources ask at the same moments, and kubelet refuses more than ten questions at
+// once.
 const freshFor = 20 * time.Millisecond
 
 // askingTimeout is how long a caller waits at most until its question may be sent.
@@ -106,7 +110,8 @@ const askingTimeout = 10 * time.Second
 // A question is sent to kubelet once for all callers that ask at about the same time.
 type question[T any] struct {
 	clock clock.PassiveClock
-	// fresh is how old an answer may be. An answer is always good for callers that came before the question was sent.
+	// fresh is how old an answer may be. An answer is always good for callers that came before the
+	// question was sent.
 	fresh time.Duration
 	// begin waits until the question may be sent; nil: that is at once.
 	begin func(context.Context) error

@@ -41,11 +41,13 @@ func (a *accounts) GetAllocatableResources(context.Context, *podresources.Alloca
 ) {
 	a.asked.Add(1)
 	return &podresources.AllocatableResourcesResponse{Devices: []*podresources.ContainerDevices{
-		{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"}}, {ResourceName: "nvidia.com/gpu", DeviceIds: []string{"a"}},
+		{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"}}, {ResourceName: "nvidia.com/gpu",
+			DeviceIds: []string{"a"}},
 	}}, nil
 }
 
-func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse,
+	error) {
 	a.listed.Add(1)
 	var devices []*podresources.ContainerDevices
 	for _, node := range []int64{1, 0} { // kubelet names a device once for each of its NUMA nodes
@@ -60,12 +62,13 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 		}
 		devices = append(devices, foreign)
 	}
-	container := &podresources.ContainerResources{Name: "main" + strings.Repeat("n", a.padded), Devices: devices, DynamicResources: []*podresources.DynamicResource{
-		{ClaimNamespace: "ns", ClaimName: "one", ClaimResources: []*podresources.ClaimResource{
-			{DriverName: "gpu.nvidia.com", PoolName: "node", DeviceName: "gpu-0", ShareId: new("s")},
-		}},
-		{ClaimNamespace: "ns", ClaimName: "two"},
-	}}
+	container := &podresources.ContainerResources{Name: "main" + strings.Repeat("n", a.padded), Devices: devices,
+		DynamicResources: []*podresources.DynamicResource{
+			{ClaimNamespace: "ns", ClaimName: "one", ClaimResources: []*podresources.ClaimResource{
+				{DriverName: "gpu.nvidia.com", PoolName: "node", DeviceName: "gpu-0", ShareId: new("s")},
+			}},
+			{ClaimNamespace: "ns", ClaimName: "two"},
+		}}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Namespace: "ns", Name: "p", Containers: []*podresources.ContainerResources{container}},
 	}}, nil
@@ -97,7 +100,8 @@ func TestLargeAccount(t *testing.T) {
 	}
 }
 
-// TestAccountWithTooManyDevices: an answer with more devices than a node has is an error, and the next one is read.
+// TestAccountWithTooManyDevices: an answer with more devices than a node has is an error, and the
+// next one is read.
 func TestAccountWithTooManyDevices(t *testing.T) {
 	t.Parallel()
 	service := &accounts{}
@@ -108,7 +112,8 @@ func TestAccountWithTooManyDevices(t *testing.T) {
 	}{{131069, false}, {600_000, true}, {0, false}} {
 		service.foreign.Store(tt.devices)
 		held, err := client.Held(t.Context())
-		if refused := err != nil && strings.Contains(err.Error(), "devices of pods"); refused != tt.refused || refused != (len(held) == 0) {
+		if refused := err != nil && strings.Contains(err.Error(), "devices of pods"); refused != tt.refused ||
+			refused != (len(held) == 0) {
 			t.Errorf("%d devices more: %d, %v", tt.devices, len(held), err)
 		}
 	}
@@ -184,7 +189,8 @@ func TestKubeletsAccount(t *testing.T) {
 	}
 }
 
-// asking has somebody ask which claims pods have, which nobody else asks for here, and returns the channel of what comes of it.
+// asking has somebody ask which claims pods have, which nobody else asks for here, and returns the
+// channel of what comes of it.
 func asking(ctx context.Context, client *kubelet.PodResources) <-chan error {
 	answered := make(chan error, 1)
 	go func() {
@@ -209,7 +215,8 @@ func waits(t *testing.T, c *clocktesting.FakeClock, answered <-chan error) {
 	}
 }
 
-// TestKubeletIsNotAskedWhileItAllocates: a question about pods has kubelet forget the devices that it is allocating.
+// TestKubeletIsNotAskedWhileItAllocates: a question about pods has kubelet forget the devices that
+// it is allocating.
 func TestKubeletIsNotAskedWhileItAllocates(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())
@@ -236,7 +243,8 @@ func TestKubeletIsNotAskedWhileItAllocates(t *testing.T) {
 	}
 }
 
-// TestAKubeletThatAllocatesAllTheTimeIsAsked: after a second, a pause between its calls is enough that is shorter.
+// TestAKubeletThatAllocatesAllTheTimeIsAsked: after a second, a pause between its calls is enough
+// that is shorter.
 func TestAKubeletThatAllocatesAllTheTimeIsAsked(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())
@@ -259,7 +267,8 @@ func TestAKubeletThatAllocatesAllTheTimeIsAsked(t *testing.T) {
 	t.Logf("the question ended: %v", <-question) // it was answered, or is given up
 }
 
-// TestAQuestionWaitsNoLongerThanItsContext: a kubelet whose call does not end is not asked, and whoever asks is told.
+// TestAQuestionWaitsNoLongerThanItsContext: a kubelet whose call does not end is not asked, and
+// whoever asks is told.
 func TestAQuestionWaitsNoLongerThanItsContext(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())
@@ -277,8 +286,9 @@ func TestAQuestionWaitsNoLongerThanItsContext(t *testing.T) {
 	}
 }
 
-// TestQuestionsAboutPodsComeOneAfterTheOther: kubelet refuses questions that come too fast, of all programs together. Those who wait for the
-// same question share its answer, whatever they ask about pods.
+// TestQuestionsAboutPodsComeOneAfterTheOther: kubelet refuses questions that come too fast, of all
+// programs together. Those who wait for the same question share its answer, whatever they ask about
+// pods.
 func TestQuestionsAboutPodsComeOneAfterTheOther(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())
@@ -323,7 +333,8 @@ func TestQuestionsAboutPodsComeOneAfterTheOther(t *testing.T) {
 func TestWithoutPodResources(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := kubelet.NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
+	if _, err := kubelet.NewPodResources("", nil).Held(ctx); err == nil ||
+		!strings.Contains(err.Error(), "--pod-resources-socket") {
 		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)
 	}
 	dir := filepath.Join(folder(t), "pod-resources")
@@ -379,8 +390,10 @@ func TestMissingPodResources(t *testing.T) {
 	}{
 		{"", nil, ""},
 		{socket, nil, "--root-dir, such as /var/lib/k0s/kubelet, as kubeletRoot"},
-		{socket, fstest.MapFS{"var/lib/kubelet/pod-resources/kubelet.sock": {}}, "--root-dir, such as /var/lib/k0s/kubelet, as kubeletRoot"},
-		{socket, fstest.MapFS{"var/lib/k0s/kubelet/pod-resources/kubelet.sock": {}}, "--root-dir, which is /var/lib/k0s/kubelet, as kubeletRoot"},
+		{socket, fstest.MapFS{"var/lib/kubelet/pod-resources/kubelet.sock": {}},
+			"--root-dir, such as /var/lib/k0s/kubelet, as kubeletRoot"},
+		{socket, fstest.MapFS{"var/lib/k0s/kubelet/pod-resources/kubelet.sock": {}},
+			"--root-dir, which is /var/lib/k0s/kubelet, as kubeletRoot"},
 		{
 			socket, fstest.MapFS{"var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock": {}},
 			"--root-dir, which is /var/snap/microk8s/common/var/lib/kubelet, as kubeletRoot",

@@ -1,7 +1,7 @@
 package kubelet
 
-// These tests are inside: they are about seconds that pass while kubelet is asked, and the clock of a bubble stands still while a socket
-// is read.
+// These tests are inside: they are about seconds that pass while kubelet is asked, and the clock of
+// a bubble stands still while a socket is read.
 
 import (
 	"context"
@@ -14,8 +14,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// TestAnAnswerIsNotOlderThanItsQuestion: an account that is older than an Allocate names the pod before, and the device would count
-// as free although the next pod holds it. Callers that came before the question was sent share its answer.
+// TestAnAnswerIsNotOlderThanItsQuestion: an account that is older than an Allocate names the pod
+// before, and the device would count as free although the next pod holds it. Callers that came
+// before the question was sent share its answer.
 func TestAnAnswerIsNotOlderThanItsQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuestion[int](clock.RealClock{}, 0)
@@ -76,7 +77,8 @@ func TestWhoWaitsForItsTurn(t *testing.T) {
 		}
 		q.begin = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		began = time.Now()
-		if _, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); err == nil || time.Since(began) != askingTimeout {
+		if _, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); err == nil ||
+			time.Since(began) != askingTimeout {
 			t.Errorf("a question that may not be sent: %v after %v", err, time.Since(began))
 		}
 		q.begin = nil

@@ -20,19 +20,22 @@ import (
 // ErrNotRegistered is wrapped by the errors of a Register that certainly did not reach kubelet.
 var ErrNotRegistered = errors.New("not registered")
 
-// Register registers the plugin socket at path endpoint, which must be serving already, for resource: kubelet dials it
-// before it answers. The directory must be the one that NewEndpoint gave the path for.
+// Register registers the plugin socket at path endpoint, which must be serving already, for
+// resource: kubelet dials it before it answers. The directory must be the one that NewEndpoint gave
+// the path for.
 //
-// If the directory is watched, the request goes to the kubelet of the given incarnation only. A kubelet that came later gets
-// its own Register once it was seen.
+// If the directory is watched, the request goes to the kubelet of the given incarnation only. A
+// kubelet that came later gets its own Register once it was seen.
 //
-// An error that wraps ErrNotRegistered means that kubelet never saw the request. After any other error it may have, and
-// the endpoint must not be used for a second one: kubelet 1.37 would take no end of its stream for real any more.
+// An error that wraps ErrNotRegistered means that kubelet never saw the request. After any other
+// error it may have, and the endpoint must not be used for a second one: kubelet 1.37 would take no
+// end of its stream for real any more.
 func (d *Directory) Register(
 	ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions,
 ) error {
-	// The connection is made first, and the endpoint looked at after: a kubelet that starts removes all sockets before it
-	// listens, so an endpoint that is still there now was not removed by the kubelet at the other end.
+	// The connection is made first, and the endpoint looked at after: a kubelet that starts removes
+	// all sockets before it listens, so an endpoint that is still there now was not removed by the
+	// kubelet at the other end.
 	conn, err := d.dial(ctx)
 	if err != nil {
 		return fmt.Errorf("%w: dial kubelet: %w", ErrNotRegistered, err)
@@ -41,7 +44,8 @@ func (d *Directory) Register(
 	if _, err := os.Lstat(endpoint); err != nil {
 		return fmt.Errorf("%w: find our socket: %w", ErrNotRegistered, err)
 	}
-	// So is kubelet's socket: the connection is to this one or to one before it, which answers no more.
+	// So is kubelet's socket: the connection is to this one or to one before it, which answers no
+	// more.
 	if !d.shows(incarnation) {
 		return fmt.Errorf("%w: another kubelet has come", ErrNotRegistered)
 	}
@@ -62,14 +66,16 @@ func (d *Directory) Register(
 	return nil
 }
 
-// The pace at which a kubelet that refuses connections is dialled again. A kubelet that starts listens within a
-// millisecond of making its socket; one that is down refuses until it starts, and then makes another socket.
+// The pace at which a kubelet that refuses connections is dialled again. A kubelet that starts
+// listens within a millisecond of making its socket; one that is down refuses until it starts, and
+// then makes another socket.
 const (
 	redialFirst = time.Millisecond
 	redialMost  = time.Second
 )
 
-// dial connects to kubelet's socket. It tries until ctx ends for as long as the socket is there and nobody listens.
+// dial connects to kubelet's socket. It tries until ctx ends for as long as the socket is there and
+// nobody listens.
 func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 	for wait := redialFirst; ; wait = min(2*wait, redialMost) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", d.socket)
@@ -95,7 +101,8 @@ func newClient(conn net.Conn) (*grpc.ClientConn, error) {
 		grpc.WithUnaryInterceptor(shortenErrors))
 }
 
-// maxErrorText bounds the text of an error of kubelet's, in bytes. It is logged at each try, and stands in status.
+// maxErrorText bounds the text of an error of kubelet's, in bytes. It is logged at each try, and
+// stands in status.
 const maxErrorText = 1000
 
 // shortenErrors is the interceptor of a client that shortens the errors of the server.
@@ -109,8 +116,8 @@ func shortenErrors(
 	return err
 }
 
-// oneConnection returns a dialer that hands out conn once, and no second connection, so that a request goes to the
-// kubelet that was looked at or to none.
+// oneConnection returns a dialer that hands out conn once, and no second connection, so that a
+// request goes to the kubelet that was looked at or to none.
 func oneConnection(conn net.Conn) func(context.Context, string) (net.Conn, error) {
 	once := make(chan net.Conn, 1)
 	once <- conn

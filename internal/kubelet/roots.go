@@ -26,11 +26,13 @@ func (p *PodResources) Missing(node fs.FS) string {
 	if _, err := os.Stat(p.socket); !errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
-	return p.socket + " does not exist, so the end of a pod is noticed late. Set the kubelet's --root-dir, " + rootOf(node) +
+	return p.socket + " does not exist, so the end of a pod is noticed late. Set the kubelet's --root-dir, " +
+		rootOf(node) +
 		", as kubeletRoot in the chart, or edit the hostPath of pod-resources in the manifest."
 }
 
-// rootOf returns the kubelet's --root-dir as far as it can be seen, in words that follow "the kubelet's --root-dir".
+// rootOf returns the kubelet's --root-dir as far as it can be seen, in words that follow "the
+// kubelet's --root-dir".
 func rootOf(node fs.FS) string {
 	if node != nil {
 		for _, root := range movedRoots {

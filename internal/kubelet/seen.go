@@ -18,24 +18,28 @@ import (
 type SeenContainer struct {
 	// Cgroup is the folder of its cgroup.
 	Cgroup string
-	// Nodes are the names below /dev of the NVIDIA device nodes that it has, such as nvidia0 and nvidia-caps/nvidia-cap3.
+	// Nodes are the names below /dev of the NVIDIA device nodes that it has, such as nvidia0 and
+	// nvidia-caps/nvidia-cap3.
 	Nodes []string
-	// Hidden says that its device nodes cannot be seen, or are those of the node: its processes are in another PID namespace, this process has
-	// not the rights, the container is privileged, or its /dev has a link or too many entries.
+	// Hidden says that its device nodes cannot be seen, or are those of the node: its processes are in
+	// another PID namespace, this process has not the rights, the container is privileged, or its /dev
+	// has a link or too many entries.
 	Hidden bool
 }
 
 // podUID is the UID in the name of a pod's cgroup.
 var podUID = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})`)
 
-// SeenContainers returns the containers of the pods that are wanted, by the UID of the pod. Cgroups is the node's /sys/fs/cgroup, of
-// version 2, and proc its /proc. The error says why no pod can be seen. It reads some files for each container.
+// SeenContainers returns the containers of the pods that are wanted, by the UID of the pod. Cgroups
+// is the node's /sys/fs/cgroup, of version 2, and proc its /proc. The error says why no pod can be
+// seen. It reads some files for each container.
 func SeenContainers(cgroups, proc string, wanted func(uid string) bool) (map[string][]SeenContainer, error) {
 	if _, err := os.ReadDir(cgroups); err != nil {
 		return nil, err
 	}
 	all := map[string][]SeenContainer{}
-	_ = filepath.WalkDir(cgroups, func(path string, entry fs.DirEntry, err error) error { // a pod that is gone meanwhile has no containers
+	// a pod that is gone meanwhile has no containers
+	_ = filepath.WalkDir(cgroups, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return nil
 		}
@@ -87,7 +91,8 @@ func firstProcess(cgroup string) (pid int, runs bool) {
 	return pid, runs
 }
 
-// capSysAdmin is the bit of the capability that privileged containers have: they see all devices of the node.
+// capSysAdmin is the bit of the capability that privileged containers have: they see all devices of
+// the node.
 const capSysAdmin = 21
 
 // seenContainer returns what a process of a container sees. One that ends meanwhile is hidden.
@@ -118,11 +123,12 @@ func seenContainer(process string) SeenContainer {
 	return seen
 }
 
-// maxEntries is how many entries of a folder of a container are read. The container can make any number of them.
+// maxEntries is how many entries of a folder of a container are read. The container can make any
+// number of them.
 const maxEntries = 4096
 
-// readFolder returns the entries of a folder of a container, by name. More than maxEntries are an error, and so is a link: it would lead to
-// a folder of this process.
+// readFolder returns the entries of a folder of a container, by name. More than maxEntries are an
+// error, and so is a link: it would lead to a folder of this process.
 func readFolder(path string) ([]fs.DirEntry, error) {
 	folder, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {

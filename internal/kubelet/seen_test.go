@@ -11,8 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// TestSeenContainers: the device nodes of containers are seen by their processes; a privileged one, one with the node's /dev and one of another
-// PID namespace are hidden, and so is one of which this process may see nothing.
+// TestSeenContainers: the device nodes of containers are seen by their processes; a privileged one,
+// one with the node's /dev and one of another PID namespace are hidden, and so is one of which this
+// process may see nothing.
 func TestSeenContainers(t *testing.T) {
 	t.Parallel()
 	const uid, other = "fc441736-117b-4514-bd97-131200757cde", "00000000-117b-4514-bd97-131200757cde"
@@ -62,14 +63,17 @@ func TestSeenContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	write("cgroup/system.slice/a.service/cgroup.procs", "1\n")
-	got, err := kubelet.SeenContainers(filepath.Join(root, "cgroup"), filepath.Join(root, "proc"), func(uid string) bool { return uid != unwanted })
+	got, err := kubelet.SeenContainers(filepath.Join(root, "cgroup"), filepath.Join(root, "proc"),
+		func(uid string) bool { return uid != unwanted })
 	hidden := func(pod, name string) kubelet.SeenContainer {
 		return kubelet.SeenContainer{Cgroup: filepath.Join(root, pod, name), Hidden: true}
 	}
 	want := map[string][]kubelet.SeenContainer{
 		uid: {
-			{Cgroup: filepath.Join(root, pod, "cri-a.scope"), Nodes: []string{"nvidia1", "nvidiactl", "nvidia-caps/nvidia-cap3"}},
-			hidden(pod, "cri-b.scope"), hidden(pod, "cri-c.scope"), hidden(pod, "cri-d.scope"), hidden(pod, "cri-f.scope"), hidden(pod, "cri-g.scope"),
+			{Cgroup: filepath.Join(root, pod, "cri-a.scope"), Nodes: []string{"nvidia1", "nvidiactl",
+				"nvidia-caps/nvidia-cap3"}},
+			hidden(pod, "cri-b.scope"), hidden(pod, "cri-c.scope"), hidden(pod, "cri-d.scope"), hidden(pod,
+				"cri-f.scope"), hidden(pod, "cri-g.scope"),
 		},
 		other: {hidden("cgroup/kubepods/besteffort/pod"+other, "a")},
 	}

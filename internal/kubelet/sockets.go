@@ -21,10 +21,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The name of a socket of this program is gpu-device-plugin-<kind>-<token>-<n>.sock. The kind of a plugin socket is
-// <resource>-<hash>: the resource is the beginning of its name without the domain, for people; the hash is of the whole name. The
-// token is the process's: the time of its start and two random characters. Tokens sort as the processes started. n counts the sockets
-// of the process.
+// The name of a socket of this program is gpu-device-plugin-<kind>-<token>-<n>.sock. The kind of a
+// plugin socket is <resource>-<hash>: the resource is the beginning of its name without the domain,
+// for people; the hash is of the whole name. The token is the process's: the time of its start and
+// two random characters. Tokens sort as the processes started. n counts the sockets of the process.
 const (
 	// socketPrefix begins the name of every socket of ours.
 	socketPrefix    = "gpu-device-plugin-"
@@ -33,16 +33,20 @@ const (
 	hashLength      = 6
 	timeLength      = 10 // microseconds of 35 years
 	tokenLength     = timeLength + 2
-	// counterLength is the length of a million: a process makes that many sockets in two months if each registration fails.
+	// counterLength is the length of a million: a process makes that many sockets in two months if
+	// each registration fails.
 	counterLength = 4
 	// maxSocketName is the length of the longest name that NewEndpoint makes.
-	maxSocketName = len(socketPrefix) + maxResourcePart + 1 + hashLength + 1 + tokenLength + 1 + counterLength + len(socketSuffix)
+	maxSocketName = len(socketPrefix) + maxResourcePart + 1 + hashLength + 1 + tokenLength + 1 + counterLength +
+		len(socketSuffix)
 )
 
-// NewToken returns a token that is greater than those of all processes that started before it on this node.
+// NewToken returns a token that is greater than those of all processes that started before it on
+// this node.
 func NewToken() string {
 	var now unix.Timespec
-	// This clock is never set, goes on while the machine sleeps, and is the same in all containers. Linux always has it.
+	// This clock is never set, goes on while the machine sleeps, and is the same in all containers.
+	// Linux always has it.
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	return base32(uint64(now.Nano()/1000), timeLength) + strings.ToLower(rand.Text()[:tokenLength-timeLength])
 }
@@ -53,7 +57,8 @@ func base32(n uint64, digits int) string {
 	return strings.Repeat("0", max(0, digits-len(text))) + text
 }
 
-// NewEndpoint returns the path of a socket for resource that was never used before, by this process or another.
+// NewEndpoint returns the path of a socket for resource that was never used before, by this process
+// or another.
 func (d *Directory) NewEndpoint(resource string) string {
 	return filepath.Join(d.Path(),
 		SocketName(kindOf(resource), d.token, d.lives.Add(1)))
@@ -72,7 +77,8 @@ func SocketName(kind, token string, n uint32) string {
 	return socketPrefix + kind + "-" + token + "-" + base32(uint64(n), 1) + socketSuffix
 }
 
-// ParseSocketName returns the kind and the token of the process in the name of a socket of this program.
+// ParseSocketName returns the kind and the token of the process in the name of a socket of this
+// program.
 func ParseSocketName(name string) (kind, token string, ours bool) {
 	rest, prefixed := strings.CutPrefix(name, socketPrefix)
 	rest, suffixed := strings.CutSuffix(rest, socketSuffix)
@@ -91,13 +97,15 @@ func (d *Directory) Ours(name string) bool {
 
 // Rivals are the plugin sockets that servers of one resource in other processes may have, by name.
 type Rivals struct {
-	// Later and Earlier are those of processes of this program that started later and earlier than this one.
+	// Later and Earlier are those of processes of this program that started later and earlier than
+	// this one.
 	Later, Earlier []string
 	// Foreign are those of other programs. Nobody can tell which resource they are for.
 	Foreign []Socket
 }
 
-// A Socket is a socket of another program. A program that was killed leaves it, and makes another one of that name when it returns.
+// A Socket is a socket of another program. A program that was killed leaves it, and makes another
+// one of that name when it returns.
 type Socket struct {
 	Name string
 	Made int64 // nanoseconds of Unix time, by the clock of the file system
@@ -154,8 +162,8 @@ func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, erro
 // callTimeout bounds a call to the server of another process.
 const callTimeout = 2 * time.Second
 
-// CallEarlier makes a call to the server of a resource in the process of this program that started last before this one. It
-// returns an error that wraps fs.ErrNotExist if there is none.
+// CallEarlier makes a call to the server of a resource in the process of this program that started
+// last before this one. It returns an error that wraps fs.ErrNotExist if there is none.
 func (d *Directory) CallEarlier(
 	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
@@ -166,7 +174,8 @@ func (d *Directory) CallEarlier(
 	return d.call(ctx, earlier[0], call)
 }
 
-// newestFirst sorts the names of sockets of this program: that of the process that started last comes first.
+// newestFirst sorts the names of sockets of this program: that of the process that started last
+// comes first.
 func newestFirst(names []string) []string {
 	return slices.SortedFunc(slices.Values(names), func(a, b string) int {
 		_, x, _ := ParseSocketName(a)
@@ -176,7 +185,8 @@ func newestFirst(names []string) []string {
 }
 
 // call makes a call to the server with the socket of that name.
-func (d *Directory) call(ctx context.Context, name string, call func(context.Context, pluginapi.DevicePluginClient) error) error {
+func (d *Directory) call(ctx context.Context, name string,
+	call func(context.Context, pluginapi.DevicePluginClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	conn, err := d.dialPlugin(ctx, name)
@@ -196,15 +206,16 @@ const (
 	askInterval = time.Second
 	// askSoon is the first pause after the end of a connection, which may be that of the server.
 	askSoon = 20 * time.Millisecond
-	// listensWithin is how long a socket may refuse connections that never accepted one: a process that has just made its socket
-	// does not listen yet.
+	// listensWithin is how long a socket may refuse connections that never accepted one: a process
+	// that has just made its socket does not listen yet.
 	listensWithin = time.Second
 	// hungAfter is how long a server of this program may leave connections unanswered.
 	hungAfter = 10 * time.Second
 )
 
-// AwaitEnd returns nil once no server is behind the socket of that name: it is gone or refuses connections. So it does once a
-// server of this program has not answered for ten seconds. An error means that ctx ended.
+// AwaitEnd returns nil once no server is behind the socket of that name: it is gone or refuses
+// connections. So it does once a server of this program has not answered for ten seconds. An error
+// means that ctx ended.
 func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	_, _, ours := ParseSocketName(name)
 	began := d.clock.Now()
@@ -242,8 +253,9 @@ func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	}
 }
 
-// answers reports whether the server at the other end of a connection sends anything, as gRPC's does before it is asked. It
-// returns when the server closes the connection, which it does after a second, or ctx ends, and closes it.
+// answers reports whether the server at the other end of a connection sends anything, as gRPC's
+// does before it is asked. It returns when the server closes the connection, which it does after a
+// second, or ctx ends, and closes it.
 func answers(ctx context.Context, conn net.Conn) bool {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()

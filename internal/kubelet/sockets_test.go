@@ -39,7 +39,8 @@ func TestRivals(t *testing.T) {
 	}
 	var names []string
 	for _, d := range daemons {
-		for _, resource := range []string{"nvidia.com/gpu", "nvidia.com/gpu", "example.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me"} {
+		for _, resource := range []string{"nvidia.com/gpu", "nvidia.com/gpu", "example.com/gpu", "nvidia.com/mig-1g.10gb",
+			"nvidia.com/mig-1g.10gb.me"} {
 			endpoint := d.NewEndpoint(resource)
 			listen(t, endpoint)
 			names = append(names, filepath.Base(endpoint))
@@ -97,10 +98,16 @@ func TestAwaitEnd(t *testing.T) {
 		make    func(t *testing.T, path string)
 		least   time.Duration // by the clock until it is given up
 	}{
-		"gone":                          {make: func(*testing.T, string) {}},
-		"a process was killed long ago": {make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() }, least: listensWithin},
-		"another program was killed":    {foreign: true, make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() }, least: listensWithin},
-		"hung":                          {make: func(t *testing.T, path string) { t.Helper(); listen(t, path) }, least: hungAfter},
+		"gone": {make: func(*testing.T, string) {}},
+		"a process was killed long ago": {make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() },
+			least: listensWithin},
+		"another program was killed": {foreign: true, make: func(t *testing.T,
+			path string) {
+			t.Helper()
+			listen(t, path)()
+		}, least: listensWithin},
+		"hung": {make: func(t *testing.T, path string) { t.Helper(); listen(t, path) },
+			least: hungAfter},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -159,8 +166,8 @@ func TestAwaitEnd(t *testing.T) {
 
 var errNotEnded = errors.New("it has not ended")
 
-// stepped steps the clock whenever somebody waits by it, until what is awaited has ended, and returns how. With a number of pauses, it
-// returns errNotEnded after these.
+// stepped steps the clock whenever somebody waits by it, until what is awaited has ended, and
+// returns how. With a number of pauses, it returns errNotEnded after these.
 func stepped(t *testing.T, c *noted, step time.Duration, ended <-chan error, pauses int) error {
 	t.Helper()
 	before := c.timers()
@@ -197,7 +204,8 @@ func TestTheLastEarlierServerIsCalled(t *testing.T) {
 	us := later(t, path, second)
 	answer := false
 	call := func() error {
-		return us.CallEarlier(t.Context(), "nvidia.com/gpu", func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+		return us.CallEarlier(t.Context(), "nvidia.com/gpu", func(ctx context.Context,
+			earlier pluginapi.DevicePluginClient) error {
 			options, err := earlier.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
 			answer = options.GetPreStartRequired()
 			return err

@@ -7,13 +7,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A container that mounts kubelet's directory goes on seeing the old one when a filesystem is mounted over the directory on the
-// node. Kubelet's socket is still there, and refuses connections from the next restart of kubelet on. So does the socket of a
-// kubelet that is down: what tells the two apart is whether kubelet calls the readiness probe of this container.
+// A container that mounts kubelet's directory goes on seeing the old one when a filesystem is
+// mounted over the directory on the node. Kubelet's socket is still there, and refuses connections
+// from the next restart of kubelet on. So does the socket of a kubelet that is down: what tells the
+// two apart is whether kubelet calls the readiness probe of this container.
 const (
 	// staleAfter is how long kubelet's socket has to refuse connections.
 	staleAfter = 2 * time.Minute
-	// probedWithin is how long ago the readiness probe may have been called by a kubelet that is there.
+	// probedWithin is how long ago the readiness probe may have been called by a kubelet that is
+	// there.
 	probedWithin = time.Minute
 )
 

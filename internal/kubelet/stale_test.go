@@ -21,7 +21,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestASocketThatRefusesForLong: the socket of a kubelet that is down refuses connections, and so does one behind a stale mount.
+// TestASocketThatRefusesForLong: the socket of a kubelet that is down refuses connections, and so
+// does one behind a stale mount.
 func TestASocketThatRefusesForLong(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -62,7 +63,8 @@ func TestASocketThatRefusesForLong(t *testing.T) {
 				}
 				select {
 				case err := <-ended:
-					if !test.ends || !errors.Is(err, kubelet.ErrNoDirectory) || !strings.Contains(err.Error(), "a filesystem was mounted over") {
+					if !test.ends || !errors.Is(err, kubelet.ErrNoDirectory) ||
+						!strings.Contains(err.Error(), "a filesystem was mounted over") {
 						t.Errorf("Watch() = %v", err)
 					}
 					if waited := c.Since(began); waited < staleAfter {
@@ -160,7 +162,8 @@ func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 	}
 }
 
-// TestThePauseBetweenDials: a kubelet that refuses connections is dialled after 1 ms, 2 ms and so on, and once a second at last.
+// TestThePauseBetweenDials: a kubelet that refuses connections is dialled after 1 ms, 2 ms and so
+// on, and once a second at last.
 func TestThePauseBetweenDials(t *testing.T) {
 	t.Parallel()
 	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}

@@ -16,20 +16,22 @@ import (
 )
 
 const (
-	// lookInterval is how often the directory is looked at while inotify tells nothing of it: inotify is exhausted, or the
-	// directory is not there.
+	// lookInterval is how often the directory is looked at while inotify tells nothing of it: inotify
+	// is exhausted, or the directory is not there.
 	lookInterval = time.Second
-	// lookRarely is how often it is looked at beside inotify's notices: they do not tell of a filesystem that is mounted over the
-	// directory. Each look wakes an idle process.
+	// lookRarely is how often it is looked at beside inotify's notices: they do not tell of a
+	// filesystem that is mounted over the directory. Each look wakes an idle process.
 	lookRarely = 5 * time.Second
 )
 
-// Watch publishes, at once and then whenever it changed, which kubelet is there, and the names of the other sockets in the
-// directory, until ctx ends; then it returns nil. It returns an error that wraps ErrNoDirectory when the directory it sees can
-// never again be the one kubelet uses. A directory that is not there yet is waited for.
+// Watch publishes, at once and then whenever it changed, which kubelet is there, and the names of
+// the other sockets in the directory, until ctx ends; then it returns nil. It returns an error that
+// wraps ErrNoDirectory when the directory it sees can never again be the one kubelet uses. A
+// directory that is not there yet is waited for.
 //
-// The incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's socket is not there. The sockets
-// are those of device plugins, ours and others, sorted. They are also published, as they are, when any may have come or gone since.
+// The incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's
+// socket is not there. The sockets are those of device plugins, ours and others, sorted. They are
+// also published, as they are, when any may have come or gone since.
 func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], sockets *feed.Feed[[]string]) error {
 	log := klog.FromContext(ctx)
 	notices, err := d.newWatcher()
@@ -74,8 +76,8 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 			if event.Name == d.Path() {
 				look.watched = fileKey{} // a directory that is made anew may have the same inode
 			}
-			// A notice only says when to look. Two kubelets whose sockets came within one tick of the kernel's clock, on one
-			// inode, look alike; the end of the streams tells them apart.
+			// A notice only says when to look. Two kubelets whose sockets came within one tick of the
+			// kernel's clock, on one inode, look alike; the end of the streams tells them apart.
 		case err := <-notices.Errors:
 			noticed = true
 			// An overflow loses notices, nothing else: the next look finds what they would have said.
@@ -149,7 +151,8 @@ func (d *Directory) Kubelets() uint64 {
 	return d.kubelets
 }
 
-// shows reports whether the kubelet whose socket is there now is that of an incarnation, as far as anybody has looked.
+// shows reports whether the kubelet whose socket is there now is that of an incarnation, as far as
+// anybody has looked.
 func (d *Directory) shows(incarnation uint64) bool {
 	key, err := keyOf(d.socket)
 	d.mu.Lock()
@@ -168,7 +171,8 @@ func (l *look) watchDirectory(log klog.Logger) error {
 		return nil
 	}
 	if linkCount(info) == 0 {
-		// A directory that is being removed looks like this for a moment. One behind a mount looks like this for good.
+		// A directory that is being removed looks like this for a moment. One behind a mount looks like
+		// this for good.
 		now := l.directory.clock.Now()
 		if l.removed.IsZero() {
 			l.removed = now
@@ -184,8 +188,8 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	if key == l.watched || l.notices.Events == nil {
 		return nil
 	}
-	// Where the path leads through a link that was switched, the former directory is still there and watched. The error says that it is
-	// not watched, which is so after a removal.
+	// Where the path leads through a link that was switched, the former directory is still there and
+	// watched. The error says that it is not watched, which is so after a removal.
 	_ = l.notices.Remove(l.directory.Path())
 	err = l.notices.Add(l.directory.Path())
 	if l.watches = err == nil; !l.watches {

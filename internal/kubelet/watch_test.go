@@ -29,7 +29,8 @@ func folder(t *testing.T) string {
 	return loopback.Folder(t)
 }
 
-// listen makes a socket that leaves its file behind when the returned function closes it, as a dead process does.
+// listen makes a socket that leaves its file behind when the returned function closes it, as a dead
+// process does.
 func listen(t *testing.T, path string) (kill func()) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -234,7 +235,8 @@ func TestASocketThatIsReplacedIsAnotherIncarnation(t *testing.T) {
 	d := newDirectory(t, folder(t))
 	socket := filepath.Join(d.Path(), "kubelet.sock")
 	listen(t, socket)
-	// A file system may give the second socket the inode of the first, within the same tick of the kernel's clock.
+	// A file system may give the second socket the inode of the first, within the same tick of the
+	// kernel's clock.
 	if err := os.Link(socket, filepath.Join(folder(t), "first.sock")); err != nil {
 		t.Fatal(err)
 	}
@@ -274,8 +276,8 @@ func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
 	}
 }
 
-// TestOneWatchIsLeftWhenTheDirectoryIsALink: a link that is switched from folder to folder leaves no inotify watch on the old
-// ones (E11).
+// TestOneWatchIsLeftWhenTheDirectoryIsALink: a link that is switched from folder to folder leaves
+// no inotify watch on the old ones (E11).
 func TestOneWatchIsLeftWhenTheDirectoryIsALink(t *testing.T) {
 	t.Parallel()
 	root := folder(t)
@@ -335,7 +337,8 @@ func watchedOf(t *testing.T, inodes []uint64) (watched []uint64) {
 // watchLine is a line of /proc about one watch.
 var watchLine = regexp.MustCompile(`(?m)^inotify wd:\S+ ino:([0-9a-f]+) `)
 
-// TestADirectoryThatIsAwayIsLookedForEachSecond: inotify says that it goes, and not that another one comes.
+// TestADirectoryThatIsAwayIsLookedForEachSecond: inotify says that it goes, and not that another
+// one comes.
 func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(folder(t), "device-plugins")
@@ -402,8 +405,8 @@ func TestWithoutNoticesTheDirectoryIsLookedAtEachSecond(t *testing.T) {
 
 func TestADeadMountEndsTheWatch(t *testing.T) {
 	t.Parallel()
-	// A process keeps seeing a removed directory through what it holds of it: a bind mount in a container, or here a
-	// descriptor.
+	// A process keeps seeing a removed directory through what it holds of it: a bind mount in a
+	// container, or here a descriptor.
 	path := filepath.Join(folder(t), "device-plugins")
 	if err := os.Mkdir(path, 0o750); err != nil {
 		t.Fatal(err)
@@ -420,7 +423,8 @@ func TestADeadMountEndsTheWatch(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- d.Watch(t.Context(), feed.New(uint64(0)), feed.New([]string(nil))) }()
-	for _, step := range []time.Duration{0, lookInterval - 1} { // a directory that is being removed looks alike for a moment
+	// a directory that is being removed looks alike for a moment
+	for _, step := range []time.Duration{0, lookInterval - 1} {
 		c.Step(step)
 		for range 100 {
 			if err := d.Alive(t.Context()); err != nil {

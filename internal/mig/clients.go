@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// pauseFor is how long DaemonSets are paused for a GPU that is in use all the same, and pauseAgain for how long they then run before
-	// they are paused for it again.
+	// pauseFor is how long DaemonSets are paused for a GPU that is in use all the same, and pauseAgain
+	// for how long they then run before they are paused for it again.
 	pauseFor   = 5 * time.Minute
 	pauseAgain = time.Hour
 	// pauseTimeout bounds one request to pause them.
 	pauseTimeout = 10 * time.Second
 )
 
-// awaitClients pauses the DaemonSets whose pods have open a GPU that the driver calls in use. It reports whether to wait until these pods
-// end.
+// awaitClients pauses the DaemonSets whose pods have open a GPU that the driver calls in use. It
+// reports whether to wait until these pods end.
 func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome, bool) {
 	now := time.Now()
 	if !t.wish.Pause || t.options.Pauser == nil || !t.gpu.blocked || now.Sub(t.gpu.gaveUp) < pauseAgain {
@@ -41,7 +41,8 @@ func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome
 	switch {
 	case !t.gpu.paused.IsZero() && now.Sub(t.gpu.paused) >= pauseFor:
 		t.gpu.gaveUp = now
-		return t.fail(ctx, fmt.Errorf("in use by %s, though DaemonSets were paused for %v", cmp.Or(holders(all), "something that is not shown"),
+		return t.fail(ctx, fmt.Errorf("in use by %s, though DaemonSets were paused for %v",
+			cmp.Or(holders(all), "something that is not shown"),
 			pauseFor), hold), true
 	case len(pods) == 0: // the driver says of what is left whether it is in the way
 		return outcome{}, false
@@ -64,7 +65,8 @@ func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome
 	return t.wait(PhaseWaiting, reason, later, hold), true
 }
 
-// openElsewhere adds to the error of a refused change of the MIG mode which processes have the GPU open, as far as the node shows them.
+// openElsewhere adds to the error of a refused change of the MIG mode which processes have the GPU
+// open, as far as the node shows them.
 func (t *turn) openElsewhere(cause error) error {
 	const remedy = "end them, or stop their services: nvidia-persistenced and DCGM have GPUs open, and so has the kernel module nvidia_drm"
 	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
@@ -86,8 +88,8 @@ func (t *turn) openElsewhere(cause error) error {
 	return fmt.Errorf("%w, by something that this container does not see; %s", cause, remedy)
 }
 
-// pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for it. They do while it is waited for, but
-// not for longer than pauseFor.
+// pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for
+// it. They do while it is waited for, but not for longer than pauseFor.
 func (t *turn) pausing(p Phase) bool {
 	now := time.Now()
 	switch {

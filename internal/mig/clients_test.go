@@ -80,8 +80,9 @@ func onCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
 
 func resume(s mig.Status) bool { return s.Resume }
 
-// TestClientsArePaused: the DaemonSet of the pod that has the GPU open is paused, when the driver says that the GPU is in use, and goes on
-// when the GPU is divided. That of a pod which has another GPU open is not.
+// TestClientsArePaused: the DaemonSet of the pod that has the GPU open is paused, when the driver
+// says that the GPU is in use, and goes on when the GPU is divided. That of a pod which has another
+// GPU open is not.
 func TestClientsArePaused(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm, "host")
@@ -113,7 +114,8 @@ func TestClientsArePaused(t *testing.T) {
 	})
 }
 
-// TestProcessesOfDaemonSetsArePaused: the driver shows a process that computes, and it is one of a pod, which is paused for as long as that takes.
+// TestProcessesOfDaemonSetsArePaused: the driver shows a process that computes, and it is one of a
+// pod, which is paused for as long as that takes.
 func TestProcessesOfDaemonSetsArePaused(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm)
@@ -156,7 +158,8 @@ func TestPodsEndBeforeClientsArePaused(t *testing.T) {
 	}
 }
 
-// TestPauseThatDoesNotHelp is given up after some minutes: the GPU is offered as it is, DaemonSets go on, and are left alone for an hour.
+// TestPauseThatDoesNotHelp is given up after some minutes: the GPU is offered as it is, DaemonSets
+// go on, and are left alone for an hour.
 func TestPauseThatDoesNotHelp(t *testing.T) {
 	for name, prepare := range map[string]func(*cluster){
 		"pods that stay":      func(c *cluster) { c.stays = true; c.clients(dcgm) },
@@ -186,7 +189,8 @@ func TestPauseThatDoesNotHelp(t *testing.T) {
 					t.Errorf("given up after %v", took)
 				}
 				s := c.reaches(mig.StateFailed)
-				if !strings.Contains(s.Reason, "though DaemonSets were paused for 5m0s") || !slices.Equal(c.devices()[1], []string{"GPU"}) {
+				if !strings.Contains(s.Reason, "though DaemonSets were paused for 5m0s") ||
+					!slices.Equal(c.devices()[1], []string{"GPU"}) {
 					t.Errorf("%s; offered: %v", s.Reason, c.devices()[1])
 				}
 				c.clients(dcgm) // the DaemonSet has a pod again
@@ -214,8 +218,8 @@ func TestPauseThatDoesNotHelp(t *testing.T) {
 	}
 }
 
-// TestKilledWhileClientsArePaused: the next process has them go on when it is known that none is in the way, not before, and also when nobody
-// wants the layout any more.
+// TestKilledWhileClientsArePaused: the next process has them go on when it is known that none is in
+// the way, not before, and also when nobody wants the layout any more.
 func TestKilledWhileClientsArePaused(t *testing.T) {
 	for name, wanted := range map[string]bool{"and wanted still": true, "and not wanted any more": false} {
 		t.Run(name, func(t *testing.T) {

@@ -24,8 +24,8 @@ func (e evict) Evict(ctx context.Context, pod mig.Pod) error {
 	return e(pod)
 }
 
-// TestUsersThatAreEvicted: each pod once in ten seconds, however many devices it holds, and no process; what is refused is said until the next
-// try.
+// TestUsersThatAreEvicted: each pod once in ten seconds, however many devices it holds, and no
+// process; what is refused is said until the next try.
 func TestUsersThatAreEvicted(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -63,7 +63,8 @@ func TestUsersThatAreEvicted(t *testing.T) {
 	})
 }
 
-// TestEvictionIsCountedAnew: how long pods may take begins anew for each change, and after it was given up.
+// TestEvictionIsCountedAnew: how long pods may take begins anew for each change, and after it was
+// given up.
 func TestEvictionIsCountedAnew(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Evictor = evict(func(mig.Pod) error { return nil }) })
@@ -82,7 +83,8 @@ func TestEvictionIsCountedAnew(t *testing.T) {
 		}
 		for _, most := range []time.Duration{5 * time.Second, 10 * time.Second} {
 			s := r.reaches(mig.StateFailed)
-			if pause := time.Until(s.GPUs[0].Retry); pause <= most/2 || pause > most || !slices.Equal(r.devices()[0], []string{"GPU"}) {
+			if pause := time.Until(s.GPUs[0].Retry); pause <= most/2 || pause > most ||
+				!slices.Equal(r.devices()[0], []string{"GPU"}) {
 				t.Errorf("%s: tried again in %v; offered: %v", s.Reason, pause, r.devices()[0])
 			}
 			r.until("waits again", func(s mig.Status) bool { return s.State == mig.StatePending })
@@ -94,8 +96,9 @@ func TestEvictionIsCountedAnew(t *testing.T) {
 	})
 }
 
-// TestPauseThatIsAskedForAgain each ten seconds, and what is not known of clients is said beside those that are. When the clients have gone
-// and the driver goes on to say that the GPU is in use, nobody can be named.
+// TestPauseThatIsAskedForAgain each ten seconds, and what is not known of clients is said beside
+// those that are. When the clients have gone and the driver goes on to say that the GPU is in use,
+// nobody can be named.
 func TestPauseThatIsAskedForAgain(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.stays = true

@@ -21,8 +21,9 @@ import (
 
 var balanced = []string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}
 
-// TestKilledAtEachStep kills the owner before and after each step of a change. The next one goes on, or undoes it if nobody wants it any
-// more; neither offers a device of the GPU before that is over.
+// TestKilledAtEachStep kills the owner before and after each step of a change. The next one goes
+// on, or undoes it if nobody wants it any more; neither offers a device of the GPU before that is
+// over.
 func TestKilledAtEachStep(t *testing.T) {
 	t.Parallel()
 	const steps = 1 + 8 // of all-balanced
@@ -93,10 +94,12 @@ func (r *rig) reboots() {
 	}
 }
 
-// TestRestartOfTheNode has a node lose its layout: it is made again before anything of these GPUs is offered, also without a wish.
+// TestRestartOfTheNode has a node lose its layout: it is made again before anything of these GPUs
+// is offered, also without a wish.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
-	for name, wish := range map[string]mig.Wish{"with the wish": {Layout: "all-balanced"}, "before the wish is known": {}} {
+	for name, wish := range map[string]mig.Wish{"with the wish": {Layout: "all-balanced"},
+		"before the wish is known": {}} {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
 				r.start()
@@ -147,7 +150,8 @@ func TestRestartOfTheNode(t *testing.T) {
 	}
 }
 
-// TestModeThatNeedsAReset has a mode that is set and not in force: that is said, nothing is offered, and it goes on after the reset.
+// TestModeThatNeedsAReset has a mode that is set and not in force: that is said, nothing is
+// offered, and it goes on after the reset.
 func TestModeThatNeedsAReset(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
@@ -155,7 +159,8 @@ func TestModeThatNeedsAReset(t *testing.T) {
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 		r.done(0, 2)
 		s := r.reaches(mig.StateRebooting)
-		if !strings.Contains(s.Reason, "when the GPU is reset or the node is restarted") || s.GPUs[1].Phase != mig.PhaseReset {
+		if !strings.Contains(s.Reason, "when the GPU is reset or the node is restarted") ||
+			s.GPUs[1].Phase != mig.PhaseReset {
 			t.Errorf("%s: %s", s.GPUs[1].Phase, s.Reason)
 		}
 		if d := r.devices(); len(d[0]) != 4 || len(d[1]) != 0 || len(d[2]) != 3 {
@@ -182,8 +187,9 @@ func TestModeThatNeedsAReset(t *testing.T) {
 	})
 }
 
-// TestModeByAReset has the MIG mode of an A100 set by another process, while this one has no session. Where somebody else has the GPU open, that
-// is said, and the GPU is offered as it was; the mode does not stay pending.
+// TestModeByAReset has the MIG mode of an A100 set by another process, while this one has no
+// session. Where somebody else has the GPU open, that is said, and the GPU is offered as it was;
+// the mode does not stay pending.
 func TestModeByAReset(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "1", Clients: []string{"host"}})
@@ -238,13 +244,14 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 	})
 }
 
-// TestCallThatHangs has a step that does not return for a long time. The other GPUs are divided meanwhile, and no other step is made on this
-// one before it has returned.
+// TestCallThatHangs has a step that does not return for a long time. The other GPUs are divided
+// meanwhile, and no other step is made on this one before it has returned.
 func TestCallThatHangs(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-enabled") // a GPU that is reset for its mode would wait: the session cannot be closed
-		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Delay: "45s", Count: 1})
+		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement",
+			Delay: "45s", Count: 1})
 		began := time.Now()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 		r.done(1, 2)
@@ -263,7 +270,8 @@ func TestCallThatHangs(t *testing.T) {
 	})
 }
 
-// TestModeThatTakesLong: a change of the mode may take two minutes. GPUs that are reset for theirs wait for it: the session cannot be closed.
+// TestModeThatTakesLong: a change of the mode may take two minutes. GPUs that are reset for theirs
+// wait for it: the session cannot be closed.
 func TestModeThatTakesLong(t *testing.T) {
 	for _, mode := range []string{"all-enabled", "all-disabled"} {
 		t.Run(mode, func(t *testing.T) {
@@ -276,7 +284,8 @@ func TestModeThatTakesLong(t *testing.T) {
 				r.wishes.Publish(mig.Wish{Layout: mode})
 				r.passes(time.Minute)
 				for i, g := range r.owner.Status().Value().GPUs { // one that had its turn first is done
-					if changing := g.Phase == mig.PhaseChanging; changing != (i == 0) || i > 0 && g.Phase != mig.PhaseWaiting && g.Phase != mig.PhaseDone {
+					if changing := g.Phase == mig.PhaseChanging; changing != (i == 0) ||
+						i > 0 && g.Phase != mig.PhaseWaiting && g.Phase != mig.PhaseDone {
 						t.Errorf("GPU %d is %s after a minute: %s", i, g.Phase, g.Reason)
 					}
 				}
@@ -382,7 +391,8 @@ func TestEviction(t *testing.T) {
 	})
 }
 
-// TestNoLookYet has a driver that has not answered: no layout counts as made, and nothing that was paused goes on.
+// TestNoLookYet has a driver that has not answered: no layout counts as made, and nothing that was
+// paused goes on.
 func TestNoLookYet(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Snapshots = feed.New(inventory.Snapshot{}) })
@@ -412,7 +422,8 @@ func TestNoEvidence(t *testing.T) {
 	})
 }
 
-// TestReadThatFails has a GPU of which cannot be read how it is divided: its devices are offered on, and it is read again.
+// TestReadThatFails has a GPU of which cannot be read how it is divided: its devices are offered
+// on, and it is read again.
 func TestReadThatFails(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -433,14 +444,16 @@ func TestReadThatFails(t *testing.T) {
 	})
 }
 
-// TestNoRights has a driver that refuses this process: the GPUs are offered as they are, and it is seldom tried again.
+// TestNoRights has a driver that refuses this process: the GPUs are offered as they are, and it is
+// seldom tried again.
 func TestNoRights(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 		s := r.until("failed", func(s mig.Status) bool {
-			return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseFailed && s.GPUs[1].Phase == mig.PhaseFailed && s.GPUs[2].Phase == mig.PhaseFailed
+			return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseFailed && s.GPUs[1].Phase == mig.PhaseFailed &&
+				s.GPUs[2].Phase == mig.PhaseFailed
 		})
 		if !strings.Contains(s.Reason, "SYS_ADMIN") || time.Until(s.GPUs[0].Retry) < 4*time.Minute {
 			t.Errorf("%s; tried again in %v", s.Reason, time.Until(s.GPUs[0].Retry))
@@ -451,8 +464,8 @@ func TestNoRights(t *testing.T) {
 	})
 }
 
-// TestInstancesThatCannotBeRead has a driver that switches the mode on and then keeps the instances from this process: the mode is switched
-// off again, and that is not tried again and again.
+// TestInstancesThatCannotBeRead has a driver that switches the mode on and then keeps the instances
+// from this process: the mode is switched off again, and that is not tried again and again.
 func TestInstancesThatCannotBeRead(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetGpuInstances", Return: "NO_PERMISSION"})

@@ -25,7 +25,8 @@ const (
 	journalVersion = 1
 	// maxJournal is the largest journal that is read, in bytes. One GPU takes a few thousand.
 	maxJournal = 1 << 20
-	// diskTimeout is how long a disk may take. GPUs are not kept from pods any longer because it hangs.
+	// diskTimeout is how long a disk may take. GPUs are not kept from pods any longer because it
+	// hangs.
 	diskTimeout = 5 * time.Second
 )
 
@@ -36,8 +37,8 @@ var (
 	errFormer = errors.New("another process of this program divides the GPUs")
 )
 
-// A journal is what must outlive the process: what is being changed of which GPU, and which instances this program made. The driver has
-// neither. The process that leads writes it.
+// A journal is what must outlive the process: what is being changed of which GPU, and which
+// instances this program made. The driver has neither. The process that leads writes it.
 type journal struct {
 	dir, boot string
 	disk      *statefile.Disk
@@ -62,7 +63,8 @@ type journalForm struct {
 type journalRecord struct {
 	// Boot is the node's boot ID when this was noted; empty if it was not known.
 	Boot string `json:"boot,omitempty"`
-	// Enabled says that this program made instances or switched the mode on, and Made has the instances.
+	// Enabled says that this program made instances or switched the mode on, and Made has the
+	// instances.
 	Enabled bool       `json:"enabled,omitempty"`
 	Made    []instance `json:"made,omitempty"`
 	// Change is what is being changed; nil if nothing is.
@@ -71,7 +73,8 @@ type journalRecord struct {
 	lost bool
 }
 
-// A change is how a GPU was before, and all that is created until the change has ended. The hardware shows which part of it has happened.
+// A change is how a GPU was before, and all that is created until the change has ended. The
+// hardware shows which part of it has happened.
 type change struct {
 	Layout  string     `json:"layout,omitempty"`
 	Enabled bool       `json:"enabled"` // before
@@ -100,8 +103,8 @@ func instanceOf(i inventory.GPUInstance) instance {
 	return noted
 }
 
-// is says whether an instance of the GPU is the noted one, of which not all compute instances need exist. Where these are in it is the
-// driver's to decide.
+// is says whether an instance of the GPU is the noted one, of which not all compute instances need
+// exist. Where these are in it is the driver's to decide.
 func (i instance) is(found inventory.GPUInstance) bool {
 	if i.Profile != found.Profile || i.Start != found.Start || i.Size != found.Size {
 		return false
@@ -144,7 +147,8 @@ func mode(enabled bool) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// load reads the journal until that succeeds and no former process may write it any more; begins is called before anything can be noted.
+// load reads the journal until that succeeds and no former process may write it any more; begins is
+// called before anything can be noted.
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
 		former := o.Former() // what it notes from now on may not be read
@@ -184,7 +188,8 @@ func (j *journal) take(ctx context.Context, read map[string]journalRecord, probl
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, errFormer) {
-		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written", "dir", j.dir)
+		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written", "dir",
+			j.dir)
 	}
 	if n := j.news.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) || !reflect.DeepEqual(read, j.gpus) {
 		defer j.news.Publish(n + 1)
@@ -196,7 +201,8 @@ func (j *journal) take(ctx context.Context, read map[string]journalRecord, probl
 func (j *journal) read(ctx context.Context) map[string]journalRecord {
 	p, gpus := journalForm{}, map[string]journalRecord{}
 	if _, err := statefile.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
-		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir", j.dir)
+		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir",
+			j.dir)
 		return gpus
 	}
 	for uuid, r := range p.GPUs {
@@ -222,7 +228,8 @@ func (j *journal) record(uuid string) journalRecord {
 	return j.gpus[uuid]
 }
 
-// begin notes a change before its first step. If an earlier process began it, the note of how the GPU was before stays.
+// begin notes a change before its first step. If an earlier process began it, the note of how the
+// GPU was before stays.
 func (j *journal) begin(ctx context.Context, c layout.GPUChange, name string) error {
 	r := j.record(c.GPU.UUID)
 	next := change{Layout: name, Enabled: c.Before.Mode == inventory.MIGEnabled}

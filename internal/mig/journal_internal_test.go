@@ -18,10 +18,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-var third = inventory.GPUInstance{ID: 1, Profile: "3g.40gb", Start: 0, Size: 4, Computes: []inventory.ComputeInstance{{ID: 0, Start: 0, Slices: 3}}}
+var third = inventory.GPUInstance{ID: 1, Profile: "3g.40gb", Start: 0, Size: 4,
+	Computes: []inventory.ComputeInstance{{ID: 0, Start: 0, Slices: 3}}}
 
-// TestInstancesOfThisProgram: an instance is the noted one at its place alone, with no compute instances but those that were noted, and
-// none is after a restart of the node.
+// TestInstancesOfThisProgram: an instance is the noted one at its place alone, with no compute
+// instances but those that were noted, and none is after a restart of the node.
 func TestInstancesOfThisProgram(t *testing.T) {
 	t.Parallel()
 	noted := []instance{instanceOf(third)}
@@ -37,9 +38,10 @@ func TestInstancesOfThisProgram(t *testing.T) {
 		"nothing noted":         {journalRecord{}, func(*inventory.GPUInstance) {}, false},
 		"no compute instance":   {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Computes = nil }, true},
 		"another ID":            {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.ID = 9 }, true},
-		"another profile":       {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" }, false},
-		"another place":         {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
-		"another size":          {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
+		"another profile": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" },
+			false},
+		"another place": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
+		"another size":  {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
 		"a compute instance more": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) {
 			i.Computes = []inventory.ComputeInstance{{Slices: 3}, {ID: 1, Slices: 1}}
 		}, false},
@@ -67,7 +69,8 @@ func opened(t *testing.T, dir, boot string) *journal {
 	return j
 }
 
-// TestJournalOfAChange: what was there before the first change stays noted until a change has ended, and what is created adds up.
+// TestJournalOfAChange: what was there before the first change stays noted until a change has
+// ended, and what is created adds up.
 func TestJournalOfAChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -93,7 +96,8 @@ func TestJournalOfAChange(t *testing.T) {
 		GPU:    layout.GPU{UUID: "GPU-0"},
 		Before: layout.Division{Mode: inventory.MIGEnabled, Instances: []layout.Part{{GPUInstance: third}}},
 		Steps: []layout.Step{
-			step(inventory.MIGDestroyInstance, third), step(inventory.MIGCreateInstance, other), step(inventory.MIGCreateCompute, other),
+			step(inventory.MIGDestroyInstance, third), step(inventory.MIGCreateInstance, other), step(inventory.MIGCreateCompute,
+				other),
 		},
 	}
 	second := layout.GPUChange{
@@ -104,7 +108,8 @@ func TestJournalOfAChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := journalRecord{Boot: "one", Change: &change{
-		Layout: "second", Enabled: true, Before: []instance{instanceOf(third)}, Creates: []instance{instanceOf(other), instanceOf(last)},
+		Layout: "second", Enabled: true, Before: []instance{instanceOf(third)}, Creates: []instance{instanceOf(other),
+			instanceOf(last)},
 	}}
 	noted("during the second change", want)
 	j = opened(t, dir, "one")
@@ -123,14 +128,16 @@ func TestJournalOfAChange(t *testing.T) {
 	if err := j.begin(t.Context(), second, "again"); err != nil {
 		t.Fatal(err)
 	}
-	noted("during a change after that", journalRecord{Boot: "two", Change: &change{Layout: "again", Creates: []instance{instanceOf(last)}}})
+	noted("during a change after that", journalRecord{Boot: "two",
+		Change: &change{Layout: "again", Creates: []instance{instanceOf(last)}}})
 	ended(inventory.Partitions{Mode: inventory.MIGDisabled})
 	if text, err := os.ReadFile(filepath.Join(dir, journalFile)); err != nil || strings.Contains(string(text), "GPU-0") {
 		t.Errorf("nothing is divided any more: %s, %v", text, err)
 	}
 }
 
-// TestModeOfTheJournal: the mode is this program's if it was noted so, if this change has switched it on, or if it has made instances.
+// TestModeOfTheJournal: the mode is this program's if it was noted so, if this change has switched
+// it on, or if it has made instances.
 func TestModeOfTheJournal(t *testing.T) {
 	t.Parallel()
 	made := []instance{instanceOf(third)}
@@ -151,31 +158,37 @@ func TestModeOfTheJournal(t *testing.T) {
 	} {
 		j := opened(t, t.TempDir(), "one")
 		j.gpus["GPU-0"] = test.noted
-		if err := j.end(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: test.found}); err != nil || j.record("GPU-0").Enabled != test.want {
+		if err := j.end(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: test.found}); err != nil ||
+			j.record("GPU-0").Enabled != test.want {
 			t.Errorf("%s: %+v, %v", name, j.record("GPU-0"), err)
 		}
 	}
 }
 
-// TestBootOfTheJournal: only two boot IDs that are known and differ say that the node was restarted.
+// TestBootOfTheJournal: only two boot IDs that are known and differ say that the node was
+// restarted.
 func TestBootOfTheJournal(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		noted, now string
 		lost       bool
-	}{"the same": {"one", "one", false}, "another": {"one", "two", true}, "not known before": {"", "two", false}, "not known now": {"one", "", false}} {
+	}{"the same": {"one", "one", false}, "another": {"one", "two", true}, "not known before": {"", "two",
+		false}, "not known now": {"one", "", false}} {
 		dir := t.TempDir()
-		p := journalForm{journalVersion, map[string]journalRecord{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
+		p := journalForm{journalVersion, map[string]journalRecord{"GPU-0": {Boot: test.noted, Enabled: true,
+			Change: &change{}}}}
 		if err := statefile.WriteState(filepath.Join(dir, journalFile), p); err != nil {
 			t.Fatal(err)
 		}
-		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.lost != test.lost || (r.Change == nil) != test.lost || !r.Enabled {
+		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.lost != test.lost || (r.Change == nil) != test.lost ||
+			!r.Enabled {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
 }
 
-// TestJournalOfAFormerProcess is read each second until that one writes no more, and what changes is told once.
+// TestJournalOfAFormerProcess is read each second until that one writes no more, and what changes
+// is told once.
 func TestJournalOfAFormerProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -196,7 +209,8 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 			t.Helper()
 			time.Sleep(d)
 			synctest.Wait()
-			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, errFormer) != waits || begun.Load() == waits {
+			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, errFormer) != waits ||
+				begun.Load() == waits {
 				t.Errorf("%d news, %v, begun %v", n, err, begun.Load())
 			}
 		}
@@ -240,7 +254,8 @@ func TestJournalThatCannotBeHad(t *testing.T) {
 func TestHoldersInWords(t *testing.T) {
 	t.Parallel()
 	a, b := Pod{Namespace: "ns", Name: "a"}, Pod{UID: "4711"}
-	all := []Holder{{Pod: a, Device: "GPU-0"}, {Pod: a, Device: "GPU-1"}, {Pod: b}, {PID: 7, Name: "dcgm"}, {PID: 8}, {Pod: a}}
+	all := []Holder{{Pod: a, Device: "GPU-0"}, {Pod: a, Device: "GPU-1"}, {Pod: b}, {PID: 7, Name: "dcgm"}, {PID: 8},
+		{Pod: a}}
 	if got, want := holders(all), "pod ns/a, pod with UID 4711, process 7 (dcgm), process 8, pod ns/a"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -267,7 +282,8 @@ func TestWishThatIsAboutAGPU(t *testing.T) {
 	}
 }
 
-// TestLook: a GPU that is divided otherwise, or is found elsewhere, looks otherwise; its health does not count.
+// TestLook: a GPU that is divided otherwise, or is found elsewhere, looks otherwise; its health
+// does not count.
 func TestLook(t *testing.T) {
 	t.Parallel()
 	base := inventory.GPU{Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1}}}

@@ -28,9 +28,10 @@ func paces(at []time.Time) []int {
 	return all
 }
 
-// TestFailuresAreTriedAgain after pauses that double from 5 s to 5 minutes, or to 30 s while something uses the GPU that is not shown, and at
-// once for a new wish. What a failure has changed on the GPU is no reason to try it again earlier; what a step that is waited for has
-// changed is one.
+// TestFailuresAreTriedAgain after pauses that double from 5 s to 5 minutes, or to 30 s while
+// something uses the GPU that is not shown, and at once for a new wish. What a failure has changed
+// on the GPU is no reason to try it again earlier; what a step that is waited for has changed is
+// one.
 func TestFailuresAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -81,7 +82,8 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestInstancesThatHaveToStay: the layout is arranged around the one instance that a pod holds, or that another program made, wherever it is.
+// TestInstancesThatHaveToStay: the layout is arranged around the one instance that a pod holds, or
+// that another program made, wherever it is.
 func TestInstancesThatHaveToStay(t *testing.T) {
 	t.Parallel()
 	sevenths := []string{"1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb"}
@@ -113,7 +115,8 @@ func TestInstancesThatHaveToStay(t *testing.T) {
 							continue
 						}
 						for _, action := range []inventory.MIGAction{inventory.MIGDestroyCompute, inventory.MIGDestroyInstance} {
-							if _, err := r.Monitor.Repartition(t.Context(), gpu.UUID, inventory.MIGStep{Action: action, GI: i.ID, CI: gpu.MIGDevices[at].CI}); err != nil {
+							if _, err := r.Monitor.Repartition(t.Context(), gpu.UUID,
+								inventory.MIGStep{Action: action, GI: i.ID, CI: gpu.MIGDevices[at].CI}); err != nil {
 								t.Fatal(err)
 							}
 						}
@@ -128,7 +131,8 @@ func TestInstancesThatHaveToStay(t *testing.T) {
 					r.until("is made", func(s mig.Status) bool {
 						return s.Layout == "new" && len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseDone
 					})
-					if diff := cmp.Diff([]string{"1g.10gb", "3g.40gb"}, r.devices()[0]); diff != "" || r.uuids(0, "1g.10gb")[0] != stays {
+					if diff := cmp.Diff([]string{"1g.10gb", "3g.40gb"}, r.devices()[0]); diff != "" ||
+						r.uuids(0, "1g.10gb")[0] != stays {
 						t.Errorf("%s went (-want +got):\n%s", stays, diff)
 					}
 				})
@@ -160,39 +164,45 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 	})
 }
 
-// TestLayoutOfOtherModels: GPUs that have no such profile stay as they are, and that is no failure if some GPU has it.
+// TestLayoutOfOtherModels: GPUs that have no such profile stay as they are, and that is no failure
+// if some GPU has it.
 func TestLayoutOfOtherModels(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-2g.12gb"})
 		s := r.reaches(mig.StateSuccess)
-		if s.GPUs[0].Phase != mig.PhaseKept || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone || s.GPUs[0].Reason == "" {
+		if s.GPUs[0].Phase != mig.PhaseKept || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone ||
+			s.GPUs[0].Reason == "" {
 			t.Errorf("GPUs: %+v", s.GPUs)
 		}
-		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"2g.12gb", "2g.12gb"}, 3: {"GPU"}}, r.devices()); diff != "" {
+		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"2g.12gb", "2g.12gb"}, 3: {"GPU"}},
+			r.devices()); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
 		r.wishes.Publish(mig.Wish{Layout: "all-9g.12gb"})
 		if s = r.reaches(mig.StateFailed); !allFailed(s) || !strings.HasPrefix(s.Reason, `GPU 0`) {
 			t.Errorf("%s; GPUs: %+v", s.Reason, s.GPUs)
 		}
-		r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t, `{version: v1, mig-configs: {new: [{devices: [0, 2], mig-enabled: true, mig-devices: {"2g.12gb": 2}}]}}`)})
-		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone ||
+		r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t,
+			`{version: v1, mig-configs: {new: [{devices: [0, 2], mig-enabled: true, mig-devices: {"2g.12gb": 2}}]}}`)})
+		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept ||
+			s.GPUs[2].Phase != mig.PhaseDone ||
 			s.GPUs[1].Reason != "the layout has no item for this GPU" {
 			t.Errorf("GPUs of a file that names them: %+v", s.GPUs)
 		}
 		none := parsed(t, `{version: v1, mig-configs: {none: [{devices: all, device-filter: "0x1EB810DE", mig-enabled: true, mig-devices: {"1g.5gb": 7}}], `+
 			`some: [{devices: all, mig-enabled: false}]}}`)
 		r.wishes.Publish(mig.Wish{Layout: "none", File: none})
-		if s = r.reaches(mig.StateFailed); !strings.Contains(s.Reason, "the layout none has no item for any GPU of this node (PCI device 0x") ||
+		if s = r.reaches(mig.StateFailed); !strings.Contains(s.Reason,
+			"the layout none has no item for any GPU of this node (PCI device 0x") ||
 			!strings.Contains(s.Reason, "layouts that have one: some") {
 			t.Errorf("a layout for other GPUs: %s", s.Reason)
 		}
 	})
 }
 
-// TestDivisionThatIsNotSeenYet: a GPU is done when the Snapshot shows each of its MIG devices. Those that do not come in five seconds keep
-// the others from nothing, but the layout is not made.
+// TestDivisionThatIsNotSeenYet: a GPU is done when the Snapshot shows each of its MIG devices.
+// Those that do not come in five seconds keep the others from nothing, but the layout is not made.
 func TestDivisionThatIsNotSeenYet(t *testing.T) {
 	t.Parallel()
 	for name, hides := range map[string]func(inventory.MIGDevice) bool{
@@ -218,7 +228,8 @@ func TestDivisionThatIsNotSeenYet(t *testing.T) {
 					}
 					if !comes {
 						s := r.reaches(mig.StateFailed)
-						if !strings.Contains(s.Reason, "shows the MIG devices of GPU instances ") || len(mine.Value().GPUs[0].MIGDevices) == 0 {
+						if !strings.Contains(s.Reason, "shows the MIG devices of GPU instances ") ||
+							len(mine.Value().GPUs[0].MIGDevices) == 0 {
 							t.Error(s.Reason)
 						}
 						if hold := r.owner.Holds().Value()[s.GPUs[0].UUID]; hold.Reason != "" {
@@ -241,7 +252,8 @@ func TestDivisionThatIsNotSeenYet(t *testing.T) {
 	}
 }
 
-// TestChangeThatIsNotSeen: an instance is not destroyed as long as the Snapshot does not show its MIG device, because a pod may hold that.
+// TestChangeThatIsNotSeen: an instance is not destroyed as long as the Snapshot does not show its
+// MIG device, because a pod may hold that.
 func TestChangeThatIsNotSeen(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -278,7 +290,8 @@ func TestJournalIsNotWrittenAnew(t *testing.T) {
 	})
 }
 
-// TestRestartOfTheNodeInTheFirstStep: a GPU that was not divided before is left alone then, if nobody wants it to be divided any more.
+// TestRestartOfTheNodeInTheFirstStep: a GPU that was not divided before is left alone then, if
+// nobody wants it to be divided any more.
 func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.before = func(string, inventory.MIGStep) error { return inventory.ErrNoAnswer }
@@ -311,7 +324,8 @@ func (c *countedUsers) Users(ctx context.Context, devices []string) ([]kubelet.H
 	return c.of.Users(ctx, devices)
 }
 
-// TestKubeletIsAskedOften at first, because it mostly needs less than a second to take devices back, and each second from then on.
+// TestKubeletIsAskedOften at first, because it mostly needs less than a second to take devices
+// back, and each second from then on.
 func TestKubeletIsAskedOften(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
@@ -333,8 +347,8 @@ func TestKubeletIsAskedOften(t *testing.T) {
 	})
 }
 
-// TestGPUThatIsReserved is offered as it is and not changed, until the reason ends. What is as wanted stays so, and what was
-// begun is gone on with.
+// TestGPUThatIsReserved is offered as it is and not changed, until the reason ends. What is as
+// wanted stays so, and what was begun is gone on with.
 func TestGPUThatIsReserved(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		const reason = "it is reserved for claims"
@@ -448,7 +462,8 @@ func TestGPUThatGoes(t *testing.T) {
 	})
 }
 
-// TestFailureStaysOneWhenTheGPULooksOtherwise: it is not tried again earlier, whether the journal or the end of a pod fails.
+// TestFailureStaysOneWhenTheGPULooksOtherwise: it is not tried again earlier, whether the journal
+// or the end of a pod fails.
 func TestFailureStaysOneWhenTheGPULooksOtherwise(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"journal", "pod"} {
@@ -472,7 +487,8 @@ func TestFailureStaysOneWhenTheGPULooksOtherwise(t *testing.T) {
 				other.GPUs[0].Index = 9
 				mine.Publish(other)
 				r.passes(time.Second)
-				if s := r.owner.Status().Value(); s.State != mig.StateFailed || !s.GPUs[2].Retry.Equal(retry) || s.GPUs[2].Index != 9 {
+				if s := r.owner.Status().Value(); s.State != mig.StateFailed || !s.GPUs[2].Retry.Equal(retry) ||
+					s.GPUs[2].Index != 9 {
 					t.Errorf("%s: %s; tried again at %v, want %v", s.State, s.Reason, s.GPUs[2].Retry, retry)
 				}
 			})

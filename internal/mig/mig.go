@@ -1,6 +1,7 @@
-// Package mig owns how the GPUs of the node are divided: it makes the MIG layout that the operator wants, while the rest of the node
-// works. It holds only the devices that a change ends, waits until nobody uses them, writes down what it is about to do, and undoes on
-// one GPU what failed there.
+// Package mig owns how the GPUs of the node are divided: it makes the MIG layout that the operator
+// wants, while the rest of the node works. It holds only the devices that a change ends, waits
+// until nobody uses them, writes down what it is about to do, and undoes on one GPU what failed
+// there.
 //
 // Package daemon builds it; gpu-node-agent gives it an Evictor.
 package mig
@@ -15,29 +16,35 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// A Wish is how the operator wants the GPUs of the node to be divided. The zero Wish asks for nothing.
+// A Wish is how the operator wants the GPUs of the node to be divided. The zero Wish asks for
+// nothing.
 type Wish struct {
 	// Layout is the name of the layout; empty asks for nothing.
 	Layout string
 	// File has the layout; nil for a built-in one. It is immutable.
 	File *layout.File
-	// GPUs are the indexes or UUIDs of the GPUs that the Wish is about; empty for all. The others stay as they are.
+	// GPUs are the indexes or UUIDs of the GPUs that the Wish is about; empty for all. The others stay
+	// as they are.
 	GPUs []string
-	// Replace allows to destroy GPU instances that this program did not make. No instance that is in use is ever destroyed.
+	// Replace allows to destroy GPU instances that this program did not make. No instance that is in
+	// use is ever destroyed.
 	Replace bool
-	// Evict says that pods are evicted that hold devices which the layout does not have. EvictTimeout is how long that is tried; 0 for no
-	// limit.
+	// Evict says that pods are evicted that hold devices which the layout does not have. EvictTimeout
+	// is how long that is tried; 0 for no limit.
 	Evict        bool
 	EvictTimeout time.Duration
-	// Pause says that DaemonSets are paused whose pods have open a GPU that is to change and that the driver calls in use.
+	// Pause says that DaemonSets are paused whose pods have open a GPU that is to change and that the
+	// driver calls in use.
 	Pause bool
-	// Origin says where the Wish comes from: "configuration file", "label", "mig apply". A Wish from elsewhere is tried at once.
+	// Origin says where the Wish comes from: "configuration file", "label", "mig apply". A Wish from
+	// elsewhere is tried at once.
 	Origin string
 	// Again is a number: when it changes, what failed is tried again at once.
 	Again uint64
 }
 
-// A ConfigState is how far the node is with its Wish, in the words that NVIDIA's mig-manager puts into nvidia.com/mig.config.state.
+// A ConfigState is how far the node is with its Wish, in the words that NVIDIA's mig-manager puts
+// into nvidia.com/mig.config.state.
 type ConfigState string
 
 // The states.
@@ -46,7 +53,8 @@ const (
 	StateNone ConfigState = ""
 	// StatePending: some GPUs are being changed, or wait until nobody uses them.
 	StatePending ConfigState = "pending"
-	// StateRebooting: a MIG mode was set that is in force after a reset of the GPU or a restart of the node. Nothing here restarts a node.
+	// StateRebooting: a MIG mode was set that is in force after a reset of the GPU or a restart of the
+	// node. Nothing here restarts a node.
 	StateRebooting ConfigState = "rebooting"
 	// StateSuccess: all GPUs are as the Wish says.
 	StateSuccess ConfigState = "success"
@@ -64,8 +72,9 @@ type Status struct {
 	Reason string
 	// GPUs are the GPUs that have multi-instance mode, by ascending Index.
 	GPUs []GPU
-	// Resume says that DaemonSets that were paused for a change go on: it is known of all GPUs how far they are with the Wish, no change
-	// needs DaemonSets paused, and no other process of this program changes GPUs.
+	// Resume says that DaemonSets that were paused for a change go on: it is known of all GPUs how far
+	// they are with the Wish, no change needs DaemonSets paused, and no other process of this program
+	// changes GPUs.
 	Resume bool
 }
 
@@ -102,7 +111,8 @@ type GPU struct {
 	Reason string
 	// Holders are the users that must end first.
 	Holders []Holder
-	// Change is what the Wish makes of the GPU: the rows before and after, and the steps. It is that of the last time the GPU was read.
+	// Change is what the Wish makes of the GPU: the rows before and after, and the steps. It is that
+	// of the last time the GPU was read.
 	Change layout.GPUChange
 	// Retry is when what failed is tried again; zero if nothing is.
 	Retry time.Time
@@ -114,8 +124,8 @@ type Holder struct {
 	Device string
 	// Pod is the pod that holds it; zero for a process.
 	Pod Pod
-	// PID is a process that computes on it, as far as the driver shows it to this process, or has it open; 0 for a pod. Name is that of its
-	// program; empty if it is not known.
+	// PID is a process that computes on it, as far as the driver shows it to this process, or has it
+	// open; 0 for a pod. Name is that of its program; empty if it is not known.
 	PID  int
 	Name string
 }
@@ -127,8 +137,9 @@ type Pod struct{ Namespace, Name, UID string }
 type Driver interface {
 	// Partitions returns how a GPU is divided, by UUID.
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
-	// Repartition makes one step, and returns the ID of the instance that was created. After inventory.ErrNoAnswer or the end of ctx
-	// the step may still happen; Partitions fails until that is over.
+	// Repartition makes one step, and returns the ID of the instance that was created. After
+	// inventory.ErrNoAnswer or the end of ctx the step may still happen; Partitions fails until that
+	// is over.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error)
 	// Processes returns the processes that compute on GPUs, by UUID.
 	Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error)
@@ -136,21 +147,23 @@ type Driver interface {
 
 // Users knows who uses devices.
 type Users interface {
-	// Users returns which pods hold the given GPUs or MIG devices, by UUID. No error says that no other pod holds one, and that none gets
-	// one as long as they are listed as Unhealthy. The error says why that is not known now.
+	// Users returns which pods hold the given GPUs or MIG devices, by UUID. No error says that no
+	// other pod holds one, and that none gets one as long as they are listed as Unhealthy. The error
+	// says why that is not known now.
 	Users(ctx context.Context, devices []string) ([]kubelet.HeldDevice, error)
 }
 
 // An Evictor has pods evicted.
 type Evictor interface {
-	// Evict returns nil if the pod was told to end, or is gone. The error says why it is not evicted now, such as a disruption budget.
+	// Evict returns nil if the pod was told to end, or is gone. The error says why it is not evicted
+	// now, such as a disruption budget.
 	Evict(ctx context.Context, pod Pod) error
 }
 
-// A Pauser pauses DaemonSets by the labels nvidia.com/gpu.deploy.NAME of the node, as NVIDIA's mig-manager does it. They run again when the
-// Status says Resume.
+// A Pauser pauses DaemonSets by the labels nvidia.com/gpu.deploy.NAME of the node, as NVIDIA's
+// mig-manager does it. They run again when the Status says Resume.
 type Pauser interface {
-	// Pause sets the labels that end the pods with these UIDs. It returns when the labels are set; the error says why some pod does not end by
-	// that.
+	// Pause sets the labels that end the pods with these UIDs. It returns when the labels are set; the
+	// error says why some pod does not end by that.
 	Pause(ctx context.Context, pods []string) error
 }

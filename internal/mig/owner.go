@@ -26,18 +26,19 @@ type Options struct {
 	Driver    Driver
 	// Users is nil where there is no kubelet: then processes alone count.
 	Users Users
-	// Refuse says why a GPU, by UUID, is not divided as the Wish says now; empty if it may be. It may be nil.
+	// Refuse says why a GPU, by UUID, is not divided as the Wish says now; empty if it may be. It may
+	// be nil.
 	Refuse func(uuid string) string
 	// Evictor is nil where pods are not evicted.
 	Evictor Evictor
-	// Pauser is nil where DaemonSets are not paused. Clients returns the processes that have the GPU with a minor number open; it is not nil
-	// where Pauser is not.
+	// Pauser is nil where DaemonSets are not paused. Clients returns the processes that have the GPU
+	// with a minor number open; it is not nil where Pauser is not.
 	Pauser  Pauser
 	Clients func(minor int) ([]inventory.DriverClient, error)
 	// StateDir is where the journal is kept.
 	StateDir string
-	// Begins is called in each Run before anything is changed: this process then takes up the orders that an earlier process got. It may be
-	// nil.
+	// Begins is called in each Run before anything is changed: this process then takes up the orders
+	// that an earlier process got. It may be nil.
 	Begins func(context.Context)
 	// Former says which process that led before may still change GPUs; nil if none may. The journal
 	// is read until then. It may be nil.
@@ -50,9 +51,10 @@ type Options struct {
 
 // An Owner divides GPUs. Make it with New, and call Run once.
 //
-// Run is one loop. Each GPU is worked on in turns. A GPU has one turn at a time; turns of several GPUs run beside each other. A turn reads
-// how the GPU is divided, and goes from there as far as it can. It begins when the Wish or the GPU has changed, and is repeated while
-// something is waited for.
+// Run is one loop. Each GPU is worked on in turns. A GPU has one turn at a time; turns of several
+// GPUs run beside each other. A turn reads how the GPU is divided, and goes from there as far as it
+// can. It begins when the Wish or the GPU has changed, and is repeated while something is waited
+// for.
 type Owner struct {
 	options Options
 	journal *journal
@@ -116,15 +118,17 @@ func New(o Options) *Owner {
 // Status returns the feed of the owner's state.
 func (o *Owner) Status() *feed.Feed[Status] { return o.status }
 
-// Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is not known yet how it is to be divided.
-// While Run does not run, others may publish there what the process tells that divides GPUs.
+// Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is
+// not known yet how it is to be divided. While Run does not run, others may publish there what the
+// process tells that divides GPUs.
 func (o *Owner) Holds() *feed.Feed[map[string]resource.GPUHold] { return o.holds }
 
-// Alive returns an error if Run makes no round before ctx ends. A driver that hangs does not keep it from that.
+// Alive returns an error if Run makes no round before ctx ends. A driver that hangs does not keep
+// it from that.
 func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 
-// Run divides GPUs as the Wish says until ctx ends, and then returns nil. The next process, or the next Run of this one, goes on with what
-// is under way then: it reads the notes anew.
+// Run divides GPUs as the Wish says until ctx ends, and then returns nil. The next process, or the
+// next Run of this one, goes on with what is under way then: it reads the notes anew.
 func (o *Owner) Run(ctx context.Context) error {
 	o.mu.Lock()
 	disk := o.journal.disk
@@ -166,7 +170,8 @@ func (o *Owner) Run(ctx context.Context) error {
 	}
 }
 
-// begin takes in the Wish, the Snapshot and how often the journal has changed, and returns the turns that are due.
+// begin takes in the Wish, the Snapshot and how often the journal has changed, and returns the
+// turns that are due.
 func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -253,7 +258,8 @@ func (t *turn) show(p Phase, reason string, hold resource.GPUHold) {
 	t.gpu.shown, t.gpu.about, t.gpu.hold, t.gpu.unknown = t.GPU, &t.wish, hold, t.unknown
 	t.gpu.shown.Holders = slices.Clone(t.Holders)
 	t.gpu.shown.Index = before.Index
-	if quiet := p == PhaseWaiting && len(t.Holders) == 0 || p == PhaseKept; !quiet && (before.Phase != p || before.Reason != reason) {
+	if quiet := p == PhaseWaiting && len(t.Holders) == 0 ||
+		p == PhaseKept; !quiet && (before.Phase != p || before.Reason != reason) {
 		t.log.Info("MIG layout of a GPU", "gpu", t.UUID, "layout", t.wish.Layout, "phase", p, "reason", reason)
 	}
 	t.publishLocked()
@@ -359,7 +365,8 @@ func (o *Owner) allLocked() []*ownedGPU {
 
 // concerns says whether a Wish is about a GPU.
 func (w Wish) concerns(g GPU) bool {
-	return w.Layout != "" && (len(w.GPUs) == 0 || slices.Contains(w.GPUs, g.UUID) || slices.Contains(w.GPUs, strconv.Itoa(g.Index)))
+	return w.Layout != "" && (len(w.GPUs) == 0 || slices.Contains(w.GPUs, g.UUID) ||
+		slices.Contains(w.GPUs, strconv.Itoa(g.Index)))
 }
 
 // holders names users.

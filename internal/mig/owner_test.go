@@ -22,7 +22,8 @@ func TestIdleNode(t *testing.T) {
 			t.Errorf("success after %v", took)
 		}
 		want := map[int][]string{
-			0: {"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}, 1: {"1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"}, 2: {"1g.6gb", "1g.6gb", "2g.12gb"},
+			0: {"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}, 1: {"1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"}, 2: {"1g.6gb",
+				"1g.6gb", "2g.12gb"},
 			3: {"GPU"},
 		}
 		if diff := cmp.Diff(want, r.devices()); diff != "" {
@@ -31,7 +32,8 @@ func TestIdleNode(t *testing.T) {
 		if text := r.journal(); !strings.Contains(text, `"3g.40gb"`) || strings.Contains(text, "change") {
 			t.Errorf("the journal: %s", text)
 		}
-		// The instances are those of this program: it may destroy them, also where it is not known whether the node was restarted since.
+		// The instances are those of this program: it may destroy them, also where it is not known
+		// whether the node was restarted since.
 		r.boot = ""
 		r.start()
 		began = time.Now()
@@ -50,8 +52,8 @@ func TestIdleNode(t *testing.T) {
 	})
 }
 
-// TestPodsAreWaitedFor has pods on some devices: the others of their GPU that go are Unhealthy, those that stay are offered, and nothing
-// happens to the GPU until the pods end.
+// TestPodsAreWaitedFor has pods on some devices: the others of their GPU that go are Unhealthy,
+// those that stay are offered, and nothing happens to the GPU until the pods end.
 func TestPodsAreWaitedFor(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -64,7 +66,8 @@ func TestPodsAreWaitedFor(t *testing.T) {
 		s := r.until("waits for the pod", func(s mig.Status) bool {
 			return strings.HasPrefix(s.Reason, "GPU 0: in use")
 		})
-		if s.State != mig.StatePending || !strings.Contains(s.Reason, "in use by pod ns/goes") || strings.Contains(s.Reason, "stays") {
+		if s.State != mig.StatePending || !strings.Contains(s.Reason, "in use by pod ns/goes") ||
+			strings.Contains(s.Reason, "stays") {
 			t.Errorf("%s: %s", s.State, s.Reason)
 		}
 		r.passes(time.Minute)
@@ -77,18 +80,21 @@ func TestPodsAreWaitedFor(t *testing.T) {
 		r.hold(goes, "")
 		r.hold(r.uuids(0, "1g.10gb")[1], "")
 		r.reaches(mig.StateSuccess)
-		if diff := cmp.Diff([]string{"3g.40gb", "3g.40gb"}, r.devices()[0]); diff != "" || r.uuids(0, "3g.40gb")[0] != stays && r.uuids(0, "3g.40gb")[1] != stays {
+		if diff := cmp.Diff([]string{"3g.40gb", "3g.40gb"}, r.devices()[0]); diff != "" ||
+			r.uuids(0, "3g.40gb")[0] != stays && r.uuids(0, "3g.40gb")[1] != stays {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestFailureUndoesItsGPU has one step of one GPU fail: that GPU is as before, the others are as wanted, and it is tried again.
+// TestFailureUndoesItsGPU has one step of one GPU fail: that GPU is as before, the others are as
+// wanted, and it is tried again.
 func TestFailureUndoesItsGPU(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-1g.10gb")
-		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Return: "UNKNOWN"})
+		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement",
+			Return: "UNKNOWN"})
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 		r.done(1, 2)
 		s := r.reaches(mig.StateFailed)
@@ -126,7 +132,8 @@ func TestFailureUndoesItsGPU(t *testing.T) {
 	})
 }
 
-// TestInstancesOfOthers has instances that this program did not make: they stay unless the wish says replace.
+// TestInstancesOfOthers has instances that this program did not make: they stay unless the wish
+// says replace.
 func TestInstancesOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
@@ -146,8 +153,8 @@ func TestInstancesOfOthers(t *testing.T) {
 	})
 }
 
-// TestAnEmptyInstanceOfOthers has an instance without a MIG device in the way, as claims leave it for a moment: the GPU is divided once it is
-// gone, which no look shows.
+// TestAnEmptyInstanceOfOthers has an instance without a MIG device in the way, as claims leave it
+// for a moment: the GPU is divided once it is gone, which no look shows.
 func TestAnEmptyInstanceOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -171,8 +178,8 @@ func TestAnEmptyInstanceOfOthers(t *testing.T) {
 	})
 }
 
-// TestModeOfOthers: a mode that another program has switched on does not become one of this program's; one that this program has switched on
-// stays its own, also without instances.
+// TestModeOfOthers: a mode that another program has switched on does not become one of this
+// program's; one that this program has switched on stays its own, also without instances.
 func TestModeOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
@@ -183,7 +190,8 @@ func TestModeOfOthers(t *testing.T) {
 			t.Errorf("the journal: %s", text)
 		}
 		for again := range uint64(2) {
-			r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID}, Again: again + 1})
+			r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID},
+				Again: again + 1})
 			r.reaches(mig.StateSuccess)
 			if text := r.journal(); !strings.Contains(text, `"enabled": true`) || strings.Count(text, "GPU-") != 1 {
 				t.Errorf("the journal after %d times: %s", again+1, text)
@@ -192,7 +200,8 @@ func TestModeOfOthers(t *testing.T) {
 	})
 }
 
-// TestAnotherDivisionAfterAllSteps has another program divide the GPU at the end of the steps: that is no success.
+// TestAnotherDivisionAfterAllSteps has another program divide the GPU at the end of the steps: that
+// is no success.
 func TestAnotherDivisionAfterAllSteps(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.after = func(_ string, step inventory.MIGStep) error {
@@ -204,13 +213,15 @@ func TestAnotherDivisionAfterAllSteps(t *testing.T) {
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 		s := r.until("is judged", func(s mig.Status) bool { return s.State != mig.StatePending && s.Layout != "" })
-		if s.State != mig.StateFailed || !strings.Contains(s.Reason, "after all steps the GPU has MIG enabled, 3g.40gb at slice") {
+		if s.State != mig.StateFailed || !strings.Contains(s.Reason,
+			"after all steps the GPU has MIG enabled, 3g.40gb at slice") {
 			t.Errorf("%s: %s", s.State, s.Reason)
 		}
 	})
 }
 
-// TestUndoThatIsInTheWay has a step fail, and what that leaves become another's before it is undone: it stays, and that is said.
+// TestUndoThatIsInTheWay has a step fail, and what that leaves become another's before it is
+// undone: it stays, and that is said.
 func TestUndoThatIsInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		other  simulator.Fault
@@ -239,7 +250,8 @@ func TestUndoThatIsInTheWay(t *testing.T) {
 				r.start()
 				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 				s := r.reaches(mig.StateFailed)
-				if !strings.Contains(s.Reason, "it could not be undone: ") || !strings.Contains(s.Reason, c.reason) || len(r.devices()[0]) > 0 {
+				if !strings.Contains(s.Reason, "it could not be undone: ") || !strings.Contains(s.Reason, c.reason) ||
+					len(r.devices()[0]) > 0 {
 					t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
 				}
 				if len(after) > 0 {

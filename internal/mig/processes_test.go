@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// second starts another process's owner, which leads now, beside the one that runs and may still change GPUs, with a wish of its own, and
-// returns what ends the first.
+// second starts another process's owner, which leads now, beside the one that runs and may still
+// change GPUs, with a wish of its own, and returns what ends the first.
 func (r *rig) second(wish mig.Wish, more ...func(*mig.Options)) (end func()) {
 	first := r.stop
 	r.stop = func() {}
@@ -37,7 +37,8 @@ func (r *rig) second(wish mig.Wish, more ...func(*mig.Options)) (end func()) {
 	}
 }
 
-// TestFormerProcess that may still change GPUs, as it hangs: the one that leads waits for its end, and offers what there is, whatever it wants.
+// TestFormerProcess that may still change GPUs, as it hangs: the one that leads waits for its end,
+// and offers what there is, whatever it wants.
 func TestFormerProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -55,8 +56,8 @@ func TestFormerProcess(t *testing.T) {
 	})
 }
 
-// TestTheOtherProcessDividesTheGPU has the next version start while this one makes a step: it offers nothing of that GPU until the change is
-// over, and all of it then.
+// TestTheOtherProcessDividesTheGPU has the next version start while this one makes a step: it
+// offers nothing of that GPU until the change is over, and all of it then.
 func TestTheOtherProcessDividesTheGPU(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		began, goOn := make(chan struct{}), make(chan struct{})
@@ -85,7 +86,8 @@ func TestTheOtherProcessDividesTheGPU(t *testing.T) {
 	})
 }
 
-// TestTheOtherProcessAfterARestartOfTheNode: a process that does not change GPUs offers none whose layout is to be made again.
+// TestTheOtherProcessAfterARestartOfTheNode: a process that does not change GPUs offers none whose
+// layout is to be made again.
 func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -112,7 +114,8 @@ func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
 	})
 }
 
-// TestWishOfTheFormerProcess: what the process before was asked for is known before anything is changed.
+// TestWishOfTheFormerProcess: what the process before was asked for is known before anything is
+// changed.
 func TestWishOfTheFormerProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()

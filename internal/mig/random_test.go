@@ -45,8 +45,9 @@ mig-configs:
 // A place is the memory slices that a pod has.
 type place struct{ gpu, start, end int }
 
-// TestRandomWishes has wishes, pods, failing and slow calls, resets, restarts of the node and kills follow each other at random. No instance of
-// a pod is destroyed, no two pods have one slice, and when the faults are over, the node is as wished, or it is said why not.
+// TestRandomWishes has wishes, pods, failing and slow calls, resets, restarts of the node and kills
+// follow each other at random. No instance of a pod is destroyed, no two pods have one slice, and
+// when the faults are over, the node is as wished, or it is said why not.
 func TestRandomWishes(t *testing.T) {
 	t.Parallel()
 	file := parsed(t, randomLayouts)
@@ -80,7 +81,8 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 	for range 4 + s.IntN(10) {
 		if testing.Verbose() {
 			st := s.owner.Status().Value()
-			s.t.Logf("%v %s %s %v; pods %v; %+v", time.Now().Format("04:05.000"), st.State, st.Reason, s.devices(), s.places, s.wishes.Value())
+			s.t.Logf("%v %s %s %v; pods %v; %+v", time.Now().Format("04:05.000"), st.State, st.Reason, s.devices(), s.places,
+				s.wishes.Value())
 		}
 		switch s.IntN(13) {
 		case 0, 1, 2, 3:
@@ -119,7 +121,8 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 
 // wish wishes for something else.
 func (s *sequence) wish(file *layout.File) {
-	builtin := []string{"all-balanced", "all-disabled", "all-enabled", "all-1g.10gb", "all-2g.12gb", "all-7g.80gb", "all-1g.10gb.me", "no-such"}
+	builtin := []string{"all-balanced", "all-disabled", "all-enabled", "all-1g.10gb", "all-2g.12gb", "all-7g.80gb",
+		"all-1g.10gb.me", "no-such"}
 	w := mig.Wish{Replace: s.IntN(4) == 0, Again: s.wishes.Value().Again + 1}
 	switch n := s.IntN(10); {
 	case n == 0: // nothing
@@ -224,7 +227,8 @@ func (s *sequence) fault() {
 	_ = s.node.Inject(f) // a fault that the GPU cannot have now
 }
 
-// kill ends the owner at one of its next calls, before the call or after it, or begins another life.
+// kill ends the owner at one of its next calls, before the call or after it, or begins another
+// life.
 func (s *sequence) kill() {
 	if s.dying {
 		s.revive()

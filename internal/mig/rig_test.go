@@ -38,7 +38,8 @@ gpus:
 - {bdf: "0000:1a:00.0", pcie: 0/0/3, model: l40s}
 `
 
-// An otherProcess sets MIG modes in sessions of its own. It gives up a call that hangs, as the process of the daemon does.
+// An otherProcess sets MIG modes in sessions of its own. It gives up a call that hangs, as the
+// process of the daemon does.
 type otherProcess struct {
 	node    *simulator.Node
 	sets    atomic.Int64
@@ -67,7 +68,8 @@ func (p *otherProcess) Set(ctx context.Context, uuid string, mode inventory.MIGM
 	return err
 }
 
-// A rig is an Owner on a simulated node behind the monitor and the adapter that ship. Its kubelet gives out what the plan offers.
+// A rig is an Owner on a simulated node behind the monitor and the adapter that ship. Its kubelet
+// gives out what the plan offers.
 type rig struct {
 	t    *testing.T
 	node *simulator.Node
@@ -260,7 +262,8 @@ func (r *rig) hold(uuid, pod string) {
 	r.pods[uuid] = pod
 }
 
-// give gives a device to a pod unless it is not on offer any more, and reports whether the pod has it.
+// give gives a device to a pod unless it is not on offer any more, and reports whether the pod has
+// it.
 func (r *rig) give(uuid, pod string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -332,7 +335,8 @@ func (r *rig) done(indexes ...int) {
 	})
 }
 
-// devices are the sizes of the MIG devices that are offered, sorted, by the index of the GPU; "GPU" for a whole one.
+// devices are the sizes of the MIG devices that are offered, sorted, by the index of the GPU; "GPU"
+// for a whole one.
 func (r *rig) devices() map[int][]string {
 	sizes := map[int][]string{}
 	offered := r.offered()
@@ -379,7 +383,8 @@ func (r *rig) journalFile() os.FileInfo {
 	return info
 }
 
-// A mirror is a feed of Snapshots that is behind the monitor's: as it was at first, until it is told otherwise.
+// A mirror is a feed of Snapshots that is behind the monitor's: as it was at first, until it is
+// told otherwise.
 type mirror struct {
 	r *rig
 	*feed.Feed[inventory.Snapshot]

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// make makes the steps of a change, and returns how the GPU is divided then. The error says which step failed, or how the GPU differs.
-// Steps for the Wish end when there is another one.
+// make makes the steps of a change, and returns how the GPU is divided then. The error says which
+// step failed, or how the GPU differs. Steps for the Wish end when there is another one.
 func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layout.GPU, error) {
 	err := Make(ctx, t.options.Driver, t.UUID, c, func() error {
 		if forWish && !reflect.DeepEqual(t.options.Wishes.Value(), t.wish) {
@@ -37,7 +37,8 @@ func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layo
 	return now, nil
 }
 
-// Make makes the steps of a change of a GPU, by UUID, until one fails. An error of goOn, which is called before each step, ends it, too.
+// Make makes the steps of a change of a GPU, by UUID, until one fails. An error of goOn, which is
+// called before each step, ends it, too.
 func Make(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn func() error) error {
 	created := map[int]int{} // the IDs of GPU instances by their first slice
 	for _, p := range c.After.Instances {
@@ -73,8 +74,8 @@ func rowOf(d layout.Division) string {
 	return row(d.Mode, instances)
 }
 
-// row says how a GPU is divided: the same for the same mode, the same GPU instances at the same places, and the same sizes of compute
-// instances in each.
+// row says how a GPU is divided: the same for the same mode, the same GPU instances at the same
+// places, and the same sizes of compute instances in each.
 func row(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
 	parts := []string{"MIG " + mode.String()}
 	for _, i := range instances {

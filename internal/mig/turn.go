@@ -18,17 +18,18 @@ import (
 )
 
 const (
-	// readTimeout bounds one question to the driver, stepTimeout one step, and modeTimeout a change of the mode, which may reset the GPU.
+	// readTimeout bounds one question to the driver, stepTimeout one step, and modeTimeout a change of
+	// the mode, which may reset the GPU.
 	readTimeout = 20 * time.Second
 	stepTimeout = 30 * time.Second
 	modeTimeout = 2 * time.Minute
-	// soon is the time between two questions whether kubelet knows of a hold, for soonFor at most; then they are rarer. soonFor is also how
-	// long the Snapshot may lack what was created.
+	// soon is the time between two questions whether kubelet knows of a hold, for soonFor at most;
+	// then they are rarer. soonFor is also how long the Snapshot may lack what was created.
 	soon    = 100 * time.Millisecond
 	soonFor = 5 * time.Second
 	later   = time.Second
-	// retryFirst and retryMost are the shortest and the longest pause after a failure. The pause doubles. busyMost is the longest one while
-	// something other than a pod uses the GPU.
+	// retryFirst and retryMost are the shortest and the longest pause after a failure. The pause
+	// doubles. busyMost is the longest one while something other than a pod uses the GPU.
 	retryFirst = 5 * time.Second
 	retryMost  = 5 * time.Minute
 	busyMost   = 30 * time.Second
@@ -97,8 +98,8 @@ func (t *turn) run(ctx context.Context) outcome {
 	return t.change(ctx, c, noted, end, reason)
 }
 
-// read reads how the GPU is divided. Instances count as in use if a process computes on them, and if they must not be destroyed
-// because this program did not make them.
+// read reads how the GPU is divided. Instances count as in use if a process computes on them, and
+// if they must not be destroyed because this program did not make them.
 func (t *turn) read(ctx context.Context, noted journalRecord) (layout.GPU, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -119,12 +120,13 @@ func (t *turn) read(ctx context.Context, noted journalRecord) (layout.GPU, error
 	return g, nil
 }
 
-// on says whether a process may be on a GPU instance. Where the driver does not say on which one it is, it may be on each.
+// on says whether a process may be on a GPU instance. Where the driver does not say on which one it
+// is, it may be on each.
 func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
 
-// plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU is when that is done. What an earlier
-// Wish has begun and this one does not want is undone; without a Wish, the instances of this program that a restart of the node ended are
-// made again.
+// plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU
+// is when that is done. What an earlier Wish has begun and this one does not want is undone;
+// without a Wish, the instances of this program that a restart of the node ended are made again.
 func (t *turn) plan(now layout.GPU, noted journalRecord) (c layout.GPUChange, end Phase, reason string) {
 	end, t.unknown = PhaseKept, nil
 	nothing := layout.Restore(now, now.Mode, now.Instances)
@@ -177,8 +179,9 @@ func (t *turn) finish(ctx context.Context, now layout.GPU, end Phase, reason str
 	return o
 }
 
-// seen waits until the Snapshot shows the GPU as it is divided, and reports whether it does. MIG devices are not waited for for long: those
-// that are not shown are not on offer. Then missing says which, and why.
+// seen waits until the Snapshot shows the GPU as it is divided, and reports whether it does. MIG
+// devices are not waited for for long: those that are not shown are not on offer. Then missing says
+// which, and why.
 func (t *turn) seen(ctx context.Context, now layout.GPU) (seen bool, missing string) {
 	timer := time.NewTimer(soonFor)
 	defer timer.Stop()
@@ -221,7 +224,8 @@ func unshown(instances []string, snapshot inventory.Snapshot, index int) string 
 			reasons = append([]string{l.Reason}, reasons...)
 		}
 	}
-	return fmt.Sprintf("it is divided, and no look at the node shows the MIG devices of GPU instances %s: %s", strings.Join(instances, ", "),
+	return fmt.Sprintf("it is divided, and no look at the node shows the MIG devices of GPU instances %s: %s",
+		strings.Join(instances, ", "),
 		reasons[0])
 }
 
@@ -264,15 +268,18 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted journalReco
 	return t.finish(ctx, now, end, reason)
 }
 
-// awaitOthers reports whether the change has to wait, or is not made, for another reason than users of the GPU.
-func (t *turn) awaitOthers(c layout.GPUChange, noted journalRecord, end Phase, hold resource.GPUHold) (o outcome, waits bool) {
+// awaitOthers reports whether the change has to wait, or is not made, for another reason than users
+// of the GPU.
+func (t *turn) awaitOthers(c layout.GPUChange, noted journalRecord, end Phase, hold resource.GPUHold) (o outcome,
+	waits bool) {
 	if t.options.Refuse != nil && noted.Change == nil && end == PhaseDone {
 		if reason := t.options.Refuse(t.UUID); reason != "" {
 			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{}), true
 		}
 	}
 	if ago := time.Since(t.gpu.made); ago < retryFirst {
-		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold), true
+		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago,
+			t.gpu.hold), true
 	}
 	if problem := t.forbidden(c, noted); problem != "" {
 		if noted.Change == nil {
@@ -327,7 +334,8 @@ func (t *turn) ended(ctx context.Context, err error, hold resource.GPUHold) outc
 	return t.fail(ctx, err, hold)
 }
 
-// unjournaled says that the journal cannot be written, so that no step is made. A GPU of which no change was begun is offered as it is.
+// unjournaled says that the journal cannot be written, so that no step is made. A GPU of which no
+// change was begun is offered as it is.
 func (t *turn) unjournaled(err error, noted journalRecord, hold resource.GPUHold) outcome {
 	if noted.Change == nil {
 		hold = resource.GPUHold{}
@@ -337,7 +345,8 @@ func (t *turn) unjournaled(err error, noted journalRecord, hold resource.GPUHold
 	return o
 }
 
-// forbidden says which instance of a change must not be destroyed, because this program did not make it.
+// forbidden says which instance of a change must not be destroyed, because this program did not
+// make it.
 func (t *turn) forbidden(c layout.GPUChange, noted journalRecord) string {
 	for _, s := range c.Steps {
 		if s.Action == inventory.MIGDestroyInstance && !t.wish.Replace && !noted.made(s.Part.GPUInstance) {
@@ -359,7 +368,8 @@ func (t *turn) held() resource.GPUHold {
 	return t.gpu.hold
 }
 
-// holdFor returns the hold on a GPU that is changed: on all devices, but for those of instances that stay.
+// holdFor returns the hold on a GPU that is changed: on all devices, but for those of instances
+// that stay.
 func holdFor(c layout.GPUChange) resource.GPUHold {
 	h := resource.GPUHold{Reason: dividedAnew}
 	for _, p := range c.After.Instances {
@@ -370,7 +380,8 @@ func holdFor(c layout.GPUChange) resource.GPUHold {
 	return h
 }
 
-// fail undoes on the GPU what was done for the Wish, and says when it is tried again. The GPU is released if it is as before.
+// fail undoes on the GPU what was done for the Wish, and says when it is tried again. The GPU is
+// released if it is as before.
 func (t *turn) fail(ctx context.Context, cause error, hold resource.GPUHold) outcome {
 	reason := cause.Error()
 	now, err := t.undo(ctx)

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// evictAgain is the time between two evictions of a pod that does not end, and evictTimeout bounds one request.
+	// evictAgain is the time between two evictions of a pod that does not end, and evictTimeout bounds
+	// one request.
 	evictAgain   = 10 * time.Second
 	evictTimeout = 10 * time.Second
 )
@@ -64,7 +65,8 @@ func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource
 	if t.wish.Evict && t.options.Evictor != nil {
 		if t.wish.EvictTimeout > 0 && waited >= t.wish.EvictTimeout {
 			t.gpu.waiting, t.gpu.told = time.Time{}, nil
-			o := t.wait(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, t.wish.EvictTimeout), t.pause(retryMost), resource.GPUHold{})
+			o := t.wait(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, t.wish.EvictTimeout), t.pause(retryMost),
+				resource.GPUHold{})
 			o.failed = true
 			return o, true
 		}
@@ -75,7 +77,8 @@ func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource
 	return t.wait(PhaseWaiting, reason, later, hold), true
 }
 
-// findHolders finds the users of what a change ends. The error says why it is not known whether there are others.
+// findHolders finds the users of what a change ends. The error says why it is not known whether
+// there are others.
 func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
 	t.Holders = nil
 	ended := map[int]bool{}
@@ -107,7 +110,8 @@ func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
 		}
 	}
 	for _, p := range t.processes {
-		if switches || slices.ContainsFunc(c.Before.Instances, func(i layout.Part) bool { return ended[i.ID] && on(p, i.ID) }) {
+		if switches || slices.ContainsFunc(c.Before.Instances,
+			func(i layout.Part) bool { return ended[i.ID] && on(p, i.ID) }) {
 			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
 		}
 	}
@@ -126,13 +130,15 @@ func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
 	return err
 }
 
-// An eviction is the last request to evict a pod: when it was made, and why it was refused; nil if it was not.
+// An eviction is the last request to evict a pod: when it was made, and why it was refused; nil if
+// it was not.
 type eviction struct {
 	at      time.Time
 	refused error
 }
 
-// evict has the pods evicted that are waited for, each again and again until it ends. The error says why some of them are not.
+// evict has the pods evicted that are waited for, each again and again until it ends. The error
+// says why some of them are not.
 func (t *turn) evict(ctx context.Context) error {
 	if t.gpu.told == nil {
 		t.gpu.told = map[Pod]eviction{}
@@ -151,7 +157,8 @@ func (t *turn) evict(ctx context.Context) error {
 			cancel()
 			t.gpu.told[h.Pod] = last
 			if last.refused == nil {
-				t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod", h.Pod.Name)
+				t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod",
+					h.Pod.Name)
 			}
 		}
 		problems = append(problems, last.refused)

@@ -22,7 +22,8 @@ import (
 //	claims/<ID>          the directory of the daemon, as that of a resource; it is there from before the daemon is started, and before
 //	                     the compute mode of a GPU is set, until that is undone. In it, .failed says why the daemon does not serve
 //
-// The Supervisor runs what the files ask for. Who removes a claim renames its file, and the Supervisor removes all of it.
+// The Supervisor runs what the files ask for. Who removes a claim renames its file, and the
+// Supervisor removes all of it.
 const (
 	claimsFolder = "claims"
 	wantedSuffix = ".json"
@@ -44,9 +45,11 @@ type ClaimDaemon struct {
 	Percentage int `json:"activeThreadPercentage,omitempty"`
 	// MultiUser has clients of several users compute at the same time.
 	MultiUser bool `json:"multiUser,omitempty"`
-	// Exclusive has no process but clients compute on the GPUs. MIG devices cannot be left to MPS in this way.
+	// Exclusive has no process but clients compute on the GPUs. MIG devices cannot be left to MPS in
+	// this way.
 	Exclusive bool `json:"exclusive,omitempty"`
-	// Shared says that its clients are of several claims. They are of several users if the driver can do that.
+	// Shared says that its clients are of several claims. They are of several users if the driver can
+	// do that.
 	Shared bool `json:"shared,omitempty"`
 }
 
@@ -78,8 +81,8 @@ func (c ClaimDaemon) group(id string) Group {
 // ClaimDir is the directory of the daemon with an ID, below the root.
 func ClaimDir(id string) string { return claimsFolder + "/" + id }
 
-// ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims. Their methods may be called by several
-// goroutines and processes, but by one at a time for one ID.
+// ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims.
+// Their methods may be called by several goroutines and processes, but by one at a time for one ID.
 type ClaimDaemons struct {
 	root string
 	disk *statefile.Disk
@@ -104,8 +107,8 @@ func (c *ClaimDaemons) path(id, suffix string) string {
 	return filepath.Join(c.root, claimsFolder, id+suffix)
 }
 
-// Start asks for a daemon, and waits until it serves clients with the limits that are wanted, or until ctx ends. The error says why it does
-// not serve; the daemon stays wanted.
+// Start asks for a daemon, and waits until it serves clients with the limits that are wanted, or
+// until ctx ends. The error says why it does not serve; the daemon stays wanted.
 func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon) error {
 	text, err := json.Marshal(wanted)
 	if err != nil {
@@ -137,7 +140,8 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 	}
 }
 
-// asked reports whether this text asks for the daemon with an ID already. The error says that nobody would start it.
+// asked reports whether this text asks for the daemon with an ID already. The error says that
+// nobody would start it.
 func (c *ClaimDaemons) asked(id string, text []byte) (bool, error) {
 	if !supervised(c.root) {
 		return false, errNoSupervisor
@@ -179,8 +183,8 @@ func (c *ClaimDaemons) Problems(ids ...string) map[string]string {
 	return found
 }
 
-// problem returns why the daemon with an ID does not serve clients; empty if it does. It is final if it does not end by itself within a
-// moment.
+// problem returns why the daemon with an ID does not serve clients; empty if it does. It is final
+// if it does not end by itself within a moment.
 func (c *ClaimDaemons) problem(ctx context.Context, id string) (problem string, final bool) {
 	type answer struct {
 		problem string
@@ -214,8 +218,8 @@ func (c *ClaimDaemons) look(id string) (problem string, final bool) {
 	return "the MPS control daemon is being started", false
 }
 
-// Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended. Where the disk does not answer in time, that
-// may be said later, by itself.
+// Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended.
+// Where the disk does not answer in time, that may be said later, by itself.
 func (c *ClaimDaemons) Stop(id string) error {
 	_, err := within(context.Background(), c, func() (struct{}, error) { return struct{}{}, c.stop(id) })
 	return err
@@ -237,7 +241,8 @@ func (c *ClaimDaemons) stop(id string) error {
 	return nil
 }
 
-// End is Stop, and waits until the daemon has ended and the compute modes are set back, or until ctx ends.
+// End is Stop, and waits until the daemon has ended and the compute modes are set back, or until
+// ctx ends.
 func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	pace := time.NewTicker(claimPace)
 	for {
@@ -267,7 +272,8 @@ func (c *ClaimDaemons) ended(id string) (bool, error) {
 	return false, nil
 }
 
-// All returns the UUIDs of the devices of all daemons that are wanted, or have not ended yet, by ID.
+// All returns the UUIDs of the devices of all daemons that are wanted, or have not ended yet, by
+// ID.
 func (c *ClaimDaemons) All() (map[string][]string, error) {
 	return within(context.Background(), c, func() (map[string][]string, error) { return devices(c.root) })
 }
@@ -287,7 +293,8 @@ func devices(root string) (map[string][]string, error) {
 	return all, nil
 }
 
-// list returns what the files of claims ask for, by ID. A file that cannot be read asks for no devices.
+// list returns what the files of claims ask for, by ID. A file that cannot be read asks for no
+// devices.
 func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 	dir := filepath.Join(root, claimsFolder)
 	entries, err := os.ReadDir(dir)

@@ -35,7 +35,8 @@ func claimFiles(t *testing.T, texts map[string]string) (root string) {
 
 const wantsA = `{"devices":[{"uuid":"GPU-a"}]}`
 
-// TestWaitingForADaemon ends with the reason when waiting on makes no sense. The test is the supervisor of the root.
+// TestWaitingForADaemon ends with the reason when waiting on makes no sense. The test is the
+// supervisor of the root.
 func TestWaitingForADaemon(t *testing.T) {
 	t.Parallel()
 	wanted := ClaimDaemon{Devices: []ClaimDevice{{UUID: "GPU-a"}}}
@@ -59,17 +60,20 @@ func TestWaitingForADaemon(t *testing.T) {
 		{"it is given back", nil, false, func(root string, _, _ func()) error {
 			return os.Rename(filepath.Join(root, ClaimDir("uid.json")), filepath.Join(root, ClaimDir("uid.ending")))
 		}, "not wanted any more"},
-		{"time is over", nil, false, func(_ string, _, cancel func()) error { cancel(); return nil }, "is being started; it was not waited for"},
-		{"an earlier one is being ended", map[string]string{"uid.ending": wantsA}, false, func(root string, _, _ func()) error {
-			return os.Remove(filepath.Join(root, ClaimDir("uid.ending")))
-		}, "is being started; it was not waited for"},
-		{"an earlier one does not end", map[string]string{"uid.ending": wantsA}, false, func(root string, _, cancel func()) error {
-			cancel()
-			if _, err := os.Stat(filepath.Join(root, ClaimDir("uid.json"))); err == nil {
-				return errors.New("it is asked for before the earlier one has ended")
-			}
-			return nil
-		}, "of an earlier claim has not ended yet"},
+		{"time is over", nil, false, func(_ string, _, cancel func()) error { cancel(); return nil },
+			"is being started; it was not waited for"},
+		{"an earlier one is being ended", map[string]string{"uid.ending": wantsA}, false,
+			func(root string, _, _ func()) error {
+				return os.Remove(filepath.Join(root, ClaimDir("uid.ending")))
+			}, "is being started; it was not waited for"},
+		{"an earlier one does not end", map[string]string{"uid.ending": wantsA}, false,
+			func(root string, _, cancel func()) error {
+				cancel()
+				if _, err := os.Stat(filepath.Join(root, ClaimDir("uid.json"))); err == nil {
+					return errors.New("it is asked for before the earlier one has ended")
+				}
+				return nil
+			}, "of an earlier claim has not ended yet"},
 		{"one that is wanted and ended at once", map[string]string{"uid.json": wantsA, "uid.ending": wantsA}, false,
 			func(root string, _, _ func()) error {
 				return os.Remove(filepath.Join(root, ClaimDir("uid.ending")))
@@ -111,14 +115,16 @@ func TestWaitingForADaemon(t *testing.T) {
 			if err := <-answer; (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
-			if _, err := os.Stat(filepath.Join(root, ClaimDir("uid.json"))); err != nil && strings.Contains(tt.want, "is being started") {
+			if _, err := os.Stat(filepath.Join(root, ClaimDir("uid.json"))); err != nil &&
+				strings.Contains(tt.want, "is being started") {
 				t.Error("it is not wanted although it may still serve")
 			}
 			unlock()
 			if err := NewClaimDaemons(root).Stop("uid"); err != nil {
 				t.Error(err)
 			}
-			// A process that another test has just forked has a copy of the lock, until it begins its own program.
+			// A process that another test has just forked has a copy of the lock, until it begins its own
+			// program.
 			poll.Until(t, "who gives a daemon back leaves the lock of the supervisor", func() bool { return !supervised(root) })
 		})
 	}
@@ -139,7 +145,8 @@ func TestClaimsThatCannotBeListed(t *testing.T) {
 	c := NewClaimDaemons(root)
 	_, all := c.All()
 	for name, err := range map[string]error{
-		"All": all, "Stop": c.Stop("uid"), "End": c.End(t.Context(), "uid"), "Start": c.Start(t.Context(), "uid", ClaimDaemon{}),
+		"All": all, "Stop": c.Stop("uid"), "End": c.End(t.Context(), "uid"), "Start": c.Start(t.Context(), "uid",
+			ClaimDaemon{}),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "not a directory") {
 			t.Errorf("%s: %v, want that claims is not a directory", name, err)
@@ -149,7 +156,8 @@ func TestClaimsThatCannotBeListed(t *testing.T) {
 	NewSupervisor(root, nil, nil).adjustClaims(t.Context(), nil, tasks)
 }
 
-// TestListOfClaims: a file that cannot be read asks for no devices, and one that has just been renamed for nothing.
+// TestListOfClaims: a file that cannot be read asks for no devices, and one that has just been
+// renamed for nothing.
 func TestListOfClaims(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{
@@ -168,7 +176,8 @@ func TestListOfClaims(t *testing.T) {
 		t.Errorf("ending (-want +got):\n%s", diff)
 	}
 	all, err := NewClaimDaemons(root).All()
-	if diff := cmp.Diff(map[string][]string{"good": {"GPU-a"}, "given-back": {"GPU-a"}, "odd": nil, "large": nil}, all); err != nil || diff != "" {
+	if diff := cmp.Diff(map[string][]string{"good": {"GPU-a"}, "given-back": {"GPU-a"}, "odd": nil, "large": nil},
+		all); err != nil || diff != "" {
 		t.Errorf("all: %v (-want +got):\n%s", err, diff)
 	}
 	if all, err := NewClaimDaemons(t.TempDir()).All(); err != nil || len(all) != 0 {
@@ -176,11 +185,13 @@ func TestListOfClaims(t *testing.T) {
 	}
 }
 
-// TestTasksOfClaims: those of claims that are not wanted are ended, but for the ones that remove what is left; those that have ended are
-// forgotten; and none begins for a file that asks for no devices.
+// TestTasksOfClaims: those of claims that are not wanted are ended, but for the ones that remove
+// what is left; those that have ended are forgotten; and none begins for a file that asks for no
+// devices.
 func TestTasksOfClaims(t *testing.T) {
 	t.Parallel()
-	root := claimFiles(t, map[string]string{"wanted.json": wantsA, "ending.ending": wantsA, "odd.json": "{", "back.json": wantsA})
+	root := claimFiles(t, map[string]string{"wanted.json": wantsA, "ending.ending": wantsA, "odd.json": "{",
+		"back.json": wantsA})
 	over := make(chan struct{})
 	close(over)
 	var cancelled []string
@@ -206,7 +217,8 @@ func TestTasksOfClaims(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAClaimIsTriedAgain until its GPU is set back; until then its files are there, for another process.
+// TestTheEndOfAClaimIsTriedAgain until its GPU is set back; until then its files are there, for
+// another process.
 func TestTheEndOfAClaimIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{"uid.ending": wantsA, "uid/pipe/x": ""})
@@ -224,7 +236,8 @@ func TestTheEndOfAClaimIsTriedAgain(t *testing.T) {
 		}
 	}
 	g := ClaimDaemon{Devices: []ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}.group("uid")
-	ended := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g, filepath.Join(root, ClaimDir("uid")))
+	ended := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g,
+		filepath.Join(root, ClaimDir("uid")))
 	poll.Until(t, "the end", func() bool {
 		select {
 		case <-ended.done:
@@ -241,7 +254,8 @@ func TestTheEndOfAClaimIsTriedAgain(t *testing.T) {
 	if modes.mode != inventory.ComputeDefault || modes.failures.Load() >= 0 {
 		t.Errorf("the GPU is in mode %v, after %d failures less than wanted", modes.mode, modes.failures.Load())
 	}
-	wait := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g, filepath.Join(root, ClaimDir("none")))
+	wait := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g,
+		filepath.Join(root, ClaimDir("none")))
 	<-wait.done // there is nothing to end
 }
 
@@ -252,7 +266,8 @@ type failingModes struct {
 	check    func()
 }
 
-func (m *failingModes) SetComputeMode(_ context.Context, _ string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (m *failingModes) SetComputeMode(_ context.Context, _ string, mode inventory.ComputeMode) (inventory.ComputeMode,
+	error) {
 	m.check()
 	if m.failures.Add(-1) >= 0 {
 		return 0, errors.New("not now")

@@ -24,7 +24,8 @@ const oneClaim = "uid-1-0"
 
 // wantedGPUs is the daemon of a claim with two GPUs and all limits.
 var wantedGPUs = mps.ClaimDaemon{
-	Devices: []mps.ClaimDevice{{UUID: "GPU-a", Memory: 10 << 30}, {UUID: "GPU-b"}}, Percentage: 40, MultiUser: true, Exclusive: true,
+	Devices: []mps.ClaimDevice{{UUID: "GPU-a", Memory: 10 << 30},
+		{UUID: "GPU-b"}}, Percentage: 40, MultiUser: true, Exclusive: true,
 }
 
 // start asks for a daemon, and waits for it as long as a test may.
@@ -49,8 +50,8 @@ func (n *node) end(id string) {
 	}
 }
 
-// TestDaemonsOfClaims: a claim has a daemon for exactly its devices, with its limits, as long as it wants one. The daemons of resources and
-// of other claims have nothing to do with it.
+// TestDaemonsOfClaims: a claim has a daemon for exactly its devices, with its limits, as long as it
+// wants one. The daemons of resources and of other claims have nothing to do with it.
 func TestDaemonsOfClaims(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -69,7 +70,8 @@ func TestDaemonsOfClaims(t *testing.T) {
 	if diff := cmp.Diff(want, n.log(mps.ClaimDir(oneClaim))); diff != "" {
 		t.Errorf("what the daemon was told (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"Starting control daemon of MIG-d for one user"}, n.log(mps.ClaimDir("uid-2-1"))); diff != "" {
+	if diff := cmp.Diff([]string{"Starting control daemon of MIG-d for one user"},
+		n.log(mps.ClaimDir("uid-2-1"))); diff != "" {
 		t.Errorf("what the daemon of a MIG device was told (-want +got):\n%s", diff)
 	}
 	n.checkModes("while they run", map[string]inventory.ComputeMode{
@@ -80,7 +82,8 @@ func TestDaemonsOfClaims(t *testing.T) {
 		t.Errorf("asked again: %v, with the daemon %d, before %d", err, n.pid(mps.ClaimDir(oneClaim)), pid)
 	}
 	all, err := mps.NewClaimDaemons(n.root).All()
-	if diff := cmp.Diff(map[string][]string{oneClaim: {"GPU-a", "GPU-b"}, "uid-2-1": {"MIG-d"}}, all); err != nil || diff != "" {
+	if diff := cmp.Diff(map[string][]string{oneClaim: {"GPU-a", "GPU-b"}, "uid-2-1": {"MIG-d"}}, all); err != nil ||
+		diff != "" {
 		t.Errorf("all daemons (-want +got):\n%s %v", diff, err)
 	}
 	n.end(oneClaim)
@@ -127,7 +130,8 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	}
 	stopped := n.pid(mps.ClaimDir(oneClaim))
 	if err := n.start(oneClaim, wantedGPUs); err != nil || n.has("claims/"+oneClaim+".ending") || alive(stopped) {
-		t.Errorf("a daemon that was given back and is wanted anew: %v; the one that was given back is there: %v", err, alive(stopped))
+		t.Errorf("a daemon that was given back and is wanted anew: %v; the one that was given back is there: %v", err,
+			alive(stopped))
 	}
 	end()
 	n.until("there is no supervisor", func() bool {
@@ -138,8 +142,8 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	n.until("the next supervisor starts it", func() bool { return c.Problems(oneClaim)[oneClaim] == "" })
 }
 
-// TestGPUsOfAClaimThatCannotBeSetBack: nothing of the claim is forgotten until they are. A claim that leaves none to MPS alone does not wait
-// for that, and none waits for the plan of resources.
+// TestGPUsOfAClaimThatCannotBeSetBack: nothing of the claim is forgotten until they are. A claim
+// that leaves none to MPS alone does not wait for that, and none waits for the plan of resources.
 func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -174,7 +178,8 @@ func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
 	}
 }
 
-// TestClaimsWithoutSupervisor: nothing is asked for, and what was asked for and never begun can be given back.
+// TestClaimsWithoutSupervisor: nothing is asked for, and what was asked for and never begun can be
+// given back.
 func TestClaimsWithoutSupervisor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -184,9 +189,11 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	end()
-	// A process that another test has just forked has a copy of the supervisor's lock, until it begins its own program.
+	// A process that another test has just forked has a copy of the supervisor's lock, until it begins
+	// its own program.
 	n.until("the lock is nobody's", func() bool { return !statefile.IsLocked(n.path(".lock")) })
-	if err := n.start("uid-2-0", wantedGPUs); err == nil || !strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
+	if err := n.start("uid-2-0", wantedGPUs); err == nil ||
+		!strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
 		t.Errorf("without a supervisor: %v", err)
 	}
 	if n.has("claims/uid-2-0.json") {
@@ -195,15 +202,17 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 	n.end(oneClaim)
 }
 
-// TestClaimsAfterAKill: what a supervisor that was killed has left of a claim is ended by the next one, whether the claim is wanted or not,
-// and whether what is left answers, and quits, or not. Until then nobody else may have the GPU.
+// TestClaimsAfterAKill: what a supervisor that was killed has left of a claim is ended by the next
+// one, whether the claim is wanted or not, and whether what is left answers, and quits, or not.
+// Until then nobody else may have the GPU.
 func TestClaimsAfterAKill(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, mood string
 		wanted     bool
 	}{
-		{"wanted", "", true}, {"given back", "", false}, {"wanted, does not answer", "mute", true}, {"given back, does not answer", "mute", false},
+		{"wanted", "", true}, {"given back", "", false}, {"wanted, does not answer", "mute",
+			true}, {"given back, does not answer", "mute", false},
 		{"given back, does not quit", "stubborn", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -217,7 +226,8 @@ func TestClaimsAfterAKill(t *testing.T) {
 				}
 			}
 			left := exec.CommandContext(t.Context(), control, "-f")
-			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+"/log", "MPS_STAND_IN="+tt.mood)
+			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+"/log",
+				"MPS_STAND_IN="+tt.mood)
 			if err := left.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -250,7 +260,8 @@ func TestClaimsAfterAKill(t *testing.T) {
 			}
 			n.untilReady()
 			if wanted {
-				if err := n.start(oneClaim, mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}); err != nil {
+				if err := n.start(oneClaim, mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-a"}},
+					Exclusive: true}); err != nil {
 					t.Fatal(err)
 				}
 				n.checkModes("while it is wanted", map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeExclusiveProcess})

@@ -42,8 +42,8 @@ func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusive, tasks ma
 	}
 }
 
-// end begins a task that removes all of a claim whose daemon is not wanted any more. This process has ended the daemon, or an earlier one
-// has left it behind.
+// end begins a task that removes all of a claim whose daemon is not wanted any more. This process
+// has ended the daemon, or an earlier one has left it behind.
 func (s *Supervisor) end(ctx context.Context, gpus *exclusive, g Group, path string) *task {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &task{cancel: cancel, done: make(chan struct{}), ends: true}
@@ -73,7 +73,8 @@ func (s *Supervisor) end(ctx context.Context, gpus *exclusive, g Group, path str
 	return t
 }
 
-// forgetStarted removes the marks of daemons of claims that an earlier process has left: nobody watches these daemons.
+// forgetStarted removes the marks of daemons of claims that an earlier process has left: nobody
+// watches these daemons.
 func forgetStarted(root string) error {
 	marks, err := filepath.Glob(filepath.Join(root, claimsFolder, "*", startedMark))
 	for _, mark := range marks {

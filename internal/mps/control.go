@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlProgram is the driver's program that is the control daemon, and also the client that sends it commands.
+// controlProgram is the driver's program that is the control daemon, and also the client that sends
+// it commands.
 const controlProgram = "nvidia-cuda-mps-control"
 
 const (
@@ -82,15 +83,16 @@ func (c control) environment() []string {
 }
 
 const (
-	// A daemon takes no command for a moment when a client comes or goes. It is asked so often, with this pause.
+	// A daemon takes no command for a moment when a client comes or goes. It is asked so often, with
+	// this pause.
 	maxAsked   = 5
 	pauseAsked = 50 * time.Millisecond
 	// noDaemon is what the driver's program says where there is no daemon.
 	noDaemon = "Cannot find MPS control daemon process"
 )
 
-// ask gives the daemon a command and returns what it answers. An error means that there is no daemon, or that it has not
-// answered within timeout; a command that it refuses is none.
+// ask gives the daemon a command and returns what it answers. An error means that there is no
+// daemon, or that it has not answered within timeout; a command that it refuses is none.
 func (c control) ask(ctx context.Context, command string, timeout time.Duration) (answer string, err error) {
 	if _, err := os.Stat(c.folder(pipeFolder)); err != nil {
 		return "", fmt.Errorf("%w: run mps-control-daemon on this node, with the same directory of MPS state", err)

@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// startedMark, in a resource's directory, is there while its daemon has its limits and serves clients.
+// startedMark, in a resource's directory, is there while its daemon has its limits and serves
+// clients.
 const startedMark = ".started"
 
 const (
@@ -41,8 +42,9 @@ type daemon struct {
 	gpus  *exclusive
 }
 
-// run starts the daemon, sets its limits, and watches it until ctx ends; the daemon ends then, too. ready is called when clients are
-// served, and when they no longer are. An error says why it could not be started or why it ended.
+// run starts the daemon, sets its limits, and watches it until ctx ends; the daemon ends then, too.
+// ready is called when clients are served, and when they no longer are. An error says why it could
+// not be started or why it ended.
 func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	for _, name := range []string{pipeFolder, logFolder} {
 		if err := makeFolder(d.folder(name)); err != nil {
@@ -78,8 +80,9 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	return d.watch(ctx, p, askEvery)
 }
 
-// admit lets other users reach the pipe folder, whatever the umask is: a server without -multiuser-server is its client's. What is above
-// the root of MPS state is not mounted into containers.
+// admit lets other users reach the pipe folder, whatever the umask is: a server without
+// -multiuser-server is its client's. What is above the root of MPS state is not mounted into
+// containers.
 func (d *daemon) admit() error {
 	const enter = fs.FileMode(0o055)
 	for folder := d.folder(pipeFolder); ; folder = filepath.Dir(folder) {
@@ -110,11 +113,12 @@ func makeFolder(path string) error {
 // quit is the command that ends a daemon.
 func quit() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) }
 
-// multiUser lets clients of different users compute at the same time. Otherwise those of one user wait until those of another
-// have ended.
+// multiUser lets clients of different users compute at the same time. Otherwise those of one user
+// wait until those of another have ended.
 const multiUser = "-multiuser-server"
 
-// begin starts the daemon and waits until it answers. An old driver's ends at once if it is told to serve several users.
+// begin starts the daemon and waits until it answers. An old driver's ends at once if it is told to
+// serve several users.
 func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 	if d.group.Claim != nil && !d.group.Claim.MultiUser {
 		return d.beginWith(ctx)
@@ -124,7 +128,8 @@ func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 	case !errors.Is(err, errEndedAtOnce):
 		return p, err
 	case d.group.Claim != nil && !d.group.Claim.Shared:
-		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err, multiUser)
+		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err,
+			multiUser)
 	}
 	klog.FromContext(ctx).Info("Trying again with an MPS control daemon whose clients wait for those of other users",
 		"resource", d.group.Resource, "reason", err.Error())
@@ -161,7 +166,8 @@ func (d *daemon) await(ctx context.Context, p *startedDaemon) error {
 		case <-p.ended:
 			return fmt.Errorf("%w: %w; the lines that it printed say why", errEndedAtOnce, p.exit)
 		case <-deadline.C:
-			return fmt.Errorf("the MPS control daemon of %s does not answer %s after its start: %w", d.group.Resource, startTimeout, err)
+			return fmt.Errorf("the MPS control daemon of %s does not answer %s after its start: %w", d.group.Resource,
+				startTimeout, err)
 		case <-pace.C:
 		}
 	}
@@ -189,8 +195,9 @@ func (d *daemon) limit(ctx context.Context) error {
 	return nil
 }
 
-// set sets something and reads it back: a command that the daemon refuses succeeds all the same. What read makes of an
-// answer that it does not understand is empty; then all is well unless the daemon had something to say.
+// set sets something and reads it back: a command that the daemon refuses succeeds all the same.
+// What read makes of an answer that it does not understand is empty; then all is well unless the
+// daemon had something to say.
 func (d *daemon) set(ctx context.Context, what, value string, read func(string) string) error {
 	said, err := d.ask(ctx, "set_"+what+" "+value, askTimeout)
 	if err != nil {
@@ -219,7 +226,8 @@ func percentage(text string) string {
 // sizes are how memory is written.
 var sizes = regexp.MustCompile(`(\d+)\s*([MG])`)
 
-// memory reads "512M", "20480M" and "20G", in GiB: a daemon says no more than that of a size of a GiB or more.
+// memory reads "512M", "20480M" and "20G", in GiB: a daemon says no more than that of a size of a
+// GiB or more.
 func memory(text string) string {
 	found := sizes.FindStringSubmatch(text)
 	if found == nil {
@@ -237,7 +245,8 @@ func memory(text string) string {
 
 // watch returns nil when ctx ends, and an error when the daemon does or no longer answers.
 func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duration) error {
-	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads", d.group.threads())
+	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads",
+		d.group.threads())
 	pace := time.NewTicker(every)
 	unanswered := 0
 	for {
@@ -256,8 +265,9 @@ func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duratio
 	}
 }
 
-// drain has the servers end the work of their clients: a client that is killed in the middle of it may block the others, and the GPU. A
-// daemon that does not know the commands answers something that is no number.
+// drain has the servers end the work of their clients: a client that is killed in the middle of it
+// may block the others, and the GPU. A daemon that does not know the commands answers something
+// that is no number.
 func (d *daemon) drain(ctx context.Context) {
 	for _, server := range d.numbers(ctx, "get_server_list") {
 		for _, client := range d.numbers(ctx, "get_client_list "+server) {
@@ -279,8 +289,8 @@ func (d *daemon) numbers(ctx context.Context, command string) []string {
 	return all
 }
 
-// stop ends the daemon if it has not ended, and its servers: their clients are ended, it is asked to quit, and they are killed if they do
-// not.
+// stop ends the daemon if it has not ended, and its servers: their clients are ended, it is asked
+// to quit, and they are killed if they do not.
 func (d *daemon) stop(ctx context.Context, p *startedDaemon) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
 	defer cancel()

@@ -24,8 +24,9 @@ import (
 // patience bounds every wait for something that must happen.
 const patience = 2 * time.Minute
 
-// newScript makes a script of the shell the driver's program. It finds its command in $command, "-f" for a daemon, and the directory of the
-// daemon, which is returned, in $dir. Each command is a line of the file "asked" there.
+// newScript makes a script of the shell the driver's program. It finds its command in $command,
+// "-f" for a daemon, and the directory of the daemon, which is returned, in $dir. Each command is a
+// line of the file "asked" there.
 func newScript(t *testing.T, text string) control {
 	t.Helper()
 	programs, c := t.TempDir(), control{dir: t.TempDir()}
@@ -69,15 +70,18 @@ func TestLivesThatDoNotBegin(t *testing.T) {
 		want         string
 		begun        bool // a daemon is started, and ended
 	}{
-		{"the mark cannot be written", "[ \"$command\" != -f ] || mkdir -p $dir/.started/full\n" + serving, nil, Group{Claim: &ClaimDaemon{}},
+		{"the mark cannot be written", "[ \"$command\" != -f ] || mkdir -p $dir/.started/full\n" + serving, nil,
+			Group{Claim: &ClaimDaemon{}},
 			"mark the MPS control daemon as started", true},
 		{"the mark of an earlier one cannot be removed", serving,
 			func(dir string) error { return os.MkdirAll(filepath.Join(dir, startedMark, "full"), 0o755) }, resource,
 			"remove the mark of an earlier MPS control daemon", false},
-		{"one that was left does not quit, and is nowhere seen", "[ \"$command\" = " + probeCommand + " ]", nil, resource, "end its process", false},
+		{"one that was left does not quit, and is nowhere seen", "[ \"$command\" = " + probeCommand + " ]", nil, resource,
+			"end its process", false},
 		{"the folder of logs is a file", serving,
 			func(dir string) error { return os.WriteFile(filepath.Join(dir, logFolder), nil, 0o600) }, resource, "make a folder for MPS", false},
-		{"it ends without a reason", "[ \"$command\" = -f ]", nil, Group{Claim: &ClaimDaemon{}}, "ended at once: exit status 0", true},
+		{"it ends without a reason", "[ \"$command\" = -f ]", nil, Group{Claim: &ClaimDaemon{}},
+			"ended at once: exit status 0", true},
 		{"it cannot be executed", "", func(string) error {
 			return os.WriteFile(filepath.Join(os.Getenv("PATH"), controlProgram), []byte("\x7fELF"), 0o755)
 		}, Group{Claim: &ClaimDaemon{}}, "start the MPS control daemon: ", false},
@@ -89,7 +93,8 @@ func TestLivesThatDoNotBegin(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			modes := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+			modes := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark),
+				modes: map[string]inventory.ComputeMode{}}
 			d := &daemon{control: c, group: tt.group, gpus: newExclusive(modes, modes.mark)}
 			err := d.run(t.Context(), func(ready bool) { t.Errorf("ready: %v", ready) })
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -102,7 +107,8 @@ func TestLivesThatDoNotBegin(t *testing.T) {
 	}
 }
 
-// TestLimitsAreReadBack: a daemon has a limit if it says so, or if it says nothing at all that is understood.
+// TestLimitsAreReadBack: a daemon has a limit if it says so, or if it says nothing at all that is
+// understood.
 func TestLimitsAreReadBack(t *testing.T) {
 	for _, tt := range []struct {
 		name, set, get string
@@ -127,7 +133,8 @@ func TestLimitsAreReadBack(t *testing.T) {
 	}
 }
 
-// TestAnAnswerBetween: only probes in a row that are not answered end a daemon. Each asks several times.
+// TestAnAnswerBetween: only probes in a row that are not answered end a daemon. Each asks several
+// times.
 func TestAnAnswerBetween(t *testing.T) {
 	c := newScript(t, "[ $(wc -l <$dir/asked) = 11 ]") // the first question of the third probe alone
 	d := &daemon{control: c}
@@ -142,7 +149,8 @@ func TestAnAnswerBetween(t *testing.T) {
 	}
 }
 
-// TestProcessesOfADaemon: they are those of its directory, and programs that ask it are none of them.
+// TestProcessesOfADaemon: they are those of its directory, and programs that ask it are none of
+// them.
 func TestProcessesOfADaemon(t *testing.T) {
 	t.Parallel()
 	begin := func(c control, arguments ...string) *exec.Cmd {
@@ -199,12 +207,14 @@ func TestProcessesOfADaemon(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := awaitEnd(ended, []int{os.Getpid()}); err == nil || !strings.Contains(err.Error(), "do not end: ["+strconv.Itoa(os.Getpid())+"]") {
+	if err := awaitEnd(ended, []int{os.Getpid()}); err == nil ||
+		!strings.Contains(err.Error(), "do not end: ["+strconv.Itoa(os.Getpid())+"]") {
 		t.Errorf("awaitEnd() of a process that does not end = %v", err)
 	}
 }
 
-// TestFoldersHaveALabelWhereSELinuxEnforces, and none where it does not: containers of any user may use them.
+// TestFoldersHaveALabelWhereSELinuxEnforces, and none where it does not: containers of any user may
+// use them.
 func TestFoldersHaveALabelWhereSELinuxEnforces(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), pipeFolder)
@@ -241,12 +251,14 @@ func TestWhatACommandPrints(t *testing.T) {
 	}
 }
 
-// TestWhatOneClientMayUse: a daemon has one figure for all its GPUs, and serves a group that has the same.
+// TestWhatOneClientMayUse: a daemon has one figure for all its GPUs, and serves a group that has
+// the same.
 func TestWhatOneClientMayUse(t *testing.T) {
 	t.Parallel()
 	a, b := GPU{UUID: "GPU-a", Replicas: 1}, GPU{UUID: "GPU-b", Replicas: 4}
 	for want, g := range map[int]Group{
-		100: {GPUs: []GPU{a}}, 25: {GPUs: []GPU{a, b, a}}, 0: {GPUs: []GPU{b}, Claim: &ClaimDaemon{}}, 40: {Claim: &ClaimDaemon{Percentage: 40}},
+		100: {GPUs: []GPU{a}}, 25: {GPUs: []GPU{a, b, a}}, 0: {GPUs: []GPU{b},
+			Claim: &ClaimDaemon{}}, 40: {Claim: &ClaimDaemon{Percentage: 40}},
 	} {
 		if got := g.threads(); got != want {
 			t.Errorf("threads() of %v = %d, want %d", g, got, want)
@@ -258,8 +270,8 @@ func TestWhatOneClientMayUse(t *testing.T) {
 	}
 }
 
-// TestQuestionsOfAProber: each daemon is asked once at a time, those that answer more rarely, and only what it says of resources that are
-// followed, and before the end, counts.
+// TestQuestionsOfAProber: each daemon is asked once at a time, those that answer more rarely, and
+// only what it says of resources that are followed, and before the end, counts.
 func TestQuestionsOfAProber(t *testing.T) {
 	c := newScript(t, "[ ! -e $dir/silent ]")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))
@@ -308,7 +320,8 @@ func TestQuestionsOfAProber(t *testing.T) {
 	}
 }
 
-// TestHowOftenAProberLooks: a daemon that answers is asked at every tenth look, and without resources nothing wakes the process.
+// TestHowOftenAProberLooks: a daemon that answers is asked at every tenth look, and without
+// resources nothing wakes the process.
 func TestHowOftenAProberLooks(t *testing.T) {
 	c := newScript(t, "true")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))
@@ -349,7 +362,8 @@ func TestHowOftenAProberLooks(t *testing.T) {
 	}
 }
 
-// TestALifeThatEnds leaves no reason of a failure: nobody is to think that the daemon cannot be started.
+// TestALifeThatEnds leaves no reason of a failure: nobody is to think that the daemon cannot be
+// started.
 func TestALifeThatEnds(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -361,7 +375,8 @@ func TestALifeThatEnds(t *testing.T) {
 		return errors.New("the end")
 	})
 	live := func(ctx context.Context) error {
-		return s.live(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)), &task{wanted: feed.New(g), has: feed.New(g)})
+		return s.live(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)),
+			&task{wanted: feed.New(g), has: feed.New(g)})
 	}
 	failed := filepath.Join(root, ClaimDir("uid-1-0"), failedMark)
 	if err := live(ctx); err == nil {

@@ -40,7 +40,8 @@ func (n *node) mount(resource, kind, options string) (end func()) {
 	return end
 }
 
-// hang has each access to the folder of a resource hang: the program of its file system answers nothing. heal gives the folder back.
+// hang has each access to the folder of a resource hang: the program of its file system answers
+// nothing. heal gives the folder back.
 func (n *node) hang(resource string) (heal func()) {
 	n.t.Helper()
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -55,10 +56,12 @@ func (n *node) hang(resource string) (heal func()) {
 	}
 }
 
-// TestProberOfADiskThatIsFull: a daemon that cannot write its files cannot be used, although it answers. Another one can.
+// TestProberOfADiskThatIsFull: a daemon that cannot write its files cannot be used, although it
+// answers. Another one can.
 func TestProberOfADiskThatIsFull(t *testing.T) {
 	t.Parallel()
-	for name, options := range map[string]string{"no byte is free": "size=64k", "no file is free": "size=1m,nr_inodes=64"} {
+	for name, options := range map[string]string{"no byte is free": "size=64k",
+		"no file is free": "size=1m,nr_inodes=64"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
@@ -95,8 +98,8 @@ func TestProberOfADiskThatIsFull(t *testing.T) {
 	}
 }
 
-// TestProberOfADiskThatHangs: a resource whose folder hangs cannot be used, before its first answer and after it. Others go on, and a Prober
-// ends.
+// TestProberOfADiskThatHangs: a resource whose folder hangs cannot be used, before its first answer
+// and after it. Others go on, and a Prober ends.
 func TestProberOfADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -162,7 +165,8 @@ func TestMarkOnADiskThatIsFull(t *testing.T) {
 	n.untilReady()
 }
 
-// TestClaimsOnADiskThatHangs: who asks about daemons of claims is told so after a time, in each way, and goes on when the disk does.
+// TestClaimsOnADiskThatHangs: who asks about daemons of claims is told so after a time, in each
+// way, and goes on when the disk does.
 func TestClaimsOnADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

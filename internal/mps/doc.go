@@ -1,6 +1,8 @@
-// Package mps shares GPUs by CUDA's Multi-Process Service. A Supervisor runs an nvidia-cuda-mps-control for each resource that is
-// shared so, and for each claim that wants one by ClaimDaemons; a Prober asks the daemons of resources whether they are there. Only the
-// process of the Supervisor is privileged, because it sets compute modes; the device plugin, with the others, is not.
+// Package mps shares GPUs by CUDA's Multi-Process Service. A Supervisor runs an
+// nvidia-cuda-mps-control for each resource that is shared so, and for each claim that wants one by
+// ClaimDaemons; a Prober asks the daemons of resources whether they are there. Only the process of
+// the Supervisor is privileged, because it sets compute modes; the device plugin, with the others,
+// is not.
 //
 // Both see the host's directory of MPS state, the root. It holds
 //

@@ -7,16 +7,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, one in units of its memory, or those of a claim.
+// A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, one in
+// units of its memory, or those of a claim.
 type Group struct {
-	// Resource is the name of the resource, "gpu." and the UUID for a GPU in units, or ClaimDir for a claim. It is the directory of the daemon
-	// below the root.
+	// Resource is the name of the resource, "gpu." and the UUID for a GPU in units, or ClaimDir for a
+	// claim. It is the directory of the daemon below the root.
 	Resource string
 	// GPUs are in the order in which the daemon counts them.
 	GPUs []GPU
 	// Claim is the daemon that a claim wants; nil for a resource.
 	Claim *ClaimDaemon
-	// Unlimited says that the daemon sets no limits: the GPU is in units, and each container has its limits in its environment.
+	// Unlimited says that the daemon sets no limits: the GPU is in units, and each container has its
+	// limits in its environment.
 	Unlimited bool
 }
 
@@ -29,7 +31,8 @@ type GPU struct {
 	Replicas int
 }
 
-// Groups returns the groups of a plan, in the order of its devices. GPUs that are lost are in none: CUDA would not count those behind them.
+// Groups returns the groups of a plan, in the order of its devices. GPUs that are lost are in none:
+// CUDA would not count those behind them.
 func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	groups := []Group{}
 	for _, r := range plan.Resources {
@@ -57,8 +60,9 @@ func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	return groups
 }
 
-// serves reports whether the daemon of this group will do for another one: it has its GPUs, with the same limits. A GPU
-// that is lost is no reason to end the daemon, and with it the clients on all the others.
+// serves reports whether the daemon of this group will do for another one: it has its GPUs, with
+// the same limits. A GPU that is lost is no reason to end the daemon, and with it the clients on
+// all the others.
 func (g Group) serves(wanted Group) bool {
 	return g.threads() == wanted.threads() &&
 		!slices.ContainsFunc(wanted.GPUs, func(gpu GPU) bool { return !slices.Contains(g.GPUs, gpu) })
@@ -81,8 +85,8 @@ func (g Group) exclusive() []string {
 	return g.uuids()
 }
 
-// threads is the part of a GPU's threads, in percent, that one client may use; 0 for no limit. A daemon has one figure for all its
-// GPUs: that of the one with most clients.
+// threads is the part of a GPU's threads, in percent, that one client may use; 0 for no limit. A
+// daemon has one figure for all its GPUs: that of the one with most clients.
 func (g Group) threads() int {
 	switch {
 	case g.Claim != nil:

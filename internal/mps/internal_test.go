@@ -27,13 +27,15 @@ func TestGroupsOfAPlan(t *testing.T) {
 	hopper, pascal := inventory.ComputeCapability{Major: 9}, inventory.ComputeCapability{Major: 6}
 	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
 		gpu("GPU-a", 0, inventory.Healthy, hopper), gpu("GPU-b", 1, inventory.Unhealthy, hopper),
-		gpu("GPU-c", 2, inventory.Healthy, hopper), gpu("GPU-d", 3, inventory.Lost, hopper), gpu("GPU-e", 4, inventory.Healthy, pascal),
+		gpu("GPU-c", 2, inventory.Healthy, hopper), gpu("GPU-d", 3, inventory.Lost, hopper), gpu("GPU-e", 4,
+			inventory.Healthy, pascal),
 	}}
 	share := func(mode resource.SharingMode) resource.Plan {
 		return resource.New(snapshot, resource.Options{Sharing: resource.Sharing{Mode: mode, Rules: []resource.SharingRule{
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 17},
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2", "3"}, Rename: "nvidia.com/gpu.shared", Replicas: 2},
-			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/pascal", Replicas: 17}, // more than it has clients
+			// more than it has clients
+			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/pascal", Replicas: 17},
 		}}})
 	}
 	want := []Group{
@@ -57,7 +59,8 @@ func TestReadingAnswers(t *testing.T) {
 		text, want string
 	}{
 		{percentage, "33", "33"}, {percentage, "33.0", "33"}, {percentage, "Invalid", ""}, {percentage, "", ""},
-		{memory, "20480M", "20G"}, {memory, "20G", "20G"}, {memory, "20000M", "19G"}, {memory, "1023M", "1023M"}, {memory, "1024M", "1G"},
+		{memory, "20480M", "20G"}, {memory, "20G", "20G"}, {memory, "20000M", "19G"}, {memory, "1023M", "1023M"}, {memory,
+			"1024M", "1G"},
 		{memory, strings.Repeat("9", 30) + "M", ""}, {memory, "512M", "512M"},
 		{memory, "Default limit: 512 M", "512M"}, {memory, "Memory limit is not set", ""},
 	} {
@@ -99,8 +102,10 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 		for _, line := range log.GetSink().(ktesting.Underlier).GetBuffer().Data() {
 			got = append(got, fmt.Sprint(append([]any{line.Message}, line.ParameterKVList...)...))
 		}
-		// Of a second, a hundred lines, of which one is empty; the long one has 101 parts, and there are 105 others.
-		want := []string{"MPS outputlineone", "MPS outputlinetwo", "MPS outputline" + longest, "MPS outputlineleft " + longest[5:]}
+		// Of a second, a hundred lines, of which one is empty; the long one has 101 parts, and there are
+		// 105 others.
+		want := []string{"MPS outputlineone", "MPS outputlinetwo", "MPS outputline" + longest,
+			"MPS outputlineleft " + longest[5:]}
 		for range maxLines - 5 {
 			want = append(want, "MPS outputline"+longest)
 		}
@@ -111,11 +116,13 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 	})
 }
 
-// TestADaemonThatNoLongerAnswers: it is given up after three questions. One that has ended is not asked.
+// TestADaemonThatNoLongerAnswers: it is given up after three questions. One that has ended is not
+// asked.
 func TestADaemonThatNoLongerAnswers(t *testing.T) {
 	t.Parallel()
 	const every = 100 * time.Millisecond
-	d := &daemon{control: control{dir: t.TempDir()}, group: Group{Resource: "nvidia.com/gpu"}} // without its folder none answers
+	// without its folder none answers
+	d := &daemon{control: control{dir: t.TempDir()}, group: Group{Resource: "nvidia.com/gpu"}}
 	p := &startedDaemon{ended: make(chan struct{}), exit: errors.New("exit status 7")}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

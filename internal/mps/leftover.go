@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// endLeftover ends a daemon that an earlier process left behind, and its servers: its limits are not known.
+// endLeftover ends a daemon that an earlier process left behind, and its servers: its limits are
+// not known.
 func (d *daemon) endLeftover(ctx context.Context) error {
 	if err := statefile.Remove(d.folder(startedMark)); err != nil {
 		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
@@ -57,15 +58,17 @@ func awaitEnd(ctx context.Context, pids []int) error {
 	return nil
 }
 
-// running reports whether a process has files and memory still. A parent may not have asked how it ended.
+// running reports whether a process has files and memory still. A parent may not have asked how it
+// ended.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(state, "Z")
 }
 
-// processes returns the control daemons of the directory and their servers, but not programs that give a daemon commands. In a PID
-// namespace of its own this process sees those alone that it has started.
+// processes returns the control daemons of the directory and their servers, but not programs that
+// give a daemon commands. In a PID namespace of its own this process sees those alone that it has
+// started.
 func (c control) processes() []int {
 	pipe, err := os.Stat(c.folder(pipeFolder))
 	if err != nil {

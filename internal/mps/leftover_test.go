@@ -22,7 +22,8 @@ func TestWhatAKilledProcessLeavesBehind(t *testing.T) {
 		}
 	}
 	left := exec.CommandContext(t.Context(), control, "-f")
-	left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+n.path(one+"/pipe"), "CUDA_MPS_LOG_DIRECTORY="+n.path(one+"/log"))
+	left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+n.path(one+"/pipe"),
+		"CUDA_MPS_LOG_DIRECTORY="+n.path(one+"/log"))
 	if err := left.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +46,8 @@ func TestWhatAKilledProcessLeavesBehind(t *testing.T) {
 	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
 }
 
-// TestAGPUThatAKilledProcessLeft is set back by the next one, also where that one ends before it could start the daemon.
+// TestAGPUThatAKilledProcessLeft is set back by the next one, also where that one ends before it
+// could start the daemon.
 func TestAGPUThatAKilledProcessLeft(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -67,8 +69,8 @@ func TestAGPUThatAKilledProcessLeft(t *testing.T) {
 	}
 }
 
-// TestGPUsThatAKilledProcessLeftAndNobodyWants are set back as soon as it is known what is wanted. One that is lost keeps no other one from
-// it, and stays in the mark.
+// TestGPUsThatAKilledProcessLeftAndNobodyWants are set back as soon as it is known what is wanted.
+// One that is lost keeps no other one from it, and stays in the mark.
 func TestGPUsThatAKilledProcessLeftAndNobodyWants(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

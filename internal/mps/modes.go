@@ -20,8 +20,9 @@ type Modes interface {
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 }
 
-// exclusiveMark, in the root, is there while GPUs are in a mode that is not their own, and has the UUID of each in a line. A mark that is
-// there at the start was left by a process that could not set them back. Each GPU stays in it until it is set back, whatever ends before.
+// exclusiveMark, in the root, is there while GPUs are in a mode that is not their own, and has the
+// UUID of each in a line. A mark that is there at the start was left by a process that could not
+// set them back. Each GPU stays in it until it is set back, whatever ends before.
 const exclusiveMark = ".exclusive"
 
 // maxMark is how many bytes of a mark are read.
@@ -82,7 +83,8 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 	return nil
 }
 
-// restore sets GPUs back that this process left to MPS for a resource, or an earlier one that could not set them back.
+// restore sets GPUs back that this process left to MPS for a resource, or an earlier one that could
+// not set them back.
 func (e *exclusive) restore(ctx context.Context, resource string, uuids []string) error {
 	var err error
 	if e.mayBeLeft(uuids) {
@@ -97,7 +99,8 @@ func (e *exclusive) mayBeLeft(uuids []string) bool {
 	return e.any || slices.ContainsFunc(uuids, func(uuid string) bool { return e.left[uuid] })
 }
 
-// restoreUnwanted sets GPUs back that an earlier process could not set back and that nobody wants any more.
+// restoreUnwanted sets GPUs back that an earlier process could not set back and that nobody wants
+// any more.
 func (e *exclusive) restoreUnwanted(ctx context.Context, wanted []string) error {
 	e.mu.Lock()
 	left := slices.Collect(maps.Keys(e.left))
@@ -136,7 +139,8 @@ func (e *exclusive) releaseLocked(ctx context.Context) error {
 	return errors.Join(all, e.markLocked(nil))
 }
 
-// markLocked has the mark name all GPUs that are to be set back, and those that are about to be exclusive. Without any it is removed.
+// markLocked has the mark name all GPUs that are to be set back, and those that are about to be
+// exclusive. Without any it is removed.
 func (e *exclusive) markLocked(next []string) error {
 	uuids := slices.Concat(next, slices.Collect(maps.Keys(e.before)), slices.Collect(maps.Keys(e.left)))
 	slices.Sort(uuids)

@@ -21,7 +21,8 @@ type computeModes struct {
 	fail  map[string]error
 }
 
-func (c *computeModes) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (c *computeModes) SetComputeMode(ctx context.Context, uuid string,
+	mode inventory.ComputeMode) (inventory.ComputeMode, error) {
 	c.checkMark("before the mode of " + uuid + " is set")
 	if err := errors.Join(c.fail[uuid], ctx.Err()); err != nil {
 		return 0, err
@@ -41,20 +42,32 @@ func (c *computeModes) checkMark(when string) {
 	}
 }
 
-// TestAMarkThatAKilledProcessLeft stays until the GPUs of every resource are set back: also a second kill, and an end before a GPU was claimed
-// again, leave none in exclusive mode.
+// TestAMarkThatAKilledProcessLeft stays until the GPUs of every resource are set back: also a
+// second kill, and an end before a GPU was claimed again, leave none in exclusive mode.
 func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 	t.Parallel()
 	const one, two, claim = "nvidia.com/gpu", "nvidia.com/gpu.shared", "claims/uid-1-0"
 	gpus := map[string][]string{one: {"GPU-a"}, two: {"GPU-b", "GPU-c"}}
 	for name, next := range map[string]func(context.Context, *exclusive) error{
-		"a claim that is not exclusive ends": func(ctx context.Context, e *exclusive) error { return e.restore(ctx, claim, nil) },
-		"an exclusive claim ends":            func(ctx context.Context, e *exclusive) error { return e.restore(ctx, claim, []string{"GPU-d"}) },
-		"a resource is claimed":              func(ctx context.Context, e *exclusive) error { return e.claim(ctx, one, gpus[one]) },
+		"a claim that is not exclusive ends": func(ctx context.Context,
+			e *exclusive) error {
+			return e.restore(ctx, claim, nil)
+		},
+		"an exclusive claim ends": func(ctx context.Context,
+			e *exclusive) error {
+			return e.restore(ctx, claim, []string{"GPU-d"})
+		},
+		"a resource is claimed": func(ctx context.Context,
+			e *exclusive) error {
+			return e.claim(ctx, one, gpus[one])
+		},
 		"a resource ends before its first claim": func(ctx context.Context, e *exclusive) error {
 			return e.restore(ctx, one, gpus[one])
 		},
-		"a resource that was never claimed is released": func(ctx context.Context, e *exclusive) error { return e.release(ctx, one) },
+		"a resource that was never claimed is released": func(ctx context.Context,
+			e *exclusive) error {
+			return e.release(ctx, one)
+		},
 		"a GPU cannot be set back": func(ctx context.Context, e *exclusive) error {
 			c := e.modes.(*computeModes)
 			c.fail = map[string]error{"GPU-b": errors.New("GPU is lost")}
@@ -105,7 +118,8 @@ func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 	}
 }
 
-// TestAGPUThatWasExclusiveBefore stays so after MPS: only GPUs that the mark names were left by MPS.
+// TestAGPUThatWasExclusiveBefore stays so after MPS: only GPUs that the mark names were left by
+// MPS.
 func TestAGPUThatWasExclusiveBefore(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
@@ -127,7 +141,8 @@ func TestAGPUThatWasExclusiveBefore(t *testing.T) {
 	}
 }
 
-// TestAClaimWhoseGPUsWereNotLeft ends without a mode being set, which could wake a GPU or take it from a process.
+// TestAClaimWhoseGPUsWereNotLeft ends without a mode being set, which could wake a GPU or take it
+// from a process.
 func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}

@@ -68,7 +68,8 @@ func newNode(t *testing.T) *node {
 }
 
 // SetComputeMode makes a node the Modes of its Supervisor.
-func (n *node) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (n *node) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
+	error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := errors.Join(n.fail[uuid], n.fail[""], ctx.Err()); err != nil {
@@ -85,11 +86,13 @@ func (n *node) setFail(err error) {
 	n.fail = map[string]error{"": err}
 }
 
-// checkAccess checks that what the supervisor has made can be changed, and files read, by its own user alone.
+// checkAccess checks that what the supervisor has made can be changed, and files read, by its own
+// user alone.
 func (n *node) checkAccess() {
 	n.t.Helper()
 	err := filepath.WalkDir(n.root, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || path == n.root || strings.HasPrefix(filepath.Base(filepath.Dir(path)), "pipe") || e.Name() == "control.log" {
+		if err != nil || path == n.root || strings.HasPrefix(filepath.Base(filepath.Dir(path)), "pipe") ||
+			e.Name() == "control.log" {
 			return err
 		}
 		info, err := e.Info()
@@ -267,7 +270,8 @@ func TestDaemonsAreStartedLimitedAndEnded(t *testing.T) {
 		"Starting control daemon of GPU-a,GPU-b for several users", "Cmd:set_default_active_thread_percentage 25",
 		"Cmd:set_default_device_pinned_mem_limit 0 27306M", "Cmd:set_default_device_pinned_mem_limit 1 256M", "Cmd:quit -t 5",
 	}
-	wantTwo := []string{"Starting control daemon of GPU-c for several users", "Cmd:set_default_active_thread_percentage 50", "Cmd:quit -t 5"}
+	wantTwo := []string{"Starting control daemon of GPU-c for several users",
+		"Cmd:set_default_active_thread_percentage 50", "Cmd:quit -t 5"}
 	if diff := cmp.Diff([][]string{wantOne, wantTwo}, [][]string{n.log(one), n.log(two)}); diff != "" {
 		t.Errorf("what the daemons were told (-want +got):\n%s", diff)
 	}
@@ -327,7 +331,8 @@ func TestChangesOfWhatIsShared(t *testing.T) {
 	n.untilReady()
 	first, other := n.pid(one), n.pid(two)
 
-	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2)), group(two, gpu("c", 80, 4))}) // b is lost, c is shared by more
+	// b is lost, c is shared by more
+	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2)), group(two, gpu("c", 80, 4))})
 	n.until("another daemon of "+two, func() bool { return n.pid(two) != other && n.has(".ready") })
 	if n.pid(one) != first || !alive(first) {
 		t.Error("a daemon was ended because one of its GPUs is lost")
@@ -370,7 +375,8 @@ func TestGPUsWithoutComputeModes(t *testing.T) {
 	n.untilReady()
 }
 
-// notShort leaves out daemons that a test waits 10 s for before they are killed, where make test runs.
+// notShort leaves out daemons that a test waits 10 s for before they are killed, where make test
+// runs.
 func notShort(t *testing.T, mood string) {
 	t.Helper()
 	if testing.Short() && (mood == "mute" || mood == "stubborn") {
@@ -400,8 +406,8 @@ func TestDaemonsThatMisbehave(t *testing.T) {
 	}
 }
 
-// TestAnOldDriversDaemon: it does not know the option by which several users are served. That of a resource and that of the shares of a GPU
-// serve one user at a time then.
+// TestAnOldDriversDaemon: it does not know the option by which several users are served. That of a
+// resource and that of the shares of a GPU serve one user at a time then.
 func TestAnOldDriversDaemon(t *testing.T) {
 	t.Setenv("MPS_STAND_IN", "old")
 	n := newNode(t)
@@ -415,7 +421,8 @@ func TestAnOldDriversDaemon(t *testing.T) {
 	if err := n.start(shares, wanted); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := n.log(mps.ClaimDir(shares)), "Starting control daemon of GPU-b for one user"; len(got) != 1 || got[0] != want {
+	if got, want := n.log(mps.ClaimDir(shares)), "Starting control daemon of GPU-b for one user"; len(got) != 1 ||
+		got[0] != want {
 		t.Errorf("the daemon of shares says %q, want %q", got, want)
 	}
 	n.end(shares)

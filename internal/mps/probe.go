@@ -20,17 +20,20 @@ import (
 )
 
 const (
-	// lookEvery is how often daemons are asked that are not ready; those that are, after askRarely, and when the mark of their start is gone:
-	// a daemon may end and be started again between two questions.
+	// lookEvery is how often daemons are asked that are not ready; those that are, after askRarely,
+	// and when the mark of their start is gone: a daemon may end and be started again between two
+	// questions.
 	lookEvery = time.Second
 	askRarely = 10 * time.Second
-	// probeTimeout bounds one probe. Its program then has another second to end, and whoever asked goes on without it after diskTimeout. A
-	// resource that is new is not listed before the end of its first probe.
+	// probeTimeout bounds one probe. Its program then has another second to end, and whoever asked
+	// goes on without it after diskTimeout. A resource that is new is not listed before the end of its
+	// first probe.
 	probeTimeout = 4 * time.Second
 	diskTimeout  = probeTimeout + time.Second
 )
 
-// limitCommands are what a Prober asks. Every control daemon answers them by a line each, the second one by none without a limit.
+// limitCommands are what a Prober asks. Every control daemon answers them by a line each, the
+// second one by none without a limit.
 const limitCommands = probeCommand + "\nget_default_device_pinned_mem_limit 0"
 
 // A Prober asks the control daemons of resources whether they are there. Make it with NewProber.
@@ -57,15 +60,18 @@ type target struct {
 // NewProber returns a Prober of the daemons below root, which asks them while it runs.
 func NewProber(root string, c clock.WithTicker) *Prober {
 	return &Prober{
-		root: root, clock: c, unready: feed.New[map[string]string](nil), wish: make(chan struct{}, 1), targets: map[string]target{},
+		root: root, clock: c, unready: feed.New[map[string]string](nil), wish: make(chan struct{},
+			1), targets: map[string]target{},
 	}
 }
 
-// Unready returns the feed of the resources that are followed and cannot be used, by name, each with the reason: a sentence
-// without a full stop. A resource is there from when it is followed until its daemon has answered.
+// Unready returns the feed of the resources that are followed and cannot be used, by name, each
+// with the reason: a sentence without a full stop. A resource is there from when it is followed
+// until its daemon has answered.
 func (p *Prober) Unready() *feed.Feed[map[string]string] { return p.unready }
 
-// Asked reports whether the daemon of a resource has answered or has been given the time for that, 5 s, since it is followed.
+// Asked reports whether the daemon of a resource has answered or has been given the time for that,
+// 5 s, since it is followed.
 func (p *Prober) Asked(resource string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,8 +135,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// due returns the resources whose daemons are to be looked at now: those of which no answer is waited for. One that does not answer does
-// not delay the others. It also reports whether any resource is followed.
+// due returns the resources whose daemons are to be looked at now: those of which no answer is
+// waited for. One that does not answer does not delay the others. It also reports whether any
+// resource is followed.
 func (p *Prober) due() (names []string, followed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,8 +151,8 @@ func (p *Prober) due() (names []string, followed bool) {
 	return names, len(p.targets) > 0
 }
 
-// OwnLimits returns the limits that a daemon has for all its clients, as it answered last: "33 percent of the threads", or "20G of memory"
-// of its first GPU, or both; empty if it has none.
+// OwnLimits returns the limits that a daemon has for all its clients, as it answered last: "33
+// percent of the threads", or "20G of memory" of its first GPU, or both; empty if it has none.
 func (p *Prober) OwnLimits(resource string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,8 +175,8 @@ func ownLimits(answer string) string {
 // errStarted says that a daemon that was ready still has the mark of its start.
 var errStarted = errors.New("it is started")
 
-// ask looks at the daemon of a resource, and asks it if that was not done for long, if it was not ready, or if it has no mark. A disk that
-// hangs delays nobody.
+// ask looks at the daemon of a resource, and asks it if that was not done for long, if it was not
+// ready, or if it has no mark. A disk that hangs delays nobody.
 func (p *Prober) ask(ctx context.Context, name string) {
 	p.mu.Lock()
 	t, now := p.targets[name], p.clock.Now()
@@ -179,14 +186,16 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return // it is not followed any more
 	}
 	daemon := control{dir: filepath.Join(p.root, name)}
-	answer, err := statefile.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) { // ctx ends what does not hang
+	// ctx ends what does not hang
+	answer, err := statefile.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) {
 		if !always {
 			if _, err := os.Stat(daemon.folder(startedMark)); err == nil {
 				return "", errStarted
 			}
 		}
 		answer, err := daemon.ask(ctx, limitCommands, probeTimeout)
-		// A daemon goes on answering without room for files, and may not be able to start a server, or to start again.
+		// A daemon goes on answering without room for files, and may not be able to start a server, or to
+		// start again.
 		return answer, cmp.Or(full(p.root, daemon.folder(pipeFolder), daemon.folder(logFolder)), err)
 	})
 	if ctx.Err() != nil {
@@ -195,7 +204,8 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	reason := ""
 	switch {
 	case errors.Is(err, statefile.ErrHangs):
-		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; see to the disk of %s (--mps-root)", name, err, p.root)
+		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; see to the disk of %s (--mps-root)", name,
+			err, p.root)
 	case errors.Is(err, errFull):
 		reason = fmt.Sprintf("the MPS control daemon of %s cannot write its files: %v (--mps-root)", name, err)
 	case err != nil:

@@ -149,7 +149,8 @@ func (c *countingClock) After(d time.Duration) <-chan time.Time {
 	return c.FakeClock.After(d)
 }
 
-// TestNewResourcesPutOffNoLook: the next look at the other daemons comes when it would without them.
+// TestNewResourcesPutOffNoLook: the next look at the other daemons comes when it would without
+// them.
 func TestNewResourcesPutOffNoLook(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -173,7 +174,8 @@ func TestNewResourcesPutOffNoLook(t *testing.T) {
 	}
 }
 
-// TestBusyDaemon: a control daemon that takes no command for a moment, as when a client comes or goes, gets its limits and counts as ready.
+// TestBusyDaemon: a control daemon that takes no command for a moment, as when a client comes or
+// goes, gets its limits and counts as ready.
 func TestBusyDaemon(t *testing.T) {
 	n := newNode(t)
 	t.Setenv("MPS_STAND_IN", "busy")
@@ -201,7 +203,8 @@ func TestBusyDaemon(t *testing.T) {
 	}
 }
 
-// TestDaemonThatEndedBetweenTwoQuestions: one that was ready is asked at the next look when the mark of its start is gone.
+// TestDaemonThatEndedBetweenTwoQuestions: one that was ready is asked at the next look when the
+// mark of its start is gone.
 func TestDaemonThatEndedBetweenTwoQuestions(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -21,8 +21,8 @@ type startedDaemon struct {
 	exit  error         // why; not to be read before
 }
 
-// start starts the control daemon of a group. It stays in the foreground, in a process group of its own: a signal that a
-// terminal sends us is not for it, and its servers can be ended with it.
+// start starts the control daemon of a group. It stays in the foreground, in a process group of its
+// own: a signal that a terminal sends us is not for it, and its servers can be ended with it.
 func start(ctx context.Context, c control, g Group, options ...string) (*startedDaemon, error) {
 	program := exec.Command(controlProgram, append([]string{"-f"}, options...)...) //nolint:noctx // it is asked to quit before it is killed
 	program.Env = append(c.environment(), "CUDA_VISIBLE_DEVICES="+strings.Join(g.uuids(), ","))
@@ -46,8 +46,8 @@ func start(ctx context.Context, c control, g Group, options ...string) (*started
 	return p, nil
 }
 
-// kill ends the daemon and its servers, if there are any still. A server that outlives its daemon would keep the GPUs from
-// the servers of the next one.
+// kill ends the daemon and its servers, if there are any still. A server that outlives its daemon
+// would keep the GPUs from the servers of the next one.
 func (p *startedDaemon) kill() {
 	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // they may all have ended
 	<-p.ended
@@ -69,9 +69,11 @@ type logger struct {
 	dropped int
 }
 
-// routine matches what a control daemon and its servers print, after the time and the process ID, for what comes every few seconds.
+// routine matches what a control daemon and its servers print, after the time and the process ID,
+// for what comes every few seconds.
 var routine = regexp.MustCompile(`(^|\] )(` + strings.Join([]string{
-	// A connection, a command, and its answer if that is a number, an amount of memory, or that there is none.
+	// A connection, a command, and its answer if that is a number, an amount of memory, or that there
+	// is none.
 	`Accepting connection\.\.\.`, `NEW UI`, `UI closed`, `Cmd:.*`, `[0-9.]+[KMG]?`, `No default pinned memory limit set for the device!`,
 	// A client that comes or goes, with the words of NVIDIA's servers.
 	`User did not send valid credentials`, `NEW CLIENT .*`, `Received new client request .*`, `Creating worker thread for client .*`,

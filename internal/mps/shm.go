@@ -16,8 +16,8 @@ const shmFolder = "shm"
 // ErrNotMounted says that the shared memory was left as it is.
 var ErrNotMounted = errors.New("nothing was mounted")
 
-// MountSHM mounts the memory that servers and clients share below root: a tmpfs of half the machine's memory. The error
-// wraps ErrNotMounted where that is done already, or not for us to do.
+// MountSHM mounts the memory that servers and clients share below root: a tmpfs of half the
+// machine's memory. The error wraps ErrNotMounted where that is done already, or not for us to do.
 func MountSHM(root string) error {
 	dir := filepath.Join(root, shmFolder)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -65,7 +65,8 @@ func UnmountSHM(root string) error {
 	return nil
 }
 
-// isMounted reports whether something is mounted on a folder: then it is of another device than the folder it is in.
+// isMounted reports whether something is mounted on a folder: then it is of another device than the
+// folder it is in.
 func isMounted(dir string) (bool, error) {
 	var own, parent syscall.Stat_t
 	if err := syscall.Stat(dir, &own); err != nil {

@@ -56,7 +56,8 @@ func TestMountSHM(t *testing.T) {
 	if fs.Flags&want != want {
 		t.Errorf("mounted with flags %#x, want %#x", fs.Flags, want)
 	}
-	if err := mps.MountSHM(root); !errors.Is(err, mps.ErrNotMounted) || !strings.Contains(err.Error(), "is mounted already") {
+	if err := mps.MountSHM(root); !errors.Is(err, mps.ErrNotMounted) ||
+		!strings.Contains(err.Error(), "is mounted already") {
 		t.Errorf("a second time: %v", err)
 	}
 }

@@ -23,7 +23,8 @@ func TestClientsEndBeforeTheirServer(t *testing.T) {
 	}
 }
 
-// TestClientsReachThePipe: a server may be its client's user, who reaches the pipe folder through each folder above it.
+// TestClientsReachThePipe: a server may be its client's user, who reaches the pipe folder through
+// each folder above it.
 func TestClientsReachThePipe(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

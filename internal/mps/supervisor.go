@@ -37,8 +37,8 @@ type Supervisor struct {
 	failed  bool // the mark could not be written or removed
 }
 
-// NewSupervisor returns a Supervisor of daemons below root, a directory. It follows wanted while it runs; until something
-// is published there, nil, nothing is known to be wanted.
+// NewSupervisor returns a Supervisor of daemons below root, a directory. It follows wanted while it
+// runs; until something is published there, nil, nothing is known to be wanted.
 func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Supervisor {
 	return &Supervisor{root: root, wanted: wanted, modes: modes, serving: map[string]bool{}, all: -1}
 }
@@ -46,8 +46,8 @@ func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Superv
 // backoff is that between the lives of a daemon.
 var backoff = supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}
 
-// Run runs daemons until ctx ends; then it ends them, sets the GPUs back, and returns nil. While another process works in
-// the root it waits.
+// Run runs daemons until ctx ends; then it ends them, sets the GPUs back, and returns nil. While
+// another process works in the root it waits.
 func (s *Supervisor) Run(ctx context.Context) error { return supervise.Run(ctx, backoff, s.work) }
 
 func (s *Supervisor) work(ctx context.Context) error {
@@ -101,9 +101,10 @@ func (s *Supervisor) work(ctx context.Context) error {
 	}
 }
 
-// adjust ends the tasks of resources that are no longer shared, tells the others what they are to serve, and begins those that are missing.
-// A task whose daemon has a GPU that is another one's now is ended and begun anew. It returns how many have not ended yet. Only what is to
-// serve a GPU of one of these waits for it.
+// adjust ends the tasks of resources that are no longer shared, tells the others what they are to
+// serve, and begins those that are missing. A task whose daemon has a GPU that is another one's now
+// is ended and begun anew. It returns how many have not ended yet. Only what is to serve a GPU of
+// one of these waits for it.
 func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) (ending int) {
 	wanted, of := map[string]Group{}, map[string]string{}
 	for _, g := range groups {
@@ -144,7 +145,8 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[stri
 	return ending
 }
 
-// restoreUnwanted sets GPUs back that an earlier process left in exclusive mode and that no daemon needs.
+// restoreUnwanted sets GPUs back that an earlier process left in exclusive mode and that no daemon
+// needs.
 func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusive, groups []Group) {
 	all, err := devices(s.root)
 	if err == nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
-// TestADaemonThatDoesNotEnd: while it is waited for, daemons of other GPUs are started. One of its own GPU is not.
+// TestADaemonThatDoesNotEnd: while it is waited for, daemons of other GPUs are started. One of its
+// own GPU is not.
 func TestADaemonThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -37,7 +38,8 @@ func TestADaemonThatDoesNotEnd(t *testing.T) {
 	n.untilReady()
 }
 
-// TestAGPUThatChangesItsResource: its old daemon ends before the new one begins, although the old one's resource is shared still.
+// TestAGPUThatChangesItsResource: its old daemon ends before the new one begins, although the old
+// one's resource is shared still.
 func TestAGPUThatChangesItsResource(t *testing.T) {
 	locks := t.TempDir()
 	t.Setenv("MPS_STAND_IN_GPUS", locks)
@@ -46,7 +48,8 @@ func TestAGPUThatChangesItsResource(t *testing.T) {
 	n.untilReady()
 	first := n.pid(one)
 	const units = "gpu.GPU-b"
-	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2)), {Resource: units, GPUs: []mps.GPU{{UUID: "GPU-b", Replicas: 1}}, Unlimited: true}})
+	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2)),
+		{Resource: units, GPUs: []mps.GPU{{UUID: "GPU-b", Replicas: 1}}, Unlimited: true}})
 	n.until("a daemon of "+units, func() bool { return n.has(units + "/.started") })
 	if shared, err := os.ReadFile(filepath.Join(locks, "shared")); err == nil {
 		t.Fatalf("two daemons have one GPU: %s", shared)

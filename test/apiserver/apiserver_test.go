@@ -63,7 +63,8 @@ func client(t *testing.T, s *apiserver.Server) *kubernetes.Clientset {
 	return c
 }
 
-// TestPatch holds the kinds of patches, and what a write to nodes and to nodes/status keeps of the node.
+// TestPatch holds the kinds of patches, and what a write to nodes and to nodes/status keeps of the
+// node.
 func TestPatch(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -90,7 +91,8 @@ func TestPatch(t *testing.T) {
 	if n = patch(types.MergePatchType, `{"metadata":{"labels":{"b":"2"}}}`); n.ResourceVersion != before {
 		t.Errorf("a patch that changes nothing gave version %s after %s", n.ResourceVersion, before)
 	}
-	_, err := nodes.Patch(t.Context(), "n", types.MergePatchType, []byte(`{"metadata":{"resourceVersion":"1","labels":{"z":""}}}`), metav1.PatchOptions{})
+	_, err := nodes.Patch(t.Context(), "n", types.MergePatchType,
+		[]byte(`{"metadata":{"resourceVersion":"1","labels":{"z":""}}}`), metav1.PatchOptions{})
 	if !apierrors.IsConflict(err) {
 		t.Errorf("a patch of an old version gave %v, want a conflict", err)
 	}
@@ -104,13 +106,15 @@ func TestPatch(t *testing.T) {
 	}
 }
 
-// TestApply holds that server-side apply takes away what a manager no longer wants, and does not take what others own.
+// TestApply holds that server-side apply takes away what a manager no longer wants, and does not
+// take what others own.
 func TestApply(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	nodes := client(t, s).CoreV1().Nodes()
 	apply := func(manager string, force bool, labels map[string]string) (*corev1.Node, error) {
-		return nodes.Apply(t.Context(), applycorev1.Node("n").WithLabels(labels), metav1.ApplyOptions{FieldManager: manager, Force: force})
+		return nodes.Apply(t.Context(), applycorev1.Node("n").WithLabels(labels),
+			metav1.ApplyOptions{FieldManager: manager, Force: force})
 	}
 	for _, labels := range []map[string]string{{"a": "1", "b": "1"}, {"b": "1"}} {
 		if _, err := apply("ours", false, labels); err != nil {
@@ -131,12 +135,14 @@ func TestApply(t *testing.T) {
 	if n, err = apply("theirs", true, map[string]string{"b": "2"}); err != nil || n.Labels["b"] != "2" {
 		t.Errorf("a forced apply gave labels %v, error %v", n.Labels, err)
 	}
-	if _, err := nodes.Apply(t.Context(), applycorev1.Node("absent").WithLabels(nil), metav1.ApplyOptions{FieldManager: "ours"}); !apierrors.IsNotFound(err) {
+	if _, err := nodes.Apply(t.Context(), applycorev1.Node("absent").WithLabels(nil),
+		metav1.ApplyOptions{FieldManager: "ours"}); !apierrors.IsNotFound(err) {
 		t.Errorf("an apply of a node that is not there gave %v", err)
 	}
 }
 
-// TestWatch holds what a watch of one node sees: what is there, changes, bookmarks, where it can go on, and 410 Gone.
+// TestWatch holds what a watch of one node sees: what is there, changes, bookmarks, where it can go
+// on, and 410 Gone.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -205,7 +211,8 @@ func TestWatch(t *testing.T) {
 	expect(open(n.ResourceVersion), "ERROR 410")
 }
 
-// TestEvents holds that Events are checked as Kubernetes checks them, and that only their series changes.
+// TestEvents holds that Events are checked as Kubernetes checks them, and that only their series
+// changes.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -251,8 +258,10 @@ func TestNodeFeatures(t *testing.T) {
 	}
 	resource := c.Resource(apiserver.NodeFeatureKind.GroupVersion().WithResource("nodefeatures")).Namespace("ns")
 	for _, labels := range []string{`{"a":"1","b":"1"}`, `{"b":"1"}`} {
-		body := `{"apiVersion":"nfd.k8s-sigs.io/v1alpha1","kind":"NodeFeature","metadata":{"name":"f"},"spec":{"labels":` + labels + `}}`
-		if _, err := resource.Patch(t.Context(), "f", types.ApplyYAMLPatchType, []byte(body), metav1.PatchOptions{FieldManager: "ours"}); err != nil {
+		body := `{"apiVersion":"nfd.k8s-sigs.io/v1alpha1","kind":"NodeFeature","metadata":{"name":"f"},"spec":{"labels":` +
+			labels + `}}`
+		if _, err := resource.Patch(t.Context(), "f", types.ApplyYAMLPatchType, []byte(body),
+			metav1.PatchOptions{FieldManager: "ours"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -264,7 +273,8 @@ func TestNodeFeatures(t *testing.T) {
 	if diff := cmp.Diff(want, f.Object["spec"]); diff != "" {
 		t.Errorf("spec (-want +got):\n%s", diff)
 	}
-	if _, err := resource.Patch(t.Context(), "f", types.StrategicMergePatchType, []byte(`{}`), metav1.PatchOptions{}); !apierrors.IsUnsupportedMediaType(err) {
+	if _, err := resource.Patch(t.Context(), "f", types.StrategicMergePatchType, []byte(`{}`),
+		metav1.PatchOptions{}); !apierrors.IsUnsupportedMediaType(err) {
 		t.Errorf("a strategic merge patch of a custom resource gave %v", err)
 	}
 	s.SetNodeFeaturesServed(false)
@@ -273,7 +283,8 @@ func TestNodeFeatures(t *testing.T) {
 	}
 }
 
-// TestFaults plays each fault: a request fails or takes long while it lasts, unless it passes by itself, and is answered after.
+// TestFaults plays each fault: a request fails or takes long while it lasts, unless it passes by
+// itself, and is answered after.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for _, fault := range apiserver.Faults() {
@@ -319,7 +330,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestStopInABlackHole holds that the server ends although no byte passes, with connections in all states.
+// TestStopInABlackHole holds that the server ends although no byte passes, with connections in all
+// states.
 func TestStopInABlackHole(t *testing.T) {
 	t.Parallel()
 	s := start(t)

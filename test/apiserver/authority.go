@@ -20,7 +20,8 @@ type authority struct {
 	server tls.Certificate
 }
 
-// newAuthority returns an authority that is told apart from every other, and its certificate for a server at ip.
+// newAuthority returns an authority that is told apart from every other, and its certificate for a
+// server at ip.
 func newAuthority(ip string) (*authority, error) {
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

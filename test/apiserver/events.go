@@ -16,7 +16,8 @@ const (
 	noteLimit = 1024
 )
 
-// checkEvent says what Kubernetes refuses in an Event of events.k8s.io/v1; old is nil for a new one.
+// checkEvent says what Kubernetes refuses in an Event of events.k8s.io/v1; old is nil for a new
+// one.
 func checkEvent(e, old *eventsv1.Event) field.ErrorList {
 	var problems field.ErrorList
 	refuse := func(bad bool, path string, value any, why string) {
@@ -26,7 +27,8 @@ func checkEvent(e, old *eventsv1.Event) field.ErrorList {
 	}
 	refuse(len(validation.IsDNS1123Subdomain(e.Name)) > 0, "metadata.name", e.Name, "must be a DNS subdomain")
 	refuse(e.EventTime.IsZero(), "eventTime", "", "is required")
-	refuse(e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning, "type", e.Type, "must be Normal or Warning")
+	refuse(e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning, "type", e.Type,
+		"must be Normal or Warning")
 	clusterWide := e.Namespace == metav1.NamespaceDefault || e.Namespace == metav1.NamespaceSystem
 	refuse(e.Regarding.Namespace == "" && !clusterWide, "involvedObject.namespace", "", "does not match event.namespace")
 	refuse(len(validation.IsQualifiedName(e.ReportingController)) > 0, "reportingController", e.ReportingController,

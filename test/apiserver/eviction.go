@@ -82,6 +82,7 @@ func (s *Server) evict(w http.ResponseWriter, r *http.Request, t target, verb st
 	if err != nil {
 		return err
 	}
-	write(w, http.StatusCreated, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+	write(w, http.StatusCreated, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status: metav1.StatusSuccess})
 	return nil
 }

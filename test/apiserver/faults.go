@@ -29,15 +29,18 @@ func (r Request) IsWrite() bool {
 type Fault struct {
 	// Status, unless 0, is the HTTP status of each answer: 401, 403, 409, 410, 429, 500 or 503.
 	Status int
-	// Late says that a request with a bad Status is carried out all the same, as one whose answer was lost.
+	// Late says that a request with a bad Status is carried out all the same, as one whose answer was
+	// lost.
 	Late bool
-	// RetryAfter, unless 0, is what an answer with Status tells the client to wait. It is sent in whole seconds.
+	// RetryAfter, unless 0, is what an answer with Status tells the client to wait. It is sent in
+	// whole seconds.
 	RetryAfter time.Duration
 	// Delay is how long each answer takes, at most until another fault is set.
 	Delay time.Duration
 	// Only says which requests have the fault; nil stands for all of them.
 	Only func(Request) bool
-	// Path is a part of the path of the requests that have the fault, such as "/pods/a"; empty for any path.
+	// Path is a part of the path of the requests that have the fault, such as "/pods/a"; empty for any
+	// path.
 	Path string
 }
 
@@ -81,34 +84,36 @@ func (s *Server) DropWatches() {
 	s.watches = make(chan struct{})
 }
 
-// Expire forgets the history and ends all watches: a watch that goes on from a resource version of before gets 410 Gone.
+// Expire forgets the history and ends all watches: a watch that goes on from a resource version of
+// before gets 410 Gone.
 func (s *Server) Expire() {
 	s.store.compact()
 	s.DropWatches()
 }
 
-// Restore has the resource versions begin anew, as those of a cluster that was restored from a backup, and ends all watches: one that goes
-// on from a version of before is silent until that is reached.
+// Restore has the resource versions begin anew, as those of a cluster that was restored from a
+// backup, and ends all watches: one that goes on from a version of before is silent until that is
+// reached.
 func (s *Server) Restore() error {
 	err := s.store.restore()
 	s.DropWatches()
 	return err
 }
 
-// SendBookmark raises the resource version, as a change of some other object does, and sends it to all watches that take
-// bookmarks.
+// SendBookmark raises the resource version, as a change of some other object does, and sends it to
+// all watches that take bookmarks.
 func (s *Server) SendBookmark() { s.store.bookmark() }
 
-// Requests returns how many requests came of each kind, those that were refused too. A request without the right token is
-// one of them.
+// Requests returns how many requests came of each kind, those that were refused too. A request
+// without the right token is one of them.
 func (s *Server) Requests() map[Request]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.counts)
 }
 
-// LatestLists returns how many lists of a resource were to be the latest. With an etcd before 3.4.25 such a one reads all objects of the
-// resource.
+// LatestLists returns how many lists of a resource were to be the latest. With an etcd before
+// 3.4.25 such a one reads all objects of the resource.
 func (s *Server) LatestLists(resource string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +131,8 @@ func (s *Server) Writes() int {
 	return n
 }
 
-// A NamedFault is something that the server, or the network before it, can do wrong. Begin and End are called once each, in
-// turn; all may be played again.
+// A NamedFault is something that the server, or the network before it, can do wrong. Begin and End
+// are called once each, in turn; all may be played again.
 type NamedFault struct {
 	Name  string
 	Begin func(*Server) error
@@ -172,9 +177,10 @@ func Faults() []NamedFault {
 	}
 }
 
-// admit counts a request and plays the fault. It returns the error to answer with, or nil, and whether the request is carried out all the
-// same.
-func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) (refused *apierrors.StatusError, late bool) {
+// admit counts a request and plays the fault. It returns the error to answer with, or nil, and
+// whether the request is carried out all the same.
+func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) (refused *apierrors.StatusError,
+	late bool) {
 	s.mu.Lock()
 	s.counts[request]++
 	fault, skew, token, over := s.fault, s.skew, s.token, s.over

@@ -10,8 +10,8 @@ import (
 // discard keeps net/http from writing errors of handshakes to standard error.
 var discard = log.New(io.Discard, "", 0)
 
-// hole is what keeps every byte from passing while it is open. Bytes that came meanwhile pass when it closes, as TCP sends
-// them again.
+// hole is what keeps every byte from passing while it is open. Bytes that came meanwhile pass when
+// it closes, as TCP sends them again.
 type hole struct {
 	mu     sync.Mutex
 	closed chan struct{} // closed: bytes pass

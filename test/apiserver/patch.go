@@ -66,7 +66,8 @@ func (r resource) patched(k key, old runtime.Object, subresource string, p patch
 	after, err := r.merge(before, p)
 	switch {
 	case errors.Is(err, jsonpatch.ErrTestFailed):
-		return nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", r.group(), k.name, err.Error(), 0, false)
+		return nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", r.group(), k.name, err.Error(), 0,
+			false)
 	case err != nil:
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
@@ -83,17 +84,20 @@ func (r resource) patched(k key, old runtime.Object, subresource string, p patch
 	return fields.Update(old, object, p.manager)
 }
 
-// keepsAllocation refuses a write that changes what a claim was given, which from Kubernetes 1.36 on needs a right that only the scheduler
-// has. As in the real server, parameters that mean the same in another text are a change.
+// keepsAllocation refuses a write that changes what a claim was given, which from Kubernetes 1.36
+// on needs a right that only the scheduler has. As in the real server, parameters that mean the
+// same in another text are a change.
 func keepsAllocation(object, old runtime.Object) error {
 	after, ok := object.(*resourceapi.ResourceClaim)
 	before, existed := old.(*resourceapi.ResourceClaim)
 	if !ok || !existed || equality.Semantic.DeepEqual(after.Status.Allocation, before.Status.Allocation) {
 		return nil
 	}
-	return apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), after.Name, field.ErrorList{
-		field.Forbidden(field.NewPath("status", "allocation"), "changing status.allocation requires permission for resourceclaims/binding"),
-	})
+	return apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), after.Name,
+		field.ErrorList{
+			field.Forbidden(field.NewPath("status", "allocation"),
+				"changing status.allocation requires permission for resourceclaims/binding"),
+		})
 }
 
 func (r resource) merge(before []byte, p patch) ([]byte, error) {

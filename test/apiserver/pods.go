@@ -11,15 +11,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// SetPods sets what answers requests to pods/exec and pods/proxy, which need the token, too; nil for nobody. Faults do not apply to them,
-// but they are counted.
+// SetPods sets what answers requests to pods/exec and pods/proxy, which need the token, too; nil
+// for nobody. Faults do not apply to them, but they are counted.
 func (s *Server) SetPods(h http.Handler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pods = h
 }
 
-// answerForPod has a request to pods/exec or pods/proxy answered, and reports whether it is one and somebody answers such ones.
+// answerForPod has a request to pods/exec or pods/proxy answered, and reports whether it is one and
+// somebody answers such ones.
 func (s *Server) answerForPod(w http.ResponseWriter, r *http.Request) bool {
 	s.mu.Lock()
 	h, token := s.pods, s.token
@@ -39,7 +40,8 @@ func (s *Server) answerForPod(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// Add adds an object as the API server itself or a controller does, status and all, or replaces the one of its name.
+// Add adds an object as the API server itself or a controller does, status and all, or replaces the
+// one of its name.
 func (s *Server) Add(resource string, object runtime.Object) error {
 	m, err := meta.Accessor(object)
 	if err != nil {
@@ -51,8 +53,8 @@ func (s *Server) Add(resource string, object runtime.Object) error {
 	return err
 }
 
-// page returns the part of a list that a request wants, and the metadata of that part. The token to go on with is a position: objects that
-// come and go between two pages move the rest.
+// page returns the part of a list that a request wants, and the metadata of that part. The token to
+// go on with is a position: objects that come and go between two pages move the rest.
 func page(objects []runtime.Object, version int64, query url.Values) ([]runtime.Object, map[string]any) {
 	listMeta := map[string]any{"resourceVersion": strconv.FormatInt(version, 10)}
 	begin, _ := strconv.Atoi(query.Get("continue"))

@@ -38,16 +38,18 @@ type resource struct {
 
 // resources are all that are served, by name.
 var resources = map[string]resource{
-	"nodes":          {name: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), status: true},
-	"pods":           {name: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), namespaced: true},
-	"daemonsets":     {name: "daemonsets", kind: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), namespaced: true},
-	"events":         {name: "events", kind: eventsv1.SchemeGroupVersion.WithKind("Event"), namespaced: true},
-	"resourceslices": {name: "resourceslices", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), versioned: true},
+	"nodes":      {name: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), status: true},
+	"pods":       {name: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), namespaced: true},
+	"daemonsets": {name: "daemonsets", kind: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), namespaced: true},
+	"events":     {name: "events", kind: eventsv1.SchemeGroupVersion.WithKind("Event"), namespaced: true},
+	"resourceslices": {name: "resourceslices", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
+		versioned: true},
 	"resourceclaims": {
 		name: "resourceclaims", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"), namespaced: true, status: true, versioned: true,
 	},
-	"deviceclasses": {name: "deviceclasses", kind: resourceapi.SchemeGroupVersion.WithKind("DeviceClass"), versioned: true},
-	"nodefeatures":  {name: "nodefeatures", kind: NodeFeatureKind, namespaced: true, custom: true},
+	"deviceclasses": {name: "deviceclasses", kind: resourceapi.SchemeGroupVersion.WithKind("DeviceClass"),
+		versioned: true},
+	"nodefeatures": {name: "nodefeatures", kind: NodeFeatureKind, namespaced: true, custom: true},
 }
 
 func (r resource) group() schema.GroupResource {
@@ -105,11 +107,13 @@ func (r resource) fieldManager(subresource string) (*managedfields.FieldManager,
 		version := fieldpath.APIVersion(r.kind.GroupVersion().String())
 		ignored[version] = fieldpath.NewExcludeSetFilter(fieldpath.NewSet(fieldpath.MakePathOrDie(other)))
 	}
-	return managedfields.NewDefaultFieldManager(applyconfigurations.NewTypeConverter(scheme.Scheme), scheme.Scheme, scheme.Scheme,
+	return managedfields.NewDefaultFieldManager(applyconfigurations.NewTypeConverter(scheme.Scheme), scheme.Scheme,
+		scheme.Scheme,
 		scheme.Scheme, r.kind, r.kind.GroupVersion(), subresource, ignored)
 }
 
-// protect gives an object that a client wrote the parts of the old one that such a write does not change, and checks it.
+// protect gives an object that a client wrote the parts of the old one that such a write does not
+// change, and checks it.
 func (r resource) protect(subresource string, object, old runtime.Object) error {
 	written, err := meta.Accessor(object)
 	if err != nil {
@@ -191,7 +195,8 @@ func (s *Server) Node(name string) (*corev1.Node, error) {
 	return object.(*corev1.Node), nil
 }
 
-// ChangeNode changes a node as an administrator does, spec and status alike. It makes the node where there is none.
+// ChangeNode changes a node as an administrator does, spec and status alike. It makes the node
+// where there is none.
 func (s *Server) ChangeNode(name string, change func(*corev1.Node)) error {
 	_, err := s.store.update(key{resource: "nodes", name: name}, func(old runtime.Object) (runtime.Object, error) {
 		node, ok := old.(*corev1.Node)
@@ -206,7 +211,8 @@ func (s *Server) ChangeNode(name string, change func(*corev1.Node)) error {
 
 // DeleteNode removes a node. A node that is made anew with this name has another UID.
 func (s *Server) DeleteNode(name string) error {
-	_, err := s.store.update(key{resource: "nodes", name: name}, func(runtime.Object) (runtime.Object, error) { return nil, nil })
+	_, err := s.store.update(key{resource: "nodes", name: name},
+		func(runtime.Object) (runtime.Object, error) { return nil, nil })
 	return err
 }
 

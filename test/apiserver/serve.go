@@ -131,7 +131,8 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, t target, foun
 	return apierrors.NewMethodNotSupported(t.resource.group(), request.Verb)
 }
 
-// verb returns the verb of a request, as the API server's own metrics have it; apply stands beside patch.
+// verb returns the verb of a request, as the API server's own metrics have it; apply stands beside
+// patch.
 func verb(r *http.Request, t target) string {
 	switch {
 	case r.Method == http.MethodGet && r.URL.Query().Get("watch") != "" && r.URL.Query().Get("watch") != "false":
@@ -150,7 +151,8 @@ func verb(r *http.Request, t target) string {
 	return strings.ToLower(r.Method)
 }
 
-// parsePath returns what a path such as /api/v1/nodes/NAME/status names, and false where nothing is served.
+// parsePath returns what a path such as /api/v1/nodes/NAME/status names, and false where nothing is
+// served.
 func parsePath(path string) (target, bool) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	var group, version string
@@ -181,8 +183,9 @@ func parsePath(path string) (target, bool) {
 	return t, (t.key.namespace != "") == r.namespaced || t.key.name == ""
 }
 
-// matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace, of
-// ResourceSlices those by node and driver, and of pods those by node and phase.
+// matcher returns whether an object is one of a collection. Of field selectors it knows those by
+// name and namespace, of ResourceSlices those by node and driver, and of pods those by node and
+// phase.
 func (t target) matcher(selector string) (match, error) {
 	chosen, err := fields.ParseSelector(selector)
 	if err != nil {
@@ -357,7 +360,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 		}
 	}
 	if version == 0 && query.Get("allowWatchBookmarks") == "true" {
-		// So answers an API server whose etcd is older than 3.4.25, as it takes this for a watch with sendInitialEvents.
+		// So answers an API server whose etcd is older than 3.4.25, as it takes this for a watch with
+		// sendInitialEvents.
 		return apierrors.NewInternalError(errors.New("the required storage feature RequestWatchProgress is disabled"))
 	}
 	seconds, err := strconv.Atoi(query.Get("timeoutSeconds"))

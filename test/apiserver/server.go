@@ -23,7 +23,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Names of the files in the folder of a Server. The first three are those of a service account in a pod.
+// Names of the files in the folder of a Server. The first three are those of a service account in a
+// pod.
 const (
 	tokenFile      = "token"
 	caFile         = "ca.crt"
@@ -31,8 +32,8 @@ const (
 	kubeconfigFile = "kubeconfig"
 )
 
-// A Server is an API server over any number of times that it is stopped and resumed. Objects outlive a stop. All methods may
-// be called by several goroutines.
+// A Server is an API server over any number of times that it is stopped and resumed. Objects
+// outlive a stop. All methods may be called by several goroutines.
 type Server struct {
 	dir     string
 	address string
@@ -49,7 +50,8 @@ type Server struct {
 	noFeatures bool
 	budget     bool         // forbids evictions
 	pods       http.Handler // answers pods/exec and pods/proxy; nil if nobody does
-	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices that are not kept.
+	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices
+	// that are not kept.
 	resourceVersions, dropped []string
 	counts                    map[Request]int
 	writers                   []string       // who made each request that changed an object
@@ -68,18 +70,20 @@ type life struct {
 
 var servers atomic.Uint32 // in this process
 
-// Start starts a server that writes its files into dir, which must exist. The caller owns it and ends it with Stop.
+// Start starts a server that writes its files into dir, which must exist. The caller owns it and
+// ends it with Stop.
 func Start(dir string) (*Server, error) { return start(dir, false) }
 
-// StartInMemory starts a server that clients reach by Dial alone. No system call is waited for, so that it works in a bubble of
-// testing/synctest, by the time of that.
+// StartInMemory starts a server that clients reach by Dial alone. No system call is waited for, so
+// that it works in a bubble of testing/synctest, by the time of that.
 func StartInMemory(dir string) (*Server, error) { return start(dir, true) }
 
 func start(dir string, memory bool) (*Server, error) {
-	// This reads the schema of all types once. With the race detector and on a machine that is busy that takes longer than a client waits for
-	// the answer to its first write.
+	// This reads the schema of all types once. With the race detector and on a machine that is busy
+	// that takes longer than a client waits for the answer to its first write.
 	applyconfigurations.NewTypeConverter(scheme.Scheme)
-	// An address of its own keeps the port free while the server is stopped: clients' own ports are on 127.0.0.1.
+	// An address of its own keeps the port free while the server is stopped: clients' own ports are on
+	// 127.0.0.1.
 	pid := os.Getpid()
 	ip := fmt.Sprintf("127.%d.%d.%d", 64+servers.Add(1)%64, pid>>8&255, pid&255)
 	ca, err := newAuthority(ip)
@@ -95,7 +99,8 @@ func start(dir string, memory bool) (*Server, error) {
 	if err := s.Resume(); err != nil {
 		return nil, err
 	}
-	err = errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"), s.writeKubeconfig(kubeconfigFile, ""))
+	err = errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"),
+		s.writeKubeconfig(kubeconfigFile, ""))
 	if err != nil {
 		s.Stop()
 		return nil, err
@@ -103,8 +108,8 @@ func start(dir string, memory bool) (*Server, error) {
 	return s, nil
 }
 
-// Stop ends the server as a kill would: every connection breaks, and new ones are refused. It returns when no goroutine of
-// the server is left. Stopping a stopped server does nothing.
+// Stop ends the server as a kill would: every connection breaks, and new ones are refused. It
+// returns when no goroutine of the server is left. Stopping a stopped server does nothing.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	l := s.current
@@ -142,7 +147,8 @@ func (s *Server) Resume() error {
 		Handler:           http.HandlerFunc(s.serve),
 		ReadHeaderTimeout: time.Minute,
 		ErrorLog:          discard,
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate,
+			error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return &s.authority.server, nil
@@ -167,24 +173,27 @@ func (s *Server) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return l.memory.dial(ctx)
 }
 
-// Kubeconfig is the path of the kubeconfig. It names the files of the token and the certificate authority, which clients
-// read again.
+// Kubeconfig is the path of the kubeconfig. It names the files of the token and the certificate
+// authority, which clients read again.
 func (s *Server) Kubeconfig() string { return filepath.Join(s.dir, kubeconfigFile) }
 
-// KubeconfigAs writes a kubeconfig for a client that is to be told from others, and returns its path: see Writers.
+// KubeconfigAs writes a kubeconfig for a client that is to be told from others, and returns its
+// path: see Writers.
 func (s *Server) KubeconfigAs(name string) (path string, err error) {
 	file := "kubeconfig-" + name
 	return filepath.Join(s.dir, file), s.writeKubeconfig(file, name)
 }
 
-// Writers returns the names of the clients whose requests changed objects, in the order of these requests; empty for Kubeconfig.
+// Writers returns the names of the clients whose requests changed objects, in the order of these
+// requests; empty for Kubeconfig.
 func (s *Server) Writers() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.writers)
 }
 
-// Dir is the folder with the files token, ca.crt and namespace, as a service account has them in a pod.
+// Dir is the folder with the files token, ca.crt and namespace, as a service account has them in a
+// pod.
 func (s *Server) Dir() string { return s.dir }
 
 // URL is where the server listens.
@@ -205,8 +214,8 @@ func (s *Server) RotateToken() error {
 	return s.write(tokenFile, token)
 }
 
-// ReplaceCA gives the server a certificate of another authority and breaks all connections. Clients do not know that
-// authority before PublishCA.
+// ReplaceCA gives the server a certificate of another authority and breaks all connections. Clients
+// do not know that authority before PublishCA.
 func (s *Server) ReplaceCA() error {
 	s.mu.Lock()
 	ip, _, err := net.SplitHostPort(s.address)

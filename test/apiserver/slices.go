@@ -23,15 +23,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// SetResourceVersions says in which versions resource.k8s.io is served from now on: of v1, v1beta2 and v1beta1. It is v1 at first.
+// SetResourceVersions says in which versions resource.k8s.io is served from now on: of v1, v1beta2
+// and v1beta1. It is v1 at first.
 func (s *Server) SetResourceVersions(versions ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.resourceVersions = versions
 }
 
-// SetDroppedFields says which fields of ResourceSlices, their devices and capacities are not kept, as those of a feature gate that is off.
-// Slices that are there stay as they are.
+// SetDroppedFields says which fields of ResourceSlices, their devices and capacities are not kept,
+// as those of a feature gate that is off. Slices that are there stay as they are.
 func (s *Server) SetDroppedFields(names ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,14 +51,15 @@ func (s *Server) Slices() []*resourceapi.ResourceSlice {
 
 // ChangeSlice changes a ResourceSlice as another program does. It makes it where there is none.
 func (s *Server) ChangeSlice(name string, change func(*resourceapi.ResourceSlice)) error {
-	_, err := s.store.update(key{resource: "resourceslices", name: name}, func(old runtime.Object) (runtime.Object, error) {
-		slice, ok := old.(*resourceapi.ResourceSlice)
-		if !ok {
-			slice = &resourceapi.ResourceSlice{}
-		}
-		change(slice)
-		return slice, nil
-	})
+	_, err := s.store.update(key{resource: "resourceslices", name: name},
+		func(old runtime.Object) (runtime.Object, error) {
+			slice, ok := old.(*resourceapi.ResourceSlice)
+			if !ok {
+				slice = &resourceapi.ResourceSlice{}
+			}
+			change(slice)
+			return slice, nil
+		})
 	return err
 }
 
@@ -84,7 +86,8 @@ func (s *Server) Claim(namespace, name string) (*resourceapi.ResourceClaim, erro
 	return object.(*resourceapi.ResourceClaim), nil
 }
 
-// ChangeClaim changes a ResourceClaim, spec and status alike, as a user and a scheduler do. It makes it where there is none.
+// ChangeClaim changes a ResourceClaim, spec and status alike, as a user and a scheduler do. It
+// makes it where there is none.
 func (s *Server) ChangeClaim(namespace, name string, change func(*resourceapi.ResourceClaim)) error {
 	_, err := s.store.update(key{"resourceclaims", namespace, name}, func(old runtime.Object) (runtime.Object, error) {
 		claim, ok := old.(*resourceapi.ResourceClaim)
@@ -99,7 +102,8 @@ func (s *Server) ChangeClaim(namespace, name string, change func(*resourceapi.Re
 
 // DeleteClaim removes a ResourceClaim. One that is made anew with this name has another UID.
 func (s *Server) DeleteClaim(namespace, name string) error {
-	_, err := s.store.update(key{"resourceclaims", namespace, name}, func(runtime.Object) (runtime.Object, error) { return nil, nil })
+	_, err := s.store.update(key{"resourceclaims", namespace, name},
+		func(runtime.Object) (runtime.Object, error) { return nil, nil })
 	return err
 }
 
@@ -139,7 +143,8 @@ func checkSlice(slice, old *resourceapi.ResourceSlice) field.ErrorList {
 	if len(slice.Spec.Devices) > most {
 		errs = append(errs, field.TooMany(spec.Child("devices"), len(slice.Spec.Devices), most))
 	}
-	if old != nil && (old.Spec.Driver != slice.Spec.Driver || ptr.Deref(old.Spec.NodeName, "") != ptr.Deref(slice.Spec.NodeName, "")) {
+	if old != nil && (old.Spec.Driver != slice.Spec.Driver ||
+		ptr.Deref(old.Spec.NodeName, "") != ptr.Deref(slice.Spec.NodeName, "")) {
 		errs = append(errs, field.Invalid(spec, slice.Spec.Driver, "driver and nodeName are immutable"))
 	}
 	return errs
@@ -187,7 +192,8 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request, t target) error 
 			return err
 		}
 	}
-	write(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+	write(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status: metav1.StatusSuccess})
 	return nil
 }
 
@@ -227,10 +233,11 @@ func (t target) spoken(object any) (any, error) {
 	return fields, nil
 }
 
-// understood returns the body of a request about an object in the version that is stored, without the fields that are dropped, and with
-// the defaults of taints.
+// understood returns the body of a request about an object in the version that is stored, without
+// the fields that are dropped, and with the defaults of taints.
 func (s *Server) understood(t target, body []byte) ([]byte, error) {
-	if !t.resource.versioned || t.subresource != "" && t.version == t.resource.kind.Version && bytes.HasPrefix(body, []byte("k8s\x00")) {
+	if !t.resource.versioned || t.subresource != "" && t.version == t.resource.kind.Version &&
+		bytes.HasPrefix(body, []byte("k8s\x00")) {
 		return body, nil
 	}
 	object, kind, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // JSON, YAML or protobuf

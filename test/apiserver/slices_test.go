@@ -17,12 +17,13 @@ import (
 
 func slice(name, node string, devices ...resourceapi.Device) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{
-		Driver: "d", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}, Devices: devices,
+		Driver: "d", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1,
+			ResourceSliceCount: 1}, Devices: devices,
 	}}
 }
 
-// TestSlices holds what a driver sees of its ResourceSlices: by its node alone, with a time for each taint, wiped by a kubelet, and without
-// the fields of a gate that is off.
+// TestSlices holds what a driver sees of its ResourceSlices: by its node alone, with a time for
+// each taint, wiped by a kubelet, and without the fields of a gate that is off.
 func TestSlices(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -70,7 +71,8 @@ func TestSlices(t *testing.T) {
 			t.Fatalf("the watch did not send %s", want)
 		}
 	}
-	if err := all.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=m"}); err != nil {
+	if err := all.DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: "spec.nodeName=m"}); err != nil {
 		t.Error(err)
 	}
 	if left := s.Slices(); len(left) != 0 {
@@ -94,12 +96,13 @@ func TestVersions(t *testing.T) {
 		t.Errorf("a version that is not served gave %v, want 404", err)
 	}
 	s.SetResourceVersions("v1", "v1beta1")
-	made := &resourcev1beta1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: resourcev1beta1.ResourceSliceSpec{
-		Driver: "d", NodeName: "n", Pool: resourcev1beta1.ResourcePool{Name: "n", Generation: 1, ResourceSliceCount: 1},
-		Devices: []resourcev1beta1.Device{{Name: "gpu-0", Basic: &resourcev1beta1.BasicDevice{
-			Attributes: map[resourcev1beta1.QualifiedName]resourcev1beta1.DeviceAttribute{"type": {StringValue: ptr.To("gpu")}},
-		}}},
-	}}
+	made := &resourcev1beta1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec: resourcev1beta1.ResourceSliceSpec{
+			Driver: "d", NodeName: "n", Pool: resourcev1beta1.ResourcePool{Name: "n", Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourcev1beta1.Device{{Name: "gpu-0", Basic: &resourcev1beta1.BasicDevice{
+				Attributes: map[resourcev1beta1.QualifiedName]resourcev1beta1.DeviceAttribute{"type": {StringValue: ptr.To("gpu")}},
+			}}},
+		}}
 	created, err := old.ResourceSlices().Create(t.Context(), made, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

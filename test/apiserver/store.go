@@ -38,7 +38,8 @@ type change struct {
 	object  json.RawMessage // as it was after the change, or before a deletion
 }
 
-// match reports whether an object is one of a collection, by its key and the fields that selectors know.
+// match reports whether an object is one of a collection, by its key and the fields that selectors
+// know.
 type match func(k key, f fields.Set) bool
 
 // fieldsOf returns the fields of an object that selectors know.
@@ -106,8 +107,8 @@ func (s *store) matching(match match) []runtime.Object {
 	return objects
 }
 
-// update replaces an object by what modify makes of it. Modify gets nil where there is none, and returns nil to remove it.
-// An object that modify leaves as it was keeps its version.
+// update replaces an object by what modify makes of it. Modify gets nil where there is none, and
+// returns nil to remove it. An object that modify leaves as it was keeps its version.
 func (s *store) update(k key, modify func(old runtime.Object) (runtime.Object, error)) (runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,9 +218,10 @@ func (s *store) bookmark() {
 	s.append(change{version: s.version, kind: watch.Bookmark})
 }
 
-// since returns the changes after a version that match, the version to go on from, and what is closed at the next change.
-// It fails with 410 Gone when the history does not go back so far. Version 0 begins with the objects that there are, and one that is not
-// reached yet has no changes until it is.
+// since returns the changes after a version that match, the version to go on from, and what is
+// closed at the next change. It fails with 410 Gone when the history does not go back so far.
+// Version 0 begins with the objects that there are, and one that is not reached yet has no changes
+// until it is.
 func (s *store) since(version int64, match match) ([]change, int64, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +247,8 @@ func (s *store) since(version int64, match match) ([]change, int64, <-chan struc
 	return changes, max(version, s.version), s.changed, nil
 }
 
-// isSame says whether two objects have the same content, the version aside and the times in managed fields.
+// isSame says whether two objects have the same content, the version aside and the times in managed
+// fields.
 func isSame(a, b runtime.Object) (bool, error) {
 	encode := func(object runtime.Object) (string, error) {
 		object = object.DeepCopyObject()
@@ -270,7 +273,8 @@ func isSame(a, b runtime.Object) (bool, error) {
 	return left == right, err
 }
 
-// checkPreconditions fails with 409 Conflict when a client's version or UID of an object is not that of the object.
+// checkPreconditions fails with 409 Conflict when a client's version or UID of an object is not
+// that of the object.
 func checkPreconditions(k key, old metav1.Object, version string, uid types.UID) error {
 	if version != "" && version != old.GetResourceVersion() || uid != "" && uid != old.GetUID() {
 		return apierrors.NewConflict(resources[k.resource].group(), k.name,

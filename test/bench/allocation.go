@@ -30,8 +30,10 @@ var allocationFigures = []figure{
 	{"Choice of GPUs, 32 with random links, slowest size", "2 ms", choiceOf(randomGraph(32))},
 	{"GetPreferredAllocation, dgx-1, all sizes", "p99 within 1.5 × a no-op with the message", prefer("dgx-1", 0, "")},
 	{"GetPreferredAllocation, dgx-2, all sizes", "p99 within 2 × a no-op with the message", prefer("dgx-2", 0, "")},
-	{"GetPreferredAllocation, 8 × 1000 replicas, 8 wanted", "p99 within 1.3 × a no-op with the message", prefer("dgx-h100", 8, manyReplicas)},
-	{"GetPreferredAllocation, 8 × 7 MIG devices, 4 wanted", "p99 within 1.5 × a no-op with the message", prefer("h100-mig-1g", 4, migSingle)},
+	{"GetPreferredAllocation, 8 × 1000 replicas, 8 wanted", "p99 within 1.3 × a no-op with the message",
+		prefer("dgx-h100", 8, manyReplicas)},
+	{"GetPreferredAllocation, 8 × 7 MIG devices, 4 wanted", "p99 within 1.5 × a no-op with the message",
+		prefer("h100-mig-1g", 4, migSingle)},
 }
 
 // migSingle offers MIG devices of one size as GPUs.
@@ -92,8 +94,9 @@ func randomGraph(n int) func(context.Context) (*topology.Graph, error) {
 	}
 }
 
-// prefer measures GetPreferredAllocation on a simulated machine, with everything available. Size 0 stands for all sizes
-// in turn. The call it is held against brings the same message to a process that answers nothing.
+// prefer measures GetPreferredAllocation on a simulated machine, with everything available. Size 0
+// stands for all sizes in turn. The call it is held against brings the same message to a process
+// that answers nothing.
 func prefer(profile string, size int, configFile string) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, daemon string) (_ string, err error) {
 		folder, err := os.MkdirTemp("", "bench")
@@ -151,7 +154,8 @@ func prefer(profile string, size int, configFile string) func(context.Context, s
 	}
 }
 
-// startIdle starts this program as a plugin that answers nothing (see serveIdle), and returns a client of it.
+// startIdle starts this program as a plugin that answers nothing (see serveIdle), and returns a
+// client of it.
 func startIdle(ctx context.Context, socket string) (_ pluginapi.DevicePluginClient, done func(), err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -37,7 +37,8 @@ func allocate(ctx context.Context, daemon string) (_ string, err error) {
 	return beside(ctx, client, func() error { _, err := client.Allocate(ctx, request); return err })
 }
 
-// dial returns a client of the plugin socket that was registered last, and the ID of its first device.
+// dial returns a client of the plugin socket that was registered last, and the ID of its first
+// device.
 func dial(ctx context.Context, n *node.Node) (client pluginapi.DevicePluginClient, id string, done func(), err error) {
 	registered, err := next(ctx, n, 0, standin.Registered)
 	if err != nil {

@@ -29,7 +29,8 @@ var claimFigures = []figure{
 // claimRounds is how often a claim is prepared and unprepared.
 const claimRounds = 500
 
-// anyClaim reads a claim from its name: the device that it has. It stands for the API server, whose time is its own.
+// anyClaim reads a claim from its name: the device that it has. It stands for the API server, whose
+// time is its own.
 type anyClaim struct{}
 
 func (anyClaim) Claim(_ context.Context, namespace, name string) (dra.Claim, error) {
@@ -37,8 +38,8 @@ func (anyClaim) Claim(_ context.Context, namespace, name string) (dra.Claim, err
 	return dra.Claim{UID: "uid-" + name, Namespace: namespace, Name: name, Results: []dra.Result{device}}, nil
 }
 
-// prepareClaim measures Prepare at the driver's socket, in turn with a call without claims and with writing and syncing a file as large as
-// a record on the same disk.
+// prepareClaim measures Prepare at the driver's socket, in turn with a call without claims and with
+// writing and syncing a file as large as a record on the same disk.
 func prepareClaim(ctx context.Context, _ string) (_ string, err error) {
 	dir, err := os.MkdirTemp("", "claims")
 	if err != nil {
@@ -52,7 +53,8 @@ func prepareClaim(ctx context.Context, _ string) (_ string, err error) {
 		return "", err
 	}
 	prepare := func(device string) error {
-		request := &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "uid-" + device, Namespace: "default", Name: device}}}
+		request := &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "uid-" + device, Namespace: "default",
+			Name: device}}}
 		answer, err := client.NodePrepareResources(ctx, request)
 		if problem := answer.GetClaims()["uid-"+device].GetError(); problem != "" {
 			err = errors.Join(err, errors.New(problem))
@@ -68,7 +70,8 @@ func prepareClaim(ctx context.Context, _ string) (_ string, err error) {
 	if err != nil {
 		return "", err
 	}
-	unprepare := &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "uid-gpu-0", Namespace: "default", Name: "gpu-0"}}}
+	unprepare := &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "uid-gpu-0", Namespace: "default",
+		Name: "gpu-0"}}}
 	return claimTimes(
 		func() error {
 			_, err := client.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{})
@@ -98,7 +101,8 @@ func claimTimes(empty, fsync, prepare, unprepare func() error) (string, error) {
 		slices.Sort(times[n])
 		p50[n] = times[n][claimRounds/2].Seconds() * 1e3
 	}
-	return fmt.Sprintf("p50 %.3f ms = %.2f × (%.3f + %.3f ms), Unprepare %.3f ms", p50[2], p50[2]/(p50[0]+p50[1]), p50[0], p50[1], p50[3]), nil
+	return fmt.Sprintf("p50 %.3f ms = %.2f × (%.3f + %.3f ms), Unprepare %.3f ms", p50[2], p50[2]/(p50[0]+p50[1]), p50[0],
+		p50[1], p50[3]), nil
 }
 
 // synced writes a file and waits for the disk.
@@ -125,7 +129,8 @@ func claimNode(ctx context.Context, dir string) (drav1.DRAPluginClient, error) {
 			return nil, err
 		}
 	}
-	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM}
+	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"},
+		Control: inventory.NodeControl | inventory.NodeUVM}
 	for i := range 8 {
 		s.GPUs = append(s.GPUs, inventory.GPU{
 			UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, NUMANode: -1, Health: inventory.Health{State: inventory.Healthy},
@@ -133,14 +138,16 @@ func claimNode(ctx context.Context, dir string) (drav1.DRAPluginClient, error) {
 	}
 	pools, snapshots := feed.New(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)), feed.New(s)
 	owner := claims.New(claims.Options{
-		Pools: pools, Snapshots: snapshots, Configs: feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}}),
+		Pools: pools, Snapshots: snapshots, Configs: feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/",
+			ContainerDriverRoot: "/"}}),
 		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), Root: os.DirFS(filepath.Join(dir, "root")),
 	})
 	registry := filepath.Join(dir, "registry")
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		return nil, err
 	}
-	driver := draplugin.New(draplugin.Options{RegistryDir: registry, Claims: owner, Reader: anyClaim{}, Pools: pools, Snapshots: snapshots})
+	driver := draplugin.New(draplugin.Options{RegistryDir: registry, Claims: owner, Reader: anyClaim{}, Pools: pools,
+		Snapshots: snapshots})
 	go func() { _ = owner.Run(ctx) }()
 	go func() { _ = driver.Run(ctx) }()
 	for {

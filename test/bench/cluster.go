@@ -22,23 +22,28 @@ var clusterFigures = []figure{
 	{"gpu-node-agent with all on, start → Register, in turn", "medians: within 1.3 × gpu-device-plugin", agentStart},
 	{"gpu-node-agent with all on, idle for 20 s, 8 GPUs", "under 50 MB", agentIdle},
 	{"the same, with 7 of the GPUs in slices", "under 60 MB", agentOfClaims},
-	{"requests to the API server in 20 s, without claims", "one list and one watch of the node; few writes", agentRequests},
-	{"label nvidia.com/mig.config → success, 8 idle GPUs, with their devices at kubelet", "any within 3 s", labelToSuccess},
+	{"requests to the API server in 20 s, without claims", "one list and one watch of the node; few writes",
+		agentRequests},
+	{"label nvidia.com/mig.config → success, 8 idle GPUs, with their devices at kubelet", "any within 3 s",
+		labelToSuccess},
 	{"gpu-node-agent, stripped", "under 30 MB", agentSize},
 }
 
 // nodeAgent is the other program of the same build.
 func nodeAgent(daemon string) string { return filepath.Join(filepath.Dir(daemon), "gpu-node-agent") }
 
-// withCluster runs take with a stand-in API server that has the node, and the arguments that switch all on.
-func withCluster(ctx context.Context, take func(s *apiserver.Server, args []string) (string, error)) (_ string, err error) {
+// withCluster runs take with a stand-in API server that has the node, and the arguments that switch
+// all on.
+func withCluster(ctx context.Context, take func(s *apiserver.Server, args []string) (string, error)) (_ string,
+	err error) {
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	configs := filepath.Join(dir, "configs")
-	if err := errors.Join(os.Mkdir(configs, 0o700), os.WriteFile(filepath.Join(configs, "a"), []byte("version: v1\n"), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(configs, 0o700), os.WriteFile(filepath.Join(configs, "a"), []byte("version: v1\n"),
+		0o600)); err != nil {
 		return "", err
 	}
 	s, err := apiserver.Start(dir)
@@ -59,7 +64,8 @@ func withCluster(ctx context.Context, take func(s *apiserver.Server, args []stri
 	})
 }
 
-// agentStart compares starts of both programs, in turn, both with metrics. The node has had a configuration before.
+// agentStart compares starts of both programs, in turn, both with metrics. The node has had a
+// configuration before.
 func agentStart(ctx context.Context, daemon string) (string, error) {
 	at, err := loopback.Free(ctx)
 	if err != nil {
@@ -94,7 +100,8 @@ func agentStart(ctx context.Context, daemon string) (string, error) {
 		slices.Sort(without)
 		slices.Sort(ratios)
 		middle := len(ratios) / 2
-		return fmt.Sprintf("%s, gpu-device-plugin %s; of the pairs %.2f ×", ms(with[middle]), ms(without[middle]), ratios[middle]), nil
+		return fmt.Sprintf("%s, gpu-device-plugin %s; of the pairs %.2f ×", ms(with[middle]), ms(without[middle]),
+			ratios[middle]), nil
 	})
 }
 
@@ -104,12 +111,14 @@ func agentIdle(ctx context.Context, daemon string) (string, error) {
 	})
 }
 
-// agentOfClaims is agentIdle on a node of which kubelet and the API server know a driver for claims.
+// agentOfClaims is agentIdle on a node of which kubelet and the API server know a driver for
+// claims.
 func agentOfClaims(ctx context.Context, daemon string) (string, error) {
 	return withCluster(ctx, func(s *apiserver.Server, args []string) (string, error) {
 		registry := filepath.Join(s.Dir(), "plugins_registry")
 		split := []byte("version: v1\ndra: {mode: split, gpus: {indices: [1, 2, 3, 4, 5, 6, 7]}}\n")
-		if err := errors.Join(os.Mkdir(registry, 0o700), os.WriteFile(filepath.Join(s.Dir(), "configs", "a"), split, 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(registry, 0o700), os.WriteFile(filepath.Join(s.Dir(), "configs", "a"), split,
+			0o600)); err != nil {
 			return "", err
 		}
 		kubelet := plugins.Start(plugins.Options{Dir: registry})
@@ -146,8 +155,8 @@ func agentSize(ctx context.Context, daemon string) (string, error) {
 	return size(ctx, nodeAgent(daemon))
 }
 
-// labelToSuccess measures how long a node with 8 idle GPUs takes from the label that names a MIG layout to the label that says success,
-// with the devices at kubelet.
+// labelToSuccess measures how long a node with 8 idle GPUs takes from the label that names a MIG
+// layout to the label that says success, with the devices at kubelet.
 func labelToSuccess(ctx context.Context, daemon string) (string, error) {
 	return withCluster(ctx, func(s *apiserver.Server, args []string) (_ string, err error) {
 		n, err := node.Open(node.Setup{

@@ -48,7 +48,8 @@ func faulty(daemon string, faults ...simulator.Fault) (*node.Node, error) {
 	return n, nil
 }
 
-// healthyAfter starts the daemon and returns how long it took until kubelet had so many Healthy GPUs.
+// healthyAfter starts the daemon and returns how long it took until kubelet had so many Healthy
+// GPUs.
 func healthyAfter(ctx context.Context, n *node.Node, count int) (time.Duration, error) {
 	const within = time.Minute
 	ctx, cancel := context.WithTimeout(ctx, within)

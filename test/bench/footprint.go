@@ -95,8 +95,8 @@ func idleScraped(ctx context.Context, daemon string) (_ string, err error) {
 	return result, err
 }
 
-// cpu returns the CPU time that a process has used (proc(5), /proc/pid/schedstat: nanoseconds of all its threads are in
-// task/*/schedstat).
+// cpu returns the CPU time that a process has used (proc(5), /proc/pid/schedstat: nanoseconds of
+// all its threads are in task/*/schedstat).
 func cpu(pid int) (time.Duration, error) {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

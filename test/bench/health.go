@@ -37,8 +37,8 @@ func struck(ctx context.Context, n *node.Node, f simulator.Fault) (time.Duration
 	return listed.Sub(began), err
 }
 
-// xidToList measures from before the fault is sent to the daemon until the list that follows is received: the control
-// socket's share is in the figure.
+// xidToList measures from before the fault is sent to the daemon until the list that follows is
+// received: the control socket's share is in the figure.
 func xidToList(xid uint64) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, daemon string) (_ string, err error) {
 		var took []time.Duration
@@ -49,7 +49,8 @@ func xidToList(xid uint64) func(context.Context, string) (string, error) {
 			}
 			for index := range 8 {
 				var after time.Duration
-				if after, err = struck(ctx, n, simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(index), XID: xid}); err != nil {
+				if after, err = struck(ctx, n, simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(index),
+					XID: xid}); err != nil {
 					break
 				}
 				took = append(took, after)

@@ -18,7 +18,8 @@ var layoutFigures = []figure{
 		"1g.24gb", "1g.24gb+me", "1g.24gb+gfx", "1g.24gb-me", "2g.48gb", "2g.48gb+gfx", "2g.48gb-me", "4g.96gb")},
 }
 
-// layoutOf measures planning, for 8 GPUs of a model which have what an earlier wish made of them, most of whose wishes are not possible.
+// layoutOf measures planning, for 8 GPUs of a model which have what an earlier wish made of them,
+// most of whose wishes are not possible.
 func layoutOf(model uint32, profiles ...string) func(context.Context, string) (string, error) {
 	return func(context.Context, string) (string, error) {
 		r := rand.New(rand.NewPCG(1, uint64(model)))

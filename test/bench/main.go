@@ -1,6 +1,6 @@
-// Command bench measures the daemon's process, on a simulated node with a stand-in kubelet, and prints each figure
-// beside what it has to reach. It judges nothing: machines are shared and noisy, and who reads the figures knows on
-// which machine they were taken.
+// Command bench measures the daemon's process, on a simulated node with a stand-in kubelet, and
+// prints each figure beside what it has to reach. It judges nothing: machines are shared and noisy,
+// and who reads the figures knows on which machine they were taken.
 package main
 
 import (
@@ -57,7 +57,8 @@ func measure(ctx context.Context, daemon, only string) error {
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
 	}
-	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, unitFigures, resourceFigures, healthFigures, driverFigures,
+	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, unitFigures, resourceFigures,
+		healthFigures, driverFigures,
 		metricsFigures, footprintFigures, layoutFigures, clusterFigures, claimFigures)
 	for _, f := range figures {
 		if !wanted.MatchString(f.name) {
@@ -121,7 +122,8 @@ func nextList(ctx context.Context, n *node.Node, mark int, within time.Duration)
 func spread(durations []time.Duration) string {
 	slices.Sort(durations)
 	last := len(durations) - 1
-	return fmt.Sprintf("median %s, p99 %s, worst %s", ms(durations[last/2]), ms(durations[last*99/100]), ms(durations[last]))
+	return fmt.Sprintf("median %s, p99 %s, worst %s", ms(durations[last/2]), ms(durations[last*99/100]),
+		ms(durations[last]))
 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Nanoseconds())/1e6) }

@@ -28,8 +28,8 @@ var metricsFigures = []figure{
 	{"the same while the driver hangs", "p99 under 10 ms, under 200 kB", scrapeMany(true)},
 }
 
-// pair returns two nodes whose daemons serve metrics; the first has its GPUs measured each second, the other not. The caller closes
-// them.
+// pair returns two nodes whose daemons serve metrics; the first has its GPUs measured each second,
+// the other not. The caller closes them.
 func pair(ctx context.Context, setup node.Setup) (nodes [2]*node.Node, err error) {
 	for i, how := range []string{"--gpu-metrics-interval=1s", "--gpu-metrics=false"} {
 		at, err := loopback.Free(ctx)
@@ -80,10 +80,12 @@ func samplingCost(ctx context.Context, daemon string) (_ string, err error) {
 		}
 	}
 	each := (used[0] - used[1]) / samples
-	return fmt.Sprintf("%s a sample of 8 GPUs and its pods, %.3f ms a second at 15 s", ms(each), each.Seconds()*1000/15), nil
+	return fmt.Sprintf("%s a sample of 8 GPUs and its pods, %.3f ms a second at 15 s", ms(each),
+		each.Seconds()*1000/15), nil
 }
 
-// xidWhileSampling has a driver whose calls take so long that the GPUs of one daemon are always being measured.
+// xidWhileSampling has a driver whose calls take so long that the GPUs of one daemon are always
+// being measured.
 func xidWhileSampling(ctx context.Context, daemon string) (_ string, err error) {
 	nodes, err := pair(ctx, node.Setup{Daemon: daemon})
 	if err != nil {
@@ -113,7 +115,8 @@ func xidWhileSampling(ctx context.Context, daemon string) (_ string, err error) 
 	return middle(took[0]) + " beside " + middle(took[1]), nil
 }
 
-// largeNode returns a node with 16 GPUs, each in seven MIG devices that two pods can share, and 200 pods. The caller closes it.
+// largeNode returns a node with 16 GPUs, each in seven MIG devices that two pods can share, and 200
+// pods. The caller closes it.
 func largeNode(ctx context.Context, daemon, at string) (*node.Node, error) {
 	profile, err := simulator.Load("h100-mig-1g")
 	if err != nil {
@@ -135,7 +138,8 @@ func largeNode(ctx context.Context, daemon, at string) (*node.Node, error) {
 	}
 	n.Profile = n.Path("machine.yaml")
 	config := n.Path("config.yaml")
-	n.Args = []string{"--mig-strategy=single", "--config-file", config, "--metrics-address", at, "--gpu-metrics-interval=1s"}
+	n.Args = []string{"--mig-strategy=single", "--config-file", config, "--metrics-address", at,
+		"--gpu-metrics-interval=1s"}
 	const sharing = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
 	for path, text := range map[string]string{n.Profile: string(text), config: sharing} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -168,12 +172,14 @@ func scrapeMany(hangs bool) func(context.Context, string) (string, error) {
 		defer func() { err = errors.Join(err, n.Close()) }()
 		if err := until(ctx, func() bool {
 			text, _, err := scrape(ctx, at)
-			return err == nil && strings.Count(text, "gpu_device_plugin_pod_device{") == 200 && strings.Count(text, "DCGM_FI_DEV_FB_USED{") == 112
+			return err == nil && strings.Count(text, "gpu_device_plugin_pod_device{") == 200 &&
+				strings.Count(text, "DCGM_FI_DEV_FB_USED{") == 112
 		}); err != nil {
 			return "", fmt.Errorf("wait for all pods and GPU instances in the metrics: %w", err)
 		}
 		if hangs {
-			if err := control.Call(ctx, n.ControlSocket(), "simulate.inject", simulator.Fault{Kind: simulator.KindHang}, nil); err != nil {
+			if err := control.Call(ctx, n.ControlSocket(), "simulate.inject", simulator.Fault{Kind: simulator.KindHang},
+				nil); err != nil {
 				return "", err
 			}
 			if err := n.WaitFor(ctx, func() bool { return n.Allocatable(gpu) == 0 }); err != nil {

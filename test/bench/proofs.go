@@ -78,5 +78,6 @@ func proofTimes(s status.Status) string {
 		all = append(all, time.Duration(d.Milliseconds)*time.Millisecond)
 		memory = max(memory, d.MemoryBytes)
 	}
-	return fmt.Sprintf("%.2f s; a proof %s, %.0f MB", s.Steps[len(s.Steps)-1].Seconds-s.Steps[0].Seconds, spread(all), float64(memory)/1e6)
+	return fmt.Sprintf("%.2f s; a proof %s, %.0f MB", s.Steps[len(s.Steps)-1].Seconds-s.Steps[0].Seconds, spread(all),
+		float64(memory)/1e6)
 }

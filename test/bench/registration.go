@@ -16,7 +16,8 @@ import (
 var registrationFigures = []figure{
 	{"process start → Register received, 20 starts", "under 50 ms", startToRegister},
 	{"the same with metrics, in turn with another build", "median within 1.2 × the other", startBeside},
-	{"kubelet.sock back → first full list, 100 restarts", "median under 10 ms, worst under 250 ms, once each", restartToList},
+	{"kubelet.sock back → first full list, 100 restarts", "median under 10 ms, worst under 250 ms, once each",
+		restartToList},
 	{"stream dropped → full list, 300 rounds, rules of 1.36", "worst under 150 ms", dropToList(standin.V136)},
 	{"stream dropped → full list, 300 rounds, rules of 1.37", "worst under 150 ms", dropToList(standin.V137)},
 }
@@ -42,7 +43,8 @@ func startOnce(ctx context.Context, daemon string, args ...string) (time.Duratio
 	return untilRegistering(ctx, n)
 }
 
-// untilRegistering starts the daemon of a node, returns how long it took until it registered, and closes the node.
+// untilRegistering starts the daemon of a node, returns how long it took until it registered, and
+// closes the node.
 func untilRegistering(ctx context.Context, n *node.Node) (time.Duration, error) {
 	began := time.Now()
 	err := n.StartDaemon()
@@ -53,7 +55,8 @@ func untilRegistering(ctx context.Context, n *node.Node) (time.Duration, error) 
 	return event.Time.Sub(began), errors.Join(err, n.Close())
 }
 
-// besideBuild is the binary of another build of the daemon, without metrics; empty for the same one with metrics off.
+// besideBuild is the binary of another build of the daemon, without metrics; empty for the same one
+// with metrics off.
 var besideBuild string
 
 // startBeside compares starts with metrics with those of another build without.

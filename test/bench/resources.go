@@ -32,7 +32,8 @@ var resourceFigures = []figure{
 	{"Allocate with envvar and device specs", "p50 within 2 ×", allocateWith("--pass-device-specs")},
 	{"Allocate with cdi-annotations", "p50 within 2 ×", allocateWith("--device-list-strategy=cdi-annotations")},
 	{"Allocate with cdi-cri", "p50 within 2 ×", allocateWith("--device-list-strategy=cdi-cri")},
-	{"Allocate with both CDI strategies", "p50 within 2 ×", allocateWith("--device-list-strategy=cdi-annotations,cdi-cri")},
+	{"Allocate with both CDI strategies", "p50 within 2 ×",
+		allocateWith("--device-list-strategy=cdi-annotations,cdi-cri")},
 	{"resident memory at 8,000 replicas", "under 60 MB", manyReplicasMemory},
 	{"messages of a reload that changes 1 of 10 resources", "1", reload},
 }
@@ -59,7 +60,8 @@ func planManyReplicas(ctx context.Context, _ string) (string, error) {
 	})
 	var took []time.Duration
 	for i := range 50 {
-		snapshot.GPUs[0].Health.State = []inventory.State{inventory.Healthy, inventory.Unhealthy}[i%2] // so that every plan differs
+		// so that every plan differs
+		snapshot.GPUs[0].Health.State = []inventory.State{inventory.Healthy, inventory.Unhealthy}[i%2]
 		began := time.Now()
 		set.Apply(resource.New(snapshot, c.Resource), serve.Options{Edits: c.Edits}, 1)
 		took = append(took, time.Since(began))
@@ -131,7 +133,8 @@ func manyReplicasMemory(ctx context.Context, daemon string) (_ string, err error
 	return fmt.Sprintf("%.1f MB", float64(resident)/1e6), err
 }
 
-// withFile returns a node whose daemon, not started yet, has a configuration file: config.yaml in the node's folder.
+// withFile returns a node whose daemon, not started yet, has a configuration file: config.yaml in
+// the node's folder.
 func withFile(daemon, text, profile string) (*node.Node, error) {
 	n, err := node.Open(node.Setup{Daemon: daemon, Profile: profile, Version: standin.V137})
 	if err != nil {

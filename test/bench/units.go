@@ -94,7 +94,8 @@ func choiceOfUnits(ctx context.Context, _ string) (string, error) {
 		micros(times[len(times)/2]), micros(times[len(times)*99/100]), len(all), micros(computed[len(computed)*99/100])), nil
 }
 
-// threadTime returns how long the thread has computed: unlike the time that passes, it says the same beside other work.
+// threadTime returns how long the thread has computed: unlike the time that passes, it says the
+// same beside other work.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // Linux has this clock always

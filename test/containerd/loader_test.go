@@ -1,7 +1,8 @@
 //go:build containerd
 
-// Package containerd_test holds the table by which internal/report/nodefacts reads configurations of containerd to containerd's own loader. Each
-// version is a module of its own, as two of them cannot be in one program: v17, v22 and v24. `make containerd` runs the test.
+// Package containerd_test holds the table by which internal/report/nodefacts reads configurations
+// of containerd to containerd's own loader. Each version is a module of its own, as two of them
+// cannot be in one program: v17, v22 and v24. `make containerd` runs the test.
 package containerd_test
 
 import (
@@ -43,7 +44,8 @@ type madeOf struct {
 	Handlers []string `json:"handlers"`
 }
 
-// of returns what was loaded in the form of the table. containerd does not start its CRI plugin with a default that no runtime has.
+// of returns what was loaded in the form of the table. containerd does not start its CRI plugin
+// with a default that no runtime has.
 func of(l loaded) madeOf {
 	containers := l.CRI.Containerd
 	for _, name := range []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {

@@ -23,8 +23,8 @@ type Library struct {
 	faults []string
 }
 
-// Install compiles the stand-in into a driver root. Flags are for the compiler: -DOLD for a driver before CUDA 11.4, -DLACKS for a
-// library without cuCtxSynchronize.
+// Install compiles the stand-in into a driver root. Flags are for the compiler: -DOLD for a driver
+// before CUDA 11.4, -DLACKS for a library without cuCtxSynchronize.
 func Install(t testing.TB, root string, flags ...string) *Library {
 	t.Helper()
 	if err := Build(t.Context(), root, flags...); err != nil {
@@ -50,7 +50,8 @@ func Build(ctx context.Context, root string, flags ...string) error {
 	return nil
 }
 
-// Fail has a function fail for a device, by UUID: by an error of CUDA, or "wrong", "hang", "crash" or "leak".
+// Fail has a function fail for a device, by UUID: by an error of CUDA, or "wrong", "hang", "crash"
+// or "leak".
 func (l *Library) Fail(t testing.TB, uuid, function, action string) {
 	t.Helper()
 	l.faults = append(l.faults, uuid+" "+function+" "+action+"\n")
@@ -68,7 +69,8 @@ func (l *Library) Cure(t testing.TB) {
 func (l *Library) write(t testing.TB) {
 	t.Helper()
 	path := filepath.Join(l.folder, "faults")
-	if err := errors.Join(os.WriteFile(path+".new", []byte(strings.Join(l.faults, "")), 0o600), os.Rename(path+".new", path)); err != nil {
+	if err := errors.Join(os.WriteFile(path+".new", []byte(strings.Join(l.faults, "")), 0o600),
+		os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}
 }

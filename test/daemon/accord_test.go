@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestTheLastListSaysWhatTheDaemonKnows: whatever happened, the last list that kubelet received has each device as the daemon
-// has it; and once everything is cured, as good.
+// TestTheLastListSaysWhatTheDaemonKnows: whatever happened, the last list that kubelet received has
+// each device as the daemon has it; and once everything is cured, as good.
 func TestTheLastListSaysWhatTheDaemonKnows(t *testing.T) {
 	t.Parallel()
 	const rounds, faults = 12, 25
@@ -28,7 +28,8 @@ func TestTheLastListSaysWhatTheDaemonKnows(t *testing.T) {
 	s.shows(8, 8)
 	for range rounds {
 		for range faults {
-			// Some cannot be: a GPU that is plugged in cannot be plugged in, and one that is not has no driver to speak of it.
+			// Some cannot be: a GPU that is plugged in cannot be plugged in, and one that is not has no
+			// driver to speak of it.
 			_ = control.Call(t.Context(), s.ControlSocket(), "simulate.inject", anyFault(r), nil)
 		}
 		// It ends with a look, whatever that finds, and changes nothing else.
@@ -66,8 +67,8 @@ func anyFault(r *rand.Rand) simulator.Fault {
 	return f
 }
 
-// known returns the states of the GPUs that the daemon knows, by UUID; nil if it does not answer. They may all be
-// unplugged.
+// known returns the states of the GPUs that the daemon knows, by UUID; nil if it does not answer.
+// They may all be unplugged.
 func (s *stage) known() map[string]string {
 	s.t.Helper()
 	var now struct {
@@ -86,8 +87,8 @@ func (s *stage) known() map[string]string {
 	return states
 }
 
-// accords waits until the last list that kubelet received says what the daemon knows; if good, that every GPU is Healthy, which
-// takes an operator's word for some.
+// accords waits until the last list that kubelet received says what the daemon knows; if good, that
+// every GPU is Healthy, which takes an operator's word for some.
 func (s *stage) accords(good bool) {
 	s.t.Helper()
 	var differs string

@@ -36,7 +36,8 @@ func cluster(t *testing.T, labels string) *clustered {
 			t.Fatal(err)
 		}
 	}
-	// The node has had a configuration: without one, an API server that is slow at the start is told of as a fault, too.
+	// The node has had a configuration: without one, an API server that is slow at the start is told
+	// of as a fault, too.
 	c.write("state/node-config.json", `{"version": 1, "file": "whole"}`)
 	c.write("configs/whole", "version: v1\n")
 	c.write("configs/shared", "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
@@ -47,7 +48,8 @@ func cluster(t *testing.T, labels string) *clustered {
 	return c
 }
 
-// label returns the value of a label that the daemon gives the node, directly or for node-feature-discovery.
+// label returns the value of a label that the daemon gives the node, directly or for
+// node-feature-discovery.
 func (c *clustered) label(key string) string {
 	if c.labels == "nodeFeature" {
 		object, err := c.api.NodeFeature("gpus", "gpu-node-agent-"+nodeName)
@@ -118,8 +120,8 @@ func (s *stage) resident() int {
 	return size
 }
 
-// unchanged fails the test unless the daemon serves kubelet and scrapes as if there were no API server: a GPU fails, and kubelet
-// knows it soon; a pod gets another; probes and metrics answer.
+// unchanged fails the test unless the daemon serves kubelet and scrapes as if there were no API
+// server: a GPU fails, and kubelet knows it soon; a pod gets another; probes and metrics answer.
 func (c *clustered) unchanged(registrations int) {
 	c.t.Helper()
 	const soon = 25 * time.Second // hundredths of a second where the machine is idle; requests to the API server have 30 s
@@ -138,8 +140,9 @@ func (c *clustered) unchanged(registrations int) {
 	}
 }
 
-// TestFaultsOfTheAPIServer plays each fault of the API server, while a GPU fails and the label of the node asks for another
-// configuration. Kubelet and scrapes see no difference; afterwards the cluster knows all, and nothing twice.
+// TestFaultsOfTheAPIServer plays each fault of the API server, while a GPU fails and the label of
+// the node asks for another configuration. Kubelet and scrapes see no difference; afterwards the
+// cluster knows all, and nothing twice.
 func TestFaultsOfTheAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, labels := range []string{"node", "nodeFeature"} {

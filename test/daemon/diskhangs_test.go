@@ -14,8 +14,8 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// hang has each access to the disk hang until the test ends, but for the folder where the processes meet: a file system takes its place whose
-// program answers nothing.
+// hang has each access to the disk hang until the test ends, but for the folder where the processes
+// meet: a file system takes its place whose program answers nothing.
 func (d *disk) hang() {
 	d.t.Helper()
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -31,8 +31,8 @@ func (d *disk) hang() {
 	}
 }
 
-// TestCallsWithADiskThatHangs: GetPreferredAllocation, Allocate, and Prepare of a claim that is prepared are answered without the state
-// directory and the folder of CDI specs (law 1).
+// TestCallsWithADiskThatHangs: GetPreferredAllocation, Allocate, and Prepare of a claim that is
+// prepared are answered without the state directory and the folder of CDI specs (law 1).
 func TestCallsWithADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	c := openClaimable(t, "split, gpus: {indices: [0, 1, 2, 3]}")
@@ -44,7 +44,8 @@ func TestCallsWithADiskThatHangs(t *testing.T) {
 	uid := c.claim("known", "gpu-0")
 	before := c.prepared("known", uid)
 	d.hang()
-	reader := exec.CommandContext(t.Context(), "nsenter", "--mount=/proc/"+d.pid+"/ns/mnt", "ls", filepath.Join(d.at, "state"))
+	reader := exec.CommandContext(t.Context(), "nsenter", "--mount=/proc/"+d.pid+"/ns/mnt", "ls",
+		filepath.Join(d.at, "state"))
 	if err := reader.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -70,8 +71,9 @@ func TestCallsWithADiskThatHangs(t *testing.T) {
 	}
 }
 
-// TestRequestOfARestartOnADiskThatHangs: while the file of --reboot-file is on a disk that does not answer, pods get GPUs, another process
-// takes the lead and the hardware with it, and the first one ends in time.
+// TestRequestOfARestartOnADiskThatHangs: while the file of --reboot-file is on a disk that does not
+// answer, pods get GPUs, another process takes the lead and the hardware with it, and the first one
+// ends in time.
 func TestRequestOfARestartOnADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	c := openClaimable(t, "plugin")

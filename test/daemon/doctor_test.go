@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestDoctor runs doctor beside a daemon on a simulated node, with the files of a machine on which nothing is wrong.
+// TestDoctor runs doctor beside a daemon on a simulated node, with the files of a machine on which
+// nothing is wrong.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -77,7 +78,8 @@ func (s *stage) goodHost() {
 	}
 }
 
-// doctor runs doctor on the node with the files of its folder host. It returns the exit status and what was printed.
+// doctor runs doctor on the node with the files of its folder host. It returns the exit status and
+// what was printed.
 func (s *stage) doctor(arguments ...string) (status int, output, complaint string) {
 	s.t.Helper()
 	cmd := exec.CommandContext(s.t.Context(), binary, append([]string{

@@ -21,8 +21,9 @@ const repository = "../.."
 // container begins the commands that run in the daemon's container.
 var container = regexp.MustCompile(`^kubectl -n kube-system exec \$?POD -- `)
 
-// TestCommandsOfDocuments runs each command of our program that README.md or a file of docs shows, beside a daemon on a simulated node. All
-// other commands are in the table of docs/dev/testing.md, with what runs them.
+// TestCommandsOfDocuments runs each command of our program that README.md or a file of docs shows,
+// beside a daemon on a simulated node. All other commands are in the table of docs/dev/testing.md,
+// with what runs them.
 func TestCommandsOfDocuments(t *testing.T) {
 	t.Parallel()
 	commands, err := documents.Commands(repository)
@@ -71,7 +72,8 @@ func (s *stage) documented(t *testing.T, folder, command string) {
 			t.Errorf("exit status %d: %s%s", status, output, complaint)
 		}
 		return
-	case slices.Contains([]string{"status", "quiesce", "resume"}, words[0]), slices.Contains([]string{"mig apply", "mig status", "simulate xid"}, kind):
+	case slices.Contains([]string{"status", "quiesce", "resume"},
+		words[0]), slices.Contains([]string{"mig apply", "mig status", "simulate xid"}, kind):
 		words = append(words, "--control-socket", s.ControlSocket())
 	}
 	if slices.Contains(words, "--watch") {
@@ -87,12 +89,14 @@ func (s *stage) documented(t *testing.T, folder, command string) {
 	}
 }
 
-// filesOfDocuments makes a folder with the files that the commands read: examples of the documents, and the repository's own.
+// filesOfDocuments makes a folder with the files that the commands read: examples of the documents,
+// and the repository's own.
 func filesOfDocuments(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
 	for name, text := range map[string]string{
-		"config.yaml": example(t, "docs/sharing.md", "sharing:\n  mps:"), "claims.yaml": example(t, "docs/dra.md", "kind: ResourceClaim"),
+		"config.yaml": example(t, "docs/sharing.md", "sharing:\n  mps:"), "claims.yaml": example(t, "docs/dra.md",
+			"kind: ResourceClaim"),
 		"layouts.yaml": example(t, "docs/mig.md", "mig-configs:"),
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
@@ -100,7 +104,8 @@ func filesOfDocuments(t *testing.T) string {
 		}
 	}
 	root, err := filepath.Abs(repository)
-	if err := errors.Join(err, os.Symlink(filepath.Join(root, "internal"), filepath.Join(folder, "internal"))); err != nil {
+	if err := errors.Join(err, os.Symlink(filepath.Join(root, "internal"),
+		filepath.Join(folder, "internal"))); err != nil {
 		t.Fatal(err)
 	}
 	return folder
@@ -123,8 +128,8 @@ func example(t *testing.T, document, has string) string {
 	return ""
 }
 
-// listedCommands returns the commands of the table in docs/dev/testing.md. What runs them must be there: a test, a story on a real node, or a
-// target of make.
+// listedCommands returns the commands of the table in docs/dev/testing.md. What runs them must be
+// there: a test, a story on a real node, or a target of make.
 func listedCommands(t *testing.T) map[string]bool {
 	t.Helper()
 	read := func(pattern string) string {
@@ -171,7 +176,8 @@ func listedCommands(t *testing.T) map[string]bool {
 func TestMakeRun(t *testing.T) {
 	t.Parallel()
 	laptop := filepath.Join(t.TempDir(), "laptop")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", laptop, repository+"/test/kubelet/cmd/laptop").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", laptop,
+		repository+"/test/kubelet/cmd/laptop").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	c := exec.Command(laptop, "run", "--daemon", binary, "--profile", "t4")

@@ -28,8 +28,8 @@ import (
 
 const draDriver = "gpu.nvidia.com"
 
-// A claimable is a node whose GPUs the daemon gives as its configuration file says, with an API server and the part of kubelet that calls DRA
-// drivers.
+// A claimable is a node whose GPUs the daemon gives as its configuration file says, with an API
+// server and the part of kubelet that calls DRA drivers.
 type claimable struct {
 	*stage
 	api       *apiserver.Server
@@ -57,7 +57,8 @@ func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 func openClaimable(t *testing.T, mode string, args ...string) *claimable {
 	t.Helper()
 	s, api := openAgent(t, "")
-	c := &claimable{stage: s, api: api, users: map[string]map[string]string{}, allocated: map[string]string{}, given: map[string]int{}}
+	c := &claimable{stage: s, api: api, users: map[string]map[string]string{}, allocated: map[string]string{},
+		given: map[string]int{}}
 	registry := c.Path("plugins_registry")
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
@@ -105,9 +106,11 @@ func (c *claimable) claim(name, device string) (uid string) {
 	c.t.Helper()
 	if err := c.api.ChangeClaim("default", name, func(claim *resourceapi.ResourceClaim) {
 		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{
-			{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver, AllocationMode: "ExactCount", Count: 1}}}
+			{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver, AllocationMode: "ExactCount",
+				Count: 1}}}
 		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: cmp.Or(c.driver, draDriver), Pool: nodeName, Device: device}},
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: cmp.Or(c.driver, draDriver),
+				Pool: nodeName, Device: device}},
 		}}
 	}); err != nil {
 		c.t.Fatal(err)
@@ -121,7 +124,8 @@ func (c *claimable) claim(name, device string) (uid string) {
 
 // prepare has kubelet start a pod on a claim, and returns the names of its CDI devices.
 func (c *claimable) prepare(ctx context.Context, name, uid string) ([]string, error) {
-	answers, err := c.plugins.Prepare(ctx, cmp.Or(c.driver, draDriver), &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
+	answers, err := c.plugins.Prepare(ctx, cmp.Or(c.driver, draDriver),
+		&drav1.Claim{Namespace: "default", Name: name, Uid: uid})
 	if err == nil && answers[uid].GetError() != "" {
 		err = errors.New(answers[uid].GetError())
 	}
@@ -135,7 +139,8 @@ func (c *claimable) prepare(ctx context.Context, name, uid string) ([]string, er
 	return ids, nil
 }
 
-// prepared has kubelet start a pod on a claim again and again until it may: the driver may not be registered yet.
+// prepared has kubelet start a pod on a claim again and again until it may: the driver may not be
+// registered yet.
 func (c *claimable) prepared(name, uid string) (ids []string) {
 	c.t.Helper()
 	c.eventually("claim "+name+" is prepared", func() bool {
@@ -146,10 +151,12 @@ func (c *claimable) prepared(name, uid string) (ids []string) {
 	return ids
 }
 
-// release has the last pod on a claim end: kubelet asks until the driver has given it back, and the claim is deleted.
+// release has the last pod on a claim end: kubelet asks until the driver has given it back, and the
+// claim is deleted.
 func (c *claimable) release(ctx context.Context, name, uid string) {
 	for ctx.Err() == nil {
-		answers, err := c.plugins.Unprepare(ctx, cmp.Or(c.driver, draDriver), &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
+		answers, err := c.plugins.Unprepare(ctx, cmp.Or(c.driver, draDriver),
+			&drav1.Claim{Namespace: "default", Name: name, Uid: uid})
 		if err == nil && answers[uid].GetError() == "" {
 			break
 		}
@@ -167,9 +174,10 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// has notes that a pod has GPUs. It fails if another pod has one of them, but for a fault of kubelet's own (kubernetes/kubernetes#137534), which
-// ADR 48 makes rare: where kubelet answers a question about pods while it allocates a GPU, it forgets that GPU and gives it to the next pod, too,
-// by the device plugin.
+// has notes that a pod has GPUs. It fails if another pod has one of them, but for a fault of
+// kubelet's own (kubernetes/kubernetes#137534), which ADR 48 makes rare: where kubelet answers a
+// question about pods while it allocates a GPU, it forgets that GPU and gives it to the next pod,
+// too, by the device plugin.
 func (c *claimable) has(pod, way string, uuids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -189,7 +197,8 @@ func (c *claimable) has(pod, way string, uuids ...string) {
 	}
 }
 
-// forgotten reports whether kubelet forgot a GPU while it allocated it to that of two pods which got it first.
+// forgotten reports whether kubelet forgot a GPU while it allocated it to that of two pods which
+// got it first.
 func (c *claimable) forgotten(uuid, one, other string) bool {
 	first, forgotten := "", map[string]bool{}
 	for _, e := range c.Events(0) {
@@ -212,8 +221,9 @@ func (c *claimable) hasNot(pod string, uuids ...string) {
 	}
 }
 
-// load has pods come and go until ctx ends: where kubelet has GPUs of the device plugin they get one there, and else by a claim, as the
-// scheduler decides it. It sees slices as they were some time ago.
+// load has pods come and go until ctx ends: where kubelet has GPUs of the device plugin they get
+// one there, and else by a claim, as the scheduler decides it. It sees slices as they were some
+// time ago.
 func (c *claimable) load(ctx context.Context, worker int) {
 	stale := c.devices()
 	for n := 0; ctx.Err() == nil; n++ {
@@ -226,7 +236,8 @@ func (c *claimable) load(ctx context.Context, worker int) {
 		if stale = c.devices(); rand.N(4) == 0 { // the scheduler's cache lags behind
 			pause(ctx, rand.N(50*time.Millisecond))
 		}
-		// All together ask for less than the 100 answers a second that kubelet's PodResources gives: each claim needs one.
+		// All together ask for less than the 100 answers a second that kubelet's PodResources gives: each
+		// claim needs one.
 		pause(ctx, rand.N(200*time.Millisecond))
 	}
 }
@@ -284,8 +295,8 @@ func (c *claimable) counted(way string) int {
 	return c.given[way]
 }
 
-// TestClaims: a GPU of a node in the mode dra is in a slice, a claim has it prepared, the container's CDI spec has its device node alone, and
-// kubelet has no resource of the device plugin.
+// TestClaims: a GPU of a node in the mode dra is in a slice, a claim has it prepared, the
+// container's CDI spec has its device node alone, and kubelet has no resource of the device plugin.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra")
@@ -305,7 +316,8 @@ func TestClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if spec := string(text); !strings.Contains(spec, name) || !strings.Contains(spec, "/dev/nvidia3") || strings.Contains(spec, "/dev/nvidia2") {
+	if spec := string(text); !strings.Contains(spec, name) || !strings.Contains(spec, "/dev/nvidia3") ||
+		strings.Contains(spec, "/dev/nvidia2") {
 		t.Errorf("the CDI spec: %s", text)
 	}
 	if got := c.Resources(); len(got) > 0 {
@@ -334,11 +346,17 @@ func (c *claimable) owner(uuid, want string) {
 				GPUs []struct{ UUID, Owner string }
 			}
 		}
-		out, err := exec.CommandContext(c.t.Context(), binary, "status", "-o", "json", "--control-socket", c.ControlSocket()).Output()
+		out, err := exec.CommandContext(c.t.Context(), binary, "status", "-o", "json", "--control-socket",
+			c.ControlSocket()).Output()
 		if err := errors.Join(err, json.Unmarshal(out, &now)); err != nil {
 			return false
 		}
-		return slices.ContainsFunc(now.DRA.GPUs, func(g struct{ UUID, Owner string }) bool { return g.UUID == uuid && g.Owner == want })
+		return slices.ContainsFunc(now.DRA.GPUs, func(g struct {
+			UUID,
+			Owner string
+		}) bool {
+			return g.UUID == uuid && g.Owner == want
+		})
 	})
 }
 
@@ -355,8 +373,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestHandOverUnderLoad changes the mode to and fro while pods come and go, and kills the daemon in the middle: no GPU is ever given to two
-// pods, but for what kubelet forgot.
+// TestHandOverUnderLoad changes the mode to and fro while pods come and go, and kills the daemon in
+// the middle: no GPU is ever given to two pods, but for what kubelet forgot.
 func TestHandOverUnderLoad(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "plugin")
@@ -400,9 +418,11 @@ func TestHandOverUnderLoad(t *testing.T) {
 	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
 	reasons := slices.Compact(slices.Sorted(slices.Values(c.refused)))
 	forgotten := slices.DeleteFunc(c.Events(0), func(e standin.Event) bool { return e.Kind != standin.Forgotten })
-	t.Logf("kubelet forgot devices that it was allocating %d times, and gave them to two pods %d times: %v", len(forgotten), c.shared, forgotten)
+	t.Logf("kubelet forgot devices that it was allocating %d times, and gave them to two pods %d times: %v",
+		len(forgotten), c.shared, forgotten)
 	t.Logf("pods by plugin %d, by claim %d, refused %d: %q", c.given["plugin"], c.given["claim"], len(c.refused), reasons)
-	// Each worker chooses by old slices some times at each change. A driver that refuses claims for no reason refuses far more.
+	// Each worker chooses by old slices some times at each change. A driver that refuses claims for no
+	// reason refuses far more.
 	if most := c.given["claim"] + 20*12; len(c.refused) > most {
 		t.Errorf("%d claims are refused, want %d at most", len(c.refused), most)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// newLateClaim returns a daemon whose GPUs go back to the device plugin while no slice can be written. A claim comes for a GPU that is
-// nobody's then, and in a slice still.
+// newLateClaim returns a daemon whose GPUs go back to the device plugin while no slice can be
+// written. A claim comes for a GPU that is nobody's then, and in a slice still.
 func newLateClaim(t *testing.T) (c *claimable, gpu, claim string) {
 	t.Helper()
 	c = newClaimable(t, "dra")
@@ -25,8 +25,9 @@ func newLateClaim(t *testing.T) (c *claimable, gpu, claim string) {
 	return c, gpu, claim
 }
 
-// TestClaimThatComesTooLate: the scheduler gives a GPU away by a slice of before, and the claim is refused. The GPU goes back into the slice
-// then, so that the pod can have it, and to the device plugin when that has ended.
+// TestClaimThatComesTooLate: the scheduler gives a GPU away by a slice of before, and the claim is
+// refused. The GPU goes back into the slice then, so that the pod can have it, and to the device
+// plugin when that has ended.
 func TestClaimThatComesTooLate(t *testing.T) {
 	t.Parallel()
 	c, gpu, late := newLateClaim(t)
@@ -50,8 +51,9 @@ func TestClaimThatComesTooLate(t *testing.T) {
 	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
 }
 
-// TestRefusedClaimIsAskedForAgain: kubelet asks again for a claim that was refused, by its next look at the pod. The claim of a GPU that is
-// nobody's is refused each time, and prepared when GPUs are given to claims again.
+// TestRefusedClaimIsAskedForAgain: kubelet asks again for a claim that was refused, by its next
+// look at the pod. The claim of a GPU that is nobody's is refused each time, and prepared when GPUs
+// are given to claims again.
 func TestRefusedClaimIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	c, uuid, late := newLateClaim(t)
@@ -69,8 +71,9 @@ func TestRefusedClaimIsAskedForAgain(t *testing.T) {
 	c.release(t.Context(), "late", late)
 }
 
-// TestKilledWhileAGPUIsInNoSlice: the slices are gone, the list of claims that shows whether one got a GPU meanwhile is not made yet, and the
-// daemon is killed. The next one gives the device plugin no GPU before it has made the list, and prepares the claim that came too late.
+// TestKilledWhileAGPUIsInNoSlice: the slices are gone, the list of claims that shows whether one
+// got a GPU meanwhile is not made yet, and the daemon is killed. The next one gives the device
+// plugin no GPU before it has made the list, and prepares the claim that came too late.
 func TestKilledWhileAGPUIsInNoSlice(t *testing.T) {
 	t.Parallel()
 	c, gpu, late := newLateClaim(t)

@@ -26,8 +26,9 @@ func (c *claimable) again(program string, args []string, between func() error) {
 	c.start()
 }
 
-// TestStateIsLost: the state directory is lost while the mode goes to the device plugin. A GPU whose claim has a container is given to nobody
-// else, and comes back with the end of the claim. gpu-device-plugin does the same for as long as it is there.
+// TestStateIsLost: the state directory is lost while the mode goes to the device plugin. A GPU
+// whose claim has a container is given to nobody else, and comes back with the end of the claim.
+// gpu-device-plugin does the same for as long as it is there.
 func TestStateIsLost(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra")
@@ -62,7 +63,8 @@ func TestReinstallAfterClaims(t *testing.T) {
 	uid := c.claim("one", "gpu-3")
 	c.prepared("one", uid)
 	checkpoint := func(claims string) error {
-		data := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + claims + `]}`
+		data := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + claims +
+			`]}`
 		text, err := json.Marshal(map[string]any{"Data": data, "Checksum": crc32.ChecksumIEEE([]byte(data))})
 		return errors.Join(err, os.WriteFile(c.Path("dra_manager_state"), text, 0o600))
 	}
@@ -105,7 +107,8 @@ func TestStateThatCannotBeRead(t *testing.T) {
 	s.logs("dra-published.json.damaged")
 }
 
-// TestStateDirectoryThatIsAFile: no GPU was published there, and none is given to claims, so the device plugin has all of them.
+// TestStateDirectoryThatIsAFile: no GPU was published there, and none is given to claims, so the
+// device plugin has all of them.
 func TestStateDirectoryThatIsAFile(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})

@@ -31,8 +31,9 @@ func (c *claimable) partitions() (count int) {
 	return count
 }
 
-// TestDynamicMIG: two pods with small MIG devices and one with half a GPU run on a GPU in MIG mode, each with device nodes of its own; a killed
-// daemon goes on with them; what was made ends with the claims, and a layout may have the GPU then, which it may not before.
+// TestDynamicMIG: two pods with small MIG devices and one with half a GPU run on a GPU in MIG mode,
+// each with device nodes of its own; a killed daemon goes on with them; what was made ends with the
+// claims, and a layout may have the GPU then, which it may not before.
 func TestDynamicMIG(t *testing.T) {
 	t.Parallel()
 	const layouts = "\nmig: {enabled: true, layout: %s}"
@@ -54,7 +55,8 @@ func TestDynamicMIG(t *testing.T) {
 		t.Errorf("the CDI devices %v", nodes)
 	}
 	overlapping := c.claim("overlapping", "gpu-2-mig-4g40gb-5-0")
-	if _, err := c.prepare(t.Context(), "overlapping", overlapping); err == nil || !strings.Contains(err.Error(), "is in use by the claim default/"+devices[2]) {
+	if _, err := c.prepare(t.Context(), "overlapping", overlapping); err == nil ||
+		!strings.Contains(err.Error(), "is in use by the claim default/"+devices[2]) {
 		t.Errorf("a claim for a part that is taken: %v", err)
 	}
 	if n := c.partitions(); n != 8*25 {
@@ -83,8 +85,9 @@ func TestDynamicMIG(t *testing.T) {
 	})
 }
 
-// TestSwitchedMIG: a Hopper GPU is given as a whole or in parts, with no write of slices. Nothing is changed while a process uses it: a claim
-// waits for that, and a pod ends without. The device plugin gets the GPU once MIG mode is off.
+// TestSwitchedMIG: a Hopper GPU is given as a whole or in parts, with no write of slices. Nothing
+// is changed while a process uses it: a claim waits for that, and a pod ends without. The device
+// plugin gets the GPU once MIG mode is off.
 func TestSwitchedMIG(t *testing.T) {
 	t.Parallel()
 	const half, other = "gpu-2-mig-3g40gb-9-0", "gpu-2-mig-1g10gb-19-6"
@@ -127,7 +130,8 @@ func TestSwitchedMIG(t *testing.T) {
 	process(1)
 	c.release(t.Context(), "half", uid)
 	c.eventually("status says that MIG mode is on still", func() bool {
-		return strings.Contains(c.command("status", "-o", "wide"), "default/half was given back, and its MIG devices ("+half+") are destroyed, but MIG mode is on still: ")
+		return strings.Contains(c.command("status", "-o", "wide"),
+			"default/half was given back, and its MIG devices ("+half+") are destroyed, but MIG mode is on still: ")
 	})
 	c.release(t.Context(), "whole", whole)
 	c.allocatable(7)
@@ -135,8 +139,9 @@ func TestSwitchedMIG(t *testing.T) {
 	c.allocatable(8)
 }
 
-// TestKilledWhileTheModeIsSwitched: the daemon is killed in a Prepare that switches MIG mode. The next process refuses no claim at its first
-// call, goes on with that one, and leaves all devices in slices; the mode is off after the last claim.
+// TestKilledWhileTheModeIsSwitched: the daemon is killed in a Prepare that switches MIG mode. The
+// next process refuses no claim at its first call, goes on with that one, and leaves all devices in
+// slices; the mode is off after the last claim.
 func TestKilledWhileTheModeIsSwitched(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra, dynamicMIG: true, switchMIG: true")
@@ -178,7 +183,8 @@ func TestKilledWhileTheModeIsSwitched(t *testing.T) {
 	c.allocatable(8)
 }
 
-// dividedProfile returns the path of the profile of a machine with two GPUs, of which the second is in MIG mode and has no MIG devices.
+// dividedProfile returns the path of the profile of a machine with two GPUs, of which the second is
+// in MIG mode and has no MIG devices.
 func dividedProfile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "node.yaml")
@@ -190,13 +196,15 @@ func dividedProfile(t *testing.T) string {
 	return path
 }
 
-// TestPlanIsWhatIsPublished: plan --dra prints the objects that the daemon writes to the API server, with counters and devices that take them.
+// TestPlanIsWhatIsPublished: plan --dra prints the objects that the daemon writes to the API
+// server, with counters and devices that take them.
 func TestPlanIsWhatIsPublished(t *testing.T) {
 	t.Parallel()
 	profile := dividedProfile(t)
 	c := newClaimable(t, "dra, dynamicMIG: true", "--simulate", profile)
 	c.eventually("all devices are in slices", func() bool { return c.partitions() == 25 && len(c.api.Slices()) == 3 })
-	plan := exec.CommandContext(t.Context(), c.Daemon, "plan", "--dra", "--simulate", profile, "--node-name", nodeName, "--dra-dynamic-mig", "-o", "json")
+	plan := exec.CommandContext(t.Context(), c.Daemon, "plan", "--dra", "--simulate", profile, "--node-name", nodeName,
+		"--dra-dynamic-mig", "-o", "json")
 	text, err := plan.Output()
 	var list resourceapi.ResourceSliceList
 	if err == nil {
@@ -224,8 +232,8 @@ func TestPlanIsWhatIsPublished(t *testing.T) {
 	}
 }
 
-// TestDynamicMIGByMPS: a MIG device that is made for a claim is shared by MPS. While its control daemon cannot be ended, it stays, and status says
-// so; the pod ends all the same.
+// TestDynamicMIGByMPS: a MIG device that is made for a claim is shared by MPS. While its control
+// daemon cannot be ended, it stays, and status says so; the pod ends all the same.
 func TestDynamicMIGByMPS(t *testing.T) {
 	t.Parallel()
 	const device = "gpu-1-mig-3g20gb-9-0"
@@ -235,13 +243,15 @@ func TestDynamicMIGByMPS(t *testing.T) {
 	uid := c.claimByMPS("one", device)
 	c.prepared("one", uid)
 	told, err := os.ReadFile(c.Path("mps/claims/" + uid + "-0/log/control.log"))
-	if err != nil || !strings.Contains(string(told), "Starting control daemon of MIG-") || !strings.Contains(string(told), "percentage 25\n") {
+	if err != nil || !strings.Contains(string(told), "Starting control daemon of MIG-") ||
+		!strings.Contains(string(told), "percentage 25\n") {
 		t.Errorf("the control daemon was told (%v): %s", err, told)
 	}
 	kill(syscall.SIGKILL)
 	c.release(t.Context(), "one", uid)
 	const shown = "claim: default/one was given back, but what was made for it at " + device + " is there still: "
-	c.eventually("status has the claim that was given back", func() bool { return strings.Contains(c.command("status", "-o", "wide"), shown) })
+	c.eventually("status has the claim that was given back",
+		func() bool { return strings.Contains(c.command("status", "-o", "wide"), shown) })
 	c.mpsControlDaemon()
 	c.eventually("all is gone", func() bool {
 		left, err := filepath.Glob(c.Path("mps/claims/*"))

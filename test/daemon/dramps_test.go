@@ -30,11 +30,13 @@ func newWithMPS(t *testing.T, args ...string) *withMPS {
 func newWithMPSAs(t *testing.T, mode string, args ...string) *withMPS {
 	t.Helper()
 	c := &withMPS{programs: t.TempDir(), gpus: t.TempDir()}
-	out, err := exec.Command("go", "build", "-o", filepath.Join(c.programs, "nvidia-cuda-mps-control"), "../mps").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", filepath.Join(c.programs, "nvidia-cuda-mps-control"),
+		"../mps").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build the stand-in: %v: %s", err, out)
 	}
-	c.claimable = newClaimable(t, mode, append(args, "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")...)
+	c.claimable = newClaimable(t, mode, append(args, "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path",
+		"$DIR/mps")...)
 	if err := os.Mkdir(c.Path("mps"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -50,11 +52,12 @@ func newWithMPSAs(t *testing.T, mode string, args ...string) *withMPS {
 	return c
 }
 
-// mpsControlDaemon starts the process that runs control daemons, and returns what sends it a signal: SIGKILL and SIGTERM wait until it has
-// ended.
+// mpsControlDaemon starts the process that runs control daemons, and returns what sends it a
+// signal: SIGKILL and SIGTERM wait until it has ended.
 func (c *withMPS) mpsControlDaemon() (signal func(syscall.Signal)) {
 	c.t.Helper()
-	p := exec.Command(c.Setup.Daemon, "mps-control-daemon", "--simulate", c.Profile, "--config-file", c.file, "--mps-root-ctr-path", c.Path("mps"))
+	p := exec.Command(c.Setup.Daemon, "mps-control-daemon", "--simulate", c.Profile, "--config-file", c.file,
+		"--mps-root-ctr-path", c.Path("mps"))
 	p.Env = append(os.Environ(), "PATH="+c.programs, "MPS_STAND_IN_GPUS="+c.gpus)
 	log, err := os.OpenFile(c.Path("mps.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -103,8 +106,8 @@ func (c *withMPS) claimByMPS(name, device string) (uid string) {
 	return uid
 }
 
-// TestClaimByMPS: a claim that is shared by MPS has a control daemon with its limits for exactly its GPU, as long as it is prepared; the deaths
-// of all processes change nothing of that.
+// TestClaimByMPS: a claim that is shared by MPS has a control daemon with its limits for exactly
+// its GPU, as long as it is prepared; the deaths of all processes change nothing of that.
 func TestClaimByMPS(t *testing.T) {
 	t.Parallel()
 	c := newWithMPS(t)
@@ -139,7 +142,8 @@ func TestClaimByMPS(t *testing.T) {
 	}
 	text, err := os.ReadFile(specs[0])
 	for _, part := range []string{
-		"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/" + uid + "-0/pipe", "/run/nvidia/mps/claims/" + uid + "-0/pipe", "/run/nvidia/mps/shm",
+		"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/" + uid + "-0/pipe", "/run/nvidia/mps/claims/" + uid +
+			"-0/pipe", "/run/nvidia/mps/shm",
 	} {
 		if !strings.Contains(string(text), part) {
 			t.Errorf("the CDI spec has no %s (%v): %s", part, err, text)
@@ -152,12 +156,14 @@ func TestClaimByMPS(t *testing.T) {
 	})
 	c.eventually("kubelet is told so", func() bool {
 		health := c.plugins.Health("gpu-3")
-		return health.GetHealth() == healthv1.HealthStatus_UNHEALTHY && strings.Contains(health.GetMessage(), "mps-control-daemon")
+		return health.GetHealth() == healthv1.HealthStatus_UNHEALTHY &&
+			strings.Contains(health.GetMessage(), "mps-control-daemon")
 	})
 	c.kill()
 	c.mpsControlDaemon()
 	c.eventually("another control daemon serves the claim", func() bool {
-		return c.plugins.Health("gpu-3").GetHealth() == healthv1.HealthStatus_HEALTHY && !strings.Contains(c.command("status"), "gpu-3: ")
+		return c.plugins.Health("gpu-3").GetHealth() == healthv1.HealthStatus_HEALTHY &&
+			!strings.Contains(c.command("status"), "gpu-3: ")
 	})
 	c.prepared("one", uid)
 	c.release(t.Context(), "one", uid)

@@ -51,8 +51,8 @@ func (c *withMPS) nothingLeft(uid, pid string) {
 	})
 }
 
-// TestMPSWhileTheDaemonIsReplaced: in a roll-out the control daemon of a claim goes on, whether the old process ends or is killed. What the
-// old one prepared the new one gives back.
+// TestMPSWhileTheDaemonIsReplaced: in a roll-out the control daemon of a claim goes on, whether the
+// old process ends or is killed. What the old one prepared the new one gives back.
 func TestMPSWhileTheDaemonIsReplaced(t *testing.T) {
 	t.Parallel()
 	c := newWithMPS(t)
@@ -96,8 +96,9 @@ func TestMPSWhileTheDaemonIsReplaced(t *testing.T) {
 	}
 }
 
-// TestMPSWhileBothProcessesAreReplaced: mps-control-daemon is replaced, killed, or does not come, in the roll-out of the daemon. A GPU never
-// has two control daemons, and what was left of a claim ends before the next claim has its GPU.
+// TestMPSWhileBothProcessesAreReplaced: mps-control-daemon is replaced, killed, or does not come,
+// in the roll-out of the daemon. A GPU never has two control daemons, and what was left of a claim
+// ends before the next claim has its GPU.
 func TestMPSWhileBothProcessesAreReplaced(t *testing.T) {
 	t.Parallel()
 	c := newWithMPS(t)
@@ -152,7 +153,8 @@ func TestMPSWhileBothProcessesAreReplaced(t *testing.T) {
 	c.release(t.Context(), "one", one)
 	refused := func(name, uid string) {
 		t.Helper()
-		if _, err := c.prepare(t.Context(), name, uid); err == nil || !strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
+		if _, err := c.prepare(t.Context(), name, uid); err == nil ||
+			!strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
 			t.Errorf("claim %s is prepared while a control daemon of another claim is left on its GPU: %v", name, err)
 		}
 	}
@@ -171,8 +173,8 @@ func TestMPSWhileBothProcessesAreReplaced(t *testing.T) {
 	}
 }
 
-// TestMPSWhileTheModeChanges: the node keeps the label by which it has mps-control-daemon until the last claim is given back, although the
-// mode is plugin, and the daemon is killed meanwhile.
+// TestMPSWhileTheModeChanges: the node keeps the label by which it has mps-control-daemon until the
+// last claim is given back, although the mode is plugin, and the daemon is killed meanwhile.
 func TestMPSWhileTheModeChanges(t *testing.T) {
 	t.Parallel()
 	const capable = "nvidia.com/mps.capable"

@@ -12,7 +12,8 @@ import (
 // newName is a name of the driver that is not NVIDIA's.
 const newName = "gpu.example.com"
 
-// driverOfSlices returns the name of the driver of the slices at the API server; empty if there are none.
+// driverOfSlices returns the name of the driver of the slices at the API server; empty if there are
+// none.
 func (c *claimable) driverOfSlices() string {
 	for _, s := range c.api.Slices() {
 		return s.Spec.Driver
@@ -20,8 +21,9 @@ func (c *claimable) driverOfSlices() string {
 	return ""
 }
 
-// TestDriverNameIsKept: with another name in the configuration the driver keeps its name while a claim is prepared under it: kubelet can
-// give the claim back, also to the process that follows in a roll-out and after a kill. It has the new name when no GPU is in a slice.
+// TestDriverNameIsKept: with another name in the configuration the driver keeps its name while a
+// claim is prepared under it: kubelet can give the claim back, also to the process that follows in
+// a roll-out and after a kill. It has the new name when no GPU is in a slice.
 func TestDriverNameIsKept(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra")
@@ -29,7 +31,8 @@ func TestDriverNameIsKept(t *testing.T) {
 	uid := c.claim("one", "gpu-3")
 	ids := c.prepared("one", uid)
 	c.mode("{mode: dra, driverName: " + newName + "}")
-	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi"))...)
+	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir",
+		c.Path("cdi"))...)
 	next.start()
 	c.signal(c.Running(), syscall.SIGKILL)
 	<-c.Running().Ended()
@@ -37,7 +40,8 @@ func TestDriverNameIsKept(t *testing.T) {
 	if again := c.prepared("one", uid); !slices.Equal(ids, again) {
 		t.Errorf("prepared as %q, then as %q", ids, again)
 	}
-	next.logs("dra.driverName is " + newName + ", and the driver keeps the name " + draDriver + ", under which these claims have devices: default/one; ")
+	next.logs("dra.driverName is " + newName + ", and the driver keeps the name " + draDriver +
+		", under which these claims have devices: default/one; ")
 	if name := c.driverOfSlices(); name != draDriver {
 		t.Errorf("the slices are of %q", name)
 	}
@@ -67,8 +71,9 @@ func TestDriverNameIsKept(t *testing.T) {
 	c.release(t.Context(), "three", uid)
 }
 
-// TestLeadUnderAnotherName: a process began when nothing was in a slice, so that it has the new name, and waits for the lead. The one that leads
-// publishes GPUs under the old one meanwhile, and stops: the next one keeps that name.
+// TestLeadUnderAnotherName: a process began when nothing was in a slice, so that it has the new
+// name, and waits for the lead. The one that leads publishes GPUs under the old one meanwhile, and
+// stops: the next one keeps that name.
 func TestLeadUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "plugin")
@@ -76,7 +81,8 @@ func TestLeadUnderAnotherName(t *testing.T) {
 	leader := c.Running()
 	c.signal(leader, syscall.SIGSTOP)
 	t.Cleanup(func() { c.signal(leader, syscall.SIGCONT) })
-	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi"), "--dra-driver-name", newName)...)
+	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi"),
+		"--dra-driver-name", newName)...)
 	next.start()
 	next.logs("GPU found")
 	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil { // a daemon without state makes none

@@ -26,8 +26,9 @@ func (c *claimable) share(name, memory string) {
 	}
 }
 
-// TestShares: claims have parts of one GPU by MPS, which has one control daemon, each with its own limit. They are answered with their shares,
-// and go on while all processes die. The GPU is given whole, and goes to the device plugin, when none has it any more.
+// TestShares: claims have parts of one GPU by MPS, which has one control daemon, each with its own
+// limit. They are answered with their shares, and go on while all processes die. The GPU is given
+// whole, and goes to the device plugin, when none has it any more.
 func TestShares(t *testing.T) {
 	t.Parallel()
 	c := newWithMPS(t)
@@ -52,7 +53,8 @@ func TestShares(t *testing.T) {
 		if want := "k8s.gpu.nvidia.com/claim=" + uids[name] + "-gpu-3-share-of-" + name; len(ids) != 1 || ids[0] != want {
 			t.Errorf("%s has the CDI devices %q, want %s", name, ids, want)
 		}
-		answers, err := c.plugins.Prepare(t.Context(), draDriver, &drav1.Claim{Namespace: "default", Name: name, Uid: uids[name]})
+		answers, err := c.plugins.Prepare(t.Context(), draDriver,
+			&drav1.Claim{Namespace: "default", Name: name, Uid: uids[name]})
 		if err != nil || answers[uids[name]].GetDevices()[0].GetShareId() != "share-of-"+name {
 			t.Errorf("kubelet is told the share of %s: %v, %v", name, answers, err)
 		}
@@ -73,7 +75,8 @@ func TestShares(t *testing.T) {
 		}
 		text, err := os.ReadFile(specs[0])
 		for _, part := range []string{
-			"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/gpu." + uuid + "/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=" + limit, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+			"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/gpu." + uuid + "/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=" +
+				limit, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
 		} {
 			if !strings.Contains(string(text), part) {
 				t.Errorf("the CDI spec of %s has no %s (%v): %s", name, part, err, text)
@@ -84,7 +87,8 @@ func TestShares(t *testing.T) {
 		t.Errorf("status has no share: %s", status)
 	}
 	whole := c.claim("whole", "gpu-3")
-	if _, err := c.prepare(t.Context(), "whole", whole); err == nil || !strings.Contains(err.Error(), "is in use by the claim default/") {
+	if _, err := c.prepare(t.Context(), "whole", whole); err == nil ||
+		!strings.Contains(err.Error(), "is in use by the claim default/") {
 		t.Errorf("a GPU of which claims have shares was given whole: %v", err)
 	}
 

@@ -16,11 +16,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// maxEnd is how long the daemon may take to end: so long kubelet waits before it kills a pod. On a machine that has nothing
-// else to do it takes two seconds at most, as test/faults prints.
+// maxEnd is how long the daemon may take to end: so long kubelet waits before it kills a pod. On a
+// machine that has nothing else to do it takes two seconds at most, as test/faults prints.
 const maxEnd = 30 * time.Second
 
-// TestSIGTERM: the daemon ends soon, leaves nothing of its own and everything of others', and says no farewell.
+// TestSIGTERM: the daemon ends soon, leaves nothing of its own and everything of others', and says
+// no farewell.
 func TestSIGTERM(t *testing.T) {
 	t.Parallel()
 	for name, faults := range map[string][]simulator.Fault{
@@ -64,7 +65,8 @@ func TestSIGTERM(t *testing.T) {
 	}
 }
 
-// connect opens a connection to every socket beside kubelet's that says nothing until the test ends.
+// connect opens a connection to every socket beside kubelet's that says nothing until the test
+// ends.
 func (s *stage) connect() {
 	s.t.Helper()
 	for _, name := range s.sockets() {
@@ -91,7 +93,8 @@ func (s *stage) lastList() map[string]string {
 	return last
 }
 
-// TestSIGKILL: a daemon that was killed is followed by one that serves, whatever the first one left behind.
+// TestSIGKILL: a daemon that was killed is followed by one that serves, whatever the first one left
+// behind.
 func TestSIGKILL(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -112,7 +115,8 @@ func TestSIGKILL(t *testing.T) {
 	})
 }
 
-// TestOverlap: of two daemons, as in a rolling upgrade, either may end; kubelet goes on having all GPUs.
+// TestOverlap: of two daemons, as in a rolling upgrade, either may end; kubelet goes on having all
+// GPUs.
 func TestOverlap(t *testing.T) {
 	t.Parallel()
 	for _, version := range []standin.Version{standin.V136, standin.V137} {
@@ -134,8 +138,8 @@ func TestOverlap(t *testing.T) {
 			}
 			s.next(second.Seq, standin.StreamEnded)
 			if version == standin.V136 {
-				// It takes the end of the old stream for that of the new one, and that one's for the next one's if it is late
-				// to see it: it has to be told again.
+				// It takes the end of the old stream for that of the new one, and that one's for the next one's
+				// if it is late to see it: it has to be told again.
 				s.admitsAgain("work", 8)
 				return
 			}

@@ -20,8 +20,9 @@ var update = flag.Bool("update", false, "write the examples of docs/runbook.md a
 
 const runbook = "../../docs/runbook.md"
 
-// TestExamples plays the examples of docs/runbook.md on a simulated node, and holds what the document shows to what the commands
-// print, but for times. `go test ./test/daemon -run TestExamples -update` writes the output anew.
+// TestExamples plays the examples of docs/runbook.md on a simulated node, and holds what the
+// document shows to what the commands print, but for times. `go test ./test/daemon -run
+// TestExamples -update` writes the output anew.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(runbook)
@@ -67,7 +68,8 @@ func TestExamples(t *testing.T) {
 // command returns what a command prints.
 func (s *stage) command(arguments ...string) string {
 	s.t.Helper()
-	output, err := exec.CommandContext(s.t.Context(), s.Daemon, append(arguments, "--control-socket", s.ControlSocket())...).CombinedOutput()
+	output, err := exec.CommandContext(s.t.Context(), s.Daemon,
+		append(arguments, "--control-socket", s.ControlSocket())...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("%v: %s", err, output)
 	}
@@ -94,7 +96,8 @@ func (d *document) finding(s *stage, name, says string) {
 	})
 }
 
-// shows runs a command until it prints what says, and holds the example of that name to what it printed then.
+// shows runs a command until it prints what says, and holds the example of that name to what it
+// printed then.
 func (d *document) shows(s *stage, name, command, says string, run func() string) {
 	d.t.Helper()
 	begin, end := "<!-- example "+name+": written by test/daemon's TestExamples -->\n", "<!-- end of example -->\n"
@@ -116,7 +119,8 @@ func (d *document) shows(s *stage, name, command, says string, run func() string
 	// On a machine that is busy, something else may be slow for a moment, and be told of.
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
-	for late := time.Now().Add(time.Minute); timeless(shown) != timeless(got) && !*update && !d.t.Failed() && time.Now().Before(late); <-again.C {
+	for late := time.Now().Add(time.Minute); timeless(shown) != timeless(got) && !*update && !d.t.Failed() &&
+		time.Now().Before(late); <-again.C {
 		prints()
 	}
 	switch {
@@ -133,7 +137,8 @@ func (d *document) shows(s *stage, name, command, says string, run func() string
 
 var moments = regexp.MustCompile(`version v\d[^,]*|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b(\d+(h|m|s|ms))+\b|× \d+|nvmlDevice\w+|\d\.\d+e\+09`)
 
-// timeless returns a text without its version, its times and numbers of events, the call that hangs first, and the width of columns.
+// timeless returns a text without its version, its times and numbers of events, the call that hangs
+// first, and the width of columns.
 func timeless(text string) string {
 	return strings.Join(strings.Fields(moments.ReplaceAllString(text, "TIME")), " ")
 }

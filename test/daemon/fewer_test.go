@@ -17,7 +17,8 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// A shrinking is a node of eight GPUs whose daemon offers 32 replicas, and taints the node before they become fewer.
+// A shrinking is a node of eight GPUs whose daemon offers 32 replicas, and taints the node before
+// they become fewer.
 type shrinking struct {
 	*stage
 	api *apiserver.Server
@@ -55,13 +56,15 @@ func (s *shrinking) change(with func(*corev1.Node)) {
 
 func (s *shrinking) tainted() bool {
 	n, err := s.api.Node(nodeName)
-	return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return strings.HasSuffix(t.Key, "/fewer-devices") })
+	return err == nil && slices.ContainsFunc(n.Spec.Taints,
+		func(t corev1.Taint) bool { return strings.HasSuffix(t.Key, "/fewer-devices") })
 }
 
 // sent has a pod that the scheduler sent to the node; kubelet has admitted it, or not yet.
 func (s *shrinking) sent(admitted bool) {
 	s.t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sent"}, Spec: corev1.PodSpec{NodeName: nodeName}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sent"},
+		Spec: corev1.PodSpec{NodeName: nodeName}}
 	if pod.Status.Phase = corev1.PodPending; admitted {
 		ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 		defer cancel()
@@ -83,8 +86,8 @@ func (s *shrinking) isWhole() {
 	s.eventually("the taint is gone", func() bool { return !s.tainted() })
 }
 
-// TestFewerDevices: the file takes devices away. They go when the node has a taint and kubelet has admitted what was sent before. The process is
-// killed while it waits, and the next one goes on.
+// TestFewerDevices: the file takes devices away. They go when the node has a taint and kubelet has
+// admitted what was sent before. The process is killed while it waits, and the next one goes on.
 func TestFewerDevices(t *testing.T) {
 	t.Parallel()
 	s := newShrinking(t)
@@ -121,13 +124,15 @@ func TestFewerDevicesAndBack(t *testing.T) {
 	s.allocatable(32)
 }
 
-// TestFewerDevicesOfALaterProcess: a roll-out takes devices away. The later process serves the replicas, leads, and taints the node.
+// TestFewerDevicesOfALaterProcess: a roll-out takes devices away. The later process serves the
+// replicas, leads, and taints the node.
 func TestFewerDevicesOfALaterProcess(t *testing.T) {
 	t.Parallel()
 	s := newShrinking(t)
 	s.sent(false)
 	other := s.write("other.yaml", whole)
-	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--config-file", other, "--state-dir", s.Path("state"), "--cdi-dir", s.Path("cdi"))...)
+	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--config-file", other, "--state-dir", s.Path("state"),
+		"--cdi-dir", s.Path("cdi"))...)
 	later.Daemon = nodeAgent
 	later.start()
 	later.eventually("the later process leads", later.leads)

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestFIFOs: nobody writes into them, and nothing waits for that. GPUs are served, faults are found, and the daemon ends.
+// TestFIFOs: nobody writes into them, and nothing waits for that. GPUs are served, faults are
+// found, and the daemon ends.
 func TestFIFOs(t *testing.T) {
 	t.Parallel()
 	for place, says := range map[string]string{
@@ -86,7 +87,8 @@ func TestAFIFOForAConfiguration(t *testing.T) {
 	s.logs("config.yaml: is a FIFO, not a regular file")
 }
 
-// TestFewDescriptors: a daemon that may open no more files says so, goes on, and does what it has to once it may again.
+// TestFewDescriptors: a daemon that may open no more files says so, goes on, and does what it has
+// to once it may again.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -118,8 +120,8 @@ func TestFewDescriptors(t *testing.T) {
 	s.shows(8, 7)
 }
 
-// TestStartWithFewDescriptors: a daemon that may open few files from its start says so and ends well; the next one, which may
-// open more, serves.
+// TestStartWithFewDescriptors: a daemon that may open few files from its start says so and ends
+// well; the next one, which may open more, serves.
 func TestStartWithFewDescriptors(t *testing.T) {
 	t.Parallel()
 	for _, most := range []int{9, 10, 11, 12, 14} { // with fewer no program in Go starts, and with more nothing is missing

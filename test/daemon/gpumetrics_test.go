@@ -67,7 +67,8 @@ func (s *stage) admitOf(pod, resource string, count int) []string {
 	return got.IDs
 }
 
-// TestGPUMetricsThatTheDriverRefuses: the other metrics are served, and status says which are absent and why.
+// TestGPUMetricsThatTheDriverRefuses: the other metrics are served, and status says which are
+// absent and why.
 func TestGPUMetricsThatTheDriverRefuses(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -88,7 +89,8 @@ func TestGPUMetricsThatTheDriverRefuses(t *testing.T) {
 
 const temperature = "DCGM_FI_DEV_GPU_TEMP"
 
-// TestGPUMetrics: values are measured again and again, pods are in the labels while they run, and so is the node's name.
+// TestGPUMetrics: values are measured again and again, pods are in the labels while they run, and
+// so is the node's name.
 func TestGPUMetrics(t *testing.T) {
 	t.Parallel()
 	s, at := measured(t, node.Setup{})
@@ -107,13 +109,15 @@ func TestGPUMetrics(t *testing.T) {
 	s.hasSeries(at, 0, temperature, `pod="p"`)
 	s.hasSeries(at, 0, "gpu_device_plugin_pod_device")
 	s.hasSeries(at, 8, temperature)
-	s.inject(simulator.Fault{Kind: simulator.KindThrottle, GPU: "3"}, simulator.Fault{Kind: simulator.KindXID, GPU: "4", XID: 31})
+	s.inject(simulator.Fault{Kind: simulator.KindThrottle, GPU: "3"},
+		simulator.Fault{Kind: simulator.KindXID, GPU: "4", XID: 31})
 	s.hasSeries(at, 1, temperature, `gpu="3"`, "} 93")
 	s.hasSeries(at, 1, "gpu_device_plugin_gpu_slowed", `gpu="3"`, `reason="hw_thermal"`, "} 1")
 	s.hasSeries(at, 1, "DCGM_FI_DEV_XID_ERRORS", `gpu="4"`, `err_code="31"`, "} 31")
 }
 
-// TestGPUMetricsOfMIG: a GPU in MIG mode has its temperature once, and each GPU instance its memory with the pod that holds it.
+// TestGPUMetricsOfMIG: a GPU in MIG mode has its temperature once, and each GPU instance its memory
+// with the pod that holds it.
 func TestGPUMetricsOfMIG(t *testing.T) {
 	t.Parallel()
 	s, at := measured(t, node.Setup{Profile: "h100-mig-1g", Args: []string{"--mig-strategy=single"}})
@@ -138,7 +142,8 @@ func TestGPUMetricsOfSharedGPUs(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
 	at := metricsAddress(t)
-	file := s.write("config.yaml", "version: v1\nflags: {metricsAddress: \""+at+"\", gpuMetricsInterval: 1s, gpuMetricsHostnameLabel: none}\n"+
+	file := s.write("config.yaml", "version: v1\nflags: {metricsAddress: \""+at+
+		"\", gpuMetricsInterval: 1s, gpuMetricsHostnameLabel: none}\n"+
 		"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n")
 	s.Args = []string{"--config-file", file}
 	s.start()
@@ -150,7 +155,8 @@ func TestGPUMetricsOfSharedGPUs(t *testing.T) {
 	s.hasSeries(at, 0, temperature, "pod=")
 	s.hasSeries(at, 0, temperature, "Hostname")
 	s.eventually("each pod is seen on its GPUs", func() bool {
-		return len(s.series(at, "gpu_device_plugin_pod_device")) >= 8 && len(s.series(at, "gpu_device_plugin_pod_device", `pod="r"`)) > 0
+		return len(s.series(at, "gpu_device_plugin_pod_device")) >= 8 &&
+			len(s.series(at, "gpu_device_plugin_pod_device", `pod="r"`)) > 0
 	})
 	for _, pod := range []string{"p", "q", "r"} {
 		s.Remove(pod)
@@ -162,7 +168,8 @@ func TestGPUMetricsOfSharedGPUs(t *testing.T) {
 	s.hasSeries(at, 1, "gpu_device_plugin_build_info")
 }
 
-// TestGPUMetricsOfGPUsThatGo: the series of a GPU that is unplugged end. Those of one that fell off the bus end, too, but for the XID.
+// TestGPUMetricsOfGPUsThatGo: the series of a GPU that is unplugged end. Those of one that fell off
+// the bus end, too, but for the XID.
 func TestGPUMetricsOfGPUsThatGo(t *testing.T) {
 	t.Parallel()
 	s, at := measured(t, node.Setup{})
@@ -175,8 +182,8 @@ func TestGPUMetricsOfGPUsThatGo(t *testing.T) {
 	s.hasSeries(at, 1, "DCGM_FI_DEV_XID_ERRORS", `gpu="2"`, "} 79")
 }
 
-// TestGPUMetricsWhileTheDriverHangs: each scrape is answered with the last values and their times; so it is while
-// the driver is released.
+// TestGPUMetricsWhileTheDriverHangs: each scrape is answered with the last values and their times;
+// so it is while the driver is released.
 func TestGPUMetricsWhileTheDriverHangs(t *testing.T) {
 	t.Parallel()
 	s, at := measured(t, node.Setup{})
@@ -206,7 +213,8 @@ func TestGPUMetricsWhileTheDriverHangs(t *testing.T) {
 	})
 }
 
-// TestGPUMetricsWithoutPodResources: values are there without kubelet's account, and without the pods that it named before.
+// TestGPUMetricsWithoutPodResources: values are there without kubelet's account, and without the
+// pods that it named before.
 func TestGPUMetricsWithoutPodResources(t *testing.T) {
 	t.Parallel()
 	s, at := measured(t, node.Setup{})
@@ -226,7 +234,8 @@ func TestGPUMetricsWithoutPodResources(t *testing.T) {
 	s.hasSeries(at, 2, temperature, `pod="p"`)
 }
 
-// TestGPUMetricsBesideDamagedPodResources: values are there, and scrapes are answered at once, whatever answers in kubelet's place.
+// TestGPUMetricsBesideDamagedPodResources: values are there, and scrapes are answered at once,
+// whatever answers in kubelet's place.
 func TestGPUMetricsBesideDamagedPodResources(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(net.Conn){
@@ -263,7 +272,8 @@ func TestGPUMetricsBesideDamagedPodResources(t *testing.T) {
 	}
 }
 
-// TestGPUMetricsOfTwoDaemons: each measures the GPUs for itself, and one that ends takes nothing from the other.
+// TestGPUMetricsOfTwoDaemons: each measures the GPUs for itself, and one that ends takes nothing
+// from the other.
 func TestGPUMetricsOfTwoDaemons(t *testing.T) {
 	t.Parallel()
 	s, at := measured(t, node.Setup{})

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestHoldersInTheStatus: status --holders names the container of each device that a pod holds, by kubelet's account at that moment, and says
-// why where kubelet does not tell.
+// TestHoldersInTheStatus: status --holders names the container of each device that a pod holds, by
+// kubelet's account at that moment, and says why where kubelet does not tell.
 func TestHoldersInTheStatus(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -20,7 +20,8 @@ func TestHoldersInTheStatus(t *testing.T) {
 	s.shows(8, 8)
 	s.admitOf("p", gpu, 2)
 	ask := func(more ...string) (told now.Status) {
-		out, err := exec.CommandContext(t.Context(), binary, append([]string{"status", "-o", "json", "--control-socket", s.ControlSocket()}, more...)...).Output()
+		out, err := exec.CommandContext(t.Context(), binary, append([]string{"status", "-o", "json", "--control-socket",
+			s.ControlSocket()}, more...)...).Output()
 		if err == nil {
 			err = json.Unmarshal(out, &told)
 		}

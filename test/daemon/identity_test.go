@@ -12,18 +12,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestDevicesThatCannotBeNamed: GPUs with impossible UUIDs, and one with a UUID that becomes another's while it is served, are
-// left out, and containers get the others by every strategy.
+// TestDevicesThatCannotBeNamed: GPUs with impossible UUIDs, and one with a UUID that becomes
+// another's while it is served, are left out, and containers get the others by every strategy.
 func TestDevicesThatCannotBeNamed(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"} {
 		t.Run(strategy, func(t *testing.T) {
 			t.Parallel()
 			s := open(t, node.Setup{})
-			s.Args = []string{"--device-list-strategy", strategy, "--cdi-dir", s.Path("cdi"), "--nvidia-driver-root", s.Path("root")}
+			s.Args = []string{"--device-list-strategy", strategy, "--cdi-dir", s.Path("cdi"), "--nvidia-driver-root",
+				s.Path("root")}
 			faults := []simulator.Fault{{Kind: simulator.KindAnswer, Call: "DeviceGetCount", Value: "4294967295"}}
 			for gpu, uuid := range map[string]string{
-				"1": `""`, "2": `"GPU-\xff\xfe"`, "3": `"GPU-0\nGPU-1"`, "4": "GPU-0,GPU-1", "5": "GPU/0", "6": strings.Repeat("x", 1_000_000),
+				"1": `""`, "2": `"GPU-\xff\xfe"`, "3": `"GPU-0\nGPU-1"`, "4": "GPU-0,GPU-1", "5": "GPU/0", "6": strings.Repeat("x",
+					1_000_000),
 			} {
 				faults = append(faults, simulator.Fault{Kind: simulator.KindAnswer, GPU: gpu, Call: "DeviceGetUUID", Value: uuid})
 			}
@@ -36,7 +38,8 @@ func TestDevicesThatCannotBeNamed(t *testing.T) {
 			}
 			gives(t, strategy, first)
 			s.says("six GPUs are left out, each for its UUID", func(now status) bool {
-				return len(now.LeftOut) == 6 && !slices.ContainsFunc(now.LeftOut, func(why string) bool { return !strings.Contains(why, "its UUID") })
+				return len(now.LeftOut) == 6 && !slices.ContainsFunc(now.LeftOut,
+					func(why string) bool { return !strings.Contains(why, "its UUID") })
 			})
 
 			profile, err := simulator.Load("dgx-h100")
@@ -80,8 +83,8 @@ func gives(t *testing.T, strategy string, got standin.Allocation) {
 	}
 }
 
-// TestMIGWithoutTheCapability: the driver does not tell this process the memory of GPUs in MIG mode. Whole GPUs are served, and status
-// names the capability.
+// TestMIGWithoutTheCapability: the driver does not tell this process the memory of GPUs in MIG
+// mode. Whole GPUs are served, and status names the capability.
 func TestMIGWithoutTheCapability(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{Profile: "a100-mig-mixed", Args: []string{"--mig-strategy", "mixed"}})

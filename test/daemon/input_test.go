@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestBadInput: what cannot be ends the program with one sentence that says what is wrong and what to do.
+// TestBadInput: what cannot be ends the program with one sentence that says what is wrong and what
+// to do.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -30,20 +31,25 @@ func TestBadInput(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"unknown flag":    {[]string{"--mig-strateg", "mixed"}, []string{"unknown flag: --mig-strateg", "--help lists the flags"}},
-		"unknown command": {[]string{"stauts"}, []string{`unknown command "stauts", did you mean "status"?`, "--help lists the commands"}},
+		"unknown flag": {[]string{"--mig-strateg", "mixed"},
+			[]string{"unknown flag: --mig-strateg", "--help lists the flags"}},
+		"unknown command": {[]string{"stauts"}, []string{`unknown command "stauts", did you mean "status"?`,
+			"--help lists the commands"}},
 		"unknown strategy": {
 			[]string{"--mig-strategy", "many"}, []string{`--mig-strategy: "many" is not one of: none, single, mixed`},
 		},
 		"unknown device list strategy": {
 			[]string{"--device-list-strategy", "env"}, []string{`--device-list-strategy: "env": not one of: envvar, volume-mounts`},
 		},
-		"unknown profile": {[]string{"--simulate", "dgx-h1000"}, []string{`"dgx-h1000"`, "give one of a100-mig-mixed, a30-x4,", ".yaml"}},
+		"unknown profile": {[]string{"--simulate", "dgx-h1000"},
+			[]string{`"dgx-h1000"`, "give one of a100-mig-mixed, a30-x4,", ".yaml"}},
 		"profile that is not there": {
-			[]string{"--simulate", "/no/such.yaml"}, []string{"/no/such.yaml", "no such file", "give the path of a file that can be read"},
+			[]string{"--simulate", "/no/such.yaml"}, []string{"/no/such.yaml", "no such file",
+				"give the path of a file that can be read"},
 		},
 		"profile that is none": {
-			[]string{"--simulate", write("none.yaml", "gpus: 3\n")}, []string{"none.yaml", "correct it", "a profile has the keys"},
+			[]string{"--simulate", write("none.yaml", "gpus: 3\n")}, []string{"none.yaml", "correct it",
+				"a profile has the keys"},
 		},
 		"socket's path too long": {
 			[]string{"--kubelet-socket", "/" + strings.Repeat("x", 107) + "/k.sock"},
@@ -55,7 +61,8 @@ func TestBadInput(t *testing.T) {
 		},
 		"no kernel module": {
 			[]string{"--simulate", write("nomod.yaml", machine+"faults: [{kind: driver, driver: missing}]\n")},
-			[]string{"the kernel module is not loaded", "modprobe nvidia", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
+			[]string{"the kernel module is not loaded", "modprobe nvidia", "run: gpu-device-plugin doctor",
+				"--fail-on-init-error=false"},
 		},
 		"NVML that cannot be initialised": {
 			[]string{"--simulate", write("noinit.yaml", machine+"faults: [{kind: fail, call: Init, return: UNKNOWN}]\n")},
@@ -68,7 +75,8 @@ func TestBadInput(t *testing.T) {
 			[]string{"--simulate", "t4", "--config-file", write("config.yaml", "version: v1\nflags:\n  migStrategy: many\n")},
 			[]string{"config.yaml", "3", `"many" is not one of: none, single, mixed`},
 		},
-		"no daemon": {[]string{"status", "--control-socket", "/no/such.sock"}, []string{"no daemon answers at /no/such.sock", "--control-socket"}},
+		"no daemon": {[]string{"status", "--control-socket", "/no/such.sock"},
+			[]string{"no daemon answers at /no/such.sock", "--control-socket"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +126,8 @@ func TestLateDriver(t *testing.T) {
 	}
 }
 
-// TestLateKubelet: a kubelet whose directory is not there yet is waited for. The path of the directory is no URL and no format.
+// TestLateKubelet: a kubelet whose directory is not there yet is waited for. The path of the
+// directory is no URL and no format.
 func TestLateKubelet(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})

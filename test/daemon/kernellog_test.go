@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestKernelLog: XIDs that the kernel logs and the driver does not report count while the configuration wants that.
+// TestKernelLog: XIDs that the kernel logs and the driver does not report count while the
+// configuration wants that.
 func TestKernelLog(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})

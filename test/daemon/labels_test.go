@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// slowLinks are faults of a driver that takes so long for links between GPUs that the first looks do not tell all of them.
+// slowLinks are faults of a driver that takes so long for links between GPUs that the first looks
+// do not tell all of them.
 var slowLinks = []simulator.Fault{{Kind: simulator.KindSlow, Call: "DeviceGetNvLinkState", Delay: "20ms"}}
 
 // labeled returns the labels of the node.
@@ -27,7 +28,8 @@ func labeled(server *apiserver.Server) map[string]string {
 	return n.Labels
 }
 
-// expected returns the labels that a set of package labels has for a simulated node, without the timestamp.
+// expected returns the labels that a set of package labels has for a simulated node, without the
+// timestamp.
 func expected(t *testing.T, set string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("../../internal/plan/labels/testdata/sets/" + set + ".txt")
@@ -44,7 +46,8 @@ func expected(t *testing.T, set string) map[string]string {
 	return want
 }
 
-// labelsBecome waits until the node has these labels. In a small cluster that takes less than 2 s on a machine that has nothing else to do.
+// labelsBecome waits until the node has these labels. In a small cluster that takes less than 2 s
+// on a machine that has nothing else to do.
 func (s *stage) labelsBecome(server *apiserver.Server, when string, want map[string]string) {
 	s.t.Helper()
 	begun := time.Now()
@@ -57,8 +60,9 @@ func (s *stage) labelsBecome(server *apiserver.Server, when string, want map[str
 	s.t.Logf("%s: labels after %v", when, time.Since(begun).Round(time.Millisecond))
 }
 
-// TestLabels: labels tell of what happens, stay as they are while the driver is away, and are not written again after a kill. An
-// API server that is away keeps nothing from kubelet, and is told what it missed. The driver is slow, which makes no further write.
+// TestLabels: labels tell of what happens, stay as they are while the driver is away, and are not
+// written again after a kill. An API server that is away keeps nothing from kubelet, and is told
+// what it missed. The driver is slow, which makes no further write.
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	s, server := openAgent(t, "h100-mig-1g", "--node-labels=node", "--mig-strategy=mixed")
@@ -94,8 +98,8 @@ func TestLabels(t *testing.T) {
 	s.eventually("the layout is the old one", func() bool { return maps.Equal(labeled(server), all) })
 }
 
-// TestFeatureFile: the program without a client writes labels for node-feature-discovery, which outlive it. Beside the file of
-// NVIDIA's program it writes nothing, and says so.
+// TestFeatureFile: the program without a client writes labels for node-feature-discovery, which
+// outlive it. Beside the file of NVIDIA's program it writes nothing, and says so.
 func TestFeatureFile(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{Profile: "t4"})

@@ -18,11 +18,12 @@ import (
 // stopped is how long TestOneDecides stops a process.
 var stopped = flag.Duration("stopped", 20*time.Second, "how long a process that leads is stopped; make nightly stops it for 5 minutes")
 
-// mostSilence is how long nobody decides at most after a process that did is silent, for 12 s, on a machine that is slow.
+// mostSilence is how long nobody decides at most after a process that did is silent, for 12 s, on a
+// machine that is slow.
 const mostSilence = time.Minute
 
-// join starts another process of a program on the node, or of that of the first one if it is empty, with its state. The API server knows what
-// it writes by its name.
+// join starts another process of a program on the node, or of that of the first one if it is empty,
+// with its state. The API server knows what it writes by its name.
 func (c *claimable) join(name, program string) *stage {
 	c.t.Helper()
 	kubeconfig, err := c.api.KubeconfigAs(name)
@@ -50,7 +51,8 @@ func (s *stage) leads() bool {
 	return control.Call(ctx, s.ControlSocket(), "status", nil, &now) == nil && now.Lead.This
 }
 
-// loaded has pods with claims come and go until the test ends, and returns what ends them. It fails if a GPU is given to two of them.
+// loaded has pods with claims come and go until the test ends, and returns what ends them. It fails
+// if a GPU is given to two of them.
 func (c *claimable) loaded() (end func()) {
 	c.callLimit = 5 * time.Second // kubelet waits for 45 s, also for a process that is stopped
 	ctx, stop := context.WithCancel(c.t.Context())
@@ -70,7 +72,8 @@ func (c *claimable) serves() {
 	c.eventually("pods with claims", func() bool { return c.counted("claim") >= before+10 })
 }
 
-// onlyWrites has a GPU fail in these processes, and waits until the API server knows: the process with that name has told it, and no other one.
+// onlyWrites has a GPU fail in these processes, and waits until the API server knows: the process
+// with that name has told it, and no other one.
 func (c *claimable) onlyWrites(name string, gpu int, processes ...*stage) {
 	c.t.Helper()
 	mark := len(c.api.Writers())
@@ -89,8 +92,9 @@ func (c *claimable) onlyWrites(name string, gpu int, processes ...*stage) {
 // terms returns in which order processes wrote, each once in a row.
 func (c *claimable) terms() []string { return slices.Compact(c.api.Writers()) }
 
-// TestOneDecides: of three processes, the one that started last leads. When it is killed or stopped, another one does within 15 s; when it goes
-// on, it leads again. Meanwhile pods with claims come and go: no GPU is given to two of them, and no object is written by two processes.
+// TestOneDecides: of three processes, the one that started last leads. When it is killed or
+// stopped, another one does within 15 s; when it goes on, it leads again. Meanwhile pods with
+// claims come and go: no GPU is given to two of them, and no object is written by two processes.
 func TestOneDecides(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
@@ -141,13 +145,14 @@ func TestOneDecides(t *testing.T) {
 	}
 }
 
-// TestAStandbyWithoutAStateDirectory can have no part in Dynamic Resource Allocation, and gives out no GPU that is in a slice, neither as a
-// standby nor when it leads.
+// TestAStandbyWithoutAStateDirectory can have no part in Dynamic Resource Allocation, and gives out
+// no GPU that is in a slice, neither as a standby nor when it leads.
 func TestAStandbyWithoutAStateDirectory(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra")
 	c.published(8)
-	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir=", "--cdi-dir", c.Path("cdi"), "--dra-mode", "plugin")...)
+	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir=", "--cdi-dir", c.Path("cdi"), "--dra-mode",
+		"plugin")...)
 	next.Args = append(next.Args, "--config-file", next.write("config.yaml", "dra: {mode: plugin}"))
 	next.start()
 	c.eventually("the next one leads", next.leads)

@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// A disk is a small file system that only the processes of its mount namespace have. It ends with the test.
+// A disk is a small file system that only the processes of its mount namespace have. It ends with
+// the test.
 type disk struct {
 	t   *testing.T
 	pid string // of the process that has the namespace
@@ -31,7 +32,8 @@ func (c *claimable) newDisk(at string) *disk {
 		c.t.Skip("only root may mount a file system: as root, this test has the disk of two processes fail")
 	}
 	mounts := `mkdir -p "$0" "$1" && mount -t tmpfs -o size=8m none "$0" && mkdir "$0/lead" && mount --bind "$0/lead" "$1" && echo mounted && read -r _`
-	holder := exec.CommandContext(c.t.Context(), "unshare", "--mount", "sh", "-c", mounts, at, filepath.Join(filepath.Dir(c.Socket()), "gpu-device-plugin"))
+	holder := exec.CommandContext(c.t.Context(), "unshare", "--mount", "sh", "-c", mounts, at,
+		filepath.Join(filepath.Dir(c.Socket()), "gpu-device-plugin"))
 	in, err := holder.StdinPipe()
 	if err != nil {
 		c.t.Fatal(err)
@@ -74,7 +76,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// readOnly has nobody make or open a file of the disk to write it, where the processes meet excepted, and returns what ends that.
+// readOnly has nobody make or open a file of the disk to write it, where the processes meet
+// excepted, and returns what ends that.
 func (d *disk) readOnly() (heal func()) {
 	d.t.Helper()
 	do := func(commands string) {
@@ -87,8 +90,8 @@ func (d *disk) readOnly() (heal func()) {
 	return func() { do(`umount --lazy "$0"`) }
 }
 
-// writes has a GPU fail in these processes, and waits until the one with that name has told the API server. Alone fails if others have written
-// since, but for one write that may have been under way.
+// writes has a GPU fail in these processes, and waits until the one with that name has told the API
+// server. Alone fails if others have written since, but for one write that may have been under way.
 func (c *claimable) writes(name string, gpu int, processes ...*stage) (alone func()) {
 	c.t.Helper()
 	mark := len(c.api.Writers())
@@ -105,9 +108,10 @@ func (c *claimable) writes(name string, gpu int, processes ...*stage) (alone fun
 	}
 }
 
-// TestOneDecidesWithoutAStateDirectory: the state directory of two processes is full, read-only, removed while they run, or never was there.
-// When the one that leads is silent, the other one leads, and only that one writes at the API server. No GPU is given to two pods, and pods
-// get GPUs again when the directory is as it should be.
+// TestOneDecidesWithoutAStateDirectory: the state directory of two processes is full, read-only,
+// removed while they run, or never was there. When the one that leads is silent, the other one
+// leads, and only that one writes at the API server. No GPU is given to two pods, and pods get GPUs
+// again when the directory is as it should be.
 func TestOneDecidesWithoutAStateDirectory(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -124,7 +128,8 @@ func TestOneDecidesWithoutAStateDirectory(t *testing.T) {
 			}
 			return func() {}
 		}},
-		"never there": {mode: "plugin", begin: func(d *disk) { d.readOnly() }, fail: func(*claimable, *disk) func() { return func() {} }},
+		"never there": {mode: "plugin", begin: func(d *disk) { d.readOnly() },
+			fail: func(*claimable, *disk) func() { return func() {} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -169,7 +174,8 @@ func TestOneDecidesWithoutAStateDirectory(t *testing.T) {
 				t.Errorf("nobody leads for %v", took)
 			}
 			alone = c.writes("", 1, c.stage)
-			if code, body := fetch(t, metrics, "/metrics"); code != 200 || !strings.Contains(body, "\ngpu_device_plugin_leads 1\n") {
+			if code, body := fetch(t, metrics, "/metrics"); code != 200 ||
+				!strings.Contains(body, "\ngpu_device_plugin_leads 1\n") {
 				t.Errorf("the metrics do not say that the process leads: %d", code)
 			}
 			heal()

@@ -14,15 +14,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestFaultsLeaveNothingBehind: after very many faults and their cure the daemon has hardly more threads than after some,
-// and hardly more goroutines than one that has seen none.
+// TestFaultsLeaveNothingBehind: after very many faults and their cure the daemon has hardly more
+// threads than after some, and hardly more goroutines than one that has seen none.
 func TestFaultsLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
 	quiet := serving(t, node.Setup{})
 	quiet.shows(8, 8)
 
-	// Each kind of fault happens rounds times. One that leaves a goroutine or a thread behind is over slack; calls that are
-	// under way, and the threads that the runtime starts when the machine is busy, are not.
+	// Each kind of fault happens rounds times. One that leaves a goroutine or a thread behind is over
+	// slack; calls that are under way, and the threads that the runtime starts when the machine is
+	// busy, are not.
 	const rounds, slack = 40, 25
 	s := open(t, node.Setup{})
 	s.Args = []string{"--config-file", s.write("config.yaml", "version: v1\nhealth: {flapLimit: 10000}\n")}
@@ -39,8 +40,9 @@ func TestFaultsLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// TestThreadsOfCallsThatHang: calls about 15 of 16 GPUs do not return, in a library in C, where each keeps a thread. The process has a thread
-// for each of these GPUs and few more, each GPU is found to hang by itself, and the one that answers is given to pods.
+// TestThreadsOfCallsThatHang: calls about 15 of 16 GPUs do not return, in a library in C, where
+// each keeps a thread. The process has a thread for each of these GPUs and few more, each GPU is
+// found to hang by itself, and the one that answers is given to pods.
 func TestThreadsOfCallsThatHang(t *testing.T) {
 	t.Parallel()
 	const gpus, slack = 16, 12
@@ -91,8 +93,10 @@ func (s *stage) suffers(rounds int) {
 			s.signal(s.Running(), syscall.SIGHUP)
 		}
 	}
-	// Faults that nobody has seen yet leave all GPUs Healthy, too: what is waited for is that the last one is seen and cured.
-	s.inject(simulator.Fault{Kind: simulator.KindRestore}, simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "reset"})
+	// Faults that nobody has seen yet leave all GPUs Healthy, too: what is waited for is that the last
+	// one is seen and cured.
+	s.inject(simulator.Fault{Kind: simulator.KindRestore}, simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1",
+		Action: "reset"})
 	s.signal(s.Running(), syscall.SIGHUP)
 	s.says("GPU 1 alone is to be reset, which none of the faults above asks for", func(now status) bool {
 		for i, g := range now.GPUs {
@@ -118,8 +122,8 @@ func (s *stage) threads() int {
 	return len(tasks)
 }
 
-// goroutines returns how many goroutines the daemon has, without those of Go's runtime. It ends the daemon for it: the
-// runtime prints them on SIGABRT.
+// goroutines returns how many goroutines the daemon has, without those of Go's runtime. It ends the
+// daemon for it: the runtime prints them on SIGABRT.
 func (s *stage) goroutines() int {
 	s.t.Helper()
 	daemon := s.Running()

@@ -25,7 +25,8 @@ func (s *stage) objects() []map[string]any {
 		if err := json.Unmarshal([]byte(line), &object); err != nil {
 			s.t.Fatalf("%q is no JSON: %v", line, err)
 		}
-		if object["ts"] == nil || object["caller"] == nil || object["msg"] == nil || (object["v"] == nil) == (object["err"] == nil) {
+		if object["ts"] == nil || object["caller"] == nil || object["msg"] == nil ||
+			(object["v"] == nil) == (object["err"] == nil) {
 			s.t.Errorf("a key is missing: %s", line)
 		}
 		all = append(all, object)
@@ -33,8 +34,8 @@ func (s *stage) objects() []map[string]any {
 	return all
 }
 
-// TestLogsInJSON: every line of a process is one object, from its start over faults and a kubelet's restart to its end, and the start is
-// one line.
+// TestLogsInJSON: every line of a process is one object, from its start over faults and a kubelet's
+// restart to its end, and the start is one line.
 func TestLogsInJSON(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -42,7 +43,8 @@ func TestLogsInJSON(t *testing.T) {
 	s.Args = []string{"--config-file", config}
 	s.start()
 	s.shows(8, 8)
-	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79}, simulator.Fault{Kind: simulator.KindLost, GPU: "5"})
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79},
+		simulator.Fault{Kind: simulator.KindLost, GPU: "5"})
 	s.shows(8, 6)
 	s.write("config.yaml", "version: v2\n")
 	s.signal(s.Running(), syscall.SIGHUP)
@@ -56,7 +58,8 @@ func TestLogsInJSON(t *testing.T) {
 	}
 	lines := s.objects()
 	started := slices.DeleteFunc(slices.Clone(lines), func(o map[string]any) bool { return o["msg"] != "Started" })
-	if len(started) != 1 || started[0]["driver"] != "580.95.05" || started[0]["gpus"] != 8.0 || started[0]["version"] == "" {
+	if len(started) != 1 || started[0]["driver"] != "580.95.05" || started[0]["gpus"] != 8.0 ||
+		started[0]["version"] == "" {
 		t.Errorf("the start: %v", started)
 	}
 	if last := lines[len(lines)-1]; last["msg"] != "Stopped" {
@@ -64,7 +67,8 @@ func TestLogsInJSON(t *testing.T) {
 	}
 }
 
-// TestFailureInJSON: the reason of an end is one object, whether the configuration or the driver is the reason.
+// TestFailureInJSON: the reason of an end is one object, whether the configuration or the driver is
+// the reason.
 func TestFailureInJSON(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ flag, want string }{

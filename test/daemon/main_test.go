@@ -28,17 +28,21 @@ import (
 
 const (
 	gpu = "nvidia.com/gpu"
-	// patience bounds every wait for something that must happen. The longest is that for a better condition of the node, which is
-	// written after 30 s, on a machine that is slow and has other things to do.
+	// patience bounds every wait for something that must happen. The longest is that for a better
+	// condition of the node, which is written after 30 s, on a machine that is slow and has other
+	// things to do.
 	patience = 3 * time.Minute
 )
 
 var (
-	// binary is the path of the daemon's binary, from TestMain on, and nodeAgent that of the one that talks to the API server.
+	// binary is the path of the daemon's binary, from TestMain on, and nodeAgent that of the one that
+	// talks to the API server.
 	binary, nodeAgent string
-	// few is the path of a script that runs the daemon with as many file descriptors as the last word of its own name says.
+	// few is the path of a script that runs the daemon with as many file descriptors as the last word
+	// of its own name says.
 	few string
-	// within is the path of a script that runs nodeAgent in the mount namespace of the process that the last word of its own name says.
+	// within is the path of a script that runs nodeAgent in the mount namespace of the process that
+	// the last word of its own name says.
 	within string
 )
 
@@ -80,11 +84,13 @@ func buildAndRun(m *testing.M) (code int, err error) {
 	if output, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build the daemon: %w\n%s", err, output)
 	}
-	// It is written before any test starts a process: a file that a new process has open for writing cannot be executed.
+	// It is written before any test starts a process: a file that a new process has open for writing
+	// cannot be executed.
 	few, within = filepath.Join(folder, "few"), filepath.Join(folder, "within")
 	script := fmt.Sprintf("#!/bin/sh\nulimit -n ${0##*-}\nexec '%s' \"$@\"\n", binary)
 	another := fmt.Sprintf("#!/bin/sh\nexec nsenter --mount=/proc/${0##*-}/ns/mnt '%s' \"$@\"\n", nodeAgent)
-	if err := errors.Join(os.WriteFile(few, []byte(script), 0o700), os.WriteFile(within, []byte(another), 0o700)); err != nil {
+	if err := errors.Join(os.WriteFile(few, []byte(script), 0o700),
+		os.WriteFile(within, []byte(another), 0o700)); err != nil {
 		return 0, err
 	}
 	return m.Run(), nil
@@ -120,8 +126,8 @@ func open(t *testing.T, setup node.Setup) *stage {
 	return &stage{n, t}
 }
 
-// openAgent is open with gpu-node-agent as the daemon, and with an API server that has the node, without labels. The profile is dgx-h100 if
-// it is empty.
+// openAgent is open with gpu-node-agent as the daemon, and with an API server that has the node,
+// without labels. The profile is dgx-h100 if it is empty.
 func openAgent(t *testing.T, profile string, args ...string) (*stage, *apiserver.Server) {
 	t.Helper()
 	server, err := apiserver.Start(t.TempDir())
@@ -307,7 +313,8 @@ func (s *stage) sockets() []string {
 	return names
 }
 
-// write writes a file of the node, whole or not at all, and returns its path: the daemon may be reading it.
+// write writes a file of the node, whole or not at all, and returns its path: the daemon may be
+// reading it.
 func (s *stage) write(name, text string) string {
 	s.t.Helper()
 	path := s.Path(name)

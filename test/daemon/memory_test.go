@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestLargeRequestsCostNoMemory: 60 requests of 8 MB fail at the plugin's socket, at once and one after the other, and at the control
-// socket. The daemon is soon as small as before.
+// TestLargeRequestsCostNoMemory: 60 requests of 8 MB fail at the plugin's socket, at once and one
+// after the other, and at the control socket. The daemon is soon as small as before.
 func TestLargeRequestsCostNoMemory(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -30,7 +30,9 @@ func TestLargeRequestsCostNoMemory(t *testing.T) {
 	defer conn.Close()
 	rounds := 60
 	if buildFlags != nil {
-		rounds = 3 // the race detector's own memory is larger: what the daemon has is not measured, and each round takes seconds
+		// the race detector's own memory is larger: what the daemon has is not measured, and each round
+		// takes seconds
+		rounds = 3
 	}
 	large := strings.Repeat("x", 8_000_000)
 	request := &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{large}}}}
@@ -49,7 +51,8 @@ func TestLargeRequestsCostNoMemory(t *testing.T) {
 		if grpcstatus.Code(err) != codes.NotFound {
 			t.Fatalf("Allocate() = %.100v, want NotFound", err)
 		}
-		if err := control.Call(t.Context(), s.ControlSocket(), "status", large, nil); err == nil || errors.Is(err, control.ErrNoDaemon) {
+		if err := control.Call(t.Context(), s.ControlSocket(), "status", large, nil); err == nil ||
+			errors.Is(err, control.ErrNoDaemon) {
 			t.Fatalf("a large control request: %v", err)
 		}
 	}

@@ -23,7 +23,8 @@ import (
 // loopbacks counts the addresses that tests were given.
 var loopbacks atomic.Uint32
 
-// metricsAddress returns an address on loopback at which nobody listens, and that no other test is given.
+// metricsAddress returns an address on loopback at which nobody listens, and that no other test is
+// given.
 func metricsAddress(t *testing.T) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.2.0.%d:0", loopbacks.Add(1)))
@@ -76,7 +77,8 @@ func (s *stage) answers(address, path string, code int, text string) {
 	})
 }
 
-// TestProbesWhileTheDriverHangs: a driver that hangs keeps neither a probe nor a scrape from its answer, and the daemon is alive.
+// TestProbesWhileTheDriverHangs: a driver that hangs keeps neither a probe nor a scrape from its
+// answer, and the daemon is alive.
 func TestProbesWhileTheDriverHangs(t *testing.T) {
 	t.Parallel()
 	at := metricsAddress(t)
@@ -126,12 +128,14 @@ func TestStoppedDaemonIsNotAlive(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if text, err := exec.CommandContext(ctx, binary, "alive", "--control-socket", s.ControlSocket()).CombinedOutput(); err == nil {
+	if text, err := exec.CommandContext(ctx, binary, "alive", "--control-socket",
+		s.ControlSocket()).CombinedOutput(); err == nil {
 		t.Errorf("alive: %s", text)
 	}
 }
 
-// TestMetricsAddressOfTwoDaemons: the daemon that comes later serves GPUs without the address, and takes it over when the other ends.
+// TestMetricsAddressOfTwoDaemons: the daemon that comes later serves GPUs without the address, and
+// takes it over when the other ends.
 func TestMetricsAddressOfTwoDaemons(t *testing.T) {
 	t.Parallel()
 	at := metricsAddress(t)

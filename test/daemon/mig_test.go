@@ -76,8 +76,8 @@ func (d *divisible) told(state, text string) {
 	})
 }
 
-// TestALabelDividesTheGPUs: from the label to success on eight idle GPUs, and back; an unknown layout fails with the
-// names of those that there are, and changes nothing.
+// TestALabelDividesTheGPUs: from the label to success on eight idle GPUs, and back; an unknown
+// layout fails with the names of those that there are, and changes nothing.
 func TestALabelDividesTheGPUs(t *testing.T) {
 	t.Parallel()
 	d := newDivisible(t)
@@ -85,7 +85,8 @@ func TestALabelDividesTheGPUs(t *testing.T) {
 		began := time.Now()
 		d.label(layout)
 		d.told("success", "")
-		t.Logf("%s: success %v after the label", layout, time.Since(began).Round(time.Millisecond)) // a second where the machine is idle
+		// a second where the machine is idle
+		t.Logf("%s: success %v after the label", layout, time.Since(began).Round(time.Millisecond))
 		if layout == "all-balanced" {
 			d.until("MIG devices alone", func() bool { return d.Allocatable(third) == 8 && d.Allocatable(gpu) == 0 })
 			d.label("all-9g.90gb")
@@ -96,8 +97,8 @@ func TestALabelDividesTheGPUs(t *testing.T) {
 	d.until("whole GPUs", func() bool { return d.Allocatable(gpu) == 8 && d.Allocatable(third) == 0 })
 }
 
-// TestPodsAreEvictedForALayout: a pod that holds a GPU is named, and evicted once its disruption budget allows that; the other GPUs do not
-// wait for it.
+// TestPodsAreEvictedForALayout: a pod that holds a GPU is named, and evicted once its disruption
+// budget allows that; the other GPUs do not wait for it.
 func TestPodsAreEvictedForALayout(t *testing.T) {
 	t.Parallel()
 	d := newDivisible(t, "--mig-disruption=evict", "--node-events")
@@ -131,8 +132,8 @@ func TestPodsAreEvictedForALayout(t *testing.T) {
 	})
 }
 
-// TestMIGCommands: apply shows each GPU before and after, and makes the layout; status says how far that is; a daemon that does not change
-// layouts says what to set.
+// TestMIGCommands: apply shows each GPU before and after, and makes the layout; status says how far
+// that is; a daemon that does not change layouts says what to set.
 func TestMIGCommands(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -142,7 +143,8 @@ func TestMIGCommands(t *testing.T) {
 	s.shows(8, 8)
 	run := func(ok bool, args ...string) string {
 		t.Helper()
-		out, err := exec.CommandContext(t.Context(), binary, append([]string{"mig"}, append(args, "--control-socket", s.ControlSocket())...)...).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), binary, append([]string{"mig"},
+			append(args, "--control-socket", s.ControlSocket())...)...).CombinedOutput()
 		if (err == nil) != ok {
 			t.Errorf("mig %v: %v: %s", args, err, out)
 		}
@@ -157,7 +159,8 @@ func TestMIGCommands(t *testing.T) {
 		}
 	}
 	has(run(true, "status"), "No layout is named")
-	has(run(true, "apply", "--layout", "all-balanced", "--gpu", "0,1", "--dry-run"), "It changes 2 of 2 GPUs", "before  MIG disabled", "|3g.40gb")
+	has(run(true, "apply", "--layout", "all-balanced", "--gpu", "0,1", "--dry-run"), "It changes 2 of 2 GPUs",
+		"before  MIG disabled", "|3g.40gb")
 	has(run(false, "apply", "--layout", "all-9g.90gb"), "give one of all-1g.10gb")
 	has(run(false, "apply", "--layout", "all-balanced", "--gpu", "9"), `no GPU has the index or UUID "9"`)
 	has(run(false, "apply", "--layout", "all-balanced", "--gpu", ""), "--gpu names no GPU")
@@ -203,23 +206,27 @@ func TestMIGCommands(t *testing.T) {
 	has(run(true, "status"), "Layout all-disabled of configuration file: success")
 	s.write("config.yaml", "mig: {enabled: false}\n")
 	s.eventually("layouts are no longer changed", func() bool {
-		out, err := exec.CommandContext(t.Context(), binary, "mig", "status", "--control-socket", s.ControlSocket()).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), binary, "mig", "status", "--control-socket",
+			s.ControlSocket()).CombinedOutput()
 		return err != nil && strings.Contains(string(out), "set mig.enabled to true")
 	})
 	other := serving(t, node.Setup{})
-	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-enabled", "--control-socket", other.ControlSocket()).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-enabled", "--control-socket",
+		other.ControlSocket()).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "set mig.enabled to true") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// TestAnOrderIsAboutGPUs: when a GPU is gone, the next one has its index. So an order by index is remembered as one about that GPU.
+// TestAnOrderIsAboutGPUs: when a GPU is gone, the next one has its index. So an order by index is
+// remembered as one about that GPU.
 func TestAnOrderIsAboutGPUs(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{Args: []string{"--mig-strategy", "mixed", "--mig-enabled"}})
 	s.start()
 	s.shows(8, 8)
-	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-balanced", "--gpu", "0", "-o", "json",
+	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-balanced", "--gpu", "0", "-o",
+		"json",
 		"--control-socket", s.ControlSocket()).Output()
 	var plan struct{ GPUs []struct{ UUID string } }
 	if err := errors.Join(err, json.Unmarshal(out, &plan)); err != nil || len(plan.GPUs) != 1 {
@@ -227,16 +234,18 @@ func TestAnOrderIsAboutGPUs(t *testing.T) {
 	}
 	var kept struct{ Command struct{ GPUs []string } }
 	text, err := os.ReadFile(s.Path("state/mig-wish.json"))
-	if err := errors.Join(err, json.Unmarshal(text, &kept)); err != nil || !slices.Equal(kept.Command.GPUs, []string{plan.GPUs[0].UUID}) {
+	if err := errors.Join(err, json.Unmarshal(text, &kept)); err != nil ||
+		!slices.Equal(kept.Command.GPUs, []string{plan.GPUs[0].UUID}) {
 		t.Errorf("%v: the order is about %q, want %s", err, kept.Command.GPUs, plan.GPUs[0].UUID)
 	}
 }
 
-// TestTheDefaultOfTheOperatorAtAStart: a label that may be the default of NVIDIA's GPU operator removes no MIG devices, also where a process
-// knows the label before the GPUs.
+// TestTheDefaultOfTheOperatorAtAStart: a label that may be the default of NVIDIA's GPU operator
+// removes no MIG devices, also where a process knows the label before the GPUs.
 func TestTheDefaultOfTheOperatorAtAStart(t *testing.T) {
 	t.Parallel()
-	s, api := openAgent(t, "h100-mig-1g", "--mig-strategy", "mixed", "--mig-enabled", "--mig-label", "--mig-replace", "--state-dir", t.TempDir())
+	s, api := openAgent(t, "h100-mig-1g", "--mig-strategy", "mixed", "--mig-enabled", "--mig-label", "--mig-replace",
+		"--state-dir", t.TempDir())
 	d := &divisible{s, api}
 	d.label("all-disabled")
 	for range 2 {

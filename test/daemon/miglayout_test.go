@@ -14,8 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestOtherGPUsServeThroughout divides four of eight GPUs under pods. PodResources, asked every 20 ms, shows all devices of the other four
-// GPUs allocatable throughout; and a device that is ended was Unhealthy in kubelet's list before.
+// TestOtherGPUsServeThroughout divides four of eight GPUs under pods. PodResources, asked every 20
+// ms, shows all devices of the other four GPUs allocatable throughout; and a device that is ended
+// was Unhealthy in kubelet's list before.
 func TestOtherGPUsServeThroughout(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -99,8 +100,9 @@ mig-configs:
 	}
 }
 
-// TestLayoutIsThereAfterARestart kills the daemon, and with it the simulated node: its GPUs are whole again, as after a restart. None of them is
-// on offer before the layout stands, which takes seconds.
+// TestLayoutIsThereAfterARestart kills the daemon, and with it the simulated node: its GPUs are
+// whole again, as after a restart. None of them is on offer before the layout stands, which takes
+// seconds.
 func TestLayoutIsThereAfterARestart(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{Args: []string{"--mig-strategy", "mixed"}})
@@ -125,8 +127,9 @@ func TestLayoutIsThereAfterARestart(t *testing.T) {
 	}
 }
 
-// TestLayoutsInARollOut has the next version beside a daemon: it leads, and kubelet has all GPUs Healthy as long as the earlier daemon runs,
-// because layouts are changed when that has ended. The earlier one refuses orders.
+// TestLayoutsInARollOut has the next version beside a daemon: it leads, and kubelet has all GPUs
+// Healthy as long as the earlier daemon runs, because layouts are changed when that has ended. The
+// earlier one refuses orders.
 func TestLayoutsInARollOut(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -150,7 +153,8 @@ func TestLayoutsInARollOut(t *testing.T) {
 	}
 	says(next, "another process of this program runs on the node")
 	for socket, want := range map[string]string{s.ControlSocket(): "another process of this program leads", next: ""} {
-		out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-1g.10gb", "--wait", "1ms", "--control-socket",
+		out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-1g.10gb", "--wait", "1ms",
+			"--control-socket",
 			socket).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("mig apply at %s: %v, %s", socket, err, out)

@@ -21,15 +21,17 @@ const (
 	dcgmPod   = "0f3e9d52-1c1b-4f0a-9c8e-5d1f6a7b8c9d"
 )
 
-// TestClientsArePausedByLabel: DCGM has one of eight GPUs open. The daemon finds its DaemonSet, pauses it by its label for as long as the
-// change takes, and has it go on; so does the next daemon, when this one was killed meanwhile.
+// TestClientsArePausedByLabel: DCGM has one of eight GPUs open. The daemon finds its DaemonSet,
+// pauses it by its label for as long as the change takes, and has it go on; so does the next
+// daemon, when this one was killed meanwhile.
 func TestClientsArePausedByLabel(t *testing.T) {
 	t.Parallel()
 	d := newDivisible(t, "--mig-disruption=pause")
 	err := d.api.AddPod(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "gpu-operator", Name: "nvidia-dcgm-x", UID: dcgmPod,
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "nvidia-dcgm", UID: "o", Controller: new(true)}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "nvidia-dcgm", UID: "o",
+				Controller: new(true)}},
 		},
 		Spec: corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{dcgmLabel: "true"}},
 	})

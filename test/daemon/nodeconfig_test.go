@@ -17,7 +17,8 @@ const (
 	nodeName    = "node-1"
 )
 
-// chosen is a node whose daemon takes its configuration from a label: whole has each GPU once, shared twice, and whole is the default.
+// chosen is a node whose daemon takes its configuration from a label: whole has each GPU once,
+// shared twice, and whole is the default.
 func chosen(t *testing.T, label string) (*stage, *apiserver.Server) {
 	t.Helper()
 	s, server := openAgent(t, "", "--node-config-default", "whole")
@@ -56,8 +57,8 @@ func (s *stage) registrations() int {
 	return n
 }
 
-// TestALabelOfTheNodeChoosesTheConfiguration: a change is a reload, a name that nobody knows and a broken file change nothing, and no
-// registration ends.
+// TestALabelOfTheNodeChoosesTheConfiguration: a change is a reload, a name that nobody knows and a
+// broken file change nothing, and no registration ends.
 func TestALabelOfTheNodeChoosesTheConfiguration(t *testing.T) {
 	t.Parallel()
 	s, server := chosen(t, "shared")
@@ -65,12 +66,14 @@ func TestALabelOfTheNodeChoosesTheConfiguration(t *testing.T) {
 	s.allocatable(16)
 	s.logs("shared")
 
-	// A command in the daemon's container shows what the daemon does, and what it would do with another file.
+	// A command in the daemon's container shows what the daemon does, and what it would do with
+	// another file.
 	plan := []string{"plan", "--simulate", s.Profile, "--node-config-dir", s.Path("configs")}
 	if text := s.command(plan...); !strings.Contains(text, "nvidia.com/gpu: 16") {
 		t.Errorf("plan prints:\n%s", text)
 	}
-	if text := s.command(append(plan, "--config-file", s.Path("configs/whole"))...); !strings.Contains(text, "nvidia.com/gpu: 8") {
+	if text := s.command(append(plan, "--config-file", s.Path("configs/whole"))...); !strings.Contains(text,
+		"nvidia.com/gpu: 8") {
 		t.Errorf("plan prints:\n%s", text)
 	}
 	s.says("the file", func(now status) bool { return now.ConfigFile == s.Path("configs/shared") })
@@ -92,8 +95,8 @@ func TestALabelOfTheNodeChoosesTheConfiguration(t *testing.T) {
 	}
 }
 
-// TestTheLastConfigurationHoldsWhileTheAPIServerIsAway: a node that starts then offers what it did before; one that has never had a
-// configuration offers the default, and corrects that.
+// TestTheLastConfigurationHoldsWhileTheAPIServerIsAway: a node that starts then offers what it did
+// before; one that has never had a configuration offers the default, and corrects that.
 func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 	t.Parallel()
 	s, server := chosen(t, "shared")
@@ -141,8 +144,8 @@ func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 	s.allocatable(8)
 }
 
-// TestTheFirstStartWaitsTwoSecondsForTheAPIServer: an API server that swallows all that is sent to it keeps a node from its GPUs no
-// longer than that.
+// TestTheFirstStartWaitsTwoSecondsForTheAPIServer: an API server that swallows all that is sent to
+// it keeps a node from its GPUs no longer than that.
 func TestTheFirstStartWaitsTwoSecondsForTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s, server := chosen(t, "shared")
@@ -151,7 +154,8 @@ func TestTheFirstStartWaitsTwoSecondsForTheAPIServer(t *testing.T) {
 	s.start()
 	first := s.next(0, standin.Listed)
 	if took := first.Time.Sub(began); len(first.Devices) != 8 || took < 2*time.Second || took > 20*time.Second {
-		t.Errorf("the first list came after %v and has %d devices, want those of the default after 2 s", took, len(first.Devices))
+		t.Errorf("the first list came after %v and has %d devices, want those of the default after 2 s", took,
+			len(first.Devices))
 	}
 	server.SetBlackHole(false)
 	s.allocatable(16)

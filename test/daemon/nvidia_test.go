@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestNVIDIADevicePlugin: under NVIDIA's name the daemon ignores what NVIDIA's ignores, arguments included, also when it reads the file
-// again, unless the file says otherwise.
+// TestNVIDIADevicePlugin: under NVIDIA's name the daemon ignores what NVIDIA's ignores, arguments
+// included, also when it reads the file again, unless the file says otherwise.
 func TestNVIDIADevicePlugin(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "nvidia-device-plugin")

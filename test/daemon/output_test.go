@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// piped makes a node whose daemon logs into a pipe of one page. The other end is returned, and the daemon's is closed here.
+// piped makes a node whose daemon logs into a pipe of one page. The other end is returned, and the
+// daemon's is closed here.
 func piped(t *testing.T, setup node.Setup) (s *stage, reader *os.File) {
 	t.Helper()
 	reader, writer, err := os.Pipe()
@@ -34,7 +35,8 @@ func piped(t *testing.T, setup node.Setup) (s *stage, reader *os.File) {
 	return s, reader
 }
 
-// TestNobodyReadsStandardError: with or without a reader of what it logs, the daemon serves and ends.
+// TestNobodyReadsStandardError: with or without a reader of what it logs, the daemon serves and
+// ends.
 func TestNobodyReadsStandardError(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"it is not read", "its reader is gone"} {
@@ -68,7 +70,8 @@ func TestNobodyReadsStandardError(t *testing.T) {
 	}
 }
 
-// TestTheReasonOfAnEndIsNotWaitedFor: a process that fails ends, whether somebody reads the reason or not.
+// TestTheReasonOfAnEndIsNotWaitedFor: a process that fails ends, whether somebody reads the reason
+// or not.
 func TestTheReasonOfAnEndIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	// What it logs and says is longer than the pipe.
@@ -81,8 +84,8 @@ func TestTheReasonOfAnEndIsNotWaitedFor(t *testing.T) {
 	_ = s.StopDaemon() // says the same again
 }
 
-// TestStandardErrorHasEverythingThatIsRead: what is logged comes out late, in order and whole, and what the runtime says of a
-// process that crashes comes out as well.
+// TestStandardErrorHasEverythingThatIsRead: what is logged comes out late, in order and whole, and
+// what the runtime says of a process that crashes comes out as well.
 func TestStandardErrorHasEverythingThatIsRead(t *testing.T) {
 	t.Parallel()
 	s, reader := piped(t, node.Setup{})

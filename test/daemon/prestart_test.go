@@ -13,14 +13,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// begins has kubelet start a container with all GPUs: for the first time, or again. The refusal must have all of the
-// words; without any there must be none.
+// begins has kubelet start a container with all GPUs: for the first time, or again. The refusal
+// must have all of the words; without any there must be none.
 func (s *stage) begins(pod string, words ...string) {
 	s.t.Helper()
 	var err error
 	s.eventually("somebody has looked at the GPUs of "+pod, func() bool {
 		_, err = s.Admit(s.t.Context(), standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: 8})
-		// On a busy machine a look may take longer than a container is held up for it; kubelet tries again, too.
+		// On a busy machine a look may take longer than a container is held up for it; kubelet tries
+		// again, too.
 		return err == nil || !strings.Contains(err.Error(), "cannot be looked at")
 	})
 	var refused *standin.PodError
@@ -45,8 +46,8 @@ func (s *stage) begins(pod string, words ...string) {
 	}
 }
 
-// TestContainersStartAgainOnGoodGPUsOnly: kubelet allocates nothing for a container that starts again, and asks only whether
-// it may.
+// TestContainersStartAgainOnGoodGPUsOnly: kubelet allocates nothing for a container that starts
+// again, and asks only whether it may.
 func TestContainersStartAgainOnGoodGPUsOnly(t *testing.T) {
 	t.Parallel()
 	struck := simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"}
@@ -75,7 +76,8 @@ func TestContainersStartAgainOnGoodGPUsOnly(t *testing.T) {
 	}
 }
 
-// TestChecksBeginWithTheConfigurationThatAsksForThem: kubelet learns only from a new registration that it has to ask.
+// TestChecksBeginWithTheConfigurationThatAsksForThem: kubelet learns only from a new registration
+// that it has to ask.
 func TestChecksBeginWithTheConfigurationThatAsksForThem(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -104,7 +106,8 @@ func TestChecksBeginWithTheConfigurationThatAsksForThem(t *testing.T) {
 	}
 }
 
-// TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs: a container starts again on what it was given, whatever the GPU is called now.
+// TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs: a container starts again on what it was given,
+// whatever the GPU is called now.
 func TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestRequestsAtOnce makes every two requests at the control socket at the same time: each is answered, well or because of the other.
+// TestRequestsAtOnce makes every two requests at the control socket at the same time: each is
+// answered, well or because of the other.
 func TestRequestsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -22,7 +23,8 @@ func TestRequestsAtOnce(t *testing.T) {
 		arguments any
 	}
 	requests := []request{
-		{"quiesce", nil}, {"quiesce", map[string]bool{"allocate": true}}, {"resume", nil}, {"health.clear", map[string]string{"gpu": "3"}}, {"status", nil},
+		{"quiesce", nil}, {"quiesce", map[string]bool{"allocate": true}}, {"resume", nil}, {"health.clear",
+			map[string]string{"gpu": "3"}}, {"status", nil},
 	}
 	for _, first := range requests {
 		for _, second := range requests {
@@ -31,7 +33,8 @@ func TestRequestsAtOnce(t *testing.T) {
 			for _, r := range []request{first, second} {
 				both.Go(func() {
 					err := control.Call(ctx, s.ControlSocket(), r.call, r.arguments, nil)
-					because := err != nil && (strings.Contains(err.Error(), "resume first") || strings.Contains(err.Error(), "resume was asked for"))
+					because := err != nil && (strings.Contains(err.Error(), "resume first") ||
+						strings.Contains(err.Error(), "resume was asked for"))
 					if err != nil && !because {
 						t.Errorf("%s, of %v and %v at once: %v", r.call, first, second, err)
 					}
@@ -46,7 +49,8 @@ func TestRequestsAtOnce(t *testing.T) {
 	s.admit("work", 8)
 }
 
-// TestQuiesceOutlivesTheProcess: the one that follows leaves the driver alone, whatever ended the one before, until resume.
+// TestQuiesceOutlivesTheProcess: the one that follows leaves the driver alone, whatever ended the
+// one before, until resume.
 func TestQuiesceOutlivesTheProcess(t *testing.T) {
 	t.Parallel()
 	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestQuietStartWithClaims: gpu-node-agent with all that it can write to the API server, CDI, MIG and claims logs at most 12 lines at its
-// first start on eight GPUs with which nothing is wrong. test/mps has the same for MPS, and what comes afterwards.
+// TestQuietStartWithClaims: gpu-node-agent with all that it can write to the API server, CDI, MIG
+// and claims logs at most 12 lines at its first start on eight GPUs with which nothing is wrong.
+// test/mps has the same for MPS, and what comes afterwards.
 func TestQuietStartWithClaims(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra", "--v=0", "--node-labels=node", "--node-events=pods", "--node-condition", "--node-taint",

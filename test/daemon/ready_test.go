@@ -121,10 +121,12 @@ func TestReadyWithNothingToServe(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no driver":                       {wrongRoot, "nothing to serve: "},
-		"no driver and no account":        {append([]string{"--pod-resources-socket", ""}, wrongRoot...), "nothing to serve: "},
-		"nothing to register with":        {append([]string{"--kubelet-socket", ""}, wrongRoot...), "ready"},
-		"account that nobody answers":     {append([]string{"--pod-resources-socket", "/nonexistent"}, wrongRoot...), "nothing to serve: "},
+		"no driver": {wrongRoot, "nothing to serve: "},
+		"no driver and no account": {append([]string{"--pod-resources-socket", ""}, wrongRoot...),
+			"nothing to serve: "},
+		"nothing to register with": {append([]string{"--kubelet-socket", ""}, wrongRoot...), "ready"},
+		"account that nobody answers": {append([]string{"--pod-resources-socket", "/nonexistent"}, wrongRoot...),
+			"nothing to serve: "},
 		"a node from which GPUs are gone": {nil, "nothing to serve: this node has no GPU"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -146,8 +148,9 @@ func TestReadyWithNothingToServe(t *testing.T) {
 	}
 }
 
-// TestBrokenVersionIsNotReadyOverAServingDaemon: its roll-out stops, and the earlier one goes on serving. When the earlier one has left,
-// kubelet remembers its GPUs for five minutes more; then nobody misses them.
+// TestBrokenVersionIsNotReadyOverAServingDaemon: its roll-out stops, and the earlier one goes on
+// serving. When the earlier one has left, kubelet remembers its GPUs for five minutes more; then
+// nobody misses them.
 func TestBrokenVersionIsNotReadyOverAServingDaemon(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakePassiveClock(time.Now())
@@ -171,8 +174,8 @@ func TestBrokenVersionIsNotReadyOverAServingDaemon(t *testing.T) {
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestBrokenVersionIsNotReadyWhilePodsHoldDevices: it lists them when the earlier one has left, so that kubelet knows them, and serves less
-// than stood here before.
+// TestBrokenVersionIsNotReadyWhilePodsHoldDevices: it lists them when the earlier one has left, so
+// that kubelet knows them, and serves less than stood here before.
 func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{Profile: "t4"})
@@ -189,7 +192,8 @@ func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing: a checkpoint that is no checkpoint, and no PodResources.
+// TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing: a checkpoint that is no checkpoint, and
+// no PodResources.
 func TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -217,8 +221,8 @@ func TestEarlierDaemonWithoutAHealthyGPUStopsNoRollOut(t *testing.T) {
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestDaemonBesideALeadWithoutADriver: the process that leads knows no GPU, so that it says of none who gives it out. The later one, which
-// has a driver, takes the lead and serves.
+// TestDaemonBesideALeadWithoutADriver: the process that leads knows no GPU, so that it says of none
+// who gives it out. The later one, which has a driver, takes the lead and serves.
 func TestDaemonBesideALeadWithoutADriver(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -246,8 +250,8 @@ func TestLaterDaemonIsReadyBesideTheEarlier(t *testing.T) {
 	s.allocatable(8)
 }
 
-// TestLaterDaemonIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have ended. An upgrade does not wait for
-// that.
+// TestLaterDaemonIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have
+// ended. An upgrade does not wait for that.
 func TestLaterDaemonIsReadyThoughPodsHoldAllGPUs(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})

@@ -11,8 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestRebootIsAskedFor: while only a restart of the node cures a GPU, the file of --reboot-file is there, with the GPU and its reason. It outlives a
-// process that is killed, beside another one too, and is gone after the restart. A file that somebody else has written is not touched.
+// TestRebootIsAskedFor: while only a restart of the node cures a GPU, the file of --reboot-file is
+// there, with the GPU and its reason. It outlives a process that is killed, beside another one too,
+// and is gone after the restart. A file that somebody else has written is not touched.
 func TestRebootIsAskedFor(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// run runs a command of the daemon's program, and returns what it prints. A command that is to fail prints an error.
+// run runs a command of the daemon's program, and returns what it prints. A command that is to fail
+// prints an error.
 func run(t *testing.T, fails bool, arguments ...string) string {
 	t.Helper()
 	text, err := exec.CommandContext(t.Context(), binary, arguments...).CombinedOutput()
@@ -52,7 +53,8 @@ func inOrder(t *testing.T, printed string, texts ...string) {
 	}
 }
 
-// TestRecordAndReplay: a running daemon is recorded without its UUIDs from record start to record stop, and replay prints what followed.
+// TestRecordAndReplay: a running daemon is recorded without its UUIDs from record start to record
+// stop, and replay prints what followed.
 func TestRecordAndReplay(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -91,8 +93,9 @@ func TestRecordAndReplay(t *testing.T) {
 	inOrder(t, told, "XID 48") // whether a look or the event came first
 }
 
-// TestRecordingsOfTwoDaemons: two daemons record into one folder from their starts, and one is killed. What each wrote is played, also where
-// its last line was cut off; a file that is none is refused with the reason.
+// TestRecordingsOfTwoDaemons: two daemons record into one folder from their starts, and one is
+// killed. What each wrote is played, also where its last line was cut off; a file that is none is
+// refused with the reason.
 func TestRecordingsOfTwoDaemons(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -144,7 +147,8 @@ func TestRecordingsOfTwoDaemons(t *testing.T) {
 		} else if err := replace(cut, damaged.text); err != nil {
 			t.Fatal(err)
 		}
-		if said := run(t, true, "simulate", "replay", path); !strings.Contains(said, path) || !strings.Contains(said, damaged.says) {
+		if said := run(t, true, "simulate", "replay", path); !strings.Contains(said, path) ||
+			!strings.Contains(said, damaged.says) {
 			t.Errorf("%s is refused with %q", damaged.name, said)
 		}
 	}

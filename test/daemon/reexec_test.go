@@ -20,19 +20,22 @@ const (
 	newVersion, newGPUs = "460.32.03", 3
 )
 
-// A driver is an installation of the driver below a root: a compiled library, and a file for the kernel module.
+// A driver is an installation of the driver below a root: a compiled library, and a file for the
+// kernel module.
 type driver struct {
 	t    *testing.T
 	root string
 }
 
-// installed returns a driver of the old version with so many GPUs, and the node of a daemon that uses it.
+// installed returns a driver of the old version with so many GPUs, and the node of a daemon that
+// uses it.
 func installed(t *testing.T, gpus int) (driver, *stage) {
 	t.Helper()
 	d := driver{t, t.TempDir()}
 	d.loadModule(oldVersion)
 	d.installLibrary(oldVersion, gpus)
-	n, err := node.Open(node.Setup{Daemon: binary, Args: []string{"--driver-root-ctr-path", d.root, "--fail-on-init-error=false"}})
+	n, err := node.Open(node.Setup{Daemon: binary, Args: []string{"--driver-root-ctr-path", d.root,
+		"--fail-on-init-error=false"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +66,8 @@ func (d driver) hangs() string { return filepath.Join(d.root, "hangs") }
 
 func (d driver) module() string { return filepath.Join(d.root, "module") }
 
-// installLibrary puts the library of a version where a distribution would, and takes away the one before.
+// installLibrary puts the library of a version where a distribution would, and takes away the one
+// before.
 func (d driver) installLibrary(version string, gpus int) {
 	d.t.Helper()
 	folder := filepath.Join(d.root, "usr", "lib64")
@@ -72,7 +76,8 @@ func (d driver) installLibrary(version string, gpus int) {
 	}
 	name := "libnvidia-ml.so." + version
 	output, err := exec.CommandContext(d.t.Context(), "gcc", "-shared", "-fPIC", "-o", filepath.Join(folder, name),
-		fmt.Sprintf("-DVERSION=%q", version), fmt.Sprintf("-DGPUS=%d", gpus), fmt.Sprintf("-DMODULE=%q", d.module()), fmt.Sprintf("-DHANGS=%q", d.hangs()),
+		fmt.Sprintf("-DVERSION=%q", version), fmt.Sprintf("-DGPUS=%d", gpus), fmt.Sprintf("-DMODULE=%q",
+			d.module()), fmt.Sprintf("-DHANGS=%q", d.hangs()),
 		"../../internal/gpu/nvidia/testdata/r450.c").CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("compile a library: %v\n%s", err, output)
@@ -93,8 +98,9 @@ func (d driver) installLibrary(version string, gpus int) {
 	}
 }
 
-// TestReexec: the driver is replaced by another version. The process, which is bound to the library that it loaded, makes
-// place for one that is bound to the new one. A connection that says nothing, for which gRPC waits two minutes, does not hold it up.
+// TestReexec: the driver is replaced by another version. The process, which is bound to the library
+// that it loaded, makes place for one that is bound to the new one. A connection that says nothing,
+// for which gRPC waits two minutes, does not hold it up.
 func TestReexec(t *testing.T) {
 	t.Parallel()
 	for name, replace := range map[string]func(driver){
@@ -114,7 +120,8 @@ func TestReexec(t *testing.T) {
 			replace(d)
 			s.signal(daemon, syscall.SIGHUP) // or it would look half a minute later
 			if name != "the library is replaced" {
-				s.logs("the kernel module is of another version than the library") // and the process stays until another one is better off
+				// and the process stays until another one is better off
+				s.logs("the kernel module is of another version than the library")
 				d.installLibrary(newVersion, newGPUs)
 			}
 			ended := s.next(mark, standin.StreamEnded)

@@ -61,7 +61,8 @@ func TestEveryMachineRegisters(t *testing.T) {
 					quantities[name] = standin.Quantity{Capacity: n, Allocatable: n}
 				}
 				s.counts(quantities)
-				// A kubelet that is slow to take a list in has one registered again: what counts is that nothing else is.
+				// A kubelet that is slow to take a list in has one registered again: what counts is that
+				// nothing else is.
 				for _, e := range s.Events(0) {
 					if _, wanted := resources[e.Resource]; e.Kind == standin.Registering && !wanted {
 						t.Errorf("%s was registered, too", e.Resource)
@@ -83,8 +84,9 @@ func TestLostAtStart(t *testing.T) {
 	s.says("GPU 2 is left out", func(now status) bool { return len(now.LeftOut) == 1 })
 }
 
-// TestLostAtStartWhilePodsHoldIt: the GPU was the only one of its resource. What the pod holds is listed, also after a restart of
-// kubelet, which would crash otherwise as soon as a list without the device came.
+// TestLostAtStartWhilePodsHoldIt: the GPU was the only one of its resource. What the pod holds is
+// listed, also after a restart of kubelet, which would crash otherwise as soon as a list without
+// the device came.
 func TestLostAtStartWhilePodsHoldIt(t *testing.T) {
 	t.Parallel()
 	const divided = "nvidia.com/mig-7g.80gb"
@@ -110,7 +112,8 @@ func TestLostAtStartWhilePodsHoldIt(t *testing.T) {
 	s.until("the device is dropped", func() bool { return len(s.Devices(divided)) == 0 })
 }
 
-// hung makes a node whose driver answers nothing any more, with a daemon that takes its GPUs for good for so long.
+// hung makes a node whose driver answers nothing any more, with a daemon that takes its GPUs for
+// good for so long.
 func hung(t *testing.T, grace string) *stage {
 	t.Helper()
 	s := open(t, node.Setup{})
@@ -122,7 +125,8 @@ func hung(t *testing.T, grace string) *stage {
 	return s
 }
 
-// TestHungDriver: allocations and new streams are answered from what is known while no call into the driver returns.
+// TestHungDriver: allocations and new streams are answered from what is known while no call into
+// the driver returns.
 func TestHungDriver(t *testing.T) {
 	t.Parallel()
 	s := hung(t, "1h")
@@ -137,8 +141,8 @@ func TestHungDriver(t *testing.T) {
 	s.shows(8, 8)
 }
 
-// TestHungDriverIsNotTrustedForLong: once nobody has known for a while how the GPUs are, they are Unhealthy, until the driver
-// answers.
+// TestHungDriverIsNotTrustedForLong: once nobody has known for a while how the GPUs are, they are
+// Unhealthy, until the driver answers.
 func TestHungDriverIsNotTrustedForLong(t *testing.T) {
 	t.Parallel()
 	s := hung(t, "2s")

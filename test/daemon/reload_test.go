@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestReload: SIGHUP puts a changed configuration file in force; one that is not valid leaves what was.
+// TestReload: SIGHUP puts a changed configuration file in force; one that is not valid leaves what
+// was.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	const shared = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
@@ -38,7 +39,9 @@ func TestReload(t *testing.T) {
 	s.signal(s.Running(), syscall.SIGHUP)
 	s.allocatable(6)
 	s.says("what is left out, and why", func(now status) bool {
-		return len(now.LeftOut) == 2 && strings.Contains(now.LeftOut[0], "excluded by selectors[0]") && strings.Contains(now.LeftOut[1], "kubelet accepts") &&
-			len(now.Warnings) == 2 && strings.Contains(now.Warnings[0], "selectors[2] selects no device") && strings.Contains(now.Warnings[1], "devices fit")
+		return len(now.LeftOut) == 2 && strings.Contains(now.LeftOut[0], "excluded by selectors[0]") &&
+			strings.Contains(now.LeftOut[1], "kubelet accepts") &&
+			len(now.Warnings) == 2 && strings.Contains(now.Warnings[0], "selectors[2] selects no device") &&
+			strings.Contains(now.Warnings[1], "devices fit")
 	})
 }

@@ -16,13 +16,15 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// reporting is a node of one GPU whose daemon writes Events, the condition and the taint. It is not started.
+// reporting is a node of one GPU whose daemon writes Events, the condition and the taint. It is not
+// started.
 func reporting(t *testing.T, profile string) (*stage, *apiserver.Server) {
 	t.Helper()
 	return openAgent(t, profile, "--node-events", "--node-condition", "--node-taint")
 }
 
-// reported is what the API server has of a node's GPUs, in one line: the condition, whether it is tainted, how many Events of each reason.
+// reported is what the API server has of a node's GPUs, in one line: the condition, whether it is
+// tainted, how many Events of each reason.
 func reported(server *apiserver.Server) string {
 	n, err := server.Node(nodeName)
 	if err != nil {
@@ -58,8 +60,9 @@ func (s *stage) becomes(server *apiserver.Server, want string) time.Duration {
 	return time.Since(begun)
 }
 
-// TestReports: what happens to the only GPU is told, and what ends is. A daemon that is killed and starts again writes nothing twice. An API
-// server that is away, also at the start, changes nothing for kubelet.
+// TestReports: what happens to the only GPU is told, and what ends is. A daemon that is killed and
+// starts again writes nothing twice. An API server that is away, also at the start, changes nothing
+// for kubelet.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	s, server := reporting(t, "t4")
@@ -88,7 +91,8 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// TestReportsToPods: the pod that holds the GPU has the Event too, by its name from PodResources and its UID from kubelet's checkpoint.
+// TestReportsToPods: the pod that holds the GPU has the Event too, by its name from PodResources
+// and its UID from kubelet's checkpoint.
 func TestReportsToPods(t *testing.T) {
 	t.Parallel()
 	s, server := reporting(t, "dgx-h100")

@@ -25,7 +25,8 @@ func (s *stage) resets(arguments ...string) (output string, ok bool) {
 }
 
 func (s *stage) resetting(ctx context.Context, arguments ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, binary, append([]string{"reset", "--control-socket", s.ControlSocket()}, arguments...)...)
+	return exec.CommandContext(ctx, binary, append([]string{"reset", "--control-socket", s.ControlSocket()},
+		arguments...)...)
 }
 
 // state returns the state of a GPU.
@@ -41,7 +42,8 @@ func (s *stage) smi(gpu, does string) {
 	s.inject(simulator.Fault{Kind: simulator.KindSMIReset, GPU: gpu, State: does})
 }
 
-// TestResets: a reset that works, one that fails, one that cures another GPU, and GPUs that go together. Others are on offer throughout.
+// TestResets: a reset that works, one that fails, one that cures another GPU, and GPUs that go
+// together. Others are on offer throughout.
 func TestResets(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -72,7 +74,8 @@ func TestResets(t *testing.T) {
 	}
 	s.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "4", Clients: []string{"host"}})
 	s.smi("4", "works")
-	if out, ok = s.resets("--gpu", "4"); ok || !strings.Contains(out, "In use by another client; open: GPU 4 by process ") {
+	if out, ok = s.resets("--gpu", "4"); ok || !strings.Contains(out,
+		"In use by another client; open: GPU 4 by process ") {
 		t.Errorf("a GPU that a process has open: %v\n%s", ok, out)
 	}
 	s.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "4"})
@@ -84,7 +87,8 @@ func TestResets(t *testing.T) {
 	s.shows(8, 7) // GPU 5 by its readings
 	s.smi("4", "peers")
 	s.smi("6", "peers")
-	if out, ok = s.resets("--gpu", "4"); ok || !strings.Contains(out, "append the following device indexes to the command line and retry. 6") {
+	if out, ok = s.resets("--gpu", "4"); ok || !strings.Contains(out,
+		"append the following device indexes to the command line and retry. 6") {
 		t.Errorf("a GPU without its peer: %v\n%s", ok, out)
 	}
 	if out, ok = s.resets("--gpu", "4,6"); !ok {
@@ -101,7 +105,8 @@ func TestResetOfAGPUInUse(t *testing.T) {
 	s.shows(8, 8)
 	s.admit("train", 8)
 	out, ok := s.resets("--gpu", "2")
-	if ok || !strings.Contains(out, "in use: GPU 2 by pod ") || !strings.Contains(out, "train") || !strings.Contains(out, "--wait") {
+	if ok || !strings.Contains(out, "in use: GPU 2 by pod ") || !strings.Contains(out, "train") ||
+		!strings.Contains(out, "--wait") {
 		t.Errorf("a GPU in use: %v\n%s", ok, out)
 	}
 	s.shows(8, 8)
@@ -139,7 +144,8 @@ func (s *stage) child() int {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, name := range all {
 		text, err := os.ReadFile(name)
-		if words := strings.Split(string(text), "\x00"); err == nil && len(words) > 2 && words[1] == "simulated-nvidia-smi" && words[2] == s.ControlSocket() {
+		if words := strings.Split(string(text), "\x00"); err == nil && len(words) > 2 && words[1] == "simulated-nvidia-smi" &&
+			words[2] == s.ControlSocket() {
 			pid, _ := strconv.Atoi(strings.Split(name, "/")[2])
 			return pid
 		}
@@ -147,8 +153,9 @@ func (s *stage) child() int {
 	return 0
 }
 
-// TestInterruptedResets: the daemon is killed, or ends, while it waits and while the driver's program runs. The next one uses the driver,
-// shows the reset as interrupted, and judges the GPU by its readings. A command that ends while the program runs ends nothing.
+// TestInterruptedResets: the daemon is killed, or ends, while it waits and while the driver's
+// program runs. The next one uses the driver, shows the reset as interrupted, and judges the GPU by
+// its readings. A command that ends while the program runs ends nothing.
 func TestInterruptedResets(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -199,8 +206,9 @@ func TestInterruptedResets(t *testing.T) {
 	s.shows(8, 8)
 }
 
-// TestHandOverDuringAReset: another process takes the lead while the driver's program runs. It gives the GPU to no pod and resets none until
-// the first one is killed. Then it shows the reset as interrupted, and judges the GPU by its readings.
+// TestHandOverDuringAReset: another process takes the lead while the driver's program runs. It
+// gives the GPU to no pod and resets none until the first one is killed. Then it shows the reset as
+// interrupted, and judges the GPU by its readings.
 func TestHandOverDuringAReset(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})

@@ -20,8 +20,9 @@ func (c *claimable) sliceWrites() string {
 	return strings.Join(text, ", ")
 }
 
-// TestSlicesAfterRestarts: a kubelet that starts removes the slices of its node, and they are there again soon; a daemon that starts again
-// finds them, and writes nothing. The driver is slow, so that the first looks do not tell all links between GPUs.
+// TestSlicesAfterRestarts: a kubelet that starts removes the slices of its node, and they are there
+// again soon; a daemon that starts again finds them, and writes nothing. The driver is slow, so
+// that the first looks do not tell all links between GPUs.
 func TestSlicesAfterRestarts(t *testing.T) {
 	t.Parallel()
 	c := openClaimable(t, "dra")

@@ -42,7 +42,8 @@ func TestStatusTellsOfTheDriver(t *testing.T) {
 	})
 }
 
-// TestGPUThatHangsFromTheStart: the others are served, also by a second process, and status names the call. `make bench` prints how soon.
+// TestGPUThatHangsFromTheStart: the others are served, also by a second process, and status names
+// the call. `make bench` prints how soon.
 func TestGPUThatHangsFromTheStart(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -53,7 +54,8 @@ func TestGPUThatHangsFromTheStart(t *testing.T) {
 		s.eventually("status names the call and its GPU", func() bool {
 			var now told.Status
 			err := control.Call(t.Context(), s.ControlSocket(), "status", nil, &now)
-			return err == nil && len(now.Calls) == 1 && now.Calls[0].Function == "nvmlDeviceGetHandleByIndex" && *now.Calls[0].GPU == 3 &&
+			return err == nil && len(now.Calls) == 1 && now.Calls[0].Function == "nvmlDeviceGetHandleByIndex" &&
+				*now.Calls[0].GPU == 3 &&
 				len(now.Retries) == 1 && now.Retries[0].Index == 3 && !now.Retries[0].Next.IsZero()
 		})
 		daemon := s.Running()

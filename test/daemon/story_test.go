@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestStory is what make test runs of this package: the GPUs are registered, a pod gets two, one fails and is cured, and kubelet restarts.
+// TestStory is what make test runs of this package: the GPUs are registered, a pod gets two, one
+// fails and is cured, and kubelet restarts.
 func TestStory(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})

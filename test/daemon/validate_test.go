@@ -76,8 +76,9 @@ func ended(pid int) bool {
 	return err != nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(text), ") Z ")
 }
 
-// TestCUDAIsProvenFirst: GPUs are on offer once CUDA is proven on them. One that computes wrongly and one that hangs take none of the others
-// down, and stay so over a restart, in which nothing is proven again.
+// TestCUDAIsProvenFirst: GPUs are on offer once CUDA is proven on them. One that computes wrongly
+// and one that hangs take none of the others down, and stay so over a restart, in which nothing is
+// proven again.
 func TestCUDAIsProvenFirst(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
@@ -97,7 +98,8 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 		return p[told.Proven] == 6 && p[told.Failed] == 2 && v.status().Validation.Seconds > 0
 	})
 	now := v.status()
-	for gpu, want := range map[int]string{3: "the GPU computes wrongly", 5: "cuDevicePrimaryCtxRetain does not return within 10s"} {
+	for gpu, want := range map[int]string{3: "the GPU computes wrongly",
+		5: "cuDevicePrimaryCtxRetain does not return within 10s"} {
 		if d := now.GPUs[gpu]; d.State != "Unhealthy" || !strings.Contains(d.Reason, want) || d.Cure != "reset" {
 			t.Errorf("GPU %d: %+v, want %q", gpu, d, want)
 		}
@@ -123,7 +125,8 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 	v.shows(8, 8)
 }
 
-// TestAKillWhileCUDAIsProven, in each function: the process for the proof ends with the daemon, and the next daemon proves what is left.
+// TestAKillWhileCUDAIsProven, in each function: the process for the proof ends with the daemon, and
+// the next daemon proves what is left.
 func TestAKillWhileCUDAIsProven(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
@@ -185,8 +188,8 @@ func TestGPUsInUseAreNotTried(t *testing.T) {
 	}
 }
 
-// TestTwoProcessesProveOnce: another process takes the lead in the middle, and no GPU is given to pods unproven. What the first one proved is
-// not proven again; what it was about to is.
+// TestTwoProcessesProveOnce: another process takes the lead in the middle, and no GPU is given to
+// pods unproven. What the first one proved is not proven again; what it was about to is.
 func TestTwoProcessesProveOnce(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
@@ -203,7 +206,8 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 		}
 		return len(proven) > 0 && v.library.Count(t, v.uuids[0], "cuInit") > 0
 	})
-	other := v.beside(v.Profile, append([]string{"--state-dir", v.Path("state"), "--cdi-dir", v.Path("cdi")}, v.Args...)...)
+	other := v.beside(v.Profile, append([]string{"--state-dir", v.Path("state"), "--cdi-dir", v.Path("cdi")},
+		v.Args...)...)
 	other.start()
 	v.eventually("the other one leads", other.leads)
 	v.library.Cure(t)
@@ -218,7 +222,8 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 	}
 }
 
-// TestQuiesceEndsProofs: when quiesce says that the driver is released, no process of a proof uses it.
+// TestQuiesceEndsProofs: when quiesce says that the driver is released, no process of a proof uses
+// it.
 func TestQuiesceEndsProofs(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
@@ -242,8 +247,9 @@ func TestQuiesceEndsProofs(t *testing.T) {
 	v.shows(8, 8)
 }
 
-// TestANewNodeIsReady: with the stand-in for libcuda, 8 GPUs are proven and on offer within 15 s of the driver's answer, and the steps are
-// in their order. The bound is wide for a busy machine: make bench has how long it takes.
+// TestANewNodeIsReady: with the stand-in for libcuda, 8 GPUs are proven and on offer within 15 s of
+// the driver's answer, and the steps are in their order. The bound is wide for a busy machine: make
+// bench has how long it takes.
 func TestANewNodeIsReady(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -262,7 +268,8 @@ func TestANewNodeIsReady(t *testing.T) {
 	for i, step := range steps {
 		names = append(names, step.Name)
 		if step.Seconds == 0 || i > 0 && step.Seconds < steps[i-1].Seconds {
-			t.Errorf("%s was reached after %v s, and the step before it after %v s", step.Name, step.Seconds, steps[max(0, i-1)].Seconds)
+			t.Errorf("%s was reached after %v s, and the step before it after %v s", step.Name, step.Seconds,
+				steps[max(0, i-1)].Seconds)
 		}
 	}
 	if got := strings.Join(names, ", "); got != "driver, device nodes, containers, CUDA, kubelet" {
@@ -278,7 +285,8 @@ func TestANewNodeIsReady(t *testing.T) {
 	t.Logf("%+v", steps)
 }
 
-// TestDriversThatAreNotAccepted: no device is on offer with a driver outside of the range, and pods that hold one keep it.
+// TestDriversThatAreNotAccepted: no device is on offer with a driver outside of the range, and pods
+// that hold one keep it.
 func TestDriversThatAreNotAccepted(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -301,7 +309,8 @@ func TestDriversThatAreNotAccepted(t *testing.T) {
 		}
 	}
 	s.shows(8, 0)
-	if held := s.status().Holds; len(held) != 8 || !strings.Contains(held[0].Reason, "is not accepted: driver.below is 100") {
+	if held := s.status().Holds; len(held) != 8 || !strings.Contains(held[0].Reason,
+		"is not accepted: driver.below is 100") {
 		t.Errorf("held: %v", held)
 	}
 	write(`driver: {atLeast: "100"}`)

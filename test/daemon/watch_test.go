@@ -65,7 +65,8 @@ func (w *watch) prints(text string) (line string) {
 	return line
 }
 
-// printsAll waits for lines with texts, in any order: a watch may look when one is true and another is not yet.
+// printsAll waits for lines with texts, in any order: a watch may look when one is true and another
+// is not yet.
 func (w *watch) printsAll(texts ...string) {
 	w.s.t.Helper()
 	late := time.After(patience)
@@ -106,7 +107,8 @@ func (w *watch) ends() {
 	}
 }
 
-// TestWatch: a watch tells of faults and cures, of the daemon's end and of the next daemon, for people and for programs.
+// TestWatch: a watch tells of faults and cures, of the daemon's end and of the next daemon, for
+// people and for programs.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -120,7 +122,8 @@ func TestWatch(t *testing.T) {
 	for i := range 8 {
 		line := programs.prints(`"kind":"device","name":"` + string(rune('0'+i)))
 		var c told.Change
-		if err := json.Unmarshal([]byte(line), &c); err != nil || !strings.HasPrefix(c.Device, "GPU-") || c.To != "Healthy" || c.Time.IsZero() {
+		if err := json.Unmarshal([]byte(line), &c); err != nil || !strings.HasPrefix(c.Device, "GPU-") || c.To != "Healthy" ||
+			c.Time.IsZero() {
 			t.Errorf("%s is %+v, %v", line, c, err)
 		}
 	}
@@ -225,7 +228,8 @@ func TestFirstLineOfStatus(t *testing.T) {
 		s.firstLine("degraded: GPU 2 ")
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		if err := control.Call(ctx, s.ControlSocket(), "quiesce", nil, nil); err == nil || !strings.Contains(err.Error(), "does not return") {
+		if err := control.Call(ctx, s.ControlSocket(), "quiesce", nil, nil); err == nil ||
+			!strings.Contains(err.Error(), "does not return") {
 			t.Errorf("quiesce: %v, want the call that does not return", err)
 		}
 		s.firstLine("quiesced: the driver is not released yet: nvmlDeviceGetHandleByIndex of GPU 2 does not return")

@@ -30,8 +30,9 @@ func (s *stage) wish(server *apiserver.Server, until string) {
 	}
 }
 
-// TestRollOutDuringAWish: a process of a roll-out that starts while the driver is released for an annotation uses it when the wish ends, and
-// becomes Ready. It dies, and the earlier one, which led before, uses the driver again, too.
+// TestRollOutDuringAWish: a process of a roll-out that starts while the driver is released for an
+// annotation uses it when the wish ends, and becomes Ready. It dies, and the earlier one, which led
+// before, uses the driver again, too.
 func TestRollOutDuringAWish(t *testing.T) {
 	t.Parallel()
 	s, server := openAgent(t, "", "--node-quiesce")
@@ -39,7 +40,8 @@ func TestRollOutDuringAWish(t *testing.T) {
 	s.shows(8, 8)
 	s.wish(server, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 	s.shows(8, 0)
-	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--state-dir", s.Path("state"), "--cdi-dir", s.Path("cdi"))...)
+	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--state-dir", s.Path("state"), "--cdi-dir",
+		s.Path("cdi"))...)
 	later.start()
 	later.firstLine("quiesced: the driver is released since")
 	s.wish(server, "")
@@ -52,8 +54,9 @@ func TestRollOutDuringAWish(t *testing.T) {
 	s.admit("work", 8)
 }
 
-// TestWishOfTheNode: an annotation of the Node releases the driver of a real daemon, also through a kill, and the next process uses it again at
-// the time that the annotation has. Then another wish is obeyed, and ends when the annotation goes.
+// TestWishOfTheNode: an annotation of the Node releases the driver of a real daemon, also through a
+// kill, and the next process uses it again at the time that the annotation has. Then another wish
+// is obeyed, and ends when the annotation goes.
 func TestWishOfTheNode(t *testing.T) {
 	t.Parallel()
 	s, server := openAgent(t, "", "--node-quiesce", "--state-dir", t.TempDir())
@@ -65,7 +68,8 @@ func TestWishOfTheNode(t *testing.T) {
 		t.Helper()
 		s.eventually("the Node says "+state, func() bool {
 			n, err := server.Node(nodeName)
-			return err == nil && n.Annotations[key+"state"] == state && (state == "" || strings.Contains(n.Annotations[key+"answer"], `"by":"kured"`))
+			return err == nil && n.Annotations[key+"state"] == state &&
+				(state == "" || strings.Contains(n.Annotations[key+"answer"], `"by":"kured"`))
 		})
 	}
 	until := time.Now().Add(40 * time.Second).Truncate(time.Second)

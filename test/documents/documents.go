@@ -1,4 +1,5 @@
-// Package documents finds the commands that README.md and the files in docs and docs/dev show, so that tests can run them.
+// Package documents finds the commands that README.md and the files in docs and docs/dev show, so
+// that tests can run them.
 package documents
 
 import (
@@ -22,8 +23,9 @@ var (
 	comment = regexp.MustCompile(`\s+# .*$`)
 )
 
-// Commands returns the commands of all documents below a root, in order: in blocks of the language console the lines with a prompt, and in
-// blocks without a language those that begin with a program's name.
+// Commands returns the commands of all documents below a root, in order: in blocks of the language
+// console the lines with a prompt, and in blocks without a language those that begin with a
+// program's name.
 func Commands(root string) ([]Command, error) {
 	paths := []string{filepath.Join(root, "README.md")}
 	for _, pattern := range []string{"docs/*.md", "docs/dev/*.md"} {

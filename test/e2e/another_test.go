@@ -20,9 +20,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
-// anotherServer has a second daemon register for the same resource, beside the pod's, and end: told to, and killed.
-// Kubelet 1.36 keeps the endpoint of the one that registered last, and stops it then, whereas the stream of the pod's
-// daemon stays open: it has to see for itself that it must register again.
+// anotherServer has a second daemon register for the same resource, beside the pod's, and end: told
+// to, and killed. Kubelet 1.36 keeps the endpoint of the one that registered last, and stops it
+// then, whereas the stream of the pod's daemon stays open: it has to see for itself that it must
+// register again.
 func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const wanted = 5 * time.Second // on 1.36, for which the daemon may have to find out by itself
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
@@ -55,14 +56,17 @@ func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 	}
 }
 
-// otherPlugin has another device plugin register for the same resource with a list of its own, as NVIDIA's does: it says
-// what it has once, and again when that changes. Whichever registered last serves, with its list. Nobody can tell how long the
-// other stays, so the daemon leaves it the resource until its socket is gone or refuses connections. It comes a second time under the
-// same name, and is killed then.
+// otherPlugin has another device plugin register for the same resource with a list of its own, as
+// NVIDIA's does: it says what it has once, and again when that changes. Whichever registered last
+// serves, with its list. Nobody can tell how long the other stays, so the daemon leaves it the
+// resource until its socket is gone or refuses connections. It comes a second time under the same
+// name, and is killed then.
 func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const others = 3
-	for round, stays := range []time.Duration{15 * time.Second, 5 * time.Second} { // more than the daemon needs to notice anything
-		// A server that was killed a moment ago may not have been missed yet: when it is, the daemon registers again, and is the last.
+	// more than the daemon needs to notice anything
+	for round, stays := range []time.Duration{15 * time.Second, 5 * time.Second} {
+		// A server that was killed a moment ago may not have been missed yet: when it is, the daemon
+		// registers again, and is the last.
 		pause(ctx, 5*time.Second)
 		other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
 		if err != nil {

@@ -19,15 +19,18 @@ import (
 )
 
 const (
-	// churnEvery is how often churnPods pods are made, each of which asks for one GPU and runs for a second.
+	// churnEvery is how often churnPods pods are made, each of which asks for one GPU and runs for a
+	// second.
 	churnEvery = 800 * time.Millisecond
 	churnPods  = 4
-	// churnMost is how many of them there may be that have not ended. A machine that is slow makes fewer, then.
+	// churnMost is how many of them there may be that have not ended. A machine that is slow makes
+	// fewer, then.
 	churnMost = 24
 	churnName = "churn"
 )
 
-// A refusal is a pod that failed, in the words of its status, or of its container's where the pod was admitted.
+// A refusal is a pod that failed, in the words of its status, or of its container's where the pod
+// was admitted.
 type refusal struct {
 	pod, reason, message string
 }
@@ -54,8 +57,8 @@ type churn struct {
 	err     error // of the API
 }
 
-// startChurn makes pods until the returned function is called, which waits for the last of them to end and returns what
-// became of all.
+// startChurn makes pods until the returned function is called, which waits for the last of them to
+// end and returns what became of all.
 func startChurn(ctx context.Context, t *testing.T, n *node.Node) func() *churn {
 	t.Helper()
 	return startChurnOf(ctx, t, n, func(name string) *corev1.Pod {
@@ -92,7 +95,8 @@ func startChurnOf(ctx context.Context, t *testing.T, n *node.Node, pod func(name
 		end()
 		t.Logf("kubelet %s: %v", *kubeletVersion, c)
 		background := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
-		_ = n.Client.CoreV1().Pods("default").DeleteCollection(context.Background(), background, metav1.ListOptions{LabelSelector: "app=" + churnName})
+		_ = n.Client.CoreV1().Pods("default").DeleteCollection(context.Background(), background,
+			metav1.ListOptions{LabelSelector: "app=" + churnName})
 	})
 	return func() *churn {
 		t.Helper()
@@ -119,7 +123,8 @@ func (c *churn) makeSome(ctx context.Context) {
 		c.mu.Unlock()
 		pod := c.pod(name)
 		pod.Labels = map[string]string{"app": churnName}
-		if _, err := c.n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
+		if _, err := c.n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil &&
+			ctx.Err() == nil {
 			c.mu.Lock()
 			c.made, c.err = c.made-1, err
 			c.mu.Unlock()
@@ -127,7 +132,8 @@ func (c *churn) makeSome(ctx context.Context) {
 	}
 }
 
-// collect notes what became of the pods that have ended, deletes them, and returns how many have not.
+// collect notes what became of the pods that have ended, deletes them, and returns how many have
+// not.
 func (c *churn) collect(ctx context.Context) (left int) {
 	pods, err := c.n.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=" + churnName})
 	if err != nil {
@@ -164,7 +170,8 @@ func (c *churn) note(err error) {
 	c.err = err
 }
 
-// String reads "308 pods, 306 ran to their end, 2 failed", and for each reason "2 × UnexpectedAdmissionError: ... (churn-3 churn-8)".
+// String reads "308 pods, 306 ran to their end, 2 failed", and for each reason "2 ×
+// UnexpectedAdmissionError: ... (churn-3 churn-8)".
 func (c *churn) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,16 +187,19 @@ func (c *churn) String() string {
 	return text
 }
 
-// ofOurs returns the pods that failed for a reason that a device plugin can help. Where the old server could not have kubelet 1.36 forget the new
-// one before it ended, that kubelet stops the endpoint of the new one with it, until that registers again: a pod that comes in that moment is
-// refused. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then.
+// ofOurs returns the pods that failed for a reason that a device plugin can help. Where the old
+// server could not have kubelet 1.36 forget the new one before it ended, that kubelet stops the
+// endpoint of the new one with it, until that registers again: a pod that comes in that moment is
+// refused. When the devices get fewer, the scheduler may send a pod by a count that is a second
+// old: all are given out then.
 func (c *churn) ofOurs() []refusal {
 	return slices.DeleteFunc(c.avoidable(), func(r refusal) bool {
 		return r.reason == "OutOf"+gpu || strings.Contains(r.message, "requested number of devices unavailable")
 	})
 }
 
-// avoidable returns the pods that failed, but for those that kubelet 1.36 refuses in the moment without an endpoint.
+// avoidable returns the pods that failed, but for those that kubelet 1.36 refuses in the moment
+// without an endpoint.
 func (c *churn) avoidable() []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,7 +223,8 @@ func podOf(name, resource string, devices int64) *corev1.Pod {
 			TerminationGracePeriodSeconds: ptr.To(int64(0)),
 			Tolerations: []corev1.Toleration{
 				{Key: gpu, Operator: corev1.TolerationOpExists},
-				// Pods stay while kubelet is down for longer than the five minutes after which they would be evicted.
+				// Pods stay while kubelet is down for longer than the five minutes after which they would be
+				// evicted.
 				{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 			},
 			Containers: []corev1.Container{containerOf("main", resource, devices)},

@@ -18,12 +18,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// wiped is how soon after the start of a kubelet, which deletes them, the slices of the node are to be back.
+// wiped is how soon after the start of a kubelet, which deletes them, the slices of the node are to
+// be back.
 const wiped = 3 * time.Second
 
-// givesClaims: the node changes to Dynamic Resource Allocation while a pod holds two GPUs of the device plugin, which follow when it ends. A
-// pod with a claim, as users of NVIDIA's driver write it, and one that asks for nvidia.com/gpu have one GPU each; slices are back soon after a
-// restart of kubelet; the account writes no slice of another node; and all GPUs come back to the device plugin.
+// givesClaims: the node changes to Dynamic Resource Allocation while a pod holds two GPUs of the
+// device plugin, which follow when it ends. A pod with a claim, as users of NVIDIA's driver write
+// it, and one that asks for nvidia.com/gpu have one GPU each; slices are back soon after a restart
+// of kubelet; the account writes no slice of another node; and all GPUs come back to the device
+// plugin.
 func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	startProxy(t)
 	held := changeToClaims(ctx, t, n)
@@ -71,7 +74,8 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		}
 	}
 	writesOwnSlicesOnly(ctx, t, n)
-	// Of pods that go before kubelet has seen them again, kubelet gives the claims back a minute after its start.
+	// Of pods that go before kubelet has seen them again, kubelet gives the claims back a minute after
+	// its start.
 	wait(ctx, t, func(ctx context.Context) error { return seesPods(ctx, kubelet, "claims", "extended") })
 	waitDevices(ctx, t, n, gpus-2) // still: the other pod has run all the time
 
@@ -87,13 +91,15 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	}
 }
 
-// next is how soon the next pod with a claim on the GPU of a pod that was deleted by force is to run after the end of that one's container. Half
-// of a hundred must. Six nodes at once on two cores add up to 13 s to the last of them, so that six times as long is a failure. A claim that
-// is refused costs kubelet's next look at the pod, which is 60 to 90 s later.
+// next is how soon the next pod with a claim on the GPU of a pod that was deleted by force is to
+// run after the end of that one's container. Half of a hundred must. Six nodes at once on two cores
+// add up to 13 s to the last of them, so that six times as long is a failure. A claim that is
+// refused costs kubelet's next look at the pod, which is 60 to 90 s later.
 const next = 5 * time.Second
 
-// nextAfterForce: a pod with a claim is deleted by force, and one with a claim of its own on the same GPU made at once, 5 times, or 100 times in
-// a long run. It runs soon after the container of the deleted pod has ended, which takes two seconds. No pod has the GPU before.
+// nextAfterForce: a pod with a claim is deleted by force, and one with a claim of its own on the
+// same GPU made at once, 5 times, or 100 times in a long run. It runs soon after the container of
+// the deleted pod has ended, which takes two seconds. No pod has the GPU before.
 func nextAfterForce(ctx context.Context, t *testing.T, n *node.Node, taken []string) {
 	t.Helper()
 	times := 5
@@ -134,13 +140,14 @@ func nextAfterForce(ctx context.Context, t *testing.T, n *node.Node, taken []str
 	t.Logf("the pod after one deleted by force ran %v after the end of that one's container, the last of %d after %v",
 		took[times/2].Round(time.Millisecond), times, most.Round(time.Millisecond))
 	if *long && took[times/2] > next || most > 6*next {
-		t.Errorf("pods after those deleted by force ran %v after the end of their containers, and one %v; want %v", took[times/2], most, next)
+		t.Errorf("pods after those deleted by force ran %v after the end of their containers, and one %v; want %v",
+			took[times/2], most, next)
 	}
 	deletePod(ctx, t, n, fmt.Sprintf("next-%d", times))
 }
 
-// changeToClaims changes the node to Dynamic Resource Allocation until the test ends, and returns the device nodes of the two GPUs that a pod
-// holds by the device plugin.
+// changeToClaims changes the node to Dynamic Resource Allocation until the test ends, and returns
+// the device nodes of the two GPUs that a pod holds by the device plugin.
 func changeToClaims(ctx context.Context, t *testing.T, n *node.Node) (held []string) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
@@ -191,7 +198,8 @@ func nodesIn(ctx context.Context, t *testing.T, n *node.Node, pod string) []stri
 func waitDevices(ctx context.Context, t *testing.T, n *node.Node, want int) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error {
-		all, err := n.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
+		all, err := n.Client.ResourceV1().ResourceSlices().List(ctx,
+			metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
 		if err != nil {
 			return err
 		}
@@ -210,7 +218,8 @@ func waitDevices(ctx context.Context, t *testing.T, n *node.Node, want int) {
 	})
 }
 
-// writesOwnSlicesOnly: the daemon's account is refused slices of another node, driver or pool, and claims that it changes.
+// writesOwnSlicesOnly: the daemon's account is refused slices of another node, driver or pool, and
+// claims that it changes.
 func writesOwnSlicesOnly(ctx context.Context, t *testing.T, n *node.Node) {
 	bound := clientWith(t, kubectl(ctx, t, n, "--namespace", namespace, "create", "token", "gpu-device-plugin",
 		"--bound-object-kind", "Pod", "--bound-object-name", theDaemonPod(ctx, t, n).Name))
@@ -220,11 +229,13 @@ func writesOwnSlicesOnly(ctx context.Context, t *testing.T, n *node.Node) {
 	} {
 		_, err := bound.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: "e2e"}, Spec: resourceapi.ResourceSliceSpec{
-				Driver: write.driver, NodeName: &write.node, Pool: resourceapi.ResourcePool{Name: "e2e", Generation: 1, ResourceSliceCount: 1},
+				Driver: write.driver, NodeName: &write.node, Pool: resourceapi.ResourcePool{Name: "e2e", Generation: 1,
+					ResourceSliceCount: 1},
 			},
 		}, metav1.CreateOptions{})
 		if err == nil || !strings.Contains(err.Error(), write.refused) {
-			t.Errorf("a slice of node %s and driver %s: %v, want it refused with %q", write.node, write.driver, err, write.refused)
+			t.Errorf("a slice of node %s and driver %s: %v, want it refused with %q", write.node, write.driver, err,
+				write.refused)
 		}
 	}
 	claims, err := bound.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
@@ -232,7 +243,8 @@ func writesOwnSlicesOnly(ctx context.Context, t *testing.T, n *node.Node) {
 		t.Errorf("the account lists %d claims: %v", len(claims.Items), err)
 		return
 	}
-	if err := bound.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Delete(ctx, claims.Items[0].Name, metav1.DeleteOptions{}); err == nil {
+	if err := bound.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Delete(ctx, claims.Items[0].Name,
+		metav1.DeleteOptions{}); err == nil {
 		t.Error("the account may delete claims")
 	}
 }
@@ -250,7 +262,8 @@ func leaveClaims(t *testing.T, n *node.Node) {
 			t.Logf("kubectl %s, error %v:\n%s", strings.Join(args, " "), err, out)
 		}
 	}
-	_, err := n.Kubectl(ctx, "delete", "--ignore-not-found", "--filename", filepath.Join(*source, "test/e2e/testdata/claim.yaml"))
+	_, err := n.Kubectl(ctx, "delete", "--ignore-not-found", "--filename",
+		filepath.Join(*source, "test/e2e/testdata/claim.yaml"))
 	if err != nil {
 		t.Error(err)
 	}

@@ -32,7 +32,8 @@ devicePlugin:
 `
 
 const (
-	// enableLabel is a label by which clusters say how nodes give GPUs to pods, and gpuLabel one that says which nodes do.
+	// enableLabel is a label by which clusters say how nodes give GPUs to pods, and gpuLabel one that
+	// says which nodes do.
 	enableLabel = "nvidia-device-enable"
 	gpuLabel    = "gpu"
 	// controlDaemons is the chart's DaemonSet of MPS.
@@ -41,9 +42,10 @@ const (
 
 var deviceNodes = regexp.MustCompile(`device nodes: /dev/(nvidia\d+)\n`)
 
-// claimsByHelm: with the values of docs/dra.md a label of the Node says whether it has the daemon, and another one has its GPUs go into slices,
-// and back. helm test has a pod with a claim and one that asks for nvidia.com/gpu, which see one GPU each. Two pods share a claim by MPS,
-// whose status and metadata say which GPU that is.
+// claimsByHelm: with the values of docs/dra.md a label of the Node says whether it has the daemon,
+// and another one has its GPUs go into slices, and back. helm test has a pod with a claim and one
+// that asks for nvidia.com/gpu, which see one GPU each. Two pods share a claim by MPS, whose status
+// and metadata say which GPU that is.
 func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
@@ -69,7 +71,8 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 			}
 		}
 		for _, args := range [][]string{
-			{"--namespace", namespace, "delete", "--ignore-not-found", "pod/" + daemonSet + "-test", "pod/" + daemonSet + "-test-claim",
+			{"--namespace", namespace, "delete", "--ignore-not-found", "pod/" + daemonSet + "-test",
+				"pod/" + daemonSet + "-test-claim",
 				"resourceclaimtemplate/" + daemonSet + "-test-claim"},
 			{"label", "node", node.Name, enableLabel + "-", gpuLabel + "-", mpsCapable + "-"},
 		} {
@@ -136,8 +139,8 @@ func hasNoDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	})
 }
 
-// sharedByMPS: two pods on one claim that is shared by MPS are clients of one control daemon, which has the claim's limits. After them nothing
-// is left of it.
+// sharedByMPS: two pods on one claim that is shared by MPS are clients of one control daemon, which
+// has the claim's limits. After them nothing is left of it.
 func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string, all []simulated) {
 	t.Helper()
 	const name = "shared-by-mps"
@@ -158,7 +161,8 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string,
 				{"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "10Gi"}}}`)}},
 	}}}
 	claims := n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault)
-	claim, err := claims.Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *spec}, metav1.CreateOptions{})
+	claim, err := claims.Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *spec},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,8 +209,9 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string,
 	}
 }
 
-// paceOfClaims: on a node that gives some GPUs in each way, it takes at most a fifth longer from the creation of a claim until its pod runs
-// than from the creation of a pod that asks for nvidia.com/gpu. Containers get the same by CDI.
+// paceOfClaims: on a node that gives some GPUs in each way, it takes at most a fifth longer from
+// the creation of a claim until its pod runs than from the creation of a pod that asks for
+// nvidia.com/gpu. Containers get the same by CDI.
 func paceOfClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	startProxy(t)
@@ -230,12 +235,14 @@ config: {map: {default: "dra: {mode: split, gpus: {indices: [5, 6, 7]}}"}}
 	claimed := func(name string) time.Duration {
 		start := time.Now()
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: oneGPU}
-		if _, err := n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+		if _, err := n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Create(ctx, claim,
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		took := untilRuns(ctx, t, n, start, podWith(name, corev1.PodResourceClaim{ResourceClaimName: &name}), seesOne)
 		kubectl(ctx, t, n, "delete", "resourceclaim", name)
-		// A pod without a grace period has gone before its container: the next one would wait for the GPU.
+		// A pod without a grace period has gone before its container: the next one would wait for the
+		// GPU.
 		wait(ctx, t, func(context.Context) error { return prepared(0) })
 		return took
 	}

@@ -36,11 +36,13 @@ var oneGPU = resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requ
 // template is the name of a ResourceClaimTemplate with that claim.
 const template = "one-gpu"
 
-// stubborn returns a pod with a claim of a template, whose container goes on for two seconds when it is to end.
+// stubborn returns a pod with a claim of a template, whose container goes on for two seconds when
+// it is to end.
 func stubborn(name, template string) *corev1.Pod {
 	pod := podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(template)})
 	pod.Spec.TerminationGracePeriodSeconds = ptr.To(int64(2))
-	pod.Spec.Containers[0].Command = []string{"busybox", "sh", "-c", "trap '' TERM; while :; do busybox sleep 1; done", marker}
+	pod.Spec.Containers[0].Command = []string{"busybox", "sh", "-c", "trap '' TERM; while :; do busybox sleep 1; done",
+		marker}
 	return pod
 }
 
@@ -66,14 +68,15 @@ func makeTemplate(ctx context.Context, t *testing.T, n *node.Node, name string, 
 	t.Cleanup(func() { _ = templates.Delete(context.Background(), name, metav1.DeleteOptions{}) })
 }
 
-// resourceAPIs counts requests to an API server that seems to serve one version of resource.k8s.io alone.
+// resourceAPIs counts requests to an API server that seems to serve one version of resource.k8s.io
+// alone.
 type resourceAPIs struct {
 	mu       sync.Mutex
 	requests map[string]int // by version
 }
 
-// serveOnly starts a proxy before the API server which hides other versions of resource.k8s.io than this one from the daemon. The scheduler
-// and kubelet, which know v1 alone, are not behind it.
+// serveOnly starts a proxy before the API server which hides other versions of resource.k8s.io than
+// this one from the daemon. The scheduler and kubelet, which know v1 alone, are not behind it.
 func serveOnly(t *testing.T, version string) *resourceAPIs {
 	t.Helper()
 	const group = "/apis/resource.k8s.io/"
@@ -114,8 +117,9 @@ func serveOnly(t *testing.T, version string) *resourceAPIs {
 	return a
 }
 
-// claimsByOlderAPI: where the API server serves the daemon resource.k8s.io/v1beta1 alone, slices are published by it and claims in its form get
-// their GPUs: with default gates, and with taints of devices and partitionable devices off. An ill GPU has a taint, or is in no slice.
+// claimsByOlderAPI: where the API server serves the daemon resource.k8s.io/v1beta1 alone, slices
+// are published by it and claims in its form get their GPUs: with default gates, and with taints of
+// devices and partitionable devices off. An ill GPU has a taint, or is in no slice.
 func claimsByOlderAPI(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	restart := func(args ...string) {
 		t.Helper()
@@ -134,7 +138,8 @@ func claimsByOlderAPI(ctx context.Context, t *testing.T, n *node.Node, _ podreso
 		}
 	})
 	held := changeToClaims(ctx, t, n)
-	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename", filepath.Join(*source, "test/e2e/testdata/claim-v1beta1.yaml"))
+	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename",
+		filepath.Join(*source, "test/e2e/testdata/claim-v1beta1.yaml"))
 	t.Cleanup(func() {
 		_, _ = n.Kubectl(context.Background(), "delete", "resourceclaimtemplate", "single-gpu-v1beta1")
 	})
@@ -192,7 +197,8 @@ func slicesOf(ctx context.Context, t *testing.T, n *node.Node) []resourceapi.Res
 	t.Helper()
 	var all *resourceapi.ResourceSliceList
 	persist(ctx, t, "list slices", func(ctx context.Context) (err error) {
-		all, err = n.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
+		all, err = n.Client.ResourceV1().ResourceSlices().List(ctx,
+			metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
 		return err
 	})
 	return all.Items
@@ -210,13 +216,15 @@ func prepared(want int) error {
 // marker is an argument of the first process of containers that are looked for by it.
 const marker = "e2e-container-with-a-claim"
 
-// A seen container is one in which such a process lives, with the device nodes of GPUs that it sees.
+// A seen container is one in which such a process lives, with the device nodes of GPUs that it
+// sees.
 type seen struct {
 	pid   int
 	nodes []string
 }
 
-// containers returns them by their mount namespace: what a shell has just forked has its arguments, too.
+// containers returns them by their mount namespace: what a shell has just forked has its arguments,
+// too.
 func containers() map[string]seen {
 	found := map[string]seen{}
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -243,8 +251,8 @@ func containers() map[string]seen {
 	return found
 }
 
-// overlap returns which GPUs two containers see that live at the same time, if any. What it sees first is looked at again, as containers end
-// and begin meanwhile.
+// overlap returns which GPUs two containers see that live at the same time, if any. What it sees
+// first is looked at again, as containers end and begin meanwhile.
 func overlap() error {
 	first := containers()
 	users := map[string][]string{}
@@ -266,8 +274,8 @@ func overlap() error {
 	return nil
 }
 
-// deletedByForce: pods with claims on all GPUs are deleted by force and made again, 200 times, while their containers end two seconds later. No
-// two containers ever see one GPU.
+// deletedByForce: pods with claims on all GPUs are deleted by force and made again, 200 times,
+// while their containers end two seconds later. No two containers ever see one GPU.
 func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	const times = 200
 	startProxy(t)
@@ -327,7 +335,8 @@ func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	early := 0 // kubelet gave claims back whose containers had not ended
 	log := kubectl(ctx, t, n, "--namespace", namespace, "logs", "--tail=-1", theDaemonPod(ctx, t, n).Name)
 	for line := range strings.Lines(log) {
-		if strings.Contains(line, "NodeUnprepareResources") && regexp.MustCompile(`took="[1-9][0-9.]*s"|has not ended yet`).MatchString(line) {
+		if strings.Contains(line, "NodeUnprepareResources") &&
+			regexp.MustCompile(`took="[1-9][0-9.]*s"|has not ended yet`).MatchString(line) {
 			early++
 		}
 	}
@@ -343,14 +352,16 @@ func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	waitDevices(ctx, t, n, gpus-2)
 }
 
-// claimsWithoutAPIServer: while the API server is away for five minutes, a pod with a claim runs on, the claim of one that ends is given back,
-// and a GPU becomes ill and well. Afterwards no slice is written.
+// claimsWithoutAPIServer: while the API server is away for five minutes, a pod with a claim runs
+// on, the claim of one that ends is given back, and a GPU becomes ill and well. Afterwards no slice
+// is written.
 func claimsWithoutAPIServer(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	const away = 5 * time.Minute
 	startProxy(t)
 	held := changeToClaims(ctx, t, n)
 	makeTemplate(ctx, t, n, template, oneGPU)
-	script := map[string]string{"stays": "while :; do busybox sleep 1; done", "ends": "while [ ! -e /end ]; do busybox sleep 1; done"}
+	script := map[string]string{"stays": "while :; do busybox sleep 1; done",
+		"ends": "while [ ! -e /end ]; do busybox sleep 1; done"}
 	for _, name := range slices.Sorted(maps.Keys(script)) {
 		pod := podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(template)})
 		pod.Spec.Containers[0].Command = []string{"busybox", "sh", "-c", script[name], marker}
@@ -407,7 +418,8 @@ func claimsWithoutAPIServer(ctx context.Context, t *testing.T, n *node.Node, _ p
 	defer cancel()
 	for limited.Err() == nil {
 		if after := versions(slicesOf(ctx, t, n)); !maps.Equal(before, after) {
-			t.Fatalf("%v after the API server came back the slices have the versions %v, before it went %v", time.Since(back), after, before)
+			t.Fatalf("%v after the API server came back the slices have the versions %v, before it went %v", time.Since(back),
+				after, before)
 		}
 		select {
 		case <-limited.Done():
@@ -417,8 +429,9 @@ func claimsWithoutAPIServer(ctx context.Context, t *testing.T, n *node.Node, _ p
 	if err := isSame(stays)(getPod(ctx, t, n, "stays")); err != nil {
 		t.Error(err)
 	}
-	// The pods of a node that was away are not Ready until its kubelet has written their status again. The DaemonSet controller never ends a
-	// roll-out that begins before the old pod has been Ready for minReadySeconds.
+	// The pods of a node that was away are not Ready until its kubelet has written their status again.
+	// The DaemonSet controller never ends a roll-out that begins before the old pod has been Ready for
+	// minReadySeconds.
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	for _, name := range []string{"stays", "later"} {
 		deletePod(ctx, t, n, name)

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// dividedMachine are the values of a release that makes MIG devices for claims, on two GPUs in MIG mode without MIG devices.
+// dividedMachine are the values of a release that makes MIG devices for claims, on two GPUs in MIG
+// mode without MIG devices.
 const dividedMachine = agentValues + `
 simulate: /config/machine.yaml
 dra: {enabled: true, dynamicMIG: true}
@@ -41,8 +42,9 @@ config:
 // partitions is how many MIG devices can be made of each of them.
 const partitions = 25
 
-// madeForClaims: an API server without counters has no device that is made for a claim; with them, pods with claims on MIG devices come and go,
-// each has device nodes of its own, and no slice is written for them. A daemon that is killed goes on with their claims.
+// madeForClaims: an API server without counters has no device that is made for a claim; with them,
+// pods with claims on MIG devices come and go, each has device nodes of its own, and no slice is
+// written for them. A daemon that is killed goes on with their claims.
 func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	startProxy(t)
@@ -61,7 +63,8 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 	t.Cleanup(func() { explainClaims(t, n) })
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	wait(ctx, t, func(context.Context) error {
-		if logs := kubectl(ctx, t, n, "--namespace", namespace, "logs", "daemonset/"+daemonSet); !strings.Contains(logs, "does not keep counters") {
+		if logs := kubectl(ctx, t, n, "--namespace", namespace, "logs", "daemonset/"+daemonSet); !strings.Contains(logs,
+			"does not keep counters") {
 			return errors.New("the daemon does not know that the API server keeps no counters")
 		}
 		return nil
@@ -86,7 +89,8 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 	run := func(name string) {
 		t.Helper()
 		start := time.Now()
-		startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(strings.Split(name, "-")[0])}))
+		startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(strings.Split(name,
+			"-")[0])}))
 		waitPod(ctx, t, n, name, isRunning)
 		phase("a pod with a MIG device that is made runs", start)
 	}
@@ -133,7 +137,8 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 		t.Errorf("slices were written for claims: %v, then %v", before, after)
 	}
 
-	// The simulated machine is a new one with each daemon: what was made is gone, and the claims are there still.
+	// The simulated machine is a new one with each daemon: what was made is gone, and the claims are
+	// there still.
 	killDaemon(ctx, t, n)
 	waitDevices(ctx, t, n, 2*partitions)
 	if out := daemonExec(ctx, t, n, "status"); strings.Count(out, "claim: default/") != len(pods) {
@@ -179,8 +184,9 @@ func explainClaims(t *testing.T, n *node.Node) {
 	}
 }
 
-// wholeOrInParts: pods with a claim on the whole GPU and pods with claims on MIG devices of it come and go. They never have it at the same time, no
-// slice is written for it, and a daemon that is killed goes on with the claims.
+// wholeOrInParts: pods with a claim on the whole GPU and pods with claims on MIG devices of it come
+// and go. They never have it at the same time, no slice is written for it, and a daemon that is
+// killed goes on with the claims.
 func wholeOrInParts(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	startProxy(t)
@@ -197,7 +203,8 @@ func wholeOrInParts(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 
 	create := func(name string) {
 		t.Helper()
-		startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(strings.Split(name, "-")[0])}))
+		startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(strings.Split(name,
+			"-")[0])}))
 	}
 	gets := func(name string, capabilities int) {
 		t.Helper()
@@ -226,10 +233,12 @@ func wholeOrInParts(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 		t.Errorf("slices were written for claims: %v, then %v", before, after)
 	}
 
-	// The simulated machine is a new one with each daemon: MIG mode is off, and the MIG device is gone. The claim is there still.
+	// The simulated machine is a new one with each daemon: MIG mode is off, and the MIG device is
+	// gone. The claim is there still.
 	running := getPod(ctx, t, n, "small-1")
 	killDaemon(ctx, t, n)
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) }) // a call that kubelet cannot make comes again after a minute
+	// a call that kubelet cannot make comes again after a minute
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitDevices(ctx, t, n, 1+partitions)
 	if err := isSame(running)(getPod(ctx, t, n, "small-1")); err != nil {
 		t.Error(err)
@@ -256,7 +265,8 @@ func killDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	})
 }
 
-// capabilitiesOf returns GPUs with all MIG devices that they can have, by their places at the driver.
+// capabilitiesOf returns GPUs with all MIG devices that they can have, by their places at the
+// driver.
 func capabilitiesOf(gpus []simulated) []simulated {
 	for i := range gpus {
 		gpus[i].MIG = nil
@@ -267,7 +277,8 @@ func capabilitiesOf(gpus []simulated) []simulated {
 	return gpus
 }
 
-// makeMIGTemplate makes a ResourceClaimTemplate with one MIG device of a profile until the test ends.
+// makeMIGTemplate makes a ResourceClaimTemplate with one MIG device of a profile until the test
+// ends.
 func makeMIGTemplate(ctx context.Context, t *testing.T, n *node.Node, name, profile string) {
 	t.Helper()
 	templates := n.Client.ResourceV1().ResourceClaimTemplates(corev1.NamespaceDefault)

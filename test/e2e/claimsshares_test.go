@@ -19,18 +19,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// claimsInShares: two pods have a part of one GPU each, a third one, for which it has not enough memory left, and one that asks for
-// nvidia.com/gpu have others. Where the API server knows no shares, GPUs are given whole.
+// claimsInShares: two pods have a part of one GPU each, a third one, for which it has not enough
+// memory left, and one that asks for nvidia.com/gpu have others. Where the API server knows no
+// shares, GPUs are given whole.
 func claimsInShares(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	startProxy(t)
 	held := changeToClaims(ctx, t, n)
 	setEnv(ctx, t, n, "DRA_SHARES=4")
 	t.Cleanup(func() { setEnv(context.Background(), t, n, "DRA_SHARES-") })
 	shared := func(ctx context.Context) error {
-		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].allowMultipleAllocations}", strings.TrimSpace(strings.Repeat("true ", gpus-2)))
+		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].allowMultipleAllocations}",
+			strings.TrimSpace(strings.Repeat("true ", gpus-2)))
 	}
 	wait(ctx, t, shared)
-	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename", filepath.Join(*source, "test/e2e/testdata/claim-share.yaml"))
+	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename",
+		filepath.Join(*source, "test/e2e/testdata/claim-share.yaml"))
 	t.Cleanup(func() { _, _ = n.Kubectl(context.Background(), "delete", "resourceclaimtemplate", "part-of-gpu") })
 	got := map[string]string{}
 	for _, name := range []string{"share-one", "share-two", "share-three", "share-whole"} {
@@ -49,11 +52,13 @@ func claimsInShares(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 		}
 		got[name] = nodes[0]
 	}
-	if got["share-one"] != got["share-two"] || got["share-three"] == got["share-one"] || got["share-whole"] == got["share-one"] ||
+	if got["share-one"] != got["share-two"] || got["share-three"] == got["share-one"] ||
+		got["share-whole"] == got["share-one"] ||
 		got["share-whole"] == got["share-three"] {
 		t.Errorf("the pods have %v", got)
 	}
-	if out := daemonExec(ctx, t, n, "status"); strings.Count(out, "; 30720 MiB of gpu-") != 3 || !strings.Contains(out, ", not a limit") {
+	if out := daemonExec(ctx, t, n, "status"); strings.Count(out, "; 30720 MiB of gpu-") != 3 ||
+		!strings.Contains(out, ", not a limit") {
 		t.Errorf("status does not show three shares:\n%s", out)
 	}
 	for name := range got {
@@ -85,8 +90,8 @@ func claimsInShares(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	deletePod(ctx, t, n, "share-off")
 }
 
-// sharedByName: with the class that plan prints for it, pods that ask for nvidia.com/gpu.shared have one GPU, two at a time. One that asks for
-// nvidia.com/gpu gets none of these.
+// sharedByName: with the class that plan prints for it, pods that ask for nvidia.com/gpu.shared
+// have one GPU, two at a time. One that asks for nvidia.com/gpu gets none of these.
 func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	const shared = "nvidia.com/gpu.shared"
@@ -95,14 +100,16 @@ func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
 		_, _ = n.Kubectl(context.Background(), "-n", namespace, "set", "env", "daemonset/"+daemonSet, "DRA_SHARE_BY-")
 	})
 	wait(ctx, t, func(ctx context.Context) error {
-		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].capacity.shares.value}", strings.TrimSpace(strings.Repeat("2 ", gpus-2)))
+		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].capacity.shares.value}",
+			strings.TrimSpace(strings.Repeat("2 ", gpus-2)))
 	})
 	var values struct {
 		DRA struct {
 			Classes []struct{ Name, ExtendedResourceName, Selector string }
 		}
 	}
-	if err := yaml.Unmarshal([]byte(daemonExec(ctx, t, n, "plan", "-o", "classes")), &values); err != nil || len(values.DRA.Classes) != 1 {
+	if err := yaml.Unmarshal([]byte(daemonExec(ctx, t, n, "plan", "-o", "classes")), &values); err != nil ||
+		len(values.DRA.Classes) != 1 {
 		t.Fatalf("classes %+v, %v", values, err)
 	}
 	class := values.DRA.Classes[0]
@@ -111,9 +118,10 @@ func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
 	}
 	_, err := n.Client.ResourceV1().DeviceClasses().Create(ctx, &resourceapi.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: class.Name},
-		Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: &class.ExtendedResourceName, Selectors: []resourceapi.DeviceSelector{
-			{CEL: &resourceapi.CELDeviceSelector{Expression: class.Selector}},
-		}},
+		Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: &class.ExtendedResourceName,
+			Selectors: []resourceapi.DeviceSelector{
+				{CEL: &resourceapi.CELDeviceSelector{Expression: class.Selector}},
+			}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +151,8 @@ func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
 
 // saysOfSlices asks whether the slices of the driver have something.
 func saysOfSlices(ctx context.Context, n *node.Node, path, want string) error {
-	out, err := n.Kubectl(ctx, "get", "resourceslices", "--field-selector", "spec.driver=gpu.nvidia.com", "--output", "jsonpath="+path)
+	out, err := n.Kubectl(ctx, "get", "resourceslices", "--field-selector", "spec.driver=gpu.nvidia.com", "--output",
+		"jsonpath="+path)
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// tellsDevices: the status of a claim at the API server, and a file in the container of its pod, which Kubernetes' own reader takes, say
-// which GPU the claim has, and that it has a limit.
+// tellsDevices: the status of a claim at the API server, and a file in the container of its pod,
+// which Kubernetes' own reader takes, say which GPU the claim has, and that it has a limit.
 func tellsDevices(ctx context.Context, t *testing.T, n *node.Node, claim, pod, uuid string) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error {
@@ -34,7 +34,8 @@ func tellsDevices(ctx context.Context, t *testing.T, n *node.Node, claim, pod, u
 			return fmt.Errorf("the status says %+v", object.Status.Devices)
 		}
 		d := object.Status.Devices[0]
-		if d.Driver != "gpu.nvidia.com" || d.Pool != node.Name || d.Data == nil || !strings.Contains(string(d.Data.Raw), uuid) ||
+		if d.Driver != "gpu.nvidia.com" || d.Pool != node.Name || d.Data == nil ||
+			!strings.Contains(string(d.Data.Raw), uuid) ||
 			!meta.IsStatusConditionTrue(d.Conditions, "Ready") || !meta.IsStatusConditionTrue(d.Conditions, "Healthy") {
 			return fmt.Errorf("the status says %+v, want GPU %s ready and healthy", d, uuid)
 		}
@@ -51,7 +52,8 @@ func tellsDevices(ctx context.Context, t *testing.T, n *node.Node, claim, pod, u
 		return
 	}
 	has := told.Requests[0].Devices[0].Attributes
-	if got := has["uuid"].StringValue; got == nil || *got != uuid || has["gpu-device-plugin.github.io/memory"].IntValue == nil {
+	if got := has["uuid"].StringValue; got == nil || *got != uuid ||
+		has["gpu-device-plugin.github.io/memory"].IntValue == nil {
 		t.Errorf("the container is told %s, want GPU %s with a limit", text, uuid)
 	}
 	writesOwnStatusOnly(ctx, t, n, claim)
@@ -66,8 +68,8 @@ func tellsDevices(ctx context.Context, t *testing.T, n *node.Node, claim, pod, u
 	}
 }
 
-// writesOwnStatusOnly: the daemon's account may neither say anything of devices of another driver or node, nor change which pods have a
-// claim.
+// writesOwnStatusOnly: the daemon's account may neither say anything of devices of another driver
+// or node, nor change which pods have a claim.
 func writesOwnStatusOnly(ctx context.Context, t *testing.T, n *node.Node, claim string) {
 	t.Helper()
 	bound := clientWith(t, kubectl(ctx, t, n, "--namespace", namespace, "create", "token", "gpu-device-plugin",

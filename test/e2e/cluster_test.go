@@ -33,17 +33,21 @@ const (
 	configLabel = "nvidia.com/device-plugin.config"
 )
 
-// inTheCluster: gpu-node-agent takes the place of gpu-device-plugin, labels the node, and tells of a GPU that fails by Event,
-// condition and label; its account can write no other node and nothing else of its own; a label of the node switches sharing; and
-// all of that comes late, but once, where the API server is slow, away and back, while kubelet sees no difference.
+// inTheCluster: gpu-node-agent takes the place of gpu-device-plugin, labels the node, and tells of
+// a GPU that fails by Event, condition and label; its account can write no other node and nothing
+// else of its own; a label of the node switches sharing; and all of that comes late, but once,
+// where the API server is slow, away and back, while kubelet sees no difference.
 func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	// Earlier stories may have set 0, with which a pod is available at once. What node-agent applies has 5, and the DaemonSet controller
-	// never ends a roll-out that begins while the old pod has not been Ready for so long.
-	kubectl(ctx, t, n, "-n", namespace, "patch", "daemonset", daemonSet, "--type", "merge", "--patch", `{"spec":{"minReadySeconds":5}}`)
+	// Earlier stories may have set 0, with which a pod is available at once. What node-agent applies
+	// has 5, and the DaemonSet controller never ends a roll-out that begins while the old pod has not
+	// been Ready for so long.
+	kubectl(ctx, t, n, "-n", namespace, "patch", "daemonset", daemonSet, "--type", "merge", "--patch",
+		`{"spec":{"minReadySeconds":5}}`)
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	proxy := startProxy(t)
 	publishCA(ctx, t, n, namespace)
-	// What earlier stories set would stay, as the manifest does not name it. The label of the node chooses the configuration file.
+	// What earlier stories set would stay, as the manifest does not name it. The label of the node
+	// chooses the configuration file.
 	setEnv(ctx, t, n, "SIMULATE=dgx-h100", "CONFIG_FILE-", "DEVICE_LIST_STRATEGY-", "MIG_STRATEGY-", "PASS_DEVICE_SPECS-")
 	start := time.Now()
 	apply(ctx, t, n, "node-agent")
@@ -52,7 +56,8 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	waitNodeSays(ctx, t, n, "the labels", time.Now(), promptly, func(object *corev1.Node) bool {
 		l := object.Labels
-		return l["nvidia.com/gpu.count"] == "8" && l["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3" && l[healthLabel] == "healthy"
+		return l["nvidia.com/gpu.count"] == "8" && l["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3" &&
+			l[healthLabel] == "healthy"
 	})
 	phase("gpu-node-agent rolled out, node labelled", start)
 
@@ -64,9 +69,10 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	apiServerFails(ctx, t, n, kubelet, proxy)
 }
 
-// failAndRecover has a GPU that a pod holds fail and recover, and measures how soon the cluster knows it. It returns when it was cured. The
-// condition says so later.
-func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) time.Time {
+// failAndRecover has a GPU that a pod holds fail and recover, and measures how soon the cluster
+// knows it. It returns when it was cured. The condition says so later.
+func failAndRecover(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) time.Time {
 	uuid := heldDevices(ctx, t, kubelet, holder)[0]
 	began := time.Now()
 	simulate(ctx, t, "xid", "--gpu", uuid, "--xid", "48")
@@ -86,7 +92,8 @@ func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	return start
 }
 
-// writesOwnNodeOnly: the daemon's account is refused what it does not need, by its rights or by the admission policy.
+// writesOwnNodeOnly: the daemon's account is refused what it does not need, by its rights or by the
+// admission policy.
 func writesOwnNodeOnly(ctx context.Context, t *testing.T, n *node.Node) {
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
 	if _, err := n.Client.CoreV1().Nodes().Create(ctx, other, metav1.CreateOptions{}); err != nil {
@@ -94,7 +101,8 @@ func writesOwnNodeOnly(ctx context.Context, t *testing.T, n *node.Node) {
 	}
 	t.Cleanup(func() { _ = n.Client.CoreV1().Nodes().Delete(context.Background(), "other", metav1.DeleteOptions{}) })
 	account := []string{"--namespace", namespace, "create", "token", "gpu-device-plugin"}
-	bound := clientWith(t, kubectl(ctx, t, n, append(account, "--bound-object-kind", "Pod", "--bound-object-name", theDaemonPod(ctx, t, n).Name)...))
+	bound := clientWith(t, kubectl(ctx, t, n, append(account, "--bound-object-kind", "Pod", "--bound-object-name",
+		theDaemonPod(ctx, t, n).Name)...))
 	loose := clientWith(t, kubectl(ctx, t, n, account...))
 
 	const health = `{"metadata":{"labels":{"` + healthLabel + `":"healthy"}}}`
@@ -107,13 +115,16 @@ func writesOwnNodeOnly(ctx context.Context, t *testing.T, n *node.Node) {
 		{client: bound, name: node.Name, body: health},
 		{client: bound, name: "other", body: health, refused: "no other node"},
 		{client: loose, name: node.Name, body: health, refused: "no other node"},
-		{client: bound, name: node.Name, body: `{"metadata":{"labels":{"nvidia.com/mig.config":"all-1g.10gb"}}}`, refused: "no other labels"},
-		{client: bound, name: node.Name, body: `{"metadata":{"labels":{"kubernetes.io/hostname":"x"}}}`, refused: "no other labels"},
+		{client: bound, name: node.Name, body: `{"metadata":{"labels":{"nvidia.com/mig.config":"all-1g.10gb"}}}`,
+			refused: "no other labels"},
+		{client: bound, name: node.Name, body: `{"metadata":{"labels":{"kubernetes.io/hostname":"x"}}}`,
+			refused: "no other labels"},
 		{client: bound, name: node.Name, body: `{"metadata":{"annotations":{"x":"y"}}}`, refused: "annotations"},
 		{client: bound, name: node.Name, body: `{"spec":{"unschedulable":true}}`, refused: "the spec"},
 		{client: bound, name: node.Name, body: `{"spec":{"taints":null}}`, refused: "no other taint"},
 		{client: bound, name: "other", sub: "status", body: `{"status":{"phase":"Running"}}`, refused: "no other node"},
-		{client: bound, name: node.Name, sub: "status", body: `{"status":{"capacity":{"nvidia.com/gpu":"9"}}}`, refused: "the status"},
+		{client: bound, name: node.Name, sub: "status", body: `{"status":{"capacity":{"nvidia.com/gpu":"9"}}}`,
+			refused: "the status"},
 		{client: bound, name: node.Name, sub: "status", body: `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`,
 			refused: "no other condition", kind: types.StrategicMergePatchType},
 		{client: bound, name: node.Name, sub: "status", body: health[:len(health)-4] + `x"}}}`, refused: "no other labels"},
@@ -125,7 +136,8 @@ func writesOwnNodeOnly(ctx context.Context, t *testing.T, n *node.Node) {
 		if write.sub != "" {
 			subresources = []string{write.sub}
 		}
-		_, err := write.client.CoreV1().Nodes().Patch(ctx, write.name, write.kind, []byte(write.body), metav1.PatchOptions{}, subresources...)
+		_, err := write.client.CoreV1().Nodes().Patch(ctx, write.name, write.kind, []byte(write.body), metav1.PatchOptions{},
+			subresources...)
 		switch {
 		case write.refused == "" && err != nil:
 			t.Errorf("%s of %s: %v", write.body, write.name, err)
@@ -134,7 +146,8 @@ func writesOwnNodeOnly(ctx context.Context, t *testing.T, n *node.Node) {
 		}
 	}
 	event := eventOf("other")
-	if _, err := bound.EventsV1().Events("default").Create(ctx, event, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "another node") {
+	if _, err := bound.EventsV1().Events("default").Create(ctx, event, metav1.CreateOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "another node") {
 		t.Errorf("an Event of another node: %v, want it refused", err)
 	}
 	if _, err := bound.CoreV1().Pods("").List(ctx, metav1.ListOptions{}); err == nil {
@@ -185,9 +198,10 @@ func chosenByLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 	}
 }
 
-// apiServerFails: a GPU fails while the API server takes ten seconds for an answer, and recovers while it is away. Pods come and go
-// as long as it can be asked for them.
-func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, proxy *proxy) {
+// apiServerFails: a GPU fails while the API server takes ten seconds for an answer, and recovers
+// while it is away. Pods come and go as long as it can be asked for them.
+func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient,
+	proxy *proxy) {
 	uuid := simulatedGPUs(ctx, t, n)[6].UUID
 	endChurn := startChurn(ctx, t, n)
 	proxy.setDelay(10 * time.Second)
@@ -212,10 +226,12 @@ func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 		t.Fatal(err)
 	}
 	start = time.Now()
-	waitNodeSays(ctx, t, n, "the condition after the API server came back", start, stepLimit, hasCondition(corev1.ConditionFalse, other))
+	waitNodeSays(ctx, t, n, "the condition after the API server came back", start, stepLimit,
+		hasCondition(corev1.ConditionFalse, other))
 	waitEvents(ctx, t, n, uuid, start, stepLimit, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
 	waitEvents(ctx, t, n, other, start, stepLimit, map[string]int{"GPUUnhealthy": 1})
-	waitNodeSays(ctx, t, n, "the label after the API server came back", start, stepLimit, hasLabel(healthLabel, "degraded"))
+	waitNodeSays(ctx, t, n, "the label after the API server came back", start, stepLimit,
+		hasLabel(healthLabel, "degraded"))
 	simulate(ctx, t, "restore", "--gpu", other)
 	waitNodeSays(ctx, t, n, "the condition after the cure", time.Now(), stepLimit, hasCondition(corev1.ConditionTrue, ""))
 	waitEvents(ctx, t, n, other, start, stepLimit, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
@@ -236,7 +252,8 @@ func publishCA(ctx context.Context, t *testing.T, n *node.Node, namespace string
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt"}, Data: map[string]string{"ca.crt": string(certificates)}}
+	ca := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt"},
+		Data: map[string]string{"ca.crt": string(certificates)}}
 	_, err = n.Client.CoreV1().ConfigMaps(namespace).Create(ctx, ca, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
@@ -249,8 +266,10 @@ func leaveTheCluster(t *testing.T, n *node.Node) {
 	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
 	defer cancel()
 	if t.Failed() { // what explains it goes with the pod
-		out, err := n.Kubectl(ctx, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet, "--tail", "-1")
-		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(l string) bool { return strings.Contains(l, "service.go") }) // of short pods
+		out, err := n.Kubectl(ctx, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet,
+			"--tail", "-1")
+		// of short pods
+		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(l string) bool { return strings.Contains(l, "service.go") })
 		t.Logf("the log of gpu-node-agent, error %v:\n%s", err, strings.Join(lines, "\n"))
 	}
 	apply(ctx, t, n, "overlay")
@@ -263,12 +282,14 @@ func leaveTheCluster(t *testing.T, n *node.Node) {
 	}
 }
 
-// simulate runs the daemon's simulate command in the daemon's own mount namespace, for which no API server is needed.
+// simulate runs the daemon's simulate command in the daemon's own mount namespace, for which no API
+// server is needed.
 func simulate(ctx context.Context, t *testing.T, args ...string) {
 	t.Helper()
 	root := fmt.Sprintf("/proc/%d/root", daemonProcess(t))
 	args = append([]string{"simulate"}, append(args, "--control-socket", root+"/run/gpu-device-plugin/control.sock")...)
-	if out, err := exec.CommandContext(ctx, filepath.Join(*imageRoot, "plugin/usr/bin/gpu-device-plugin"), args...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, filepath.Join(*imageRoot, "plugin/usr/bin/gpu-device-plugin"),
+		args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v: %s", args, err, out)
 	}
 }
@@ -309,7 +330,8 @@ func hasCondition(status corev1.ConditionStatus, text string) func(*corev1.Node)
 	}
 }
 
-// waitEvents waits until Events of the node with a text, such as a UUID, are so many, by reason, and logs how long that took since start.
+// waitEvents waits until Events of the node with a text, such as a UUID, are so many, by reason,
+// and logs how long that took since start.
 func waitEvents(
 	ctx context.Context, t *testing.T, n *node.Node, text string, start time.Time, limit time.Duration, want map[string]int,
 ) {

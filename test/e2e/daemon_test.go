@@ -32,8 +32,8 @@ const (
 // story is one thing that the daemon does on a node where it is running and one pod holds two GPUs.
 type story func(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient)
 
-// named is a story with its name. One that is long is told in a long run alone. One that is about what older kubelets do like the newest is
-// told on them in a long run alone.
+// named is a story with its name. One that is long is told in a long run alone. One that is about
+// what older kubelets do like the newest is told on them in a long run alone.
 type named struct {
 	name   string
 	story  story
@@ -77,7 +77,8 @@ func TestDaemon(t *testing.T) {
 	})
 }
 
-// TestCluster has the stories of what installs the daemon, and of what the cluster knows of it and has it do.
+// TestCluster has the stories of what installs the daemon, and of what the cluster knows of it and
+// has it do.
 func TestCluster(t *testing.T) {
 	ctx, n := startNode(t)
 	tell(ctx, t, n, []named{
@@ -104,7 +105,8 @@ func TestCluster(t *testing.T) {
 	})
 }
 
-// TestClaims has the stories of claims for GPUs. Kubelet looks at a pod as rarely as it does by default.
+// TestClaims has the stories of claims for GPUs. Kubelet looks at a pod as rarely as it does by
+// default.
 func TestClaims(t *testing.T) {
 	ctx, n := startNode(t)
 	if err := n.SetKubelet("syncFrequency", "1m"); err != nil {
@@ -219,9 +221,10 @@ func kubeletRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
-// rollingUpgrade replaces the daemon's pod three times, the new one starting before the old one ends. On 1.37 the kubelet counts all GPUs
-// throughout. Kubelet 1.36 takes the end of the old daemon's stream for that of the new one, unless the old one has it forget the new one before: on a
-// machine that is too busy for that, once.
+// rollingUpgrade replaces the daemon's pod three times, the new one starting before the old one
+// ends. On 1.37 the kubelet counts all GPUs throughout. Kubelet 1.36 takes the end of the old
+// daemon's stream for that of the new one, unless the old one has it forget the new one before: on
+// a machine that is too busy for that, once.
 func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const wanted = time.Second // on 1.36
 	const upgrades, mayFall = 3, 1
@@ -246,7 +249,8 @@ func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 			// The old one is ended five seconds after the new one's container has started, come what may.
 			fell, registered := seen.fell(gpus), registrationTimes(ctx, t, n)[gpu]
 			if len(registered) == 0 || fell.After(registered[0]) {
-				t.Errorf("upgrade %d: the kubelet counted %d with the new daemon registered, want never below %d", i+1, lowest, gpus)
+				t.Errorf("upgrade %d: the kubelet counted %d with the new daemon registered, want never below %d", i+1, lowest,
+					gpus)
 			} else {
 				t.Logf("upgrade %d: this machine took %v too long to start the daemon", i+1, registered[0].Sub(fell))
 			}
@@ -315,7 +319,8 @@ func xidMakesUnhealthy(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	t.Logf("all GPUs allocatable %v after the cure, %v wanted", took.Round(time.Millisecond), cured)
 }
 
-// daemonExec runs the daemon's program in the daemon's container, and returns what it wrote to its output.
+// daemonExec runs the daemon's program in the daemon's container, and returns what it wrote to its
+// output.
 func daemonExec(ctx context.Context, t *testing.T, n *node.Node, args ...string) string {
 	t.Helper()
 	args = append([]string{"-n", namespace, "exec", theDaemonPod(ctx, t, n).Name, "--", "gpu-device-plugin"}, args...)
@@ -372,7 +377,8 @@ func daemonEnded(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		t.Fatal(err)
 	}
 	t.Logf("daemon ended %v after SIGTERM, %v wanted", time.Since(start).Round(time.Millisecond), wanted)
-	// Its container is started again ten seconds later, as it was once before, and has another socket then.
+	// Its container is started again ten seconds later, as it was once before, and has another socket
+	// then.
 	got := sockets(t)
 	if slices.Contains(got, own) || !slices.Contains(got, other) || !slices.Contains(got, "kubelet.sock") {
 		t.Errorf("sockets left are %v, want kubelet.sock and %s, and no %s", got, other, own)
@@ -395,7 +401,8 @@ func sockets(t *testing.T) []string {
 	return names
 }
 
-// daemonProcess returns the daemon's process ID as seen here, where all of the node's processes are seen.
+// daemonProcess returns the daemon's process ID as seen here, where all of the node's processes are
+// seen.
 func daemonProcess(t *testing.T) int {
 	t.Helper()
 	pids := daemonProcesses(t)

@@ -11,11 +11,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// doctorSeesTheNode runs doctor in the daemon's container, as the static manifest makes it: there it sees containerd, kubelet and the
-// daemon. The node has no runtime of NVIDIA's, which the device list strategy would need.
+// doctorSeesTheNode runs doctor in the daemon's container, as the static manifest makes it: there
+// it sees containerd, kubelet and the daemon. The node has no runtime of NVIDIA's, which the device
+// list strategy would need.
 func doctorSeesTheNode(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	// Its exit status is 3, because there is an error.
-	out, err := n.Kubectl(ctx, "-n", namespace, "exec", theDaemonPod(ctx, t, n).Name, "--", "gpu-device-plugin", "doctor", "-o", "json")
+	out, err := n.Kubectl(ctx, "-n", namespace, "exec", theDaemonPod(ctx, t, n).Name, "--", "gpu-device-plugin", "doctor",
+		"-o", "json")
 	if err == nil {
 		t.Error("doctor exits with 0 and the node has no runtime of NVIDIA's")
 	}

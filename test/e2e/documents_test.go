@@ -15,14 +15,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// commandsOfDocuments runs, word by word, the commands of the documents that ask the cluster: those of kubectl that change nothing. Those that
-// change something are in the table of docs/dev/testing.md with the stories that do the same.
+// commandsOfDocuments runs, word by word, the commands of the documents that ask the cluster: those
+// of kubectl that change nothing. Those that change something are in the table of
+// docs/dev/testing.md with the stories that do the same.
 func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	commands, err := documents.Commands(*source)
 	if err != nil {
 		t.Fatal(err)
 	}
-	place := strings.NewReplacer("$POD", "$POD", "POD=", "POD=", "POD", theDaemonPod(ctx, t, n).Name, "NODE:", "NODE:", "NODE", node.Name)
+	place := strings.NewReplacer("$POD", "$POD", "POD=", "POD=", "POD", theDaemonPod(ctx, t, n).Name, "NODE:", "NODE:",
+		"NODE", node.Name)
 	ran := map[string]bool{}
 	pod := "" // the command that finds the pod which later ones name as $POD
 	for _, c := range commands {
@@ -43,7 +45,8 @@ func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podr
 			c.Text = pod + c.Text
 		}
 		cmd := exec.CommandContext(ctx, "sh", "-c", place.Replace(c.Text))
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(), "PATH="+n.Programs()+":"+filepath.Dir(kubectlGPU())+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(),
+			"PATH="+n.Programs()+":"+filepath.Dir(kubectlGPU())+":"+os.Getenv("PATH"))
 		cmd.Dir = *source
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %s: %v: %s", c.File, c.Text, err, out)

@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// driverRoot is where a driver container leaves the driver. The whole of /run is the test node's own.
+	// driverRoot is where a driver container leaves the driver. The whole of /run is the test node's
+	// own.
 	driverRoot    = "/run/nvidia/driver"
 	driverVersion = "580.95.05" // of the simulated DGX H100
 	libraryFolder = "/usr/lib64"
@@ -33,8 +34,9 @@ var controlNodes = map[string]uint64{
 	"/dev/nvidia-uvm-tools": unix.Mkdev(510, 1),
 }
 
-// installDriver puts stand-ins for the driver's files below driverRoot: libraries that are that, with sonames, and a
-// program; beside them, a library of another driver version and one that is no driver's.
+// installDriver puts stand-ins for the driver's files below driverRoot: libraries that are that,
+// with sonames, and a program; beside them, a library of another driver version and one that is no
+// driver's.
 func installDriver(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for _, l := range []struct{ name, soname string }{
@@ -63,9 +65,9 @@ func makeLibrary(ctx context.Context, t *testing.T, path, soname string) {
 	}
 }
 
-// makeNodes makes stand-ins for the device nodes of the simulated GPUs below a root, with the numbers that the driver gives its own. The
-// whole of /dev is the test node's own, too.
-// Opened, they say that there is no such device, or, to those who may not, that this is not permitted.
+// makeNodes makes stand-ins for the device nodes of the simulated GPUs below a root, with the
+// numbers that the driver gives its own. The whole of /dev is the test node's own, too. Opened,
+// they say that there is no such device, or, to those who may not, that this is not permitted.
 func makeNodes(t *testing.T, root string, gpus []simulated) {
 	t.Helper()
 	nodes := map[string]uint64{}
@@ -89,8 +91,8 @@ func makeNodes(t *testing.T, root string, gpus []simulated) {
 	}
 }
 
-// mpsProgram is where the containers that need it find the stand-in for the driver's nvidia-cuda-mps-control. In a cluster NVIDIA's runtime
-// brings it to them.
+// mpsProgram is where the containers that need it find the stand-in for the driver's
+// nvidia-cuda-mps-control. In a cluster NVIDIA's runtime brings it to them.
 const mpsProgram = "/run/nvidia/toolkit/nvidia-cuda-mps-control"
 
 // installMPS puts it there.
@@ -131,8 +133,9 @@ type simulatedMIG struct {
 
 func (g simulated) node() string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
 
-// capabilities returns the minors by which the driver gives access to a MIG device's GPU instance and compute instance.
-// It keeps 15 instances a GPU, each with one minor of its own and eight for compute instances, from 3 on.
+// capabilities returns the minors by which the driver gives access to a MIG device's GPU instance
+// and compute instance. It keeps 15 instances a GPU, each with one minor of its own and eight for
+// compute instances, from 3 on.
 func (m simulatedMIG) capabilities(g simulated) []int {
 	gi := 3 + (g.Minor*15+m.GI)*9
 	return []int{gi, gi + 1 + m.CI}
@@ -150,7 +153,8 @@ func simulatedGPUs(ctx context.Context, t *testing.T, n *node.Node) []simulated 
 	return gpus
 }
 
-// nodesOf returns, sorted, the device nodes that a container with these GPUs or MIG devices must have.
+// nodesOf returns, sorted, the device nodes that a container with these GPUs or MIG devices must
+// have.
 func nodesOf(t *testing.T, gpus []simulated, uuids []string) []string {
 	t.Helper()
 	var nodes []string
@@ -201,8 +205,9 @@ func heldDevices(
 	return held
 }
 
-// hasNodes checks that the pod's container has exactly the device nodes of what the kubelet gave it, that it may open
-// them, and that it may not open the node of a GPU that it was not given, even if it makes that itself.
+// hasNodes checks that the pod's container has exactly the device nodes of what the kubelet gave
+// it, that it may open them, and that it may not open the node of a GPU that it was not given, even
+// if it makes that itself.
 func hasNodes(
 	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, pod string,
 ) {
@@ -227,7 +232,8 @@ func hasNodesOf(
 		t.Errorf("pod %s may not open all of its nodes: %s", pod, opened)
 	}
 	other := slices.IndexFunc(all, func(g simulated) bool { return !slices.Contains(want, g.node()) })
-	opened = shell(ctx, t, n, pod, fmt.Sprintf("rm -f /other; mknod /other c 195 %d && (exec 3<>/other) 2>&1; true", all[other].Minor))
+	opened = shell(ctx, t, n, pod, fmt.Sprintf("rm -f /other; mknod /other c 195 %d && (exec 3<>/other) 2>&1; true",
+		all[other].Minor))
 	if !strings.Contains(opened, "not permitted") {
 		t.Errorf("pod %s may open the node of %s, which it was not given: %s", pod, all[other].UUID, opened)
 	}

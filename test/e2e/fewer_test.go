@@ -14,8 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// takenAway: upgrades of the release switch time-slicing off, by which 26 devices become 8, while short pods come and go. The node is tainted
-// before, and no pod fails. With -long there are 300 pods.
+// takenAway: upgrades of the release switch time-slicing off, by which 26 devices become 8, while
+// short pods come and go. The node is tainted before, and no pod fails. With -long there are 300
+// pods.
 func takenAway(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	changes := 1
 	if *long {
@@ -27,13 +28,16 @@ func takenAway(ctx context.Context, t *testing.T, n *node.Node, kubelet podresou
 	}
 }
 
-// takenAwayUntainted is the control run: the same without the taint. How many pods fail depends on the moment, and is logged alone.
-func takenAwayUntainted(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// takenAwayUntainted is the control run: the same without the taint. How many pods fail depends on
+// the moment, and is logged alone.
+func takenAwayUntainted(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	churn := takeDevicesAway(ctx, t, n, kubelet, false, 6)
 	t.Logf("without the taint %d of %d pods failed", len(churn.refused), churn.made)
 }
 
-// takeDevicesAway makes so many changes, with features.changeTaint or without, and returns what became of the pods.
+// takeDevicesAway makes so many changes, with features.changeTaint or without, and returns what
+// became of the pods.
 func takeDevicesAway(
 	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, taint bool, changes int,
 ) *churn {
@@ -62,19 +66,21 @@ devicePlugin:
 		}
 		start := time.Now()
 		upgrade(ctx, t, n, values+whole)
-		waitNodeSays(ctx, t, n, "the count of whole GPUs, without the taint", start, stepLimit, func(object *corev1.Node) bool {
-			count := object.Status.Allocatable[gpu]
-			return count.Value() == gpus && !slices.ContainsFunc(object.Spec.Taints, func(t corev1.Taint) bool {
-				return t.Key == "gpu-device-plugin.github.io/fewer-devices"
+		waitNodeSays(ctx, t, n, "the count of whole GPUs, without the taint", start, stepLimit,
+			func(object *corev1.Node) bool {
+				count := object.Status.Allocatable[gpu]
+				return count.Value() == gpus && !slices.ContainsFunc(object.Spec.Taints, func(t corev1.Taint) bool {
+					return t.Key == "gpu-device-plugin.github.io/fewer-devices"
+				})
 			})
-		})
 		shown := time.Since(start)
 		waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == gpus && replicas == 0 })
 		t.Logf("change %d: %d on the Node, which is not tainted, after %v; whole GPUs alone after %v", i+1, gpus,
 			shown.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
 	}
 	churn := end()
-	log := kubectl(ctx, t, n, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet, "--tail", "-1")
+	log := kubectl(ctx, t, n, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet,
+		"--tail", "-1")
 	if tainted := strings.Contains(log, "Changed the taint for fewer devices"); tainted != taint {
 		t.Errorf("the node was tainted: %t, want %t", tainted, taint)
 	}

@@ -14,8 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// oneFormAtATime has pods run on while GPUs are offered whole, time-sliced, as MIG devices and whole again. What a container finds
-// in its environment says that no pod has a GPU that another holds in another form.
+// oneFormAtATime has pods run on while GPUs are offered whole, time-sliced, as MIG devices and
+// whole again. What a container finds in its environment says that no pod has a GPU that another
+// holds in another form.
 func oneFormAtATime(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (
 		mig    = "nvidia.com/mig-1g.10gb"
@@ -37,7 +38,8 @@ func oneFormAtATime(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	inOneForm(ctx, t, n, kubelet)
 
 	// MIG: of the GPU that a pod holds whole, and of one that is shared, whose pod holds it on.
-	held := []string{heldDevices(ctx, t, kubelet, "form-whole")[0], uuidOf(heldDevices(ctx, t, kubelet, "form-shared-0")[0])}
+	held := []string{heldDevices(ctx, t, kubelet, "form-whole")[0],
+		uuidOf(heldDevices(ctx, t, kubelet, "form-shared-0")[0])}
 	for _, uuid := range held {
 		daemonExec(ctx, t, n, "simulate", "mig", "--gpu", uuid, "--profile", "1g.10gb", "--profile", "1g.10gb")
 	}
@@ -88,7 +90,8 @@ func waitNodeCapacity(ctx context.Context, t *testing.T, n *node.Node, resource 
 	})
 }
 
-// inOneForm fails the test if containers that run have a GPU in different forms: whole, shared, or a part of it.
+// inOneForm fails the test if containers that run have a GPU in different forms: whole, shared, or
+// a part of it.
 func inOneForm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	t.Helper()
 	pods, err := n.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})

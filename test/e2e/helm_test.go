@@ -20,13 +20,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
-// installed is how long it may take from the start of helm install until the kubelet counts all GPUs.
+// installed is how long it may take from the start of helm install until the kubelet counts all
+// GPUs.
 const installed = 5 * time.Second
 
 // nvidiaValues has the values of NVIDIA's chart.
 const nvidiaValues = "test/manifests/testdata/nvidia-values.yaml"
 
-// helmValues are those of every release here: the image that was loaded by hand, and simulated GPUs.
+// helmValues are those of every release here: the image that was loaded by hand, and simulated
+// GPUs.
 const helmValues = `
 image: {repository: docker.io/library/gpu-device-plugin, tag: e2e, pullPolicy: Never}
 simulate: dgx-h100
@@ -43,7 +45,8 @@ func helm(ctx context.Context, t *testing.T, n *node.Node, args ...string) strin
 	return out
 }
 
-// chartWith returns the arguments that name the release and the chart, with helmValues and these values.
+// chartWith returns the arguments that name the release and the chart, with helmValues and these
+// values.
 func chartWith(t *testing.T, values string) []string {
 	t.Helper()
 	args := []string{daemonSet, *chart}
@@ -57,7 +60,8 @@ func chartWith(t *testing.T, values string) []string {
 func withoutDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	// The account of other stories is none of the release.
-	kubectl(ctx, t, n, "--namespace", namespace, "delete", "daemonset/"+daemonSet, "serviceaccount/"+daemonSet, "--ignore-not-found")
+	kubectl(ctx, t, n, "--namespace", namespace, "delete", "daemonset/"+daemonSet, "serviceaccount/"+daemonSet,
+		"--ignore-not-found")
 	waitNoDaemon(ctx, t, n)
 	t.Cleanup(func() {
 		ctx := context.Background() // the test's has ended by then
@@ -82,8 +86,8 @@ func waitNoDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	})
 }
 
-// installedByHelm: one release is installed, upgraded to other values, rolled back and uninstalled, while pods run. With -long there are more
-// values, and a MIG device is held when the release goes.
+// installedByHelm: one release is installed, upgraded to other values, rolled back and uninstalled,
+// while pods run. With -long there are more values, and a MIG device is held when the release goes.
 func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
@@ -118,7 +122,8 @@ func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	helm(ctx, t, n, "rollback", daemonSet, "1")
 	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus})
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	if _, err := n.Client.CoreV1().ConfigMaps(namespace).Get(ctx, daemonSet+"-config", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := n.Client.CoreV1().ConfigMaps(namespace).Get(ctx, daemonSet+"-config",
+		metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the ConfigMap of the later revision is there still: %v", err)
 	}
 
@@ -134,7 +139,8 @@ func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	for _, pod := range stay {
 		waitPod(ctx, t, n, pod.Name, isSame(pod))
 	}
-	left := kubectl(ctx, t, n, "get", "--all-namespaces", "--selector", "app.kubernetes.io/instance="+daemonSet, "--output", "name",
+	left := kubectl(ctx, t, n, "get", "--all-namespaces", "--selector", "app.kubernetes.io/instance="+daemonSet,
+		"--output", "name",
 		"daemonsets,pods,configmaps,serviceaccounts,clusterroles,clusterrolebindings,roles,rolebindings,"+
 			"validatingadmissionpolicies,validatingadmissionpolicybindings,secrets")
 	if left != "" {
@@ -142,8 +148,9 @@ func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	}
 }
 
-// labelsByHelm: with the values for which NVIDIA's chart starts gpu-feature-discovery and config-manager, the daemon labels its Node, and a
-// label of the Node chooses the configuration file.
+// labelsByHelm: with the values for which NVIDIA's chart starts gpu-feature-discovery and
+// config-manager, the daemon labels its Node, and a label of the Node chooses the configuration
+// file.
 func labelsByHelm(ctx context.Context, t *testing.T, n *node.Node) {
 	startProxy(t) // the pod's way to the API server
 	publishCA(ctx, t, n, namespace)
@@ -172,8 +179,10 @@ devicePlugin:
 	kubectl(ctx, t, n, "label", "node", node.Name, "nvidia.com/gpu.count-", "nvidia.com/gpu.product-", healthLabel+"-")
 }
 
-// devicesByHelm has the release give device nodes by CDI, of whole GPUs and then of MIG devices. It returns the pod that holds one of these.
-func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) *corev1.Pod {
+// devicesByHelm has the release give device nodes by CDI, of whole GPUs and then of MIG devices. It
+// returns the pod that holds one of these.
+func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) *corev1.Pod {
 	t.Helper()
 	installDriver(ctx, t)
 	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
@@ -212,9 +221,10 @@ func upgradesWithPods(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
-// upgradesThatOvertake: an upgrade every ten seconds, each of which may come before the one before has replaced the pod, takes no pod its GPU
-// while short pods come and go.
-func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// upgradesThatOvertake: an upgrade every ten seconds, each of which may come before the one before
+// has replaced the pod, takes no pod its GPU while short pods come and go.
+func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	const upgrades, every = 8, 10 * time.Second
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
@@ -227,7 +237,8 @@ func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node, kubel
 	defer ticker.Stop()
 	overtaken := 0
 	for i := range upgrades {
-		helm(ctx, t, n, append([]string{"upgrade"}, chartWith(t, fmt.Sprintf("podAnnotations: {e2e/upgrade: %q}", fmt.Sprint(i)))...)...)
+		helm(ctx, t, n, append([]string{"upgrade"}, chartWith(t,
+			fmt.Sprintf("podAnnotations: {e2e/upgrade: %q}", fmt.Sprint(i)))...)...)
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
@@ -239,7 +250,8 @@ func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node, kubel
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	churn := end()
 	lowest, longest := seen().below(gpus)
-	t.Logf("%d upgrades, of which %d had not ended after %v: the kubelet counted %d at least, below %d for %v; %v", upgrades, overtaken, every,
+	t.Logf("%d upgrades, of which %d had not ended after %v: the kubelet counted %d at least, below %d for %v; %v",
+		upgrades, overtaken, every,
 		lowest, gpus, longest, churn)
 	if failed := len(churn.refused); failed > 0 {
 		t.Errorf("%d of %d pods failed", failed, churn.made)
@@ -247,9 +259,10 @@ func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node, kubel
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
-// besideTheOperator: the chart with the values of docs/migrate.md takes the GPUs over where NVIDIA's operator runs all but its device plugin,
-// and a runtime of NVIDIA's that is not the default one. It is there before the operator's plugin goes: the GPUs stay allocatable. It goes and
-// comes with the operator's label.
+// besideTheOperator: the chart with the values of docs/migrate.md takes the GPUs over where
+// NVIDIA's operator runs all but its device plugin, and a runtime of NVIDIA's that is not the
+// default one. It is there before the operator's plugin goes: the GPUs stay allocatable. It goes
+// and comes with the operator's label.
 func besideTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	all := simulatedGPUs(ctx, t, n)
 	withoutDaemon(ctx, t, n)
@@ -358,8 +371,9 @@ func upgrade(ctx context.Context, t *testing.T, n *node.Node, values string) {
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 }
 
-// takesOverByHelm: the chart comes to a node on which a plugin serves that behaves as NVIDIA's, and leaves it to that plugin again, in
-// each of the two orders. The plugin has NVIDIA's socket name and device IDs, says its list once and registers once.
+// takesOverByHelm: the chart comes to a node on which a plugin serves that behaves as NVIDIA's, and
+// leaves it to that plugin again, in each of the two orders. The plugin has NVIDIA's socket name
+// and device IDs, says its list once and registers once.
 func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
@@ -423,7 +437,8 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 		t.Errorf("to ours, which is installed first: below %d for %v, want a second", gpus, longest)
 	}
 
-	// Back to theirs, which is started first. Kubelet 1.36 ends theirs, too, when ours ends, and theirs must be started again.
+	// Back to theirs, which is started first. Kubelet 1.36 ends theirs, too, when ours ends, and
+	// theirs must be started again.
 	end = watch(ctx, t, kubelet, gpu, "back to theirs, which is started first")
 	endChurn = startChurn(ctx, t, n)
 	theirs = start()

@@ -10,14 +10,18 @@ import (
 	"testing"
 )
 
-// TestImages holds what is in the images: programs under NVIDIA's names, sizes, a shell where there is to be one and nowhere else.
+// TestImages holds what is in the images: programs under NVIDIA's names, sizes, a shell where there
+// is to be one and nowhere else.
 func TestImages(t *testing.T) {
 	const mb = 1e6
 	plugin, both := treeSize(t, "plugin"), treeSize(t, "plugin")+treeSize(t, "agent")
-	t.Logf("gpu-device-plugin's layer has %.1f MB, both programs' %.1f MB, compat's own %.1f MB", plugin/mb, both/mb, treeSize(t, "compat")/mb)
-	// In the image, the layer also has what the program is made of and the licences' texts: under 1 MB.
+	t.Logf("gpu-device-plugin's layer has %.1f MB, both programs' %.1f MB, compat's own %.1f MB", plugin/mb, both/mb,
+		treeSize(t, "compat")/mb)
+	// In the image, the layer also has what the program is made of and the licences' texts: under 1
+	// MB.
 	if plugin >= 25*mb || both >= 80*mb {
-		t.Errorf("the layer of gpu-device-plugin has %.1f MB, that of both programs %.1f MB, want under 25 and 80", plugin/mb, both/mb)
+		t.Errorf("the layer of gpu-device-plugin has %.1f MB, that of both programs %.1f MB, want under 25 and 80", plugin/mb,
+			both/mb)
 	}
 
 	programs := map[string]string{ // name → what its help begins with
@@ -54,11 +58,13 @@ func TestImages(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if out, err := chroot(compat, shell, "-c", "/bin/entrypoint.sh"); err != nil || out != "ROOT=/driver-root\n/driver-root\n" {
+		if out, err := chroot(compat, shell, "-c", "/bin/entrypoint.sh"); err != nil ||
+			out != "ROOT=/driver-root\n/driver-root\n" {
 			t.Errorf("%s -c /bin/entrypoint.sh: %v: %q", shell, err, out)
 		}
 	}
-	for _, command := range []string{"sleep 0", "echo nvidia | grep -q ^nvidia", "lsmod --help 2>/dev/null; [ $? != 127 ]"} {
+	for _, command := range []string{"sleep 0", "echo nvidia | grep -q ^nvidia",
+		"lsmod --help 2>/dev/null; [ $? != 127 ]"} {
 		if out, err := chroot(compat, "/bin/sh", "-c", command); err != nil {
 			t.Errorf("%s: %v: %s", command, err, out)
 		}
@@ -88,7 +94,8 @@ func rootOf(t *testing.T, layers ...string) string {
 	t.Helper()
 	root := t.TempDir()
 	for _, layer := range layers {
-		if out, err := exec.CommandContext(t.Context(), "cp", "-a", filepath.Join(*imageRoot, layer)+"/.", root).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), "cp", "-a", filepath.Join(*imageRoot, layer)+"/.",
+			root).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}

@@ -23,7 +23,8 @@ import (
 // kubectlGPU is the path of the plugin of kubectl.
 func kubectlGPU() string { return filepath.Join(filepath.Dir(*imageRoot), "kubectl-gpu") }
 
-// explains asks kubectl gpu why a pod has no GPU or lost it, and wants a sentence with each of these parts.
+// explains asks kubectl gpu why a pod has no GPU or lost it, and wants a sentence with each of
+// these parts.
 func explains(ctx context.Context, t *testing.T, n *node.Node, pod string, parts ...string) {
 	t.Helper()
 	out, err := exec.CommandContext(ctx, kubectlGPU(), "--kubeconfig", n.Kubeconfig(), "why", pod).CombinedOutput()
@@ -72,7 +73,8 @@ func explainsTaint(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Cleanup(func() { remove(context.Background()) })
 	createPod(ctx, t, n, "kept-away", gpu, 1)
 	waitUnschedulable(ctx, t, n, "kept-away")
-	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has", "the pod does not tolerate its taint "+taint+"=x:NoSchedule: give the pod a toleration, or remove the taint")
+	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has",
+		"the pod does not tolerate its taint "+taint+"=x:NoSchedule: give the pod a toleration, or remove the taint")
 	remove(ctx)
 	waitPod(ctx, t, n, "kept-away", isRunning)
 	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name, " has GPU-")
@@ -84,11 +86,13 @@ func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
 	const name = "limited"
 	none := corev1.ResourceList{"requests." + gpu: apiresource.MustParse("0")}
 	persist(ctx, t, "make a namespace with a quota", func(ctx context.Context) error {
-		if _, err := n.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := n.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
 		quotas := n.Client.CoreV1().ResourceQuotas(name)
-		quota, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ResourceQuotaSpec{Hard: none}}, metav1.CreateOptions{})
+		quota, err := quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ResourceQuotaSpec{Hard: none}}, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			quota, err = quotas.Get(ctx, name, metav1.GetOptions{})
 		}
@@ -101,7 +105,8 @@ func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
 		return err
 	})
 	wait(ctx, t, func(ctx context.Context) error { // the API server has to see the quota
-		_, err := n.Client.CoreV1().Pods(name).Create(ctx, podOf("tried", gpu, 1), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := n.Client.CoreV1().Pods(name).Create(ctx, podOf("tried", gpu, 1),
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil || !strings.Contains(err.Error(), "exceeded quota") {
 			return fmt.Errorf("a pod is not refused for the quota: %w", err)
 		}
@@ -114,7 +119,8 @@ func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
 		Template: corev1.PodTemplateSpec{ObjectMeta: template.ObjectMeta, Spec: template.Spec},
 	}}
 	persist(ctx, t, "make a DaemonSet", func(ctx context.Context) error {
-		if _, err := n.Client.AppsV1().DaemonSets(name).Create(ctx, set, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+		if _, err := n.Client.AppsV1().DaemonSets(name).Create(ctx, set,
+			metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
 			return err
 		}
 		return nil
@@ -128,13 +134,16 @@ func explainsQuota(ctx context.Context, t *testing.T, n *node.Node) {
 	})
 	var says string
 	wait(ctx, t, func(ctx context.Context) error {
-		out, err := exec.CommandContext(ctx, kubectlGPU(), "--kubeconfig", n.Kubeconfig(), "--namespace", name, "why", name).CombinedOutput()
+		out, err := exec.CommandContext(ctx, kubectlGPU(), "--kubeconfig", n.Kubeconfig(), "--namespace", name, "why",
+			name).CombinedOutput()
 		if says = string(out); err == nil || !strings.Contains(says, "could not make one") {
 			return fmt.Errorf("kubectl gpu why %s: %w: %s", name, err, out)
 		}
 		return nil
 	})
-	has(t, name, says, []string{"DaemonSet limited could not make one", "exceeded quota: limited, requested: requests." + gpu + "=1, used: requests." + gpu + "=0, limited: requests." + gpu + "=0"})
+	has(t, name, says, []string{"DaemonSet limited could not make one",
+		"exceeded quota: limited, requested: requests." + gpu + "=1, used: requests." + gpu + "=0, limited: requests." + gpu +
+			"=0"})
 }
 
 // explainsImage: the node does not have the image of a pod that was given its GPU.
@@ -155,8 +164,8 @@ func explainsImage(ctx context.Context, t *testing.T, n *node.Node) {
 	deletePod(ctx, t, n, pod.Name)
 }
 
-// explainsClaims: a selector, another claim, a taint and a constraint each keep a pod with a claim from running. The pod named claims has a claim on
-// a GPU.
+// explainsClaims: a selector, another claim, a taint and a constraint each keep a pod with a claim
+// from running. The pod named claims has a claim on a GPU.
 func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	free, taken := "", ""
@@ -178,8 +187,10 @@ func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
 		says     []string
 	}{
 		"why-selector": {"device.attributes['gpu.nvidia.com'].productName == 'Tesla T4'", 1, nil,
-			[]string{"No node has devices for request gpu of claim why-selector-gpu-", "'Tesla T4'\" of the request excludes gpu-"}},
-		"why-taken":      {uuid(taken), 1, nil, []string{"another claim excludes gpu-", " (" + corev1.NamespaceDefault + "/claims-gpu-", " of pod claims)"}},
+			[]string{"No node has devices for request gpu of claim why-selector-gpu-",
+				"'Tesla T4'\" of the request excludes gpu-"}},
+		"why-taken": {uuid(taken), 1, nil, []string{"another claim excludes gpu-",
+			" (" + corev1.NamespaceDefault + "/claims-gpu-", " of pod claims)"}},
 		"why-taint":      {uuid(free), 1, nil, []string{"the taint gpu.nvidia.com/xid=48:NoSchedule excludes gpu-"}},
 		"why-many":       {"", gpus, nil, []string{"; it has 4 of 8 devices"}},
 		"why-constraint": {"", 2, &match, []string{"the constraint matchAttribute gpu.nvidia.com/uuid of claim why-constraint-gpu-", "node " + node.Name + " has enough without"}},
@@ -202,7 +213,8 @@ func explainsClaims(ctx context.Context, t *testing.T, n *node.Node) {
 	waitDevices(ctx, t, n, gpus-2)
 }
 
-// explainsCounters: a pod wants two whole GPUs as MIG devices, and pods with claims have some of the counters of one GPU at least.
+// explainsCounters: a pod wants two whole GPUs as MIG devices, and pods with claims have some of
+// the counters of one GPU at least.
 func explainsCounters(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	const name = "why-counter"
@@ -215,7 +227,8 @@ func explainsCounters(ctx context.Context, t *testing.T, n *node.Node) {
 	makeTemplate(ctx, t, n, name, spec)
 	startPod(ctx, t, n, podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(name)}))
 	waitUnschedulable(ctx, t, n, name)
-	explains(ctx, t, n, name, "the counter ", ", of which 0 is left ("+corev1.NamespaceDefault+"/", " of pod ", "), excludes gpu-", "of 2 devices")
+	explains(ctx, t, n, name, "the counter ", ", of which 0 is left ("+corev1.NamespaceDefault+"/", " of pod ",
+		"), excludes gpu-", "of 2 devices")
 	deletePod(ctx, t, n, name)
 }
 

@@ -1,5 +1,5 @@
-// Package e2e runs the daemon on a real single-node Kubernetes. The script named run makes what these tests need and
-// starts them; docs/dev/testing-e2e.md explains.
+// Package e2e runs the daemon on a real single-node Kubernetes. The script named run makes what
+// these tests need and starts them; docs/dev/testing-e2e.md explains.
 package e2e
 
 import (
@@ -55,8 +55,10 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 	daemon := filepath.Join(*state, "daemon.tar")
 	compat := filepath.Join(*state, "compat.tar")
 	layers := map[string]string{runtime.GOARCH: *imageRoot}
-	for _, i := range []struct{ target, reference, archive string }{{"", daemonImage, daemon}, {"compat", compatImage, compat}} {
-		if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), i.target, layers, i.reference, i.archive); err != nil {
+	for _, i := range []struct{ target, reference, archive string }{{"", daemonImage, daemon},
+		{"compat", compatImage, compat}} {
+		if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), i.target, layers, i.reference,
+			i.archive); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -28,8 +28,9 @@ const (
 	released = 30 * time.Second
 )
 
-// dividedByLabel: a label of the node divides two GPUs while all others stay allocatable, then all that no pod holds, and makes them whole
-// again; the GPUs and MIG devices of pods wait until these end. The account can write nothing else.
+// dividedByLabel: a label of the node divides two GPUs while all others stay allocatable, then all
+// that no pod holds, and makes them whole again; the GPUs and MIG devices of pods wait until these
+// end. The account can write nothing else.
 func dividedByLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	startProxy(t)
@@ -81,10 +82,11 @@ func dividedByLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 func layout(ctx context.Context, t *testing.T, n *node.Node, name, state, reason string, limit time.Duration) {
 	t.Helper()
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, layoutLabel+"="+name)
-	waitNodeSays(ctx, t, n, fmt.Sprintf("%s: %s %s", name, state, reason), time.Now(), limit, func(object *corev1.Node) bool {
-		why := object.Annotations[layoutReason]
-		return object.Labels[layoutState] == state && strings.Contains(why, reason) && (reason != "" || why == "")
-	})
+	waitNodeSays(ctx, t, n, fmt.Sprintf("%s: %s %s", name, state, reason), time.Now(), limit,
+		func(object *corev1.Node) bool {
+			why := object.Annotations[layoutReason]
+			return object.Labels[layoutState] == state && strings.Contains(why, reason) && (reason != "" || why == "")
+		})
 }
 
 // freePair returns the index of the first of two neighbours that no pod holds.
@@ -109,7 +111,8 @@ func getPod(ctx context.Context, t *testing.T, n *node.Node, name string) *corev
 	return pod
 }
 
-// writesLayoutStateOnly: of what is about layouts, the daemon's account may write the state and the reason of its own node.
+// writesLayoutStateOnly: of what is about layouts, the daemon's account may write the state and the
+// reason of its own node.
 func writesLayoutStateOnly(ctx context.Context, t *testing.T, n *node.Node) {
 	bound := clientWith(t, kubectl(ctx, t, n, "--namespace", namespace, "create", "token", "gpu-device-plugin",
 		"--bound-object-kind", "Pod", "--bound-object-name", theDaemonPod(ctx, t, n).Name))

@@ -34,8 +34,8 @@ const (
 	staticPlugin   = "nvidia-device-plugin-daemonset"
 )
 
-// A chartExample is an example of the README of NVIDIA's device plugin: what its values change in the objects that the chart renders, and
-// what the node offers then.
+// A chartExample is an example of the README of NVIDIA's device plugin: what its values change in
+// the objects that the chart renders, and what the node offers then.
 type chartExample struct {
 	name     string
 	env      map[string]string // of the plugin
@@ -51,8 +51,10 @@ type chartExample struct {
 	check    func(context.Context, *testing.T, *node.Node, podresources.PodResourcesListerClient)
 }
 
-// oneExampleOfNVIDIAsChart: what the chart renders for one of its README's examples starts our image.
-func oneExampleOfNVIDIAsChart(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// oneExampleOfNVIDIAsChart: what the chart renders for one of its README's examples starts our
+// image.
+func oneExampleOfNVIDIAsChart(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
 	severalFiles.show(ctx, t, n, kubelet)
@@ -60,7 +62,8 @@ func oneExampleOfNVIDIAsChart(ctx context.Context, t *testing.T, n *node.Node, k
 }
 
 // allExamplesOfNVIDIAsChart does that for each of the others, on a node where no pod holds a GPU.
-func allExamplesOfNVIDIAsChart(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+func allExamplesOfNVIDIAsChart(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	deletePod(ctx, t, n, holder)
 	makeRuntimeClass(ctx, t, n)
@@ -71,8 +74,10 @@ func allExamplesOfNVIDIAsChart(ctx context.Context, t *testing.T, n *node.Node, 
 	}
 }
 
-// show applies the objects, waits until the node offers what the example says, checks it, and removes the objects.
-func (e chartExample) show(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// show applies the objects, waits until the node offers what the example says, checks it, and
+// removes the objects.
+func (e chartExample) show(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	if e.machine == "" {
 		e.machine = "dgx-h100"
 	}
@@ -83,12 +88,14 @@ func (e chartExample) show(ctx context.Context, t *testing.T, n *node.Node, kube
 	installDriver(ctx, t)
 	installMPS(t)
 	makeFolder(t, "/run/nvidia/mps")
-	// Whoever asks it, such as dcgm-exporter, has kubelet forget the pods of an earlier example. The chart's plugin cannot.
+	// Whoever asks it, such as dcgm-exporter, has kubelet forget the pods of an earlier example. The
+	// chart's plugin cannot.
 	if _, err := kubelet.List(ctx, &podresources.ListPodResourcesRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename", filepath.Join(*source, "test/e2e/testdata/operator/nodefeatures.yaml"))
+	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename",
+		filepath.Join(*source, "test/e2e/testdata/operator/nodefeatures.yaml"))
 	objects, sets := e.objects(t)
 	file := filepath.Join(t.TempDir(), "objects.json")
 	if err := os.WriteFile(file, objects, 0o600); err != nil {
@@ -190,7 +197,8 @@ func (e chartExample) objects(t *testing.T) (list []byte, sets []*appsv1.DaemonS
 func addConfigManager(pod *corev1.PodSpec, process, configMap, chosen string) {
 	main := &pod.Containers[0]
 	name := strings.TrimSuffix(main.Name, "-ctr")
-	mounts := []corev1.VolumeMount{{Name: "available-configs", MountPath: "/available-configs"}, {Name: "config", MountPath: "/config"}}
+	mounts := []corev1.VolumeMount{{Name: "available-configs", MountPath: "/available-configs"},
+		{Name: "config", MountPath: "/config"}}
 	manager := func(name, once, send, signal, process string) corev1.Container {
 		env := []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}}
 		for _, v := range [][2]string{
@@ -206,7 +214,8 @@ func addConfigManager(pod *corev1.PodSpec, process, configMap, chosen string) {
 		main.SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}
 	}
 	main.Env = append(main.Env,
-		corev1.EnvVar{Name: "CONFIG_FILE", Value: "/config/config.yaml"}, corev1.EnvVar{Name: "NVIDIA_MIG_MONITOR_DEVICES", Value: "all"})
+		corev1.EnvVar{Name: "CONFIG_FILE", Value: "/config/config.yaml"}, corev1.EnvVar{Name: "NVIDIA_MIG_MONITOR_DEVICES",
+			Value: "all"})
 	main.VolumeMounts = append(main.VolumeMounts, mounts...)
 	sidecar := manager(name+"-sidecar", "false", "true", "1", process)
 	if !pod.HostPID {
@@ -222,8 +231,8 @@ func addConfigManager(pod *corev1.PodSpec, process, configMap, chosen string) {
 	}, corev1.Volume{Name: "config", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 }
 
-// adapt gives a DaemonSet our image, the variables of the example, simulated GPUs, the way to the API server, and for MPS the program of the
-// driver, which NVIDIA's runtime would bring.
+// adapt gives a DaemonSet our image, the variables of the example, simulated GPUs, the way to the
+// API server, and for MPS the program of the driver, which NVIDIA's runtime would bring.
 func (e chartExample) adapt(set *appsv1.DaemonSet) {
 	pod := &set.Spec.Template.Spec
 	for _, containers := range [][]corev1.Container{pod.InitContainers, pod.Containers} {
@@ -231,7 +240,8 @@ func (e chartExample) adapt(set *appsv1.DaemonSet) {
 			c := &containers[i]
 			c.Image = daemonImage
 			c.Env = append(c.Env,
-				corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "192.0.2.1"}, corev1.EnvVar{Name: "KUBERNETES_SERVICE_PORT", Value: "6444"})
+				corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "192.0.2.1"}, corev1.EnvVar{Name: "KUBERNETES_SERVICE_PORT",
+					Value: "6444"})
 		}
 	}
 	main := &pod.Containers[0]
@@ -253,10 +263,12 @@ func (e chartExample) adapt(set *appsv1.DaemonSet) {
 // mountsDriverRoot is what the value nvidiaDriverRoot adds.
 func mountsDriverRoot(pod *corev1.PodSpec) {
 	main := &pod.Containers[0]
-	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: "driver-root", MountPath: "/driver-root", ReadOnly: true})
+	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: "driver-root", MountPath: "/driver-root",
+		ReadOnly: true})
 	pod.Volumes = append(pod.Volumes, corev1.Volume{
-		Name:         "driver-root",
-		VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: driverRoot, Type: ptr.To(corev1.HostPathDirectory)}},
+		Name: "driver-root",
+		VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: driverRoot,
+			Type: ptr.To(corev1.HostPathDirectory)}},
 	})
 }
 
@@ -294,7 +306,8 @@ func removeChart(t *testing.T, n *node.Node, sets []*appsv1.DaemonSet) {
 	defer cancel()
 	if t.Failed() {
 		for _, set := range sets {
-			out, err := n.Kubectl(ctx, "--namespace", set.Namespace, "logs", "ds/"+set.Name, "--all-containers", "--prefix", "--tail", "100")
+			out, err := n.Kubectl(ctx, "--namespace", set.Namespace, "logs", "ds/"+set.Name, "--all-containers", "--prefix",
+				"--tail", "100")
 			t.Logf("the logs of %s, error %v:\n%s", set.Name, err, out)
 		}
 	}
@@ -324,7 +337,8 @@ func removeSets(ctx context.Context, t *testing.T, n *node.Node, sets []*appsv1.
 	}
 }
 
-// makeRuntimeClass makes the RuntimeClass of the README. Its handler is that of all other pods: this machine has no runtime of NVIDIA's.
+// makeRuntimeClass makes the RuntimeClass of the README. Its handler is that of all other pods:
+// this machine has no runtime of NVIDIA's.
 func makeRuntimeClass(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	persist(ctx, t, "make the RuntimeClass", func(ctx context.Context) error {

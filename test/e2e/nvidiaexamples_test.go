@@ -48,13 +48,15 @@ var chartExamples = []chartExample{
 		check: hasNodesOfTheHost,
 	},
 	{name: "helm upgrade -i", plugin: chartPlugin, check: seesOneGPU},
-	{name: "one file", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")}, check: seesOneGPU},
+	{name: "one file", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")},
+		check: seesOneGPU},
 	{
 		name: "renameByDefault after pods have ended", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")},
 		check: renamesAfterPodsHaveEnded,
 	},
 	{
-		name: "a ConfigMap of one's own", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")}, external: true,
+		name: "a ConfigMap of one's own", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags,
+			"none")}, external: true,
 		check: seesOneGPU,
 	},
 	{
@@ -82,16 +84,19 @@ var chartExamples = []chartExample{
 		check: writesNodeFeature("8", "NVIDIA-A100-SXM4-80GB"),
 	},
 	{
-		name: "time-slicing", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeSharing, "timeSlicing", "")},
+		name: "time-slicing", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeSharing,
+			"timeSlicing", "")},
 		want: map[string]int{gpu: 10 * gpus}, check: seesOneGPU,
 	},
 	{
 		name: "time-slicing and renameByDefault", plugin: chartPlugin, want: map[string]int{gpu + ".shared": 10 * gpus},
-		files: map[string]string{"config": fmt.Sprintf(readmeSharing, "timeSlicing", "    renameByDefault: true\n    failRequestsGreaterThanOne: true\n")},
+		files: map[string]string{"config": fmt.Sprintf(readmeSharing, "timeSlicing",
+			"    renameByDefault: true\n    failRequestsGreaterThanOne: true\n")},
 		check: refusesTwo,
 	},
 	{
-		name: "MPS", plugin: chartPlugin, mps: true, files: map[string]string{"config": fmt.Sprintf(readmeSharing, "mps", "")},
+		name: "MPS", plugin: chartPlugin, mps: true, files: map[string]string{"config": fmt.Sprintf(readmeSharing, "mps",
+			"")},
 		want: map[string]int{gpu: 10 * gpus}, check: isClientOfMPS(gpu),
 	},
 	{
@@ -127,7 +132,8 @@ const examplePod = "gpu-pod"
 // seesOneGPU runs the README's pod: one device, by NVIDIA_VISIBLE_DEVICES.
 func seesOneGPU(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	runPod(ctx, t, n, examplePod, gpu, 1)
-	if held, seen := heldDevices(ctx, t, kubelet, examplePod), visibleDevices(ctx, t, n, examplePod); !slices.Equal(seen, []string{uuidOf(held[0])}) {
+	if held, seen := heldDevices(ctx, t, kubelet, examplePod), visibleDevices(ctx, t, n, examplePod); !slices.Equal(seen,
+		[]string{uuidOf(held[0])}) {
 		t.Errorf("the pod was given %v and sees %v", held, seen)
 	}
 	waitGoneNow(ctx, t, n)
@@ -163,7 +169,8 @@ func hasNodesOfTheHost(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	waitGoneNow(ctx, t, n)
 }
 
-// followsTheLabel: the label of the node chooses the other file and, without it, the default again. gpu-feature-discovery follows, too.
+// followsTheLabel: the label of the node chooses the other file and, without it, the default again.
+// gpu-feature-discovery follows, too.
 func followsTheLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	for _, choice := range []struct {
 		label, strategy string
@@ -181,7 +188,8 @@ func followsTheLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 }
 
 // writesNodeFeature: gpu-feature-discovery tells node-feature-discovery of the GPUs.
-func writesNodeFeature(count, product string) func(context.Context, *testing.T, *node.Node, podresources.PodResourcesListerClient) {
+func writesNodeFeature(count, product string) func(context.Context, *testing.T, *node.Node,
+	podresources.PodResourcesListerClient) {
 	return func(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 		waitFeatures(ctx, t, n, fmt.Sprintf("nvidia.com/gpu.count: %q", count), "nvidia.com/gpu.product: "+product)
 	}
@@ -201,12 +209,14 @@ func waitFeatures(ctx context.Context, t *testing.T, n *node.Node, texts ...stri
 	})
 }
 
-// refusesTwo: a pod runs with one replica, and one that asks for two is refused, with the words of the README.
+// refusesTwo: a pod runs with one replica, and one that asks for two is refused, with the words of
+// the README.
 func refusesTwo(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	runPod(ctx, t, n, "shares", gpu+".shared", 1)
 	createPod(ctx, t, n, examplePod, gpu+".shared", 2)
 	waitPod(ctx, t, n, examplePod, func(pod *corev1.Pod) error {
-		if pod.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(pod.Status.Message, "maximum request size for shared resources is 1") {
+		if pod.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(pod.Status.Message,
+			"maximum request size for shared resources is 1") {
 			return fmt.Errorf("the pod is %s: %s %s", pod.Status.Phase, pod.Status.Reason, pod.Status.Message)
 		}
 		return nil
@@ -215,16 +225,20 @@ func refusesTwo(ctx context.Context, t *testing.T, n *node.Node, _ podresources.
 	waitGoneNow(ctx, t, n)
 }
 
-// renamesAfterPodsHaveEnded: kubelet does not see that a pod has ended which held all GPUs, and nobody asks it. Pods that ask for a new name
-// get a GPU all the same, and the first of them has kubelet look.
-func renamesAfterPodsHaveEnded(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
+// renamesAfterPodsHaveEnded: kubelet does not see that a pod has ended which held all GPUs, and
+// nobody asks it. Pods that ask for a new name get a GPU all the same, and the first of them has
+// kubelet look.
+func renamesAfterPodsHaveEnded(ctx context.Context, t *testing.T, n *node.Node,
+	_ podresources.PodResourcesListerClient) {
 	const shared = gpu + ".shared"
 	runPod(ctx, t, n, examplePod, gpu, gpus)
 	waitGoneNow(ctx, t, n)
 	start := time.Now()
-	patch := fmt.Appendf(nil, `{"data":{"config":%q}}`, fmt.Sprintf(readmeSharing, "timeSlicing", "    renameByDefault: true\n"))
+	patch := fmt.Appendf(nil, `{"data":{"config":%q}}`, fmt.Sprintf(readmeSharing, "timeSlicing",
+		"    renameByDefault: true\n"))
 	persist(ctx, t, "change the configuration", func(ctx context.Context) error {
-		_, err := n.Client.CoreV1().ConfigMaps(chartNamespace).Patch(ctx, chartPlugin+"-configs", types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err := n.Client.CoreV1().ConfigMaps(chartNamespace).Patch(ctx, chartPlugin+"-configs", types.MergePatchType, patch,
+			metav1.PatchOptions{})
 		return err
 	})
 	runPod(ctx, t, n, "asks-for-the-new-name", shared, 1)
@@ -237,14 +251,17 @@ func renamesAfterPodsHaveEnded(ctx context.Context, t *testing.T, n *node.Node, 
 // isGivenAnIndex: the container has a file named after the index of its GPU.
 func isGivenAnIndex(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	runPod(ctx, t, n, examplePod, gpu, 1)
-	if got := strings.TrimSpace(shell(ctx, t, n, examplePod, "ls /var/run/nvidia-container-devices")); len(got) != 1 || got < "0" || got > "7" {
+	if got := strings.TrimSpace(shell(ctx, t, n, examplePod, "ls /var/run/nvidia-container-devices")); len(got) != 1 ||
+		got < "0" || got > "7" {
 		t.Errorf("the container has the file %q, want one named 0 to 7", got)
 	}
 	waitGoneNow(ctx, t, n)
 }
 
-// isClientOfMPS: a container finds the control daemon of its resource, which limits it to a tenth of threads and memory.
-func isClientOfMPS(resource string) func(context.Context, *testing.T, *node.Node, podresources.PodResourcesListerClient) {
+// isClientOfMPS: a container finds the control daemon of its resource, which limits it to a tenth
+// of threads and memory.
+func isClientOfMPS(resource string) func(context.Context, *testing.T, *node.Node,
+	podresources.PodResourcesListerClient) {
 	return func(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 		runPod(ctx, t, n, examplePod, resource, 1)
 		usesMPS(ctx, t, n, examplePod, resource, "set_default_active_thread_percentage 10")
@@ -252,11 +269,13 @@ func isClientOfMPS(resource string) func(context.Context, *testing.T, *node.Node
 	}
 }
 
-// usesMPS checks that a pod's container finds the control daemon of a resource, and that this one was given a limit.
+// usesMPS checks that a pod's container finds the control daemon of a resource, and that this one
+// was given a limit.
 func usesMPS(ctx context.Context, t *testing.T, n *node.Node, pod, resource, limit string) {
 	t.Helper()
 	const find = `echo $CUDA_MPS_PIPE_DIRECTORY; test -S $CUDA_MPS_PIPE_DIRECTORY/control && echo socket; grep -c " /dev/shm " /proc/mounts`
-	if got, want := strings.Fields(shell(ctx, t, n, pod, find)), []string{"/mps/" + resource + "/pipe", "socket", "1"}; !slices.Equal(got, want) {
+	if got, want := strings.Fields(shell(ctx, t, n, pod, find)), []string{"/mps/" + resource + "/pipe", "socket",
+		"1"}; !slices.Equal(got, want) {
 		t.Errorf("the container finds %v, want %v", got, want)
 	}
 	log, err := os.ReadFile(filepath.Join("/run/nvidia/mps", resource, "log/control.log"))

@@ -30,7 +30,8 @@ const (
 	mpsCapable        = "nvidia.com/mps.capable"
 )
 
-// driverReady is what the operator's validator writes where a driver container has brought the driver.
+// driverReady is what the operator's validator writes where a driver container has brought the
+// driver.
 const driverReady = `IS_HOST_DRIVER=false
 NVIDIA_DRIVER_ROOT=/run/nvidia/driver
 DRIVER_ROOT_CTR_PATH=/driver-root
@@ -52,13 +53,15 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	underOperator(ctx, t, n, kubelet, "operator-26.7", "NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED")
 }
 
-func underAnEarlierOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+func underAnEarlierOperator(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	// The namespace of the story before may be going still.
 	kubectl(ctx, t, n, "delete", "--ignore-not-found", "--kustomize", filepath.Join(*source, "test/e2e/testdata/operator"))
 	underOperator(ctx, t, n, kubelet, "operator")
 }
 
-// installModules says which modules of the kernel are loaded, as far as the plugin's script is concerned.
+// installModules says which modules of the kernel are loaded, as far as the plugin's script is
+// concerned.
 func installModules(t *testing.T, modules ...string) {
 	t.Helper()
 	const folder = "/run/nvidia/modules"
@@ -72,9 +75,11 @@ func installModules(t *testing.T, modules ...string) {
 	}
 }
 
-// underOperator: the DaemonSets of NVIDIA's GPU operator start the image compat in the place of NVIDIA's. They wait for the operator's
-// validations; a label of the node chooses the configuration; a pod gets its GPU by CDI; and labels of the node remove the pods and bring
-// them back, as they do while the MIG layout or the driver changes. Before and after, the daemon of the other stories serves the GPUs.
+// underOperator: the DaemonSets of NVIDIA's GPU operator start the image compat in the place of
+// NVIDIA's. They wait for the operator's validations; a label of the node chooses the
+// configuration; a pod gets its GPU by CDI; and labels of the node remove the pods and bring them
+// back, as they do while the MIG layout or the driver changes. Before and after, the daemon of the
+// other stories serves the GPUs.
 func underOperator(
 	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, fixture string, companions ...string,
 ) {
@@ -120,7 +125,8 @@ func underOperator(
 	phase("the operator's plugin serves", start)
 	noneFailed(t, endChurn(), "the operator's plugin takes over")
 	if lowest, longest := end().below(gpus); lowest < gpus && isKubelet("1.37") {
-		t.Errorf("the kubelet counted %d for %v while the operator's plugin took over, want %d throughout", lowest, longest, gpus)
+		t.Errorf("the kubelet counted %d for %v while the operator's plugin took over, want %d throughout", lowest, longest,
+			gpus)
 	}
 
 	pod := runPod(ctx, t, n, "under-the-operator", gpu, 1)
@@ -156,7 +162,8 @@ func underOperator(
 
 	// What mig-manager does before it changes the layout, and afterwards.
 	start = time.Now()
-	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=paused-for-mig-change", deployDiscovery+"=paused-for-mig-change")
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=paused-for-mig-change",
+		deployDiscovery+"=paused-for-mig-change")
 	for _, app := range apps {
 		wait(ctx, t, func(ctx context.Context) error { return operandIsGone(ctx, n, app) })
 	}
@@ -180,7 +187,8 @@ func underOperator(
 		t.Errorf("the pod has %v, want one GPU and %s", found, hosts)
 	}
 	deletePod(ctx, t, n, "with-the-hosts-driver")
-	// A pod may have had a share of before. Its GPU is on offer neither in shares nor whole until the kubelet has taken the share off offer.
+	// A pod may have had a share of before. Its GPU is on offer neither in shares nor whole until the
+	// kubelet has taken the share off offer.
 	waitNodeCapacity(ctx, t, n, gpu, gpus)
 
 	// Back: ours is there before the operator's pods go.
@@ -243,8 +251,8 @@ func installToolkit(t *testing.T) {
 	}
 }
 
-// installHostDriver puts the driver's libraries and device nodes where an installation on the node has them. The folders are the test
-// node's own.
+// installHostDriver puts the driver's libraries and device nodes where an installation on the node
+// has them. The folders are the test node's own.
 func installHostDriver(ctx context.Context, t *testing.T, gpus []simulated) {
 	t.Helper()
 	for _, name := range []string{"libcuda.so", "libnvidia-ml.so"} {
@@ -306,7 +314,8 @@ func operandLog(ctx context.Context, n *node.Node, app, container string) (strin
 	return n.Kubectl(ctx, "-n", operatorNamespace, "logs", pod.Name, "--container", container)
 }
 
-// keepLog follows the log of a container of an operand. A test that fails prints it, after the pod has gone too.
+// keepLog follows the log of a container of an operand. A test that fails prints it, after the pod
+// has gone too.
 func keepLog(t *testing.T, n *node.Node, app, container string) {
 	t.Helper()
 	pod, err := operand(t.Context(), n, app)
@@ -349,7 +358,8 @@ func discovered(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error {
 		out, err := n.Kubectl(ctx, "-n", operatorNamespace, "get", "nodefeatures", "--output", "yaml")
-		if err == nil && (!strings.Contains(out, `nvidia.com/gpu.count: "8"`) || !strings.Contains(out, "NVIDIA-H100-80GB-HBM3")) {
+		if err == nil && (!strings.Contains(out, `nvidia.com/gpu.count: "8"`) ||
+			!strings.Contains(out, "NVIDIA-H100-80GB-HBM3")) {
 			err = errors.New("no NodeFeature has the labels: " + out)
 		}
 		return err

@@ -22,8 +22,9 @@ type kind struct {
 	start func(name string) time.Duration
 }
 
-// keepsPace: pods of one kind take at most a fifth longer to start than those of another, by the medians. Pods of both kinds take turns. It
-// is measured a second time if the first one misses: a machine that is busy for some of the pods is so twice in a row hardly ever.
+// keepsPace: pods of one kind take at most a fifth longer to start than those of another, by the
+// medians. Pods of both kinds take turns. It is measured a second time if the first one misses: a
+// machine that is busy for some of the pods is so twice in a row hardly ever.
 func keepsPace(t *testing.T, one, other kind) {
 	t.Helper()
 	const slower = 1.2
@@ -44,7 +45,8 @@ func keepsPace(t *testing.T, one, other kind) {
 		return ones, others
 	}
 	figures := func(of []time.Duration) string {
-		return fmt.Sprintf("median %v, p95 %v", of[len(of)/2].Round(time.Millisecond), of[len(of)*95/100].Round(time.Millisecond))
+		return fmt.Sprintf("median %v, p95 %v", of[len(of)/2].Round(time.Millisecond),
+			of[len(of)*95/100].Round(time.Millisecond))
 	}
 	measure("first", 1) // of each kind reads programs from the disk
 	start := time.Now()
@@ -63,7 +65,8 @@ func keepsPace(t *testing.T, one, other kind) {
 	}
 }
 
-// untilRuns creates a pod and returns how long after start it runs. Then it calls look with its name, and deletes the pod.
+// untilRuns creates a pod and returns how long after start it runs. Then it calls look with its
+// name, and deletes the pod.
 func untilRuns(
 	ctx context.Context, t *testing.T, n *node.Node, start time.Time, pod *corev1.Pod, look func(name string),
 ) time.Duration {
@@ -89,8 +92,8 @@ func untilRuns(
 	return took
 }
 
-// partsOfGPUs: pods get units of GPUs, beside pods that get whole ones; what containers see is what the daemon says of them; and a pod with
-// units starts as soon as one with a whole GPU.
+// partsOfGPUs: pods get units of GPUs, beside pods that get whole ones; what containers see is what
+// the daemon says of them; and a pod with units starts as soon as one with a whole GPU.
 func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (
 		units   = "volcano.sh/gpu-mem.128Mi"
@@ -151,8 +154,9 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	keepsPace(t, kind{units, start(units, wanted)}, kind{gpu, start(gpu, 1)})
 }
 
-// partsComeAndGo: random pods with units come and go while the kubelet writes the Node's status as rarely as it does by default. While the GPUs
-// have room, none fails. On GPUs that are full all along, the scheduler goes by an old status: how many fail is logged.
+// partsComeAndGo: random pods with units come and go while the kubelet writes the Node's status as
+// rarely as it does by default. While the GPUs have room, none fails. On GPUs that are full all
+// along, the scheduler goes by an old status: how many fail is logged.
 func partsComeAndGo(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (
 		units = "volcano.sh/gpu-mem.128Mi"

@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// controlProgram returns the path of NVIDIA's own nvidia-cuda-mps-control of make real, or of the stand-in where make real has not run.
+// controlProgram returns the path of NVIDIA's own nvidia-cuda-mps-control of make real, or of the
+// stand-in where make real has not run.
 func controlProgram(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(filepath.Dir(*cache), "real/mps/trixie/usr/bin/nvidia-cuda-mps-control")
@@ -28,8 +29,9 @@ func controlProgram(t *testing.T) string {
 	return program
 }
 
-// partsByMPS: a container with units is a client of the control daemon of its GPU, has its limits in its environment, and can ask that daemon.
-// While the daemon is away no units are on offer; then the same container finds the next one.
+// partsByMPS: a container with units is a client of the control daemon of its GPU, has its limits
+// in its environment, and can ask that daemon. While the daemon is away no units are on offer; then
+// the same container finds the next one.
 func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (
 		units  = "volcano.sh/gpu-mem.128Mi"
@@ -52,7 +54,8 @@ func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podreso
 	label("=true")
 	t.Cleanup(func() { // the test's context has ended by then
 		if t.Failed() {
-			out, err := n.Kubectl(context.Background(), "--namespace", namespace, "logs", "daemonset/"+controlDaemons, "--tail", "100")
+			out, err := n.Kubectl(context.Background(), "--namespace", namespace, "logs", "daemonset/"+controlDaemons, "--tail",
+				"100")
 			t.Logf("the log of mps-control-daemon, error %v:\n%s", err, out)
 		}
 		if _, err := n.Kubectl(context.Background(), "label", "node", node.Name, mpsCapable+"-"); err != nil {
@@ -69,7 +72,8 @@ func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podreso
 	main.Image = compatImage // it has the C library, which NVIDIA's program needs
 	main.Command = []string{"busybox", "sh", "-c", "while sleep 1; do :; done"}
 	main.Resources.Limits[cores] = apiresource.MustParse("25")
-	main.VolumeMounts = []corev1.VolumeMount{{Name: "program", MountPath: "/usr/bin/nvidia-cuda-mps-control", ReadOnly: true}}
+	main.VolumeMounts = []corev1.VolumeMount{{Name: "program", MountPath: "/usr/bin/nvidia-cuda-mps-control",
+		ReadOnly: true}}
 	pod.Spec.Volumes = []corev1.Volume{{
 		Name: "program", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: program}},
 	}}
@@ -81,7 +85,8 @@ func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podreso
 	if got := strings.Fields(shell(ctx, t, n, name, environment)); !slices.Equal(got, want) {
 		t.Errorf("the container has %v, want %v", got, want)
 	}
-	if holders := daemonExec(ctx, t, n, "status", "--holders"); !strings.Contains(holders, "10240 MiB, 25 percent, by mps") {
+	if holders := daemonExec(ctx, t, n, "status", "--holders"); !strings.Contains(holders,
+		"10240 MiB, 25 percent, by mps") {
 		t.Errorf("status --holders does not name the layer:\n%s", holders)
 	}
 	asks(ctx, t, n, name, "100.0") // the daemon has no limits of its own
@@ -94,7 +99,8 @@ func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podreso
 	asks(ctx, t, n, name, "100.0")
 }
 
-// findMPS has the pods of a DaemonSet find the program of MPS, which NVIDIA's runtime brings in a cluster.
+// findMPS has the pods of a DaemonSet find the program of MPS, which NVIDIA's runtime brings in a
+// cluster.
 func findMPS(ctx context.Context, t *testing.T, n *node.Node, set, program string) {
 	t.Helper()
 	const pod = "/spec/template/spec"
@@ -104,8 +110,8 @@ func findMPS(ctx context.Context, t *testing.T, n *node.Node, set, program strin
 			"value": {"name": "mps-program", "mountPath": "/usr/bin/nvidia-cuda-mps-control", "readOnly": true}}]`)
 }
 
-// asks waits until a container that asks the control daemon of its GPU for the threads of a client is answered so. A daemon takes no command
-// for a moment when a client comes or goes.
+// asks waits until a container that asks the control daemon of its GPU for the threads of a client
+// is answered so. A daemon takes no command for a moment when a client comes or goes.
 func asks(ctx context.Context, t *testing.T, n *node.Node, pod, want string) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error {

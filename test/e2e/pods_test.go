@@ -16,18 +16,20 @@ import (
 )
 
 const (
-	// stepLimit is how long anything that Kubernetes does by itself may take here; a small machine is slow, and a busy one
-	// slower.
+	// stepLimit is how long anything that Kubernetes does by itself may take here; a small machine is
+	// slow, and a busy one slower.
 	stepLimit = 3 * time.Minute
-	// promptly is how long the daemon may take for what takes it a fraction of a second. It is a hundred times that, for a
-	// busy machine, and less than the half minute after which the daemon mends what it has not been told of.
+	// promptly is how long the daemon may take for what takes it a fraction of a second. It is a
+	// hundred times that, for a busy machine, and less than the half minute after which the daemon
+	// mends what it has not been told of.
 	promptly = 20 * time.Second
-	// far is how many times over a figure may be what is wanted of it on a machine that has nothing else to do. The figure is
-	// logged.
+	// far is how many times over a figure may be what is wanted of it on a machine that has nothing
+	// else to do. The figure is logged.
 	far = 10
 )
 
-// createPod creates a pod that asks for devices of a resource and sleeps. It is removed when the test ends.
+// createPod creates a pod that asks for devices of a resource and sleeps. It is removed when the
+// test ends.
 func createPod(ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64) {
 	t.Helper()
 	startPod(ctx, t, n, podOf(name, resource, devices))
@@ -67,9 +69,9 @@ func runPod(ctx context.Context, t *testing.T, n *node.Node, name, resource stri
 	return admitPod(ctx, t, n, name, resource, devices, isRunning)
 }
 
-// admitPod creates a pod and waits until ask is content with it. On kubelet 1.36 it may be refused at first, where a stream
-// has just ended: that kubelet may come late to the end and take away the registration that it finds by then, for a
-// moment. A controller would make another pod, too.
+// admitPod creates a pod and waits until ask is content with it. On kubelet 1.36 it may be refused
+// at first, where a stream has just ended: that kubelet may come late to the end and take away the
+// registration that it finds by then, for a moment. A controller would make another pod, too.
 func admitPod(
 	ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64, ask func(*corev1.Pod) error,
 ) *corev1.Pod {
@@ -98,7 +100,8 @@ func admitPod(
 // isKubelet says whether the kubelet is of that minor version.
 func isKubelet(minor string) bool { return strings.HasPrefix(*kubeletVersion, minor+".") }
 
-// persist tries a request again that fails: the API server and the kubelet may be too busy to answer.
+// persist tries a request again that fails: the API server and the kubelet may be too busy to
+// answer.
 func persist(ctx context.Context, t *testing.T, what string, request func(context.Context) error) {
 	t.Helper()
 	for pause := time.Second; ; pause *= 2 {
@@ -193,13 +196,15 @@ func visibleDevices(ctx context.Context, t *testing.T, n *node.Node, pod string)
 	return strings.Split(strings.TrimSpace(shell(ctx, t, n, pod, "echo $NVIDIA_VISIBLE_DEVICES")), ",")
 }
 
-// shell runs a script in the pod's container, and returns what it wrote to its output. The script may be run twice.
+// shell runs a script in the pod's container, and returns what it wrote to its output. The script
+// may be run twice.
 func shell(ctx context.Context, t *testing.T, n *node.Node, pod, script string) string {
 	t.Helper()
 	return kubectl(ctx, t, n, "exec", pod, "--", "busybox", "sh", "-c", script)
 }
 
-// waitNode waits until the Node object's status has these numbers of a resource, and was written after since.
+// waitNode waits until the Node object's status has these numbers of a resource, and was written
+// after since.
 func waitNode(
 	ctx context.Context, t *testing.T, n *node.Node, resource string, capacity, allocatable int64, since time.Time,
 ) {

@@ -14,7 +14,8 @@ const (
 	apiServerAddress = "127.0.0.1:6443"
 )
 
-// A proxy passes bytes on between the daemon's pod and the API server, which listens on the node's loopback alone.
+// A proxy passes bytes on between the daemon's pod and the API server, which listens on the node's
+// loopback alone.
 type proxy struct {
 	mu    sync.Mutex
 	delay time.Duration // of each answer

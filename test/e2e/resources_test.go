@@ -22,20 +22,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// changedDriverRoot has the daemon look for the driver in another place, and gives it a configuration file.
+// changedDriverRoot has the daemon look for the driver in another place, and gives it a
+// configuration file.
 func changedDriverRoot(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	installDriver(ctx, t)
 	// A daemon that has just ended is started again first: see rollOutConfig.
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	apply(ctx, t, n, "driver-container")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	// The daemon that ended may have been started again just now, after the new one, only to be killed: 1.36 has stopped
-	// its endpoint then, which the new one notices within half a minute.
+	// The daemon that ended may have been started again just now, after the new one, only to be
+	// killed: 1.36 has stopped its endpoint then, which the new one notices within half a minute.
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 }
 
-// setEnv replaces the daemon by one that has these environment variables in addition: NAME=VALUE, or NAME- for none.
+// setEnv replaces the daemon by one that has these environment variables in addition: NAME=VALUE,
+// or NAME- for none.
 func setEnv(ctx context.Context, t *testing.T, n *node.Node, variables ...string) {
 	t.Helper()
 	kubectl(ctx, t, n, append([]string{"-n", namespace, "set", "env", "daemonset/" + daemonSet}, variables...)...)
@@ -53,8 +55,8 @@ func setConfig(ctx context.Context, t *testing.T, n *node.Node, config string) {
 	})
 }
 
-// givesCDI: the container has its device nodes, the driver's libraries where loaders look and its programs, and nothing
-// else; what the image says of NVIDIA_VISIBLE_DEVICES has no effect.
+// givesCDI: the container has its device nodes, the driver's libraries where loaders look and its
+// programs, and nothing else; what the image says of NVIDIA_VISIBLE_DEVICES has no effect.
 func givesCDI(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	setEnv(ctx, t, n, "DEVICE_LIST_STRATEGY=cdi-cri")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
@@ -97,7 +99,8 @@ func sumOf(t *testing.T, path string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// givesVolumeMounts: the container has a file named after each of its GPUs where NVIDIA's runtime looks for them.
+// givesVolumeMounts: the container has a file named after each of its GPUs where NVIDIA's runtime
+// looks for them.
 func givesVolumeMounts(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const folder = "/var/run/nvidia-container-devices"
 	setEnv(ctx, t, n, "DEVICE_LIST_STRATEGY=volume-mounts")
@@ -129,8 +132,8 @@ func givesDeviceNodes(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	}
 }
 
-// checksBeforeStart: a container waits for as long as processes of others compute on the GPU that its pod was given. The
-// kubelet learns that it is to ask from another registration.
+// checksBeforeStart: a container waits for as long as processes of others compute on the GPU that
+// its pod was given. The kubelet learns that it is to ask from another registration.
 func checksBeforeStart(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	registersAnew := func(config string) {
 		before := registrations(ctx, t, n)
@@ -186,7 +189,8 @@ sharing:
     resources:
     - {name: nvidia.com/gpu, replicas: %d}
 `, replicas))
-	// The two GPUs that a pod holds whole are shared when it has ended, and count as they are for as long.
+	// The two GPUs that a pod holds whole are shared when it has ended, and count as they are for as
+	// long.
 	const want = (gpus-2)*replicas + 2
 	took := waitAllocatable(ctx, t, kubelet, gpu, want, stepLimit)
 	waitAllocatables(ctx, t, n, map[string]int{gpu: want})
@@ -208,7 +212,8 @@ sharing:
 	explains(ctx, t, n, "greedy", "did not admit it (UnexpectedAdmissionError)", "Ask for one")
 }
 
-// reloads changes the file of the running daemon while pods hold GPUs of a resource that stays and of one that goes.
+// reloads changes the file of the running daemon while pods hold GPUs of a resource that stays and
+// of one that goes.
 func reloads(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (
 		batch, dev = "nvidia.com/gpu.batch", "nvidia.com/gpu.dev"
@@ -244,7 +249,8 @@ func reloads(ctx context.Context, t *testing.T, n *node.Node, kubelet podresourc
 	}
 }
 
-// registrations counts, by resource, how often the daemon has registered with the kubelet since it started.
+// registrations counts, by resource, how often the daemon has registered with the kubelet since it
+// started.
 func registrations(ctx context.Context, t *testing.T, n *node.Node) map[string]int {
 	t.Helper()
 	count := map[string]int{}
@@ -254,11 +260,13 @@ func registrations(ctx context.Context, t *testing.T, n *node.Node) map[string]i
 	return count
 }
 
-// registrationTimes returns, by resource, when the daemon has registered with the kubelet since it started.
+// registrationTimes returns, by resource, when the daemon has registered with the kubelet since it
+// started.
 func registrationTimes(ctx context.Context, t *testing.T, n *node.Node) map[string][]time.Time {
 	t.Helper()
 	times := map[string][]time.Time{}
-	for line := range strings.Lines(kubectl(ctx, t, n, "-n", namespace, "logs", "--timestamps", theDaemonPod(ctx, t, n).Name)) {
+	for line := range strings.Lines(kubectl(ctx, t, n, "-n", namespace, "logs", "--timestamps",
+		theDaemonPod(ctx, t, n).Name)) {
 		if !strings.Contains(line, `"Registered"`) {
 			continue
 		}
@@ -280,7 +288,8 @@ var mixedA100 = map[string]int{
 	"nvidia.com/mig-4g.40gb": 1, "nvidia.com/mig-7g.80gb": 1, "nvidia.com/mig-1c.3g.40gb": 3,
 }
 
-// offersMIG has the daemon run on another machine, and offer its GPUs and its MIG devices by their profiles.
+// offersMIG has the daemon run on another machine, and offer its GPUs and its MIG devices by their
+// profiles.
 func offersMIG(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const profile = "nvidia.com/mig-3g.40gb"
 	setConfig(ctx, t, n, "version: v1\n")
@@ -298,7 +307,8 @@ func offersMIG(ctx context.Context, t *testing.T, n *node.Node, kubelet podresou
 	}
 }
 
-// waitAllocatables waits until the Node object has these resources of the daemon allocatable, and no other.
+// waitAllocatables waits until the Node object has these resources of the daemon allocatable, and
+// no other.
 func waitAllocatables(ctx context.Context, t *testing.T, n *node.Node, want map[string]int) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error {

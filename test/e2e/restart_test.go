@@ -14,8 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// nodeRestarts: after a restart of the machine, the kubelet asks for the devices of its pods before the daemon's own pod runs. A bare pod
-// that held GPUs fails, a controller creates another one, and all GPUs are allocatable again. What takes how long is logged.
+// nodeRestarts: after a restart of the machine, the kubelet asks for the devices of its pods before
+// the daemon's own pod runs. A bare pod that held GPUs fails, a controller creates another one, and
+// all GPUs are allocatable again. What takes how long is logged.
 func nodeRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	runPod(ctx, t, n, "bare", gpu, 1)
 	earlier := theDaemonPod(ctx, t, n)

@@ -21,9 +21,9 @@ var configs = map[string]string{
 	"shared": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
 }
 
-// upgradesThatShare switches time-slicing on and off by roll-outs, as an upgrade of the chart does, while short pods come all
-// along. The old daemon and the new one have different lists: they must not speak in turn, and no device may leave the list
-// that a pod is being given.
+// upgradesThatShare switches time-slicing on and off by roll-outs, as an upgrade of the chart does,
+// while short pods come all along. The old daemon and the new one have different lists: they must
+// not speak in turn, and no device may leave the list that a pod is being given.
 func upgradesThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	for name, text := range configs {
 		createConfigMap(ctx, t, n, name, text)
@@ -67,7 +67,8 @@ func switchSharing(
 			time.Since(start).Round(time.Millisecond))
 	}
 	churn := end()
-	// A daemon that ends has kubelet 1.36 forget the next one, so that its end takes nothing away: on a machine that is too busy, not each time.
+	// A daemon that ends has kubelet 1.36 forget the next one, so that its end takes nothing away: on
+	// a machine that is too busy, not each time.
 	if zeros := seen().times(0); zeros > changes/2 {
 		t.Errorf("the kubelet counted 0 %d times in %d changes, want %d times at most", zeros, changes, changes/2)
 	}
@@ -87,10 +88,12 @@ func createConfigMap(ctx context.Context, t *testing.T, n *node.Node, name, text
 	}
 }
 
-// rollOutConfig replaces the daemon's pod by one that has another ConfigMap, and returns when the old one has gone.
+// rollOutConfig replaces the daemon's pod by one that has another ConfigMap, and returns when the
+// old one has gone.
 func rollOutConfig(ctx context.Context, t *testing.T, n *node.Node, name string) {
 	t.Helper()
-	// The DaemonSet controller never ends a roll-out that began while the old pod had not been Ready for minReadySeconds.
+	// The DaemonSet controller never ends a roll-out that began while the old pod had not been Ready
+	// for minReadySeconds.
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	patchDaemonSet(ctx, t, n, fmt.Sprintf(`{
 		"containers":[{"name":"gpu-device-plugin","env":[{"name":"CONFIG_FILE","value":"/config/config.yaml"}],
@@ -119,7 +122,8 @@ func patchDaemonSet(ctx context.Context, t *testing.T, n *node.Node, spec string
 
 // waitForms waits until enough of the kubelet's allocatable devices are whole GPUs and replicas.
 func waitForms(
-	ctx context.Context, t *testing.T, kubelet podresources.PodResourcesListerClient, enough func(whole, replicas int) bool,
+	ctx context.Context, t *testing.T, kubelet podresources.PodResourcesListerClient, enough func(whole,
+		replicas int) bool,
 ) {
 	t.Helper()
 	wait(ctx, t, func(ctx context.Context) error {
@@ -144,15 +148,17 @@ func waitForms(
 	})
 }
 
-// brokenVersion rolls out a daemon that finds no driver over one that serves. It does not become Ready, so that the roll-out stops
-// and the earlier one goes on serving. TestDaemon begins with the same on a node where nothing is served.
+// brokenVersion rolls out a daemon that finds no driver over one that serves. It does not become
+// Ready, so that the roll-out stops and the earlier one goes on serving. TestDaemon begins with the
+// same on a node where nothing is served.
 func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const holds = 20 * time.Second
 	// A pod that has not been Ready for minReadySeconds does not count: a roll-out may end it at once.
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	earlier := theDaemonPod(ctx, t, n)
 	end := watch(ctx, t, kubelet, gpu, "broken version")
-	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE-", "CONTAINER_DRIVER_ROOT=/nowhere")
+	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE-",
+		"CONTAINER_DRIVER_ROOT=/nowhere")
 	var broken string
 	wait(ctx, t, func(ctx context.Context) error {
 		pods, err := n.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
@@ -160,7 +166,8 @@ func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 			return err
 		}
 		for _, pod := range pods.Items {
-			if pod.Name != earlier.Name && len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Running != nil {
+			if pod.Name != earlier.Name && len(pod.Status.ContainerStatuses) == 1 &&
+				pod.Status.ContainerStatuses[0].State.Running != nil {
 				broken = pod.Name
 				return nil
 			}
@@ -186,9 +193,11 @@ func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 	if lowest, _ := end().below(gpus); lowest < gpus {
 		t.Errorf("the kubelet counted %d, want never below %d", lowest, gpus)
 	}
-	t.Logf("the broken daemon says:\n%s", kubectl(ctx, t, n, "-n", namespace, "get", "events", "--field-selector", "involvedObject.name="+broken))
+	t.Logf("the broken daemon says:\n%s", kubectl(ctx, t, n, "-n", namespace, "get", "events", "--field-selector",
+		"involvedObject.name="+broken))
 
-	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE=dgx-h100", "CONTAINER_DRIVER_ROOT=/driver-root")
+	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE=dgx-h100",
+		"CONTAINER_DRIVER_ROOT=/driver-root")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 }

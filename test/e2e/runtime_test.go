@@ -32,8 +32,9 @@ func TestMain(m *testing.M) {
 	os.Exit(1)
 }
 
-// runtimeOfNVIDIA does what NVIDIA's runtime does for the operator's pods, and becomes runc. It gives a container that says
-// NVIDIA_VISIBLE_DEVICES=all the device nodes of the driver, if it has the capability SYS_ADMIN: as NVIDIA's where
+// runtimeOfNVIDIA does what NVIDIA's runtime does for the operator's pods, and becomes runc. It
+// gives a container that says NVIDIA_VISIBLE_DEVICES=all the device nodes of the driver, if it has
+// the capability SYS_ADMIN: as NVIDIA's where
 // accept-nvidia-visible-devices-envvar-when-unprivileged is false.
 func runtimeOfNVIDIA(args []string) error {
 	if at := slices.Index(args, "--bundle"); slices.Contains(args, "create") && at >= 0 && at+1 < len(args) {
@@ -70,7 +71,8 @@ func addDevices(file string) error {
 		return slices.Contains(values, any(value))
 	}
 	process, linux := in(spec, "process"), in(spec, "linux")
-	if !has(process, "env", "NVIDIA_VISIBLE_DEVICES=all") || !has(in(process, "capabilities"), "bounding", "CAP_SYS_ADMIN") {
+	if !has(process, "env", "NVIDIA_VISIBLE_DEVICES=all") ||
+		!has(in(process, "capabilities"), "bounding", "CAP_SYS_ADMIN") {
 		return nil
 	}
 	nodes, err := filepath.Glob(filepath.Join(driverRoot, "dev/nvidia*"))
@@ -98,7 +100,8 @@ func addDevices(file string) error {
 	return os.WriteFile(file, text, 0o600)
 }
 
-// installRuntime puts the stand-in where containerd looks for it, and makes its RuntimeClass, until the story ends.
+// installRuntime puts the stand-in where containerd looks for it, and makes its RuntimeClass, until
+// the story ends.
 func installRuntime(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	self, err := os.Executable()
@@ -120,7 +123,8 @@ func installRuntime(ctx context.Context, t *testing.T, n *node.Node) {
 		if err := remove(ctx); err != nil { // another story has one that is runc
 			return err
 		}
-		_, err := classes.Create(ctx, &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"}, metav1.CreateOptions{})
+		_, err := classes.Create(ctx, &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"},
+			metav1.CreateOptions{})
 		return err
 	})
 	t.Cleanup(func() {

@@ -20,28 +20,34 @@ const (
 	gpuPresent = "nvidia.com/gpu.present"
 )
 
-// A takeover is a form in which NVIDIA's chart is installed, and the values with which ours takes its place.
+// A takeover is a form in which NVIDIA's chart is installed, and the values with which ours takes
+// its place.
 type takeover struct {
 	name   string
 	theirs chartExample
-	// override is the value fullnameOverride of theirs, in the namespace of ours; ours with the same is refused.
+	// override is the value fullnameOverride of theirs, in the namespace of ours; ours with the same
+	// is refused.
 	override string
-	// discovery says that node-feature-discovery comes and goes with theirs, and alone says which nodes have GPUs.
+	// discovery says that node-feature-discovery comes and goes with theirs, and alone says which
+	// nodes have GPUs.
 	discovery bool
 	values    string
 }
 
 var takeovers = []takeover{
 	{name: "as it is", theirs: chartExample{plugin: chartPlugin}},
-	{name: "with gpu-feature-discovery and node-feature-discovery", theirs: chartExample{plugin: chartPlugin, gfd: true}, discovery: true,
+	{name: "with gpu-feature-discovery and node-feature-discovery", theirs: chartExample{plugin: chartPlugin, gfd: true},
+		discovery: true,
 		values: "features: {labels: node}\ndevicePlugin: {containers: {main: {env: [{name: KUBERNETES_SERVICE_HOST, value: 192.0.2.1}, " +
 			"{name: KUBERNETES_SERVICE_PORT, value: \"6444\"}]}}}\n"},
 	{name: "with fullnameOverride", theirs: chartExample{plugin: chartPlugin}, override: "gpus"},
 }
 
-// takesOverUnderLoad: our chart is installed beside NVIDIA's, whose objects start our image, and these are removed; and back in the same
-// way, while short pods come and go. On 1.37 no pod fails and the kubelet counts all GPUs in each answer.
-func takesOverUnderLoad(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// takesOverUnderLoad: our chart is installed beside NVIDIA's, whose objects start our image, and
+// these are removed; and back in the same way, while short pods come and go. On 1.37 no pod fails
+// and the kubelet counts all GPUs in each answer.
+func takesOverUnderLoad(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	for _, way := range takeovers {
 		if !t.Run(way.name, func(t *testing.T) { way.tell(ctx, t, n, kubelet) }) {
 			return
@@ -55,13 +61,16 @@ func (w takeover) tell(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	startProxy(t)
 	makeFolder(t, "/run/nvidia/mps")
 	w.theirs.machine = "dgx-h100"
-	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename", filepath.Join(*source, "test/e2e/testdata/operator/nodefeatures.yaml"))
+	kubectl(ctx, t, n, "apply", "--validate=strict", "--filename",
+		filepath.Join(*source, "test/e2e/testdata/operator/nodefeatures.yaml"))
 	if w.discovery {
 		// The label of ours that an earlier story left would keep the daemon.
 		kubectl(ctx, t, n, "label", "node", node.Name, pciPresent+"=true", gpuPresent+"-", healthLabel+"-")
 		t.Cleanup(func() { // other stories look for the labels
-			labels := []string{pciPresent + "-", gpuPresent + "=true", "nvidia.com/gpu.count-", "nvidia.com/gpu.product-", healthLabel + "-"}
-			if _, err := n.Kubectl(context.Background(), append([]string{"label", "--overwrite", "node", node.Name}, labels...)...); err != nil {
+			labels := []string{pciPresent + "-", gpuPresent + "=true", "nvidia.com/gpu.count-", "nvidia.com/gpu.product-",
+				healthLabel + "-"}
+			if _, err := n.Kubectl(context.Background(), append([]string{"label", "--overwrite", "node", node.Name},
+				labels...)...); err != nil {
 				t.Error(err)
 			}
 		})
@@ -81,7 +90,8 @@ func (w takeover) tell(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	waitServes(ctx, t, n, sets)
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	if w.override != "" {
-		_, err := n.Helm(ctx, append([]string{"--namespace", namespace, "install"}, chartWith(t, "fullnameOverride: "+w.override)...)...)
+		_, err := n.Helm(ctx, append([]string{"--namespace", namespace, "install"},
+			chartWith(t, "fullnameOverride: "+w.override)...)...)
 		if err == nil || !strings.Contains(err.Error(), "selectorLabelsOverride") {
 			t.Errorf("ours with the name of theirs: %v, want it refused with a value that helps", err)
 		}
@@ -105,7 +115,8 @@ func (w takeover) tell(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	lowest, longest := seen().below(gpus)
 	t.Logf("there and back: the kubelet counted %d at least, below %d for %v; %v", lowest, gpus, longest, churn)
 	if isKubelet("1.37") && (len(churn.refused) > 0 || lowest < gpus) {
-		t.Errorf("%d of %d pods failed, and the kubelet counted %d at least; want none and %d", len(churn.refused), churn.made, lowest, gpus)
+		t.Errorf("%d of %d pods failed, and the kubelet counted %d at least; want none and %d", len(churn.refused),
+			churn.made, lowest, gpus)
 	}
 	if ours := churn.ofOurs(); len(ours) > 0 {
 		t.Errorf("%d of %d pods failed for what a device plugin did", len(ours), churn.made)
@@ -113,7 +124,8 @@ func (w takeover) tell(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
-// goesWithItsLabel: without a label of its own, our pod goes when node-feature-discovery takes its label from the Node.
+// goesWithItsLabel: without a label of its own, our pod goes when node-feature-discovery takes its
+// label from the Node.
 func goesWithItsLabel(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
 	helm(ctx, t, n, append([]string{"install"}, chartWith(t, "")...)...)
@@ -124,8 +136,8 @@ func goesWithItsLabel(ctx context.Context, t *testing.T, n *node.Node) {
 	kubectl(ctx, t, n, "label", "node", node.Name, pciPresent+"=true")
 }
 
-// takeOver installs ours and removes theirs. Where node-feature-discovery goes with theirs, ours has a label of its own before, by which it
-// stays.
+// takeOver installs ours and removes theirs. Where node-feature-discovery goes with theirs, ours
+// has a label of its own before, by which it stays.
 func (w takeover) takeOver(ctx context.Context, t *testing.T, n *node.Node, sets []*appsv1.DaemonSet) {
 	t.Helper()
 	helm(ctx, t, n, append([]string{"install"}, chartWith(t, w.values)...)...)
@@ -141,13 +153,15 @@ func (w takeover) takeOver(ctx context.Context, t *testing.T, n *node.Node, sets
 	}
 	kubectl(ctx, t, n, "label", "node", node.Name, pciPresent+"-")
 	removeSets(ctx, t, n, sets)
-	if stays, err := setPod(ctx, n, namespace, daemonSet); err != nil || stays.UID != ours.UID || stays.DeletionTimestamp != nil {
+	if stays, err := setPod(ctx, n, namespace, daemonSet); err != nil || stays.UID != ours.UID ||
+		stays.DeletionTimestamp != nil {
 		t.Errorf("ours did not stay: error %v", err)
 	}
 	kubectl(ctx, t, n, "label", "node", node.Name, pciPresent+"=true") // it comes back with theirs
 }
 
-// waitServes waits until the containers of DaemonSets run and the first, which is the plugin's, has registered.
+// waitServes waits until the containers of DaemonSets run and the first, which is the plugin's, has
+// registered.
 func waitServes(ctx context.Context, t *testing.T, n *node.Node, sets []*appsv1.DaemonSet) {
 	t.Helper()
 	for _, set := range sets {

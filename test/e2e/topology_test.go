@@ -12,15 +12,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// heldThroughRestarts: on a node with the Topology Manager's policy single-numa-node, pods hold GPUs that are no longer offered in
-// the form in which they were given. The kubelet admits every pod again when it starts: it panics if a device that a pod holds is
-// in no list, and ends the pod if the device has no NUMA node any more.
-func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// heldThroughRestarts: on a node with the Topology Manager's policy single-numa-node, pods hold
+// GPUs that are no longer offered in the form in which they were given. The kubelet admits every
+// pod again when it starts: it panics if a device that a pod holds is in no list, and ends the pod
+// if the device has no NUMA node any more.
+func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node,
+	kubelet podresources.PodResourcesListerClient) {
 	const (
 		away    = 25 * time.Second // for which the API server is away after the kubelet's restart
 		settles = 5 * time.Second  // a kubelet that knows its pods has admitted them again long before that
 	)
-	// A kubelet that has not heard from the API server does not know its pods, and takes GPUs for held whose pods have ended.
+	// A kubelet that has not heard from the API server does not know its pods, and takes GPUs for held
+	// whose pods have ended.
 	known := func(pod string) {
 		t.Helper()
 		wait(ctx, t, func(ctx context.Context) error {
@@ -34,8 +37,8 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	known(holder)
 	setConfig(ctx, t, n, configs["whole"])
 
-	// One holds its GPU in its only container, the other in an init container that has not ended: PodResources shows the first
-	// alone.
+	// One holds its GPU in its only container, the other in an init container that has not ended:
+	// PodResources shows the first alone.
 	held := []*corev1.Pod{runPod(ctx, t, n, "holds", gpu, 1), initHolder(ctx, t, n, "holds-early")}
 	stay := func(when string) {
 		t.Helper()
@@ -85,7 +88,8 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
 }
 
-// kubeletDown is how long the kubelet is away: in a long run for longer than any grace that the daemon may have.
+// kubeletDown is how long the kubelet is away: in a long run for longer than any grace that the
+// daemon may have.
 func kubeletDown() time.Duration {
 	if *long {
 		return 10 * time.Minute
@@ -117,11 +121,13 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// initHolder makes a pod whose init container holds a GPU and does not end, and returns it when that runs.
+// initHolder makes a pod whose init container holds a GPU and does not end, and returns it when
+// that runs.
 func initHolder(ctx context.Context, t *testing.T, n *node.Node, name string) *corev1.Pod {
 	t.Helper()
-	// The next container asks for none: a kubelet that starts refuses a pod with a container that does not run yet and asks for
-	// devices, even for zero, when it admits the pod before it has received the first list of a resource that has registered.
+	// The next container asks for none: a kubelet that starts refuses a pod with a container that does
+	// not run yet and asks for devices, even for zero, when it admits the pod before it has received
+	// the first list of a resource that has registered.
 	pod := podOf(name, gpu, 0)
 	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 	pod.Spec.InitContainers = []corev1.Container{containerOf("early", gpu, 1)}
@@ -135,7 +141,8 @@ func initHolder(ctx context.Context, t *testing.T, n *node.Node, name string) *c
 	})
 }
 
-// isSameStill asks whether the pod that was seen before runs in the same containers, and was not failed.
+// isSameStill asks whether the pod that was seen before runs in the same containers, and was not
+// failed.
 func isSameStill(before *corev1.Pod) func(*corev1.Pod) error {
 	ids := func(pod *corev1.Pod) (ids []string) {
 		for _, s := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
@@ -147,7 +154,8 @@ func isSameStill(before *corev1.Pod) func(*corev1.Pod) error {
 	}
 	return func(pod *corev1.Pod) error {
 		if was, is := fmt.Sprint(ids(before)), fmt.Sprint(ids(pod)); was != is || pod.Status.Phase != before.Status.Phase {
-			return fmt.Errorf("pod %s is %s with %s, was %s with %s: %s %s", pod.Name, pod.Status.Phase, is, before.Status.Phase, was,
+			return fmt.Errorf("pod %s is %s with %s, was %s with %s: %s %s", pod.Name, pod.Status.Phase, is, before.Status.Phase,
+				was,
 				pod.Status.Reason, pod.Status.Message)
 		}
 		return nil

@@ -25,7 +25,8 @@ const (
 	waitInterval  = 50 * time.Millisecond
 )
 
-// podResources is the kubelet's own account of devices. The Node object follows it a second later and hides short dips.
+// podResources is the kubelet's own account of devices. The Node object follows it a second later
+// and hides short dips.
 func podResources(t *testing.T) podresources.PodResourcesListerClient {
 	t.Helper()
 	connection, err := grpc.NewClient(podResourcesSocket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -38,8 +39,8 @@ func podResources(t *testing.T) podresources.PodResourcesListerClient {
 	return podresources.NewPodResourcesListerClient(connection)
 }
 
-// allocatable counts the devices of a resource that the kubelet would hand out or has handed out, unhealthy ones left
-// out.
+// allocatable counts the devices of a resource that the kubelet would hand out or has handed out,
+// unhealthy ones left out.
 func allocatable(ctx context.Context, client podresources.PodResourcesListerClient, resource string) (int, error) {
 	answer, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 	if err != nil {
@@ -89,8 +90,8 @@ type record struct {
 	asked int
 }
 
-// watch asks PodResources every 20 ms until the returned function is called, which logs and returns what was seen. A test
-// that fails before that logs it too.
+// watch asks PodResources every 20 ms until the returned function is called, which logs and returns
+// what was seen. A test that fails before that logs it too.
 func watch(
 	ctx context.Context, t *testing.T, client podresources.PodResourcesListerClient, resource, during string,
 ) func() record {

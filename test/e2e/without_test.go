@@ -20,15 +20,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// without are the values of a release on a node without NVIDIA's runtime. Half of the GPUs are given by claims.
+// without are the values of a release on a node without NVIDIA's runtime. Half of the GPUs are
+// given by claims.
 const without = agentValues + `
 runtime: none
 dra: {enabled: true}
 config: {map: {default: "dra: {mode: split, gpus: {indices: [0, 1, 2, 3]}}"}}
 `
 
-// withoutTheRuntime: on a node with a driver and containerd alone, one helm install gives pods GPUs by resource and by claim, with the RuntimeClass
-// nvidia and without. A class of somebody else is refused before, and the release's own one goes with it.
+// withoutTheRuntime: on a node with a driver and containerd alone, one helm install gives pods GPUs
+// by resource and by claim, with the RuntimeClass nvidia and without. A class of somebody else is
+// refused before, and the release's own one goes with it.
 func withoutTheRuntime(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	startProxy(t)
@@ -37,7 +39,8 @@ func withoutTheRuntime(ctx context.Context, t *testing.T, n *node.Node, _ podres
 	classes := n.Client.NodeV1().RuntimeClasses()
 	makeRuntimeClass(ctx, t, n)
 	install := append([]string{"install"}, chartWith(t, values)...)
-	if out, err := n.Helm(ctx, append([]string{"--namespace", namespace}, install...)...); err == nil || !strings.Contains(err.Error(), "there is a RuntimeClass nvidia") {
+	if out, err := n.Helm(ctx, append([]string{"--namespace", namespace}, install...)...); err == nil ||
+		!strings.Contains(err.Error(), "there is a RuntimeClass nvidia") {
 		t.Fatalf("helm install beside a RuntimeClass of somebody else: error %v:\n%s", err, out)
 	}
 	persist(ctx, t, "remove the RuntimeClass", func(ctx context.Context) error {
@@ -101,8 +104,9 @@ func withoutTheRuntime(ctx context.Context, t *testing.T, n *node.Node, _ podres
 	})
 }
 
-// bringDriver puts NVIDIA's driver of make real below driverRoot until the story ends, or a stand-in where make real has not run. It returns the
-// simulated machine that has a driver of that version.
+// bringDriver puts NVIDIA's driver of make real below driverRoot until the story ends, or a
+// stand-in where make real has not run. It returns the simulated machine that has a driver of that
+// version.
 func bringDriver(ctx context.Context, t *testing.T) (machine string) {
 	t.Helper()
 	parts := filepath.Join(filepath.Dir(*cache), "real/run")

@@ -1,5 +1,5 @@
-// Package equality holds that an Equal method forgets no field: it changes each field of a value, one at a time, by
-// reflection. Tests of any package may import it.
+// Package equality holds that an Equal method forgets no field: it changes each field of a value,
+// one at a time, by reflection. Tests of any package may import it.
 package equality
 
 import (
@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// Check fails for each exported field, of T and of the structs, slices, maps and pointers in it, that may differ between two
-// values that are equal. value returns the same value every time; a slice, map or pointer that it leaves empty is filled, and not
-// looked into. Fields that do not count are named by their paths, such as ".Generation" or ".GPUs[0].Index".
+// Check fails for each exported field, of T and of the structs, slices, maps and pointers in it,
+// that may differ between two values that are equal. value returns the same value every time; a
+// slice, map or pointer that it leaves empty is filled, and not looked into. Fields that do not
+// count are named by their paths, such as ".Generation" or ".GPUs[0].Index".
 func Check[T any](t *testing.T, value func() T, equal func(a, b T) bool, ignored ...string) {
 	t.Helper()
 	if !equal(value(), value()) {

@@ -8,7 +8,8 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// dropped is how long a device that is gone is listed as Unhealthy: ten seconds, and a look at what pods hold.
+// dropped is how long a device that is gone is listed as Unhealthy: ten seconds, and a look at what
+// pods hold.
 const dropped = 31 * time.Second
 
 // admit is the deed of giving a pod all GPUs.
@@ -33,7 +34,8 @@ var busFaults = []fault{
 	},
 	{
 		name: "all lost", inject: ofAll(on(simulator.KindLost)),
-		run: &outcome{all: true, says: map[string]string{"0": "Lost", "7": "Lost"}}, start: &outcome{none: true}, then: []act{restoredAll},
+		run: &outcome{all: true, says: map[string]string{"0": "Lost",
+			"7": "Lost"}}, start: &outcome{none: true}, then: []act{restoredAll},
 	},
 	{
 		name:   "one of eight does not answer its UUID",
@@ -59,8 +61,9 @@ var busFaults = []fault{
 	},
 	{
 		name: "unplugged while a pod has it", do: both(admit, inject(on(simulator.KindRemove))),
-		run:  &outcome{leaving: true, hold: dropped},
-		then: []act{{deed{"the pod ends", func(_ context.Context, s *stage) error { s.Remove("work"); return nil }}, outcome{within: dropped}}},
+		run: &outcome{leaving: true, hold: dropped},
+		then: []act{{deed{"the pod ends", func(_ context.Context, s *stage) error { s.Remove("work"); return nil }},
+			outcome{within: dropped}}},
 	},
 	{
 		name: "unplugged, and back before it is dropped", inject: []simulator.Fault{on(simulator.KindRemove)},

@@ -13,14 +13,15 @@ import (
 var patient = machine{args: []string{"--fail-on-init-error=false"}}
 
 const (
-	// nextLook is how long a look may take before the driver counts as hung, waiting how long the wait for events.
+	// nextLook is how long a look may take before the driver counts as hung, waiting how long the wait
+	// for events.
 	nextLook = 5 * time.Second
 	waiting  = 11 * time.Second
 )
 
 const (
-	// silent is how long it takes until a GPU whose calls begin to hang is Unhealthy, askedAgain how long until a GPU that was silent
-	// is asked again, leftAlone the same for one that is lost.
+	// silent is how long it takes until a GPU whose calls begin to hang is Unhealthy, askedAgain how
+	// long until a GPU that was silent is asked again, leftAlone the same for one that is lost.
 	silent     = 15 * time.Second
 	askedAgain = 3 * time.Minute
 	leftAlone  = time.Minute + cured
@@ -74,7 +75,8 @@ var driverFaults = []fault{
 	},
 	{
 		name: "the driver is unloaded for a moment", inject: []simulator.Fault{unloaded},
-		run: &outcome{says: map[string]string{"": "stale: [^;]*no NVIDIA driver"}}, then: []act{{restoredAll.deed, outcome{hold: grace}}},
+		run: &outcome{says: map[string]string{"": "stale: [^;]*no NVIDIA driver"}}, then: []act{{restoredAll.deed,
+			outcome{hold: grace}}},
 	},
 	{
 		name: "the library is removed", inject: []simulator.Fault{uninstalled},
@@ -96,7 +98,8 @@ var driverFaults = []fault{
 		machine: machine{profile: "dgx-a100"},
 		inject:  []simulator.Fault{{Kind: simulator.KindSlow, Call: "DeviceGetMemoryInfo", GPU: "3", Delay: "35s", Count: 2}},
 		run:     &outcome{within: silent, bad: []string{"3"}, hold: 90 * time.Second},
-		then:    []act{{wait, *bad(atOnce, "3", `Unhealthy \(reset\).*twice within`)}, {cleared("3").deed, outcome{within: cured}}},
+		then: []act{{wait, *bad(atOnce, "3", `Unhealthy \(reset\).*twice within`)},
+			{cleared("3").deed, outcome{within: cured}}},
 	},
 	{
 		// What a pod has stays in the list of the next process, too, which cannot identify that GPU.
@@ -104,7 +107,8 @@ var driverFaults = []fault{
 		inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")}, do: admit,
 		run: bad(silent, "3", "DeviceGetFieldValues"),
 		then: []act{
-			{restart("the daemon is started anew", hung("DeviceGetFieldValues", "3")), outcome{within: silent, bad: []string{"3"}, hold: dropped}},
+			{restart("the daemon is started anew", hung("DeviceGetFieldValues", "3")),
+				outcome{within: silent, bad: []string{"3"}, hold: dropped}},
 			{restoredAll.deed, outcome{within: askedAgain}},
 		},
 	},
@@ -115,7 +119,8 @@ var driverFaults = []fault{
 		},
 		run: &outcome{
 			within: silent, bad: []string{"3", "5", "6"}, hold: silent,
-			says: map[string]string{"3": "nvmlDeviceGetHandleByIndex", "5": "nvmlDeviceGetMemoryInfo", "6": `Unhealthy \(reset\)`},
+			says: map[string]string{"3": "nvmlDeviceGetHandleByIndex", "5": "nvmlDeviceGetMemoryInfo",
+				"6": `Unhealthy \(reset\)`},
 		},
 		start: &outcome{within: silent, gone: []string{"3", "5"}, bad: []string{"6"}, hold: silent},
 		then:  []act{{restoredAll.deed, outcome{within: askedAgain}}},
@@ -128,14 +133,17 @@ var driverFaults = []fault{
 		},
 		run: &outcome{
 			within: 20 * time.Second, bad: []string{"0", "1", "2", "3", "4", "5", "6"}, hold: silent,
-			says: map[string]string{"0": "nvmlDeviceGetHandleByIndex", "5": "nvmlDeviceGetMemoryInfo", "6": `Unhealthy \(reset\)`},
+			says: map[string]string{"0": "nvmlDeviceGetHandleByIndex", "5": "nvmlDeviceGetMemoryInfo",
+				"6": `Unhealthy \(reset\)`},
 		},
-		start: &outcome{within: 20 * time.Second, gone: []string{"0", "1", "2", "3", "4", "5"}, bad: []string{"6"}, hold: silent},
-		then:  []act{{restoredAll.deed, outcome{within: askedAgain}}},
+		start: &outcome{within: 20 * time.Second, gone: []string{"0", "1", "2", "3", "4", "5"}, bad: []string{"6"},
+			hold: silent},
+		then: []act{{restoredAll.deed, outcome{within: askedAgain}}},
 	},
 	{
 		name: "every call takes 20 ms", inject: []simulator.Fault{{Kind: simulator.KindSlow, Delay: "20ms"}},
-		run: &outcome{hold: 5 * polled}, start: &outcome{within: 10 * time.Second, hold: 5 * polled}, then: []act{restoredAll},
+		run: &outcome{hold: 5 * polled}, start: &outcome{within: 10 * time.Second,
+			hold: 5 * polled}, then: []act{restoredAll},
 	},
 	{
 		name: "every call hangs", inject: []simulator.Fault{hung("", "")},
@@ -143,7 +151,8 @@ var driverFaults = []fault{
 	},
 	{
 		name: "the event wait hangs", inject: []simulator.Fault{hung("EventSetWait", "")},
-		run: &outcome{hold: waiting + nextLook + grace}, start: &outcome{hold: waiting + nextLook + grace}, then: []act{restoredAll},
+		run: &outcome{hold: waiting + nextLook + grace}, start: &outcome{hold: waiting + nextLook +
+			grace}, then: []act{restoredAll},
 	},
 	{
 		name: "the event wait fails for ever", inject: []simulator.Fault{failing("EventSetWait", "UNKNOWN")},
@@ -156,20 +165,23 @@ var driverFaults = []fault{
 		},
 	},
 	{
-		name: "the event wait says for ever that some GPU is lost", inject: []simulator.Fault{failing("EventSetWait", "GPU_IS_LOST")},
+		name: "the event wait says for ever that some GPU is lost", inject: []simulator.Fault{failing("EventSetWait",
+			"GPU_IS_LOST")},
 		run: &outcome{hold: 20 * time.Second}, start: &outcome{hold: 20 * time.Second},
 		then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)}, restoredAll},
 	},
 	{
 		name: "no event set can be had", inject: []simulator.Fault{failing("EventSetCreate", "UNKNOWN")},
-		start: &outcome{hold: suspicion}, then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)}, restoredAll},
+		start: &outcome{hold: suspicion}, then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)},
+			restoredAll},
 	},
 	{
 		name:   "one GPU spoils the event set",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceRegisterEvents", Return: "UNKNOWN"}},
 		start:  &outcome{hold: suspicion},
 		then: []act{
-			{inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48}), *bad(atOnce, "5", `Unhealthy \(reset\).*XID 48`)},
+			{inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48}),
+				*bad(atOnce, "5", `Unhealthy \(reset\).*XID 48`)},
 			restoredAll,
 		},
 	},

@@ -13,15 +13,16 @@ import (
 type fault struct {
 	name    string
 	machine machine
-	// inject is what happens to the node, do what else has to be done, or waited for, for the fault to have happened.
+	// inject is what happens to the node, do what else has to be done, or waited for, for the fault to
+	// have happened.
 	inject []simulator.Fault
 	do     deed
 	// place is what happens to the node's files, before the daemon starts or while it runs.
 	place deed
 	// refused is a pattern of what the daemon logs when it does not start because of the fault.
 	refused string
-	// run is what comes of it while the daemon runs, start if it happened before the daemon starts; nil if it is not played
-	// so.
+	// run is what comes of it while the daemon runs, start if it happened before the daemon starts;
+	// nil if it is not played so.
 	run, start *outcome
 	// then are the cure, and what else is done; their outcomes are the same in both plays.
 	then []act
@@ -53,20 +54,24 @@ type deed struct {
 type outcome struct {
 	// within is how long it may take, atOnce if 0; hold is how long it must stay so then.
 	within, hold time.Duration
-	// bad are the devices that are Unhealthy, by index, and all says that every one is; the others are Healthy.
+	// bad are the devices that are Unhealthy, by index, and all says that every one is; the others are
+	// Healthy.
 	bad []string
 	all bool
-	// gone are devices of the node that kubelet does not have, or GPUs of which it has no MIG device; none says that it has no device.
+	// gone are devices of the node that kubelet does not have, or GPUs of which it has no MIG device;
+	// none says that it has no device.
 	gone []string
 	none bool
-	// leaving says that kubelet has, as Unhealthy, also those devices that the node had before the deed and no longer has.
+	// leaving says that kubelet has, as Unhealthy, also those devices that the node had before the
+	// deed and no longer has.
 	leaving bool
 	// says are patterns of what the status says then of devices, by index, and of the node, at "".
 	says map[string]string
 }
 
 const (
-	// atOnce is for what an event tells, or a look that an event brings about: milliseconds, and some for a busy machine.
+	// atOnce is for what an event tells, or a look that an event brings about: milliseconds, and some
+	// for a busy machine.
 	atOnce = time.Second
 	// starting is how long the daemon may take to start and to look at the node.
 	starting = 3 * time.Second
@@ -91,7 +96,8 @@ func bad(within time.Duration, device, says string) *outcome {
 	return &outcome{within: within, bad: []string{device}, says: map[string]string{device: says}}
 }
 
-// read is an outcome that stays until the GPU's readings were taken, too: a cure is known by what they were before it.
+// read is an outcome that stays until the GPU's readings were taken, too: a cure is known by what
+// they were before it.
 func read(o *outcome) *outcome {
 	o.hold = atOnce
 	return o

@@ -58,7 +58,8 @@ var instanceFaults = []fault{
 	{
 		name:    "XID 48 of a GPU that four share",
 		machine: machine{config: "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n", replicas: 4},
-		inject:  []simulator.Fault{xid(48)}, run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 48`), start: bad(0, "3", `Unhealthy \(reset\)`),
+		inject:  []simulator.Fault{xid(48)}, run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 48`), start: bad(0, "3",
+			`Unhealthy \(reset\)`),
 		then: []act{restored},
 	},
 }

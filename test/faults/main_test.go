@@ -13,15 +13,16 @@ import (
 
 var daemon = flag.String("daemon", "", "the daemon's binary")
 
-// TestFaults is the matrix: a subtest for each fault, and below it one for each time at which it strikes. Nodes mostly wait, so
-// many of them are played at a time (-parallel).
+// TestFaults is the matrix: a subtest for each fault, and below it one for each time at which it
+// strikes. Nodes mostly wait, so many of them are played at a time (-parallel).
 func TestFaults(t *testing.T) {
 	if *daemon == "" {
 		t.Skip("make faults plays them: it takes minutes, and needs the daemon's binary (-daemon)")
 	}
 	var plays []*play
 	t.Cleanup(func() { printTable(os.Stdout, plays) })
-	for _, f := range slices.Concat(xidFaults, readingFaults, busFaults, driverFaults, instanceFaults, operatorFaults, surroundingFaults) {
+	for _, f := range slices.Concat(xidFaults, readingFaults, busFaults, driverFaults, instanceFaults, operatorFaults,
+		surroundingFaults) {
 		for _, p := range f.plays(*daemon) {
 			plays = append(plays, p)
 			t.Run(f.name+"/"+p.when, func(t *testing.T) {
@@ -38,7 +39,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// printTable prints a row for each play that was played: the fault and the cure; what else belongs to it follows below.
+// printTable prints a row for each play that was played: the fault and the cure; what else belongs
+// to it follows below.
 func printTable(w io.Writer, plays []*play) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "FAULT\tSTRIKES\tKUBELET SEES\tAFTER\tTHEN\tKUBELET SEES\tAFTER\t")

@@ -12,13 +12,15 @@ var operatorFaults = []fault{
 		then: []act{
 			restored,
 			{inject(asked("reset")), *bad(atOnce, "3", `Unhealthy \(reset\)`)},
-			{restored.deed, outcome{within: cured, bad: []string{"3"}, hold: cured, says: map[string]string{"3": `Unhealthy \(human\).*2 times`}}},
+			{restored.deed, outcome{within: cured, bad: []string{"3"}, hold: cured,
+				says: map[string]string{"3": `Unhealthy \(human\).*2 times`}}},
 			cleared("3"),
 		},
 	},
 	{
 		name: "recovery left to an operator", machine: machine{config: "health: {recovery: manual}\n"}, inject: []simulator.Fault{xid(48)},
-		run: bad(atOnce, "3", `Unhealthy \(reset\)`), then: []act{{restored.deed, still("3", `Unhealthy \(reset\)`)}, cleared("3")},
+		run: bad(atOnce, "3", `Unhealthy \(reset\)`), then: []act{{restored.deed, still("3", `Unhealthy \(reset\)`)},
+			cleared("3")},
 	},
 	{
 		name: "cleared while it is still wrong", inject: []simulator.Fault{asked("reset")},
@@ -38,14 +40,16 @@ var operatorFaults = []fault{
 	},
 	{
 		name: "XID 119, reset while the daemon is started anew", inject: []simulator.Fault{xid(119)},
-		run:  read(bad(atOnce, "3", `Unhealthy \(reset\)`)),
-		then: []act{{restart("the daemon is started anew"), outcome{within: starting + cured}}}, // and the driver asks no more
+		run: read(bad(atOnce, "3", `Unhealthy \(reset\)`)),
+		// and the driver asks no more
+		then: []act{{restart("the daemon is started anew"), outcome{within: starting + cured}}},
 	},
 	{
 		name: "XID 54, and the node is restarted", inject: []simulator.Fault{xid(54)},
 		run: bad(atOnce, "3", `Unhealthy \(hardware\)`),
 		then: []act{
-			{restart("the node is restarted", simulator.Fault{Kind: simulator.KindReboot}), *bad(starting, "3", `Unhealthy \(hardware\)`)},
+			{restart("the node is restarted", simulator.Fault{Kind: simulator.KindReboot}),
+				*bad(starting, "3", `Unhealthy \(hardware\)`)},
 			cleared("3"),
 		},
 	},
@@ -58,7 +62,8 @@ var operatorFaults = []fault{
 		name: "quiesce, and the daemon is started anew", do: command("quiesce"),
 		run: &outcome{all: true, says: map[string]string{"": "quiet: true"}},
 		then: []act{
-			{restart("the daemon is started anew"), outcome{within: starting, hold: suspicion, all: true, says: map[string]string{"": "quiet: true"}}},
+			{restart("the daemon is started anew"), outcome{within: starting, hold: suspicion, all: true,
+				says: map[string]string{"": "quiet: true"}}},
 			{command("resume"), outcome{within: starting, says: map[string]string{"": "quiet: false"}}},
 		},
 	},

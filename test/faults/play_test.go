@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// maxThreads and maxCPU bound what the daemon may need: a fault must not make it spin, or pile up threads.
+	// maxThreads and maxCPU bound what the daemon may need: a fault must not make it spin, or pile up
+	// threads.
 	maxThreads = 40
 	maxCPU     = 0.05 // of a core, besides startCPU
 	startCPU   = 500 * time.Millisecond

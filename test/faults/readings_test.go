@@ -48,11 +48,13 @@ var readingFaults = []fault{
 	},
 	{
 		name: "recovery action 3, drain P2P", inject: []simulator.Fault{asked("drain-p2p")},
-		run: bad(atOnce, "3", `Unhealthy \(drain-p2p\)`), start: bad(0, "3", `Unhealthy \(drain-p2p\)`), then: []act{restored},
+		run: bad(atOnce, "3", `Unhealthy \(drain-p2p\)`), start: bad(0, "3",
+			`Unhealthy \(drain-p2p\)`), then: []act{restored},
 	},
 	{
 		name: "recovery action 4, drain and reset", inject: []simulator.Fault{asked("drain-and-reset")},
-		run: bad(atOnce, "3", `Unhealthy \(drain\+reset\)`), start: bad(0, "3", `Unhealthy \(drain\+reset\)`), then: []act{restored},
+		run: bad(atOnce, "3", `Unhealthy \(drain\+reset\)`), start: bad(0, "3",
+			`Unhealthy \(drain\+reset\)`), then: []act{restored},
 	},
 	{
 		name: "recovery action 5, recover IMEX", inject: []simulator.Fault{asked("recover-imex")},
@@ -65,9 +67,12 @@ var readingFaults = []fault{
 	},
 	{
 		name: "reboot asked for on all GPUs: one reason", inject: ofAll(asked("reboot")),
-		run:   &outcome{all: true, says: map[string]string{"": "restart of the node on all 8 GPUs", "0": "all 8 GPUs", "7": "all 8 GPUs"}},
-		start: &outcome{all: true, says: map[string]string{"": "restart of the node on all 8 GPUs", "0": "all 8 GPUs", "7": "all 8 GPUs"}},
-		then:  []act{{restart("the node is restarted", simulator.Fault{Kind: simulator.KindReboot}), outcome{within: starting}}},
+		run: &outcome{all: true, says: map[string]string{"": "restart of the node on all 8 GPUs", "0": "all 8 GPUs",
+			"7": "all 8 GPUs"}},
+		start: &outcome{all: true, says: map[string]string{"": "restart of the node on all 8 GPUs", "0": "all 8 GPUs",
+			"7": "all 8 GPUs"}},
+		then: []act{{restart("the node is restarted", simulator.Fault{Kind: simulator.KindReboot}),
+			outcome{within: starting}}},
 	},
 	{
 		name: "row remapping failed", inject: []simulator.Fault{on(simulator.KindRemapFailure)},
@@ -79,7 +84,8 @@ var readingFaults = []fault{
 		run:    bad(polled, "3", `Unhealthy \(hardware\)`), start: bad(0, "3", `Unhealthy \(hardware\)`), then: worn,
 	},
 	{
-		name: "uncorrected memory errors, which the driver acquits", inject: []simulator.Fault{{Kind: simulator.KindECC, GPU: "3", Count: 2}},
+		name: "uncorrected memory errors, which the driver acquits", inject: []simulator.Fault{{Kind: simulator.KindECC,
+			GPU: "3", Count: 2}},
 		run: unmoved(map[string]string{"3": `Healthy.*; .* × 1`}), start: unknowable,
 	},
 	{
@@ -100,9 +106,10 @@ var readingFaults = []fault{
 		then: []act{{restored.deed, outcome{within: leftAlone}}},
 	},
 	{
-		name:   "readings answer RESET_REQUIRED",
-		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetMemoryInfo", Return: "RESET_REQUIRED"}},
-		run:    bad(polled, "3", `Unhealthy \(reset\)`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		name: "readings answer RESET_REQUIRED",
+		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetMemoryInfo",
+			Return: "RESET_REQUIRED"}},
+		run: bad(polled, "3", `Unhealthy \(reset\)`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name:   "readings answer UNKNOWN",
@@ -113,9 +120,11 @@ var readingFaults = []fault{
 	{
 		name:   "readings of all GPUs answer UNKNOWN: one reason",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, Call: "DeviceGetFieldValues", Return: "UNKNOWN"}},
-		run:    &outcome{within: polled + suspicion, all: true, says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
-		start:  &outcome{within: starting + suspicion, all: true, says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
-		then:   []act{restoredAll},
+		run: &outcome{within: polled + suspicion, all: true,
+			says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
+		start: &outcome{within: starting + suspicion, all: true,
+			says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
+		then: []act{restoredAll},
 	},
 	{
 		name:   "a model that is not plain text",

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// devices returns the devices that the node has for kubelet, index → UUID: GPUs that are plugged in, and in place of those
-// in multi-instance mode their MIG devices.
+// devices returns the devices that the node has for kubelet, index → UUID: GPUs that are plugged
+// in, and in place of those in multi-instance mode their MIG devices.
 func (s *stage) devices(ctx context.Context) (map[string]string, error) {
 	var gpus []simulator.Status
 	if err := s.call(ctx, "simulate.list", nil, &gpus); err != nil {
@@ -80,7 +80,8 @@ func (s *stage) kubelet() map[string]bool {
 }
 
 // await waits until kubelet has what it has to, and returns how long after began that was.
-func (s *stage) await(ctx context.Context, began time.Time, within time.Duration, wanted map[string]bool) (time.Duration, error) {
+func (s *stage) await(ctx context.Context, began time.Time, within time.Duration,
+	wanted map[string]bool) (time.Duration, error) {
 	ctx, cancel := context.WithDeadline(ctx, began.Add(within))
 	defer cancel()
 	if s.WaitFor(ctx, func() bool { return maps.Equal(s.kubelet(), wanted) }) != nil {
@@ -173,7 +174,8 @@ func (s *stage) said(ctx context.Context, patterns map[string]string) error {
 	return nil
 }
 
-// seen says what kubelet has now: how many of its devices are Healthy, and what the status says of the others.
+// seen says what kubelet has now: how many of its devices are Healthy, and what the status says of
+// the others.
 func (s *stage) seen(ctx context.Context) string {
 	devices := s.kubelet()
 	if len(devices) == 0 {
@@ -216,7 +218,8 @@ func (s *stage) need() error {
 	return errors.Join(err, cpuErr)
 }
 
-// clockTick is the unit of times in proc(5)'s stat: USER_HZ is 100 on every architecture that Go runs on.
+// clockTick is the unit of times in proc(5)'s stat: USER_HZ is 100 on every architecture that Go
+// runs on.
 const clockTick = 10 * time.Millisecond
 
 // times returns how much CPU a process has used and how long it has lived.
@@ -233,7 +236,8 @@ func times(pid int) (used, lived time.Duration, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	// The program's name, in parentheses, may hold blanks. Behind it: utime, stime and starttime are fields 14, 15 and 22.
+	// The program's name, in parentheses, may hold blanks. Behind it: utime, stime and starttime are
+	// fields 14, 15 and 22.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	var ticks [3]time.Duration
 	for i, field := range []int{14, 15, 22} {

@@ -13,13 +13,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// older is a driver whose library lacks what came later: memory without the driver's part, fabric, clocks, system events.
+// older is a driver whose library lacks what came later: memory without the driver's part, fabric,
+// clocks, system events.
 var older = simulator.Fault{Kind: simulator.KindDriver, Driver: "450.80.02"}
 
-// gpuLost is something that happens to a GPU, to show that the daemon still sees it and kubelet still learns of it.
+// gpuLost is something that happens to a GPU, to show that the daemon still sees it and kubelet
+// still learns of it.
 var gpuLost = act{inject(xid(79)), *bad(atOnce, "3", "XID 79")}
 
-// surroundingFaults are those of what is around the daemon: rights, the library's age, and files that are not what they should be.
+// surroundingFaults are those of what is around the daemon: rights, the library's age, and files
+// that are not what they should be.
 var surroundingFaults = []fault{
 	{
 		name: "NVML may not be used", machine: patient, inject: []simulator.Fault{failing("Init", "NO_PERMISSION")},
@@ -27,14 +30,16 @@ var surroundingFaults = []fault{
 	},
 	{
 		name: "events may not be had", inject: []simulator.Fault{failing("DeviceRegisterEvents", "NO_PERMISSION")},
-		run: unmoved(nil), start: &stays, then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)}, restoredAll},
+		run: unmoved(nil), start: &stays, then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)},
+			restoredAll},
 	},
 	{
 		name: "readings may not be had", inject: []simulator.Fault{failing("DeviceGetFieldValues", "NO_PERMISSION")},
 		run: unmoved(nil), start: &stays, then: []act{gpuLost, restoredAll},
 	},
 	{
-		name: "memory of MIG GPUs may not be read", machine: machine{profile: "a100-mig-mixed", args: []string{"--mig-strategy", "mixed"}},
+		name: "memory of MIG GPUs may not be read", machine: machine{profile: "a100-mig-mixed",
+			args: []string{"--mig-strategy", "mixed"}},
 		inject: []simulator.Fault{failing("DeviceGetMemoryInfo", "NO_PERMISSION")},
 		start: &outcome{gone: []string{"2", "3", "4", "5", "6", "7"}, hold: suspicion,
 			says: map[string]string{"": `left out: .*add the capability SYS_ADMIN`}},
@@ -60,7 +65,8 @@ var surroundingFaults = []fault{
 		run: unmoved(nil), start: &stays, then: []act{gpuLost, restored},
 	},
 	{
-		name: "a FIFO is at the control socket", machine: machine{mute: true}, place: fifo("control.sock"), do: deed{"", unmute},
+		name: "a FIFO is at the control socket", machine: machine{mute: true}, place: fifo("control.sock"), do: deed{"",
+			unmute},
 		run: unmoved(nil), start: &stays, then: []act{gpuLost, restored},
 	},
 }
@@ -94,7 +100,8 @@ func fill(_ context.Context, s *stage) error {
 	return nil
 }
 
-// unmute sees that kubelet goes on having all devices while nobody can call the daemon, and has the control socket come back.
+// unmute sees that kubelet goes on having all devices while nobody can call the daemon, and has the
+// control socket come back.
 func unmute(ctx context.Context, s *stage) error {
 	const gpus = 8
 	healthy := func() bool {

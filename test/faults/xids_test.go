@@ -34,11 +34,13 @@ var xidFaults = []fault{
 	},
 	{
 		name: "XID 48, transient", inject: []simulator.Fault{xid(48)},
-		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 48`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 48`), start: bad(0, "3",
+			`Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name: "XID 95, transient", inject: []simulator.Fault{xid(95)},
-		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 95`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 95`), start: bad(0, "3",
+			`Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name: "XID 79, off the bus", inject: []simulator.Fault{xid(79)},
@@ -46,7 +48,8 @@ var xidFaults = []fault{
 	},
 	{
 		name: "XID 64, of a GPU whose rows can be read", inject: []simulator.Fault{xid(64)},
-		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 64`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 64`), start: bad(0, "3",
+			`Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name: "XID 64, before Ampere", machine: machine{profile: "dgx-2"}, inject: []simulator.Fault{xid(64)},
@@ -60,7 +63,8 @@ var xidFaults = []fault{
 	},
 	{
 		name: "XID 119, which driver and kernel tell", machine: machine{config: "health: {kernelLog: true}\n"},
-		inject: []simulator.Fault{xid(119)}, run: read(bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`)), then: []act{restored},
+		inject: []simulator.Fault{xid(119)}, run: read(bad(atOnce, "3",
+			`Unhealthy \(reset\).*XID 119 × 1`)), then: []act{restored},
 	},
 	{
 		name: "ten thousand XIDs in the kernel's log", machine: machine{config: "health: {kernelLog: true}\n"},
@@ -73,11 +77,13 @@ var xidFaults = []fault{
 	},
 	{
 		name: "XID 119, the driver asks for a reset", inject: []simulator.Fault{xid(119)},
-		run: read(bad(atOnce, "3", `Unhealthy \(reset\).*XID 119`)), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		run: read(bad(atOnce, "3", `Unhealthy \(reset\).*XID 119`)), start: bad(0, "3",
+			`Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name:    "XID 120, of which drivers before 575.51.02 say nothing",
-		machine: machine{profile: "dgx-a100"}, inject: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 120, Action: "none"}},
+		machine: machine{profile: "dgx-a100"}, inject: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 120,
+			Action: "none"}},
 		run:  bad(atOnce, "3", `Unhealthy \(reset\).*XID 120`),
 		then: []act{{wait, still("3", `Unhealthy \(reset\)`)}, cleared("3")},
 	},
@@ -136,8 +142,10 @@ var xidFaults = []fault{
 		run: unmoved(map[string]string{"3": `Healthy.*XID 200 × 1`}), start: unknowable,
 	},
 	{
-		name: "XID 200, the driver asks for a reset", inject: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 200, Action: "reset"}},
-		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 200`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		name: "XID 200, the driver asks for a reset", inject: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 200,
+			Action: "reset"}},
+		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 200`), start: bad(0, "3",
+			`Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name: "XID 200, before R565", machine: machine{profile: "dgx-2"}, inject: []simulator.Fault{xid(200)},

@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestScrapesBesideClientsThatDoNotRead: clients with a tiny window that never read keep Prometheus from nothing (E1).
+// TestScrapesBesideClientsThatDoNotRead: clients with a tiny window that never read keep Prometheus
+// from nothing (E1).
 func TestScrapesBesideClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
 	at, err := loopback.Free(t.Context())
@@ -66,7 +67,8 @@ func TestScrapesBesideClientsThatDoNotRead(t *testing.T) {
 	}
 }
 
-// TestCDISpecsThatCannotBeWritten: the failure and what comes of it are one line each, however many GPUs it concerns (E11).
+// TestCDISpecsThatCannotBeWritten: the failure and what comes of it are one line each, however many
+// GPUs it concerns (E11).
 func TestCDISpecsThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	inTheWay := filepath.Join(t.TempDir(), "cdi")

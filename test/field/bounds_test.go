@@ -45,8 +45,8 @@ func plugins(t *testing.T, folder string) *grpc.ClientConn {
 	return conn
 }
 
-// TestLargeRequestsAtOnce: 60 requests of 8 MB do not take memory at the same time, and requests that never come keep none of them from
-// being answered (E6).
+// TestLargeRequestsAtOnce: 60 requests of 8 MB do not take memory at the same time, and requests
+// that never come keep none of them from being answered (E6).
 func TestLargeRequestsAtOnce(t *testing.T) {
 	t.Parallel()
 	k, args := withKubelet(t)

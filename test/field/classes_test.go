@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestClassesOfResources: plan -o classes names each resource that claims cannot replace (kdp#1786; C1). The scheduler's allocator holds the
-// same for random configurations in test/e2e/devicemanager/claims.
+// TestClassesOfResources: plan -o classes names each resource that claims cannot replace (kdp#1786;
+// C1). The scheduler's allocator holds the same for random configurations in
+// test/e2e/devicemanager/claims.
 func TestClassesOfResources(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -19,7 +20,8 @@ func TestClassesOfResources(t *testing.T) {
 	}{
 		"one GPU is shared, and the others are not": {
 			"--simulate=dgx-h100", `{version: v1, sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, devices: ["0"], replicas: 4}]}}}`,
-			[]string{"nvidia.com/gpu: no claim can have 7 of its 7 devices: they are not shared", "claims cannot replace nvidia.com/gpu on this node"},
+			[]string{"nvidia.com/gpu: no claim can have 7 of its 7 devices: they are not shared",
+				"claims cannot replace nvidia.com/gpu on this node"},
 			[]string{"extendedResourceName: nvidia.com/gpu.shared", "shares: 4"}, "extendedResourceName: nvidia.com/gpu\n", 1,
 		},
 		"all are shared": {
@@ -53,7 +55,8 @@ func TestClassesOfResources(t *testing.T) {
 			if err := os.WriteFile(file, []byte(c.file), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			text, status := run(t, append([]string{"plan", "-o", "classes", "--config-file", file}, strings.Fields(c.args)...)...)
+			text, status := run(t, append([]string{"plan", "-o", "classes", "--config-file", file},
+				strings.Fields(c.args)...)...)
 			if status != c.status || strings.Contains(text, c.without) {
 				t.Errorf("exit status %d, want %d, and nothing of %q:\n%s", status, c.status, c.without, text)
 			}

@@ -59,7 +59,8 @@ func (l *left) file(path, text string) {
 func (l *left) install() {
 	l.t.Helper()
 	l.reinstalled.install(
-		"--state-dir", filepath.Join(l.folder, "var/lib/gpu-device-plugin"), "--cdi-dir", filepath.Join(l.folder, "var/run/cdi"),
+		"--state-dir", filepath.Join(l.folder, "var/lib/gpu-device-plugin"), "--cdi-dir", filepath.Join(l.folder,
+			"var/run/cdi"),
 		"--kubelet-root", filepath.Join(l.folder, "var/lib/kubelet"), "--device-list-strategy=cdi-cri",
 		"--mps-root", filepath.Join(l.folder, "run/nvidia/mps"), "--validate",
 	)
@@ -120,7 +121,8 @@ func (l *left) checkpoint(driver string, devices ...string) {
 	l.t.Helper()
 	l.claims(driver, devices...)
 	root := filepath.Join(l.folder, "var/lib/kubelet")
-	if err := os.Rename(filepath.Join(l.folder, "dra_manager_state"), filepath.Join(root, "dra_manager_state")); err != nil {
+	if err := os.Rename(filepath.Join(l.folder, "dra_manager_state"),
+		filepath.Join(root, "dra_manager_state")); err != nil {
 		l.t.Fatal(err)
 	}
 }
@@ -136,10 +138,12 @@ func TestCleanup(t *testing.T) {
 		says   string
 		keeps  []string // what of the program's is there afterwards: beginnings of paths; nil for nothing
 	}{
-		"everything":         {before: func(l *left) { l.use(); l.checkpoint("") }, says: "removed "},
-		"nothing is left":    {before: func(l *left) { l.checkpoint("") }, says: ""},
-		"a dry run":          {before: func(l *left) { l.use(); l.checkpoint("") }, args: []string{"--dry-run"}, says: "would remove ", keeps: []string{""}},
-		"a daemon that runs": {before: func(l *left) { l.install() }, fails: true, says: "a daemon of this program runs on the node", keeps: []string{""}},
+		"everything":      {before: func(l *left) { l.use(); l.checkpoint("") }, says: "removed "},
+		"nothing is left": {before: func(l *left) { l.checkpoint("") }, says: ""},
+		"a dry run": {before: func(l *left) { l.use(); l.checkpoint("") }, args: []string{"--dry-run"},
+			says: "would remove ", keeps: []string{""}},
+		"a daemon that runs": {before: func(l *left) { l.install() }, fails: true,
+			says: "a daemon of this program runs on the node", keeps: []string{""}},
 		"a kubelet that is away": {
 			before: func(l *left) {
 				l.use()

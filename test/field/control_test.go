@@ -43,7 +43,8 @@ func (h *host) freeze() {
 	})
 }
 
-// TestCommandsThatWereGivenUp: what an operator asks of a daemon that is stopped, and gives up, is not done when the daemon goes on (E2).
+// TestCommandsThatWereGivenUp: what an operator asks of a daemon that is stopped, and gives up, is
+// not done when the daemon goes on (E2).
 func TestCommandsThatWereGivenUp(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "--v=2")
@@ -81,7 +82,8 @@ func TestCommandsThatWereGivenUp(t *testing.T) {
 	}
 	h.signal(syscall.SIGCONT)
 	poll.Until(t, "the daemon answers", func() bool { _, status := h.do("alive"); return status == 0 })
-	if text, status := h.do("status"); status != 0 || strings.Contains(text, "quiesced") || strings.Contains(text, "reset") {
+	if text, status := h.do("status"); status != 0 || strings.Contains(text, "quiesced") ||
+		strings.Contains(text, "reset") {
 		t.Errorf("something was done: %s", text)
 	}
 	if text, _ := h.do("simulate", "list"); strings.Contains(text, "xid") {
@@ -117,7 +119,8 @@ func TestCommandsAtASilentDaemon(t *testing.T) {
 		commands.Go(func() {
 			began := time.Now()
 			out, _ := program(t, append(strings.Fields(args), "--control-socket", h.socket)...).CombinedOutput()
-			if took := time.Since(began); !strings.Contains(string(out), "Error: the daemon does not answer at") || took < 30*time.Second {
+			if took := time.Since(began); !strings.Contains(string(out), "Error: the daemon does not answer at") ||
+				took < 30*time.Second {
 				t.Errorf("%s, after %v: want after 30 s that the daemon does not answer:\n%s", args, took, out)
 			}
 		})

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// A tree is the files of a node by path. A text that begins with "-> " is the target of a link, and gone is that of no file.
+// A tree is the files of a node by path. A text that begins with "-> " is the target of a link, and
+// gone is that of no file.
 type tree map[string]string
 
 const gone = "gone"
@@ -50,7 +51,8 @@ func (files tree) with(more ...tree) tree {
 // process is a process of a node, which the kernel knows by the beginning of its name.
 func process(pid int, name, command string) tree {
 	folder := fmt.Sprintf("proc/%d/", pid)
-	return tree{folder + "comm": name[:min(len(name), 15)] + "\n", folder + "cmdline": strings.ReplaceAll(command, " ", "\x00") + "\x00"}
+	return tree{folder + "comm": name[:min(len(name), 15)] + "\n",
+		folder + "cmdline": strings.ReplaceAll(command, " ", "\x00") + "\x00"}
 }
 
 // gpuNode has one GPU with its driver, and no container runtime.
@@ -69,7 +71,8 @@ var gpuNode = tree{
 
 const library = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05"
 
-// section is the section of containerd's CRI plugin in version 3 of its configuration, and oldSection that in version 2.
+// section is the section of containerd's CRI plugin in version 3 of its configuration, and
+// oldSection that in version 2.
 const (
 	section    = `plugins."io.containerd.cri.v1.runtime"`
 	oldSection = `plugins."io.containerd.grpc.v1.cri"`
@@ -105,7 +108,8 @@ type doctorCase struct {
 var doctorCases = []doctorCase{
 	{
 		report: "B5", name: "K3s beside Docker",
-		files: dockers.with(process(2201, "k3s-server", "/usr/local/bin/k3s server"), tree{k3sConfig: toml(3, section, "runc")},
+		files: dockers.with(process(2201, "k3s-server", "/usr/local/bin/k3s server"),
+			tree{k3sConfig: toml(3, section, "runc")},
 			process(2290, "containerd", "containerd -c /"+k3sConfig+" -a /run/k3s/containerd/containerd.sock")),
 		check: "nvidia-runtime", severity: "info", says: "containerd of K3s and not the default", remedy: "default-runtime: nvidia",
 		never: " /etc/containerd/",
@@ -140,7 +144,8 @@ var doctorCases = []doctorCase{
 			"var/lib/kubelet/config.yaml": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n", "etc/containerd/config.toml": noRuntime,
 			"etc/crio/crio.conf.d/99-nvidia.conf": "[crio.runtime]\ndefault_runtime = \"nvidia\"\n[crio.runtime.runtimes.nvidia]\n" +
 				"runtime_path = \"/usr/bin/nvidia-container-runtime\"\n",
-		}.with(process(70, "kubelet", "/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml"), process(71, "crio", "/usr/bin/crio"),
+		}.with(process(70, "kubelet", "/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml"), process(71, "crio",
+			"/usr/bin/crio"),
 			process(72, "containerd", "/usr/bin/containerd")),
 		check: "nvidia-runtime", severity: "ok", says: "the default of CRI-O",
 	},
@@ -150,7 +155,8 @@ var doctorCases = []doctorCase{
 			"etc/kubernetes/kubelet/d/10.conf":   "containerRuntimeEndpoint: unix:///run/other.sock\n", "etc/containerd/config.toml": noRuntime,
 			"opt/containerd.toml": toml(2, oldSection, "nvidia") + "[grpc]\naddress = \"/run/other.sock\"\n",
 		}.with(process(70, "kubelet", "/usr/bin/kubelet --config /etc/kubernetes/kubelet/config.json --config-dir /etc/kubernetes/kubelet/d"),
-			process(71, "containerd", "/usr/bin/containerd"), process(72, "containerd", "/usr/bin/containerd --config /opt/containerd.toml")),
+			process(71, "containerd", "/usr/bin/containerd"), process(72, "containerd",
+				"/usr/bin/containerd --config /opt/containerd.toml")),
 		check: "nvidia-runtime", severity: "ok", says: "NVIDIA's runtime is the default of containerd",
 	},
 	{
@@ -214,7 +220,8 @@ var doctorCases = []doctorCase{
 		check: "nvidia-runtime", severity: "error", says: "Docker does not have NVIDIA's runtime", remedy: "--runtime=docker",
 	},
 	{
-		report: "B5", name: "K3s whose runtime is not seen", files: dockers.with(process(20, "k3s-server", "/usr/local/bin/k3s server")),
+		report: "B5", name: "K3s whose runtime is not seen", files: dockers.with(process(20, "k3s-server",
+			"/usr/local/bin/k3s server")),
 		check: "container-runtime", severity: "not checked", says: "no container runtime is seen there", never: "disabled",
 	},
 	{
@@ -228,30 +235,35 @@ var doctorCases = []doctorCase{
 		check: "container-runtime", severity: "not checked", says: "the CRI plugin of containerd", never: "config.toml > ",
 	},
 	{
-		report: "B5", name: "the kubelet's own containerd with the CRI plugin disabled", files: dockers.with(process(70, "kubelet", "/usr/bin/kubelet")),
+		report: "B5", name: "the kubelet's own containerd with the CRI plugin disabled", files: dockers.with(process(70,
+			"kubelet", "/usr/bin/kubelet")),
 		check: "container-runtime", severity: "error", says: "The CRI plugin of containerd is disabled", remedy: "remove cri from disabled_plugins",
 	},
 	{
 		report: "B6", name: "nvidia under the old name in version 3", files: tree{
-			"etc/containerd/config.toml": "version = 3\n[" + section + ".containerd.runtimes.runc.options]\nSystemdCgroup = true\n" +
+			"etc/containerd/config.toml": "version = 3\n[" + section +
+				".containerd.runtimes.runc.options]\nSystemdCgroup = true\n" +
 				strings.TrimPrefix(toml(2, oldSection, "nvidia"), "version = 2\n"),
 		}.with(process(900, "containerd", "/usr/bin/containerd")),
 		check: "container-runtime", severity: "warning", says: "ignores runtimes in its configuration", remedy: "move the runtimes",
 	},
 	{
-		report: "B6", name: "nothing but the old name in version 3", files: tree{"etc/containerd/config.toml": toml(3, oldSection, "nvidia")}.with(
+		report: "B6", name: "nothing but the old name in version 3", files: tree{"etc/containerd/config.toml": toml(3,
+			oldSection, "nvidia")}.with(
 			process(900, "containerd", "/usr/bin/containerd")),
 		check: "container-runtime", severity: "warning", says: "containerd (2.0 to 2.2) ignores runtimes",
 	},
 	{
-		report: "B6", name: "version 2 without a word on CDI", files: tree{"etc/containerd/config.toml": toml(2, oldSection, "nvidia")}.with(
+		report: "B6", name: "version 2 without a word on CDI", files: tree{"etc/containerd/config.toml": toml(2, oldSection,
+			"nvidia")}.with(
 			process(900, "containerd", "/usr/bin/containerd")),
 		args:  []string{"--device-list-strategy=cdi-cri"},
 		check: "container-runtime", severity: "not checked", says: "1.7: CDI is off in containerd",
 	},
 	{
 		report: "B6", name: "SystemdCgroup on runc alone", files: tree{
-			"etc/containerd/config.toml": strings.Replace(toml(3, section, "nvidia"), "runtime\"\nSystemdCgroup = true", "runtime\"", 1),
+			"etc/containerd/config.toml": strings.Replace(toml(3, section, "nvidia"), "runtime\"\nSystemdCgroup = true",
+				"runtime\"", 1),
 		}.with(process(900, "containerd", "/usr/bin/containerd")),
 		check: "nvidia-runtime", severity: "error", says: "and not those of the runtime nvidia", remedy: "set SystemdCgroup = true",
 	},
@@ -317,10 +329,12 @@ func elsewhere(name string, args []string, files tree) doctorCase {
 	}
 }
 
-// overwrites matches commands that write a file anew. Those with the shell's option -C do not write over one.
+// overwrites matches commands that write a file anew. Those with the shell's option -C do not write
+// over one.
 var overwrites = regexp.MustCompile(`(^|[^>])> */(etc|var|usr|run|opt)/`)
 
-// TestDoctor: on each node, doctor has the finding, and no command of any finding writes over a file.
+// TestDoctor: on each node, doctor has the finding, and no command of any finding writes over a
+// file.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	for _, tt := range doctorCases {

@@ -18,11 +18,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// withKubelet starts a stand-in kubelet, and returns it with the arguments by which a daemon finds it.
+// withKubelet starts a stand-in kubelet, and returns it with the arguments by which a daemon finds
+// it.
 func withKubelet(t *testing.T) (*standin.Kubelet, []string) {
 	t.Helper()
 	folder := loopback.Folder(t)
-	k, err := standin.Start(standin.Options{Dir: filepath.Join(folder, "d"), PodResourcesSocket: filepath.Join(folder, "p.sock")})
+	k, err := standin.Start(standin.Options{Dir: filepath.Join(folder, "d"),
+		PodResourcesSocket: filepath.Join(folder, "p.sock")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,15 +53,20 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-// withdrawals are configurations of an HGX H100 by which the daemon would offer nothing, with the reason.
+// withdrawals are configurations of an HGX H100 by which the daemon would offer nothing, with the
+// reason.
 var withdrawals = map[string]struct{ text, why string }{
-	"16384 replicas":     {"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 16384}]}}", "131072 devices"},
-	"49 clients of MPS":  {"flags: {mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}", "MPS serves at most 48 clients"},
-	"too many by model":  {"selectors: [{models: ['*H100*'], rename: nvidia.com/h100, replicas: 30000}]", "nvidia.com/h100 is not offered"},
+	"16384 replicas": {"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 16384}]}}",
+		"131072 devices"},
+	"49 clients of MPS": {"flags: {mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}",
+		"MPS serves at most 48 clients"},
+	"too many by model": {"selectors: [{models: ['*H100*'], rename: nvidia.com/h100, replicas: 30000}]",
+		"nvidia.com/h100 is not offered"},
 	"every GPU excluded": {"selectors: [{models: ['NVIDIA*'], exclude: true}]", "excluded by selectors[0]"},
 }
 
-// TestReloadThatWithdrawsEverything: a configuration that offers nothing where something was offered is refused (A11).
+// TestReloadThatWithdrawsEverything: a configuration that offers nothing where something was
+// offered is refused (A11).
 func TestReloadThatWithdrawsEverything(t *testing.T) {
 	t.Parallel()
 	const shared = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
@@ -90,7 +97,8 @@ func TestReloadThatWithdrawsEverything(t *testing.T) {
 	}
 }
 
-// TestStartWithNothingToOffer: a daemon that starts with a configuration that cannot be served is not ready, so that its roll-out stops (A11).
+// TestStartWithNothingToOffer: a daemon that starts with a configuration that cannot be served is
+// not ready, so that its roll-out stops (A11).
 func TestStartWithNothingToOffer(t *testing.T) {
 	t.Parallel()
 	_, args := withKubelet(t)
@@ -99,7 +107,8 @@ func TestStartWithNothingToOffer(t *testing.T) {
 	h := newHost(t, append(args, "--simulate=dgx-h100", "--config-file", file)...)
 	poll.Until(t, "the daemon says why it is not ready", func() bool {
 		text, status := h.do("ready")
-		return status == 1 && strings.Contains(text, "the configuration cannot be served on this node: ") && strings.Contains(text, "131072 devices")
+		return status == 1 && strings.Contains(text, "the configuration cannot be served on this node: ") &&
+			strings.Contains(text, "131072 devices")
 	})
 }
 
@@ -109,14 +118,15 @@ func TestACheckOfOneNodeIsNoCheckOfAFleet(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	put(t, file, "version: v1\n"+withdrawals["16384 replicas"].text+"\n")
 	for _, args := range [][]string{{}, {"--simulate=t4"}} {
-		if text, status := run(t, append([]string{"config", "check", file}, args...)...); status != 0 || !strings.Contains(text, file+" is valid") {
+		if text, status := run(t, append([]string{"config", "check", file}, args...)...); status != 0 ||
+			!strings.Contains(text, file+" is valid") {
 			t.Errorf("config check %v ends with %d, want 0:\n%s", args, status, text)
 		}
 	}
 }
 
-// TestDriverFilesReplacedOnDisk: an unattended upgrade replaces the driver's files, and the kernel module stays (kdp#1431, gop#898, A10). A
-// daemon that serves stays, serves, and is not ready.
+// TestDriverFilesReplacedOnDisk: an unattended upgrade replaces the driver's files, and the kernel
+// module stays (kdp#1431, gop#898, A10). A daemon that serves stays, serves, and is not ready.
 func TestDriverFilesReplacedOnDisk(t *testing.T) {
 	t.Parallel()
 	const sentence = "driver 999.95.05 on disk, 580.95.05 loaded: restart the node"
@@ -143,8 +153,9 @@ func TestDriverFilesReplacedOnDisk(t *testing.T) {
 	}
 }
 
-// TestStartWithDriverFilesThatDoNotFit: a daemon that starts before the node is restarted does not end, whatever --fail-on-init-error says,
-// because the next one finds the same (kdp#1431, gop#898, A10).
+// TestStartWithDriverFilesThatDoNotFit: a daemon that starts before the node is restarted does not
+// end, whatever --fail-on-init-error says, because the next one finds the same (kdp#1431, gop#898,
+// A10).
 func TestStartWithDriverFilesThatDoNotFit(t *testing.T) {
 	t.Parallel()
 	profile := filepath.Join(t.TempDir(), "upgraded.yaml")
@@ -163,7 +174,8 @@ func TestStartWithDriverFilesThatDoNotFit(t *testing.T) {
 	}
 }
 
-// TestDoctorOnAHostOfVirtualMachines: virtual functions and GPUs of virtual machines need no driver of this node (160 functions, A12).
+// TestDoctorOnAHostOfVirtualMachines: virtual functions and GPUs of virtual machines need no driver
+// of this node (160 functions, A12).
 func TestDoctorOnAHostOfVirtualMachines(t *testing.T) {
 	t.Parallel()
 	host := t.TempDir()
@@ -191,13 +203,15 @@ func TestDoctorOnAHostOfVirtualMachines(t *testing.T) {
 	}
 	kernel := os.DirFS(host)
 	var said []string
-	for _, f := range doctor.Examine(nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel, Driver: kernel}.Gather(t.Context())) {
+	for _, f := range doctor.Examine(nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel,
+		Driver: kernel}.Gather(t.Context())) {
 		if slices.Contains([]string{"gpus", "driver", "device-nodes"}, f.Check) {
 			said = append(said, fmt.Sprint(f.Severity, " ", f.Message, " ", f.Evidence, f.Remedy))
 		}
 	}
 	text := strings.Join(said, "\n")
-	if !strings.Contains(text, "GPUs and virtual functions given to virtual machines: 162") || !strings.Contains(text, "and 154 more") {
+	if !strings.Contains(text, "GPUs and virtual functions given to virtual machines: 162") ||
+		!strings.Contains(text, "and 154 more") {
 		t.Errorf("doctor does not count what virtual machines have:\n%s", text)
 	}
 	if strings.Contains(text, "/bind") || strings.Contains(text, "warning") || strings.Contains(text, "error") {
@@ -205,13 +219,15 @@ func TestDoctorOnAHostOfVirtualMachines(t *testing.T) {
 	}
 }
 
-// TestDoctorOnAContainerWithoutDeviceNodes: one cause of all GPUs is one finding, with the remedy of the container and not of the GPUs (A7).
+// TestDoctorOnAContainerWithoutDeviceNodes: one cause of all GPUs is one finding, with the remedy
+// of the container and not of the GPUs (A7).
 func TestDoctorOnAContainerWithoutDeviceNodes(t *testing.T) {
 	t.Parallel()
 	why := (&cuda.Failure{Kind: cuda.Refused, Function: "cuInit", Code: 100, Name: "CUDA_ERROR_NO_DEVICE"}).Error()
 	s := status.Status{Readiness: status.Readiness{Ready: true}}
 	for i := range 8 {
-		s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%d", i), State: "Unhealthy", Reason: why, Cure: "human"})
+		s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%d", i), State: "Unhealthy",
+			Reason: why, Cure: "human"})
 	}
 	kernel := os.DirFS(t.TempDir())
 	facts := nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel, Driver: kernel}.Gather(t.Context())
@@ -222,7 +238,8 @@ func TestDoctorOnAContainerWithoutDeviceNodes(t *testing.T) {
 			said = append(said, f.Message+strings.Join(f.Remedy, "\n"))
 		}
 	}
-	if len(said) != 1 || !strings.HasPrefix(said[0], "GPUs 0, 1, 2, 3, 4, 5, 6, 7 are Unhealthy: ") || !strings.Contains(said[0], "hostDev=true") ||
+	if len(said) != 1 || !strings.HasPrefix(said[0], "GPUs 0, 1, 2, 3, 4, 5, 6, 7 are Unhealthy: ") ||
+		!strings.Contains(said[0], "hostDev=true") ||
 		!strings.Contains(said[0], "runtimeclass nvidia") || strings.Contains(said[0], "health clear") {
 		t.Errorf("doctor says %q", said)
 	}

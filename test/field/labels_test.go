@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestLongLabels: the name of a GPU that is long is shortened, and not what tells its devices from those of other nodes (gop#2249, C5).
+// TestLongLabels: the name of a GPU that is long is shortened, and not what tells its devices from
+// those of other nodes (gop#2249, C5).
 func TestLongLabels(t *testing.T) {
 	t.Parallel()
 	const shared = "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}, {name: nvidia.com/mig-1g.24gb, replicas: 2}]}}}"
@@ -22,19 +23,30 @@ func TestLongLabels(t *testing.T) {
 		model, profiles, strategy, config string
 		key, want                         string // a pattern
 	}{
-		"whole":             {"Max-Q Workstation Edition", "", "none", "", "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition`},
-		"shared":            {"Max-Q Workstation Edition", "", "none", shared, "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition-SHARED`},
-		"single":            {"Max-Q Workstation Edition", "1g.24gb,1g.24gb", "single", "", "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstatio-[0-9a-f]{4}-MIG-1g\.24gb`},
-		"single, shared":    {"Max-Q Workstation Edition", "1g.24gb,1g.24gb", "single", shared, "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Wor-[0-9a-f]{4}-MIG-1g\.24gb-SHARED`},
-		"mixed":             {"Max-Q Workstation Edition", "1g.24gb-me", "mixed", "", "mig-1g.24gb-me.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Worksta-[0-9a-f]{4}-MIG-1g\.24gb-me`},
-		"media engines":     {"Max-Q Workstation Edition", "1g.24gb+me.all", "mixed", "", "mig-1g.24gb.me.all.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Wor-[0-9a-f]{4}-MIG-1g\.24gb\.me\.all`},
-		"of two kinds":      {"Max-Q Workstation Edition", "1g.24gb,1g.24gb-me", "single", "", "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstatio-[0-9a-f]{4}-MIG-INVALID`},
-		"the other edition": {"Max-Q Workstation Edition Two", "1g.24gb,1g.24gb", "single", "", "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstatio-[0-9a-f]{4}-MIG-1g\.24gb`},
-		"a longer one":      {strings.Repeat("Very ", 10) + "Long", "", "none", "", "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-(Very-)*Ver(y-V)?-[0-9a-f]{4}`},
-		"longer, shared":    {strings.Repeat("Very ", 10) + "Long", "", "none", shared, "gpu.product", `NVIDIA-RTX-PRO-6000-Blackwell-(Very-)*V?e?r?y?-[0-9a-f]{4}-SHARED`},
+		"whole": {"Max-Q Workstation Edition", "", "none", "", "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition`},
+		"shared": {"Max-Q Workstation Edition", "", "none", shared, "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition-SHARED`},
+		"single": {"Max-Q Workstation Edition", "1g.24gb,1g.24gb", "single", "", "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstatio-[0-9a-f]{4}-MIG-1g\.24gb`},
+		"single, shared": {"Max-Q Workstation Edition", "1g.24gb,1g.24gb", "single", shared, "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Wor-[0-9a-f]{4}-MIG-1g\.24gb-SHARED`},
+		"mixed": {"Max-Q Workstation Edition", "1g.24gb-me", "mixed", "", "mig-1g.24gb-me.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Worksta-[0-9a-f]{4}-MIG-1g\.24gb-me`},
+		"media engines": {"Max-Q Workstation Edition", "1g.24gb+me.all", "mixed", "", "mig-1g.24gb.me.all.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Wor-[0-9a-f]{4}-MIG-1g\.24gb\.me\.all`},
+		"of two kinds": {"Max-Q Workstation Edition", "1g.24gb,1g.24gb-me", "single", "", "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstatio-[0-9a-f]{4}-MIG-INVALID`},
+		"the other edition": {"Max-Q Workstation Edition Two", "1g.24gb,1g.24gb", "single", "", "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstatio-[0-9a-f]{4}-MIG-1g\.24gb`},
+		"a longer one": {strings.Repeat("Very ", 10) + "Long", "", "none", "", "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-(Very-)*Ver(y-V)?-[0-9a-f]{4}`},
+		"longer, shared": {strings.Repeat("Very ", 10) + "Long", "", "none", shared, "gpu.product",
+			`NVIDIA-RTX-PRO-6000-Blackwell-(Very-)*V?e?r?y?-[0-9a-f]{4}-SHARED`},
 	} {
 		folder := t.TempDir()
-		text := strings.NewReplacer("Max-Q Workstation Edition", c.model, "mig: [PROFILES]", "mig: ["+c.profiles+"]").Replace(string(machine))
+		text := strings.NewReplacer("Max-Q Workstation Edition", c.model, "mig: [PROFILES]",
+			"mig: ["+c.profiles+"]").Replace(string(machine))
 		if c.profiles == "" {
 			text = strings.ReplaceAll(text, ", mig: []", "")
 		}

@@ -9,13 +9,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestLeftovers: the temporary files of a daemon that was killed while it wrote are gone after the next start (E3). Half-made device nodes
-// need the right to make them: TestNodesOfAProcessThatWasKilled of internal/plan/devnodes has them.
+// TestLeftovers: the temporary files of a daemon that was killed while it wrote are gone after the
+// next start (E3). Half-made device nodes need the right to make them:
+// TestNodesOfAProcessThatWasKilled of internal/plan/devnodes has them.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "--device-list-strategy=cdi-cri")
 	h.stop()
-	left := []string{"state/.faults.json.1.gpu-device-plugin.tmp", "state/.quiesce.json.2.gpu-device-plugin.tmp", "cdi/.x.json.3.gpu-device-plugin.tmp"}
+	left := []string{"state/.faults.json.1.gpu-device-plugin.tmp", "state/.quiesce.json.2.gpu-device-plugin.tmp",
+		"cdi/.x.json.3.gpu-device-plugin.tmp"}
 	kept := []string{"state/faults.json.damaged", "cdi/.another.json.3.tmp", "cdi/another.tmp"}
 	for _, name := range append(left, kept...) {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(h.folder, name)), 0o700); err != nil {

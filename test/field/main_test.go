@@ -1,5 +1,6 @@
-// Package field_test holds what was reported by users of device plugins and what attacks found, one file an area. Each case has the
-// number of the report, the input rebuilt in our own words, and what is right.
+// Package field_test holds what was reported by users of device plugins and what attacks found, one
+// file an area. Each case has the number of the report, the input rebuilt in our own words, and
+// what is right.
 package field_test
 
 import (
@@ -33,7 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program returns a process of gpu-device-plugin that has not started yet. It ends with the test at the latest.
+// program returns a process of gpu-device-plugin that has not started yet. It ends with the test at
+// the latest.
 func program(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), poll.Limit)
@@ -48,7 +50,8 @@ func program(t testing.TB, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command of gpu-device-plugin and returns what it prints to both outputs, and its exit status.
+// run runs a command of gpu-device-plugin and returns what it prints to both outputs, and its exit
+// status.
 func run(t testing.TB, args ...string) (text string, status int) {
 	t.Helper()
 	cmd := program(t, args...)

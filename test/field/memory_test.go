@@ -54,8 +54,8 @@ func sixteen(t *testing.T) string {
 	return path
 }
 
-// TestLimitsOfMemory: within the limits that the page on sizing names, all devices are offered and the kernel kills nothing
-// (E10).
+// TestLimitsOfMemory: within the limits that the page on sizing names, all devices are offered and
+// the kernel kills nothing (E10).
 func TestLimitsOfMemory(t *testing.T) {
 	t.Parallel()
 	if raceDetector {

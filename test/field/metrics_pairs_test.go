@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// pairs are metrics that posted rules and dashboards divide by each other, or add before they divide. Prometheus divides series with the same
-// labels alone, so each one must have its partner.
+// pairs are metrics that posted rules and dashboards divide by each other, or add before they
+// divide. Prometheus divides series with the same labels alone, so each one must have its partner.
 var pairs = [][]string{
 	{"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_TOTAL"},
 	{"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"},
@@ -31,7 +31,8 @@ var pairs = [][]string{
 	{"DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_ACTIVE"},
 }
 
-// TestPairsOfMetrics: what rules divide has partners with the same labels, on whole GPUs and on MIG instances (dcgm-exporter#83, C3).
+// TestPairsOfMetrics: what rules divide has partners with the same labels, on whole GPUs and on MIG
+// instances (dcgm-exporter#83, C3).
 func TestPairsOfMetrics(t *testing.T) {
 	t.Parallel()
 	for profile, want := range map[string]struct{ memory, power int }{
@@ -47,7 +48,8 @@ func TestPairsOfMetrics(t *testing.T) {
 			var series map[string][]string
 			poll.Until(t, "all GPUs are measured", func() bool {
 				series = scrape(t, at)
-				return len(series["DCGM_FI_DEV_POWER_USAGE"]) == want.power && len(series["DCGM_FI_PROF_SM_ACTIVE"]) >= hopper(profile)*want.memory
+				return len(series["DCGM_FI_DEV_POWER_USAGE"]) == want.power &&
+					len(series["DCGM_FI_PROF_SM_ACTIVE"]) >= hopper(profile)*want.memory
 			})
 			if got := len(series["DCGM_FI_DEV_FB_USED"]); got != want.memory {
 				t.Errorf("%d series of memory in use, want %d", got, want.memory)
@@ -55,7 +57,8 @@ func TestPairsOfMetrics(t *testing.T) {
 			for _, pair := range pairs {
 				for _, other := range pair[1:] {
 					if !slices.Equal(series[pair[0]], series[other]) {
-						t.Errorf("%s has %d series, and %s has %d: the rules that divide them are silent", pair[0], len(series[pair[0]]), other, len(series[other]))
+						t.Errorf("%s has %d series, and %s has %d: the rules that divide them are silent", pair[0], len(series[pair[0]]),
+							other, len(series[other]))
 					}
 				}
 			}

@@ -16,15 +16,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestSharedMemoryBesideTheVolumeOfAPod: an emptyDir of the pod at /dev/shm beside a GPU that is shared by MPS (kdp#805, C6). A device
-// plugin's mounts come before it, so it hides them, and no device list strategy brings MPS as a CDI device. A claim's CDI device replaces it.
+// TestSharedMemoryBesideTheVolumeOfAPod: an emptyDir of the pod at /dev/shm beside a GPU that is
+// shared by MPS (kdp#805, C6). A device plugin's mounts come before it, so it hides them, and no
+// device list strategy brings MPS as a CDI device. A claim's CDI device replaces it.
 func TestSharedMemoryBesideTheVolumeOfAPod(t *testing.T) {
 	t.Parallel()
 	const root, own = "/run/nvidia/mps", "/var/lib/kubelet/pods/7/volumes/kubernetes.io~empty-dir/shm"
 	shared := containeredits.Mount{HostPath: root + "/shm", ContainerPath: "/dev/shm"}
-	gpu := resource.Device{ID: "GPU-a::0", UUID: "GPU-a", GPU: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Sharing: resource.MPS, Healthy: true}
-	for _, s := range []containeredits.Strategy{containeredits.EnvVar, containeredits.VolumeMounts, containeredits.CDIAnnotations, containeredits.CDICRI} {
-		given, err := containeredits.For([]resource.Device{gpu}, containeredits.Options{Strategies: []containeredits.Strategy{s}, MPSRoot: root})
+	gpu := resource.Device{ID: "GPU-a::0", UUID: "GPU-a", GPU: "GPU-a", Index: "0", Resource: "nvidia.com/gpu",
+		Sharing: resource.MPS, Healthy: true}
+	for _, s := range []containeredits.Strategy{containeredits.EnvVar, containeredits.VolumeMounts,
+		containeredits.CDIAnnotations, containeredits.CDICRI} {
+		given, err := containeredits.For([]resource.Device{gpu},
+			containeredits.Options{Strategies: []containeredits.Strategy{s}, MPSRoot: root})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +38,8 @@ func TestSharedMemoryBesideTheVolumeOfAPod(t *testing.T) {
 	}
 	claim := &specs.ContainerEdits{}
 	for _, m := range containeredits.MPSClient(root, "claims/7").Mounts {
-		claim.Mounts = append(claim.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{"rbind"}})
+		claim.Mounts = append(claim.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath,
+			Options: []string{"rbind"}})
 	}
 	spec := &oci.Spec{Mounts: []oci.Mount{{Destination: "/dev", Source: "tmpfs"}, {Destination: "/dev/shm", Source: own}}}
 	if err := (&cdilib.ContainerEdits{ContainerEdits: claim}).Apply(spec); err != nil {
@@ -51,7 +56,8 @@ func TestSharedMemoryBesideTheVolumeOfAPod(t *testing.T) {
 	}
 }
 
-// TestStatusSaysWhatIsSharedByMPS: kubectl gpu why finds by it the pods whose own volume hides the shared memory (kdp#805, C6).
+// TestStatusSaysWhatIsSharedByMPS: kubectl gpu why finds by it the pods whose own volume hides the
+// shared memory (kdp#805, C6).
 func TestStatusSaysWhatIsSharedByMPS(t *testing.T) {
 	t.Parallel()
 	for kind, byMPS := range map[string]bool{"mps": true, "timeSlicing": false} {
@@ -61,7 +67,8 @@ func TestStatusSaysWhatIsSharedByMPS(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		h := newHost(t, "--config-file", file, "--kubelet-socket", filepath.Join(folder, "kubelet.sock"), "--mps-root", folder, "--mps-root-ctr-path", folder)
+		h := newHost(t, "--config-file", file, "--kubelet-socket", filepath.Join(folder, "kubelet.sock"), "--mps-root",
+			folder, "--mps-root-ctr-path", folder)
 		var s status.Status
 		poll.Until(t, "the plan has a resource", func() bool {
 			answer, _ := h.do("status", "-o", "json")

@@ -27,7 +27,8 @@ func newStation(t testing.TB, version kubelet.Version) *station {
 	if err := os.Mkdir(plugins, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	k, err := kubelet.Start(kubelet.Options{Dir: plugins, PodResourcesSocket: filepath.Join(folder, "p.sock"), Version: version})
+	k, err := kubelet.Start(kubelet.Options{Dir: plugins, PodResourcesSocket: filepath.Join(folder, "p.sock"),
+		Version: version})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +48,9 @@ func (s *station) serve(t testing.TB, name string, args ...string) *host {
 	return h
 }
 
-// TestARollOutOvertakesTheOneBefore: the pod of the overtaken revision, which is deleted, has the old pod serve again before it ends (A4). A
-// process that is alone, as after the DaemonSet has been deleted, does not wait for another one.
+// TestARollOutOvertakesTheOneBefore: the pod of the overtaken revision, which is deleted, has the
+// old pod serve again before it ends (A4). A process that is alone, as after the DaemonSet has been
+// deleted, does not wait for another one.
 func TestARollOutOvertakesTheOneBefore(t *testing.T) {
 	t.Parallel()
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {

@@ -28,7 +28,8 @@ type reinstalled struct {
 func newReinstalled(t *testing.T) *reinstalled {
 	folder := loopback.Folder(t)
 	k, err := kubelet.Start(kubelet.Options{
-		Dir: filepath.Join(folder, "device-plugins"), PodResourcesSocket: filepath.Join(folder, "pod-resources", "kubelet.sock"),
+		Dir: filepath.Join(folder, "device-plugins"), PodResourcesSocket: filepath.Join(folder, "pod-resources",
+			"kubelet.sock"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +59,8 @@ func (r *reinstalled) killed() {
 // serves waits until the kubelet has so many GPUs.
 func (r *reinstalled) serves(count int) {
 	r.t.Helper()
-	poll.Until(r.t, fmt.Sprint(count, " GPUs are allocatable"), func() bool { return r.kubelet.Allocatable("nvidia.com/gpu") == count })
+	poll.Until(r.t, fmt.Sprint(count, " GPUs are allocatable"),
+		func() bool { return r.kubelet.Allocatable("nvidia.com/gpu") == count })
 }
 
 // state writes a file of the state directory.
@@ -87,7 +89,8 @@ func (r *reinstalled) claims(driver string, devices ...string) {
 		ClaimUID, ClaimName, Namespace string
 		DriverState                    map[string]map[string][]device
 	}
-	data := map[string]any{"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": []claim{}}
+	data := map[string]any{"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
+		"ClaimInfoStateList": []claim{}}
 	if driver != "" {
 		all := []device{}
 		for _, name := range devices {
@@ -175,7 +178,8 @@ func TestReinstall(t *testing.T) {
 				r.install()
 				uuid := r.uuids()[2]
 				r.killed()
-				r.state("reset.json", fmt.Sprintf(`{"version":1,"gpus":[%q],"since":"2026-01-02T03:04:05Z","phase":"resetting"}`, uuid))
+				r.state("reset.json", fmt.Sprintf(`{"version":1,"gpus":[%q],"since":"2026-01-02T03:04:05Z","phase":"resetting"}`,
+					uuid))
 			}, gpus: 8,
 		},
 		"a released driver": {

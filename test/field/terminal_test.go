@@ -34,25 +34,29 @@ func harmless(t *testing.T, what, text string) {
 	}
 }
 
-// TestTextsOfOthers: nothing that a driver, a daemon or a file says changes the terminal of an operator or forges a line (E8).
+// TestTextsOfOthers: nothing that a driver, a daemon or a file says changes the terminal of an
+// operator or forges a line (E8).
 func TestTextsOfOthers(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(loopback.Folder(t), "c.sock")
 	gpu := status.Device{Index: "0", UUID: "GPU-1", Model: hostile, PCI: hostile, State: "Unhealthy", Reason: hostile}
 	s := status.Status{
 		Version: hostile, Driver: hostile, GPUs: []status.Device{gpu}, Warnings: []string{hostile}, LeftOut: []string{hostile}, ConfigError: hostile,
-		Resources: []status.Resource{{Name: hostile, Devices: 1}}, Holders: []status.Holder{{Device: "GPU-1", Pod: hostile, Container: hostile}},
+		Resources: []status.Resource{{Name: hostile, Devices: 1}}, Holders: []status.Holder{{Device: "GPU-1", Pod: hostile,
+			Container: hostile}},
 		Readiness: status.Readiness{Ready: true, Reason: hostile},
 	}
-	planned := layout.Planned{Layout: hostile, Warnings: []string{hostile}, GPUs: []layout.PlannedGPU{{Model: hostile, Reason: hostile}}}
+	planned := layout.Planned{Layout: hostile, Warnings: []string{hostile},
+		GPUs: []layout.PlannedGPU{{Model: hostile, Reason: hostile}}}
 	answer := func(value any) control.Handler {
 		return func(context.Context, json.RawMessage) (any, error) { return value, nil }
 	}
 	fail := func(context.Context, json.RawMessage) (any, error) { return nil, errors.New(hostile) }
 	server := control.NewServer(socket, map[string]control.Handler{
 		daemon.CallStatus: answer(s), daemon.CallReady: answer(s.Readiness), daemon.CallAlive: answer([]string{hostile}),
-		daemon.CallMIGStatus: answer(daemon.MIGProgress{Layout: hostile, GPUs: []daemon.MIGGPU{{Model: hostile, Phase: hostile}}}),
-		daemon.CallMIGApply:  answer(daemon.OrderedMIG{Plan: &planned}), daemon.CallQuiesce: fail, daemon.CallRecordStart: answer(daemon.RecordAnswer{Dir: hostile}),
+		daemon.CallMIGStatus: answer(daemon.MIGProgress{Layout: hostile,
+			GPUs: []daemon.MIGGPU{{Model: hostile, Phase: hostile}}}),
+		daemon.CallMIGApply: answer(daemon.OrderedMIG{Plan: &planned}), daemon.CallQuiesce: fail, daemon.CallRecordStart: answer(daemon.RecordAnswer{Dir: hostile}),
 		daemon.CallSimulateList: answer([]simulator.Status{{Model: hostile, Faults: []string{hostile}}}),
 	}, map[string]control.Stream{
 		daemon.CallReset: func(_ context.Context, _ json.RawMessage, send func(any) error) error {
@@ -87,8 +91,10 @@ func TestTextsOfOthers(t *testing.T) {
 		}
 		return path
 	}
-	layouts := write("layouts.yaml", "version: v1\nmig-configs:\n  "+quoted+": [{devices: all, mig-enabled: false}]\n  a: [{devices: all, mig-enabled: true, mig-devices: {}}]\n")
-	text, _ := run(t, "mig", "plan", "--simulate=dgx-h100", "--config", layouts, "--layout", strings.ReplaceAll(hostile, "\a", ""))
+	layouts := write("layouts.yaml", "version: v1\nmig-configs:\n  "+quoted+
+		": [{devices: all, mig-enabled: false}]\n  a: [{devices: all, mig-enabled: true, mig-devices: {}}]\n")
+	text, _ := run(t, "mig", "plan", "--simulate=dgx-h100", "--config", layouts, "--layout",
+		strings.ReplaceAll(hostile, "\a", ""))
 	harmless(t, "mig plan", text)
 	text, _ = run(t, "mig", "plan", "--simulate=dgx-h100", "--config", layouts, "--layout", "none")
 	harmless(t, "mig plan of another layout", text)

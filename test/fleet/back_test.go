@@ -24,12 +24,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// configured is the time in which the kubelets of all nodes bring a new configuration file to their pods.
+// configured is the time in which the kubelets of all nodes bring a new configuration file to their
+// pods.
 const configured = time.Minute
 
-// TestGoingBack has the device plugin of all nodes get all GPUs back from Dynamic Resource Allocation, by a new configuration file, in a
-// cluster with eight claims for each node. The claims are for other nodes, so that none of these nodes has to wait for a pod. 99 of 100
-// answers to another client are to take no longer than a second meanwhile.
+// TestGoingBack has the device plugin of all nodes get all GPUs back from Dynamic Resource
+// Allocation, by a new configuration file, in a cluster with eight claims for each node. The claims
+// are for other nodes, so that none of these nodes has to wait for a pod. 99 of 100 answers to
+// another client are to take no longer than a second meanwhile.
 func TestGoingBack(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
@@ -106,7 +108,8 @@ func createClaims(t *testing.T, admin *kubernetes.Clientset, count int) {
 				Request: "gpu", Driver: dra.Driver, Pool: fmt.Sprintf("other-%05d", i/8), Device: fmt.Sprintf("gpu-%d", i%8),
 			}},
 		}}
-		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: claim.Name, UID: claim.UID}}
+		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: claim.Name,
+			UID: claim.UID}}
 		_, err = all.UpdateStatus(t.Context(), claim, metav1.UpdateOptions{})
 		return err
 	})
@@ -142,7 +145,8 @@ func (r *returning) goBack(ctx context.Context, after time.Duration) {
 	}
 }
 
-// run does what gpu-node-agent does with the GPUs until ctx ends. When the device plugin has all of them, it is counted.
+// run does what gpu-node-agent does with the GPUs until ctx ends. When the device plugin has all of
+// them, it is counted.
 func (r *returning) run(ctx context.Context, counted func(verb, resource string, code int), back *atomic.Int64) {
 	own := cluster.New(cluster.Options{})
 	own.Choose(ctx, r.config)

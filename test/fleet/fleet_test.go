@@ -49,7 +49,8 @@ const (
 	apiPort           = "16443"
 	adminToken        = "admin"
 	nodeToken         = "node"
-	// account is whom the nodes' requests come from, so that the API server treats them as those of the chart's service account.
+	// account is whom the nodes' requests come from, so that the API server treats them as those of
+	// the chart's service account.
 	account = "system:serviceaccount:kube-system:gpu-device-plugin"
 	// wanted is what 99 of 100 answers are to take at most.
 	wanted = time.Second
@@ -71,7 +72,8 @@ func TestFleet(t *testing.T) {
 		return int(min(seen.labelled.Load(), seen.told.Load()))
 	})
 	// The labels and the condition are still there.
-	f.start(t, "watched after a further restart", "third boot", func(seen *counters) int { return int(seen.watched.Load()) })
+	f.start(t, "watched after a further restart", "third boot",
+		func(seen *counters) int { return int(seen.watched.Load()) })
 }
 
 // A fleet is nodes, and the programs that answer them.
@@ -81,8 +83,8 @@ type fleet struct {
 	kubeconfigs []string
 }
 
-// start starts all nodes at once, waits until each is what it is to be, ends them, and prints how the API server answered. count returns how
-// many are.
+// start starts all nodes at once, waits until each is what it is to be, ends them, and prints how
+// the API server answered. count returns how many are.
 func (f fleet) start(t *testing.T, what, boot string, count func(*counters) int) {
 	t.Helper()
 	t.Logf("load: %s", load(t))
@@ -114,7 +116,8 @@ func (f fleet) start(t *testing.T, what, boot string, count func(*counters) int)
 	t.Logf("%d nodes %s %v after they started at once; load: %s", count(&seen), what, took.Round(time.Second), load(t))
 	for i, p := range f.processes {
 		cpu := cpuTime(t, p.pid) - used[i]
-		t.Logf("%s used %v of CPU time, %v a node", p.name, cpu.Round(time.Second), (cpu / time.Duration(*nodeCount)).Round(100*time.Microsecond))
+		t.Logf("%s used %v of CPU time, %v a node", p.name, cpu.Round(time.Second),
+			(cpu / time.Duration(*nodeCount)).Round(100*time.Microsecond))
 	}
 	end()
 	t.Log(&others)
@@ -137,7 +140,8 @@ func (f fleet) start(t *testing.T, what, boot string, count func(*counters) int)
 	}
 }
 
-// counters are of what the nodes have done. To ask the API server for that would be a load of its own.
+// counters are of what the nodes have done. To ask the API server for that would be a load of its
+// own.
 type counters struct {
 	labelled, told, watched atomic.Int64 // nodes whose labels and condition were written, and that watch, once each
 
@@ -165,8 +169,8 @@ func (c *counters) String() string {
 	return strings.Join(text, ", ")
 }
 
-// nodeFiles writes the kubeconfig of a node, and beside it what a process left there before all nodes were restarted. It returns the path of
-// the kubeconfig.
+// nodeFiles writes the kubeconfig of a node, and beside it what a process left there before all
+// nodes were restarted. It returns the path of the kubeconfig.
 func nodeFiles(t *testing.T, i int) string {
 	t.Helper()
 	kubeconfig := writeKubeconfig(t, nodeToken, nodeName(i))
@@ -179,7 +183,8 @@ func nodeFiles(t *testing.T, i int) string {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 
-// runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are healthy, and which has this boot ID.
+// runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are
+// healthy, and which has this boot ID.
 func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters) {
 	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, Features: config.Features{
 		Labels: config.LabelsNode, Events: true, Condition: true, Taint: true,
@@ -234,14 +239,16 @@ func labels() map[string]string {
 	return set
 }
 
-// createNodes makes the nodes, each as large as one with twenty images and kubelet's labels, and gives their account its rights.
+// createNodes makes the nodes, each as large as one with twenty images and kubelet's labels, and
+// gives their account its rights.
 func createNodes(t *testing.T, admin *kubernetes.Clientset) {
 	t.Helper()
 	grant(t, admin)
 	start := time.Now()
 	each(t, *nodeCount, func(i int) error {
 		name := nodeName(i)
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Labels: map[string]string{"kubernetes.io/hostname": name}}}
 		for i := range 20 {
 			n.Status.Images = append(n.Status.Images, corev1.ContainerImage{SizeBytes: int64(i), Names: []string{
 				fmt.Sprintf("registry.example/some/longer/path/image-%d@sha256:%064d", i, i),
@@ -274,7 +281,8 @@ func each(t *testing.T, count int, do func(i int) error) {
 	}
 }
 
-// startAPIServer starts etcd and the API server, which end with the test, and returns a client with all rights.
+// startAPIServer starts etcd and the API server, which end with the test, and returns a client with
+// all rights.
 func startAPIServer(t *testing.T) (*kubernetes.Clientset, []process) {
 	t.Helper()
 	dir := t.TempDir()
@@ -285,12 +293,15 @@ func startAPIServer(t *testing.T) (*kubernetes.Clientset, []process) {
 	}
 	key := filepath.Join(dir, "key.pem")
 	command(t, "openssl", "genrsa", "-out", key, "2048")
-	etcd := run(t, *etcdProgram, "--data-dir", filepath.Join(dir, "etcd"), "--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,
+	etcd := run(t, *etcdProgram, "--data-dir", filepath.Join(dir, "etcd"), "--listen-client-urls", etcdURL,
+		"--advertise-client-urls", etcdURL,
 		"--listen-peer-urls", etcdPeer, "--log-level", "error")
-	server := run(t, filepath.Join(*kubernetesDir, "kube-apiserver"), "--etcd-servers="+etcdURL, "--bind-address=127.0.0.1", "--secure-port="+apiPort,
+	server := run(t, filepath.Join(*kubernetesDir, "kube-apiserver"), "--etcd-servers="+etcdURL,
+		"--bind-address=127.0.0.1", "--secure-port="+apiPort,
 		"--cert-dir="+filepath.Join(dir, "certificates"), "--endpoint-reconciler-type=none", "--allow-privileged",
 		"--token-auth-file="+tokens, "--authorization-mode=RBAC",
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key, "--service-account-signing-key-file="+key)
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+
+			key, "--service-account-signing-key-file="+key)
 
 	c, err := clientcmd.BuildConfigFromFlags("", writeKubeconfig(t, adminToken, "admin"))
 	if err != nil {
@@ -354,8 +365,9 @@ func command(t *testing.T, name string, args ...string) {
 	}
 }
 
-// writeKubeconfig writes how the API server is reached with a token, and returns the path. Each has another name of the server, as
-// client-go would give those that are alike one pool of connections, of which it keeps 25: each node would begin connections without end.
+// writeKubeconfig writes how the API server is reached with a token, and returns the path. Each has
+// another name of the server, as client-go would give those that are alike one pool of connections,
+// of which it keeps 25: each node would begin connections without end.
 func writeKubeconfig(t *testing.T, token, server string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -371,7 +383,8 @@ tls-server-name: %s}}], users: [{name: u, user: {token: %q}}]}`, apiPort, server
 // scrape returns the histograms of the API server's metrics, without watches.
 func scrape(t *testing.T) map[string]histogram {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+apiPort+"/metrics", http.NoBody)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+apiPort+"/metrics",
+		http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}

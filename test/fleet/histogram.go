@@ -1,5 +1,5 @@
-// Package fleet measures how a real API server answers many nodes that start at once, and has it and a real scheduler take the devices of
-// Dynamic Resource Allocation.
+// Package fleet measures how a real API server answers many nodes that start at once, and has it
+// and a real scheduler take the devices of Dynamic Resource Allocation.
 package fleet
 
 import (
@@ -15,8 +15,8 @@ import (
 // A histogram has the number of observations up to each bound, in seconds.
 type histogram map[float64]float64
 
-// histograms reads histograms from metrics in Prometheus' text format, by name, and by name and verb. Series are added up, but for those
-// of watches, which last as long as they are wanted.
+// histograms reads histograms from metrics in Prometheus' text format, by name, and by name and
+// verb. Series are added up, but for those of watches, which last as long as they are wanted.
 func histograms(from io.Reader) map[string]histogram {
 	all := map[string]histogram{}
 	lines := bufio.NewScanner(from)

@@ -51,7 +51,8 @@ func load(t *testing.T) string {
 // askEvery is how often a bystander asks.
 const askEvery = 100 * time.Millisecond
 
-// A bystander is a client that has nothing to do with the nodes, and notes how long its answers take.
+// A bystander is a client that has nothing to do with the nodes, and notes how long its answers
+// take.
 type bystander struct {
 	mu     sync.Mutex // guards all following fields
 	took   []time.Duration
@@ -104,5 +105,6 @@ func (b *bystander) String() string {
 	p50, p99 := b.quantile(0.5), b.quantile(0.99)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return fmt.Sprintf("answers to another client, as it sees them: %d, p50 %v, p99 %v; %d failed", len(b.took), p50, p99, b.failed)
+	return fmt.Sprintf("answers to another client, as it sees them: %d, p50 %v, p99 %v; %d failed", len(b.took), p50, p99,
+		b.failed)
 }

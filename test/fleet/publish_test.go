@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestPublishing has all nodes publish eight GPUs at once. Then a tenth of them has a fault at the same moment: each writes once, and at
-// once, so that there is no limit for the answers.
+// TestPublishing has all nodes publish eight GPUs at once. Then a tenth of them has a fault at the
+// same moment: each writes once, and at once, so that there is no limit for the answers.
 func TestPublishing(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
@@ -61,7 +61,8 @@ func TestPublishing(t *testing.T) {
 	})
 	fault := machine
 	fault.Generation, fault.GPUs = machine.Generation+1, append([]inventory.GPU(nil), machine.GPUs...)
-	fault.GPUs[3].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0), Cure: inventory.CureReset}
+	fault.GPUs[3].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0),
+		Cure: inventory.CureReset}
 	measured(t, "showed a fault", processes, &changed, *nodeCount/10, *limit, func() {
 		for i := 0; i < *nodeCount; i += 10 {
 			nodes[i].snapshots.Publish(fault)
@@ -72,7 +73,8 @@ func TestPublishing(t *testing.T) {
 	if made.Load() > int64(*nodeCount) || changed.Load() > int64(*nodeCount/10) {
 		t.Errorf("%d slices were made and %d changed, for %d nodes", made.Load(), changed.Load(), *nodeCount)
 	}
-	slice, err := admin.ResourceV1().ResourceSlices().Get(t.Context(), nodeName(0)+"-gpu.nvidia.com-0", metav1.GetOptions{})
+	slice, err := admin.ResourceV1().ResourceSlices().Get(t.Context(), nodeName(0)+"-gpu.nvidia.com-0",
+		metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,9 +108,11 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	tasks.Wait()
 }
 
-// measured begins something that all nodes do, waits until it is done by so many, and tells how long it took and how the API server
-// answered. 99 of 100 answers are to take no longer than longest.
-func measured(t *testing.T, what string, processes []process, done *atomic.Int64, want int, longest time.Duration, begin func()) {
+// measured begins something that all nodes do, waits until it is done by so many, and tells how
+// long it took and how the API server answered. 99 of 100 answers are to take no longer than
+// longest.
+func measured(t *testing.T, what string, processes []process, done *atomic.Int64, want int, longest time.Duration,
+	begin func()) {
 	t.Helper()
 	before, used := scrape(t), make([]time.Duration, len(processes))
 	for i, p := range processes {
@@ -128,7 +132,8 @@ func measured(t *testing.T, what string, processes []process, done *atomic.Int64
 	t.Logf("%d of %d nodes %s after %v; load %s", done.Load(), want, what, took.Round(100*time.Millisecond), load(t))
 	for i, p := range processes {
 		cpu := cpuTime(t, p.pid) - used[i]
-		t.Logf("%s used %v of CPU time, %v a node", p.name, cpu.Round(time.Second), (cpu / time.Duration(want)).Round(100*time.Microsecond))
+		t.Logf("%s used %v of CPU time, %v a node", p.name, cpu.Round(time.Second),
+			(cpu / time.Duration(want)).Round(100*time.Microsecond))
 	}
 	if done.Load() < int64(want) {
 		t.Errorf("only %d of %d nodes %s after %v", done.Load(), want, what, took)

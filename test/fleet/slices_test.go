@@ -26,8 +26,8 @@ import (
 
 const namespace = "default"
 
-// TestSlices has a real API server take the slices of all simulated machines with its default gates, and a real scheduler give GPUs of
-// one to pods with the claims of docs/dra.md.
+// TestSlices has a real API server take the slices of all simulated machines with its default
+// gates, and a real scheduler give GPUs of one to pods with the claims of docs/dra.md.
 func TestSlices(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
@@ -44,7 +44,8 @@ func TestSlices(t *testing.T) {
 			same(t, "created", slice, created)
 		}
 		for i := range s.GPUs {
-			s.GPUs[i].Health = inventory.Health{State: inventory.Unhealthy, XID: 48, Since: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}
+			s.GPUs[i].Health = inventory.Health{State: inventory.Unhealthy, XID: 48,
+				Since: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}
 		}
 		if name == "dgx-h100" { // pods are to get these
 			s.GPUs = slices.Clone(s.GPUs)
@@ -110,17 +111,20 @@ func schedule(t *testing.T, admin *kubernetes.Clientset) {
 	t.Helper()
 	ctx := t.Context()
 	createReadyNode(t, admin, "dgx-h100")
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
-		}}},
-	}}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
+		Spec: resourceapi.DeviceClassSpec{
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+				Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
+			}}},
+		}}
 	if _, err := admin.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	run(t, filepath.Join(*kubernetesDir, "kube-scheduler"), "--kubeconfig="+writeKubeconfig(t, adminToken, "scheduler"), "--leader-elect=false", "--secure-port=0")
+	run(t, filepath.Join(*kubernetesDir, "kube-scheduler"), "--kubeconfig="+writeKubeconfig(t, adminToken, "scheduler"),
+		"--leader-elect=false", "--secure-port=0")
 
-	// place makes a claim of docs/dra.md and a pod with it. It returns the devices; none if the pod is to stay Pending.
+	// place makes a claim of docs/dra.md and a pod with it. It returns the devices; none if the pod is
+	// to stay Pending.
 	place := func(name string, pending bool) string {
 		t.Helper()
 		claim := documentedClaim(t, name)
@@ -168,7 +172,8 @@ func schedule(t *testing.T, admin *kubernetes.Clientset) {
 func createReadyNode(t *testing.T, admin *kubernetes.Clientset, name string) {
 	t.Helper()
 	ctx := t.Context()
-	node, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	node, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,15 +181,16 @@ func createReadyNode(t *testing.T, admin *kubernetes.Clientset, name string) {
 	if node, err = admin.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	node.Status.Allocatable = corev1.ResourceList{"cpu": apiresource.MustParse("100"), "memory": apiresource.MustParse("1Ti"), "pods": apiresource.MustParse("100")}
+	node.Status.Allocatable = corev1.ResourceList{"cpu": apiresource.MustParse("100"),
+		"memory": apiresource.MustParse("1Ti"), "pods": apiresource.MustParse("100")}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	if _, err = admin.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// devicesOf waits until the pod and the claim of a name have a node, and returns the devices. With pending it waits until the scheduler says
-// that there is none, and returns nothing.
+// devicesOf waits until the pod and the claim of a name have a node, and returns the devices. With
+// pending it waits until the scheduler says that there is none, and returns nothing.
 func devicesOf(t *testing.T, admin *kubernetes.Clientset, name string, pending bool) string {
 	t.Helper()
 	for late := time.After(2 * time.Minute); ; {
@@ -204,7 +210,8 @@ func devicesOf(t *testing.T, admin *kubernetes.Clientset, name string, pending b
 			slices.Sort(devices)
 			return strings.Join(devices, " ")
 		}
-		if pending && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Reason == corev1.PodReasonUnschedulable }) {
+		if pending && slices.ContainsFunc(pod.Status.Conditions,
+			func(c corev1.PodCondition) bool { return c.Reason == corev1.PodReasonUnschedulable }) {
 			return ""
 		}
 		select {

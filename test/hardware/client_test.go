@@ -52,7 +52,8 @@ func compute(t *testing.T, gpu string, arguments ...string) *program {
 	return p
 }
 
-// limit is how long a line of the client may take. Where the driver starts for it, that takes seconds.
+// limit is how long a line of the client may take. Where the driver starts for it, that takes
+// seconds.
 const limit = time.Minute
 
 // next returns the next line.

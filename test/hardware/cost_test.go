@@ -17,13 +17,15 @@ const (
 
 const idleFor = 30 * time.Second
 
-// TestCost: what an idle daemon uses, by default, with metrics that are read each second, and with GPUs that are measured as often.
+// TestCost: what an idle daemon uses, by default, with metrics that are read each second, and with
+// GPUs that are measured as often.
 func TestCost(t *testing.T) {
 	needGPU(t)
 	var all sync.WaitGroup
 	defer all.Wait()
 	for name, m := range map[string]*machine{
-		"by default": start(t), "with metrics": measured(t), "measuring each second": measured(t, "--gpu-metrics-interval", "1s"),
+		"by default": start(t), "with metrics": measured(t), "measuring each second": measured(t, "--gpu-metrics-interval",
+			"1s"),
 	} {
 		pid := m.Running().Pid
 		all.Go(func() {
@@ -78,7 +80,8 @@ var groups = []string{"session", "inventory", "reading", "events", "mig"}
 
 const callMetric = "gpu_device_plugin_nvml_call_duration_seconds"
 
-// driver returns how many seconds calls into the driver took since the start, without waits for events.
+// driver returns how many seconds calls into the driver took since the start, without waits for
+// events.
 func (m *machine) driver() (seconds float64) {
 	now := m.scrape()
 	for _, g := range groups {
@@ -100,8 +103,8 @@ func (m *machine) logDriver(name string) {
 	}
 }
 
-// TestReleases: each time the driver is released nothing of it is open, each time it is used again the GPUs are Healthy, and nothing is
-// left over.
+// TestReleases: each time the driver is released nothing of it is open, each time it is used again
+// the GPUs are Healthy, and nothing is left over.
 func TestReleases(t *testing.T) {
 	const times, first = 60, 5
 	m := start(t)

@@ -43,7 +43,8 @@ func TestFaultsOfPrograms(t *testing.T) {
 	}
 }
 
-// strike has a program make a mistake and waits until the daemon has counted it, and has heard of it in each way.
+// strike has a program make a mistake and waits until the daemon has counted it, and has heard of
+// it in each way.
 func (m *machine) strike(gpu, fault string, wanted []string, both bool) {
 	m.Helper()
 	before, heard := m.xids(), m.heard()
@@ -97,7 +98,8 @@ func (m *machine) xids() map[string]int {
 	return counts
 }
 
-// heard returns how many XIDs the daemon's log has that the driver told and that the kernel's log told.
+// heard returns how many XIDs the daemon's log has that the driver told and that the kernel's log
+// told.
 func (m *machine) heard() (n [2]int) {
 	m.Helper()
 	log, err := os.ReadFile(m.LogPath())

@@ -17,7 +17,8 @@ type Answer struct {
 	Seconds, FMAs  float64
 }
 
-// NeedGPU leaves a test out where nothing was given to try, as outside make hardware, or where there is no GPU to try it on.
+// NeedGPU leaves a test out where nothing was given to try, as outside make hardware, or where
+// there is no GPU to try it on.
 func NeedGPU(t testing.TB, given ...string) {
 	t.Helper()
 	for _, path := range given {

@@ -199,7 +199,8 @@ func get(ctx context.Context, url string) (string, error) {
 	return string(text), err
 }
 
-// value returns the value of the first series with a name and all of the labels, each such as `xid="31"`.
+// value returns the value of the first series with a name and all of the labels, each such as
+// `xid="31"`.
 func (s series) value(name string, labels ...string) (float64, bool) {
 lines:
 	for _, line := range s {

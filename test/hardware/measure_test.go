@@ -15,7 +15,8 @@ const watched = 200 * time.Millisecond
 // A sample is what metrics say of a GPU, each in the unit of nvidia-smi dmon: percent, or watts.
 type sample map[string]float64
 
-// compared are the metrics, by the columns of nvidia-smi dmon that say the same, with what they are multiplied by.
+// compared are the metrics, by the columns of nvidia-smi dmon that say the same, with what they are
+// multiplied by.
 var compared = map[string]struct {
 	metric string
 	factor float64
@@ -31,7 +32,8 @@ var compared = map[string]struct {
 // busy is the share of graphics activity, in percent, from which on a sample is one of the load.
 const busy = 90
 
-// TestMeasurements: metrics say of a known load what nvidia-smi dmon says of it, and nothing before and after.
+// TestMeasurements: metrics say of a known load what nvidia-smi dmon says of it, and nothing before
+// and after.
 func TestMeasurements(t *testing.T) {
 	m := measured(t, "--gpu-metrics-interval", "1s")
 	gpu := m.status().GPUs[0]
@@ -46,7 +48,8 @@ func TestMeasurements(t *testing.T) {
 		t.Skip("nvidia-smi is not in the PATH")
 	}
 	said := make(chan string, 1)
-	c := exec.CommandContext(t.Context(), "nvidia-smi", "dmon", "-i", gpu.Index, "-s", "pucm", "--gpm-metrics", "1,2,12", "-d", "1", "-c", "11")
+	c := exec.CommandContext(t.Context(), "nvidia-smi", "dmon", "-i", gpu.Index, "-s", "pucm", "--gpm-metrics", "1,2,12",
+		"-d", "1", "-c", "11")
 	go func() {
 		out, err := c.CombinedOutput()
 		if err != nil {
@@ -61,7 +64,8 @@ func TestMeasurements(t *testing.T) {
 	load := started(t, gpu.UUID, "6s")
 	ours := m.watch(gpu.UUID, load)
 	if a := load.next(t); a.Seconds > 0 {
-		t.Logf("the load: %.1f TFLOP/s in single precision, kernels of %.2f ms", 2*a.FMAs/a.Seconds/1e12, 1000*a.Seconds/float64(a.Launches))
+		t.Logf("the load: %.1f TFLOP/s in single precision, kernels of %.2f ms", 2*a.FMAs/a.Seconds/1e12,
+			1000*a.Seconds/float64(a.Launches))
 	}
 	load.end(t)
 	poll.Until(t, "metrics say that the GPU is idle again", func() bool { return m.sample(gpu.UUID)["gract"] < 1 })
@@ -97,7 +101,8 @@ func (s series) sample(gpu string) sample {
 	return values
 }
 
-// watch returns what metrics say while a client computes, by the columns of dmon, from the seconds that were busy.
+// watch returns what metrics say while a client computes, by the columns of dmon, from the seconds
+// that were busy.
 func (m *machine) watch(gpu string, load *program) map[string][]float64 {
 	m.Helper()
 	all := map[string][]float64{}

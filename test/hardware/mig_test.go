@@ -21,7 +21,8 @@ import (
 //go:embed testdata/mig-h200.txt
 var h200 string
 
-// TestMIGProfilesOfAnH200: the simulator and the tables of package layout say of an H200 what its driver says.
+// TestMIGProfilesOfAnH200: the simulator and the tables of package layout say of an H200 what its
+// driver says.
 func TestMIGProfilesOfAnH200(t *testing.T) {
 	t.Parallel()
 	node, session := simulated.Open(t, "dgx-h200")
@@ -35,7 +36,8 @@ func TestMIGProfilesOfAnH200(t *testing.T) {
 	compareProfiles(t, parseProfiles(t, h200, 0), p)
 }
 
-// TestMIGProfiles: package nvidia and the tables of package layout say of this machine's GPUs what nvidia-smi says. It only asks.
+// TestMIGProfiles: package nvidia and the tables of package layout say of this machine's GPUs what
+// nvidia-smi says. It only asks.
 func TestMIGProfiles(t *testing.T) {
 	needGPU(t)
 	var text strings.Builder
@@ -65,7 +67,8 @@ func TestMIGProfiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		compareProfiles(t, parseProfiles(t, text.String(), g.Index), p)
-		t.Logf("%s: the %d profiles, with their numbers, sizes, multiprocessors and places, are those of nvidia-smi", g.Model, len(p.Profiles))
+		t.Logf("%s: the %d profiles, with their numbers, sizes, multiprocessors and places, are those of nvidia-smi", g.Model,
+			len(p.Profiles))
 	}
 }
 
@@ -111,7 +114,8 @@ func parseProfiles(t *testing.T, text string, index int) (profiles []inventory.M
 	return profiles
 }
 
-// compareProfiles compares the profiles that nvidia-smi prints with those of a GPU, and with the tables of package layout for it.
+// compareProfiles compares the profiles that nvidia-smi prints with those of a GPU, and with the
+// tables of package layout for it.
 func compareProfiles(t *testing.T, want []inventory.MIGProfile, p inventory.Partitions) {
 	t.Helper()
 	got := map[int]inventory.MIGProfile{}

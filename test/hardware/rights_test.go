@@ -16,7 +16,8 @@ import (
 // nobody is a user without capabilities.
 var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
 
-// TestWithoutRights: the daemon serves healthy GPUs as a user without capabilities, and says what it is refused.
+// TestWithoutRights: the daemon serves healthy GPUs as a user without capabilities, and says what
+// it is refused.
 func TestWithoutRights(t *testing.T) {
 	needGPU(t)
 	if os.Geteuid() != 0 {
@@ -35,7 +36,8 @@ func TestWithoutRights(t *testing.T) {
 	for _, g := range s.GPUs {
 		t.Logf("GPU %s is %s; not read: %q", g.Index, g.State, g.Signals.Unread)
 	}
-	t.Logf("metrics that are absent: %q; left out: %q; without events: %q; warnings: %q", s.MetricsAbsent, s.LeftOut, s.Unwatched, s.Warnings)
+	t.Logf("metrics that are absent: %q; left out: %q; without events: %q; warnings: %q", s.MetricsAbsent, s.LeftOut,
+		s.Unwatched, s.Warnings)
 	c := exec.CommandContext(t.Context(), m.Setup.Daemon, "doctor", "--control-socket", m.ControlSocket())
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: nobody}
 	out, err := c.CombinedOutput()

@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestWhatTheDriverSays: plan, status and metrics say what nvidia-smi says, and the daemon changes no setting.
+// TestWhatTheDriverSays: plan, status and metrics say what nvidia-smi says, and the daemon changes
+// no setting.
 func TestWhatTheDriverSays(t *testing.T) {
 	needGPU(t)
 	before := query(t)
@@ -83,7 +84,8 @@ func identified(t *testing.T, g smiGPU, d status.Device) {
 	}
 }
 
-// read compares the metrics of a GPU with what nvidia-smi says before and after. What it does not know is left out.
+// read compares the metrics of a GPU with what nvidia-smi says before and after. What it does not
+// know is left out.
 func read(t *testing.T, metrics series, before, after smiGPU) {
 	t.Helper()
 	for _, v := range []struct {

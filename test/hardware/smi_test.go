@@ -95,7 +95,8 @@ func query(t *testing.T) smiLog {
 	return l
 }
 
-// parseDmon reads what nvidia-smi dmon prints for one GPU: rows of values by the names of its columns. What is no number is left out.
+// parseDmon reads what nvidia-smi dmon prints for one GPU: rows of values by the names of its
+// columns. What is no number is left out.
 func parseDmon(text string) (rows []map[string]float64) {
 	var names []string
 	for line := range strings.Lines(text) {
@@ -139,7 +140,8 @@ func TestParsers(t *testing.T) {
 	}
 
 	rows := parseDmon("# gpu    pwr     sm  gract   fp32 \n# Idx      W      %  GPM:%  GPM:% \n    0     79      0      -      - \n    0    690    100     99     87 \n")
-	want := []map[string]float64{{"gpu": 0, "pwr": 79, "sm": 0}, {"gpu": 0, "pwr": 690, "sm": 100, "gract": 99, "fp32": 87}}
+	want := []map[string]float64{{"gpu": 0, "pwr": 79, "sm": 0},
+		{"gpu": 0, "pwr": 690, "sm": 100, "gract": 99, "fp32": 87}}
 	if diff := cmp.Diff(want, rows); diff != "" {
 		t.Error(diff)
 	}

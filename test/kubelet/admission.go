@@ -11,7 +11,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// preStartTimeout is how long PreStartContainer may take. The other calls of an admission have no limit.
+// preStartTimeout is how long PreStartContainer may take. The other calls of an admission have no
+// limit.
 const preStartTimeout = 30 * time.Second
 
 // withoutNode is where kubelet counts devices that name no NUMA node.
@@ -21,11 +22,14 @@ const withoutNode = -1
 const (
 	// UnexpectedAdmission: kubelet has failed the pod, for good.
 	UnexpectedAdmission = "UnexpectedAdmissionError"
-	// CreateContainerConfig: the pod is admitted and keeps its devices; kubelet tries again to start the container.
+	// CreateContainerConfig: the pod is admitted and keeps its devices; kubelet tries again to start
+	// the container.
 	CreateContainerConfig = "CreateContainerConfigError"
-	// TopologyAffinity: the Topology Manager has failed the pod, for good, because its devices fit on no NUMA node.
+	// TopologyAffinity: the Topology Manager has failed the pod, for good, because its devices fit on
+	// no NUMA node.
 	TopologyAffinity = "TopologyAffinityError"
-	// Unschedulable: no plugin has brought the resource, so the scheduler would have left the pod Pending.
+	// Unschedulable: no plugin has brought the resource, so the scheduler would have left the pod
+	// Pending.
 	Unschedulable = "Unschedulable"
 )
 
@@ -50,8 +54,8 @@ type Container struct {
 	Resource string
 	Count    int
 	NUMA     []int // the nodes that the Topology Manager has chosen; none means that it has no wish
-	// SingleNode says that the Topology Manager's policy is single-numa-node: before a container is given its devices, or
-	// finds those that it holds, kubelet looks on which NUMA node they all are.
+	// SingleNode says that the Topology Manager's policy is single-numa-node: before a container is
+	// given its devices, or finds those that it holds, kubelet looks on which NUMA node they all are.
 	SingleNode bool
 	Init       bool // a plain init container: containers of its pod that come after it reuse its devices
 }
@@ -79,12 +83,12 @@ func (h holding) ids() set {
 	return ids
 }
 
-// Admit brings a container up: GetPreferredAllocation, Allocate and PreStartContainer, as far as the plugin wants
-// them. A container that holds its devices already keeps them, without a call but PreStartContainer: that is a
-// container that starts again.
+// Admit brings a container up: GetPreferredAllocation, Allocate and PreStartContainer, as far as
+// the plugin wants them. A container that holds its devices already keeps them, without a call but
+// PreStartContainer: that is a container that starts again.
 //
-// An error is a *PodError, or ErrStopped. After any reason but CreateContainerConfig the pod is not there, nor are its
-// other containers; after CreateContainerConfig it is, and holds its devices.
+// An error is a *PodError, or ErrStopped. After any reason but CreateContainerConfig the pod is not
+// there, nor are its other containers; after CreateContainerConfig it is, and holds its devices.
 func (k *Kubelet) Admit(ctx context.Context, c Container) (Allocation, error) {
 	m, err := k.running()
 	if err != nil {
@@ -100,8 +104,9 @@ func (k *Kubelet) Admit(ctx context.Context, c Container) (Allocation, error) {
 	return Allocation{IDs: slices.Sorted(maps.Keys(h.ids())), Response: h.response}, nil
 }
 
-// StartAgain starts a container again that was admitted and has ended. Kubelet does not look at its devices then: it calls
-// PreStartContainer, as far as the plugin wants that. An error is a *PodError, or ErrStopped.
+// StartAgain starts a container again that was admitted and has ended. Kubelet does not look at its
+// devices then: it calls PreStartContainer, as far as the plugin wants that. An error is a
+// *PodError, or ErrStopped.
 func (k *Kubelet) StartAgain(ctx context.Context, c Container) error {
 	m, err := k.running()
 	if err != nil {
@@ -131,7 +136,8 @@ func (k *Kubelet) admit(ctx context.Context, m *manager, c Container) error {
 	return nil
 }
 
-// A Moment is one of an admission at which kubelet has chosen devices and not noted that the container holds them.
+// A Moment is one of an admission at which kubelet has chosen devices and not noted that the
+// container holds them.
 type Moment string
 
 // The moments.
@@ -140,7 +146,8 @@ const (
 	AfterAllocate  Moment = "after the answer to Allocate"
 )
 
-// WhileAllocating has a function called in each admission at both moments; nil for none. It may use all of the Kubelet but Admit.
+// WhileAllocating has a function called in each admission at both moments; nil for none. It may use
+// all of the Kubelet but Admit.
 func (k *Kubelet) WhileAllocating(f func(Moment)) {
 	if f == nil {
 		k.allocating.Store(nil)
@@ -149,11 +156,13 @@ func (k *Kubelet) WhileAllocating(f func(Moment)) {
 	k.allocating.Store(&f)
 }
 
-// Remove ends a pod. Kubelet tells no plugin; it counts the devices as free from its next admission on.
+// Remove ends a pod. Kubelet tells no plugin; it counts the devices as free from its next admission
+// on.
 func (k *Kubelet) Remove(pod string) { k.pods.remove(pod) }
 
-// PodStatus returns allocatedResourcesStatus of a pod's containers: resource → device ID → true if Healthy. Health
-// is what the last list said, stream or no stream; an ID that is in no list any more counts as healthy.
+// PodStatus returns allocatedResourcesStatus of a pod's containers: resource → device ID → true if
+// Healthy. Health is what the last list said, stream or no stream; an ID that is in no list any
+// more counts as healthy.
 func (k *Kubelet) PodStatus(pod string) map[string]map[string]bool {
 	m, err := k.running()
 	if err != nil {
@@ -213,8 +222,9 @@ func (m *manager) recountLocked() {
 	}
 }
 
-// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use, and forgets what it is
-// allocating at that moment (kubernetes/kubernetes#137534). A kubelet that has not heard of all pods yet takes back nothing.
+// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is
+// in use, and forgets what it is allocating at that moment (kubernetes/kubernetes#137534). A
+// kubelet that has not heard of all pods yet takes back nothing.
 func (m *manager) freeGone() {
 	if !m.pods.known() {
 		return
@@ -241,9 +251,9 @@ func (m *manager) freeGone() {
 	m.recountLocked()
 }
 
-// fits does what kubelet does for the Topology Manager's policy single-numa-node: one NUMA node must have the container's
-// devices, those that it holds or enough that are free. A device that it holds and that left the list is a nil dereference in
-// kubelet.
+// fits does what kubelet does for the Topology Manager's policy single-numa-node: one NUMA node
+// must have the container's devices, those that it holds or enough that are free. A device that it
+// holds and that left the list is a nil dereference in kubelet.
 func (m *manager) fits(c Container) error {
 	m.freeGone()
 	m.mu.Lock()
@@ -351,7 +361,8 @@ func (m *manager) live(e *endpoint) error {
 	return fmt.Errorf("endpoint %s has been stopped", e.path)
 }
 
-// hold notes what a container holds. A device that has left the list meanwhile is a nil dereference in kubelet.
+// hold notes what a container holds. A device that has left the list meanwhile is a nil dereference
+// in kubelet.
 func (m *manager) hold(c Container, ids []string, response *v1beta1.ContainerAllocateResponse) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -57,8 +57,9 @@ func (d checkpointData) checksum() uint64 {
 	return uint64(sum.Sum32())
 }
 
-// writeCheckpoint saves what containers hold and which resources there are. Kubelet goes on when that fails, and only
-// logs it; so does the stand-in, whose next incarnation then starts from an older file.
+// writeCheckpoint saves what containers hold and which resources there are. Kubelet goes on when
+// that fails, and only logs it; so does the stand-in, whose next incarnation then starts from an
+// older file.
 func (m *manager) writeCheckpoint() {
 	m.saving.Lock()
 	defer m.saving.Unlock()
@@ -98,8 +99,8 @@ func (m *manager) save(data checkpointData) {
 	}
 }
 
-// SavedCheckpoint returns a checkpoint in which container c of the pod with UID uid holds a device d of each resource, with the answer to
-// Allocate as given, encoded.
+// SavedCheckpoint returns a checkpoint in which container c of the pod with UID uid holds a device
+// d of each resource, with the answer to Allocate as given, encoded.
 func SavedCheckpoint(answers map[string][]byte) string {
 	data := checkpointData{RegisteredDevices: map[string][]string{}}
 	for _, resource := range slices.Sorted(maps.Keys(answers)) {
@@ -111,8 +112,9 @@ func SavedCheckpoint(answers map[string][]byte) string {
 	return string(encoded)
 }
 
-// readCheckpoint takes up what the last incarnation left: who holds what, and for each resource a stopped endpoint
-// and no devices, so that capacity is 0 until its plugin registers. A file that is missing or broken is no file.
+// readCheckpoint takes up what the last incarnation left: who holds what, and for each resource a
+// stopped endpoint and no devices, so that capacity is 0 until its plugin registers. A file that is
+// missing or broken is no file.
 func (m *manager) readCheckpoint() {
 	encoded, err := os.ReadFile(filepath.Join(m.dir, checkpointName))
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// choose returns the devices to allocate for a container; none if it holds its devices already. From the choice on they
-// count as in use.
+// choose returns the devices to allocate for a container; none if it holds its devices already.
+// From the choice on they count as in use.
 func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,8 +51,8 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 			c.Resource, needed, len(available))
 	}
 	aligned := m.alignedLocked(c, available)
-	// The plugin is asked for its wish among the aligned devices if there are more than enough of them; else they
-	// are taken, and it is asked for the rest.
+	// The plugin is asked for its wish among the aligned devices if there are more than enough of
+	// them; else they are taken, and it is asked for the rest.
 	from := aligned
 	if len(aligned) <= needed {
 		if take(aligned) {
@@ -71,8 +71,8 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 		c.Count, len(chosen))
 }
 
-// healthyLocked returns the healthy devices of the container's resource. It is an error if there are none, or if a device that the
-// container had is not among them.
+// healthyLocked returns the healthy devices of the container's resource. It is an error if there
+// are none, or if a device that the container had is not among them.
 func (m *manager) healthyLocked(c Container, had set) (set, error) {
 	healthy, registered := m.healthy[c.Resource]
 	if !registered {
@@ -88,8 +88,8 @@ func (m *manager) healthyLocked(c Container, had set) (set, error) {
 	return healthy, nil
 }
 
-// preferLocked asks the plugin which devices it would like to see allocated, if it wants to be asked. The lock is given
-// up for the call, so lists come in meanwhile.
+// preferLocked asks the plugin which devices it would like to see allocated, if it wants to be
+// asked. The lock is given up for the call, so lists come in meanwhile.
 func (m *manager) preferLocked(ctx context.Context, c Container, available, included set) (set, error) {
 	e := m.endpoints[c.Resource]
 	if e == nil {
@@ -128,7 +128,8 @@ func (m *manager) callPrefer(
 	return response, err
 }
 
-// reusableLocked returns the devices of the pod's init containers that no other of its containers holds.
+// reusableLocked returns the devices of the pod's init containers that no other of its containers
+// holds.
 func (m *manager) reusableLocked(c Container) set {
 	ofInits, ofOthers := set{}, set{}
 	for _, h := range m.held {
@@ -143,8 +144,8 @@ func (m *manager) reusableLocked(c Container) set {
 	return minus(ofInits, ofOthers)
 }
 
-// alignedLocked returns the available devices on the container's NUMA nodes. Without a wish of the Topology Manager, or
-// when no device of the resource names a node, there are none.
+// alignedLocked returns the available devices on the container's NUMA nodes. Without a wish of the
+// Topology Manager, or when no device of the resource names a node, there are none.
 func (m *manager) alignedLocked(c Container, available set) set {
 	aligned := set{}
 	for id := range available {

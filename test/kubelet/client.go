@@ -29,8 +29,9 @@ type client struct {
 	streaming bool             // guarded by m.mu
 }
 
-// connect is kubelet's work for a Register call: dial, ask for the options, take the endpoint into use and start the
-// stream. The client is known before it is connected; on 1.36 the end of an older stream can therefore hit it.
+// connect is kubelet's work for a Register call: dial, ask for the options, take the endpoint into
+// use and start the stream. The client is known before it is connected; on 1.36 the end of an older
+// stream can therefore hit it.
 func (m *manager) connect(ctx context.Context, resource, path string) error {
 	stream, drop := context.WithCancel(m.ctx)
 	c := &client{m: m, resource: resource, path: path, drop: drop}
@@ -138,8 +139,8 @@ func (c *client) close() {
 	}
 }
 
-// The three functions below are kubelet's table of clients: in 1.36 one a resource, in 1.37 one a resource and socket
-// path.
+// The three functions below are kubelet's table of clients: in 1.36 one a resource, in 1.37 one a
+// resource and socket path.
 
 func (m *manager) addClient(c *client) {
 	m.mu.Lock()

@@ -35,23 +35,27 @@ var ErrStopped = errors.New("kubelet is not running")
 
 // Options says how a Kubelet is to be.
 type Options struct {
-	// Dir is the device plugin directory, /var/lib/kubelet/device-plugins on a node. It is made if missing. Required.
+	// Dir is the device plugin directory, /var/lib/kubelet/device-plugins on a node. It is made if
+	// missing. Required.
 	Dir string
 	// PodResourcesSocket is where the PodResources service listens; "" means that there is none.
 	PodResourcesSocket string
-	// Starting is called when a kubelet that starts answers PodResources and does not listen in Dir yet, which takes a real one 0.2 s.
+	// Starting is called when a kubelet that starts answers PodResources and does not listen in Dir
+	// yet, which takes a real one 0.2 s.
 	Starting func()
 	// Version defaults to V137.
 	Version Version
-	// SeesEndsAfter is how long after the end of a stream the kubelet takes notice of it. A busy one needs milliseconds.
+	// SeesEndsAfter is how long after the end of a stream the kubelet takes notice of it. A busy one
+	// needs milliseconds.
 	SeesEndsAfter time.Duration
-	// Clock is what the grace of stopped endpoints is measured with; nil means the real one. Time stamps in the log
-	// are always real.
+	// Clock is what the grace of stopped endpoints is measured with; nil means the real one. Time
+	// stamps in the log are always real.
 	Clock clock.PassiveClock
 }
 
-// A Kubelet is one node's kubelet over any number of its process's incarnations. What outlives an incarnation on a node
-// outlives it here: the pods, and what is on disk. All methods may be called by several goroutines.
+// A Kubelet is one node's kubelet over any number of its process's incarnations. What outlives an
+// incarnation on a node outlives it here: the pods, and what is on disk. All methods may be called
+// by several goroutines.
 type Kubelet struct {
 	options Options
 	log     *eventLog
@@ -84,8 +88,8 @@ func Start(o Options) (*Kubelet, error) {
 	return k, nil
 }
 
-// Stop ends kubelet's process as a kill would: every connection breaks, and its socket files stay behind. It returns
-// when no goroutine of it is left. Stopping a stopped kubelet does nothing.
+// Stop ends kubelet's process as a kill would: every connection breaks, and its socket files stay
+// behind. It returns when no goroutine of it is left. Stopping a stopped kubelet does nothing.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -97,8 +101,8 @@ func (k *Kubelet) Stop() {
 	k.log.add(Event{Kind: Stopped})
 }
 
-// Resume starts a stopped kubelet again: it reads its checkpoint, wipes the sockets in its directory and listens.
-// Whatever stood in the directory meanwhile is what it finds there.
+// Resume starts a stopped kubelet again: it reads its checkpoint, wipes the sockets in its
+// directory and listens. Whatever stood in the directory meanwhile is what it finds there.
 func (k *Kubelet) Resume() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -120,8 +124,9 @@ func (k *Kubelet) Restart() error {
 	return k.Resume()
 }
 
-// RecreateSocket removes kubelet.sock and listens on it anew, while all streams live on. The new file has another inode: on
-// the same one, made within the same tick of the kernel's clock, nobody could tell it from the old one.
+// RecreateSocket removes kubelet.sock and listens on it anew, while all streams live on. The new
+// file has another inode: on the same one, made within the same tick of the kernel's clock, nobody
+// could tell it from the old one.
 func (k *Kubelet) RecreateSocket() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -152,7 +157,8 @@ func (k *Kubelet) Wipe() error {
 	return nil
 }
 
-// ReplaceDirectory removes the device plugin directory and makes another, empty one of the same name.
+// ReplaceDirectory removes the device plugin directory and makes another, empty one of the same
+// name.
 func (k *Kubelet) ReplaceDirectory() error {
 	err := os.RemoveAll(k.options.Dir)
 	for errors.Is(err, unix.ENOTEMPTY) { // a plugin made a socket meanwhile
@@ -173,8 +179,8 @@ func (k *Kubelet) Socket() string { return filepath.Join(k.options.Dir, "kubelet
 // PodResourcesSocket returns the path of the PodResources socket.
 func (k *Kubelet) PodResourcesSocket() string { return k.options.PodResourcesSocket }
 
-// DropStream ends kubelet's side of every ListAndWatch stream of a resource, as a broken connection would, and says how
-// many there were. Kubelet itself goes on.
+// DropStream ends kubelet's side of every ListAndWatch stream of a resource, as a broken connection
+// would, and says how many there were. Kubelet itself goes on.
 func (k *Kubelet) DropStream(resource string) int {
 	m, err := k.running()
 	if err != nil {
@@ -183,11 +189,13 @@ func (k *Kubelet) DropStream(resource string) int {
 	return m.dropStreams(resource)
 }
 
-// SetRegister says how Register calls are answered from now on. Calls that hang go on when that changes.
+// SetRegister says how Register calls are answered from now on. Calls that hang go on when that
+// changes.
 func (k *Kubelet) SetRegister(mode RegisterMode) { k.gate.set(mode) }
 
-// SetPodsKnown says whether kubelet knows the node's pods. A kubelet that starts while the API server is away does not:
-// PodResources shows none of them, and what they hold is theirs for as long. One that was started knows them.
+// SetPodsKnown says whether kubelet knows the node's pods. A kubelet that starts while the API
+// server is away does not: PodResources shows none of them, and what they hold is theirs for as
+// long. One that was started knows them.
 func (k *Kubelet) SetPodsKnown(known bool) { k.pods.setKnown(known) }
 
 // Quantity is what a node shows of one resource.
@@ -196,9 +204,9 @@ type Quantity struct {
 	Allocatable int // of those, the healthy ones
 }
 
-// Resources returns what the node shows, by resource name. Like kubelet's own look at it, made for every node
-// status, it forgets those resources whose endpoint has been stopped for over five minutes. A kubelet that is down
-// shows nothing.
+// Resources returns what the node shows, by resource name. Like kubelet's own look at it, made for
+// every node status, it forgets those resources whose endpoint has been stopped for over five
+// minutes. A kubelet that is down shows nothing.
 func (k *Kubelet) Resources() map[string]Quantity {
 	m, err := k.running()
 	if err != nil {
@@ -213,8 +221,8 @@ func (k *Kubelet) Capacity(resource string) int { return k.Resources()[resource]
 // Allocatable returns the number of healthy devices of a resource, held by pods or not.
 func (k *Kubelet) Allocatable(resource string) int { return k.Resources()[resource].Allocatable }
 
-// Devices returns kubelet's account of a resource's devices: ID → true if healthy. Devices whose stream has ended are
-// not.
+// Devices returns kubelet's account of a resource's devices: ID → true if healthy. Devices whose
+// stream has ended are not.
 func (k *Kubelet) Devices(resource string) map[string]bool {
 	m, err := k.running()
 	if err != nil {

@@ -24,7 +24,8 @@ import (
 
 const gpu = "nvidia.com/gpu"
 
-// start starts a kubelet in a directory whose name is short enough for sockets, and gives the test a deadline.
+// start starts a kubelet in a directory whose name is short enough for sockets, and gives the test
+// a deadline.
 func start(t *testing.T) (context.Context, *kubelet.Kubelet) {
 	t.Helper()
 	root := loopback.Folder(t)
@@ -317,8 +318,8 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	}
 }
 
-// TestForgottenDevicesHaveAPod: the event names the pod that they are allocated to. Devices that an admission which failed has left behind are
-// no pod's.
+// TestForgottenDevicesHaveAPod: the event names the pod that they are allocated to. Devices that an
+// admission which failed has left behind are no pod's.
 func TestForgottenDevicesHaveAPod(t *testing.T) {
 	t.Parallel()
 	ctx, k := start(t)

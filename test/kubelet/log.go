@@ -70,7 +70,8 @@ func (e Event) String() string {
 	}
 }
 
-// Is returns a condition for Next: an event of that kind about that resource ("" for Started and Stopped).
+// Is returns a condition for Next: an event of that kind about that resource ("" for Started and
+// Stopped).
 func Is(kind Kind, resource string) func(Event) bool {
 	return func(e Event) bool { return e.Kind == kind && e.Resource == resource }
 }
@@ -121,14 +122,15 @@ func (k *Kubelet) Mark() int {
 	return k.log.last
 }
 
-// Events returns what happened after a Mark, oldest first; 0 means from the start. Only the newest 32,768 or more are
-// kept.
+// Events returns what happened after a Mark, oldest first; 0 means from the start. Only the newest
+// 32,768 or more are kept.
 func (k *Kubelet) Events(after int) []Event {
 	events, _ := k.log.after(after)
 	return slices.Clone(events)
 }
 
-// Follow returns what happened after a Mark and goes on with what happens, until ctx ends or the loop is left.
+// Follow returns what happened after a Mark and goes on with what happens, until ctx ends or the
+// loop is left.
 func (k *Kubelet) Follow(ctx context.Context, after int) iter.Seq[Event] {
 	return func(yield func(Event) bool) {
 		for {
@@ -158,8 +160,8 @@ func (k *Kubelet) Next(ctx context.Context, after int, match func(Event) bool) (
 	return Event{}, fmt.Errorf("wait for kubelet: %w (seen: %v)", context.Cause(ctx), k.Events(after))
 }
 
-// WaitFor waits until done holds; it is asked at once and after every event. Conditions that come true by a clock alone
-// are not seen.
+// WaitFor waits until done holds; it is asked at once and after every event. Conditions that come
+// true by a clock alone are not seen.
 func (k *Kubelet) WaitFor(ctx context.Context, done func() bool) error {
 	for {
 		_, changed := k.log.after(0)

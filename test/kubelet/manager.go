@@ -158,7 +158,8 @@ func (m *manager) serve(path string, register func(*grpc.Server), options ...grp
 	return nil
 }
 
-// stop ends the process: nobody is told but by broken connections. It returns when no goroutine is left.
+// stop ends the process: nobody is told but by broken connections. It returns when no goroutine is
+// left.
 func (m *manager) stop() {
 	m.mu.Lock()
 	servers := maps.Clone(m.servers)
@@ -176,7 +177,8 @@ func (m *manager) stop() {
 	m.streams.Wait()
 }
 
-// connected takes a client's endpoint into use. Kubelet 1.37 refuses a socket path that it holds for connected.
+// connected takes a client's endpoint into use. Kubelet 1.37 refuses a socket path that it holds
+// for connected.
 func (m *manager) connected(c *client, options *v1beta1.DevicePluginOptions) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -194,8 +196,8 @@ func (m *manager) connected(c *client, options *v1beta1.DevicePluginOptions) err
 	return nil
 }
 
-// disconnected stops the endpoint of a plugin that has gone, or in 1.36 whichever the resource has now. When it was the
-// last one, the devices turn unhealthy; else any of the others takes over.
+// disconnected stops the endpoint of a plugin that has gone, or in 1.36 whichever the resource has
+// now. When it was the last one, the devices turn unhealthy; else any of the others takes over.
 func (m *manager) disconnected(resource, path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -230,8 +232,8 @@ func (m *manager) markUnhealthyLocked(resource string) {
 	}
 }
 
-// list takes in what a stream has sent. A list replaces the last one of that resource, whoever sent it; of two devices
-// with one ID the later wins.
+// list takes in what a stream has sent. A list replaces the last one of that resource, whoever sent
+// it; of two devices with one ID the later wins.
 func (m *manager) list(c *client, received time.Time, devices []*v1beta1.Device) {
 	all, healthy, unhealthy := map[string]*v1beta1.Device{}, set{}, set{}
 	for _, device := range devices {

@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// podTable holds the pods that are active on the node. They outlive kubelet's process. The zero value is empty.
+// podTable holds the pods that are active on the node. They outlive kubelet's process. The zero
+// value is empty.
 type podTable struct {
 	mu      sync.Mutex          // guards all following fields
 	pods    map[string][]string // pod → containers, in the order of their admission

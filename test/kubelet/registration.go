@@ -17,12 +17,13 @@ type RegisterMode int
 
 // The ways to answer Register.
 const (
-	RegisterAnswers   RegisterMode = iota // as kubelet does
-	RegisterRefuses                       // with an error, before it has looked at the request
-	RegisterHangs                         // not, before it has looked at the request
-	RegisterConnects                      // not, but it has connected and begun ListAndWatch: the answer is lost
-	RegisterIsLate                        // as kubelet does, but later, and also if the caller has gone by then
-	RegisterHangsUp                       // and closes its connection before ListAndWatch, as 1.36 may when another stream ends
+	RegisterAnswers  RegisterMode = iota // as kubelet does
+	RegisterRefuses                      // with an error, before it has looked at the request
+	RegisterHangs                        // not, before it has looked at the request
+	RegisterConnects                     // not, but it has connected and begun ListAndWatch: the answer is lost
+	RegisterIsLate                       // as kubelet does, but later, and also if the caller has gone by then
+	// and closes its connection before ListAndWatch, as 1.36 may when another stream ends.
+	RegisterHangsUp
 	registerModeCount = iota
 )
 
@@ -121,8 +122,9 @@ var (
 	qualifiedName   = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
 )
 
-// extendedResource reports whether kubelet takes name for a resource that a plugin may bring: prefixed, not of
-// Kubernetes' own, and still a qualified name with "requests." before it, which is how quotas name it.
+// extendedResource reports whether kubelet takes name for a resource that a plugin may bring:
+// prefixed, not of Kubernetes' own, and still a qualified name with "requests." before it, which is
+// how quotas name it.
 func extendedResource(name string) bool {
 	if strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
 		return false

@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
-// TestScenarios runs the table that kubelet's own device manager is run through as well, by test/e2e/devicemanager.
+// TestScenarios runs the table that kubelet's own device manager is run through as well, by
+// test/e2e/devicemanager.
 func TestScenarios(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {

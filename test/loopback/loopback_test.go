@@ -7,7 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestFree: each address has a host of its own, which connections elsewhere do not use, and can be listened at.
+// TestFree: each address has a host of its own, which connections elsewhere do not use, and can be
+// listened at.
 func TestFree(t *testing.T) {
 	hosts := map[string]bool{"127.0.0.1": true}
 	for range 600 {

@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestChartREADME: the README of the chart lists each value with its default and its comment in values.yaml.
+// TestChartREADME: the README of the chart lists each value with its default and its comment in
+// values.yaml.
 func TestChartREADME(t *testing.T) {
 	t.Parallel()
 	var document yamlv3.Node
@@ -44,7 +45,8 @@ func TestChartREADME(t *testing.T) {
 	heldTo(t, chart+"/README.md", "values", plain.String()+groups.String())
 }
 
-// isGroup reports whether the keys of a value are documented one by one. Those of Kubernetes' own types are not.
+// isGroup reports whether the keys of a value are documented one by one. Those of Kubernetes' own
+// types are not.
 func isGroup(path string, value *yamlv3.Node) bool {
 	switch path {
 	case "affinity", "resources", "readinessProbe", "livenessProbe", "mps.updateStrategy", "monitoring.labels", "monitoring.dashboard.labels":
@@ -114,7 +116,8 @@ func comment(key *yamlv3.Node) string {
 	return strings.ReplaceAll(strings.TrimSpace(strings.Join(lines, " ")), "|", `\|`)
 }
 
-// TestChartMetadata: Artifact Hub and Helm show the chart with its icon, licence, maintainers and image.
+// TestChartMetadata: Artifact Hub and Helm show the chart with its icon, licence, maintainers and
+// image.
 func TestChartMetadata(t *testing.T) {
 	t.Parallel()
 	loaded, err := loadChart()
@@ -146,7 +149,8 @@ func TestChartMetadata(t *testing.T) {
 	}
 	const blob = "https://github.com/gpu-device-plugin/gpu-device-plugin/blob/main/"
 	var links []struct{ URL string }
-	if err := yaml.Unmarshal([]byte(loaded.Metadata.Annotations["artifacthub.io/links"]), &links); err != nil || len(links) == 0 {
+	if err := yaml.Unmarshal([]byte(loaded.Metadata.Annotations["artifacthub.io/links"]), &links); err != nil ||
+		len(links) == 0 {
 		t.Fatalf("links %v, error %v", links, err)
 	}
 	for _, url := range append([]string{loaded.Metadata.Maintainers[0].URL}, urls(links)...) {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestCleanupHooks: with cleanup.enabled the chart has hooks that clean the nodes after the release is deleted, and without it none. The
-// pods are those of the static manifest.
+// TestCleanupHooks: with cleanup.enabled the chart has hooks that clean the nodes after the release
+// is deleted, and without it none. The pods are those of the static manifest.
 func TestCleanupHooks(t *testing.T) {
 	t.Parallel()
 	hooks := func(values string) (all []runtime.Object) {
@@ -43,10 +43,12 @@ func TestCleanupHooks(t *testing.T) {
 	statics := decode(t, "static", read(t, cleanupFolder+"/cleanup.yaml"))
 	want := only[*appsv1.DaemonSet](t, statics).Spec.Template.Spec
 	got := set.Spec.Template.Spec
-	if len(got.InitContainers) != len(want.InitContainers) || !slices.Equal(got.InitContainers[0].Command, want.InitContainers[0].Command) ||
+	if len(got.InitContainers) != len(want.InitContainers) ||
+		!slices.Equal(got.InitContainers[0].Command, want.InitContainers[0].Command) ||
 		!slices.Equal(got.InitContainers[1].Command, want.InitContainers[1].Command) ||
 		!slices.Equal(got.Containers[0].Command, want.Containers[0].Command) {
-		t.Errorf("containers of the chart %v and %v, of the manifest %v and %v", got.InitContainers, got.Containers, want.InitContainers,
+		t.Errorf("containers of the chart %v and %v, of the manifest %v and %v", got.InitContainers, got.Containers,
+			want.InitContainers,
 			want.Containers)
 	}
 	for _, diff := range []string{

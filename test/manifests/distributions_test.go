@@ -49,8 +49,9 @@ var layouts = map[string]layout{
 	"k3s on WSL":          {private: true},
 }
 
-// TestDistributions renders each row of the table in docs/platforms.md, checks the volumes of the pod against the layout of the node, as the
-// kubelet and the container runtime do, and starts the daemon there. It offers its GPUs, and misses nothing.
+// TestDistributions renders each row of the table in docs/platforms.md, checks the volumes of the
+// pod against the layout of the node, as the kubelet and the container runtime do, and starts the
+// daemon there. It offers its GPUs, and misses nothing.
 func TestDistributions(t *testing.T) {
 	t.Parallel()
 	_, text, _ := strings.Cut(string(read(t, "../../docs/platforms.md")), "<!-- distributions:")
@@ -74,7 +75,8 @@ func TestDistributions(t *testing.T) {
 	}
 }
 
-// TestPrivateRoot: on a node whose / is a private mount, the default values fail with the error that the documents name.
+// TestPrivateRoot: on a node whose / is a private mount, the default values fail with the error
+// that the documents name.
 func TestPrivateRoot(t *testing.T) {
 	t.Parallel()
 	pod := daemonSet(t, decode(t, "chart", render(t, "{}")), "gpu-device-plugin").Spec.Template.Spec
@@ -93,8 +95,9 @@ func TestPrivateRoot(t *testing.T) {
 	}
 }
 
-// TestUnmountsReachPods: a mount of the node with volumes of pods below it propagates unmounts into the pod. Otherwise the pod keeps the
-// file system of a volume in use after the kubelet has unmounted it, and a volume that is then detached loses data.
+// TestUnmountsReachPods: a mount of the node with volumes of pods below it propagates unmounts into
+// the pod. Otherwise the pod keeps the file system of a volume in use after the kubelet has
+// unmounted it, and a volume that is then detached loses data.
 func TestUnmountsReachPods(t *testing.T) {
 	t.Parallel()
 	sets := deployedDaemonSets(t)
@@ -106,7 +109,8 @@ func TestUnmountsReachPods(t *testing.T) {
 	} {
 		sets[values] = decode(t, "chart", render(t, values))
 	}
-	for _, values := range []string{"{}", "{cleanup: {enabled: true}}", "{cleanup: {enabled: true}, config: {name: a}}", "{rebootFile: /var/lib/reboot-required}"} {
+	for _, values := range []string{"{}", "{cleanup: {enabled: true}}", "{cleanup: {enabled: true}, config: {name: a}}",
+		"{rebootFile: /var/lib/reboot-required}"} {
 		values = strings.Replace(values, "{", "{nvidiaDriverRootPropagation: None, ", 1)
 		sets[values] = decode(t, "chart", render(t, values))
 	}
@@ -132,7 +136,8 @@ func TestUnmountsReachPods(t *testing.T) {
 						continue
 					}
 					if (m.MountPropagation == nil) != private {
-						t.Errorf("%s: %s, container %s: %q has the propagation %v", from, set.Name, c.Name, m.MountPath, m.MountPropagation)
+						t.Errorf("%s: %s, container %s: %q has the propagation %v", from, set.Name, c.Name, m.MountPath,
+							m.MountPropagation)
 					}
 				}
 			}
@@ -140,11 +145,12 @@ func TestUnmountsReachPods(t *testing.T) {
 	}
 }
 
-// TestDefaultsOnEveryLayout: with the default values the pod starts on every layout whose / is a shared mount and offers the GPUs. What is
-// missing is said, with the value that helps.
+// TestDefaultsOnEveryLayout: with the default values the pod starts on every layout whose / is a
+// shared mount and offers the GPUs. What is missing is said, with the value that helps.
 func TestDefaultsOnEveryLayout(t *testing.T) {
 	t.Parallel()
-	layouts := map[string]layout{"another root": {root: "/data/kubelet"}, "k0s": layouts["k0s"], "MicroK8s": layouts["MicroK8s"]}
+	layouts := map[string]layout{"another root": {root: "/data/kubelet"}, "k0s": layouts["k0s"],
+		"MicroK8s": layouts["MicroK8s"]}
 	for name, l := range layouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -170,8 +176,8 @@ type node struct {
 	control string
 }
 
-// startOn renders the chart with values, and starts its pod on a node of that layout with a simulated machine. It returns when the kubelet
-// counts the GPUs.
+// startOn renders the chart with values, and starts its pod on a node of that layout with a
+// simulated machine. It returns when the kubelet counts the GPUs.
 func startOn(t *testing.T, l layout, values string) node {
 	t.Helper()
 	objects := decode(t, "chart", render(t, strings.Replace(values, "{", "{simulate: dgx-h100, ", 1)))
@@ -184,7 +190,8 @@ func startOn(t *testing.T, l layout, values string) node {
 		}
 	}
 	k, err := kubelet.Start(kubelet.Options{
-		Dir: tree + "/var/lib/kubelet/device-plugins", PodResourcesSocket: tree + filepath.Join(root, "pod-resources/kubelet.sock"),
+		Dir: tree + "/var/lib/kubelet/device-plugins", PodResourcesSocket: tree + filepath.Join(root,
+			"pod-resources/kubelet.sock"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +218,8 @@ func startOn(t *testing.T, l layout, values string) node {
 	cmd := exec.CommandContext(t.Context(), os.Args[0],
 		"--kubelet-socket", seen("/var/lib/kubelet/device-plugins/kubelet.sock"),
 		"--pod-resources-socket", seen(kubeletRoot+"/pod-resources/kubelet.sock"),
-		"--state-dir", seen("/var/lib/gpu-device-plugin"), "--cdi-dir", filepath.Join(tree, "var/run/cdi"), "--control-socket", control)
+		"--state-dir", seen("/var/lib/gpu-device-plugin"), "--cdi-dir", filepath.Join(tree,
+			"var/run/cdi"), "--control-socket", control)
 	var log bytes.Buffer
 	cmd.Env, cmd.Stderr, cmd.SysProcAttr = env, &log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -240,8 +248,8 @@ func (n node) status() string {
 	return string(out)
 }
 
-// create makes of the volumes of a pod what the kubelet and the container runtime make of them on a node whose files are in tree. It returns
-// where the container's paths are.
+// create makes of the volumes of a pod what the kubelet and the container runtime make of them on a
+// node whose files are in tree. It returns where the container's paths are.
 func create(tree string, l layout, pod corev1.PodSpec) (seen func(string) string, err error) {
 	sources, onNode := map[string]string{}, map[string]string{}
 	for _, v := range pod.Volumes {

@@ -13,8 +13,8 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
-// TestChartGivesTheStaticDRA: deployments/node-agent-dra is what the chart gives with Dynamic Resource Allocation, and
-// deployments/node-agent-dra-mps what it gives with MPS for claims.
+// TestChartGivesTheStaticDRA: deployments/node-agent-dra is what the chart gives with Dynamic
+// Resource Allocation, and deployments/node-agent-dra-mps what it gives with MPS for claims.
 func TestChartGivesTheStaticDRA(t *testing.T) {
 	t.Parallel()
 	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null, dra: {enabled: true}, " +
@@ -25,8 +25,10 @@ func TestChartGivesTheStaticDRA(t *testing.T) {
 	for _, file := range []string{"classes.yaml", "rights.yaml"} {
 		agent = append(agent, decode(t, file, read(t, filepath.Join("../../deployments/node-agent-dra", file)))...)
 	}
-	agent = kustomize(t, "../../deployments/node-agent-dra", []string{"../node-agent", "classes.yaml", "rights.yaml"}, agent)
-	// Whoever goes back edits the mode in the static manifest, and so the account there may list claims.
+	agent = kustomize(t, "../../deployments/node-agent-dra", []string{"../node-agent", "classes.yaml", "rights.yaml"},
+		agent)
+	// Whoever goes back edits the mode in the static manifest, and so the account there may list
+	// claims.
 	for _, object := range agent {
 		if role, is := object.(*rbacv1.ClusterRole); is && role.Name == "gpu-device-plugin-dra" {
 			role.Rules[1].Verbs = slices.DeleteFunc(role.Rules[1].Verbs, func(v string) bool { return v == "list" })
@@ -34,11 +36,13 @@ func TestChartGivesTheStaticDRA(t *testing.T) {
 	}
 	givesTheSame(t, values, agent)
 	agent = append(agent, decode(t, "mps", read(t, filepath.Join(mpsFolder, "mps-control-daemon.yaml")))...)
-	agent = kustomize(t, "../../deployments/node-agent-dra-mps", []string{"../node-agent-dra", "../mps-control-daemon"}, agent)
+	agent = kustomize(t, "../../deployments/node-agent-dra-mps", []string{"../node-agent-dra", "../mps-control-daemon"},
+		agent)
 	givesTheSame(t, strings.TrimSuffix(values, "}")+", mps: {enabled: true}}", agent)
 }
 
-// TestDRAValues: the mode is that of the value, else that of the file, else dra; the account has rights only where it is enabled.
+// TestDRAValues: the mode is that of the value, else that of the file, else dra; the account has
+// rights only where it is enabled.
 func TestDRAValues(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
@@ -99,8 +103,8 @@ func TestDRAValues(t *testing.T) {
 	}
 }
 
-// TestDriverName: the name of the driver is that of the daemon, of classes, rights and admission policies. A name that only the daemon would
-// have is refused.
+// TestDriverName: the name of the driver is that of the daemon, of classes, rights and admission
+// policies. A name that only the daemon would have is refused.
 func TestDriverName(t *testing.T) {
 	t.Parallel()
 	const name = "gpu.example.com"
@@ -117,7 +121,8 @@ func TestDriverName(t *testing.T) {
 		switch o := o.(type) {
 		case *resourcev1.DeviceClass:
 			classes = append(classes, o.Name)
-			if s := o.Spec.Selectors[0].CEL.Expression; !strings.HasPrefix(s, "device.driver == '"+name+"' && device.attributes['"+name+"'].type == ") {
+			if s := o.Spec.Selectors[0].CEL.Expression; !strings.HasPrefix(s,
+				"device.driver == '"+name+"' && device.attributes['"+name+"'].type == ") {
 				t.Errorf("the class %s selects %s", o.Name, s)
 			}
 		case *rbacv1.ClusterRole:
@@ -135,7 +140,8 @@ func TestDriverName(t *testing.T) {
 		"path: /var/lib/kubelet/plugins/gpu.nvidia.com": true} // the folder is that of NVIDIA's driver
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimPrefix(strings.TrimSpace(line), "- ")
-		if strings.Contains(line, "gpu.nvidia.com") && !kept[line] && !strings.Contains(line, "hostPath: {path: /var/lib/kubelet/plugins/gpu.nvidia.com,") {
+		if strings.Contains(line, "gpu.nvidia.com") && !kept[line] &&
+			!strings.Contains(line, "hostPath: {path: /var/lib/kubelet/plugins/gpu.nvidia.com,") {
 			t.Errorf("a line with NVIDIA's name: %s", line)
 		}
 	}
@@ -144,8 +150,9 @@ func TestDriverName(t *testing.T) {
 		t.Errorf("a name in a file alone: %v, notes:\n%s", err, notes)
 	}
 	for bad, want := range map[string]string{
-		"{dra: {enabled: true, driverName: GPU_x}}":                                                                "driverName",
-		"{dra: {enabled: true}, extraArgs: [--dra-driver-name=" + name + "]}":                                      "set dra.driverName",
+		"{dra: {enabled: true, driverName: GPU_x}}": "driverName",
+		"{dra: {enabled: true}, extraArgs: [--dra-driver-name=" + name +
+			"]}": "set dra.driverName",
 		"{dra: {enabled: true}, devicePlugin: {containers: {main: {env: [{name: DRA_DRIVER_NAME, value: a.b}]}}}}": "set dra.driverName",
 	} {
 		if _, err := renderChart(bad); err == nil || !strings.Contains(err.Error(), want) {
@@ -166,18 +173,21 @@ func TestClasses(t *testing.T) {
 			found[class.Name] = class.Spec
 		}
 	}
-	if len(found) != 3 || found["gpu.nvidia.com"].Selectors[0].CEL.Expression != "a == 'b'" || len(found["mig-1g.10gb.nvidia.com"].Config) != 1 ||
+	if len(found) != 3 || found["gpu.nvidia.com"].Selectors[0].CEL.Expression != "a == 'b'" ||
+		len(found["mig-1g.10gb.nvidia.com"].Config) != 1 ||
 		*found["mig-1g.10gb.nvidia.com"].ExtendedResourceName != "nvidia.com/mig-1g.10gb" ||
 		!strings.Contains(found["mig.nvidia.com"].Selectors[0].CEL.Expression, "!('shared' in") {
 		t.Errorf("%+v", found)
 	}
 }
 
-// TestHelmTestOfClaims: helm test claims a GPU where GPUs are in slices, in the newest version of the API that there is, and asks for the
-// resource where a pod can get it. Where there is no such API, NOTES.txt says that there is no claim.
+// TestHelmTestOfClaims: helm test claims a GPU where GPUs are in slices, in the newest version of
+// the API that there is, and asks for the resource where a pod can get it. Where there is no such
+// API, NOTES.txt says that there is no claim.
 func TestHelmTestOfClaims(t *testing.T) {
 	t.Parallel()
-	all := helm.VersionSet{"resource.k8s.io/v1beta1/DeviceClass", "resource.k8s.io/v1beta2/DeviceClass", "resource.k8s.io/v1/DeviceClass"}
+	all := helm.VersionSet{"resource.k8s.io/v1beta1/DeviceClass", "resource.k8s.io/v1beta2/DeviceClass",
+		"resource.k8s.io/v1/DeviceClass"}
 	const resource, claim = "nvidia.com/gpu", "claim"
 	for _, tt := range []struct {
 		kubernetes, values string
@@ -193,13 +203,17 @@ func TestHelmTestOfClaims(t *testing.T) {
 		{kubernetes: newest, values: "{dra: {enabled: true, mode: plugin}}", served: all, want: []string{resource}},
 		{kubernetes: newest, values: "{dra: {enabled: true, mode: plugin}, test: {deviceClass: a, devices: 2}}", served: all,
 			want: []string{claim, resource}, request: `{"exactly":{"count":2,"deviceClassName":"a"},"name":"gpus"}`},
-		{kubernetes: newest, values: "{dra: {enabled: true}, test: {deviceClass: \"\"}}", served: all, want: []string{resource}},
-		{kubernetes: newest, values: "{dra: {enabled: true, extendedResourceName: \"\"}}", served: all, want: []string{claim}, request: "exactly"},
+		{kubernetes: newest, values: "{dra: {enabled: true}, test: {deviceClass: \"\"}}", served: all,
+			want: []string{resource}},
+		{kubernetes: newest, values: "{dra: {enabled: true, extendedResourceName: \"\"}}", served: all, want: []string{claim},
+			request: "exactly"},
 		{kubernetes: "1.35", values: "{dra: {enabled: true}}", served: all, want: []string{claim}, request: "exactly"},
-		{kubernetes: "1.35", values: "{dra: {enabled: true, mode: split}}", served: all, want: []string{claim, resource}, request: "exactly"},
+		{kubernetes: "1.35", values: "{dra: {enabled: true, mode: split}}", served: all, want: []string{claim, resource},
+			request: "exactly"},
 		{kubernetes: "1.32", values: "{dra: {enabled: true}}", served: all[:1], want: []string{claim},
 			request: `{"count":1,"deviceClassName":"gpu.nvidia.com","name":"gpus"}`},
-		{kubernetes: newest, values: "{dra: {enabled: true, mode: split, deviceClasses: false}}", want: []string{resource}, note: true},
+		{kubernetes: newest, values: "{dra: {enabled: true, mode: split, deviceClasses: false}}", want: []string{resource},
+			note: true},
 	} {
 		text, notes, err := renderServed(tt.kubernetes, tt.served, tt.values)
 		if err != nil {
@@ -208,10 +222,12 @@ func TestHelmTestOfClaims(t *testing.T) {
 		if got := strings.Contains(notes, "helm test leaves its claim out"); got != tt.note {
 			t.Errorf("%+v: NOTES.txt says that there is no claim: %v", tt, got)
 		}
-		if tt.request != "" && (!strings.Contains(string(text), tt.request) || strings.Count(string(text), `helm.sh/hook-weight: "-1"`) != 1) {
+		if tt.request != "" && (!strings.Contains(string(text), tt.request) ||
+			strings.Count(string(text), `helm.sh/hook-weight: "-1"`) != 1) {
 			t.Errorf("%+v: no claim with %s that Helm makes before its pod", tt, tt.request)
 		}
-		version := "resource.k8s.io/" + strings.TrimSuffix(strings.TrimPrefix(slices.Max(append(tt.served, "")), "resource.k8s.io/"), "/DeviceClass")
+		version := "resource.k8s.io/" + strings.TrimSuffix(strings.TrimPrefix(slices.Max(append(tt.served, "")),
+			"resource.k8s.io/"), "/DeviceClass")
 		if len(tt.served) == 1 { // this program knows v1 alone
 			text = []byte(strings.ReplaceAll(string(text), version, "resource.k8s.io/v1"))
 			text = []byte(strings.ReplaceAll(string(text), tt.request, `{"name":"gpus"}`))
@@ -238,14 +254,16 @@ func TestHelmTestOfClaims(t *testing.T) {
 	}
 }
 
-// TestClaimsAreListedOnlyToGoBack: the account lists the claims of all namespaces only where a GPU may go back to the device plugin.
+// TestClaimsAreListedOnlyToGoBack: the account lists the claims of all namespaces only where a GPU
+// may go back to the device plugin.
 func TestClaimsAreListedOnlyToGoBack(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]bool{
 		"": false, ", mode: dra": false, ", mode: split": true, ", mode: plugin": true,
 		"}, config: {name: mine": true, "}, config: {map: {a: \"dra: {mode: plugin}\"}": true,
 	} {
-		got := strings.Contains(string(render(t, "{dra: {enabled: true"+values+"}}")), "resources: [resourceclaims], verbs: [get, list]")
+		got := strings.Contains(string(render(t, "{dra: {enabled: true"+values+"}}")),
+			"resources: [resourceclaims], verbs: [get, list]")
 		if got != want {
 			t.Errorf("%s: claims are listed %t, want %t", values, got, want)
 		}

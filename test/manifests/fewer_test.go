@@ -10,12 +10,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// TestRightsOfStartupTaint: the account changes nodes, and the policy lets it change that taint alone.
+// TestRightsOfStartupTaint: the account changes nodes, and the policy lets it change that taint
+// alone.
 func TestRightsOfStartupTaint(t *testing.T) {
 	t.Parallel()
 	want := append([]string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}, anyRights...)
 	slices.Sort(want)
-	for _, values := range []string{"{features: {startupTaint: true}}", "{config: {map: {a: \"features: {startupTaint: true}\"}}}"} {
+	for _, values := range []string{"{features: {startupTaint: true}}",
+		"{config: {map: {a: \"features: {startupTaint: true}\"}}}"} {
 		text := render(t, values)
 		if diff := cmp.Diff(want, rights(t, decode(t, "chart", text))); diff != "" {
 			t.Errorf("%s: rights (-want +got):\n%s", values, diff)
@@ -26,11 +28,12 @@ func TestRightsOfStartupTaint(t *testing.T) {
 	}
 }
 
-// TestRightsOfFewerDevices: the account taints the node and lists pods; the policy lets it change that taint alone, and the other one where
-// both are on.
+// TestRightsOfFewerDevices: the account taints the node and lists pods; the policy lets it change
+// that taint alone, and the other one where both are on.
 func TestRightsOfFewerDevices(t *testing.T) {
 	t.Parallel()
-	want := append([]string{"cluster:  nodes patch", "cluster:  pods list", "policy gpu-device-plugin-nodes"}, anyRights...)
+	want := append([]string{"cluster:  nodes patch", "cluster:  pods list", "policy gpu-device-plugin-nodes"},
+		anyRights...)
 	slices.Sort(want)
 	for values, keys := range map[string]string{
 		"{features: {changeTaint: true}}":                         "['gpu-device-plugin.github.io/fewer-devices']",

@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// goldens are values whose whole render is in testdata/golden, so that a change of the chart shows what becomes of it.
+// goldens are values whose whole render is in testdata/golden, so that a change of the chart shows
+// what becomes of it.
 var goldens = map[string]string{
 	"default":      "{}",
 	"mig-mixed":    "{migStrategy: mixed}",

@@ -43,7 +43,8 @@ var always = []string{
 	"/var/lib/kubelet/device-plugins rw", "/var/lib/kubelet/pod-resources ro", "/ ro", "/var/lib/gpu-device-plugin rw",
 }
 
-// grants returns what a pod may do that any pod may not: folders of the node, capabilities and the like.
+// grants returns what a pod may do that any pod may not: folders of the node, capabilities and the
+// like.
 func grants(t *testing.T, pod corev1.PodSpec) []string {
 	t.Helper()
 	found := map[string]bool{
@@ -62,7 +63,8 @@ func grants(t *testing.T, pod corev1.PodSpec) []string {
 	} else {
 		found["escalation"] = context.AllowPrivilegeEscalation == nil || *context.AllowPrivilegeEscalation
 		found["writable root"] = context.ReadOnlyRootFilesystem == nil || !*context.ReadOnlyRootFilesystem
-		found["no seccomp profile"] = context.SeccompProfile == nil || context.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault
+		found["no seccomp profile"] = context.SeccompProfile == nil ||
+			context.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault
 		found["all capabilities of containers"] = !slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"})
 		for _, added := range context.Capabilities.Add {
 			found[string(added)] = true
@@ -119,13 +121,15 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// TestFoldersOfTheDriver: with nvidiaDriverRootFolders the pod sees these folders of the driver root alone, and the driver of each of these
-// layouts is found through them as it is through the whole root.
+// TestFoldersOfTheDriver: with nvidiaDriverRootFolders the pod sees these folders of the driver
+// root alone, and the driver of each of these layouts is found through them as it is through the
+// whole root.
 func TestFoldersOfTheDriver(t *testing.T) {
 	t.Parallel()
 	const version = "550.54.15"
 	compiler := filepath.Join(t.TempDir(), "library.so")
-	if out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-x", "c", "-o", compiler, os.DevNull).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-x", "c", "-o", compiler,
+		os.DevNull).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v: %s", err, out)
 	}
 	library := string(read(t, compiler))
@@ -135,8 +139,10 @@ func TestFoldersOfTheDriver(t *testing.T) {
 		want         []string          // what the pod sees
 	}{
 		"merged /usr": {"nvidiaDriverRootFolders: [/usr, /lib, /lib64, /etc]", "/", map[string]string{
-			"usr/lib64/libcuda.so." + version: library, "usr/lib64/libnvidia-ml.so." + version: library, "usr/lib64/libnvidia-ml.so.1": "->libnvidia-ml.so." + version,
-			"lib": "->usr/lib", "lib64": "->usr/lib64", "usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "", "usr/bin/nvidia-smi": "",
+			"usr/lib64/libcuda.so." + version: library, "usr/lib64/libnvidia-ml.so." +
+				version: library, "usr/lib64/libnvidia-ml.so.1": "->libnvidia-ml.so." + version,
+			"lib": "->usr/lib", "lib64": "->usr/lib64", "usr/lib/firmware/nvidia/" + version +
+				"/gsp_ga10x.bin": "", "usr/bin/nvidia-smi": "",
 			"etc/vulkan/icd.d/nvidia_icd.json": "", "root/secret": "",
 		}, []string{"/usr ro", "/lib ro", "/lib64 ro", "/etc ro"}},
 		"Debian's alternatives": {"nvidiaDriverRootFolders: [/usr, /etc/alternatives]", "/", map[string]string{
@@ -144,9 +150,10 @@ func TestFoldersOfTheDriver(t *testing.T) {
 			"usr/lib/nvidia/libcuda.so." + version: library, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "->/etc/alternatives/nvidia--libnvidia-ml.so.1",
 			"etc/alternatives/nvidia--libnvidia-ml.so.1": "->/usr/lib/nvidia/libnvidia-ml.so.1", "usr/lib/nvidia/libnvidia-ml.so.1": library, "etc/shadow": "",
 		}, []string{"/usr ro", "/etc/alternatives ro"}},
-		"a driver container": {"nvidiaDriverRoot: /run/nvidia/driver, nvidiaDriverRootFolders: [/usr]", "/run/nvidia/driver", map[string]string{
-			"usr/lib64/libcuda.so." + version: library, "usr/lib64/libnvidia-ml.so.1": library, "etc/shadow": "",
-		}, []string{"/run/nvidia/driver/usr ro"}},
+		"a driver container": {"nvidiaDriverRoot: /run/nvidia/driver, nvidiaDriverRootFolders: [/usr]", "/run/nvidia/driver",
+			map[string]string{
+				"usr/lib64/libcuda.so." + version: library, "usr/lib64/libnvidia-ml.so.1": library, "etc/shadow": "",
+			}, []string{"/run/nvidia/driver/usr ro"}},
 	} {
 		pod := daemonSet(t, decode(t, name, render(t, "{"+tt.values+"}")), "gpu-device-plugin").Spec.Template.Spec
 		want := append(slices.DeleteFunc(slices.Clone(always), func(g string) bool { return g == "/ ro" }), tt.want...)
@@ -161,10 +168,12 @@ func TestFoldersOfTheDriver(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", name, whole, err)
 		}
 		parts, err := driverroot.Find(os.DirFS(seen), version)
-		if diff := cmp.Diff(whole, parts, cmpopts.IgnoreUnexported(driverroot.Files{}), cmpopts.IgnoreUnexported(driverroot.Library{})); diff != "" || err != nil {
+		if diff := cmp.Diff(whole, parts, cmpopts.IgnoreUnexported(driverroot.Files{}),
+			cmpopts.IgnoreUnexported(driverroot.Library{})); diff != "" || err != nil {
 			t.Errorf("%s: %v, files (-whole root +folders):\n%s", name, err, diff)
 		}
-		if found, _ := filepath.Rel(seen, driverroot.Locate(seen, driverroot.NVML)); !strings.Contains(found, "libnvidia-ml.so") {
+		if found, _ := filepath.Rel(seen, driverroot.Locate(seen, driverroot.NVML)); !strings.Contains(found,
+			"libnvidia-ml.so") {
 			t.Errorf("%s: NVML is at %q", name, found)
 		}
 		for _, secret := range []string{"root/secret", "etc/shadow"} {
@@ -199,8 +208,9 @@ func makeTree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// mounted returns a folder that is for a process here what /driver-root is in the pod, of a host whose driver root is at root and has the
-// content of host. A mount follows links at its source; so do links to it.
+// mounted returns a folder that is for a process here what /driver-root is in the pod, of a host
+// whose driver root is at root and has the content of host. A mount follows links at its source; so
+// do links to it.
 func mounted(t *testing.T, pod corev1.PodSpec, root, host string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -225,8 +235,8 @@ func mounted(t *testing.T, pod corev1.PodSpec, root, host string) string {
 	return dir
 }
 
-// TestGrantsOfFiles: what a configuration file asks for is granted where the chart can read it, and where it cannot, so that it works.
-// Values that few give are here, too.
+// TestGrantsOfFiles: what a configuration file asks for is granted where the chart can read it, and
+// where it cannot, so that it works. Values that few give are here, too.
 func TestGrantsOfFiles(t *testing.T) {
 	t.Parallel()
 	file := func(flags string) string { return fmt.Sprintf("{config: {map: {a: %q}}}", "flags: "+flags) }
@@ -245,15 +255,18 @@ func TestGrantsOfFiles(t *testing.T) {
 		{"{rebootFile: /var/run/reboot-required}", []string{"/var/run rw"}},
 		{"{hostDev: true, kernelLog: true}", []string{"privileged", "/dev rw"}},
 		{`{config: {map: {a: "mig: {enabled: true}"}}, mig: {enabled: false}}`, nil},
-		{"{mig: {enabled: true, disruption: pause}}", []string{"privileged", "/dev rw", "hostPID", "service account", "token"}},
-		{"{mig: {enabled: true, disruption: pause}, hostDev: false}", []string{"SYS_ADMIN", "SYS_PTRACE", "escalation", "hostPID", "service account", "token"}},
+		{"{mig: {enabled: true, disruption: pause}}", []string{"privileged", "/dev rw", "hostPID", "service account",
+			"token"}},
+		{"{mig: {enabled: true, disruption: pause}, hostDev: false}",
+			[]string{"SYS_ADMIN", "SYS_PTRACE", "escalation", "hostPID", "service account", "token"}},
 		{"{mig: {disruption: pause}}", nil},
 		{"{mig: {layout: all-balanced, replace: true, label: true, disruption: evict, config: {name: layouts}}}", nil},
 		{"{deviceListStrategy: envvar, " + file("{plugin: {deviceListStrategy: cdi-cri}}")[1:], nil},
 		{"{devicePlugin: {enableHostNetwork: true}}", []string{"hostNetwork"}},
 		{"{deviceListStrategy: [cdi-cri]}", []string{"/var/run/cdi rw"}},
 		{"{deviceListStrategy: cdi-cri, cdi: {enabled: false}}", nil},
-		{"{migStrategy: none, config: {name: mine, default: a}, features: {nodeConfig: false}}", []string{"/var/run/cdi rw", "/run/nvidia/mps rw"}},
+		{"{migStrategy: none, config: {name: mine, default: a}, features: {nodeConfig: false}}",
+			[]string{"/var/run/cdi rw", "/run/nvidia/mps rw"}},
 	} {
 		pod := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec
 		want := slices.Sorted(slices.Values(append(slices.Clone(always), tt.want...)))
@@ -263,10 +276,12 @@ func TestGrantsOfFiles(t *testing.T) {
 	}
 }
 
-// TestHostDevNeedsPrivileges: the node's devices are of no use to a container that may not open them.
+// TestHostDevNeedsPrivileges: the node's devices are of no use to a container that may not open
+// them.
 func TestHostDevNeedsPrivileges(t *testing.T) {
 	t.Parallel()
-	if _, err := renderChart("{hostDev: true, securityContext: {runAsUser: 0}}"); err == nil || !strings.Contains(err.Error(), "securityContext is not privileged") {
+	if _, err := renderChart("{hostDev: true, securityContext: {runAsUser: 0}}"); err == nil ||
+		!strings.Contains(err.Error(), "securityContext is not privileged") {
 		t.Errorf("error %v", err)
 	}
 	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true}, securityContext: {runAsUser: 0, capabilities: {drop: [ALL], add: [SYS_ADMIN]}}}")), "gpu-device-plugin").Spec.Template.Spec
@@ -303,8 +318,8 @@ func TestGrantsAreExplained(t *testing.T) {
 	}
 }
 
-// TestNothingIsAskedForWithoutItsGrant: what a variable, an argument or a security context of one's own leaves the pod without is refused, with
-// the value that grants it.
+// TestNothingIsAskedForWithoutItsGrant: what a variable, an argument or a security context of one's
+// own leaves the pod without is refused, with the value that grants it.
 func TestNothingIsAskedForWithoutItsGrant(t *testing.T) {
 	t.Parallel()
 	env := func(name, value string) string {
@@ -369,10 +384,11 @@ func TestNothingIsAskedForWithoutItsGrant(t *testing.T) {
 		"securityContext: {runAsUser: 1000}":                                                           "set securityContext.runAsUser to 0",
 		"podSecurityContext: {runAsNonRoot: true}":                                                     "set securityContext.runAsNonRoot to false",
 		"podSecurityContext: {runAsNonRoot: true}, securityContext: {runAsNonRoot: false}":             "",
-		"podSecurityContext: {runAsUser: 1000}":                                                        "", // the chart's context of the container counts
-		"podSecurityContext: {runAsUser: 1000}, hostDev: true":                                         "set securityContext.runAsUser to 0",
-		"podSecurityContext: {runAsUser: 1000}, mps: {enabled: true}":                                  "leave it out",
-		"rebootFile: /reboot-required":                                                                 "name a file in a folder",
+		// the chart's context of the container counts
+		"podSecurityContext: {runAsUser: 1000}":                       "",
+		"podSecurityContext: {runAsUser: 1000}, hostDev: true":        "set securityContext.runAsUser to 0",
+		"podSecurityContext: {runAsUser: 1000}, mps: {enabled: true}": "leave it out",
+		"rebootFile: /reboot-required":                                "name a file in a folder",
 	} {
 		_, err := renderChart("{" + values + "}")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -17,7 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// hostile are values, a YAML text each, that are wrong for nearly all keys, or that YAML takes for something else than was meant.
+// hostile are values, a YAML text each, that are wrong for nearly all keys, or that YAML takes for
+// something else than was meant.
 var hostile = []string{"null", `""`, "20240101", `"1e3"`, "[]", "{}", `"a: b"`, `"` + strings.Repeat("x", 300) + `"`}
 
 // everything has most of the chart on.
@@ -95,8 +96,8 @@ func takesPod(set *appsv1.DaemonSet) error {
 	return nil
 }
 
-// TestHostileValues: with anything in the place of any value the chart renders what an API server takes, or is refused by its schema or in a
-// sentence, and never ends in an error of a template.
+// TestHostileValues: with anything in the place of any value the chart renders what an API server
+// takes, or is refused by its schema or in a sentence, and never ends in an error of a template.
 func TestHostileValues(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a render for each value")
@@ -122,7 +123,8 @@ func TestHostileValues(t *testing.T) {
 		}
 		rendered, _, err := renderFor(newest, string(merged))
 		switch {
-		case err != nil && !strings.Contains(err.Error(), "execution error at") && !strings.Contains(err.Error(), "don't meet the specifications of the schema"):
+		case err != nil && !strings.Contains(err.Error(), "execution error at") &&
+			!strings.Contains(err.Error(), "don't meet the specifications of the schema"):
 			t.Errorf("%s: %s: %v", key, value, err)
 		case err != nil:
 		case slices.Contains(ofKubernetes, key) && strings.ContainsAny(value, "[{"):
@@ -160,17 +162,20 @@ func overlay(a, b map[string]any) map[string]any {
 	return a
 }
 
-// TestHostileReleases: a release of any name that Helm takes, in any namespace, has objects that the API server takes.
+// TestHostileReleases: a release of any name that Helm takes, in any namespace, has objects that
+// the API server takes.
 func TestHostileReleases(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 53)
 	dotted := strings.Repeat("x", 43) + "." + strings.Repeat("y", 9)
 	namespaces := []string{"kube-system", "123", "1e3", "true"}
 	for i, name := range []string{
-		"123", "true", "null", "1e3", "0x1", "on", "a.b", long, dotted, long[:51] + ".y", strings.Repeat("a.", 26) + "b", strings.Repeat("a-", 26) + "b",
+		"123", "true", "null", "1e3", "0x1", "on", "a.b", long, dotted, long[:51] + ".y", strings.Repeat("a.", 26) +
+			"b", strings.Repeat("a-", 26) + "b",
 	} {
 		namespace := namespaces[i%len(namespaces)]
-		rendered, _, err := renderAs(chartutil.ReleaseOptions{Name: name, Namespace: namespace}, newest, chartutil.DefaultVersionSet, everything)
+		rendered, _, err := renderAs(chartutil.ReleaseOptions{Name: name, Namespace: namespace}, newest,
+			chartutil.DefaultVersionSet, everything)
 		if err == nil {
 			err = takes(rendered)
 		}
@@ -180,7 +185,8 @@ func TestHostileReleases(t *testing.T) {
 	}
 }
 
-// TestHostileFiles: a file of config.map in which the chart would not find what needs rights is refused.
+// TestHostileFiles: a file of config.map in which the chart would not find what needs rights is
+// refused.
 func TestHostileFiles(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{
@@ -223,7 +229,8 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// ungranted are the options that need no right, folder or port that a value of the chart gives, or that say where something is in the container.
+// ungranted are the options that need no right, folder or port that a value of the chart gives, or
+// that say where something is in the container.
 var ungranted = strings.Fields(`FAIL_ON_INIT_ERROR NVIDIA_DEV_ROOT LIBRARY_SEARCH_PATH PASS_DEVICE_SPECS DEVICE_ID_STRATEGY GDRCOPY_ENABLED GDS_ENABLED MOFED_ENABLED
 	CDI_ANNOTATION_PREFIX NVIDIA_CDI_HOOK_PATH DRIVER_ROOT_CTR_PATH MPS_ROOT MPS_ROOT_CTR_PATH SHARED_DEVICES_ALLOCATION_POLICY DEVICE_DISCOVERY_STRATEGY
 	IMEX_CHANNEL_IDS IMEX_REQUIRED KUBELET_SOCKET CONFIG_FILE CDI_FEATURE_FLAGS CDI_DISABLE_HOOKS POD_RESOURCES_SOCKET CONTROL_SOCKET COMPATIBILITY
@@ -232,14 +239,16 @@ var ungranted = strings.Fields(`FAIL_ON_INIT_ERROR NVIDIA_DEV_ROOT LIBRARY_SEARC
 	FALLBACK_STRATEGIES NODE_LABELS_FILE NODE_LABELS_TIMESTAMP MACHINE_TYPE_FILE NAMESPACE POD_NAME MIG_LAYOUT MIG_CONFIG_FILE MIG_REPLACE
 	MIG_RESET_IN_VM MIG_EVICT_TIMEOUT DRA_SWITCH_MIG DRA_SHARES DRA_SHARE_BY DRA_METADATA`)
 
-// TestEachOptionIsJudged: each option of the daemon is among those for which the chart looks whether the pod has the rights, or among those that
-// need none.
+// TestEachOptionIsJudged: each option of the daemon is among those for which the chart looks
+// whether the pod has the rights, or among those that need none.
 func TestEachOptionIsJudged(t *testing.T) {
 	t.Parallel()
-	_, rows, _ := strings.Cut(string(read(t, chart+"/templates/_helpers.tpl")), `define "gpu-device-plugin.refuseUngranted"`)
+	_, rows, _ := strings.Cut(string(read(t, chart+"/templates/_helpers.tpl")),
+		`define "gpu-device-plugin.refuseUngranted"`)
 	rows, _, _ = strings.Cut(rows, "{{- $pattern :=")
 	known := slices.Clone(ungranted)
-	options := regexp.MustCompile("(?m)^[|] `--[^|]*[|] (`[A-Z_`, ]+`) [|]").FindAllStringSubmatch(string(read(t, "../../docs/reference.md")), -1)
+	options := regexp.MustCompile("(?m)^[|] `--[^|]*[|] (`[A-Z_`, ]+`) [|]").FindAllStringSubmatch(string(read(t,
+		"../../docs/reference.md")), -1)
 	for _, o := range options {
 		names := strings.Split(strings.ReplaceAll(o[1], "`", ""), ", ")
 		judged := slices.ContainsFunc(names, func(name string) bool { return strings.Contains(rows, fmt.Sprintf("(list %q", name)) })

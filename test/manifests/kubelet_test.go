@@ -9,7 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Of kubelet's folders, its --root-dir does not move device-plugins. Containers see all of them where the daemon expects them.
+// Of kubelet's folders, its --root-dir does not move device-plugins. Containers see all of them
+// where the daemon expects them.
 func TestChartValuesOfKubelet(t *testing.T) {
 	t.Parallel()
 	const devicePlugins, podResources = "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"
@@ -18,11 +19,13 @@ func TestChartValuesOfKubelet(t *testing.T) {
 		want   map[string]string // in the container → on the node
 	}{
 		{"", map[string]string{devicePlugins: devicePlugins, podResources: podResources}},
-		{"{kubeletRoot: /data/kubelet/}", map[string]string{devicePlugins: devicePlugins, "/data/kubelet/pod-resources": "/data/kubelet/pod-resources"}},
+		{"{kubeletRoot: /data/kubelet/}", map[string]string{devicePlugins: devicePlugins,
+			"/data/kubelet/pod-resources": "/data/kubelet/pod-resources"}},
 		{"{kubeletRoot: /data/kubelet, dra: {enabled: true}}", map[string]string{devicePlugins: devicePlugins,
 			"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/kubelet/plugins/gpu.nvidia.com": "/data/kubelet/plugins/gpu.nvidia.com",
 			"/data/kubelet/plugins_registry": "/data/kubelet/plugins_registry"}},
-		{"{kubeletDevicePlugins: /opt/x/device-plugins}", map[string]string{devicePlugins: "/opt/x/device-plugins", podResources: podResources}},
+		{"{kubeletDevicePlugins: /opt/x/device-plugins}", map[string]string{devicePlugins: "/opt/x/device-plugins",
+			podResources: podResources}},
 	} {
 		t.Run(tt.values, func(t *testing.T) {
 			t.Parallel()

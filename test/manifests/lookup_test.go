@@ -21,12 +21,13 @@ const (
 
 // set is a DaemonSet of a chart.
 func set(namespace, name, release, chart, selector string) string {
-	return `{apiVersion: apps/v1, kind: DaemonSet, metadata: {namespace: ` + namespace + `, name: ` + name + `, labels: {app.kubernetes.io/instance: ` + release +
+	return `{apiVersion: apps/v1, kind: DaemonSet, metadata: {namespace: ` + namespace + `, name: ` + name +
+		`, labels: {app.kubernetes.io/instance: ` + release +
 		`, helm.sh/chart: ` + chart + `}}, spec: {selector: {matchLabels: ` + selector + `}}}`
 }
 
-// TestClientOfTheOperator: the pods have the label of the operator's clients in their nodeSelector only if that is asked for, and never where no
-// node has it.
+// TestClientOfTheOperator: the pods have the label of the operator's clients in their nodeSelector
+// only if that is asked for, and never where no node has it.
 func TestClientOfTheOperator(t *testing.T) {
 	t.Parallel()
 	const label, refusal = "nvidia.com/gpu.deploy.client", "no Node has the label nvidia.com/gpu.deploy.client"
@@ -61,25 +62,29 @@ func TestClientOfTheOperator(t *testing.T) {
 	}
 }
 
-// TestSelectorOfAnotherChart: a DaemonSet that is there with another selector is refused before the API server refuses it, and the value that
-// the message names helps.
+// TestSelectorOfAnotherChart: a DaemonSet that is there with another selector is refused before the
+// API server refuses it, and the value that the message names helps.
 func TestSelectorOfAnotherChart(t *testing.T) {
 	t.Parallel()
-	theirs := set("kube-system", "gpus", "nvdp", "nvidia-device-plugin-0.20.0", "{app.kubernetes.io/name: nvidia-device-plugin, app.kubernetes.io/instance: nvdp}")
+	theirs := set("kube-system", "gpus", "nvdp", "nvidia-device-plugin-0.20.0",
+		"{app.kubernetes.io/name: nvidia-device-plugin, app.kubernetes.io/instance: nvdp}")
 	_, _, err := lookedUp("{fullnameOverride: gpus}", theirs)
 	const value = `selectorLabelsOverride: {"app.kubernetes.io/instance":"nvdp","app.kubernetes.io/name":"nvidia-device-plugin"}`
 	if err == nil || !strings.Contains(err.Error(), value) {
 		t.Fatalf("error %v, want one with %s", err, value)
 	}
 	other := strings.Replace(theirs, "metadata: {", "metadata: {annotations: {meta.helm.sh/release-name: nvdp}, ", 1)
-	if _, _, err := lookedUp("{fullnameOverride: gpus}", other); err == nil || !strings.Contains(err.Error(), "is of the release nvdp: give another fullnameOverride") {
+	if _, _, err := lookedUp("{fullnameOverride: gpus}", other); err == nil ||
+		!strings.Contains(err.Error(), "is of the release nvdp: give another fullnameOverride") {
 		t.Errorf("error %v", err)
 	}
 	mps := strings.Replace(other, "name: gpus", "name: gpus-mps-control-daemon", 1)
-	if _, _, err := lookedUp("{fullnameOverride: gpus, mps: {enabled: true}}", mps); err == nil || !strings.Contains(err.Error(), "is of the release nvdp") {
+	if _, _, err := lookedUp("{fullnameOverride: gpus, mps: {enabled: true}}", mps); err == nil ||
+		!strings.Contains(err.Error(), "is of the release nvdp") {
 		t.Errorf("error %v", err)
 	}
-	ours := set("kube-system", "gpu-device-plugin", "gpu-device-plugin", "gpu-device-plugin-1", "{app.kubernetes.io/name: gpu-device-plugin, app.kubernetes.io/instance: gpu-device-plugin}")
+	ours := set("kube-system", "gpu-device-plugin", "gpu-device-plugin", "gpu-device-plugin-1",
+		"{app.kubernetes.io/name: gpu-device-plugin, app.kubernetes.io/instance: gpu-device-plugin}")
 	for values, there := range map[string]string{"{fullnameOverride: gpus, " + value + "}": theirs, "{}": ours} {
 		if _, _, err := lookedUp(values, there); err != nil {
 			t.Errorf("%s: %v", values, err)
@@ -87,17 +92,21 @@ func TestSelectorOfAnotherChart(t *testing.T) {
 	}
 }
 
-// TestClassesOfAnotherDriver: a DeviceClass that is there, and not of this release, is refused with the value that helps.
+// TestClassesOfAnotherDriver: a DeviceClass that is there, and not of this release, is refused with
+// the value that helps.
 func TestClassesOfAnotherDriver(t *testing.T) {
 	t.Parallel()
 	served := append(slices.Clone(chartutil.DefaultVersionSet), "resource.k8s.io/v1/DeviceClass")
 	class := func(name, annotations string) string {
-		return "{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: " + name + ", annotations: {" + annotations + "}}}"
+		return "{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: " + name + ", annotations: {" +
+			annotations + "}}}"
 	}
 	ours := "meta.helm.sh/release-name: gpu-device-plugin, meta.helm.sh/release-namespace: kube-system"
 	for _, tt := range []struct{ values, there, want string }{
-		{"{dra: {enabled: true}}", class("gpu.nvidia.com", ""), "there is a DeviceClass gpu.nvidia.com, which is not of this release: set dra.deviceClasses to false"},
-		{"{dra: {enabled: true}}", class("mig.nvidia.com", strings.Replace(ours, "kube-system", "other", 1)), "set dra.deviceClasses to false"},
+		{"{dra: {enabled: true}}", class("gpu.nvidia.com", ""),
+			"there is a DeviceClass gpu.nvidia.com, which is not of this release: set dra.deviceClasses to false"},
+		{"{dra: {enabled: true}}", class("mig.nvidia.com", strings.Replace(ours, "kube-system", "other", 1)),
+			"set dra.deviceClasses to false"},
 		{"{dra: {enabled: true, deviceClasses: false}}", class("gpu.nvidia.com", ""), ""},
 		{"{dra: {enabled: true, driverName: gpu.example.com}}", class("gpu.nvidia.com", ""), ""},
 		{"{dra: {enabled: true}}", class("gpu.nvidia.com", ours), ""},
@@ -111,7 +120,8 @@ func TestClassesOfAnotherDriver(t *testing.T) {
 	}
 }
 
-// TestNodeFeatureDiscoveryOfNVIDIAsChart: NOTES.txt warns where the removal of NVIDIA's release takes node-feature-discovery away.
+// TestNodeFeatureDiscoveryOfNVIDIAsChart: NOTES.txt warns where the removal of NVIDIA's release
+// takes node-feature-discovery away.
 func TestNodeFeatureDiscoveryOfNVIDIAsChart(t *testing.T) {
 	t.Parallel()
 	plugin := func(namespace string) string {
@@ -141,11 +151,13 @@ func TestNodeFeatureDiscoveryOfNVIDIAsChart(t *testing.T) {
 	}
 }
 
-// TestKAIScheduler: NOTES.txt says what a KAI Scheduler that is there cannot do with claims, by the version of its operator.
+// TestKAIScheduler: NOTES.txt says what a KAI Scheduler that is there cannot do with claims, by the
+// version of its operator.
 func TestKAIScheduler(t *testing.T) {
 	t.Parallel()
 	operator := func(name, image string) string {
-		return `{apiVersion: apps/v1, kind: Deployment, metadata: {namespace: kai-scheduler, name: ` + name + `}, spec: {template: {spec: {containers: [{name: operator, image: "` + image +
+		return `{apiVersion: apps/v1, kind: Deployment, metadata: {namespace: kai-scheduler, name: ` + name +
+			`}, spec: {template: {spec: {containers: [{name: operator, image: "` + image +
 			`"}]}}}}`
 	}
 	const counters, plain = "KAI-Scheduler#2100", "KAI-Scheduler#937"
@@ -153,7 +165,8 @@ func TestKAIScheduler(t *testing.T) {
 		values, name, image string
 		want                []string
 	}{
-		{"{dra: {enabled: true}}", "kai-operator", "ghcr.io/kai-scheduler/kai-scheduler/operator:v0.16.4", []string{counters, plain}},
+		{"{dra: {enabled: true}}", "kai-operator", "ghcr.io/kai-scheduler/kai-scheduler/operator:v0.16.4",
+			[]string{counters, plain}},
 		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator:0.17.0-fips", []string{counters}},
 		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator:v0.12.3", []string{counters}},
 		{"{dra: {enabled: true}}", "kai-operator", "localhost:5000/operator:v0.18.0", nil},
@@ -173,7 +186,8 @@ func TestKAIScheduler(t *testing.T) {
 	}
 }
 
-// TestGPUCluster: NOTES.txt names a GPUCluster of NVIDIA's GPU operator, whose driver gives out the same GPUs.
+// TestGPUCluster: NOTES.txt names a GPUCluster of NVIDIA's GPU operator, whose driver gives out the
+// same GPUs.
 func TestGPUCluster(t *testing.T) {
 	t.Parallel()
 	const there, says = "{apiVersion: nvidia.com/v1alpha1, kind: GPUCluster, metadata: {name: gpu-cluster}}", "The GPUCluster gpu-cluster of NVIDIA's GPU operator"
@@ -199,7 +213,8 @@ func TestNetworkPolicy(t *testing.T) {
 	for values, want := range map[string][]string{
 		"{}":                         {"", "NetworkPolicy"},
 		"{metrics: {allowFrom: []}}": {"policyTypes: [Ingress]", "ports:\n        - {protocol"},
-		"{metrics: {allowFrom: [{ipBlock: {cidr: 192.0.2.0/24}}]}}": {"port: 9400}\n      from:\n        - ipBlock:\n", "ingress: []"},
+		"{metrics: {allowFrom: [{ipBlock: {cidr: 192.0.2.0/24}}]}}": {"port: 9400}\n      from:\n        - ipBlock:\n",
+			"ingress: []"},
 	} {
 		text := string(render(t, values))
 		_, policy, found := strings.Cut(text, "kind: NetworkPolicy")
@@ -216,9 +231,11 @@ func TestNetworkPolicy(t *testing.T) {
 // TestOpenShift: the account of the pods may use what the value names.
 func TestOpenShift(t *testing.T) {
 	t.Parallel()
-	for values, account := range map[string]string{"openshiftSCC: privileged": "default", "openshiftSCC: privileged, features: {events: true}": "gpu-device-plugin"} {
+	for values, account := range map[string]string{"openshiftSCC: privileged": "default",
+		"openshiftSCC: privileged, features: {events: true}": "gpu-device-plugin"} {
 		text := string(render(t, "{"+values+"}"))
-		if !strings.Contains(text, `name: "system:openshift:scc:privileged"`) || !strings.Contains(text, "{kind: ServiceAccount, name: "+account+",") {
+		if !strings.Contains(text, `name: "system:openshift:scc:privileged"`) ||
+			!strings.Contains(text, "{kind: ServiceAccount, name: "+account+",") {
 			t.Errorf("%s renders no binding for %s:\n%s", values, account, text)
 		}
 	}

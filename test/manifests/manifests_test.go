@@ -1,6 +1,7 @@
-// Package manifests holds the tests of what is deployed: every object of deployments/static and of the Helm chart is one
-// that a cluster's API takes, and the chart's defaults give the static DaemonSet. It is a module of its own, so that
-// Kubernetes' and Helm's types stay out of the daemon's dependencies.
+// Package manifests holds the tests of what is deployed: every object of deployments/static and of
+// the Helm chart is one that a cluster's API takes, and the chart's defaults give the static
+// DaemonSet. It is a module of its own, so that Kubernetes' and Helm's types stay out of the
+// daemon's dependencies.
 package manifests
 
 import (
@@ -111,7 +112,8 @@ func TestChartValuesOfMPS(t *testing.T) {
 	t.Parallel()
 	objects := decode(t, "chart", render(t, "{mps: {enabled: true, root: /x, enableHostPID: false}, migStrategy: single, simulate: t4, nodeSelector: {a: b}}"))
 	pod := daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec
-	if pod.HostPID || !maps.Equal(pod.NodeSelector, map[string]string{"a": "b", "nvidia.com/mps.capable": "true", "kubernetes.io/os": "linux"}) {
+	if pod.HostPID || !maps.Equal(pod.NodeSelector, map[string]string{"a": "b", "nvidia.com/mps.capable": "true",
+		"kubernetes.io/os": "linux"}) {
 		t.Errorf("host PIDs %t, nodes %v", pod.HostPID, pod.NodeSelector)
 	}
 	env := map[string]string{}
@@ -157,7 +159,8 @@ func TestChartValues(t *testing.T) {
 			values: "{migStrategy: \"\", deviceListStrategy: [], deviceIDStrategy: \"\", nvidiaDriverRoot: \"\", logVerbosity: \"\", " +
 				"config: {map: {a: \"flags: {migStrategy: mixed, nvidiaDriverRoot: /x}\"}}}",
 			env: map[string]string{"CONFIG_FILE": "/config/a", "NVIDIA_MIG_MONITOR_DEVICES": "all"}, config: "gpu-device-plugin-config"},
-		{name: "as NVIDIA's plugin takes the file", values: "{compatibility: nvidia}", env: map[string]string{"COMPATIBILITY": "nvidia"}},
+		{name: "as NVIDIA's plugin takes the file", values: "{compatibility: nvidia}",
+			env: map[string]string{"COMPATIBILITY": "nvidia"}},
 		{name: "what NVIDIA's chart leaves to the file", values: "{failOnInitError: null, nvidiaDriverRoot: null}"},
 		{name: "every setting",
 			values: "{migStrategy: none, failOnInitError: true, deviceListStrategy: envvar, deviceIDStrategy: index, " +
@@ -175,14 +178,17 @@ func TestChartValues(t *testing.T) {
 				"GPU_METRICS_PCIE_THROUGHPUT": "true", "GPU_METRICS_HOSTNAME_LABEL": "none"}},
 		{name: "device nodes", values: "{compatWithCPUManager: true}", privileged: true,
 			env: map[string]string{"PASS_DEVICE_SPECS": "true"}},
-		{name: "flags of NVIDIA's spec generator, so that the daemon says that they have no effect", values: "{cdi: {featureFlags: [a, b]}}",
-			env: map[string]string{"CDI_FEATURE_FLAGS": "a,b"}},
+		{name: "flags of NVIDIA's spec generator, so that the daemon says that they have no effect",
+			values: "{cdi: {featureFlags: [a, b]}}",
+			env:    map[string]string{"CDI_FEATURE_FLAGS": "a,b"}},
 		{name: "list of strategies", values: "{deviceListStrategy: [envvar, cdi-cri]}",
 			env: map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}},
 		{name: "files as names of devices, which NVIDIA's runtime may want of all who cannot administrate", admin: true,
 			values: "{deviceListStrategy: [volume-mounts, cdi-cri]}", env: map[string]string{"DEVICE_LIST_STRATEGY": "volume-mounts,cdi-cri"}},
-		{name: "folders of libraries", values: "{librarySearchPath: [/opt/a, /opt/b]}", env: map[string]string{"LIBRARY_SEARCH_PATH": "/opt/a,/opt/b"}},
-		{name: "health before a start", values: "{preStartChecks: health}", env: map[string]string{"PRE_START_CHECKS": "health"}},
+		{name: "folders of libraries", values: "{librarySearchPath: [/opt/a, /opt/b]}",
+			env: map[string]string{"LIBRARY_SEARCH_PATH": "/opt/a,/opt/b"}},
+		{name: "health before a start", values: "{preStartChecks: health}",
+			env: map[string]string{"PRE_START_CHECKS": "health"}},
 		{name: "clean before a start", values: "{preStartChecks: clean}", pids: true,
 			env: map[string]string{"PRE_START_CHECKS": "clean"}},
 		{name: "reset before a start", values: "{preStartChecks: [reset-clocks, reset-ecc]}", pids: true, admin: true,
@@ -197,7 +203,8 @@ func TestChartValues(t *testing.T) {
 		},
 		{name: "CUDA is proven first", values: "{validate: true}", env: map[string]string{"VALIDATE": "true"}},
 		{name: "GPUs are read less often", values: "{healthInterval: 30s}", env: map[string]string{"HEALTH_INTERVAL": "30s"}},
-		{name: "no kernel log, whatever the file says", values: "{kernelLog: false}", env: map[string]string{"KERNEL_LOG": "false"}},
+		{name: "no kernel log, whatever the file says", values: "{kernelLog: false}",
+			env: map[string]string{"KERNEL_LOG": "false"}},
 		{name: "the node's processes, for what a file asks for", values: "{hostPID: true}", pids: true},
 		{name: "MIG", values: "{migStrategy: mixed}", admin: true,
 			env: map[string]string{"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
@@ -214,10 +221,12 @@ func TestChartValues(t *testing.T) {
 			values: "{features: {nodeConfig: false}, config: {map: {default: \"version: v1\\nflags: {migStrategy: single}\", a: \"\"}}}",
 			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "gpu-device-plugin-config"},
-		{name: "MIG by another file than the one that counts", values: "{features: {nodeConfig: false}, config: {map: {default: \"\", a: \"flags: {migStrategy: single}\"}}}",
-			env: map[string]string{"CONFIG_FILE": "/config/default"}, config: "gpu-device-plugin-config"},
+		{name: "MIG by another file than the one that counts",
+			values: "{features: {nodeConfig: false}, config: {map: {default: \"\", a: \"flags: {migStrategy: single}\"}}}",
+			env:    map[string]string{"CONFIG_FILE": "/config/default"}, config: "gpu-device-plugin-config"},
 		{name: "no MIG, whatever a file says", values: "{migStrategy: none, config: {map: {default: \"flags: {migStrategy: mixed}\"}}}",
-			env: map[string]string{"CONFIG_FILE": "/config/default", "MIG_STRATEGY": "none"}, config: "gpu-device-plugin-config"},
+			env: map[string]string{"CONFIG_FILE": "/config/default",
+				"MIG_STRATEGY": "none"}, config: "gpu-device-plugin-config"},
 		{name: "one of several files", admin: true,
 			values: "{config: {default: b, map: {a: \"flags: {migStrategy: single}\", b: \"\"}}}",
 			env: map[string]string{"CONFIG_FILE_SRCDIR": "/config", "DEFAULT_CONFIG": "b", "FALLBACK_STRATEGIES": "named,single",
@@ -231,7 +240,8 @@ func TestChartValues(t *testing.T) {
 		{name: "a ConfigMap that is there, and no MIG", values: "{migStrategy: none, config: {name: mine, default: b}, features: {nodeConfig: false}}",
 			env: map[string]string{"CONFIG_FILE": "/config/b", "MIG_STRATEGY": "none"}, config: "mine"},
 		{name: "a ConfigMap that is there", values: "{config: {name: mine}}", admin: true,
-			env:    map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			env: map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single",
+				"NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "mine"},
 	}
 	for _, tt := range tests {
@@ -269,8 +279,10 @@ func TestChartValues(t *testing.T) {
 			node := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
 				return v.HostPath != nil && v.HostPath.Path == "/dev/kmsg" && *v.HostPath.Type == corev1.HostPathCharDev
 			})
-			mounted := slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev/kmsg" })
-			if able := capabilities != nil && slices.Contains(capabilities.Add, "SYSLOG"); node != tt.log || mounted != tt.log || able != tt.log {
+			mounted := slices.ContainsFunc(container.VolumeMounts,
+				func(m corev1.VolumeMount) bool { return m.MountPath == "/dev/kmsg" })
+			if able := capabilities != nil && slices.Contains(capabilities.Add, "SYSLOG"); node != tt.log || mounted != tt.log ||
+				able != tt.log {
 				t.Errorf("kernel log: volume %t, mounted %t, SYSLOG %t, want %t", node, mounted, able, tt.log)
 			}
 			// The API refuses a container that is given SYS_ADMIN and denied privilege escalation.
@@ -297,8 +309,9 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// Its pods are privileged, which a cluster may forbid: they are only there where they are needed. Where they are, the plugin's
-// container sees the memory that MPS servers and clients share, as it asks the servers whether they are there.
+// Its pods are privileged, which a cluster may forbid: they are only there where they are needed.
+// Where they are, the plugin's container sees the memory that MPS servers and clients share, as it
+// asks the servers whether they are there.
 func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
 	t.Parallel()
 	const byMPS = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
@@ -331,7 +344,8 @@ func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
 			pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
 			mounts(t, pod)
 			shared := slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
-				return m.MountPath == "/dev/shm" && m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationHostToContainer
+				return m.MountPath == "/dev/shm" && m.MountPropagation != nil &&
+					*m.MountPropagation == corev1.MountPropagationHostToContainer
 			})
 			if shared != tt.want {
 				t.Errorf("the plugin's container sees MPS' memory: %t, want %t", shared, tt.want)
@@ -340,8 +354,9 @@ func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
 	}
 }
 
-// TestNodesOfMPS: pods of control daemons are on nodes with a label of GPU feature discovery. For claims nobody sets that label but the
-// daemon of the chart: where it sets no labels, they are on all of its nodes.
+// TestNodesOfMPS: pods of control daemons are on nodes with a label of GPU feature discovery. For
+// claims nobody sets that label but the daemon of the chart: where it sets no labels, they are on
+// all of its nodes.
 func TestNodesOfMPS(t *testing.T) {
 	t.Parallel()
 	const claims, capable = "mps: {enabled: true}, dra: {enabled: true}", "nvidia.com/mps.capable"
@@ -356,7 +371,8 @@ func TestNodesOfMPS(t *testing.T) {
 			"nodeSelector: {gpu: \"on\"}}": {capable: "true", "gpu": "on"},
 		"{" + claims + ", config: {map: {a: \"features: {labels: file}\"}}}": {capable: "true"},
 	} {
-		got := daemonSet(t, decode(t, "chart", render(t, values)), "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec.NodeSelector
+		got := daemonSet(t, decode(t, "chart", render(t, values)),
+			"gpu-device-plugin-mps-control-daemon").Spec.Template.Spec.NodeSelector
 		want = maps.Clone(want)
 		if want == nil {
 			want = map[string]string{}
@@ -380,15 +396,19 @@ func TestMPSIsUpdatedWhenThePodIsDeleted(t *testing.T) {
 func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
-		{"several driver roots in one pod", "{config: {map: {default: \"\", a: \"flags: {nvidiaDriverRoot: /x}\"}}}", "several driver roots (/, /x)"},
+		{"several driver roots in one pod", "{config: {map: {default: \"\", a: \"flags: {nvidiaDriverRoot: /x}\"}}}",
+			"several driver roots (/, /x)"},
 		{"a label that chooses among no files", "{features: {nodeConfig: true}}", "neither is given"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
-		{"several files, and only a single one may be chosen", "{config: {fallbackStrategies: [single], map: {a: b, default: d}}}", "config.default is empty"},
-		{"file called default that may not be chosen", "{config: {fallbackStrategies: [named], map: {a: b}}}", "config.default is empty"},
+		{"several files, and only a single one may be chosen",
+			"{config: {fallbackStrategies: [single], map: {a: b, default: d}}}", "config.default is empty"},
+		{"file called default that may not be chosen", "{config: {fallbackStrategies: [named], map: {a: b}}}",
+			"config.default is empty"},
 		{"unknown way to choose", "{config: {fallbackStrategies: [first], map: {a: b}}}", "fallbackStrategies"},
 		{"file of a ConfigMap not chosen", "{config: {name: a}, features: {nodeConfig: false}}", "config.default is empty"},
-		{"file that is not there", "{config: {default: x, map: {a: b, c: d}}}", `config.default is "x", and config.map has only a, c`},
+		{"file that is not there", "{config: {default: x, map: {a: b, c: d}}}",
+			`config.default is "x", and config.map has only a, c`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -401,7 +421,8 @@ func TestChartRefusesValues(t *testing.T) {
 	}
 }
 
-// mounts fails the test if a container mounts a volume that the pod lacks, or the pod has one that nobody mounts.
+// mounts fails the test if a container mounts a volume that the pod lacks, or the pod has one that
+// nobody mounts.
 func mounts(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
 	var volumes, mounted []string
@@ -425,8 +446,8 @@ func read(t *testing.T, file string) []byte {
 	return data
 }
 
-// decode returns the Kubernetes objects of a YAML stream, and fails the test at a kind, a field or a value that the API
-// does not know.
+// decode returns the Kubernetes objects of a YAML stream, and fails the test at a kind, a field or
+// a value that the API does not know.
 func decode(t *testing.T, name string, data []byte) []runtime.Object {
 	t.Helper()
 	objects, err := decodeAll(data)
@@ -446,7 +467,8 @@ func decodeAll(data []byte) ([]runtime.Object, error) {
 			return nil, err
 		}
 	}
-	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
 	var objects []runtime.Object
 	documents := yaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(data)))
 	for {

@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// TestMigrationStops runs the documented commands of each migration, with programs in place of kubectl and helm. NVIDIA's plugin is
-// removed only if the new one is ready on as many nodes, and on one at least (kdp#1213).
+// TestMigrationStops runs the documented commands of each migration, with programs in place of
+// kubectl and helm. NVIDIA's plugin is removed only if the new one is ready on as many nodes, and
+// on one at least (kdp#1213).
 func TestMigrationStops(t *testing.T) {
 	t.Parallel()
 	block := regexp.MustCompile("(?s)<!-- migration: run by test/manifests TestMigrationStops -->\n```console\n(.*?)\n```")
@@ -34,9 +35,11 @@ func TestMigrationStops(t *testing.T) {
 			t.Run(fmt.Sprintf("%q of %q%s", tt.ours, tt.theirs, strings.SplitN(commands, " -", 2)[0]), func(t *testing.T) {
 				t.Parallel()
 				folder := t.TempDir()
-				// What a program was called with is in calls. A status of a DaemonSet is all that kubectl prints.
+				// What a program was called with is in calls. A status of a DaemonSet is all that kubectl
+				// prints.
 				fake := "#!/bin/sh\necho \"${0##*/} $*\" >>" + folder + "/calls\n" +
-					"case \"$*\" in *get\\ ds\\ gpu-device-plugin*) printf %s '" + tt.ours + "';; *get\\ ds*) printf %s '" + tt.theirs + "';; esac\n"
+					"case \"$*\" in *get\\ ds\\ gpu-device-plugin*) printf %s '" + tt.ours + "';; *get\\ ds*) printf %s '" +
+					tt.theirs + "';; esac\n"
 				for _, name := range []string{"kubectl", "helm"} {
 					if err := os.WriteFile(filepath.Join(folder, name), []byte(fake), 0o700); err != nil {
 						t.Fatal(err)

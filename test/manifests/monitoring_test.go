@@ -15,8 +15,9 @@ import (
 
 const monitored = `{monitoring: {podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}}`
 
-// TestMonitoring: with the default labels, a kube-prometheus-stack whose release has this name selects the monitor and the rules, and its
-// Grafana loads the dashboard. The objects are valid for the operator's own types.
+// TestMonitoring: with the default labels, a kube-prometheus-stack whose release has this name
+// selects the monitor and the rules, and its Grafana loads the dashboard. The objects are valid for
+// the operator's own types.
 func TestMonitoring(t *testing.T) {
 	t.Parallel()
 	objects := decode(t, "chart", render(t, monitored))
@@ -54,7 +55,8 @@ func TestMonitoring(t *testing.T) {
 	}
 }
 
-// TestMonitors: a PodMonitor, a ServiceMonitor and the static PodMonitor give targets the same labels.
+// TestMonitors: a PodMonitor, a ServiceMonitor and the static PodMonitor give targets the same
+// labels.
 func TestMonitors(t *testing.T) {
 	t.Parallel()
 	pod := only[*monitoringv1.PodMonitor](t, decode(t, "chart", render(t, monitored))).Spec.PodMetricsEndpoints[0]
@@ -89,7 +91,8 @@ func TestMonitors(t *testing.T) {
 	}
 }
 
-// TestMonitorsRefused: values with which Prometheus would scrape nothing, or everything twice, are refused.
+// TestMonitorsRefused: values with which Prometheus would scrape nothing, or everything twice, are
+// refused.
 func TestMonitorsRefused(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{

@@ -10,8 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// TestFirstContact: the default installation runs on the nodes with GPUs, whoever has labelled them (kdp#1213, gop#78, nvkind#4). Nodes
-// that nobody has labelled get the static manifests, and the chart with affinity: null.
+// TestFirstContact: the default installation runs on the nodes with GPUs, whoever has labelled them
+// (kdp#1213, gop#78, nvkind#4). Nodes that nobody has labelled get the static manifests, and the
+// chart with affinity: null.
 func TestFirstContact(t *testing.T) {
 	t.Parallel()
 	byChart := daemonSet(t, decode(t, "chart", render(t, "{}")), "gpu-device-plugin").Spec.Template.Spec
@@ -36,18 +37,24 @@ func TestFirstContact(t *testing.T) {
 		"node-feature-discovery of the GPU operator": {map[string]string{"feature.node.kubernetes.io/pci-10de.present": "true"}, true, true},
 		"node-feature-discovery, Grace":              {map[string]string{"feature.node.kubernetes.io/cpu-model.vendor_id": "NVIDIA"}, true, true},
 		"gpu-feature-discovery, or by hand":          {map[string]string{"nvidia.com/gpu.present": "true"}, true, true},
-		"this program":                               {map[string]string{"gpu-device-plugin.github.io/gpu.health": "good"}, true, true},
-		"GKE":                                        {map[string]string{"cloud.google.com/gke-accelerator": "nvidia-l4"}, true, true},
-		"AKS":                                        {map[string]string{"kubernetes.azure.com/accelerator": "nvidia"}, true, true},
-		"AKS with Karpenter":                         {map[string]string{"karpenter.azure.com/sku-gpu-manufacturer": "nvidia"}, true, true},
-		"eksctl":                                     {map[string]string{"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}, true, true},
-		"EKS with Karpenter":                         {map[string]string{"karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia"}, true, true},
-		"EKS in auto mode":                           {map[string]string{"eks.amazonaws.com/instance-gpu-manufacturer": "nvidia"}, true, true},
-		"DOKS":                                       {map[string]string{"doks.digitalocean.com/gpu-brand": "nvidia"}, true, true},
-		"nobody":                                     {nil, false, true},
-		"AMD":                                        {map[string]string{"karpenter.k8s.aws/instance-gpu-manufacturer": "amd"}, false, true},
-		"a network card of NVIDIA's":                 {map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}, false, true},
-		"Windows":                                    {map[string]string{"kubernetes.azure.com/accelerator": "nvidia", "kubernetes.io/os": "windows"}, false, false},
+		"this program": {map[string]string{"gpu-device-plugin.github.io/gpu.health": "good"},
+			true, true},
+		"GKE": {map[string]string{"cloud.google.com/gke-accelerator": "nvidia-l4"},
+			true, true},
+		"AKS": {map[string]string{"kubernetes.azure.com/accelerator": "nvidia"}, true,
+			true},
+		"AKS with Karpenter": {map[string]string{"karpenter.azure.com/sku-gpu-manufacturer": "nvidia"}, true, true},
+		"eksctl": {map[string]string{"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"},
+			true, true},
+		"EKS with Karpenter": {map[string]string{"karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia"}, true, true},
+		"EKS in auto mode":   {map[string]string{"eks.amazonaws.com/instance-gpu-manufacturer": "nvidia"}, true, true},
+		"DOKS": {map[string]string{"doks.digitalocean.com/gpu-brand": "nvidia"}, true,
+			true},
+		"nobody":                     {nil, false, true},
+		"AMD":                        {map[string]string{"karpenter.k8s.aws/instance-gpu-manufacturer": "amd"}, false, true},
+		"a network card of NVIDIA's": {map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}, false, true},
+		"Windows": {map[string]string{"kubernetes.azure.com/accelerator": "nvidia",
+			"kubernetes.io/os": "windows"}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -68,13 +75,15 @@ func TestFirstContact(t *testing.T) {
 	}
 }
 
-// runsOn reports whether the nodeSelector and the required node affinity of a pod allow a node with these labels.
+// runsOn reports whether the nodeSelector and the required node affinity of a pod allow a node with
+// these labels.
 func runsOn(t *testing.T, pod corev1.PodSpec, of labels.Set) bool {
 	t.Helper()
 	if !labels.SelectorFromSet(pod.NodeSelector).Matches(of) {
 		return false
 	}
-	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil || pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil ||
+		pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return true
 	}
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{

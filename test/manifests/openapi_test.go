@@ -19,8 +19,9 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
-// openAPI returns for each version of Kubernetes, such as 1.29, a function that holds an object to Kubernetes' OpenAPI of that version. It
-// refuses fields that are not there, as the API server does with strict validation.
+// openAPI returns for each version of Kubernetes, such as 1.29, a function that holds an object to
+// Kubernetes' OpenAPI of that version. It refuses fields that are not there, as the API server does
+// with strict validation.
 func openAPI(t *testing.T) map[string]func(document []byte) error {
 	t.Helper()
 	file, err := os.Open("testdata/openapi.jsonl")
@@ -63,7 +64,8 @@ func openAPI(t *testing.T) map[string]func(document []byte) error {
 		for name, schema := range schemas[i] {
 			asJSONSchema(name, schema.(map[string]any))
 		}
-		data, err := json.Marshal(map[string]any{"$schema": "http://json-schema.org/draft-07/schema#", "definitions": schemas[i]})
+		data, err := json.Marshal(map[string]any{"$schema": "http://json-schema.org/draft-07/schema#",
+			"definitions": schemas[i]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,20 +120,23 @@ func asJSONSchema(name string, schema map[string]any) {
 	}
 }
 
-// TestOpenAPI: every object of the chart with the values of the golden renders, and every static one, is valid in each version of Kubernetes
-// that is supported. The admission policies are of 1.30.
+// TestOpenAPI: every object of the chart with the values of the golden renders, and every static
+// one, is valid in each version of Kubernetes that is supported. The admission policies are of
+// 1.30.
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	checks := openAPI(t)
 	versions := slices.Sorted(maps.Keys(checks))
-	if want := []string{"1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", newest}; !slices.Equal(versions, want) {
+	if want := []string{"1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", newest}; !slices.Equal(versions,
+		want) {
 		t.Fatalf("schemas of %v, want those of %v", versions, want)
 	}
 	statics, err := filepath.Glob("../../deployments/[sn]*/*.yaml") // static, node-agent
 	if err != nil || len(statics) < 4 {
 		t.Fatalf("manifests %v, error %v", statics, err)
 	}
-	statics = append(statics, filepath.Join(mpsFolder, "mps-control-daemon.yaml"), filepath.Join(cleanupFolder, "cleanup.yaml"))
+	statics = append(statics, filepath.Join(mpsFolder, "mps-control-daemon.yaml"),
+		filepath.Join(cleanupFolder, "cleanup.yaml"))
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
@@ -156,8 +161,10 @@ func TestOpenAPI(t *testing.T) {
 				hold(name, objects)
 			}
 			for _, file := range statics {
-				// The schemas are without DeviceClasses, which the API server of the tests on a real node takes strictly.
-				if filepath.Base(file) != "kustomization.yaml" && filepath.Base(file) != "classes.yaml" && (version != "1.29" || filepath.Base(file) != "rights.yaml") {
+				// The schemas are without DeviceClasses, which the API server of the tests on a real node takes
+				// strictly.
+				if filepath.Base(file) != "kustomization.yaml" && filepath.Base(file) != "classes.yaml" &&
+					(version != "1.29" || filepath.Base(file) != "rights.yaml") {
 					hold(file, read(t, file))
 				}
 			}
@@ -177,7 +184,8 @@ func TestOpenAPIRefuses(t *testing.T) {
 		{newest, "{apiVersion: v1, kind: ConfigMap, data: {a: 1}}", "want string"},
 		{newest, "{apiVersion: apps/v1, kind: DaemonSet, spec: {template: {spec: {containers: [{name: a, imagePolicy: b}]}}}}", "imagePolicy"},
 		{newest, "{apiVersion: apps/v1, kind: DaemonSet, spec: {template: {spec: {}}}}", "selector"},
-		{"1.29", "{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy}", "1.29 has no ValidatingAdmissionPolicy"},
+		{"1.29", "{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy}",
+			"1.29 has no ValidatingAdmissionPolicy"},
 	} {
 		if err := checks[tt.version]([]byte(tt.document)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s in %s: error %v, want one with %q", tt.document, tt.version, err, tt.want)

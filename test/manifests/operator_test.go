@@ -8,10 +8,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestValuesBesideTheOperator: with the values of docs/migrate.md the DaemonSet follows the labels of NVIDIA's GPU operator, and finds its driver.
+// TestValuesBesideTheOperator: with the values of docs/migrate.md the DaemonSet follows the labels
+// of NVIDIA's GPU operator, and finds its driver.
 func TestValuesBesideTheOperator(t *testing.T) {
 	t.Parallel()
-	_, text, found := strings.Cut(string(read(t, "../../docs/migrate.md")), "<!-- values: held by test/manifests TestValuesBesideTheOperator -->\n```yaml\n")
+	_, text, found := strings.Cut(string(read(t, "../../docs/migrate.md")),
+		"<!-- values: held by test/manifests TestValuesBesideTheOperator -->\n```yaml\n")
 	values, _, ended := strings.Cut(text, "\n```\n")
 	if !found || !ended {
 		t.Fatal("docs/migrate.md has no such values")
@@ -21,7 +23,8 @@ func TestValuesBesideTheOperator(t *testing.T) {
 		t.Errorf("the node selector is %v", pod.NodeSelector)
 	}
 	if pod.Affinity != nil {
-		t.Errorf("the pod asks for labels that the operator's node-feature-discovery may not have written yet: %+v", pod.Affinity)
+		t.Errorf("the pod asks for labels that the operator's node-feature-discovery may not have written yet: %+v",
+			pod.Affinity)
 	}
 	if !slices.ContainsFunc(pod.Tolerations, func(t corev1.Toleration) bool { return t.Key == "nvidia.com/gpu" }) {
 		t.Errorf("the pod does not tolerate the operator's taint: %+v", pod.Tolerations)
@@ -29,7 +32,8 @@ func TestValuesBesideTheOperator(t *testing.T) {
 	if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/run/nvidia/driver" }) {
 		t.Errorf("the pod does not have the folder of the operator's driver container: %+v", pod.Volumes)
 	}
-	// The operator's runtime gives GPUs to pods of its class alone, and, as it may be set up, only to containers with SYS_ADMIN.
+	// The operator's runtime gives GPUs to pods of its class alone, and, as it may be set up, only to
+	// containers with SYS_ADMIN.
 	if class := pod.RuntimeClassName; class == nil || *class != "nvidia" || !slices.Contains(grants(t, pod), "SYS_ADMIN") {
 		t.Errorf("the pod gets no GPU: RuntimeClass %v, grants %v", class, grants(t, pod))
 	}

@@ -18,13 +18,15 @@ func TestProbes(t *testing.T) {
 		{"", 9400, "/readyz?wait=5s", "/healthz"},
 		{"{metrics: {port: 9000, listen: all}}", 9000, "/readyz?wait=5s", "/healthz"},
 		{"{metrics: {enabled: false}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
-		{"{devicePlugin: {enableHostNetwork: true}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"}, // another pod may have the port
+		// another pod may have the port
+		{"{devicePlugin: {enableHostNetwork: true}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
 		{"{metrics: {listen: loopback}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
 		{"{readinessProbe: {exec: {command: [a, b]}}, livenessProbe: null}", 9400, "a b", ""},
 	} {
 		t.Run(tt.values, func(t *testing.T) {
 			t.Parallel()
-			container := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec.Containers[0]
+			container := daemonSet(t, decode(t, "chart", render(t, tt.values)),
+				"gpu-device-plugin").Spec.Template.Spec.Containers[0]
 			port := int32(0)
 			for _, p := range container.Ports {
 				if p.Name == "metrics" {
@@ -44,17 +46,20 @@ func TestProbes(t *testing.T) {
 			}
 			readiness, liveness := asks(container.ReadinessProbe), asks(container.LivenessProbe)
 			if port != tt.port || readiness != tt.readiness || liveness != tt.liveness {
-				t.Errorf("port %d, probes %q and %q; want port %d, %q and %q", port, readiness, liveness, tt.port, tt.readiness, tt.liveness)
+				t.Errorf("port %d, probes %q and %q; want port %d, %q and %q", port, readiness, liveness, tt.port, tt.readiness,
+					tt.liveness)
 			}
 		})
 	}
 }
 
-// The old pod is there until the new one is ready, so a version that does not work stops its own roll-out.
+// The old pod is there until the new one is ready, so a version that does not work stops its own
+// roll-out.
 func TestRollOutWaitsForReadiness(t *testing.T) {
 	t.Parallel()
 	d := daemonSet(t, decode(t, "chart", render(t, "")), "gpu-device-plugin")
-	if u := d.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxUnavailable.IntValue() != 0 || u.MaxSurge.String() != "10%" {
+	if u := d.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxUnavailable.IntValue() != 0 ||
+		u.MaxSurge.String() != "10%" {
 		t.Errorf("update strategy %+v", d.Spec.UpdateStrategy)
 	}
 	probe := d.Spec.Template.Spec.Containers[0].ReadinessProbe

@@ -65,7 +65,8 @@ func (o objects) GetClientFor(version, kind string) (dynamic.NamespaceableResour
 		all = append(all, object)
 	}
 	resource, _ := meta.UnsafeGuessKindToResource(group.WithKind(kind))
-	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{resource: kind + "List"}, all...)
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+		map[schema.GroupVersionResource]string{resource: kind + "List"}, all...)
 	return client.Resource(resource), kind != "Node" && kind != "RuntimeClass" && kind != "DeviceClass", nil
 }
 
@@ -84,19 +85,21 @@ func renderChart(values string) ([]byte, error) {
 	return objects, err
 }
 
-// renderFor renders the chart as Helm does, for a Kubernetes such as 1.29, and returns its objects and its NOTES.txt. Helm holds the
-// values to the schema first.
+// renderFor renders the chart as Helm does, for a Kubernetes such as 1.29, and returns its objects
+// and its NOTES.txt. Helm holds the values to the schema first.
 func renderFor(kubernetes, text string) (objects []byte, notes string, err error) {
 	return renderServed(kubernetes, chartutil.DefaultVersionSet, text)
 }
 
 // renderServed does that for an API server that serves these APIs, each as VERSION or VERSION/KIND.
-func renderServed(kubernetes string, served chartutil.VersionSet, text string) (rendered []byte, notes string, err error) {
+func renderServed(kubernetes string, served chartutil.VersionSet, text string) (rendered []byte, notes string,
+	err error) {
 	return renderIn(kubernetes, served, text)
 }
 
 // renderIn does that for a cluster that has these objects, each a YAML text.
-func renderIn(kubernetes string, served chartutil.VersionSet, text string, there ...string) (rendered []byte, notes string, err error) {
+func renderIn(kubernetes string, served chartutil.VersionSet, text string, there ...string) (rendered []byte,
+	notes string, err error) {
 	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
 	return renderAs(release, kubernetes, served, text, there...)
 }

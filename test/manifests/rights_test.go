@@ -22,8 +22,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// rights returns what the account of the daemon's pod may do at the API server, and what its admission policies are about. It
-// checks that each role is bound to that account alone, and each policy in force for it.
+// rights returns what the account of the daemon's pod may do at the API server, and what its
+// admission policies are about. It checks that each role is bound to that account alone, and each
+// policy in force for it.
 func rights(t *testing.T, objects []runtime.Object) []string {
 	t.Helper()
 	pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
@@ -34,7 +35,8 @@ func rights(t *testing.T, objects []runtime.Object) []string {
 	add := func(where string, rules []rbacv1.PolicyRule) {
 		for _, r := range rules {
 			for _, resource := range r.Resources {
-				found = append(found, fmt.Sprintf("%s: %s %s %s", where, strings.Join(r.APIGroups, ","), resource, strings.Join(r.Verbs, ",")))
+				found = append(found, fmt.Sprintf("%s: %s %s %s", where, strings.Join(r.APIGroups, ","), resource,
+					strings.Join(r.Verbs, ",")))
 			}
 		}
 	}
@@ -85,11 +87,13 @@ func rights(t *testing.T, objects []runtime.Object) []string {
 
 // What the account needs for each feature, and for any of them.
 var (
-	anyRights   = []string{"gpu-node-agent as gpu-device-plugin", "token", "account gpu-device-plugin", "cluster:  nodes get,list,watch"}
+	anyRights = []string{"gpu-node-agent as gpu-device-plugin", "token", "account gpu-device-plugin",
+		"cluster:  nodes get,list,watch"}
 	labelRights = map[string][]string{
 		"null": nil, "off": nil, "file": nil,
-		"node":        {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
-		"nodeFeature": {"kube-system:  pods get", "kube-system: nfd.k8s-sigs.io nodefeatures get,create,patch", "policy gpu-device-plugin-nodefeatures"},
+		"node": {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"nodeFeature": {"kube-system:  pods get", "kube-system: nfd.k8s-sigs.io nodefeatures get,create,patch",
+			"policy gpu-device-plugin-nodefeatures"},
 	}
 	otherRights = []struct {
 		name   string
@@ -102,15 +106,18 @@ var (
 		{"nodeConfig", nil},
 	}
 	migRights = map[string][]string{
-		"label: true":                    {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
-		"disruption: evict":              {"cluster:  pods/eviction create"},
-		"disruption: pause":              {"cluster:  nodes patch", "cluster:  pods list", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
-		"label: true, disruption: evict": {"cluster:  nodes patch", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
+		"label: true":       {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"disruption: evict": {"cluster:  pods/eviction create"},
+		"disruption: pause": {"cluster:  nodes patch", "cluster:  pods list", "cluster:  pods/eviction create",
+			"policy gpu-device-plugin-nodes"},
+		"label: true, disruption: evict": {"cluster:  nodes patch", "cluster:  pods/eviction create",
+			"policy gpu-device-plugin-nodes"},
 	}
 )
 
-// TestRightsOfMIG: the account may write the state of the layout where the label names it, and evict pods where that is on; only where
-// layouts are changed. It makes no difference whether values or a file ask.
+// TestRightsOfMIG: the account may write the state of the layout where the label names it, and
+// evict pods where that is on; only where layouts are changed. It makes no difference whether
+// values or a file ask.
 func TestRightsOfMIG(t *testing.T) {
 	t.Parallel()
 	for keys, want := range migRights {
@@ -128,7 +135,8 @@ func TestRightsOfMIG(t *testing.T) {
 	}
 }
 
-// TestMIGValues: values reach the daemon, NVIDIA's runtime is told to add nothing, and the file of layouts is mounted.
+// TestMIGValues: values reach the daemon, NVIDIA's runtime is told to add nothing, and the file of
+// layouts is mounted.
 func TestMIGValues(t *testing.T) {
 	t.Parallel()
 	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, resetInVM: true, disruption: pause, evictTimeout: 5m, "+
@@ -147,13 +155,15 @@ func TestMIGValues(t *testing.T) {
 		t.Errorf("env (-want +got):\n%s", diff)
 	}
 	mounts(t, pod)
-	if i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mig" }); i < 0 || pod.Volumes[i].ConfigMap.Name != "default-mig-parted-config" {
+	if i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mig" }); i < 0 ||
+		pod.Volumes[i].ConfigMap.Name != "default-mig-parted-config" {
 		t.Errorf("volumes %v", pod.Volumes)
 	}
 }
 
-// TestRights: with each combination of features the account may do what these need, and nothing else; without one that needs the
-// API server there is no account, and the program without a client runs. It makes no difference whether values or a file ask.
+// TestRights: with each combination of features the account may do what these need, and nothing
+// else; without one that needs the API server there is no account, and the program without a client
+// runs. It makes no difference whether values or a file ask.
 func TestRights(t *testing.T) {
 	t.Parallel()
 	for labels := range labelRights {
@@ -200,13 +210,14 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestRightsOfChoice: where a label of the node chooses the file, the account may do what any of the files asks for; a value counts
-// before all of them.
+// TestRightsOfChoice: where a label of the node chooses the file, the account may do what any of
+// the files asks for; a value counts before all of them.
 func TestRightsOfChoice(t *testing.T) {
 	t.Parallel()
 	const files = "config: {map: {a: \"features: {taint: true}\", b: \"features: {labels: node}\", default: \"\"}}"
 	for values, want := range map[string][]string{
-		"{features: {nodeConfig: true}, " + files + "}":                                {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"{features: {nodeConfig: true}, " + files + "}": {"cluster:  nodes patch",
+			"policy gpu-device-plugin-nodes"},
 		"{features: {nodeConfig: true, taint: false, labels: \"off\"}, " + files + "}": nil,
 	} {
 		want = append(want, anyRights...)
@@ -217,7 +228,8 @@ func TestRightsOfChoice(t *testing.T) {
 	}
 }
 
-// TestAccountValues: an account that is there already is used, with the rights it needs; the policies can be left out.
+// TestAccountValues: an account that is there already is used, with the rights it needs; the
+// policies can be left out.
 func TestAccountValues(t *testing.T) {
 	t.Parallel()
 	got := rights(t, decode(t, "chart", render(t,
@@ -237,19 +249,24 @@ func TestFeatureValues(t *testing.T) {
 	}{
 		{"{features: {labels: off}}", map[string]string{"NODE_LABELS": "off"}}, // a bool of YAML 1.1
 		{"{features: {labels: file}}", map[string]string{"NODE_LABELS": "file"}},
-		{"{features: {labels: nodeFeature}}", map[string]string{"NODE_LABELS": "nodeFeature", "NAMESPACE": "", "POD_NAME": ""}}, // by reference
+		// by reference
+		{"{features: {labels: nodeFeature}}", map[string]string{"NODE_LABELS": "nodeFeature", "NAMESPACE": "",
+			"POD_NAME": ""}},
 		{"{features: {events: pods, taint: false, changeTaint: true, startupTaint: true}}",
-			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true", "NODE_STARTUP_TAINT": "true"}},
+			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true",
+				"NODE_STARTUP_TAINT": "true"}},
 		{"{features: {condition: true}}", map[string]string{"NODE_CONDITION": "true"}},
 		{"{features: {quiesce: true}}", map[string]string{"NODE_QUIESCE": "true"}},
 		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
 		{"{features: {nodeConfig: true, nodeConfigLabel: l}, config: {name: mine, default: a, fallbackStrategies: [empty]}, migStrategy: none}",
-			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "empty", "DEFAULT_CONFIG": "a", "NODE_LABEL": "l",
+			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "empty", "DEFAULT_CONFIG": "a",
+				"NODE_LABEL":   "l",
 				"MIG_STRATEGY": "none"}},
 	}
 	for _, tt := range tests {
-		container := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec.Containers[0]
+		container := daemonSet(t, decode(t, "chart", render(t, tt.values)),
+			"gpu-device-plugin").Spec.Template.Spec.Containers[0]
 		got := map[string]string{}
 		for _, e := range container.Env {
 			got[e.Name] = e.Value
@@ -278,14 +295,18 @@ func TestChoiceOfMPS(t *testing.T) {
 	if env["CONFIG_FILE_SRCDIR"] != "/config" || env["FALLBACK_STRATEGIES"] != "named,single" || env["CONFIG_FILE"] != "" {
 		t.Errorf("env %v", env)
 	}
-	if pod.ServiceAccountName != "gpu-device-plugin-mps" || !*pod.AutomountServiceAccountToken || pod.Containers[0].Command[0] != "gpu-node-agent" {
-		t.Errorf("account %q, token %t, command %v", pod.ServiceAccountName, *pod.AutomountServiceAccountToken, pod.Containers[0].Command)
+	if pod.ServiceAccountName != "gpu-device-plugin-mps" || !*pod.AutomountServiceAccountToken ||
+		pod.Containers[0].Command[0] != "gpu-node-agent" {
+		t.Errorf("account %q, token %t, command %v", pod.ServiceAccountName, *pod.AutomountServiceAccountToken,
+			pod.Containers[0].Command)
 	}
 	mounts(t, pod)
 	text := string(render(t, "{features: {nodeConfig: true, labels: node}, dra: {enabled: true}, openshiftSCC: privileged, "+files+"}"))
 	const subject = "name: gpu-device-plugin-mps, namespace: kube-system}"
-	if n := strings.Count(text, subject); n != 2 || !strings.Contains(text, "name: gpu-device-plugin-mps}\nsubjects:\n  - {kind: ServiceAccount, "+subject) {
-		t.Errorf("the account of the MPS control daemon is in %d bindings, want that of its own role and that of OpenShift", n)
+	if n := strings.Count(text, subject); n != 2 || !strings.Contains(text,
+		"name: gpu-device-plugin-mps}\nsubjects:\n  - {kind: ServiceAccount, "+subject) {
+		t.Errorf("the account of the MPS control daemon is in %d bindings, want that of its own role and that of OpenShift",
+			n)
 	}
 	own := daemonSet(t, decode(t, "chart", render(t, "{features: {nodeConfig: true}, serviceAccount: {create: false, name: theirs}, "+files+"}")),
 		"gpu-device-plugin-mps-control-daemon").Spec.Template.Spec.ServiceAccountName
@@ -294,7 +315,8 @@ func TestChoiceOfMPS(t *testing.T) {
 	}
 }
 
-// TestLabelKeys: the policy lets all labels through that the daemon writes, and none by which others tell the node something.
+// TestLabelKeys: the policy lets all labels through that the daemon writes, and none by which
+// others tell the node something.
 func TestLabelKeys(t *testing.T) {
 	t.Parallel()
 	text := string(render(t, "{features: {labels: node}}"))
@@ -335,9 +357,10 @@ func TestLabelKeys(t *testing.T) {
 	}
 }
 
-// TestChartGivesTheStaticNodeAgents: the patches of deployments/node-agent make of the static DaemonSet what the chart gives, and those of
-// deployments/node-agent-mig of that what it gives where a label of the node names the MIG layout; the other objects are the chart's. So
-// it is with deployments/host-dev and the value hostDev.
+// TestChartGivesTheStaticNodeAgents: the patches of deployments/node-agent make of the static
+// DaemonSet what the chart gives, and those of deployments/node-agent-mig of that what it gives
+// where a label of the node names the MIG layout; the other objects are the chart's. So it is with
+// deployments/host-dev and the value hostDev.
 func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	t.Parallel()
 	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null, " +
@@ -348,7 +371,8 @@ func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	givesTheSame(t, values+"}", agent)
 	agent = kustomize(t, "../../deployments/node-agent-mig", []string{"../node-agent"}, agent)
 	givesTheSame(t, values+", migStrategy: mixed, mig: {enabled: true, label: true}}", agent)
-	plugin := []runtime.Object{only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml"))))}
+	plugin := []runtime.Object{only[*appsv1.DaemonSet](t, decode(t, "static",
+		read(t, filepath.Join(static, "gpu-device-plugin.yaml"))))}
 	givesTheSame(t, "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, affinity: null, hostDev: true}",
 		kustomize(t, "../../deployments/host-dev", []string{"../static"}, plugin))
 }
@@ -428,7 +452,8 @@ func TestHelmTest(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string][]string{
 		"": {"check-container", "--devices=1"},
-		"{simulate: t4, test: {resource: nvidia.com/mig-1g.5gb, devices: 2}}": {"check-container", "--devices=2", "--simulated"},
+		"{simulate: t4, test: {resource: nvidia.com/mig-1g.5gb, devices: 2}}": {"check-container", "--devices=2",
+			"--simulated"},
 	} {
 		pod := only[*corev1.Pod](t, decode(t, "chart", render(t, values)))
 		container := pod.Spec.Containers[0]

@@ -21,12 +21,14 @@ func nodeWith(version, rest string) string {
 
 // class is a RuntimeClass nvidia with annotations.
 func class(handler, annotations string) string {
-	return "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia, annotations: " + annotations + "}, handler: " + handler + "}"
+	return "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia, annotations: " + annotations +
+		"}, handler: " + handler + "}"
 }
 
 const ofThisRelease = "{meta.helm.sh/release-name: gpu-device-plugin, meta.helm.sh/release-namespace: kube-system}"
 
-// TestWithoutTheRuntime: the daemon has the node's /dev and the driver, containers get GPUs by CDI, and pods with the class start.
+// TestWithoutTheRuntime: the daemon has the node's /dev and the driver, containers get GPUs by CDI,
+// and pods with the class start.
 func TestWithoutTheRuntime(t *testing.T) {
 	t.Parallel()
 	for values, strategy := range map[string]string{
@@ -40,7 +42,8 @@ func TestWithoutTheRuntime(t *testing.T) {
 		}
 		objects := decode(t, "chart", []byte(text))
 		pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
-		if got := grants(t, pod); !slices.Contains(got, "privileged") || !slices.Contains(got, "/dev rw") || !slices.Contains(got, "/var/run/cdi rw") || pod.RuntimeClassName != nil {
+		if got := grants(t, pod); !slices.Contains(got, "privileged") || !slices.Contains(got, "/dev rw") ||
+			!slices.Contains(got, "/var/run/cdi rw") || pod.RuntimeClassName != nil {
 			t.Errorf("%s: the pod may do %q, with the class %v", values, got, pod.RuntimeClassName)
 		}
 		environment := map[string]string{}
@@ -56,7 +59,8 @@ func TestWithoutTheRuntime(t *testing.T) {
 	}
 }
 
-// TestRuntimeClass: there is one with containerd's handler where the runtime is none, for the nodes of the release.
+// TestRuntimeClass: there is one with containerd's handler where the runtime is none, for the nodes
+// of the release.
 func TestRuntimeClass(t *testing.T) {
 	t.Parallel()
 	selected := &nodev1.Scheduling{NodeSelector: map[string]string{"gpu": "on"}}
@@ -81,8 +85,8 @@ func TestRuntimeClass(t *testing.T) {
 	}
 }
 
-// TestRuntimeRefused: the handler of a class that is there cannot be changed, that of other runtimes is not known, and some values need NVIDIA's
-// runtime.
+// TestRuntimeRefused: the handler of a class that is there cannot be changed, that of other
+// runtimes is not known, and some values need NVIDIA's runtime.
 func TestRuntimeRefused(t *testing.T) {
 	t.Parallel()
 	const theirs, unknown = "there is a RuntimeClass nvidia with the handler nvidia", "the Node other has the runtime"
@@ -95,16 +99,21 @@ func TestRuntimeRefused(t *testing.T) {
 		{"{runtime: none}", []string{class("runc", ofThisRelease), containerd2Node}, ""},
 		{"{runtime: none}", []string{class("nvidia", "{}")}, theirs},
 		{"{runtime: none}", []string{class("nvidia", strings.Replace(ofThisRelease, "kube-system", "gpus", 1))}, theirs},
-		{"{runtime: none}", []string{class("nvidia", strings.Replace(ofThisRelease, "gpu-device-plugin", "other", 1))}, theirs},
+		{"{runtime: none}", []string{class("nvidia", strings.Replace(ofThisRelease, "gpu-device-plugin", "other", 1))},
+			theirs},
 		{"{hostDev: true, deviceListStrategy: cdi-cri}", []string{class("nvidia", "{}"), nodeWith("cri-o://1.34.1", "")}, ""},
-		{"{runtime: none}", []string{containerd2Node, nodeWith("containerd://1.7.28", "")}, unknown + ` "containerd://1.7.28" with the handlers []`},
-		{"{runtime: none}", []string{containerd2Node, nodeWith("cri-o://1.34.1", ", runtimeHandlers: [{name: crun}, {name: runc}]")}, unknown},
-		{"{runtime: none}", []string{nodeWith("containerd://2.2.0", ", runtimeHandlers: [{name: \"\"}, {name: kata}]")}, `"containerd://2.2.0" with the handlers [kata]`},
+		{"{runtime: none}", []string{containerd2Node, nodeWith("containerd://1.7.28", "")},
+			unknown + ` "containerd://1.7.28" with the handlers []`},
+		{"{runtime: none}", []string{containerd2Node, nodeWith("cri-o://1.34.1",
+			", runtimeHandlers: [{name: crun}, {name: runc}]")}, unknown},
+		{"{runtime: none}", []string{nodeWith("containerd://2.2.0", ", runtimeHandlers: [{name: \"\"}, {name: kata}]")},
+			`"containerd://2.2.0" with the handlers [kata]`},
 		{"{runtime: none}", []string{nodeWith("containerd://12.0.0", "")}, ""},
 		{"{runtime: none}", []string{nodeWith("containerd://Unknown", "")}, unknown},
 		{"{runtime: none}", []string{strings.Replace(plainNode, "name: a", "name: other", 1)}, unknown},
 		{"{runtime: none, nodeSelector: {gpu: \"on\"}}", []string{containerd2Node, nodeWith("containerd://1.7.28", "")}, ""},
-		{"{runtime: none}", []string{strings.Replace(nodeWith("containerd://1.7.28", ""), "os: linux", "os: windows", 1)}, ""},
+		{"{runtime: none}", []string{strings.Replace(nodeWith("containerd://1.7.28", ""), "os: linux", "os: windows", 1)},
+			""},
 		{"{runtime: none, deviceListStrategy: \"envvar,cdi-cri\"}", nil, "deviceListStrategy has envvar or volume-mounts"},
 		{"{runtime: none, deviceListStrategy: [volume-mounts]}", nil, "deviceListStrategy has envvar or volume-mounts"},
 		{"{runtime: none, hostDev: false}", nil, "hostDev is false"},

@@ -10,7 +10,8 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// TestSBOM reads the document with SPDX's own library, and has it check that every relationship is about something that is there.
+// TestSBOM reads the document with SPDX's own library, and has it check that every relationship is
+// about something that is there.
 func TestSBOM(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "gpu-device-plugin")
@@ -36,6 +37,7 @@ func TestSBOM(t *testing.T) {
 	}
 	described, err := spdxlib.GetDescribedPackageIDs(doc)
 	if err != nil || len(described) != 1 || len(doc.Packages) < 20 || len(doc.Relationships) != len(doc.Packages) {
-		t.Errorf("the document describes %v, %v; it has %d packages and %d relationships", described, err, len(doc.Packages), len(doc.Relationships))
+		t.Errorf("the document describes %v, %v; it has %d packages and %d relationships", described, err, len(doc.Packages),
+			len(doc.Relationships))
 	}
 }

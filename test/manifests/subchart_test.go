@@ -13,7 +13,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// TestSubchart: a chart has this one as a part, under its name or an alias, on a condition and beside global values.
+// TestSubchart: a chart has this one as a part, under its name or an alias, on a condition and
+// beside global values.
 func TestSubchart(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -22,7 +23,8 @@ func TestSubchart(t *testing.T) {
 		refused       string
 	}{
 		{values: "{gpu-device-plugin: {enabled: true}}", set: "parent-gpu-device-plugin"},
-		{values: "{gpu-device-plugin: {enabled: true, simulate: t4}, global: {imageRegistry: x, storageClass: null}}", set: "parent-gpu-device-plugin"},
+		{values: "{gpu-device-plugin: {enabled: true, simulate: t4}, global: {imageRegistry: x, storageClass: null}}",
+			set: "parent-gpu-device-plugin"},
 		{values: "{gpu-device-plugin: {enabled: false}}"},
 		{values: "{gpu-device-plugin: {enabled: true, tags: {gpu: true}, global: {a: b}}}", set: "parent-gpu-device-plugin"},
 		{alias: "gpus", values: "{gpus: {enabled: true, fullnameOverride: gpu-device-plugin}}", set: "gpu-device-plugin"},
@@ -80,7 +82,8 @@ func renderPart(alias, text string) ([]byte, error) {
 	}
 	release := chartutil.ReleaseOptions{Name: "parent", Namespace: "kube-system", IsInstall: true}
 	cluster := chartutil.DefaultCapabilities.Copy()
-	cluster.KubeVersion = chartutil.KubeVersion{Version: "v" + newest + ".0", Major: "1", Minor: strings.TrimPrefix(newest, "1.")}
+	cluster.KubeVersion = chartutil.KubeVersion{Version: "v" + newest + ".0", Major: "1",
+		Minor: strings.TrimPrefix(newest, "1.")}
 	input, err := chartutil.ToRenderValues(parent, values, release, cluster)
 	if err != nil {
 		return nil, fmt.Errorf("join values: %w", err)

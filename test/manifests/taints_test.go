@@ -11,8 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// TestOwnTaintsAreTolerated: a taint of this program stays on a Node when its writer is uninstalled. Whatever is installed next must
-// come to that Node, with or without a client of the API server: both programs, and the MPS control daemon.
+// TestOwnTaintsAreTolerated: a taint of this program stays on a Node when its writer is
+// uninstalled. Whatever is installed next must come to that Node, with or without a client of the
+// API server: both programs, and the MPS control daemon.
 func TestOwnTaintsAreTolerated(t *testing.T) {
 	t.Parallel()
 	manifests := deployedDaemonSets(t)
@@ -58,8 +59,9 @@ func deployedDaemonSets(t *testing.T) map[string][]runtime.Object {
 	dra := kustomize(t, root+"node-agent-dra", []string{"../node-agent", "classes.yaml", "rights.yaml"}, agent)
 	return map[string][]runtime.Object{
 		"static": plugin, "mps-control-daemon": mps, "node-agent": agent, "node-agent-dra": dra,
-		"host-dev":           kustomize(t, root+"host-dev", []string{"../static"}, plugin),
-		"node-agent-mig":     kustomize(t, root+"node-agent-mig", []string{"../node-agent"}, agent),
-		"node-agent-dra-mps": kustomize(t, root+"node-agent-dra-mps", []string{"../node-agent-dra", "../mps-control-daemon"}, slices.Concat(dra, mps)),
+		"host-dev":       kustomize(t, root+"host-dev", []string{"../static"}, plugin),
+		"node-agent-mig": kustomize(t, root+"node-agent-mig", []string{"../node-agent"}, agent),
+		"node-agent-dra-mps": kustomize(t, root+"node-agent-dra-mps", []string{"../node-agent-dra", "../mps-control-daemon"},
+			slices.Concat(dra, mps)),
 	}
 }

@@ -14,15 +14,17 @@ import (
 )
 
 // mutating is an API server with MutatingAdmissionPolicies.
-var mutating = append(slices.Clone(chartutil.DefaultVersionSet), "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")
+var mutating = append(slices.Clone(chartutil.DefaultVersionSet),
+	"admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")
 
 // unitsFile is a configuration file with GPUs in units.
 func unitsFile(block string) string {
-	return fmt.Sprintf("config: {map: {default: %q}}", "version: v1\nselectors: [{indices: [0], units: true}]\nunits: {"+block+"}")
+	return fmt.Sprintf("config: {map: {default: %q}}", "version: v1\nselectors: [{indices: [0], units: true}]\nunits: {"+
+		block+"}")
 }
 
-// TestPolicyOfUnits: the policy is there where GPUs are in units with percentages, about the names of the files or the values. That it refuses
-// the right pods is shown at a real API server.
+// TestPolicyOfUnits: the policy is there where GPUs are in units with percentages, about the names
+// of the files or the values. That it refuses the right pods is shown at a real API server.
 func TestPolicyOfUnits(t *testing.T) {
 	t.Parallel()
 	const memory, percentage = "['volcano.sh/gpu-mem.128Mi']", "['volcano.sh/gpu-core.percentage']"
@@ -30,7 +32,8 @@ func TestPolicyOfUnits(t *testing.T) {
 		"{}":                              {},
 		"{units: {enabled: true}}":        {memory, percentage},
 		"{" + unitsFile("fit: sum") + "}": {memory, percentage},
-		"{" + unitsFile("size: 1Gi, name: a.b/c, percentage: a.b/d") + "}":                                                          {"['a.b/c.1Gi']", "['a.b/d.percentage']"},
+		"{" + unitsFile("size: 1Gi, name: a.b/c, percentage: a.b/d") +
+			"}": {"['a.b/c.1Gi']", "['a.b/d.percentage']"},
 		"{" + unitsFile("size: 1Gi") + ", units: {name: a.b/c, size: 256Mi, percentage: a.b/d}}":                                    {"['a.b/c.256Mi']", "['a.b/d.percentage']"},
 		"{" + unitsFile(`percentage: ""`) + "}":                                                                                     {},
 		"{" + unitsFile("enforce: driver") + "}":                                                                                    {},
@@ -61,8 +64,8 @@ func TestPolicyOfUnits(t *testing.T) {
 	}
 }
 
-// TestMPSOfUnits: the chart has the control daemons where limits of units are enforced by them, with the file of the units, and the daemon
-// finds their state.
+// TestMPSOfUnits: the chart has the control daemons where limits of units are enforced by them,
+// with the file of the units, and the daemon finds their state.
 func TestMPSOfUnits(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]bool{
@@ -80,7 +83,8 @@ func TestMPSOfUnits(t *testing.T) {
 			}
 			there = there || d.Name == "gpu-device-plugin-mps-control-daemon"
 			for _, c := range d.Spec.Template.Spec.Containers {
-				finds = finds || d.Name == "gpu-device-plugin" && slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "MPS_ROOT" })
+				finds = finds || d.Name == "gpu-device-plugin" && slices.ContainsFunc(c.Env,
+					func(e corev1.EnvVar) bool { return e.Name == "MPS_ROOT" })
 			}
 		}
 		if there != want || want && !finds {
@@ -89,7 +93,8 @@ func TestMPSOfUnits(t *testing.T) {
 	}
 }
 
-// TestWordsOfHAMi: the pair of policies is there where it is wanted and the API server has both kinds.
+// TestWordsOfHAMi: the pair of policies is there where it is wanted and the API server has both
+// kinds.
 func TestWordsOfHAMi(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -100,14 +105,20 @@ func TestWordsOfHAMi(t *testing.T) {
 		note    bool
 	}{
 		{values: "{" + unitsFile("") + "}", served: mutating},
-		{values: "{" + unitsFile("") + ", units: {hami: true}}", served: mutating, objects: 4, words: "asInteger() + 127) / 128)"},
-		{values: "{" + unitsFile("size: 1Gi") + ", units: {hami: true}}", served: mutating, objects: 4, words: "volcano.sh/gpu-mem.1Gi'),\n          value: string((e.mib.asInteger() + 1023) / 1024)"},
-		{values: "{" + unitsFile("enforce: none") + ", units: {hami: true}}", served: mutating, objects: 4, words: "nvidia.com/gpucores be left out"},
-		{values: "{" + unitsFile("") + ", units: {hami: true, hamiNamespaces: {matchLabels: {a: b}}}}", served: mutating, objects: 4,
-			words: "matchResources:\n    namespaceSelector:\n      matchLabels:\n        a: b"},
+		{values: "{" + unitsFile("") + ", units: {hami: true}}", served: mutating, objects: 4,
+			words: "asInteger() + 127) / 128)"},
+		{values: "{" + unitsFile("size: 1Gi") + ", units: {hami: true}}", served: mutating, objects: 4,
+			words: "volcano.sh/gpu-mem.1Gi'),\n          value: string((e.mib.asInteger() + 1023) / 1024)"},
+		{values: "{" + unitsFile("enforce: none") + ", units: {hami: true}}", served: mutating, objects: 4,
+			words: "nvidia.com/gpucores be left out"},
+		{values: "{" + unitsFile("") + ", units: {hami: true, hamiNamespaces: {matchLabels: {a: b}}}}", served: mutating,
+			objects: 4,
+			words:   "matchResources:\n    namespaceSelector:\n      matchLabels:\n        a: b"},
 		{values: "{" + unitsFile("") + ", units: {hami: true}}", served: chartutil.DefaultVersionSet, note: true},
-		{values: "{config: {name: a, default: a}, units: {hami: true, enabled: true}}", served: mutating, objects: 4, words: "volcano.sh/gpu-mem.128Mi"},
-		{values: "{units: {hami: true}}", served: mutating, words: "no file of config.map has a selector with units", objects: -1},
+		{values: "{config: {name: a, default: a}, units: {hami: true, enabled: true}}", served: mutating, objects: 4,
+			words: "volcano.sh/gpu-mem.128Mi"},
+		{values: "{units: {hami: true}}", served: mutating, words: "no file of config.map has a selector with units",
+			objects: -1},
 		{values: "{units: {hami: true}, config: {default: a, map: {a: \"selectors: [{units: true}]\", b: \"{selectors: [{units: true}], units: {size: 1Gi}}\"}}}",
 			served: mutating, words: "the files of config.map have several resources", objects: -1},
 	} {
@@ -121,7 +132,8 @@ func TestWordsOfHAMi(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := bytes.Count(objects, []byte("name: gpu-device-plugin-hami\n  labels")); got != tt.objects || !bytes.Contains(objects, []byte(tt.words)) {
+		if got := bytes.Count(objects, []byte("name: gpu-device-plugin-hami\n  labels")); got != tt.objects ||
+			!bytes.Contains(objects, []byte(tt.words)) {
 			t.Errorf("%s: %d objects, want %d with %q", tt.values, got, tt.objects, tt.words)
 		}
 		if got := strings.Contains(notes, "units.hami has no effect"); got != tt.note {

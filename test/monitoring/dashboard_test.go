@@ -57,10 +57,13 @@ type field struct {
 // A target is a query of a panel.
 type target struct{ Expr, LegendFormat string }
 
-// variables are Grafana's variables in the tests: all nodes and GPUs, the time between two values, and the time range.
-var variables = strings.NewReplacer("$node", ".*", "$gpu", ".*", "$top", "10", "$__rate_interval", "10s", "$__interval", "10s", "$__range_s", "300", "$__range", "5m")
+// variables are Grafana's variables in the tests: all nodes and GPUs, the time between two values,
+// and the time range.
+var variables = strings.NewReplacer("$node", ".*", "$gpu", ".*", "$top", "10", "$__rate_interval", "10s", "$__interval",
+	"10s", "$__range_s", "300", "$__range", "5m")
 
-// panels returns the panels of the dashboard, rows included. Variables in their expressions have their values.
+// panels returns the panels of the dashboard, rows included. Variables in their expressions have
+// their values.
 func panels(t *testing.T) []panel {
 	t.Helper()
 	var dashboard struct{ Panels []panel }
@@ -146,7 +149,8 @@ func TestXIDsOfTheDashboard(t *testing.T) {
 	}
 }
 
-// TestDashboardIsByNode: the dashboard tells nodes apart by the label node and never by instance, which is the address of a pod.
+// TestDashboardIsByNode: the dashboard tells nodes apart by the label node and never by instance,
+// which is the address of a pod.
 func TestDashboardIsByNode(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(folder, dashboardFile))
@@ -167,8 +171,8 @@ func TestDashboardIsByNode(t *testing.T) {
 	}
 }
 
-// TestRollOutCountsOnce has promtool play a node whose daemon rolls out, beside another one, against the panels of
-// testdata/dashboard.yaml.
+// TestRollOutCountsOnce has promtool play a node whose daemon rolls out, beside another one,
+// against the panels of testdata/dashboard.yaml.
 func TestRollOutCountsOnce(t *testing.T) {
 	t.Parallel()
 	titles := map[string]panel{}
@@ -194,14 +198,16 @@ func TestRollOutCountsOnce(t *testing.T) {
 	playTest(t, text.String())
 }
 
-// TestPanelsOfALargeFleet: with 640 GPUs on 80 nodes, of which each daemon rolls out, no chart has more than 20 lines.
+// TestPanelsOfALargeFleet: with 640 GPUs on 80 nodes, of which each daemon rolls out, no chart has
+// more than 20 lines.
 func TestPanelsOfALargeFleet(t *testing.T) {
 	t.Parallel()
 	names := map[string]bool{}
 	var tests strings.Builder
 	for _, p := range panels(t) {
 		for _, target := range p.Targets {
-			for _, name := range regexp.MustCompile(`(gpu_device_plugin|DCGM|process)_\w+|\bup\b`).FindAllString(target.Expr, -1) {
+			for _, name := range regexp.MustCompile(`(gpu_device_plugin|DCGM|process)_\w+|\bup\b`).FindAllString(target.Expr,
+				-1) {
 				names[name] = true
 			}
 			if p.Type == "table" {
@@ -209,7 +215,8 @@ func TestPanelsOfALargeFleet(t *testing.T) {
 			}
 			fmt.Fprintf(&tests, "      - {expr: %q, eval_time: 4m, exp_samples: []}\n", "count("+target.Expr+") > 20")
 			if p.row != "Claims" { // so that the test cannot pass by a query of nothing
-				fmt.Fprintf(&tests, "      - {expr: %q, eval_time: 4m, exp_samples: [{value: 1}]}\n", "count("+target.Expr+") > bool 0")
+				fmt.Fprintf(&tests, "      - {expr: %q, eval_time: 4m, exp_samples: [{value: 1}]}\n",
+					"count("+target.Expr+") > bool 0")
 			}
 		}
 	}
@@ -230,7 +237,8 @@ func TestPanelsOfALargeFleet(t *testing.T) {
 			}
 		}
 	}
-	playTest(t, "evaluation_interval: 1m\ntests:\n  - interval: 4s\n    input_series:\n"+series.String()+"    promql_expr_test:\n"+tests.String())
+	playTest(t, "evaluation_interval: 1m\ntests:\n  - interval: 4s\n    input_series:\n"+series.String()+
+		"    promql_expr_test:\n"+tests.String())
 }
 
 // playTest has promtool play a file of tests.

@@ -49,7 +49,8 @@ func promtool(t *testing.T, input []byte, args ...string) string {
 	return string(output)
 }
 
-// eventually waits until a condition holds. The condition returns what is missing; empty if nothing.
+// eventually waits until a condition holds. The condition returns what is missing; empty if
+// nothing.
 func eventually(t *testing.T, what string, missing func() string) {
 	t.Helper()
 	deadline := time.Now().Add(patience)

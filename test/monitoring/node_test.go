@@ -84,8 +84,8 @@ scrape_configs:
 	return w
 }
 
-// exposition returns what the daemon says of itself at a scrape. The names of dcgm-exporter, which it has beside that, do not follow
-// Prometheus' rules.
+// exposition returns what the daemon says of itself at a scrape. The names of dcgm-exporter, which
+// it has beside that, do not follow Prometheus' rules.
 func (w *watched) exposition() []byte {
 	w.t.Helper()
 	request, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, "http://"+w.address+"/metrics", http.NoBody)
@@ -175,7 +175,8 @@ func (w *watched) hasData(what, expression string) {
 // shorter has rules that look back over hours look back over the minute that a test takes.
 var shorter = strings.NewReplacer("[6h:5m]", "[5m:1s]", "[1h]", "[5m]", "> 300", "> 15")
 
-// TestSeriesOfClaims: what the row about claims and the alerts about them ask for are series that the daemon has.
+// TestSeriesOfClaims: what the row about claims and the alerts about them ask for are series that
+// the daemon has.
 func TestSeriesOfClaims(t *testing.T) {
 	t.Parallel()
 	known, err := os.ReadFile("../../docs/monitoring.md")
@@ -207,8 +208,8 @@ func TestSeriesOfClaims(t *testing.T) {
 	}
 }
 
-// TestDashboardAndAlertsOnANode plays a fault for each alert on a simulated node, and asks Prometheus for what the alert and,
-// in the end, each panel of the dashboard asks for.
+// TestDashboardAndAlertsOnANode plays a fault for each alert on a simulated node, and asks
+// Prometheus for what the alert and, in the end, each panel of the dashboard asks for.
 func TestDashboardAndAlertsOnANode(t *testing.T) {
 	t.Parallel()
 	w := watch(t)
@@ -289,14 +290,16 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 	fires("GPUPluginDown")
 	w.withoutDriver()
 	fires("GPUDriverMissing")
-	// These need a second daemon that hangs; testdata/alerts.yaml has them fire. That their series are there is seen here.
+	// These need a second daemon that hangs; testdata/alerts.yaml has them fire. That their series are
+	// there is seen here.
 	for name, well := range map[string]string{
 		"GPUNoLead": "gpu_device_plugin_leads == 1", "GPUHardwareHeld": "gpu_device_plugin_hardware_held == 0",
 	} {
 		w.hasData(name, well)
 		delete(expressions, name)
 	}
-	delete(expressions, "GPUMIGLayoutNotMade")                                   // this node changes no layouts; testdata/alerts.yaml has it fire
+	// this node changes no layouts; testdata/alerts.yaml has it fire
+	delete(expressions, "GPUMIGLayoutNotMade")
 	for _, name := range []string{"GPUSlicesNotPublished", "GPUClaimsRefused"} { // nor does it give GPUs by claims
 		delete(expressions, name)
 	}

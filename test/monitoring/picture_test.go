@@ -25,7 +25,8 @@ const (
 	titleHeight  = 36
 )
 
-var colors = []string{"#1b6ca8", "#d1495b", "#3c8d2f", "#8e5fb0", "#c77d0a", "#1a9e96", "#6b6b6b", "#b03a8c", "#4c5fd7", "#8a6d1f"}
+var colors = []string{"#1b6ca8", "#d1495b", "#3c8d2f", "#8e5fb0", "#c77d0a", "#1a9e96", "#6b6b6b", "#b03a8c", "#4c5fd7",
+	"#8a6d1f"}
 
 // A drawn is a panel with its data.
 type drawn struct {
@@ -90,7 +91,8 @@ type curve struct {
 	series
 }
 
-// curves returns the series of a panel with their names. The same one has the same place in each picture.
+// curves returns the series of a panel with their names. The same one has the same place in each
+// picture.
 func (d drawn) curves() (all []curve) {
 	for i, result := range d.results {
 		var some []curve
@@ -137,7 +139,8 @@ func (p *picture) chart(d drawn, width, height int) {
 	}
 	whole := p.to.Sub(p.from).Seconds()
 	for second := 0.0; second <= whole; second += step(whole / 4) {
-		p.text(axis+plotWidth*second/whole, titleHeight+plotHeight+14, fmt.Sprintf("%g s", second), `text-anchor="middle" fill="#555"`)
+		p.text(axis+plotWidth*second/whole, titleHeight+plotHeight+14, fmt.Sprintf("%g s", second),
+			`text-anchor="middle" fill="#555"`)
 	}
 	names := make([]string, 0, len(curves))
 	for i, c := range curves {
@@ -146,7 +149,8 @@ func (p *picture) chart(d drawn, width, height int) {
 		var points []string
 		flush := func() {
 			if len(points) > 0 {
-				fmt.Fprintf(p, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.4"/>`+"\n", strings.Join(points, " "), color)
+				fmt.Fprintf(p, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.4"/>`+"\n", strings.Join(points, " "),
+					color)
 			}
 			points = nil
 		}
@@ -155,7 +159,8 @@ func (p *picture) chart(d drawn, width, height int) {
 			seconds, _ := pair[0].(float64)
 			x, y := axis+plotWidth*(seconds-float64(p.from.UnixMilli())/1000)/whole, at(number(pair))
 			if f.Custom.DrawStyle == "bars" {
-				fmt.Fprintf(p, `<rect x="%.1f" y="%.1f" width="6" height="%.1f" fill="%s"/>`+"\n", x-3+6*float64(i), y, at(low)-y, color)
+				fmt.Fprintf(p, `<rect x="%.1f" y="%.1f" width="6" height="%.1f" fill="%s"/>`+"\n", x-3+6*float64(i), y, at(low)-y,
+					color)
 				continue
 			}
 			if before > 0 && seconds-before > 3 {
@@ -175,7 +180,8 @@ func (p *picture) names(names []string, width int, y float64) {
 	for i, name := range names {
 		name = clip(name, float64(width)/2)
 		needed := 16 + letter*float64(utf8.RuneCountInString(name)) + 8
-		if more := fmt.Sprintf("+%d", len(names)-i); lines == 2 && x+needed+letter*6 > float64(width) && i < len(names)-1 || x+needed > float64(width) && lines == 2 {
+		if more := fmt.Sprintf("+%d", len(names)-i); lines == 2 && x+needed+letter*6 > float64(width) && i < len(names)-1 ||
+			x+needed > float64(width) && lines == 2 {
 			p.text(x, y, more, `fill="#555"`)
 			return
 		}
@@ -336,7 +342,8 @@ func ticks(low, high float64, f field) (marks []float64) {
 	}
 }
 
-// grafanaUnits are the units of Grafana that the dashboard uses: how large a step between two names is, and the names.
+// grafanaUnits are the units of Grafana that the dashboard uses: how large a step between two names
+// is, and the names.
 var grafanaUnits = map[string]struct {
 	step  float64
 	names []string
@@ -387,8 +394,10 @@ func TestFormat(t *testing.T) {
 		unit  string
 		want  string
 	}{
-		{660, "watt", "660 W"}, {5260, "watt", "5.26 kW"}, {93, "celsius", "93 °C"}, {1.98e9, "hertz", "1.98 GHz"}, {80 << 30, "bytes", "80 GiB"},
-		{96, "percent", "96%"}, {0.00099, "s", "990 µs"}, {0.05, "s", "50 ms"}, {14, "s", "14 s"}, {0, "s", "0 s"}, {8, "short", "8"}, {2400, "short", "2.4 K"},
+		{660, "watt", "660 W"}, {5260, "watt", "5.26 kW"}, {93, "celsius", "93 °C"}, {1.98e9, "hertz", "1.98 GHz"}, {80 << 30,
+			"bytes", "80 GiB"},
+		{96, "percent", "96%"}, {0.00099, "s", "990 µs"}, {0.05, "s", "50 ms"}, {14, "s", "14 s"}, {0, "s", "0 s"}, {8,
+			"short", "8"}, {2400, "short", "2.4 K"},
 	} {
 		if got := format(tt.value, tt.unit); got != tt.want {
 			t.Errorf("%v in %s is %q, want %q", tt.value, tt.unit, got, tt.want)

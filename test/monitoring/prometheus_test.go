@@ -22,7 +22,8 @@ type prometheus string
 
 var listening = regexp.MustCompile(`msg="?Listening on"? .*address=(\S+)`)
 
-// startPrometheus runs Prometheus with a configuration file until the test ends. It listens on loopback.
+// startPrometheus runs Prometheus with a configuration file until the test ends. It listens on
+// loopback.
 func startPrometheus(t *testing.T, config string) prometheus {
 	t.Helper()
 	cmd := exec.Command(tool(t, "prometheus"), "--config.file", config, "--storage.tsdb.path", t.TempDir(),
@@ -75,7 +76,8 @@ func number(pair []any) float64 {
 	return value
 }
 
-// finite returns the series with at least one number. A quantile of no observations is not a number.
+// finite returns the series with at least one number. A quantile of no observations is not a
+// number.
 func finite(all []series) (some []series) {
 	for _, s := range all {
 		s.Values = slices.DeleteFunc(s.Values, func(pair []any) bool { return math.IsNaN(number(pair)) || math.IsInf(number(pair), 0) })
@@ -93,11 +95,14 @@ func (p prometheus) query(ctx context.Context, expression string) ([]series, err
 
 // queryAt evaluates an expression at a moment.
 func (p prometheus) queryAt(ctx context.Context, expression string, at time.Time) ([]series, error) {
-	return p.ask(ctx, "query", url.Values{"query": {expression}, "time": {strconv.FormatFloat(float64(at.UnixMilli())/1000, 'f', 3, 64)}})
+	return p.ask(ctx, "query", url.Values{"query": {expression},
+		"time": {strconv.FormatFloat(float64(at.UnixMilli())/1000, 'f', 3, 64)}})
 }
 
-// queryRange evaluates an expression over a time, one second apart at least, and returns the series with a number.
-func (p prometheus) queryRange(ctx context.Context, expression string, from, to time.Time, apart time.Duration) ([]series, error) {
+// queryRange evaluates an expression over a time, one second apart at least, and returns the series
+// with a number.
+func (p prometheus) queryRange(ctx context.Context, expression string, from, to time.Time,
+	apart time.Duration) ([]series, error) {
 	seconds := func(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
 	step := strconv.FormatFloat(max(apart.Seconds(), 1), 'f', 3, 64)
 	found, err := p.ask(ctx, "query_range", url.Values{
@@ -109,7 +114,8 @@ func (p prometheus) queryRange(ctx context.Context, expression string, from, to 
 func (p prometheus) ask(ctx context.Context, call string, arguments url.Values) ([]series, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, string(p)+"/api/v1/"+call+"?"+arguments.Encode(), http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, string(p)+"/api/v1/"+call+"?"+arguments.Encode(),
+		http.NoBody)
 	if err != nil {
 		return nil, err
 	}

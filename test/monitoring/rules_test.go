@@ -42,8 +42,8 @@ func rules(t *testing.T) (alerts []alert) {
 	return alerts
 }
 
-// TestAlerts: each alert has a section in docs/runbook.md and names the node. None uses the label instance, which is the address of a pod
-// and tells two daemons of a node apart.
+// TestAlerts: each alert has a section in docs/runbook.md and names the node. None uses the label
+// instance, which is the address of a pod and tells two daemons of a node apart.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/runbook.md")
@@ -61,7 +61,8 @@ func TestAlerts(t *testing.T) {
 		if url := a.Annotations["runbook_url"]; !strings.HasSuffix(url, "/docs/runbook.md#"+strings.ToLower(a.Alert)) {
 			t.Errorf("the runbook of %s is %s", a.Alert, url)
 		}
-		if summary := a.Annotations["summary"]; a.Alert != "GPUNodeLabelMissing" && !strings.Contains(summary, "$labels.node") {
+		if summary := a.Annotations["summary"]; a.Alert != "GPUNodeLabelMissing" &&
+			!strings.Contains(summary, "$labels.node") {
 			t.Errorf("the summary of %s does not name the node: %s", a.Alert, summary)
 		}
 		if strings.Contains(fmt.Sprint(a), "instance") {
@@ -70,7 +71,8 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestPrometheusRule: deployments/monitoring has the chart's rules as an object of the Prometheus operator.
+// TestPrometheusRule: deployments/monitoring has the chart's rules as an object of the Prometheus
+// operator.
 func TestPrometheusRule(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(folder, rulesFile))
@@ -120,7 +122,8 @@ spec:
 func TestRules(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for from, to := range map[string]string{filepath.Join(folder, rulesFile): rulesFile, "testdata/alerts.yaml": "alerts.yaml"} {
+	for from, to := range map[string]string{filepath.Join(folder, rulesFile): rulesFile,
+		"testdata/alerts.yaml": "alerts.yaml"} {
 		text, err := os.ReadFile(from)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, to), text, 0o600)

@@ -47,7 +47,8 @@ type machine struct {
 func newMachine(t *testing.T, program string) *machine {
 	t.Helper()
 	m := &machine{t: t, programs: t.TempDir()}
-	for name, source := range map[string]string{"nvidia-cuda-mps-control": ".", "gpu-device-plugin": "../../cmd/gpu-device-plugin"} {
+	for name, source := range map[string]string{"nvidia-cuda-mps-control": ".",
+		"gpu-device-plugin": "../../cmd/gpu-device-plugin"} {
 		c := exec.CommandContext(t.Context(), "go", "build", "-race", "-o", filepath.Join(m.programs, name), source)
 		if output, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("build %s: %v: %s", name, err, output)
@@ -65,7 +66,8 @@ func newMachine(t *testing.T, program string) *machine {
 		t.Fatal(err)
 	}
 	m.Node = n
-	m.Args = []string{"--config-file", n.Path("config.yaml"), "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", n.Path("mps")}
+	m.Args = []string{"--config-file", n.Path("config.yaml"), "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path",
+		n.Path("mps")}
 	t.Cleanup(func() {
 		err := n.StopDaemon() // an error also says that the race detector has found something
 		if err != nil || t.Failed() {
@@ -96,7 +98,8 @@ func (m *machine) share(replicas int) {
 	}
 }
 
-// shows waits until kubelet shows so many whole GPUs and replicas, and of these so many that can be given out.
+// shows waits until kubelet shows so many whole GPUs and replicas, and of these so many that can be
+// given out.
 func (m *machine) shows(gpus, replicas, allocatable int) {
 	m.t.Helper()
 	m.has(map[string]standin.Quantity{
@@ -165,7 +168,8 @@ func (m *machine) told(resource, command string) {
 func (m *machine) says(sentence string) {
 	m.t.Helper()
 	m.until(sentence, func() ([]byte, error) {
-		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "-o", "wide", "--control-socket", m.ControlSocket()).CombinedOutput()
+		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "-o", "wide", "--control-socket",
+			m.ControlSocket()).CombinedOutput()
 	})
 }
 
@@ -187,7 +191,8 @@ func (m *machine) until(what string, read func() ([]byte, error)) {
 	}
 }
 
-// TestDevicePluginAndControlDaemon runs both processes on a node: the plugin waits for MPS, for what is shared alone.
+// TestDevicePluginAndControlDaemon runs both processes on a node: the plugin waits for MPS, for
+// what is shared alone.
 func TestDevicePluginAndControlDaemon(t *testing.T) {
 	m := newMachine(t, "gpu-device-plugin")
 	m.shows(6, 8, 0)
@@ -250,7 +255,8 @@ func TestDevicePluginAndControlDaemon(t *testing.T) {
 	m.shows(6, 4, 4)
 }
 
-// TestUnderNVIDIAsNames: both processes ignore the name and the devices of the file, and so mean the same resource.
+// TestUnderNVIDIAsNames: both processes ignore the name and the devices of the file, and so mean
+// the same resource.
 func TestUnderNVIDIAsNames(t *testing.T) {
 	m := newMachine(t, "nvidia-device-plugin")
 	m.has(map[string]standin.Quantity{whole: {Capacity: 32}})

@@ -35,7 +35,8 @@ func (m *machine) fill() (heal func()) {
 	return func() { _ = os.Remove(full.Name()) }
 }
 
-// hang has each access to a folder hang: the program of its file system answers nothing. heal gives the folder back.
+// hang has each access to a folder hang: the program of its file system answers nothing. heal gives
+// the folder back.
 func (m *machine) hang(folder string) (heal func()) {
 	m.t.Helper()
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -52,9 +53,10 @@ func (m *machine) hang(folder string) (heal func()) {
 	}
 }
 
-// TestUnitsWithADiskThatFails: while the disk of a control daemon is full or hangs, units of its GPU are not on offer, and status says why
-// and what helps. Whole GPUs and the other GPU in units go on, and the units come back with the disk. No process is ended meanwhile: the
-// kernel has one wait that looks into a folder which another process looked into first.
+// TestUnitsWithADiskThatFails: while the disk of a control daemon is full or hangs, units of its
+// GPU are not on offer, and status says why and what helps. Whole GPUs and the other GPU in units
+// go on, and the units come back with the disk. No process is ended meanwhile: the kernel has one
+// wait that looks into a folder which another process looked into first.
 func TestUnitsWithADiskThatFails(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a disk that hangs is noticed after 5 s: make test-all runs it")
@@ -64,7 +66,8 @@ func TestUnitsWithADiskThatFails(t *testing.T) {
 	m.configure(strings.Replace(unitConfiguration, "reserveMiB", "fit: sum, reserveMiB", 1))
 	quantity := func(units int) map[string]standin.Quantity {
 		return map[string]standin.Quantity{
-			whole: {Capacity: 6, Allocatable: 6}, mem: {Capacity: 2 * 78, Allocatable: units}, cores: {Capacity: 200, Allocatable: 200},
+			whole: {Capacity: 6, Allocatable: 6}, mem: {Capacity: 2 * 78, Allocatable: units}, cores: {Capacity: 200,
+				Allocatable: 200},
 		}
 	}
 	m.startMPS("gpu-device-plugin", "mps-control-daemon")
@@ -86,9 +89,11 @@ func TestUnitsWithADiskThatFails(t *testing.T) {
 
 	heal = m.hang(folders[0])
 	m.has(quantity(78))
-	m.says("the MPS control daemon of " + filepath.Base(folders[0]) + " does not answer: the disk does not answer; see to the disk of ")
+	m.says("the MPS control daemon of " + filepath.Base(folders[0]) +
+		" does not answer: the disk does not answer; see to the disk of ")
 	for _, resource := range []string{mem, whole} {
-		if _, err := m.Admit(t.Context(), standin.Container{Pod: resource, Name: "c", Resource: resource, Count: 1}); err != nil {
+		if _, err := m.Admit(t.Context(), standin.Container{Pod: resource, Name: "c", Resource: resource,
+			Count: 1}); err != nil {
 			t.Errorf("while the disk of one GPU hangs: %v", err)
 		}
 	}

@@ -1,19 +1,21 @@
-// Command mps stands in for the driver's nvidia-cuda-mps-control, under whose name it is called: with -f it is a control
-// daemon, with start_server the parent of servers, and without arguments it commands the daemon of the same pipe
-// directory. It keeps to what the manual page and the logs of the real one show:
+// Command mps stands in for the driver's nvidia-cuda-mps-control, under whose name it is called:
+// with -f it is a control daemon, with start_server the parent of servers, and without arguments it
+// commands the daemon of the same pipe directory. It keeps to what the manual page and the logs of
+// the real one show:
 //
 //   - one daemon a pipe directory, held by a lock, and a daemon finds nothing wrong with the sockets of one that was killed;
 //   - the exit status of a command says whether there is a daemon, not whether it does as it is told: what it refuses it
 //     says on stdout;
 //   - values are rounded when they are read back ("33.0", "20G"), and servers outlive a daemon that is killed.
 //
-// Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log. The environment variable
-// MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits, "old" does not know how to serve several
-// users, "endless" prints answers that have no end, "mute" answers nothing, "busy" takes every second command alone, as the real
-// one does for a moment when a client comes or goes.
+// Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log.
+// The environment variable MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes
+// no limits, "old" does not know how to serve several users, "endless" prints answers that have no
+// end, "mute" answers nothing, "busy" takes every second command alone, as the real one does for a
+// moment when a client comes or goes.
 //
-// MPS_STAND_IN_GPUS is a folder in which a daemon locks a file for each of its GPUs, as long as it lives. A daemon that finds a GPU locked
-// adds a line to the file "shared" there.
+// MPS_STAND_IN_GPUS is a folder in which a daemon locks a file for each of its GPUs, as long as it
+// lives. A daemon that finds a GPU locked adds a line to the file "shared" there.
 package main
 
 import (
@@ -182,7 +184,8 @@ func (d *daemon) say(line string) {
 	_, _ = os.Stdout.WriteString(line)
 }
 
-// converse answers commands until the other side has no more, and reports whether it was told to quit.
+// converse answers commands until the other side has no more, and reports whether it was told to
+// quit.
 func (d *daemon) converse(c net.Conn) (quit bool) {
 	defer c.Close()
 	d.say("NEW UI")

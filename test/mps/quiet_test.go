@@ -10,16 +10,17 @@ import (
 )
 
 const (
-	// startLines is how many lines a process may log at its start, on a node with eight GPUs on which nothing is wrong.
+	// startLines is how many lines a process may log at its start, on a node with eight GPUs on which
+	// nothing is wrong.
 	startLines = 12
-	// quietProbes is for how many probe intervals nothing may be logged after that. The control daemon is asked as often by a program of
-	// this test, without the 10 s between two probes.
+	// quietProbes is for how many probe intervals nothing may be logged after that. The control daemon
+	// is asked as often by a program of this test, without the 10 s between two probes.
 	quietProbes = 360
 	probe       = "get_default_active_thread_percentage"
 )
 
-// TestQuietLogs: with CDI and MPS configured, and at the default verbosity, both processes log few lines at their start, and none in the
-// hour after that while nothing happens.
+// TestQuietLogs: with CDI and MPS configured, and at the default verbosity, both processes log few
+// lines at their start, and none in the hour after that while nothing happens.
 func TestQuietLogs(t *testing.T) {
 	m := newMachine(t, "gpu-device-plugin")
 	m.shows(6, 8, 0)

@@ -46,7 +46,8 @@ func (m *machine) controlDaemon(gpu string) int {
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		environ, _ := os.ReadFile(path)
-		if strings.HasPrefix(string(name), "nvidia-cuda-mps") && strings.Contains(string(environ), m.Path("mps/gpu."+gpu)+"/pipe") {
+		if strings.HasPrefix(string(name), "nvidia-cuda-mps") &&
+			strings.Contains(string(environ), m.Path("mps/gpu."+gpu)+"/pipe") {
 			return pid
 		}
 	}
@@ -57,17 +58,20 @@ func (m *machine) controlDaemon(gpu string) int {
 func (m *machine) receipt(sentence string) {
 	m.t.Helper()
 	m.until(sentence, func() ([]byte, error) {
-		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "--holders", "-o", "wide", "--control-socket", m.ControlSocket()).CombinedOutput()
+		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "--holders", "-o", "wide", "--control-socket",
+			m.ControlSocket()).CombinedOutput()
 	})
 }
 
-// TestUnitsWithControlDaemons: each GPU in units has a control daemon. While that is away, its units are not on offer.
+// TestUnitsWithControlDaemons: each GPU in units has a control daemon. While that is away, its
+// units are not on offer.
 func TestUnitsWithControlDaemons(t *testing.T) {
 	m := newMachine(t, "gpu-device-plugin")
 	m.configure(unitConfiguration)
 	quantity := func(units int) map[string]standin.Quantity {
 		return map[string]standin.Quantity{
-			whole: {Capacity: 6, Allocatable: 6}, mem: {Capacity: 2 * 78, Allocatable: units}, cores: {Capacity: 200, Allocatable: 200},
+			whole: {Capacity: 6, Allocatable: 6}, mem: {Capacity: 2 * 78, Allocatable: units}, cores: {Capacity: 200,
+				Allocatable: 200},
 		}
 	}
 	m.has(quantity(0))

@@ -1,5 +1,5 @@
-// Package node puts the daemon's process and a stand-in kubelet together on one simulated node, for the programs below
-// test/ and for tests that need the whole daemon. Only they may import it.
+// Package node puts the daemon's process and a stand-in kubelet together on one simulated node, for
+// the programs below test/ and for tests that need the whole daemon. Only they may import it.
 package node
 
 import (
@@ -32,8 +32,8 @@ type Setup struct {
 	Credential *syscall.Credential // of the daemon; nil for that of this process
 }
 
-// A Node is a folder with a stand-in kubelet and the daemon in it. Everything on it ends with Close. Its methods, but for
-// those of the kubelet, are for one goroutine.
+// A Node is a folder with a stand-in kubelet and the daemon in it. Everything on it ends with
+// Close. Its methods, but for those of the kubelet, are for one goroutine.
 type Node struct {
 	*standin.Kubelet
 	Setup
@@ -80,8 +80,8 @@ func Open(s Setup) (_ *Node, err error) {
 	return n, nil
 }
 
-// Beside makes room for another daemon beside the one of the node, with the same kubelet and a folder of its own. It has to be
-// closed first.
+// Beside makes room for another daemon beside the one of the node, with the same kubelet and a
+// folder of its own. It has to be closed first.
 func (n *Node) Beside(s Setup) (*Node, error) {
 	s.Daemon = n.Setup.Daemon
 	other := &Node{Kubelet: n.Kubelet, Setup: s, guest: true}
@@ -140,7 +140,8 @@ func (n *Node) Running() *Daemon { return n.daemon }
 // LogPath returns the path of the daemon's log.
 func (n *Node) LogPath() string { return n.log.Name() }
 
-// stopTimeout is how long the daemon may take to end, which it does in two seconds where the machine is not busy.
+// stopTimeout is how long the daemon may take to end, which it does in two seconds where the
+// machine is not busy.
 const stopTimeout = 30 * time.Second
 
 // StopDaemon asks the daemon to end and waits until it has, killing it if it takes too long.

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Poll asks often until ask has no error, and returns the last one if that does not happen in time. If it needs a daemon, Poll also ends
-// with that; daemon may be nil.
+// Poll asks often until ask has no error, and returns the last one if that does not happen in time.
+// If it needs a daemon, Poll also ends with that; daemon may be nil.
 func Poll(ctx context.Context, within time.Duration, daemon *Daemon, ask func(ctx context.Context) error) error {
 	late := time.After(within)
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -12,7 +12,8 @@ import (
 // Limit is how long Until waits. It is long because a machine may be slow and busy.
 const Limit = 3 * time.Minute
 
-// Until waits until is returns true, and ends the test if that takes longer than Limit. what says what is waited for.
+// Until waits until is returns true, and ends the test if that takes longer than Limit. what says
+// what is waited for.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	Within(t, Limit, what, is)
@@ -28,7 +29,8 @@ func Within(t testing.TB, limit time.Duration, what string, is func() bool) {
 	}
 }
 
-// Latest waits until the latest value of a feed is as wanted, and returns it. It ends the test if that takes longer than Limit.
+// Latest waits until the latest value of a feed is as wanted, and returns it. It ends the test if
+// that takes longer than Limit.
 func Latest[T any](t testing.TB, what string, f *feed.Feed[T], wanted func(T) bool) (value T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Limit)
@@ -39,8 +41,8 @@ func Latest[T any](t testing.TB, what string, f *feed.Feed[T], wanted func(T) bo
 	return value
 }
 
-// Once fails the test unless one of ten calls of do takes less than the limit, which is what do takes each time where there is a defect.
-// On a machine that is busy, one call may take any time.
+// Once fails the test unless one of ten calls of do takes less than the limit, which is what do
+// takes each time where there is a defect. On a machine that is busy, one call may take any time.
 func Once(t testing.TB, what string, limit time.Duration, do func()) {
 	t.Helper()
 	for range 10 {

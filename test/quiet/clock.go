@@ -6,7 +6,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// A Clock is a stepped clock that goes on by itself, too: what waits by it goes on without a step, and after a step what is old is old.
+// A Clock is a stepped clock that goes on by itself, too: what waits by it goes on without a step,
+// and after a step what is old is old.
 type Clock struct {
 	clock.RealClock // timers run in real time
 	stepped         clock.PassiveClock

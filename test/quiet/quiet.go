@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Wait returns when no goroutine of this process has anything to do, but after the limit at the latest. On a machine that has much to do,
-// hours of a clock that is stepped regardless go by while a request or a system call is under way.
+// Wait returns when no goroutine of this process has anything to do, but after the limit at the
+// latest. On a machine that has much to do, hours of a clock that is stepped regardless go by while
+// a request or a system call is under way.
 func Wait(limit time.Duration) {
 	busy := []metrics.Sample{
 		{Name: "/sched/goroutines/running:goroutines"}, // this one, too

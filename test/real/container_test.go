@@ -35,8 +35,8 @@ func driverVersion(t *testing.T, root string) string {
 	return filepath.Base(found[0])
 }
 
-// inject adds to a container what our CDI spec of a driver root says of a GPU by one of its names, as containerd does. Hook is the path of
-// the hook; empty for none.
+// inject adds to a container what our CDI spec of a driver root says of a GPU by one of its names,
+// as containerd does. Hook is the path of the hook; empty for none.
 func inject(t *testing.T, spec *oci.Spec, root, hook, name string) {
 	t.Helper()
 	s := inventory.Snapshot{
@@ -63,7 +63,8 @@ func inject(t *testing.T, spec *oci.Spec, root, hook, name string) {
 	}
 }
 
-// run runs a command in a container on an image, to which a GPU of a driver root was added, and returns what it printed.
+// run runs a command in a container on an image, to which a GPU of a driver root was added, and
+// returns what it printed.
 func run(t *testing.T, image, root, hook string, command ...string) string {
 	t.Helper()
 	bundle := t.TempDir()
@@ -83,7 +84,8 @@ func run(t *testing.T, image, root, hook string, command ...string) string {
 		},
 		Mounts: []oci.Mount{mount("proc", "/proc"), mount("tmpfs", "/dev", "nosuid", "mode=755")},
 		Linux: &oci.Linux{
-			Namespaces:  []oci.LinuxNamespace{{Type: oci.PIDNamespace}, {Type: oci.MountNamespace}, {Type: oci.IPCNamespace}, {Type: oci.UTSNamespace}},
+			Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}, {Type: oci.MountNamespace}, {Type: oci.IPCNamespace},
+				{Type: oci.UTSNamespace}},
 			CgroupsPath: "/gpu-device-plugin-real-" + filepath.Base(filepath.Dir(bundle)) + filepath.Base(bundle),
 			Resources:   &oci.LinuxResources{},
 		},
@@ -97,7 +99,8 @@ func run(t *testing.T, image, root, hook string, command ...string) string {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("real-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(bundle)))
-	c := exec.CommandContext(t.Context(), "runc", "--root", filepath.Join(filepath.Dir(bundle), "runc"), "run", "--bundle", bundle, name)
+	c := exec.CommandContext(t.Context(), "runc", "--root", filepath.Join(filepath.Dir(bundle), "runc"), "run", "--bundle",
+		bundle, name)
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
 	if err := c.Run(); err != nil {
@@ -106,7 +109,8 @@ func run(t *testing.T, image, root, hook string, command ...string) string {
 	return out.String()
 }
 
-// images returns images of several kinds, each with the loader of that kind, a static shell and a program that calls cuInit.
+// images returns images of several kinds, each with the loader of that kind, a static shell and a
+// program that calls cuInit.
 func images(t *testing.T) map[string]string {
 	t.Helper()
 	from := part(t, "image")
@@ -144,8 +148,10 @@ func images(t *testing.T) map[string]string {
 		compile(t, probe, filepath.Join(made[kind], "usr/bin/probe"))
 	}
 	musl := filepath.Join(from, "usr/lib/x86_64-linux-musl")
-	compile(t, `int puts(const char *); int main(void) { puts("musl works"); return 0; }`, filepath.Join(made["musl"], "usr/bin/probe"),
-		"-nostdlib", "-fno-pie", "-no-pie", "-fno-stack-protector", filepath.Join(musl, "crt1.o"), "-Wl,-dynamic-linker,/lib/ld-musl-x86_64.so.1",
+	compile(t, `int puts(const char *); int main(void) { puts("musl works"); return 0; }`,
+		filepath.Join(made["musl"], "usr/bin/probe"),
+		"-nostdlib", "-fno-pie", "-no-pie", "-fno-stack-protector", filepath.Join(musl,
+			"crt1.o"), "-Wl,-dynamic-linker,/lib/ld-musl-x86_64.so.1",
 		"-L"+musl, "-lc")
 	return made
 }
@@ -162,8 +168,8 @@ func compile(t *testing.T, program, to string, options ...string) {
 	}
 }
 
-// searchUsrLib64 has the loader and the libraries of an image of Debian's in the folders of Red Hat's: the folders are written into the loader, as
-// many bytes long as before.
+// searchUsrLib64 has the loader and the libraries of an image of Debian's in the folders of Red
+// Hat's: the folders are written into the loader, as many bytes long as before.
 func searchUsrLib64(t *testing.T, image string) {
 	t.Helper()
 	debian, redHat := filepath.Join(image, "usr/lib/x86_64-linux-gnu"), filepath.Join(image, "usr/lib64")
@@ -187,7 +193,8 @@ func searchUsrLib64(t *testing.T, image string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for from, to := range map[string]string{"/lib/x86_64-linux-gnu/": "/lib64", "/usr/lib/x86_64-linux-gnu/": "/usr/lib64"} {
+	for from, to := range map[string]string{"/lib/x86_64-linux-gnu/": "/lib64",
+		"/usr/lib/x86_64-linux-gnu/": "/usr/lib64"} {
 		to += strings.Repeat("/", len(from)-len(to))
 		text = bytes.ReplaceAll(text, append([]byte{0}, from...), append([]byte{0}, to...))
 	}
@@ -196,8 +203,9 @@ func searchUsrLib64(t *testing.T, image string) {
 	}
 }
 
-// TestContainersFindTheDriver: in a real container, by our spec of a whole driver root, the loader finds each library of the driver, nvidia-smi
-// finds NVML, and cuInit answers that there is no GPU. An image whose loader can load none of them works as ever.
+// TestContainersFindTheDriver: in a real container, by our spec of a whole driver root, the loader
+// finds each library of the driver, nvidia-smi finds NVML, and cuInit answers that there is no GPU.
+// An image whose loader can load none of them works as ever.
 func TestContainersFindTheDriver(t *testing.T) {
 	t.Parallel()
 	all := images(t)
@@ -249,14 +257,15 @@ func TestContainersFindTheDriver(t *testing.T) {
 	}
 }
 
-// wanted are libraries that programs load by these names and that need no others than the driver's own and the C library.
+// wanted are libraries that programs load by these names and that need no others than the driver's
+// own and the C library.
 var wanted = []string{
 	"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4", "libnvidia-encode.so.1", "libnvcuvid.so.1",
 	"libnvidia-opencl.so.1", "libcudadebugger.so.1",
 }
 
-// expected are links that NVIDIA's tool (1.20.1) makes on these driver roots, relative to the folder of a library; of the roots' files, it mounts those
-// that TestParity names.
+// expected are links that NVIDIA's tool (1.20.1) makes on these driver roots, relative to the
+// folder of a library; of the roots' files, it mounts those that TestParity names.
 var expectedLinks = []string{
 	"libEGL_nvidia.so.0", "libGLESv1_CM_nvidia.so.1", "libGLESv2_nvidia.so.2", "libGLX_indirect.so.0", "libGLX_nvidia.so.0", "libcuda.so",
 	"libcuda.so.1", "libcudadebugger.so.1", "libnvcuvid.so", "libnvcuvid.so.1", "libnvidia-allocator.so.1", "libnvidia-cfg.so.1",
@@ -265,7 +274,8 @@ var expectedLinks = []string{
 	"libnvidia-opticalflow.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvoptix.so.1", "libvdpau_nvidia.so.1", "nvidia-drm_gbm.so",
 }
 
-// expectedMounts are the names of the files that NVIDIA's tool mounts; VERSION is that of the driver.
+// expectedMounts are the names of the files that NVIDIA's tool mounts; VERSION is that of the
+// driver.
 var expectedMounts = []string{
 	"nvidia-cuda-mps-control", "nvidia-persistenced", "nvidia-cuda-mps-server", "nvidia_icd.json", "nvidia_layers.json",
 	"libnvidia-egl-gbm.so.", "libnvidia-egl-wayland.so.", "libnvidia-egl-xcb.so.", "libnvidia-egl-xlib.so.", "libnvidia-eglcore.so.VERSION",
@@ -279,7 +289,8 @@ var expectedMounts = []string{
 	"libnvoptix.so.VERSION", "libvdpau_nvidia.so.VERSION", "nvidia-smi", "nvoptix.bin", "nvidia.icd",
 }
 
-// TestParity: nothing that NVIDIA's tool gives a container by these driver roots is missing in ours. The table was made with toolkit 1.20.1.
+// TestParity: nothing that NVIDIA's tool gives a container by these driver roots is missing in
+// ours. The table was made with toolkit 1.20.1.
 func TestParity(t *testing.T) {
 	t.Parallel()
 	for _, layout := range []string{"debian", "run"} {
@@ -288,7 +299,8 @@ func TestParity(t *testing.T) {
 			root := part(t, layout)
 			hook := filepath.Join(t.TempDir(), "nvidia-cdi-hook")
 			const subcommands = "enable-cuda-compat disable-device-node-modification update-application-profile"
-			const limits = "apply-cuda-memory-limits" // which NVIDIA's tool also calls with these drivers, before 615, where it can only fail
+			// which NVIDIA's tool also calls with these drivers, before 615, where it can only fail
+			const limits = "apply-cuda-memory-limits"
 			if err := os.WriteFile(hook, []byte(subcommands+" "+limits), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -319,7 +331,8 @@ func TestParity(t *testing.T) {
 					t.Errorf("%s is not mounted", want)
 				}
 			}
-			for _, path := range []string{"/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"} {
+			for _, path := range []string{"/etc/vulkan/icd.d/nvidia_icd.json",
+				"/etc/vulkan/implicit_layer.d/nvidia_layers.json"} {
 				if !slices.ContainsFunc(spec.Mounts, func(m oci.Mount) bool { return m.Destination == path }) {
 					t.Errorf("%s is not mounted", path)
 				}
@@ -352,7 +365,8 @@ func TestParity(t *testing.T) {
 				t.Errorf("the hook %s is called with driver %s", limits, version)
 			}
 			found("CDI spec", "driver root "+layout, "%d mounts, %d device nodes, %d links, hooks %s; NVIDIA's tool gives %d files and %d links",
-				len(spec.Mounts), len(spec.Linux.Devices), len(links), strings.Join(slices.Sorted(maps.Keys(called)), " "), len(mounts), len(expectedLinks))
+				len(spec.Mounts), len(spec.Linux.Devices), len(links), strings.Join(slices.Sorted(maps.Keys(called)),
+					" "), len(mounts), len(expectedLinks))
 		})
 	}
 }

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestCUDAWithoutDevice: libcuda of each branch is loaded from a driver root, and says that there is no device.
+// TestCUDAWithoutDevice: libcuda of each branch is loaded from a driver root, and says that there
+// is no device.
 func TestCUDAWithoutDevice(t *testing.T) {
 	t.Parallel()
 	roots, err := filepath.Glob(filepath.Join(part(t, "cuda"), "*"))
@@ -39,14 +40,17 @@ func TestCUDAWithoutDevice(t *testing.T) {
 	}
 	for _, root := range append(roots, part(t, "run")) {
 		p := cuda.Run(t.Context(), root, "GPU-01234567-89ab-cdef-0123-456789abcdef")
-		if p.Failure == nil || p.Failure.Function != "cuInit" || p.Failure.Code != 100 || p.Failure.Name != "CUDA_ERROR_NO_DEVICE" {
+		if p.Failure == nil || p.Failure.Function != "cuInit" || p.Failure.Code != 100 ||
+			p.Failure.Name != "CUDA_ERROR_NO_DEVICE" {
 			t.Errorf("%s: %+v, want CUDA_ERROR_NO_DEVICE of cuInit", filepath.Base(root), p.Failure)
 		}
-		found("CUDA", filepath.Base(root), "%v in %v with %d MB", p.Failure, p.Took.Round(time.Millisecond), p.Memory/1_000_000)
+		found("CUDA", filepath.Base(root), "%v in %v with %d MB", p.Failure, p.Took.Round(time.Millisecond),
+			p.Memory/1_000_000)
 	}
 }
 
-// TestKernelOnEveryArchitecture: each PTX assembler compiles the kernel for each architecture that it knows, and refuses a broken one.
+// TestKernelOnEveryArchitecture: each PTX assembler compiles the kernel for each architecture that
+// it knows, and refuses a broken one.
 func TestKernelOnEveryArchitecture(t *testing.T) {
 	t.Parallel()
 	if *ptxasFlag == "" {
@@ -58,7 +62,8 @@ func TestKernelOnEveryArchitecture(t *testing.T) {
 	}
 	folder := t.TempDir()
 	kernel, broken := filepath.Join(folder, "kernel.ptx"), filepath.Join(folder, "broken.ptx")
-	for path, text := range map[string]string{kernel: cuda.Kernel(), broken: strings.Replace(cuda.Kernel(), "fma.rn", "fma.xx", 1)} {
+	for path, text := range map[string]string{kernel: cuda.Kernel(),
+		broken: strings.Replace(cuda.Kernel(), "fma.rn", "fma.xx", 1)} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

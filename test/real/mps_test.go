@@ -20,7 +20,8 @@ import (
 // versionIn is how a program of NVIDIA's has its version in it.
 var versionIn = regexp.MustCompile(`\b\d{3}\.\d{2,3}\.\d{2}\b`)
 
-// controlDaemons returns the control daemon of MPS of each branch of Debian's, by version, and the stand-in.
+// controlDaemons returns the control daemon of MPS of each branch of Debian's, by version, and the
+// stand-in.
 func controlDaemons(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -52,7 +53,8 @@ type mps struct {
 // nobody is a user that is not root.
 const nobody = 65534
 
-// withPipe returns an mps with a pipe directory of its own. The program is where other users may start it.
+// withPipe returns an mps with a pipe directory of its own. The program is where other users may
+// start it.
 func withPipe(t *testing.T, program string) mps {
 	t.Helper()
 	dir := loopback.Folder(t)
@@ -76,7 +78,8 @@ func withPipe(t *testing.T, program string) mps {
 
 func (m mps) command(ctx context.Context, arguments ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, m.program, arguments...)
-	c.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(m.dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(m.dir, "log")}
+	c.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(m.dir, "pipe"),
+		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(m.dir, "log")}
 	if m.user != 0 {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: m.user, Gid: m.user}}
 	}
@@ -94,7 +97,8 @@ func (m mps) ask(t *testing.T, command string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// answer asks again while the daemon takes no command, which is so for a moment after a client has come or gone.
+// answer asks again while the daemon takes no command, which is so for a moment after a client has
+// come or gone.
 func (m mps) answer(t *testing.T, command string) (out string) {
 	t.Helper()
 	poll.Until(t, "an answer to "+command, func() bool {
@@ -126,20 +130,24 @@ func (m mps) start(t *testing.T) *exec.Cmd {
 	}
 }
 
-// TestControlDaemons holds NVIDIA's control daemons, and the stand-in, to one table: what is set is read back so, there is one daemon for a pipe
-// directory, one that was killed leaves nothing that keeps the next from starting, and quit ends it.
+// TestControlDaemons holds NVIDIA's control daemons, and the stand-in, to one table: what is set is
+// read back so, there is one daemon for a pipe directory, one that was killed leaves nothing that
+// keeps the next from starting, and quit ends it.
 func TestControlDaemons(t *testing.T) {
 	t.Parallel()
 	for name, program := range controlDaemons(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := withPipe(t, program)
-			if out, err := m.ask(t, "get_server_list"); err == nil || !strings.Contains(out, "Cannot find MPS control daemon process") {
+			if out, err := m.ask(t, "get_server_list"); err == nil ||
+				!strings.Contains(out, "Cannot find MPS control daemon process") {
 				t.Errorf("without a daemon: %q, %v", out, err)
 			}
 			first := m.start(t)
-			// Of a GPU in units: no limit of its own, which the answer to the second of two commands says by having none.
-			if out, err := m.ask(t, "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0"); err != nil || out != "100.0" {
+			// Of a GPU in units: no limit of its own, which the answer to the second of two commands says by
+			// having none.
+			if out, err := m.ask(t, "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0"); err != nil ||
+				out != "100.0" {
 				t.Errorf("limits of a daemon that was given none: %q, %v", out, err)
 			}
 			for _, tt := range []struct{ set, get, want string }{
@@ -153,7 +161,8 @@ func TestControlDaemons(t *testing.T) {
 					t.Errorf("%s: %q, %v; want %q", tt.get, out, err, tt.want)
 				}
 			}
-			if out, err := m.ask(t, "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0"); err != nil || out != "33.0\n19G" {
+			if out, err := m.ask(t, "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0"); err != nil ||
+				out != "33.0\n19G" {
 				t.Errorf("limits in one answer: %q, %v", out, err)
 			}
 			answer, _ := m.ask(t, "get_default_device_pinned_mem_limit 0")
@@ -191,8 +200,9 @@ func TestControlDaemons(t *testing.T) {
 	}
 }
 
-// TestCommandsOfClients holds what a container with the pipe directory may do, with and without control_privileged in it: whether a client reaches the
-// daemon and a limit can be set, by root and by another user. Only root ends the daemon, and only by control_privileged.
+// TestCommandsOfClients holds what a container with the pipe directory may do, with and without
+// control_privileged in it: whether a client reaches the daemon and a limit can be set, by root and
+// by another user. Only root ends the daemon, and only by control_privileged.
 func TestCommandsOfClients(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root, to be another user too")
@@ -229,7 +239,8 @@ func TestCommandsOfClients(t *testing.T) {
 			if without := client(pipe); without != with || with != "805" { // CUDA_ERROR_MPS_CONNECTION_FAILED
 				t.Errorf("cuInit of a client: %s, without control_privileged %s, want 805 of both", with, without)
 			}
-			says = append(says, "root without control_privileged "+yesNo(limited(0, "43")), "another user without it "+yesNo(limited(nobody, "44")))
+			says = append(says, "root without control_privileged "+yesNo(limited(0, "43")),
+				"another user without it "+yesNo(limited(nobody, "44")))
 			want := "root yes, another user no, root without control_privileged no, another user without it no"
 			if strings.HasPrefix(name, "535.") {
 				want = "root yes, another user yes, root without control_privileged yes, another user without it yes"
@@ -237,7 +248,8 @@ func TestCommandsOfClients(t *testing.T) {
 			if got := strings.Join(says, ", "); got != want {
 				t.Errorf("who can set a limit: %s; want %s", got, want)
 			}
-			if out := m.answer(t, "quit"); !strings.Contains(out, "Not enough privilege") || daemon.Process.Signal(syscall.Signal(0)) != nil {
+			if out := m.answer(t, "quit"); !strings.Contains(out, "Not enough privilege") ||
+				daemon.Process.Signal(syscall.Signal(0)) != nil {
 				t.Errorf("quit without control_privileged: %q", out)
 			}
 			found("MPS", name, "limits can be set by %s", strings.Join(says, ", "))
@@ -245,7 +257,8 @@ func TestCommandsOfClients(t *testing.T) {
 	}
 }
 
-// clientOf returns a function that has libcuda of a driver root begin with a variable, and returns what cuInit says.
+// clientOf returns a function that has libcuda of a driver root begin with a variable, and returns
+// what cuInit says.
 func clientOf(t *testing.T, root string) func(variable string) string {
 	t.Helper()
 	library, program := driverroot.Locate(root, cuda.Library), filepath.Join(t.TempDir(), "client")
@@ -263,7 +276,8 @@ int main(int n, char **v) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		c := exec.CommandContext(ctx, program, library)
-		c.Env = []string{variable, "LD_LIBRARY_PATH=" + filepath.Dir(library) + ":" + filepath.Join(root, "usr/lib/x86_64-linux-gnu")}
+		c.Env = []string{variable, "LD_LIBRARY_PATH=" + filepath.Dir(library) + ":" + filepath.Join(root,
+			"usr/lib/x86_64-linux-gnu")}
 		out, err := c.Output()
 		if err != nil {
 			t.Errorf("client with %s: %v", variable, err)

@@ -58,8 +58,8 @@ func symbolsOf(t *testing.T, path string) map[string]bool {
 	return has
 }
 
-// TestInit opens NVML of each branch without a kernel module: the driver is absent, and the error says so. Each is opened by a process of its
-// own, because a process keeps the first library.
+// TestInit opens NVML of each branch without a kernel module: the driver is absent, and the error
+// says so. Each is opened by a process of its own, because a process keeps the first library.
 func TestInit(t *testing.T) {
 	if root := os.Getenv("REAL_DRIVER_ROOT"); root != "" {
 		_, err := nvidia.New(nvidia.Options{DriverRoot: root}).Open(t.Context())
@@ -116,8 +116,9 @@ func (l *branchLibrary) LookupSymbol(name string) error {
 	return l.Interface.Extensions().LookupSymbol(name) // some that the simulator does not have, it cannot be asked for
 }
 
-// since has the functions that package nvidia looks for, by the first branch of Debian's that has them; 0 for none of them: 555 is the newest
-// there. Those that 340 has are left out. What a function tells is unknown where it is missing, and nothing else is.
+// since has the functions that package nvidia looks for, by the first branch of Debian's that has
+// them; 0 for none of them: 555 is the newest there. Those that 340 has are left out. What a
+// function tells is unknown where it is missing, and nothing else is.
 var since = map[int][]string{
 	0: {
 		"DeviceGetAddressingMode", "DeviceGetMemoryLimits", "DeviceGetRepairStatus", "DeviceGetTemperatureV",
@@ -155,7 +156,8 @@ var since = map[int][]string{
 	},
 }
 
-// TestSymbolsOfEveryBranch: a session opens and looks at all GPUs with the functions that each branch has.
+// TestSymbolsOfEveryBranch: a session opens and looks at all GPUs with the functions that each
+// branch has.
 func TestSymbolsOfEveryBranch(t *testing.T) {
 	t.Parallel()
 	for branch, library := range libraries(t) {

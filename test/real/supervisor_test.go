@@ -23,7 +23,8 @@ sharing:
     - {name: nvidia.com/gpu, rename: nvidia.com/gpu.shared, devices: [0, 1], replicas: 4}
 `
 
-// A supervised is a folder in which mps-control-daemon runs a control daemon of NVIDIA's, for simulated GPUs.
+// A supervised is a folder in which mps-control-daemon runs a control daemon of NVIDIA's, for
+// simulated GPUs.
 type supervised struct {
 	mps             // its control daemon
 	dir, bin string // of all MPS state and the log; of the programs
@@ -33,14 +34,16 @@ type supervised struct {
 func supervise(t *testing.T, ours, control string) supervised {
 	t.Helper()
 	dir := loopback.Folder(t)
-	s := supervised{mps{program: control, dir: filepath.Join(dir, "mps/nvidia.com/gpu.shared")}, dir, filepath.Join(dir, "bin")}
+	s := supervised{mps{program: control, dir: filepath.Join(dir, "mps/nvidia.com/gpu.shared")}, dir,
+		filepath.Join(dir, "bin")}
 	for _, folder := range []string{s.bin, filepath.Join(dir, "mps")} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	server := filepath.Join(filepath.Dir(control), "../sbin/nvidia-cuda-mps-server") // the stand-in has none
-	for from, to := range map[string]string{control: "nvidia-cuda-mps-control", server: "nvidia-cuda-mps-server", ours: "gpu-device-plugin"} {
+	for from, to := range map[string]string{control: "nvidia-cuda-mps-control", server: "nvidia-cuda-mps-server",
+		ours: "gpu-device-plugin"} {
 		if err := os.Symlink(from, filepath.Join(s.bin, to)); err != nil {
 			t.Fatal(err)
 		}
@@ -86,14 +89,16 @@ func (s supervised) daemons() []int {
 		environment, _ := os.ReadFile(filepath.Join(process, "environ"))
 		pid, err := strconv.Atoi(filepath.Base(process))
 		if err == nil && bytes.Contains(arguments, []byte("nvidia-cuda-mps-control\x00-f")) &&
-			slices.Contains(strings.Split(string(environment), "\x00"), "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(s.mps.dir, "pipe")) {
+			slices.Contains(strings.Split(string(environment), "\x00"),
+				"CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(s.mps.dir, "pipe")) {
 			found = append(found, pid)
 		}
 	}
 	return found
 }
 
-// serves waits until a control daemon other than those of before has the limits, and alone; it returns its process ID.
+// serves waits until a control daemon other than those of before has the limits, and alone; it
+// returns its process ID.
 func (s supervised) serves(t *testing.T, before ...int) (pid int) {
 	t.Helper()
 	poll.Until(t, "clients are served", func() bool {
@@ -115,13 +120,15 @@ func (s supervised) serves(t *testing.T, before ...int) (pid int) {
 	return pid
 }
 
-// TestSupervisor: mps-control-daemon runs NVIDIA's control daemon of each branch, and the stand-in. It has the limits; one that is killed is
-// replaced; what a killed mps-control-daemon leaves is ended by the next one; at the end nothing is left.
+// TestSupervisor: mps-control-daemon runs NVIDIA's control daemon of each branch, and the stand-in.
+// It has the limits; one that is killed is replaced; what a killed mps-control-daemon leaves is
+// ended by the next one; at the end nothing is left.
 func TestSupervisor(t *testing.T) {
 	t.Parallel()
 	programs := controlDaemons(t)
 	ours := filepath.Join(t.TempDir(), "gpu-device-plugin")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", ours, "../../cmd/gpu-device-plugin").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", ours,
+		"../../cmd/gpu-device-plugin").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v: %s", err, out)
 	}
 	for name, control := range programs {

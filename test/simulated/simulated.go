@@ -1,4 +1,5 @@
-// Package simulated gives tests simulated nodes, which are looked at by the code that looks at real ones.
+// Package simulated gives tests simulated nodes, which are looked at by the code that looks at real
+// ones.
 package simulated
 
 import (
@@ -57,7 +58,8 @@ func Open(t testing.TB, profile string) (*simulator.Node, *nvidia.Session) {
 	return node, session
 }
 
-// Healthy returns a Snapshot in which all GPUs and MIG devices are Healthy: nobody has judged those of a look.
+// Healthy returns a Snapshot in which all GPUs and MIG devices are Healthy: nobody has judged those
+// of a look.
 func Healthy(s inventory.Snapshot) inventory.Snapshot {
 	s.GPUs = slices.Clone(s.GPUs)
 	for i := range s.GPUs {

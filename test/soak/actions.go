@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// An action is something that happens to a node. It returns an error only if the test itself cannot go on.
+// An action is something that happens to a node. It returns an error only if the test itself cannot
+// go on.
 type action struct {
 	name   string
 	weight int
@@ -205,7 +206,8 @@ func (s *stage) plug(ctx context.Context, g *gpu) error {
 
 func (s *stage) divide(ctx context.Context) error {
 	g := s.pick(func(g *gpu) bool {
-		return g.problem == nil && !g.removed && (len(g.parts) == 0 || !s.heldLocked(g)) // a driver divides no MIG device that is in use
+		// a driver divides no MIG device that is in use
+		return g.problem == nil && !g.removed && (len(g.parts) == 0 || !s.heldLocked(g))
 	})
 	if g == nil || s.hanging() {
 		return nil
@@ -300,7 +302,8 @@ func (s *stage) breakEvents(ctx context.Context) error {
 		return nil
 	}
 	faults := []simulator.Fault{
-		failing("EventSetWait", "UNKNOWN"), failing("EventSetWait", "GPU_IS_LOST"), {Kind: simulator.KindHang, Call: "EventSetWait"},
+		failing("EventSetWait", "UNKNOWN"), failing("EventSetWait", "GPU_IS_LOST"), {Kind: simulator.KindHang,
+			Call: "EventSetWait"},
 	}
 	f := faults[s.random.IntN(len(faults))]
 	s.note("the event wait: %s %s", f.Kind, f.Return)

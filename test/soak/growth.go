@@ -53,7 +53,8 @@ func field(text, name string) float64 {
 	return value
 }
 
-// clockTick is the unit of times in proc(5)'s stat: USER_HZ is 100 on every architecture that Go runs on.
+// clockTick is the unit of times in proc(5)'s stat: USER_HZ is 100 on every architecture that Go
+// runs on.
 const clockTick = 10 * time.Millisecond
 
 // cpu returns the CPU time that a process has used.
@@ -114,8 +115,8 @@ type limit struct {
 	name string
 	unit string
 	of   func(sample) float64
-	// perHour is the steepest slope that is allowed, once as many samples as slopeNeeds were taken in equal states; rise is how
-	// far the last may be over the first otherwise.
+	// perHour is the steepest slope that is allowed, once as many samples as slopeNeeds were taken in
+	// equal states; rise is how far the last may be over the first otherwise.
 	perHour, rise float64
 }
 
@@ -127,17 +128,18 @@ var limits = []limit{
 	{"goroutines", "", func(s sample) float64 { return s.goroutines }, 6, 25},
 }
 
-// slopeNeeds is how many samples in equal states make a slope, and for how long they have to be apart. Go keeps its threads and most of
-// its memory: both follow the busiest moment so far, which rises in steps that become rarer. A slope of a short time tells nothing
-// of that. Threads have twice the slope of goroutines for that reason: one that does not come back from a call holds its goroutine, so
-// the limit of goroutines finds it.
+// slopeNeeds is how many samples in equal states make a slope, and for how long they have to be
+// apart. Go keeps its threads and most of its memory: both follow the busiest moment so far, which
+// rises in steps that become rarer. A slope of a short time tells nothing of that. Threads have
+// twice the slope of goroutines for that reason: one that does not come back from a call holds its
+// goroutine, so the limit of goroutines finds it.
 const (
 	slopeNeeds = 6
 	slopeSpan  = 30 * time.Minute
 )
 
-// growth returns a line for each figure, and what has grown too much. The first samples, up to a fifth of the time, are those of a
-// process that still warms up.
+// growth returns a line for each figure, and what has grown too much. The first samples, up to a
+// fifth of the time, are those of a process that still warms up.
 func growth(samples []sample) (lines, wrong []string) {
 	if len(samples) < 2 {
 		return nil, nil

@@ -57,7 +57,8 @@ func (s *stage) hostile(ctx context.Context) error {
 		case 1:
 			_, _ = conn.Write([]byte("GET / HTTP/1.1\r\nHost: kubelet\r\n\r\n"))
 		case 2:
-			_, _ = conn.Write(append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), bytes.Repeat([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}, 1000)...))
+			_, _ = conn.Write(append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+				bytes.Repeat([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}, 1000)...))
 		}
 	}
 	return nil

@@ -1,8 +1,10 @@
-// Command soak runs the daemon for a long time on simulated nodes with stand-in kubelets, has things happen to it at random, and
-// holds it at every moment to what must be true then. It prints what was violated, what the daemon's process needed and how that
-// grew, and exits with 1 if anything is not as it must be.
+// Command soak runs the daemon for a long time on simulated nodes with stand-in kubelets, has
+// things happen to it at random, and holds it at every moment to what must be true then. It prints
+// what was violated, what the daemon's process needed and how that grew, and exits with 1 if
+// anything is not as it must be.
 //
-// On some nodes one process of the daemon lives from the beginning to the end, on others it is restarted, killed and replaced.
+// On some nodes one process of the daemon lives from the beginning to the end, on others it is
+// restarted, killed and replaced.
 package main
 
 import (
@@ -218,7 +220,8 @@ func (s *stage) act(ctx context.Context, during time.Duration, seed uint64) erro
 	return nil
 }
 
-// quiet cures everything, takes the plain configuration, waits until kubelet sees the node as it is, and measures the daemon.
+// quiet cures everything, takes the plain configuration, waits until kubelet sees the node as it
+// is, and measures the daemon.
 func (s *stage) quiet(ctx context.Context) error {
 	s.note("quiet")
 	s.disturb(s.gpus...)
@@ -249,7 +252,8 @@ func (s *stage) quiet(ctx context.Context) error {
 	if err != nil {
 		s.violate("after everything was cured, and no pod held anything: %v", err)
 	}
-	// A resource whose devices have gone keeps its server until the configuration of resources changes.
+	// A resource whose devices have gone keeps its server until the configuration of resources
+	// changes.
 	for _, c := range []setting{s.all[len(s.all)-1], s.all[0]} {
 		if err := s.configure(ctx, c, ""); err != nil {
 			return err

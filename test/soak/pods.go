@@ -102,7 +102,8 @@ func (s *stage) startPod(ctx context.Context, random *rand.Rand, pod string) boo
 	return true
 }
 
-// undisturbed reports whether nothing has happened, since a time, to the GPUs of devices; without any, of the resource.
+// undisturbed reports whether nothing has happened, since a time, to the GPUs of devices; without
+// any, of the resource.
 func (s *stage) undisturbed(since time.Time, ids []string, resource string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +133,8 @@ func (s *stage) refused(c standin.Container, mark int, began time.Time, err erro
 	}
 	s.count("pods refused", 1)
 	if s.undisturbed(began, ids, c.Resource) && !strings.Contains(err.Error(), standin.ErrStopped.Error()) {
-		s.violate("a pod that wants %d %s (%v) was refused, while nothing happened to the GPUs: %v", c.Count, c.Resource, ids, err)
+		s.violate("a pod that wants %d %s (%v) was refused, while nothing happened to the GPUs: %v", c.Count, c.Resource, ids,
+			err)
 	}
 }
 
@@ -180,7 +182,8 @@ func (s *stage) checkEditsLocked(c standin.Container, got standin.Allocation) {
 		}
 	}
 	slices.Sort(want)
-	if visible := got.Response.GetEnvs()["NVIDIA_VISIBLE_DEVICES"]; strings.HasPrefix(visible, "GPU-") || strings.HasPrefix(visible, "MIG-") {
+	if visible := got.Response.GetEnvs()["NVIDIA_VISIBLE_DEVICES"]; strings.HasPrefix(visible, "GPU-") ||
+		strings.HasPrefix(visible, "MIG-") {
 		has := strings.Split(visible, ",")
 		slices.Sort(has)
 		if !slices.Equal(has, want) {

@@ -15,7 +15,8 @@ func (s *stage) restartKubelet(ctx context.Context) error {
 	down := s.between(0, 3*time.Second)
 	away := s.random.IntN(4) == 0
 	wiped := s.random.IntN(8) == 0
-	s.note("kubelet is down for %s; the API server is away: %t; its folder is emptied if there is no pod: %t", short(down), away, wiped)
+	s.note("kubelet is down for %s; the API server is away: %t; its folder is emptied if there is no pod: %t", short(down),
+		away, wiped)
 	s.disturb()
 	defer s.settle(2 * soon)
 	s.Stop()
@@ -59,7 +60,8 @@ func (s *stage) dropStreams(context.Context) error {
 }
 
 func (s *stage) refuseRegister(ctx context.Context) error {
-	modes := []standin.RegisterMode{standin.RegisterRefuses, standin.RegisterHangs, standin.RegisterConnects, standin.RegisterHangsUp}
+	modes := []standin.RegisterMode{standin.RegisterRefuses, standin.RegisterHangs, standin.RegisterConnects,
+		standin.RegisterHangsUp}
 	mode := modes[s.random.IntN(len(modes))]
 	s.note("Register %v", mode)
 	s.disturb()
@@ -166,13 +168,15 @@ func (s *stage) replaceDriver(ctx context.Context) error {
 		return err
 	}
 	mark := s.Mark()
-	if err := s.call(ctx, "simulate.inject", simulator.Fault{Kind: simulator.KindDriver, Driver: "580.105.08"}); err != nil {
+	if err := s.call(ctx, "simulate.inject", simulator.Fault{Kind: simulator.KindDriver,
+		Driver: "580.105.08"}); err != nil {
 		return err
 	}
 	// A process makes place for another when it is ten seconds old, and at its next look.
 	waiting, cancel := context.WithTimeout(ctx, 60*time.Second*s.options.slack)
 	defer cancel()
-	if _, err := s.Next(waiting, mark, func(e standin.Event) bool { return e.Kind == standin.Registered }); err != nil && ctx.Err() == nil {
+	if _, err := s.Next(waiting, mark, func(e standin.Event) bool { return e.Kind == standin.Registered }); err != nil &&
+		ctx.Err() == nil {
 		s.violate("the driver was replaced, and nothing was registered anew")
 	}
 	s.awaitReady(ctx, s.first())

@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	binary = filepath.Join(folder, "gpu-device-plugin")
-	if output, err := exec.Command("go", "build", "-o", binary, "../../cmd/gpu-device-plugin").CombinedOutput(); err != nil {
+	if output, err := exec.Command("go", "build", "-o", binary,
+		"../../cmd/gpu-device-plugin").CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("build the daemon: %v\n%s", err, output))
 	}
 	code := m.Run()
@@ -127,8 +128,10 @@ func TestWhatIsWrongIsFound(t *testing.T) {
 			s.unserved["nvidia.com/mig-1g.10gb"] = time.Now().Add(-time.Hour)
 			return nil
 		}, "held by pod work and not listed"},
-		"the daemon dies": {func(_ *testing.T, s *stage) error { return s.first().Running().Kill() }, "a daemon ended by itself"},
-		"a stream ends":   {func(_ *testing.T, s *stage) error { s.DropStream(wholeGPU); return nil }, "while nothing happened to it"},
+		"the daemon dies": {func(_ *testing.T, s *stage) error { return s.first().Running().Kill() },
+			"a daemon ended by itself"},
+		"a stream ends": {func(_ *testing.T, s *stage) error { s.DropStream(wholeGPU); return nil },
+			"while nothing happened to it"},
 		"a GPU in two forms": {func(t *testing.T, s *stage) error {
 			s.mu.Lock()
 			s.pods["work"] = []held{{key{"nvidia.com/gpu.shared", s.gpus[0].uuid + "::0"}, 0, ""}}
@@ -165,7 +168,8 @@ func TestSlope(t *testing.T) {
 	if len(lines) != 2 || len(wrong) != 1 || !strings.Contains(wrong[0], "resident memory grows by 12.00 MB an hour") {
 		t.Errorf("growth() = %q, %q; want that memory alone grows", lines, wrong)
 	}
-	if svg := drawing([]curve{{"enduring", samples}}, time.Hour); strings.Count(svg, "<polyline") != 3 || strings.Contains(svg, "NaN") {
+	if svg := drawing([]curve{{"enduring", samples}}, time.Hour); strings.Count(svg, "<polyline") != 3 ||
+		strings.Contains(svg, "NaN") {
 		t.Errorf("drawing() = %s", svg)
 	}
 	// Threads that stay in calls are found by their goroutines.

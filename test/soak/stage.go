@@ -63,7 +63,8 @@ type stage struct {
 	equal      []sample // taken in equal states
 }
 
-// fast is a clock by which kubelet forgets within half a minute a resource that nobody serves any more, and not within five.
+// fast is a clock by which kubelet forgets within half a minute a resource that nobody serves any
+// more, and not within five.
 type fast struct{ began time.Time }
 
 const faster = 10
@@ -88,7 +89,8 @@ func newStage(o options, p plan, seed uint64) (*stage, error) {
 		return nil, err
 	}
 	s := &stage{
-		Node: n, plan: p, options: o, began: time.Now(), random: rand.New(rand.NewPCG(seed, 1)), mirror: simulator.New(profile),
+		Node: n, plan: p, options: o, began: time.Now(), random: rand.New(rand.NewPCG(seed,
+			1)), mirror: simulator.New(profile),
 		owners: map[string]int{}, metrics: map[*node.Node]string{}, stopping: map[*node.Daemon]bool{},
 		pods: map[string][]held{}, extras: map[key]time.Time{}, unserved: map[string]time.Time{}, counts: map[string]int{}, busy: true,
 	}
@@ -234,7 +236,8 @@ func (s *stage) keepLogs() {
 	}
 	for i, n := range s.daemons {
 		if text, err := os.ReadFile(n.LogPath()); err == nil {
-			_ = os.WriteFile(filepath.Join(s.options.out, fmt.Sprintf("%s-%d-%d.log", s.name, len(s.violations), i)), text, 0o600)
+			_ = os.WriteFile(filepath.Join(s.options.out, fmt.Sprintf("%s-%d-%d.log", s.name, len(s.violations), i)), text,
+				0o600)
 		}
 	}
 }
@@ -282,7 +285,8 @@ func (s *stage) inject(ctx context.Context, faults ...simulator.Fault) error {
 	return nil
 }
 
-// disturb says that kubelet may see GPUs otherwise than they are, until settle; without GPUs, the whole node.
+// disturb says that kubelet may see GPUs otherwise than they are, until settle; without GPUs, the
+// whole node.
 func (s *stage) disturb(gpus ...*gpu) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -362,7 +366,8 @@ func (s *stage) violate(format string, args ...any) {
 func (s *stage) violateLocked(format string, args ...any) {
 	v := violation{at: time.Since(s.began), text: fmt.Sprintf(format, args...), recent: slices.Clone(s.recent)}
 	s.violations = append(s.violations, v)
-	fmt.Printf("VIOLATION in %s after %.2f s: %s\n  before it:\n    %s\n", s.name, v.at.Seconds(), v.text, strings.Join(v.recent, "\n    "))
+	fmt.Printf("VIOLATION in %s after %.2f s: %s\n  before it:\n    %s\n", s.name, v.at.Seconds(), v.text,
+		strings.Join(v.recent, "\n    "))
 	s.keepLogs()
 }
 

@@ -71,7 +71,8 @@ func drawPanel(b *strings.Builder, p limit, curves []curve, during time.Duration
 		for _, s := range thin(c.samples) {
 			fmt.Fprintf(&path, " %.0f,%.1f", x(s.at), y(p.of(s)))
 		}
-		fmt.Fprintf(b, `<polyline fill="none" stroke="%s" points="%s"/>`+"\n", colors[i%len(colors)], strings.TrimSpace(path.String()))
+		fmt.Fprintf(b, `<polyline fill="none" stroke="%s" points="%s"/>`+"\n", colors[i%len(colors)],
+			strings.TrimSpace(path.String()))
 	}
 }
 

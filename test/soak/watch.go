@@ -10,18 +10,21 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// departure is how long a device that the plan no longer has, and that no pod holds, may be listed while nothing else happens:
-// kubelet's checkpoint may name its last holder for half a minute, and ten seconds of evidence have to follow.
+// departure is how long a device that the plan no longer has, and that no pod holds, may be listed
+// while nothing else happens: kubelet's checkpoint may name its last holder for half a minute, and
+// ten seconds of evidence have to follow.
 const departure = 90 * time.Second
 
-// unserved is how long kubelet may have no device at all of a resource whose devices pods hold, while nothing else happens: no GPU of it
-// can be read, and a daemon serves such a resource once nobody has done so for ten seconds (ADR 16). Kubelet does without for so long.
+// unserved is how long kubelet may have no device at all of a resource whose devices pods hold,
+// while nothing else happens: no GPU of it can be read, and a daemon serves such a resource once
+// nobody has done so for ten seconds (ADR 16). Kubelet does without for so long.
 const unserved = 20 * time.Second
 
 // again is how long after a violation the same thing is not looked at.
 const again = 60 * time.Second
 
-// watch holds the node to what must be true, at each event of kubelet's and between them, until ctx ends.
+// watch holds the node to what must be true, at each event of kubelet's and between them, until ctx
+// ends.
 func (s *stage) watch(ctx context.Context) {
 	go func() {
 		tick := time.NewTicker(100 * time.Millisecond)
@@ -69,7 +72,8 @@ func (s *stage) take(e standin.Event) {
 	}
 }
 
-// offersLocked reports whether there are devices of a resource and nothing happened to any of their GPUs.
+// offersLocked reports whether there are devices of a resource and nothing happened to any of their
+// GPUs.
 func (s *stage) offersLocked(resource string) bool {
 	offered := false
 	for k, w := range s.wantLocked() {
@@ -120,8 +124,8 @@ func (s *stage) conflictsLocked(d held) bool {
 	return false
 }
 
-// settledLocked reports whether kubelet had to see a GPU as it is at a time. While a call hangs, what happens to other GPUs may
-// not be found; what had been found before stays.
+// settledLocked reports whether kubelet had to see a GPU as it is at a time. While a call hangs,
+// what happens to other GPUs may not be found; what had been found before stays.
 func (s *stage) settledLocked(g *gpu, at time.Time) bool {
 	if s.busy || g.busy || at.Before(s.settled) || at.Before(g.settled) {
 		return false
@@ -145,7 +149,8 @@ func (s *stage) viewLocked() map[key]bool {
 	return view
 }
 
-// waitsLocked reports whether a device that a pod holds is of a resource that kubelet has no device of, for a short time only.
+// waitsLocked reports whether a device that a pod holds is of a resource that kubelet has no device
+// of, for a short time only.
 func (s *stage) waitsLocked(k key, view map[key]bool, now time.Time) bool {
 	for listed := range view {
 		if listed.resource == k.resource {
@@ -205,7 +210,8 @@ func (s *stage) check() {
 	s.checkExtrasLocked(want, view, holders, now)
 }
 
-// checkExtrasLocked checks the devices that are listed although they are not wanted and no pod holds them.
+// checkExtrasLocked checks the devices that are listed although they are not wanted and no pod
+// holds them.
 func (s *stage) checkExtrasLocked(want map[key]wanted, view map[key]bool, holders map[key]string, now time.Time) {
 	for k, healthy := range view {
 		if _, planned := want[k]; planned || holders[k] != "" {
@@ -216,7 +222,8 @@ func (s *stage) checkExtrasLocked(want map[key]wanted, view map[key]bool, holder
 		if g != nil && !s.settledLocked(g, now) {
 			continue
 		}
-		// Where a pod holds a device that left the plan, as many replicas stay on offer as the node has devices in the new form.
+		// Where a pod holds a device that left the plan, as many replicas stay on offer as the node has
+		// devices in the new form.
 		if healthy && (g == nil || !s.heldLocked(g)) {
 			s.violateLocked("%s is Healthy, and nobody offers it", k)
 			s.settled = now.Add(again)
@@ -238,7 +245,8 @@ func (s *stage) whyLocked(g *gpu) string {
 	return "a pod holds it in another form"
 }
 
-// gpuOfLocked returns the GPU of a UUID, of a GPU or of a MIG device that it has or had; nil if there is none.
+// gpuOfLocked returns the GPU of a UUID, of a GPU or of a MIG device that it has or had; nil if
+// there is none.
 func (s *stage) gpuOfLocked(uuid string) *gpu {
 	if slot, known := s.owners[uuid]; known {
 		return s.gpus[slot]

@@ -34,7 +34,8 @@ type gpu struct {
 	problem *problem              // nil if it is well
 	since   time.Time             // when the problem began
 	removed bool
-	// settled is from when on kubelet must see the GPU as it is here, unless busy: something happens to it now.
+	// settled is from when on kubelet must see the GPU as it is here, unless busy: something happens
+	// to it now.
 	settled time.Time
 	busy    bool
 }
@@ -48,7 +49,8 @@ func (g *gpu) good() bool { return g.problem == nil || g.problem.harmless }
 type setting struct {
 	name string
 	text string // of the file, without what all settings have in common
-	// renamed are the slots of GPUs under the resource of the second name; excluded are offered to nobody.
+	// renamed are the slots of GPUs under the resource of the second name; excluded are offered to
+	// nobody.
 	renamed, excluded []int
 	renameTo          string
 	// replicas of whole GPUs and of MIG devices of 1g.10gb; 0 means that they are not shared.
@@ -59,8 +61,8 @@ type setting struct {
 
 const common = "version: v1\nflags: {migStrategy: mixed%s}\nhealth: {flapLimit: 1000000}\n"
 
-// settings returns the configurations, of which the first is the plain one. GPUs are named by UUIDs, because the index of a GPU
-// changes when one before it is unplugged.
+// settings returns the configurations, of which the first is the plain one. GPUs are named by
+// UUIDs, because the index of a GPU changes when one before it is unplugged.
 func settings(gpus []*gpu) []setting {
 	return []setting{
 		{name: "plain"},
@@ -150,8 +152,8 @@ type held struct {
 
 func (h held) form() form { return form{h.resource, strings.Contains(h.id, "::"), h.part} }
 
-// excludes reports whether two pods may not have these two devices at a time: one GPU in two forms. MIG devices of one GPU are
-// apart from each other.
+// excludes reports whether two pods may not have these two devices at a time: one GPU in two forms.
+// MIG devices of one GPU are apart from each other.
 func (h held) excludes(o held) bool {
 	a, b := h.form(), o.form()
 	switch {
@@ -173,20 +175,23 @@ type problem struct {
 	whole bool
 	// seen is how long kubelet may be told nothing of it.
 	seen time.Duration
-	// alone says that the daemon asks a GPU with it ever more rarely, or cannot ask it now. quiesce and resume have all GPUs asked.
+	// alone says that the daemon asks a GPU with it ever more rarely, or cannot ask it now. quiesce
+	// and resume have all GPUs asked.
 	alone bool
 	// hangs says that calls do not return.
 	hangs bool
 }
 
 const (
-	// soon is for what an event tells, with much room for a machine that is busy. atPoll is for what only the next poll can find.
+	// soon is for what an event tells, with much room for a machine that is busy. atPoll is for what
+	// only the next poll can find.
 	soon   = 2 * time.Second
 	atPoll = 45 * time.Second
 	// cured is for readings that must be good twice.
 	cured = 15 * time.Second
-	// unheld is how long it may take until a GPU that no pod holds any more is given in another form: kubelet's checkpoint names
-	// the last holder until a list is sent again, which happens ever more rarely.
+	// unheld is how long it may take until a GPU that no pod holds any more is given in another form:
+	// kubelet's checkpoint names the last holder until a list is sent again, which happens ever more
+	// rarely.
 	unheld = 75 * time.Second
 )
 
@@ -211,10 +216,14 @@ var problems = []*problem{
 	{name: "the driver asks to drain and reset", faults: []simulator.Fault{asked("drain-and-reset")}, seen: soon},
 	{name: "lost", faults: []simulator.Fault{fault(simulator.KindLost)}, seen: atPoll, alone: true},
 	{name: "every call says lost", faults: []simulator.Fault{failing("", "GPU_IS_LOST")}, seen: atPoll, alone: true},
-	{name: "every call says reset required", faults: []simulator.Fault{failing("", "RESET_REQUIRED")}, seen: atPoll, alone: true},
-	{name: "memory cannot be read", whole: true, faults: []simulator.Fault{failing("DeviceGetMemoryInfo", "RESET_REQUIRED")}, seen: atPoll},
-	{name: "fields cannot be read", whole: true, faults: []simulator.Fault{failing("DeviceGetFieldValues", "UNKNOWN")}, seen: atPoll},
-	{name: "fabric not started", whole: true, faults: []simulator.Fault{{Kind: simulator.KindFabric, State: "not-started"}}, seen: atPoll},
+	{name: "every call says reset required", faults: []simulator.Fault{failing("", "RESET_REQUIRED")}, seen: atPoll,
+		alone: true},
+	{name: "memory cannot be read", whole: true, faults: []simulator.Fault{failing("DeviceGetMemoryInfo",
+		"RESET_REQUIRED")}, seen: atPoll},
+	{name: "fields cannot be read", whole: true, faults: []simulator.Fault{failing("DeviceGetFieldValues", "UNKNOWN")},
+		seen: atPoll},
+	{name: "fabric not started", whole: true, faults: []simulator.Fault{{Kind: simulator.KindFabric,
+		State: "not-started"}}, seen: atPoll},
 	{
 		name: "XIDs of applications", harmless: true,
 		faults: []simulator.Fault{xid(13), xid(31), xid(43), xid(45), xid(63), xid(94)},

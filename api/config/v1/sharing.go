@@ -10,7 +10,8 @@ type Sharing struct {
 type Replicated struct {
 	// RenameByDefault adds ".shared" to the name of shared resources that have no Rename.
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
-	// FailRequestsGreaterThanOne refuses a container more than one replica. Unset means no for time-slicing, yes for MPS.
+	// FailRequestsGreaterThanOne refuses a container more than one replica. Unset means no for
+	// time-slicing, yes for MPS.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 	// Resources are what is shared; at least one.
 	Resources []ReplicatedResource `json:"resources"`
@@ -18,7 +19,8 @@ type Replicated struct {
 
 // ReplicatedResource is a resource whose devices are shared.
 type ReplicatedResource struct {
-	// Name is the name of the resource as it is without sharing; "nvidia.com/" is put before it when it is missing.
+	// Name is the name of the resource as it is without sharing; "nvidia.com/" is put before it when
+	// it is missing.
 	Name *string `json:"name"`
 	// Rename is the name that the shared devices are offered under.
 	Rename *string `json:"rename,omitempty"`

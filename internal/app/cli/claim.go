@@ -108,7 +108,8 @@ var documentEnd = regexp.MustCompile(`(?m)^---.*$`)
 // A claimCheck checks manifests for the driver of a name.
 type claimCheck struct{ driver string }
 
-// file returns a line for each configuration in a file and each of its problems, and how many problems there are.
+// file returns a line for each configuration in a file and each of its problems, and how many
+// problems there are.
 func (k claimCheck) file(path string) (lines []string, problems int, err error) {
 	data, err := statefile.Read(path, maxManifest)
 	if err != nil {
@@ -131,7 +132,8 @@ func (k claimCheck) file(path string) (lines []string, problems int, err error) 
 	return lines, problems, nil
 }
 
-// kindOf returns the kind of configuration that the devices of the driver's classes take; empty for any other class.
+// kindOf returns the kind of configuration that the devices of the driver's classes take; empty for
+// any other class.
 func (k claimCheck) kindOf(class string) string {
 	switch gpu, mig := dra.ClassNames(k.driver); class {
 	case gpu:
@@ -142,7 +144,8 @@ func (k claimCheck) kindOf(class string) string {
 	return ""
 }
 
-// object is file for one object. An object of another kind has nothing to check, whatever its fields are.
+// object is file for one object. An object of another kind has nothing to check, whatever its
+// fields are.
 func (k claimCheck) object(text []byte) (lines []string, problems int, err error) {
 	var o claimObject
 	kind := struct{ Kind string }{}
@@ -173,13 +176,15 @@ func (k claimCheck) object(text []byte) (lines []string, problems int, err error
 		}
 		where := fmt.Sprintf("%s %s, config %d", o.Kind, o.Metadata.Name, i)
 		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
-		configs = append(configs, dra.OpaqueConfig{Source: dra.FromClaim, Requests: c.Requests, Parameters: c.Opaque.Parameters})
+		configs = append(configs, dra.OpaqueConfig{Source: dra.FromClaim, Requests: c.Requests,
+			Parameters: c.Opaque.Parameters})
 		for _, w := range wrong {
 			lines = append(lines, where+": "+w)
 		}
 		problems += len(wrong)
 		if len(wrong) == 0 {
-			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+": "+found.String())
+			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+
+				": "+found.String())
 		}
 	}
 	for _, part := range k.partsOf(claim) {
@@ -212,7 +217,8 @@ func (k claimCheck) partsOf(claim claimSpec) (lines []string) {
 	return lines
 }
 
-// strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty without one.
+// strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty
+// without one.
 func (k claimCheck) strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
 	parent, _, _ := strings.Cut(request, "/")
 	for _, c := range slices.Backward(configs) {
@@ -233,8 +239,8 @@ func (r claimRequest) devices() claimDevices {
 	return r.Exactly
 }
 
-// describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for
-// them.
+// describe adds how much memory a request and its alternatives want that want a part of a GPU, by
+// the names that configuration has for them.
 func (r claimRequest) describe(class, prefix string, parts map[string]string) {
 	of := r.devices()
 	if memory, wanted := of.Capacity.Requests[dra.MemoryCapacity]; wanted && of.DeviceClassName == class {
@@ -245,7 +251,8 @@ func (r claimRequest) describe(class, prefix string, parts map[string]string) {
 	}
 }
 
-// refusals returns why the claim will not be prepared although each of its configurations is right, whichever alternatives it gets.
+// refusals returns why the claim will not be prepared although each of its configurations is right,
+// whichever alternatives it gets.
 func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
 	for choice, more := 0, true; more; choice++ {
 		var asked []claims.RequestedDevices

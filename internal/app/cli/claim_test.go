@@ -63,7 +63,8 @@ items:
         parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}}
 `
 
-// claimsRefused has claims whose configurations are right one by one but for a percentage, and a claim that is prepared.
+// claimsRefused has claims whose configurations are right one by one but for a percentage, and a
+// claim that is prepared.
 const claimsRefused = `
 {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: index}, spec: {devices: {
   requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}],
@@ -152,7 +153,8 @@ ResourceClaim fine, config 0: GpuConfig: MPS, 1024 MiB on device 31, 1024 MiB on
 			if diff := cmp.Diff(test.want, named(out)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
-			if got := named(problem); len(got) < len(test.problem) || got[:len(test.problem)] != test.problem || (got == "") != (test.problem == "") {
+			if got := named(problem); len(got) < len(test.problem) || got[:len(test.problem)] != test.problem ||
+				(got == "") != (test.problem == "") {
 				t.Errorf("error %q, want %q", got, test.problem)
 			}
 		})

@@ -1,5 +1,6 @@
-// Package cli is the command line: it turns flags into the values that the other packages work with, prints what they return,
-// and handles the process that the daemon runs in. It sees all packages but those that talk to the API server.
+// Package cli is the command line: it turns flags into the values that the other packages work
+// with, prints what they return, and handles the process that the daemon runs in. It sees all
+// packages but those that talk to the API server.
 package cli
 
 import (
@@ -21,8 +22,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// Execute runs the command that args ask for, after the name of the process, until it is done or ctx ends, and writes what it prints to
-// output. The error is a sentence for the person who typed args.
+// Execute runs the command that args ask for, after the name of the process, until it is done or
+// ctx ends, and writes what it prints to output. The error is a sentence for the person who typed
+// args.
 func (p Program) Execute(ctx context.Context, process string, args []string, output io.Writer) error {
 	root, err := p.commandOf(process)
 	if err != nil {
@@ -34,7 +36,8 @@ func (p Program) Execute(ctx context.Context, process string, args []string, out
 	return errors.Join(root.ExecuteContext(ctx), safe.Close())
 }
 
-// doubleDashed returns args with two dashes before the command's flags that have one: NVIDIA's programs take both.
+// doubleDashed returns args with two dashes before the command's flags that have one: NVIDIA's
+// programs take both.
 func doubleDashed(args []string, root *cobra.Command) []string {
 	args = slices.Clone(args)
 	flags := root.Flags()
@@ -135,8 +138,8 @@ func nameExamples(cmd *cobra.Command, name string) {
 
 var exampleName = regexp.MustCompile(`(^|\s)gpu-device-plugin `)
 
-// addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give it, and under a letter; none if that is
-// empty.
+// addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give
+// it, and under a letter; none if that is empty.
 func addLogFlags(root *cobra.Command, letter string) {
 	var all flag.FlagSet
 	klog.InitFlags(&all)

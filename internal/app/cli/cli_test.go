@@ -39,30 +39,39 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"unknown flag":            {[]string{"--mig-stratgy=none"}, []string{"--mig-stratgy", "--help"}},
-		"unknown command":         {[]string{"stats"}, []string{`"stats"`, "status"}},
-		"one dash":                {[]string{"-mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
-		"one dash and a space":    {[]string{"-mig-strategy", "some"}, []string{"--mig-strategy", "none, single, mixed"}},
-		"unknown MIG strategy":    {[]string{"--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
-		"unknown list strategy":   {[]string{"--device-list-strategy=guess"}, []string{"--device-list-strategy", "envvar"}},
-		"unknown profile":         {[]string{"--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
-		"unreadable profile":      {[]string{"plan", "--simulate=/nowhere/node.yaml"}, []string{"/nowhere/node.yaml", "no such file"}},
-		"unreadable file":         {[]string{"--config-file=/nowhere/config.yaml"}, []string{"/nowhere/config.yaml", "--config-file"}},
-		"long socket path":        {[]string{"--kubelet-socket=" + deep}, []string{"bytes"}},
-		"relative socket path":    {[]string{"--control-socket=control.sock"}, []string{"control.sock", "absolute"}},
-		"unknown output":          {[]string{"plan", "--simulate=t4", "-o", "xml"}, []string{"table, yaml, json"}},
-		"a file with problems":    {[]string{"config", "check", broken}, []string{"flags.migStrategy", "sharing.timeSlicing.resources"}},
-		"a choice by a label":     {[]string{"--node-config-dir=/configs"}, []string{"--node-config-dir", "gpu-node-agent"}},
-		"one for MPS":             {[]string{"mps-control-daemon", "--node-config-dir=/configs"}, []string{"gpu-node-agent"}},
-		"Events":                  {[]string{"--node-events"}, []string{"features", "gpu-node-agent"}},
-		"no daemon":               {[]string{"status", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere/control.sock", "--control-socket"}},
-		"clear without a GPU":     {[]string{"health", "clear"}, []string{"gpu"}},
-		"a fault without a GPU":   {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere"}},
-		"MPS of no machine":       {[]string{"mps-control-daemon", "--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
-		"MPS of a bad flag":       {[]string{"mps-control-daemon", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
-		"connections, a bad flag": {[]string{"topology", "--simulate=t4", "--node-config-dir=some"}, []string{"--node-config-dir", `"some" is not an absolute path`}},
-		"no driver":               {[]string{"plan", "--driver-root-ctr-path=/nowhere"}, []string{"to scan a simulated node, use --simulate"}},
-		"a plan of a bad flag":    {[]string{"plan", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"unknown flag":          {[]string{"--mig-stratgy=none"}, []string{"--mig-stratgy", "--help"}},
+		"unknown command":       {[]string{"stats"}, []string{`"stats"`, "status"}},
+		"one dash":              {[]string{"-mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"one dash and a space":  {[]string{"-mig-strategy", "some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"unknown MIG strategy":  {[]string{"--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"unknown list strategy": {[]string{"--device-list-strategy=guess"}, []string{"--device-list-strategy", "envvar"}},
+		"unknown profile":       {[]string{"--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
+		"unreadable profile": {[]string{"plan", "--simulate=/nowhere/node.yaml"},
+			[]string{"/nowhere/node.yaml", "no such file"}},
+		"unreadable file": {[]string{"--config-file=/nowhere/config.yaml"},
+			[]string{"/nowhere/config.yaml", "--config-file"}},
+		"long socket path":     {[]string{"--kubelet-socket=" + deep}, []string{"bytes"}},
+		"relative socket path": {[]string{"--control-socket=control.sock"}, []string{"control.sock", "absolute"}},
+		"unknown output":       {[]string{"plan", "--simulate=t4", "-o", "xml"}, []string{"table, yaml, json"}},
+		"a file with problems": {[]string{"config", "check", broken},
+			[]string{"flags.migStrategy", "sharing.timeSlicing.resources"}},
+		"a choice by a label": {[]string{"--node-config-dir=/configs"}, []string{"--node-config-dir", "gpu-node-agent"}},
+		"one for MPS":         {[]string{"mps-control-daemon", "--node-config-dir=/configs"}, []string{"gpu-node-agent"}},
+		"Events":              {[]string{"--node-events"}, []string{"features", "gpu-node-agent"}},
+		"no daemon": {[]string{"status", "--control-socket=/nowhere/control.sock"},
+			[]string{"/nowhere/control.sock", "--control-socket"}},
+		"clear without a GPU": {[]string{"health", "clear"}, []string{"gpu"}},
+		"a fault without a GPU": {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"},
+			[]string{"/nowhere"}},
+		"MPS of no machine": {[]string{"mps-control-daemon", "--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
+		"MPS of a bad flag": {[]string{"mps-control-daemon", "--mig-strategy=some"},
+			[]string{"--mig-strategy", "none, single, mixed"}},
+		"connections, a bad flag": {[]string{"topology", "--simulate=t4", "--node-config-dir=some"},
+			[]string{"--node-config-dir", `"some" is not an absolute path`}},
+		"no driver": {[]string{"plan", "--driver-root-ctr-path=/nowhere"},
+			[]string{"to scan a simulated node, use --simulate"}},
+		"a plan of a bad flag": {[]string{"plan", "--simulate=t4", "--mig-strategy=some"},
+			[]string{"--mig-strategy", "none, single, mixed"}},
 		"an argument to a daemon": {[]string{"serve"}, []string{`"serve"`}},
 	}
 	for name, test := range tests {
@@ -93,13 +102,17 @@ func TestPlan(t *testing.T) {
 		"what is excluded": {[]string{"--simulate=dgx-h100", "--config-file=" + file}, []string{
 			"nvidia.com/gpu: 7", "left out: device 0 (GPU-", "): it is excluded by selectors[0] of the configuration\nwarning: selectors[1] selects no",
 		}},
-		"what is not fit": {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=single", "-o=yaml"}, []string{"leftOut:\n- 'device 0 (GPU-"}},
-		"whole GPUs":      {[]string{"--simulate=dgx-2"}, []string{"nvidia.com/gpu: 16", "NVIDIA_VISIBLE_DEVICES=GPU-"}},
-		"by index":        {[]string{"--simulate=t4", "--device-id-strategy=index"}, []string{"NVIDIA_VISIBLE_DEVICES=0"}},
-		"YAML":            {[]string{"--simulate=t4", "-o", "yaml"}, []string{"resources:", "- container:", "name: nvidia.com/gpu"}},
-		"JSON":            {[]string{"--simulate=t4", "-o", "json"}, []string{`"name": "nvidia.com/gpu"`}},
-		"MIG mixed":       {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=mixed"}, []string{"nvidia.com/gpu:", "nvidia.com/mig-1g"}},
-		"MIG single":      {[]string{"--simulate=h100-mig-1g", "--mig-strategy=single"}, []string{"nvidia.com/gpu: 56", "=MIG-"}},
+		"what is not fit": {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=single", "-o=yaml"},
+			[]string{"leftOut:\n- 'device 0 (GPU-"}},
+		"whole GPUs": {[]string{"--simulate=dgx-2"}, []string{"nvidia.com/gpu: 16", "NVIDIA_VISIBLE_DEVICES=GPU-"}},
+		"by index":   {[]string{"--simulate=t4", "--device-id-strategy=index"}, []string{"NVIDIA_VISIBLE_DEVICES=0"}},
+		"YAML": {[]string{"--simulate=t4", "-o", "yaml"},
+			[]string{"resources:", "- container:", "name: nvidia.com/gpu"}},
+		"JSON": {[]string{"--simulate=t4", "-o", "json"}, []string{`"name": "nvidia.com/gpu"`}},
+		"MIG mixed": {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=mixed"},
+			[]string{"nvidia.com/gpu:", "nvidia.com/mig-1g"}},
+		"MIG single": {[]string{"--simulate=h100-mig-1g", "--mig-strategy=single"},
+			[]string{"nvidia.com/gpu: 56", "=MIG-"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -152,7 +165,8 @@ func TestConfigCheck(t *testing.T) {
 }
 
 func TestEveryCommandExplainsItself(t *testing.T) {
-	for _, command := range []string{"", "plan", "status", "simulate", "simulate xid", "config check", "health clear", "quiesce", "resume", "topology", "version"} {
+	for _, command := range []string{"", "plan", "status", "simulate", "simulate xid", "config check", "health clear",
+		"quiesce", "resume", "topology", "version"} {
 		got, err := run(t, append(strings.Fields(command), "--help")...)
 		if err != nil || !strings.Contains(got, "Usage:") {
 			t.Errorf("%s --help: %v\n%s", command, err, got)
@@ -160,8 +174,8 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 	}
 }
 
-// TestCommandsReadNoFlagThatTheirHelpDoesNotShow: all other flags of the daemon, with values that the daemon refuses where it refuses any,
-// change nothing of what a command prints.
+// TestCommandsReadNoFlagThatTheirHelpDoesNotShow: all other flags of the daemon, with values that
+// the daemon refuses where it refuses any, change nothing of what a command prints.
 func TestCommandsReadNoFlagThatTheirHelpDoesNotShow(t *testing.T) {
 	for command, most := range map[string]int{
 		"plan": 36, "plan --dra --node-name=n": 36, "topology": 9, "topology prefer": 13, "mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
@@ -201,7 +215,8 @@ func TestHelpShowsCommonFlagsFirst(t *testing.T) {
 	for _, command := range []string{"", "doctor", "mps-control-daemon", "config check"} {
 		help, err := run(t, append(strings.Fields(command), "--help")...)
 		common, further, divided := strings.Cut(help, "\nFurther flags:\n")
-		if err != nil || !divided || !strings.Contains(common, "--config-file ") || !strings.Contains(further, "--state-dir ") || strings.Count(common, "      --") > 20 {
+		if err != nil || !divided || !strings.Contains(common, "--config-file ") ||
+			!strings.Contains(further, "--state-dir ") || strings.Count(common, "      --") > 20 {
 			t.Errorf("%s --help: %v\n%s", command, err, help)
 		}
 	}

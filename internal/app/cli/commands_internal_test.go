@@ -38,8 +38,8 @@ func (c *calls) all() []string {
 	return slices.Clone(c.texts)
 }
 
-// answering serves a control socket until the test ends: the n-th call of a name is answered with the n-th of its answers, and all further
-// ones with the last.
+// answering serves a control socket until the test ends: the n-th call of a name is answered with
+// the n-th of its answers, and all further ones with the last.
 func answering(t *testing.T, answers map[string][]any) (socket string, came *calls) {
 	t.Helper()
 	folder := loopback.Folder(t)
@@ -50,7 +50,10 @@ func answering(t *testing.T, answers map[string][]any) (socket string, came *cal
 
 func serveAt(t *testing.T, socket string, answers map[string][]any, came *calls) {
 	t.Helper()
-	handlers := map[string]control.Handler{"there": func(context.Context, json.RawMessage) (any, error) { return nil, nil }}
+	handlers := map[string]control.Handler{"there": func(context.Context, json.RawMessage) (any,
+		error) {
+		return nil, nil
+	}}
 	for name, all := range answers {
 		times := 0
 		handlers[name] = func(_ context.Context, arguments json.RawMessage) (any, error) {
@@ -84,7 +87,8 @@ func execute(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestUnknownCommands: each command that has commands below it refuses others, and each command says which arguments it takes.
+// TestUnknownCommands: each command that has commands below it refuses others, and each command
+// says which arguments it takes.
 func TestUnknownCommands(t *testing.T) {
 	t.Parallel()
 	var check func(cmd *cobra.Command, path []string)
@@ -105,7 +109,8 @@ func TestUnknownCommands(t *testing.T) {
 	check(DevicePlugin().newRootCommand(), nil)
 }
 
-// TestCommandsThatAsk: what each command asks the daemon, what it prints of the answer, and what it fails with.
+// TestCommandsThatAsk: what each command asks the daemon, what it prints of the answer, and what it
+// fails with.
 func TestCommandsThatAsk(t *testing.T) {
 	t.Parallel()
 	plan := &layout.Planned{Layout: "a", Possible: true, GPUs: []layout.PlannedGPU{}}
@@ -118,49 +123,68 @@ func TestCommandsThatAsk(t *testing.T) {
 		prints  string
 		fails   string
 	}{
-		"alive":           {"alive", map[string][]any{daemon.CallAlive: {[]string{}}}, []string{"alive null"}, "alive\n", ""},
-		"stuck":           {"alive", map[string][]any{daemon.CallAlive: {[]string{"a", "b"}}}, []string{"alive null"}, "", "stuck: a; b"},
-		"not asked right": {"alive", map[string][]any{daemon.CallAlive: {errors.New("no")}}, []string{"alive null"}, "", "no"},
-		"ready":           {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}}, []string{`ready {"waitMilliseconds":0}`}, "ready\n", ""},
-		"ready, with a reason": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true, Reason: "no GPUs"}}},
+		"alive": {"alive", map[string][]any{daemon.CallAlive: {[]string{}}}, []string{"alive null"}, "alive\n", ""},
+		"stuck": {"alive", map[string][]any{daemon.CallAlive: {[]string{"a", "b"}}}, []string{"alive null"}, "",
+			"stuck: a; b"},
+		"not asked right": {"alive", map[string][]any{daemon.CallAlive: {errors.New("no")}}, []string{"alive null"}, "",
+			"no"},
+		"ready": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}},
+			[]string{`ready {"waitMilliseconds":0}`}, "ready\n", ""},
+		"ready, with a reason": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true,
+			Reason: "no GPUs"}}},
 			[]string{`ready {"waitMilliseconds":0}`}, "ready: no GPUs\n", ""},
 		"not ready": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Reason: "starting"}}},
 			[]string{`ready {"waitMilliseconds":0}`}, "", "not ready: starting"},
-		"quiesce":             {"quiesce", map[string][]any{daemon.CallQuiesce: {nil}}, []string{`quiesce {"allocate":false}`}, "", ""},
-		"quiesce, with pods":  {"quiesce --allocate", map[string][]any{daemon.CallQuiesce: {nil}}, []string{`quiesce {"allocate":true}`}, "", ""},
-		"quiesce, refused":    {"quiesce", map[string][]any{daemon.CallQuiesce: {errors.New("no")}}, []string{`quiesce {"allocate":false}`}, "", "no"},
-		"resume":              {"resume", map[string][]any{daemon.CallResume: {nil}}, []string{"resume null"}, "", ""},
-		"health clear":        {"health clear --gpu 3", map[string][]any{daemon.CallHealthClear: {nil}}, []string{`health.clear {"gpu":"3"}`}, "", ""},
+		"quiesce": {"quiesce", map[string][]any{daemon.CallQuiesce: {nil}},
+			[]string{`quiesce {"allocate":false}`}, "", ""},
+		"quiesce, with pods": {"quiesce --allocate", map[string][]any{daemon.CallQuiesce: {nil}},
+			[]string{`quiesce {"allocate":true}`}, "", ""},
+		"quiesce, refused": {"quiesce", map[string][]any{daemon.CallQuiesce: {errors.New("no")}},
+			[]string{`quiesce {"allocate":false}`}, "", "no"},
+		"resume": {"resume", map[string][]any{daemon.CallResume: {nil}}, []string{"resume null"}, "", ""},
+		"health clear": {"health clear --gpu 3", map[string][]any{daemon.CallHealthClear: {nil}},
+			[]string{`health.clear {"gpu":"3"}`}, "", ""},
 		"health clear of one": {"health clear", nil, nil, "", `required flag(s) "gpu" not set`},
 		"MIG status": {"mig status", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{GPUs: []daemon.MIGGPU{{Index: 3, Model: "H100", UUID: "GPU-3", Phase: "done"}}}}},
 			[]string{"mig.status null"}, "No layout is named. GPUs stay as they are.\n\n" + called, ""},
-		"MIG status in YAML":    {"mig status -o yaml", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{Layout: "a"}}}, []string{"mig.status null"}, "gpus: null\nlayout: a\n", ""},
-		"MIG status, refused":   {"mig status", map[string][]any{daemon.CallMIGStatus: {errors.New("off")}}, []string{"mig.status null"}, "", "off"},
-		"neither":               {"mig apply", nil, nil, "", "give either --layout, or --forget alone"},
-		"both":                  {"mig apply --layout a --forget", nil, nil, "", "give either --layout, or --forget alone"},
-		"forget as a dry run":   {"mig apply --forget --dry-run", nil, nil, "", "give either --layout, or --forget alone"},
-		"forget of a GPU":       {"mig apply --forget --gpu 1", nil, nil, "", "give either --layout, or --forget alone"},
-		"no GPU":                {"mig apply --layout a --gpu=", nil, nil, "", "--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs"},
-		"apply, without a wait": {"mig apply --layout a --wait 0", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}}, []string{`mig.apply {"layout":"a"}`}, planText, ""},
-		"apply, as a dry run": {"mig apply --layout a --gpu 1,GPU-2 --dry-run", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan}}},
+		"MIG status in YAML": {"mig status -o yaml", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{Layout: "a"}}}, []string{"mig.status null"}, "gpus: null\nlayout: a\n", ""},
+		"MIG status, refused": {"mig status", map[string][]any{daemon.CallMIGStatus: {errors.New("off")}},
+			[]string{"mig.status null"}, "", "off"},
+		"neither":             {"mig apply", nil, nil, "", "give either --layout, or --forget alone"},
+		"both":                {"mig apply --layout a --forget", nil, nil, "", "give either --layout, or --forget alone"},
+		"forget as a dry run": {"mig apply --forget --dry-run", nil, nil, "", "give either --layout, or --forget alone"},
+		"forget of a GPU":     {"mig apply --forget --gpu 1", nil, nil, "", "give either --layout, or --forget alone"},
+		"no GPU": {"mig apply --layout a --gpu=", nil, nil, "",
+			"--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs"},
+		"apply, without a wait": {"mig apply --layout a --wait 0",
+			map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan,
+				Again: 7}}}, []string{`mig.apply {"layout":"a"}`}, planText, ""},
+		"apply, as a dry run": {"mig apply --layout a --gpu 1,GPU-2 --dry-run",
+			map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan}}},
 			[]string{`mig.apply {"layout":"a","gpus":["1","GPU-2"],"dryRun":true}`}, planText, ""},
 		"apply, impossible": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: &layout.Planned{Layout: "a", GPUs: []layout.PlannedGPU{{Index: 4, Reason: "r"}, {Index: 5}}}}}},
 			[]string{`mig.apply {"layout":"a"}`}, "", "layout a is not possible on GPU 4: the plan says why"},
-		"apply, and wait": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {
+		"apply, and wait": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan,
+			Again: 7}}, daemon.CallMIGStatus: {
 			daemon.MIGProgress{Layout: "a", From: "mig apply", Again: 7, State: "success"},
 		}}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, planText + "\nLayout a of mig apply: success\n", ""},
-		"forget": {"mig apply --forget", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7}}},
+		"forget": {"mig apply --forget", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Again: 7}},
+			daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7}}},
 			[]string{`mig.apply {"forget":true}`, "mig.status null"}, "\nNo layout is named. GPUs stay as they are.\n", ""},
 		"the plan for a program": {"mig apply --layout a -o json", map[string][]any{
-			daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7, State: "success"}},
+			daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7,
+				State: "success"}},
 		}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, "{\n  \"layout\": \"a\",\n  \"possible\": true,\n  \"gpus\": []\n}\n", ""},
 		"simulate list": {"simulate list", map[string][]any{daemon.CallSimulateList: {[]simulator.Status{
-			{Index: 1, UUID: "GPU-1", BDF: "0000:01:00.0", Model: "h100", State: "present", Faults: []string{"a", "b"}, MIG: []simulator.MIGStatus{{Index: 2, UUID: "MIG-1", Profile: "1g", GI: 3, CI: 4}}},
+			{Index: 1, UUID: "GPU-1", BDF: "0000:01:00.0", Model: "h100", State: "present", Faults: []string{"a", "b"},
+				MIG: []simulator.MIGStatus{{Index: 2, UUID: "MIG-1", Profile: "1g", GI: 3, CI: 4}}},
 		}}}, []string{"simulate.list null"}, "GPU   UUID    BDF            MODEL    STATE     FAULTS\n" +
 			"1     GPU-1   0000:01:00.0   h100     present   a; b\n1:2   MIG-1   GI 3, CI 4     MIG 1g             \n", ""},
 		"simulate list, of real GPUs": {"simulate list", map[string][]any{daemon.CallSimulateList: {errors.New("not simulated")}}, []string{"simulate.list null"}, "", "not simulated"},
-		"status of nothing":           {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}}, []string{"status {}"}, "gpus: null\nresources: null\nversion: v1\n", ""},
-		"status, refused":             {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}}, []string{"status {}"}, "", "no"},
+		"status of nothing": {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
+			[]string{"status {}"}, "gpus: null\nresources: null\nversion: v1\n", ""},
+		"status, refused": {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}},
+			[]string{"status {}"}, "", "no"},
 		"status with holders": {"status --holders -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
 			[]string{`status {"holders":true}`}, "gpus: null\nresources: null\nversion: v1\n", ""},
 		"a watch in YAML": {"status --watch -o yaml", nil, nil, "", "--watch prints no YAML: give -o json"},
@@ -184,7 +208,8 @@ func TestCommandsThatAsk(t *testing.T) {
 	}
 }
 
-// TestFaultsAsCommands: each flag reaches the daemon, and a number that may be left out is sent only where it is given.
+// TestFaultsAsCommands: each flag reaches the daemon, and a number that may be left out is sent
+// only where it is given.
 func TestFaultsAsCommands(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
@@ -209,7 +234,8 @@ func TestFaultsAsCommands(t *testing.T) {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
 			socket, came := answering(t, map[string][]any{daemon.CallSimulateInject: {nil}})
-			if _, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket", socket)...); err != nil {
+			if _, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket",
+				socket)...); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff([]string{daemon.CallSimulateInject + " " + want}, came.all()); diff != "" {
@@ -219,7 +245,8 @@ func TestFaultsAsCommands(t *testing.T) {
 	}
 }
 
-// TestControlSocketOfTheEnvironment is that of the commands as it is that of the daemon; an empty variable is none.
+// TestControlSocketOfTheEnvironment is that of the commands as it is that of the daemon; an empty
+// variable is none.
 func TestControlSocketOfTheEnvironment(t *testing.T) {
 	for value, want := range map[string]string{"/nowhere/c.sock": "/nowhere/c.sock", "": "/run/"} {
 		t.Setenv("CONTROL_SOCKET", value)
@@ -229,8 +256,8 @@ func TestControlSocketOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestMIGIsWaitedFor: how far the daemon is, is printed when it changes, what is pending only after a second, and not what the daemon says of
-// an earlier order.
+// TestMIGIsWaitedFor: how far the daemon is, is printed when it changes, what is pending only after
+// a second, and not what the daemon says of an earlier order.
 func TestMIGIsWaitedFor(t *testing.T) {
 	pending := daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "pending", Reason: "GPU 0: in use"}
 	for name, test := range map[string]struct {
@@ -240,15 +267,25 @@ func TestMIGIsWaitedFor(t *testing.T) {
 		fails    string
 		took     time.Duration
 	}{
-		"made at once":     {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
-		"a later order":    {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 8, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
-		"forgotten":        {[]any{daemon.MIGProgress{Again: 7}}, time.Minute, "\nNo layout is named. GPUs stay as they are.\n", "", 0},
-		"an earlier one":   {[]any{daemon.MIGProgress{Layout: "a", Again: 6, State: "failed"}, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", migPoll},
-		"it cannot be":     {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}}, time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
-		"quickly":          {[]any{pending, pending, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
-		"never":            {[]any{pending}, time.Minute, "\nLayout a of b: pending: GPU 0: in use\n", "the layout is not made within 1m0s; the daemon goes on, and mig status says how far it is", time.Minute},
-		"after a reset":    {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "rebooting"}, daemon.MIGProgress{Again: 7, State: "success", Layout: "a", From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
-		"a short wait":     {[]any{pending}, 700 * time.Millisecond, "\nLayout a of b: pending: GPU 0: in use\n", "the layout is not made within 700ms; the daemon goes on, and mig status says how far it is", 700 * time.Millisecond},
+		"made at once": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute,
+			"\nLayout a of b: success\n", "", 0},
+		"a later order": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 8, State: "success"}}, time.Minute,
+			"\nLayout a of b: success\n", "", 0},
+		"forgotten": {[]any{daemon.MIGProgress{Again: 7}}, time.Minute,
+			"\nNo layout is named. GPUs stay as they are.\n", "", 0},
+		"an earlier one": {[]any{daemon.MIGProgress{Layout: "a", Again: 6, State: "failed"},
+			daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", migPoll},
+		"it cannot be": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}},
+			time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
+		"quickly": {[]any{pending, pending, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}},
+			time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
+		"never": {[]any{pending}, time.Minute, "\nLayout a of b: pending: GPU 0: in use\n",
+			"the layout is not made within 1m0s; the daemon goes on, and mig status says how far it is", time.Minute},
+		"after a reset": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "rebooting"},
+			daemon.MIGProgress{Again: 7, State: "success", Layout: "a",
+				From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
+		"a short wait": {[]any{pending}, 700 * time.Millisecond, "\nLayout a of b: pending: GPU 0: in use\n",
+			"the layout is not made within 700ms; the daemon goes on, and mig status says how far it is", 700 * time.Millisecond},
 		"a daemon's error": {[]any{pending, errors.New("no")}, time.Minute, "", "no", migPoll},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -276,7 +313,8 @@ func TestMIGIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestReadyIsWaitedFor: also for the daemon itself, in all for as long as was asked for, and for 20 s at most.
+// TestReadyIsWaitedFor: also for the daemon itself, in all for as long as was asked for, and for 20
+// s at most.
 func TestReadyIsWaitedFor(t *testing.T) {
 	socket, came := answering(t, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}})
 	for wait, want := range map[string]string{"0s": "0", "1500ms": "1500", "20s": "20000", "1h": "20000"} {
@@ -293,7 +331,8 @@ func TestReadyIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nowhere := filepath.Join(t.TempDir(), "c.sock")
 		began := time.Now()
-		if _, err := askReady(t.Context(), nowhere, 10*time.Second); !errors.Is(err, control.ErrNoDaemon) || time.Since(began) != 10*time.Second {
+		if _, err := askReady(t.Context(), nowhere, 10*time.Second); !errors.Is(err, control.ErrNoDaemon) ||
+			time.Since(began) != 10*time.Second {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

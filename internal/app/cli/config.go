@@ -73,8 +73,9 @@ func checkOnNode(ctx context.Context, c config.Config) (warnings []string, err e
 	return resource.New(snapshot, c.Resource).Warnings, c.Replaces(everything, snapshot)
 }
 
-// asTheDaemon returns where the configuration comes from for a command that shows what the daemon does. Where a label of the node chooses
-// the file, it is the file of the running daemon; none if there is no daemon.
+// asTheDaemon returns where the configuration comes from for a command that shows what the daemon
+// does. Where a label of the node chooses the file, it is the file of the running daemon; none if
+// there is no daemon.
 func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
 	s := config.Sources{Env: os.LookupEnv, Flags: flags}
 	if early := s.Early(); early.NodeConfig.Dir != "" && early.File == "" {
@@ -83,7 +84,8 @@ func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
 	return s
 }
 
-// listed is the error of a configuration with a line for each problem: for a terminal, not for a log.
+// listed is the error of a configuration with a line for each problem: for a terminal, not for a
+// log.
 type listed struct{ *config.Invalid }
 
 func (l listed) Unwrap() error { return l.Invalid }

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// TestCheckAndDaemonAgree: config check, a daemon that starts and a daemon that reads its file again say the same of every file.
+// TestCheckAndDaemonAgree: config check, a daemon that starts and a daemon that reads its file
+// again say the same of every file.
 func TestCheckAndDaemonAgree(t *testing.T) {
 	folder := t.TempDir()
 	good := filepath.Join(folder, "good.yaml")
@@ -40,11 +41,12 @@ func TestCheckAndDaemonAgree(t *testing.T) {
 		"a byte more":        "version: v1\n" + strings.Repeat("#", 1<<20-11),
 		"a link in the file": "a: &a [*a]\n",
 		"unknown keys":       unknownKeys(60_000),
-		"a merge bomb":       "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ", 400) + "]}\n",
-		"selectors":          "selectors:\n" + strings.Repeat("- {indices: [0], exclude: true}\n", 2000),
-		"ten megabytes":      strings.Repeat("#", 10<<20),
-		"FIFO":               "",
-		"folder":             "",
+		"a merge bomb": "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" +
+			strings.Repeat("*b, ", 400) + "]}\n",
+		"selectors":     "selectors:\n" + strings.Repeat("- {indices: [0], exclude: true}\n", 2000),
+		"ten megabytes": strings.Repeat("#", 10<<20),
+		"FIFO":          "",
+		"folder":        "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(folder, name)
@@ -88,7 +90,8 @@ func unknownKeys(n int) string {
 	return file.String()
 }
 
-// readAgain returns what a Watcher says that has the configuration of one file when it reads another in its place.
+// readAgain returns what a Watcher says that has the configuration of one file when it reads
+// another in its place.
 func readAgain(t *testing.T, first, second string) error {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), "config.yaml")

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// newCheckContainerCommand returns the command that the chart's test runs in a pod that asks for a GPU.
+// newCheckContainerCommand returns the command that the chart's test runs in a pod that asks for a
+// GPU.
 func newCheckContainerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check-container",
@@ -42,7 +43,8 @@ func newCheckContainerCommand() *cobra.Command {
 
 const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	visibleMounts  = "/var/run/nvidia-container-devices" // the value that says that devices are named by mounts in this folder
+	// the value that says that devices are named by mounts in this folder.
+	visibleMounts = "/var/run/nvidia-container-devices"
 )
 
 // container is what a container got.
@@ -64,7 +66,8 @@ func (c container) String() string {
 
 var gpuNode = regexp.MustCompile(`^nvidia\d+$`)
 
-// readContainer reads what the container with this root directory and value of NVIDIA_VISIBLE_DEVICES got.
+// readContainer reads what the container with this root directory and value of
+// NVIDIA_VISIBLE_DEVICES got.
 func readContainer(root, visible string) (container, error) {
 	var got container
 	switch visible {
@@ -101,7 +104,8 @@ func readContainer(root, visible string) (container, error) {
 	return got, nil
 }
 
-// check says what differs from a container that requested so many devices. Several devices may be parts of one GPU, with one node.
+// check says what differs from a container that requested so many devices. Several devices may be
+// parts of one GPU, with one node.
 func (c container) check(devices int, simulated bool) error {
 	distinct := slices.Compact(slices.Sorted(slices.Values(c.names)))
 	switch {

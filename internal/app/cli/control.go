@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// addControlFlag adds the flag that names the daemon to talk to, which is read from the same variable as the daemon's.
+// addControlFlag adds the flag that names the daemon to talk to, which is read from the same
+// variable as the daemon's.
 func addControlFlag(flags *pflag.FlagSet) *string {
 	socket := config.DefaultControlSocket
 	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {

@@ -26,7 +26,8 @@ import (
 
 const patience = 2 * time.Minute // how long a test waits for what must come
 
-// A host is a daemon without a kubelet, and its folder. The daemon is a process of the test's own program.
+// A host is a daemon without a kubelet, and its folder. The daemon is a process of the test's own
+// program.
 type host struct {
 	t      *testing.T
 	socket string
@@ -89,7 +90,8 @@ func (h *host) until(what string, is func(text string) bool, args ...string) {
 	})
 }
 
-// program starts a command line as a process of the test's own program, which is killed at the end of the test if it runs still.
+// program starts a command line as a process of the test's own program, which is killed at the end
+// of the test if it runs still.
 func program(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
@@ -111,7 +113,8 @@ func TestErrorsAreSaidOnce(t *testing.T) {
 	}
 }
 
-// TestControlDaemonsOfMPS: they are started for what the configuration shares, and end with the command.
+// TestControlDaemonsOfMPS: they are started for what the configuration shares, and end with the
+// command.
 func TestControlDaemonsOfMPS(t *testing.T) {
 	folder := t.TempDir()
 	file, started := filepath.Join(folder, "config.yaml"), filepath.Join(folder, "started")
@@ -124,7 +127,8 @@ func TestControlDaemonsOfMPS(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	cmd := program(t, "mps-control-daemon", "--simulate=t4", "--config-file="+file, "--mps-root-ctr-path="+folder, "--control-socket=")
+	cmd := program(t, "mps-control-daemon", "--simulate=t4", "--config-file="+file, "--mps-root-ctr-path="+folder,
+		"--control-socket=")
 	cmd.Env = append(cmd.Env, "PATH="+folder+":"+os.Getenv("PATH"))
 	var log strings.Builder
 	cmd.Stderr = &log
@@ -156,11 +160,13 @@ func TestExitStatusOfDoctor(t *testing.T) {
 		status   int
 		says     string
 	}{{"--config-file=/no/such.yaml", 3, ""}, {"--mig-strategy=some", 1, "Error: "}} {
-		cmd := program(t, "doctor", "--simulate=t4", "--kubelet-socket=", "--pod-resources-socket=", "--control-socket=", test.argument)
+		cmd := program(t, "doctor", "--simulate=t4", "--kubelet-socket=", "--pod-resources-socket=", "--control-socket=",
+			test.argument)
 		var complaints strings.Builder
 		cmd.Stderr = &complaints
 		err := cmd.Run()
-		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != test.status || !strings.HasPrefix(complaints.String(), test.says) ||
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != test.status ||
+			!strings.HasPrefix(complaints.String(), test.says) ||
 			(complaints.Len() == 0) != (test.says == "") {
 			t.Errorf("%s: %v: %s", test.argument, err, complaints.String())
 		}
@@ -177,7 +183,8 @@ func TestErrorsInJSON(t *testing.T) {
 		out, err := program(t, format, "--simulate=dgx-9").CombinedOutput()
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		var last struct{ Msg, Err string }
-		if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || err == nil || last.Msg != "Failed" || !strings.Contains(last.Err, "dgx-9") {
+		if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || err == nil || last.Msg != "Failed" ||
+			!strings.Contains(last.Err, "dgx-9") {
 			t.Errorf("%s: %v: %s", format, err, out)
 		}
 	}
@@ -226,9 +233,12 @@ func TestCommandsOfADaemon(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	root := t.TempDir() // with a claim of NVIDIA's driver, which is nothing to a daemon without Dynamic Resource Allocation
+	// with a claim of NVIDIA's driver, which is nothing to a daemon without Dynamic Resource
+	// Allocation
+	root := t.TempDir()
 	checkpoint := filepath.Join(root, "plugins", "gpu.nvidia.com", "checkpoint.json")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(checkpoint), 0o700), os.WriteFile(checkpoint, []byte(nvidiaCheckpoint), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(checkpoint), 0o700),
+		os.WriteFile(checkpoint, []byte(nvidiaCheckpoint), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	h := newHost(t, "--simulate", path, "--mig-strategy=mixed", "--mig-enabled", "--kubelet-root", root)
@@ -247,7 +257,8 @@ func TestCommandsOfADaemon(t *testing.T) {
 
 	examine := func(arguments ...string) (int, string) {
 		t.Helper()
-		text, err := run(t, append([]string{"doctor", "--host-root", t.TempDir(), "--control-socket", h.socket, "--kubelet-socket=",
+		text, err := run(t, append([]string{"doctor", "--host-root", t.TempDir(), "--control-socket", h.socket,
+			"--kubelet-socket=",
 			"--pod-resources-socket=", "--cdi-dir", t.TempDir()}, arguments...)...)
 		var exit cli.ExitStatus
 		if err != nil && !errors.As(err, &exit) {
@@ -258,7 +269,8 @@ func TestCommandsOfADaemon(t *testing.T) {
 	if exit, text := examine(); exit != 2 || !strings.Contains(text, "Persistence mode is off on GPU 3") {
 		t.Errorf("doctor ended with %d: %s", exit, text)
 	}
-	if exit, text := examine("--config-file=/no/such.yaml", "-o", "json"); exit != 3 || !strings.Contains(text, `"worst": "error"`) {
+	if exit, text := examine("--config-file=/no/such.yaml", "-o", "json"); exit != 3 ||
+		!strings.Contains(text, `"worst": "error"`) {
 		t.Errorf("doctor ended with %d: %s", exit, text)
 	}
 
@@ -316,12 +328,14 @@ func TestCommandsOfADaemon(t *testing.T) {
 	h.ask("simulate", "add", "--gpu=7")
 	h.healthy(8)
 
-	if text := h.ask("mig", "status"); !strings.HasPrefix(text, "No layout is named. GPUs stay as they are.\n\nGPU 0  NVIDIA H100") {
+	if text := h.ask("mig", "status"); !strings.HasPrefix(text,
+		"No layout is named. GPUs stay as they are.\n\nGPU 0  NVIDIA H100") {
 		t.Errorf("mig status printed %q", text)
 	}
 	h.refused("give one of", "mig", "apply", "--layout=all-9g.90gb")
 	h.refused("no GPU has the index", "mig", "apply", "--layout=all-balanced", "--gpu=9")
-	if text := h.ask("mig", "apply", "--layout=all-balanced", "--gpu=0", "--dry-run"); !strings.Contains(text, "It changes 1 of 1 GPUs") {
+	if text := h.ask("mig", "apply", "--layout=all-balanced", "--gpu=0", "--dry-run"); !strings.Contains(text,
+		"It changes 1 of 1 GPUs") {
 		t.Errorf("mig apply printed %s", text)
 	}
 	h.says("No layout is named", "mig", "status")

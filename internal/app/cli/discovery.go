@@ -54,7 +54,8 @@ func (p Program) discoverOnce(ctx context.Context, c config.Config, output io.Wr
 		return err
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("The driver cannot be used; writing the labels of a node without GPUs", "reason", err.Error())
+		klog.FromContext(ctx).Info("The driver cannot be used; writing the labels of a node without GPUs", "reason",
+			err.Error())
 		snapshot = inventory.Snapshot{}
 	}
 	o := labels.Options{Resources: c.Resource, Machine: daemon.MachineName(c.Features.MachineTypeFile)}

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/cli"
 )
 
-// discovered returns the labels of NVIDIA's feature discovery, without the timestamp, that a file of expected sets has for a node.
+// discovered returns the labels of NVIDIA's feature discovery, without the timestamp, that a file
+// of expected sets has for a node.
 func discovered(t *testing.T, set string) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../plan/labels/testdata/sets/" + set + ".txt")
@@ -65,14 +66,16 @@ func TestDiscoveryOnce(t *testing.T) {
 	}
 	compare("file", string(written), "a100-mig-mixed-mixed")
 
-	if text, err = run(t, append(args, "--output=", "--driver-root-ctr-path=/nowhere", "--fail-on-init-error=false")...); err != nil ||
+	if text, err = run(t, append(args, "--output=", "--driver-root-ctr-path=/nowhere",
+		"--fail-on-init-error=false")...); err != nil ||
 		text != "nvidia.com/gpu.machine=DGXH100-rev.-2\nnvidia.com/vgpu.present=false" {
 		t.Errorf("without a driver: %q, %v", text, err)
 	}
 	if _, err = run(t, append(args, "--output=", "--driver-root-ctr-path=/nowhere")...); err == nil {
 		t.Error("without a driver, it does not fail")
 	}
-	if _, err = run(t, append(args, "--use-node-feature-api")...); err == nil || !strings.Contains(err.Error(), "run gpu-node-agent instead") {
+	if _, err = run(t, append(args, "--use-node-feature-api")...); err == nil ||
+		!strings.Contains(err.Error(), "run gpu-node-agent instead") {
 		t.Errorf("with the API server: %v", err)
 	}
 }
@@ -85,7 +88,8 @@ func TestDiscovery(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- cli.DevicePlugin().Execute(ctx, "gpu-device-plugin", []string{
-			"gpu-feature-discovery", "--simulate=t4", "--no-timestamp", "--output=" + file, "--machine-type-file=" + machineFile(t),
+			"gpu-feature-discovery", "--simulate=t4", "--no-timestamp", "--output=" + file, "--machine-type-file=" +
+				machineFile(t),
 		}, os.Stdout)
 	}()
 	for {
@@ -106,7 +110,8 @@ func TestDiscovery(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, rest, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-	if diff := cmp.Diff(discovered(t, "t4-none"), strings.Split(rest, "\n")); diff != "" || !strings.HasPrefix(first, "# +expiry-time=") {
+	if diff := cmp.Diff(discovered(t, "t4-none"), strings.Split(rest, "\n")); diff != "" ||
+		!strings.HasPrefix(first, "# +expiry-time=") {
 		t.Errorf("first line %q (-want +got):\n%s", first, diff)
 	}
 }

@@ -35,7 +35,8 @@ const (
 	exitError   = 3
 )
 
-// An ExitStatus ends the program with this exit status and no message: the command has printed all there is to say.
+// An ExitStatus ends the program with this exit status and no message: the command has printed all
+// there is to say.
 type ExitStatus int
 
 func (s ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -94,7 +95,8 @@ func newDoctorCommand() *cobra.Command {
 	return cmd
 }
 
-// doctorConfig returns the configuration. If the file cannot be used, it is that without the file, and problem says why.
+// doctorConfig returns the configuration. If the file cannot be used, it is that without the file,
+// and problem says why.
 func doctorConfig(sources config.Sources) (c config.Config, problem string, err error) {
 	c, _, err = config.Load(sources)
 	if err == nil {
@@ -108,7 +110,8 @@ func doctorConfig(sources config.Sources) (c config.Config, problem string, err 
 }
 
 // examine returns what is found on the node, and where its files were seen.
-func examine(ctx context.Context, c config.Config, problem, hostRoot string) (findings []doctor.Finding, at string, err error) {
+func examine(ctx context.Context, c config.Config, problem, hostRoot string) (findings []doctor.Finding, at string,
+	err error) {
 	p, at, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return nil, "", err
@@ -175,8 +178,8 @@ func noDaemon(socket string) string {
 		"run doctor in the container of the daemon's pod on this node"
 }
 
-// inContainer reports whether this process is in a container: kubelet gives its containers a variable, and others are in a PID
-// namespace of their own.
+// inContainer reports whether this process is in a container: kubelet gives its containers a
+// variable, and others are in a PID namespace of their own.
 func inContainer() bool {
 	_, pod := os.LookupEnv("KUBERNETES_SERVICE_HOST")
 	return pod || confined(os.DirFS("/"))
@@ -270,9 +273,9 @@ func findingsText(at string, all []doctor.Finding) string {
 	return b.String()
 }
 
-// wrap returns a text in lines of at most width columns, each with an end of line. Lines but the last end with more, and lines but the
-// first begin with indent, of which 4 columns at most are more than those before the first line. What cannot be printed is shown
-// as "?".
+// wrap returns a text in lines of at most width columns, each with an end of line. Lines but the
+// last end with more, and lines but the first begin with indent, of which 4 columns at most are
+// more than those before the first line. What cannot be printed is shown as "?".
 func wrap(text string, width int, more, indent string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

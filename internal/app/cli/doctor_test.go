@@ -22,11 +22,13 @@ func TestFindingsFitTheScreen(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("/a-long-folder", 40)
 	for _, text := range []string{
-		"short", strings.Repeat("word ", 100), long, "a " + long + " b " + long, "\x1b[2J\x00\r\n\u202e" + long, strings.Repeat("é", 300),
+		"short", strings.Repeat("word ", 100), long, "a " + long + " b " + long, "\x1b[2J\x00\r\n\u202e" +
+			long, strings.Repeat("é", 300),
 		strings.Repeat("x", 68), strings.Repeat("x", 64) + " y", strings.Repeat("ab ", 32) + "c", "",
 	} {
 		printed := findingsText(text, []doctor.Finding{
-			{Check: "container-runtime", Severity: doctor.NotChecked, Message: text, Evidence: []string{text, "b"}, Remedy: []string{text, "ls"}},
+			{Check: "container-runtime", Severity: doctor.NotChecked, Message: text, Evidence: []string{text, "b"},
+				Remedy: []string{text, "ls"}},
 			{Check: "driver", Severity: doctor.OK, Message: text, Evidence: []string{text}},
 		})
 		for line := range strings.Lines(printed) {
@@ -55,7 +57,8 @@ func TestCommandsThatAreCopied(t *testing.T) {
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	for _, name := range []string{"host/etc/containerd", "host/proc", "host/sys", "host/dev", "host/run/nvidia/driver/dev", "driver/dev"} {
+	for _, name := range []string{"host/etc/containerd", "host/proc", "host/sys", "host/dev", "host/run/nvidia/driver/dev",
+		"driver/dev"} {
 		if err := os.MkdirAll(filepath.Join(folder, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -71,13 +74,20 @@ func TestPlaces(t *testing.T) {
 		devices   bool
 		own       bool // the container's
 	}{
-		"on the node":                {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "", false, "the node's files: /", true, true, true, false},
-		"in the daemon's container":  {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: host}, "", true, "the node's files: " + host, true, true, true, true},
-		"with a driver container":    {config.Driver{Root: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerRoot: driver}, "", true, "not visible", false, true, true, true},
-		"with that and the node's /": {config.Driver{Root: "/run/nvidia/driver", DevRoot: "/", ContainerRoot: driver}, host, true, "the node's files: " + host, true, true, true, true},
-		"with nothing mounted":       {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "", true, "not visible", false, false, false, true},
-		"on a node that is one":      {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/", true, "the node's files: /", true, true, true, false},
-		"a folder that is not there": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/none", false, "", false, false, false, false},
+		"on the node": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "", false,
+			"the node's files: /", true, true, true, false},
+		"in the daemon's container": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: host}, "", true,
+			"the node's files: " + host, true, true, true, true},
+		"with a driver container": {config.Driver{Root: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver",
+			ContainerRoot: driver}, "", true, "not visible", false, true, true, true},
+		"with that and the node's /": {config.Driver{Root: "/run/nvidia/driver", DevRoot: "/", ContainerRoot: driver}, host,
+			true, "the node's files: " + host, true, true, true, true},
+		"with nothing mounted": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "", true,
+			"not visible", false, false, false, true},
+		"on a node that is one": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/", true,
+			"the node's files: /", true, true, true, false},
+		"a folder that is not there": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/none", false, "",
+			false, false, false, false},
 	} {
 		p, at, err := places(config.Config{Driver: tt.driver}, tt.hostRoot, tt.container)
 		if (err != nil) != (tt.at == "") || !strings.Contains(at, tt.at) {
@@ -102,7 +112,8 @@ var update = flag.Bool("update", false, "write the parts of docs/reference.md an
 
 const doctorDoc = "../../../docs/reference.md"
 
-// exampleNode is a node whose driver was upgraded and that was not restarted, with containerd as its packages install it.
+// exampleNode is a node whose driver was upgraded and that was not restarted, with containerd as
+// its packages install it.
 var exampleNode = fstest.MapFS{
 	"sys/bus/pci/devices/0000:3b:00.0/vendor":          {Data: []byte("0x10de\n")},
 	"sys/bus/pci/devices/0000:3b:00.0/class":           {Data: []byte("0x030200\n")},
@@ -113,7 +124,8 @@ var exampleNode = fstest.MapFS{
 	"proc/1/comm":   {Data: []byte("systemd\n")},
 	"proc/600/comm": {Data: []byte("nvidia-persiste\n")},
 	"proc/700/comm": {Data: []byte("containerd\n")},
-	"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":         {Data: []byte("libnvidia-ml.so.580.95.05"), Mode: fs.ModeSymlink},
+	"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": {Data: []byte("libnvidia-ml.so.580.95.05"),
+		Mode: fs.ModeSymlink},
 	"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05": {},
 	"dev/nvidiactl":  {Mode: fs.ModeDevice | fs.ModeCharDevice},
 	"dev/nvidia0":    {Mode: fs.ModeDevice | fs.ModeCharDevice},
@@ -124,8 +136,8 @@ var exampleNode = fstest.MapFS{
 	"usr/bin/nvidia-container-runtime": {},
 }
 
-// TestDoctorDoc holds the table and the example of docs/reference.md to the code. `go test ./internal/app/cli -run TestDoctorDoc -update` writes
-// them anew.
+// TestDoctorDoc holds the table and the example of docs/reference.md to the code. `go test
+// ./internal/app/cli -run TestDoctorDoc -update` writes them anew.
 func TestDoctorDoc(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| check | content when | needs to see |\n|---|---|---|\n")
@@ -135,7 +147,8 @@ func TestDoctorDoc(t *testing.T) {
 	facts := nodefacts.Places{
 		Kernel: exampleNode, Host: exampleNode, Driver: exampleNode, DriverRoot: "/", Devices: exampleNode, DevFolder: "/dev",
 	}.Gather(t.Context())
-	facts.Settings = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: containeredits.CDIVendor, KernelLog: true, DriverRoot: "/"}
+	facts.Settings = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: containeredits.CDIVendor,
+		KernelLog: true, DriverRoot: "/"}
 	facts.Kubelet = doctor.Fact[doctor.Kubelet]{Value: doctor.Kubelet{Socket: config.DefaultKubeletSocket}}
 	facts.PodResources = doctor.Fact[doctor.PodResourcesAnswer]{}
 	facts.Daemon.Missing = noDaemon(config.DefaultControlSocket)
@@ -152,14 +165,16 @@ func TestDoctorDoc(t *testing.T) {
 	}
 	written := string(text)
 	for name, part := range map[string]string{
-		"checks": table.String(), "example": "```console\n# gpu-device-plugin doctor --device-list-strategy=cdi-cri\n" + example + "```\n",
+		"checks": table.String(), "example": "```console\n# gpu-device-plugin doctor --device-list-strategy=cdi-cri\n" +
+			example + "```\n",
 	} {
 		before, rest, begins := strings.Cut(written, "<!-- "+name+": written by internal/app/cli's TestDoctorDoc -->\n")
 		_, after, ends := strings.Cut(rest, "<!-- end of "+name+" -->\n")
 		if !begins || !ends {
 			t.Fatalf("%s has no place for the %s", doctorDoc, name)
 		}
-		written = before + "<!-- " + name + ": written by internal/app/cli's TestDoctorDoc -->\n" + part + "<!-- end of " + name + " -->\n" + after
+		written = before + "<!-- " + name + ": written by internal/app/cli's TestDoctorDoc -->\n" + part + "<!-- end of " +
+			name + " -->\n" + after
 	}
 	if written == string(text) {
 		return

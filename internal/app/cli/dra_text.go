@@ -28,7 +28,8 @@ func allocationLine(s *status.DRA) string {
 		parts = append(parts, "not registered with kubelet")
 	}
 	if s.Slices > 0 {
-		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices, status.Count(s.Devices, "device"), s.Generation))
+		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices, status.Count(s.Devices, "device"),
+			s.Generation))
 	}
 	if s.NoShares {
 		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
@@ -41,7 +42,8 @@ func allocationLine(s *status.DRA) string {
 	return strings.Join(parts, "; ")
 }
 
-// ownerSentences says of each GPU that the device plugin does not have who has it, and what is waited for.
+// ownerSentences says of each GPU that the device plugin does not have who has it, and what is
+// waited for.
 func ownerSentences(s *status.DRA) []string {
 	if s == nil {
 		return nil
@@ -67,7 +69,8 @@ func ownerSentences(s *status.DRA) []string {
 	return sentences
 }
 
-// claimSentences names the claims that are prepared, and those of which something is to be taken back still.
+// claimSentences names the claims that are prepared, and those of which something is to be taken
+// back still.
 func claimSentences(s *status.DRA, v view) []string {
 	if s == nil {
 		return nil
@@ -84,7 +87,8 @@ func claimSentences(s *status.DRA, v view) []string {
 		}
 		if c.Released != "" {
 			sentence = fmt.Sprintf("%s/%s was given back, but what was made for it at %s is there still: %s; no claim gets that part "+
-				"of the GPU until it is taken back, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+				"of the GPU until it is taken back, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices,
+				", "), c.Released)
 		}
 		if c.Destroyed {
 			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried "+

@@ -13,7 +13,8 @@ import (
 // The flags of the daemon that commands read, without those that only the daemon reads.
 var (
 	// nodeFlags say which node is looked at.
-	nodeFlags = []string{"config-file", "node-config-dir", "control-socket", "driver-root-ctr-path", "library-search-path", "simulate"}
+	nodeFlags = []string{"config-file", "node-config-dir", "control-socket", "driver-root-ctr-path", "library-search-path",
+		"simulate"}
 	// judgedFlags are those by which a file may be valid or not.
 	judgedFlags = []string{"mig-strategy", "compatibility", "mps-root", "mig-enabled", "mig-layout", "mig-config-file",
 		"dra-mode", "state-dir"}

@@ -23,7 +23,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestEndOfADaemon: an error is returned, or has been logged where the log is JSON; nothing asks for a new process once this one is to end.
+// TestEndOfADaemon: an error is returned, or has been logged where the log is JSON; nothing asks
+// for a new process once this one is to end.
 func TestEndOfADaemon(t *testing.T) {
 	broken := errors.New("broken")
 	over, cancel := context.WithCancel(t.Context())
@@ -57,14 +58,16 @@ func TestEndOfADaemon(t *testing.T) {
 func TestFormatOfTheLog(t *testing.T) {
 	p := &ownProcess{log: logwriter.New(io.Discard)}
 	defer p.logAs(config.LogText)
-	for i, format := range []config.LoggingFormat{config.LogText, config.LogJSON, config.LogJSON, config.LogText, config.LogText, config.LogJSON} {
+	for i, format := range []config.LoggingFormat{config.LogText, config.LogJSON, config.LogJSON, config.LogText,
+		config.LogText, config.LogJSON} {
 		if p.logAs(format); p.json != (format == config.LogJSON) {
 			t.Errorf("change %d to %v: JSON is %v", i, format, p.json)
 		}
 	}
 }
 
-// TestChoiceByALabel: where a label of the node chooses the file, the commands take the one that the running daemon has, unless one is named.
+// TestChoiceByALabel: where a label of the node chooses the file, the commands take the one that
+// the running daemon has, unless one is named.
 func TestChoiceByALabel(t *testing.T) {
 	t.Setenv("CONFIG_FILE", "")
 	socket, came := answering(t, map[string][]any{daemon.CallStatus: {status.Status{ConfigFile: "/configs/chosen"}}})
@@ -99,8 +102,8 @@ func (c choosingCluster) Choose(context.Context, config.Config) *feed.Feed[confi
 	return feed.New(config.Chosen{File: c.file})
 }
 
-// TestBeginningOfAProcess: the file that a label chooses counts, a program without a client of the API server has none, and the log is as
-// the configuration says.
+// TestBeginningOfAProcess: the file that a label chooses counts, a program without a client of the
+// API server has none, and the log is as the configuration says.
 func TestBeginningOfAProcess(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("flags: {migStrategy: mixed, loggingFormat: json}\n"), 0o600); err != nil {
@@ -113,11 +116,14 @@ func TestBeginningOfAProcess(t *testing.T) {
 		json    bool
 		fails   string
 	}{
-		"by a label":               {NodeAgent(choosingCluster{file: file}), "--node-config-dir=/configs --node-name=a", true, true, ""},
-		"without a client":         {DevicePlugin(), "--node-config-dir=/configs --node-name=a", false, false, "gpu-node-agent"},
-		"by a flag":                {DevicePlugin(), "--config-file=" + file, true, true, ""},
-		"JSON by a flag":           {DevicePlugin(), "--logging-format=json", false, true, ""},
-		"JSON, and it is not used": {DevicePlugin(), "--logging-format=json --mig-strategy=some", false, true, "--mig-strategy"},
+		"by a label": {NodeAgent(choosingCluster{file: file}), "--node-config-dir=/configs --node-name=a", true,
+			true, ""},
+		"without a client": {DevicePlugin(), "--node-config-dir=/configs --node-name=a", false, false,
+			"gpu-node-agent"},
+		"by a flag":      {DevicePlugin(), "--config-file=" + file, true, true, ""},
+		"JSON by a flag": {DevicePlugin(), "--logging-format=json", false, true, ""},
+		"JSON, and it is not used": {DevicePlugin(), "--logging-format=json --mig-strategy=some", false, true,
+			"--mig-strategy"},
 	} {
 		cmd := &cobra.Command{}
 		config.AddFlags(cmd.Flags())
@@ -125,8 +131,10 @@ func TestBeginningOfAProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		own := &ownProcess{log: logwriter.New(io.Discard)}
-		c, err := test.program.begin(t.Context(), &config.Sources{Env: func(string) (string, bool) { return "", false }, Flags: cmd.Flags()}, own)
-		if fmt.Sprint(err == nil) != fmt.Sprint(test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+		c, err := test.program.begin(t.Context(), &config.Sources{Env: func(string) (string, bool) { return "", false },
+			Flags: cmd.Flags()}, own)
+		if fmt.Sprint(err == nil) != fmt.Sprint(test.fails == "") ||
+			err != nil && !strings.Contains(err.Error(), test.fails) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if (c.Resource.MIG.String() == "mixed") != test.mixed || own.json != test.json {
@@ -136,7 +144,8 @@ func TestBeginningOfAProcess(t *testing.T) {
 	}
 }
 
-// TestStrategyOfARequest: the last GpuConfig of the driver counts that is valid and for the request, for its parent or for all.
+// TestStrategyOfARequest: the last GpuConfig of the driver counts that is valid and for the
+// request, for its parent or for all.
 func TestStrategyOfARequest(t *testing.T) {
 	t.Parallel()
 	const header = "apiVersion: resource.nvidia.com/v1beta1, kind: "
@@ -153,7 +162,8 @@ func TestStrategyOfARequest(t *testing.T) {
 		"of another driver": {"[{opaque: {driver: other, parameters: {" + mps + "}}}]", ""},
 		"that is wrong":     {"[{opaque: {driver: gpu.nvidia.com, parameters: {" + mps + ", colour: 1}}}]", ""},
 		"for MIG devices":   {"[{opaque: {driver: gpu.nvidia.com, parameters: {" + header + "MigDeviceConfig}}}]", ""},
-		"the last of two": {"[{opaque: {driver: gpu.nvidia.com, parameters: {" + mps + "}}}, {opaque: {driver: gpu.nvidia.com, parameters: {" + slicing + "}}}]",
+		"the last of two": {"[{opaque: {driver: gpu.nvidia.com, parameters: {" + mps +
+			"}}}, {opaque: {driver: gpu.nvidia.com, parameters: {" + slicing + "}}}]",
 			dra.TimeSlicing},
 	} {
 		var configs []claimConfig
@@ -175,7 +185,8 @@ func TestWhatStatusSaysOfClaims(t *testing.T) {
 	s := &status.DRA{Mode: "dra", Slices: 0, Claims: []status.DRAClaim{
 		{Namespace: "a", Name: "b", Devices: []string{"gpu-0"}, Since: statusTime.Add(-time.Minute), Problem: "gpu-0: lost"},
 	}}
-	if got := claimSentences(s, view{now: statusTime}); len(got) != 1 || got[0] != "a/b has gpu-0 since 60s ago; gpu-0: lost" {
+	if got := claimSentences(s, view{now: statusTime}); len(got) != 1 ||
+		got[0] != "a/b has gpu-0 since 60s ago; gpu-0: lost" {
 		t.Errorf("%q", got)
 	}
 	if got := allocationLine(s); got != "mode dra; not registered with kubelet" {

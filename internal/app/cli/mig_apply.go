@@ -70,11 +70,13 @@ func newMIGApplyCommand() *cobra.Command {
 const (
 	// migPoll is how often a command asks how far the daemon is.
 	migPoll = 200 * time.Millisecond
-	// migQuiet is how long a command says nothing of a layout that is being made: most are made by then.
+	// migQuiet is how long a command says nothing of a layout that is being made: most are made by
+	// then.
 	migQuiet = time.Second
 )
 
-// awaitMIG prints how far the daemon is with an order until the layout is made, cannot be made, or the time is over.
+// awaitMIG prints how far the daemon is with an order until the layout is made, cannot be made, or
+// the time is over.
 func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, most time.Duration) error {
 	began, over := time.Now(), time.After(most)
 	var last string

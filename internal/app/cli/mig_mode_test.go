@@ -16,8 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// modeLibrary is an NVML with one GPU, whose MIG mode the variable MODE_ANSWER refuses with a code; 0 for not, negative for the code of the
-// activation. It adds a line to the file MODE_FILE for each mode that is set.
+// modeLibrary is an NVML with one GPU, whose MIG mode the variable MODE_ANSWER refuses with a code;
+// 0 for not, negative for the code of the activation. It adds a line to the file MODE_FILE for each
+// mode that is set.
 const modeLibrary = `
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +46,8 @@ int nvmlDeviceSetMigMode(void *d, unsigned mode, int *activation) {
 }
 `
 
-// TestMIGModeInAProcessOfItsOwn: the daemon starts this program anew, which loads the driver's library, sets the mode and ends; why the
-// driver refuses reaches the daemon.
+// TestMIGModeInAProcessOfItsOwn: the daemon starts this program anew, which loads the driver's
+// library, sets the mode and ends; why the driver refuses reaches the daemon.
 func TestMIGModeInAProcessOfItsOwn(t *testing.T) { // not parallel: the process has this one's environment
 	root := t.TempDir()
 	source, folder := filepath.Join(root, "nvml.c"), filepath.Join(root, "usr/lib64")
@@ -57,7 +58,8 @@ func TestMIGModeInAProcessOfItsOwn(t *testing.T) { // not parallel: the process 
 		t.Fatal(err)
 	}
 	library := filepath.Join(folder, "libnvidia-ml.so.1")
-	if out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-o", library, source).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-o", library,
+		source).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v: %s", err, out)
 	}
 	t.Setenv("GPU_DEVICE_PLUGIN_TEST_PROGRAM", "1") // see TestMain
@@ -72,8 +74,10 @@ func TestMIGModeInAProcessOfItsOwn(t *testing.T) { // not parallel: the process 
 		want   error
 	}{
 		{0, inventory.MIGEnabled, nil}, {0, inventory.MIGDisabled, nil},
-		{noPermission, inventory.MIGEnabled, inventory.ErrNoPermission}, {notSupported, inventory.MIGEnabled, inventory.ErrNotSupported},
-		{inUse, inventory.MIGEnabled, inventory.ErrOpenElsewhere}, {-resetRequired, inventory.MIGEnabled, inventory.ErrResetRequired},
+		{noPermission, inventory.MIGEnabled, inventory.ErrNoPermission}, {notSupported, inventory.MIGEnabled,
+			inventory.ErrNotSupported},
+		{inUse, inventory.MIGEnabled, inventory.ErrOpenElsewhere}, {-resetRequired, inventory.MIGEnabled,
+			inventory.ErrResetRequired},
 	} {
 		t.Setenv("MODE_ANSWER", strconv.Itoa(tt.answer))
 		if err := m.Set(t.Context(), "GPU-a", tt.mode); !errors.Is(err, tt.want) {

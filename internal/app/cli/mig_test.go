@@ -22,7 +22,8 @@ func runMIG(t *testing.T, args ...string) (string, error) {
 	return printed(t, append([]string{"mig"}, args...)...)
 }
 
-// migNode writes a simulated machine with one GPU of each of some models, the last of them busy, and returns its path.
+// migNode writes a simulated machine with one GPU of each of some models, the last of them busy,
+// and returns its path.
 func migNode(t *testing.T) string {
 	t.Helper()
 	return write(t, "node.yaml", `description: One GPU of each model
@@ -126,14 +127,16 @@ func TestMIGPlanImpossible(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, got)
 		}
 	}
-	if got, err = runMIG(t, "plan", "--simulate", node, "--config", file, "--layout", "too-much", "--gpu", "2"); err != nil {
+	if got, err = runMIG(t, "plan", "--simulate", node, "--config", file, "--layout", "too-much", "--gpu",
+		"2"); err != nil {
 		t.Errorf("GPU 2, which the layout is not about: %v\n%s", err, got)
 	}
 }
 
 func TestMIGPlanJSON(t *testing.T) {
 	t.Parallel()
-	got, err := runMIG(t, "plan", "--simulate", migNode(t), "--layout", "all-3g.40gb", "--gpu", "3,GPU-aaaaaaaa-0000-0000-0000-000000000000", "-o", "json")
+	got, err := runMIG(t, "plan", "--simulate", migNode(t), "--layout", "all-3g.40gb", "--gpu",
+		"3,GPU-aaaaaaaa-0000-0000-0000-000000000000", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,13 +200,15 @@ version: v1
 	lost := write(t, "node.yaml", `{description: Instances that are not told, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
 gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [1g.10gb]}, {bdf: "0000:18:00.0", pcie: 0/0/0, mig: [1g.10gb]}],
 faults: [{kind: fail, gpu: "1", call: DeviceGetGpuInstances, return: NO_PERMISSION}]}`)
-	if got, err := runMIG(t, "export", "--simulate", lost, "-o", "json"); err == nil || !strings.Contains(got, `"1g.10gb": 1`) ||
+	if got, err := runMIG(t, "export", "--simulate", lost, "-o", "json"); err == nil ||
+		!strings.Contains(got, `"1g.10gb": 1`) ||
 		!strings.HasPrefix(err.Error(), "GPU 1 is not in the layout: the instances cannot be read: no permission") {
 		t.Errorf("%v\n%s", err, got)
 	}
 }
 
-// TestMIGPlanWithProcessesSomewhere has a driver that does not say on which instance a process is: each may be in use.
+// TestMIGPlanWithProcessesSomewhere has a driver that does not say on which instance a process is:
+// each may be in use.
 func TestMIGPlanWithProcessesSomewhere(t *testing.T) {
 	t.Parallel()
 	node := write(t, "node.yaml", `{description: A process somewhere, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
@@ -250,12 +255,15 @@ func TestMIGPlanRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		"a layout that is not there":  {[]string{"--layout", "all-9g.9gb"}, `--layout: no layout is called "all-9g.9gb": give one of all-1g.10gb, `},
-		"no layout":                   {nil, `--layout: no layout is called "": give one of all-1g.10gb, `},
-		"a GPU that is not there":     {[]string{"--layout", "all-enabled", "--gpu", "0,4"}, `--gpu: no GPU has the index or UUID "4"`},
-		"a file that is not there":    {[]string{"--config", "/none.yaml"}, "--config: "},
-		"a file that is wrong":        {[]string{"--config", write(t, "x.yaml", "version: v2")}, "--config "},
-		"an output that is not there": {[]string{"-o", "table"}, `invalid argument "table" for "-o, --output" flag: unknown output "table": give one of text`},
+		"a layout that is not there": {[]string{"--layout", "all-9g.9gb"},
+			`--layout: no layout is called "all-9g.9gb": give one of all-1g.10gb, `},
+		"no layout": {nil, `--layout: no layout is called "": give one of all-1g.10gb, `},
+		"a GPU that is not there": {[]string{"--layout", "all-enabled", "--gpu", "0,4"},
+			`--gpu: no GPU has the index or UUID "4"`},
+		"a file that is not there": {[]string{"--config", "/none.yaml"}, "--config: "},
+		"a file that is wrong":     {[]string{"--config", write(t, "x.yaml", "version: v2")}, "--config "},
+		"an output that is not there": {[]string{"-o", "table"},
+			`invalid argument "table" for "-o, --output" flag: unknown output "table": give one of text`},
 	} {
 		_, err := runMIG(t, append([]string{"plan", "--simulate", node}, tt.args...)...)
 		if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
@@ -264,11 +272,13 @@ func TestMIGPlanRefuses(t *testing.T) {
 	}
 }
 
-// TestMIGPlanFits holds that each built-in layout of each simulated machine is printed in 100 columns.
+// TestMIGPlanFits holds that each built-in layout of each simulated machine is printed in 100
+// columns.
 func TestMIGPlanFits(t *testing.T) {
 	t.Parallel()
 	planned := 0
-	for _, node := range append(slices.DeleteFunc(simulator.Names(), func(name string) bool { return name == "dgx-2" }), migNode(t)) {
+	for _, node := range append(slices.DeleteFunc(simulator.Names(), func(name string) bool { return name == "dgx-2" }),
+		migNode(t)) {
 		_, err := runMIG(t, "plan", "--simulate", node, "--layout", "?")
 		if err == nil {
 			t.Fatal("a layout is called ?")

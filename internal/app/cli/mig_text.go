@@ -35,7 +35,8 @@ func printMIGPlan(w io.Writer, p layout.Planned) {
 func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	fmt.Fprintf(w, "GPU %d  %s  %s\n", g.Index, g.Model, g.UUID)
 	before, after := rowOf(g.Before), rowOf(g.After)
-	if slices := max(g.Before.MemorySlices, g.After.MemorySlices); strings.HasPrefix(before+after, "|") || strings.Contains(after, "|") {
+	if slices := max(g.Before.MemorySlices, g.After.MemorySlices); strings.HasPrefix(before+after, "|") ||
+		strings.Contains(after, "|") {
 		fmt.Fprintln(w, "  slice    "+ruler(slices))
 	}
 	fmt.Fprintln(w, "  before  "+before)

@@ -40,8 +40,9 @@ func (p Program) newMPSCommand() *cobra.Command {
 	return cmd
 }
 
-// mpsEnv is the environment of the control daemons, which do not need to know where the host has the directory of MPS
-// state: NVIDIA's are not told. A configuration that shares by MPS is not valid without it.
+// mpsEnv is the environment of the control daemons, which do not need to know where the host has
+// the directory of MPS state: NVIDIA's are not told. A configuration that shares by MPS is not
+// valid without it.
 func mpsEnv(name string) (string, bool) {
 	value, given := os.LookupEnv(name)
 	if name == "MPS_ROOT" && value == "" {

@@ -24,7 +24,8 @@ var titles = map[string]string{
 	nvidiaConfigManager: nvidiaConfigManager,
 }
 
-// commandOf returns the command that a process with that argv[0] runs: this program, or one of NVIDIA's if it was started under its name.
+// commandOf returns the command that a process with that argv[0] runs: this program, or one of
+// NVIDIA's if it was started under its name.
 func (p Program) commandOf(process string) (*cobra.Command, error) {
 	name := filepath.Base(process)
 	title, known := titles[name]
@@ -59,8 +60,8 @@ func (p Program) commandOf(process string) (*cobra.Command, error) {
 	return cmd, nil
 }
 
-// showVersion gives a command the flag --version. A template of cobra's for that would link text/template, and with it 4 MB of methods that
-// nothing calls.
+// showVersion gives a command the flag --version. A template of cobra's for that would link
+// text/template, and with it 4 MB of methods that nothing calls.
 func showVersion(cmd *cobra.Command, title string) {
 	show := cmd.Flags().BoolP("version", "v", false, "version for "+cmd.Name())
 	run := cmd.RunE
@@ -73,8 +74,8 @@ func showVersion(cmd *cobra.Command, title string) {
 	}
 }
 
-// ignoreArguments has a command take arguments, and none that follows the first of them as a flag, as NVIDIA's programs do. The command
-// has to warn of them.
+// ignoreArguments has a command take arguments, and none that follows the first of them as a flag,
+// as NVIDIA's programs do. The command has to warn of them.
 func ignoreArguments(cmd *cobra.Command) {
 	cmd.Flags().SetInterspersed(false)
 	cmd.Args = cobra.ArbitraryArgs

@@ -25,7 +25,8 @@ func runAs(t *testing.T, p cli.Program, process string, args ...string) (string,
 	return strings.TrimSpace(printed.String()), err
 }
 
-// TestVersionUnderNVIDIAsNames: --version and -v print the version under the name that NVIDIA's program gives itself.
+// TestVersionUnderNVIDIAsNames: --version and -v print the version under the name that NVIDIA's
+// program gives itself.
 func TestVersionUnderNVIDIAsNames(t *testing.T) {
 	for name, title := range map[string]string{
 		"nvidia-device-plugin": "NVIDIA Device Plugin", "mps-control-daemon": "NVIDIA MPS Control Daemon",
@@ -38,15 +39,18 @@ func TestVersionUnderNVIDIAsNames(t *testing.T) {
 			}
 		}
 		for _, args := range [][]string{{"--help"}, {"-h"}, {"help"}} {
-			if got, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, args...); err != nil || !strings.Contains(got, name+" [flags]") {
+			if got, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, args...); err != nil ||
+				!strings.Contains(got, name+" [flags]") {
 				t.Errorf("%s %q prints %q, %v", name, args, got, err)
 			}
 		}
-		if _, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, "--no-such-flag"); err == nil || !strings.Contains(err.Error(), "no-such-flag") {
+		if _, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, "--no-such-flag"); err == nil ||
+			!strings.Contains(err.Error(), "no-such-flag") {
 			t.Errorf("%s with an unknown flag: %v", name, err)
 		}
 	}
-	if _, err := runAs(t, cli.DevicePlugin(), "config-manager"); err == nil || !strings.Contains(err.Error(), "gpu-node-agent") {
+	if _, err := runAs(t, cli.DevicePlugin(), "config-manager"); err == nil ||
+		!strings.Contains(err.Error(), "gpu-node-agent") {
 		t.Errorf("config-manager without a client of the API server: %v", err)
 	}
 	if _, err := run(t, "-v"); err == nil || !strings.Contains(err.Error(), "flag needs an argument") {
@@ -54,7 +58,8 @@ func TestVersionUnderNVIDIAsNames(t *testing.T) {
 	}
 }
 
-// TestFlagsOfNVIDIAsPrograms: each flag of NVIDIA's gpu-feature-discovery and config-manager v0.20, with each of its names.
+// TestFlagsOfNVIDIAsPrograms: each flag of NVIDIA's gpu-feature-discovery and config-manager v0.20,
+// with each of its names.
 func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 	for name, flags := range map[string]string{
 		"gpu-feature-discovery": "mig-strategy fail-on-init-error oneshot no-timestamp sleep-interval output-file output machine-type-file config-file " +
@@ -73,14 +78,16 @@ func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 	}
 }
 
-// TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row of docs/dev/compatibility.md.
+// TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row
+// of docs/dev/compatibility.md.
 func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/dev/compatibility.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, programs, _ := strings.Cut(string(text), "\n## Programs\n")
-	for _, name := range []string{"nvidia-device-plugin", "mps-control-daemon", "mps-control-daemon mount-shm", "gpu-feature-discovery", "config-manager"} {
+	for _, name := range []string{"nvidia-device-plugin", "mps-control-daemon", "mps-control-daemon mount-shm",
+		"gpu-feature-discovery", "config-manager"} {
 		if !strings.Contains(programs, "\n| `"+name+"` |") {
 			t.Errorf("no row for the program %s", name)
 		}
@@ -96,9 +103,11 @@ func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
 	})
 }
 
-// TestArgumentsUnderNVIDIAsNames: what follows the first argument that is no flag is ignored, flags included.
+// TestArgumentsUnderNVIDIAsNames: what follows the first argument that is no flag is ignored, flags
+// included.
 func TestArgumentsUnderNVIDIAsNames(t *testing.T) {
-	args := []string{"--simulate=t4", "--oneshot", "--no-timestamp", "--output=", "--machine-type-file=" + machineFile(t), "now", "--mig-strategy=many", "-v"}
+	args := []string{"--simulate=t4", "--oneshot", "--no-timestamp", "--output=", "--machine-type-file=" + machineFile(t),
+		"now", "--mig-strategy=many", "-v"}
 	got, err := runAs(t, cli.DevicePlugin(), "gpu-feature-discovery", args...)
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +120,8 @@ func TestArgumentsUnderNVIDIAsNames(t *testing.T) {
 	}
 }
 
-// TestMountWithoutAFile: mount-shm needs no configuration file, which config-manager may link later. Here there is no folder to mount below.
+// TestMountWithoutAFile: mount-shm needs no configuration file, which config-manager may link
+// later. Here there is no folder to mount below.
 func TestMountWithoutAFile(t *testing.T) {
 	t.Setenv("CONFIG_FILE", "/nowhere/config.yaml")
 	file := machineFile(t)
@@ -121,7 +131,8 @@ func TestMountWithoutAFile(t *testing.T) {
 	}
 }
 
-// TestLabelsUnderNVIDIAsName: labels of NVIDIA's program, which ignores names of the file, and those of the command, which does not.
+// TestLabelsUnderNVIDIAsName: labels of NVIDIA's program, which ignores names of the file, and
+// those of the command, which does not.
 func TestLabelsUnderNVIDIAsName(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	const text = "sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2}]}}\n"
@@ -135,7 +146,8 @@ func TestLabelsUnderNVIDIAsName(t *testing.T) {
 		t.Fatal(err, other)
 	}
 	const label = "nvidia.com/gpu.product=Tesla-T4"
-	if !slices.Contains(strings.Split(named, "\n"), label+"-SHARED") || !slices.Contains(strings.Split(command, "\n"), label) {
+	if !slices.Contains(strings.Split(named, "\n"), label+"-SHARED") ||
+		!slices.Contains(strings.Split(command, "\n"), label) {
 		t.Errorf("under NVIDIA's name:\n%s\nas a command:\n%s", named, command)
 	}
 }

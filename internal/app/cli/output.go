@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
-// An output is how a command prints its result: for people, or as YAML or JSON. Some commands have further formats.
+// An output is how a command prints its result: for people, or as YAML or JSON. Some commands have
+// further formats.
 type output struct {
 	format  string
 	people  string // the format for people: outputTable or outputText

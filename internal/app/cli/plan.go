@@ -21,7 +21,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// scanTimeout bounds a scan of a node outside the daemon. A real driver may have to wake its GPUs first.
+// scanTimeout bounds a scan of a node outside the daemon. A real driver may have to wake its GPUs
+// first.
 const scanTimeout = time.Minute
 
 func newPlanCommand() *cobra.Command {
@@ -107,7 +108,8 @@ func scan(ctx context.Context, c config.Config, session *nvidia.Session) (invent
 	return snapshot, nil
 }
 
-// withSession opens a session with the driver of the node that the configuration names for as long as use takes.
+// withSession opens a session with the driver of the node that the configuration names for as long
+// as use takes.
 func withSession(ctx context.Context, c config.Config, use func(context.Context, *nvidia.Session) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
@@ -129,8 +131,9 @@ func withSession(ctx context.Context, c config.Config, use func(context.Context,
 // planned is a plan as it is printed.
 type planned struct {
 	Resources []plannedResource `json:"resources"`
-	LeftOut   []string          `json:"leftOut,omitempty"` // which GPUs cannot be read, which devices are not offered, and why
-	Warnings  []string          `json:"warnings,omitempty"`
+	// which GPUs cannot be read, which devices are not offered, and why
+	LeftOut  []string `json:"leftOut,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 type plannedResource struct {

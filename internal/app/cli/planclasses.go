@@ -59,7 +59,8 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 	}
 	var names []string
 	for _, s := range stranded {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: no claim can have %d of its %s: %s\n", s.Resource, s.Missing, status.Count(s.All, "device"), s.Reason)
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: no claim can have %d of its %s: %s\n", s.Resource, s.Missing,
+			status.Count(s.All, "device"), s.Reason)
 		names = append(names, s.Resource)
 	}
 	for _, l := range pool.LeftOut {
@@ -72,7 +73,8 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 // classResources are the resources of a node as classes name them.
 type classResources struct {
 	resources []dra.NamedResource
-	// replicas are how many containers share a device, of all devices that are shared, by ascending number.
+	// replicas are how many containers share a device, of all devices that are shared, by ascending
+	// number.
 	replicas []int
 	// units are the resources that no class can stand for.
 	units []dra.Stranded
@@ -80,7 +82,8 @@ type classResources struct {
 	notes []string
 }
 
-// newClassResources returns the resources of a plan with the devices of those GPUs that claims are to have.
+// newClassResources returns the resources of a plan with the devices of those GPUs that claims are
+// to have.
 func newClassResources(plan resource.Plan, s inventory.Snapshot, c config.Config) *classResources {
 	n := &classResources{}
 	for _, r := range plan.Resources {
@@ -101,8 +104,9 @@ func newClassResources(plan resource.Plan, s inventory.Snapshot, c config.Config
 			}
 		}
 		if units > 0 {
-			n.units = append(n.units, dra.Stranded{Resource: r.Name, Missing: units, All: units, Reason: "a class gives whole devices, " +
-				"not units; with dra.shareBy: memory, claims ask for parts of the memory"})
+			n.units = append(n.units, dra.Stranded{Resource: r.Name, Missing: units, All: units,
+				Reason: "a class gives whole devices, " +
+					"not units; with dra.shareBy: memory, claims ask for parts of the memory"})
 		}
 		if one.Shared {
 			n.replicas = slices.AppendSeq(n.replicas, maps.Values(replicas))
@@ -126,7 +130,8 @@ func namedDevice(g inventory.GPU, d resource.Device) dra.NamedDevice {
 	return named
 }
 
-// share returns the values by which claims share devices as the resources do, and the pool with these values.
+// share returns the values by which claims share devices as the resources do, and the pool with
+// these values.
 func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValues, with dra.Pool) {
 	switch {
 	case len(n.replicas) > 0 && c.DRA.SwitchMIG:

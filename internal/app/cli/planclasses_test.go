@@ -29,7 +29,8 @@ gpus:
 - {bdf: "0000:43:00.0", pcie: 0/1/0, mig: []}
 `
 
-// TestPlanClasses: the resources of a configuration of the device plugin have a class each, with how devices are to be shared.
+// TestPlanClasses: the resources of a configuration of the device plugin have a class each, with
+// how devices are to be shared.
 func TestPlanClasses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "{version: v1, sharing: {mps: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"

@@ -23,8 +23,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// printSlices prints the ResourceSlices of the node that the configuration names. What they leave out goes to standard error, because a
-// ResourceSlice has no place for it.
+// printSlices prints the ResourceSlices of the node that the configuration names. What they leave
+// out goes to standard error, because a ResourceSlice has no place for it.
 func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	if c.NodeName == "" {
 		host, err := os.Hostname()
@@ -48,8 +48,9 @@ func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	return o.print(cmd.OutOrStdout(), &listed, func(w io.Writer) { slicesTable(w, pool) })
 }
 
-// poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs and the MIG devices of its claims, if the
-// daemon has any in the state directory. A simulated node has none.
+// poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs
+// and the MIG devices of its claims, if the daemon has any in the state directory. A simulated node
+// has none.
 func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dra.Pool, error) {
 	snapshot, err := scan(ctx, c, session)
 	if err != nil {
@@ -77,7 +78,8 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 			}
 		}
 	}
-	pool := dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).SharedBy(c.DRA.ShareBy, c.DRA.Shares)
+	pool := dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).SharedBy(c.DRA.ShareBy,
+		c.DRA.Shares)
 	pool.Driver = c.DRA.DriverName
 	return pool, nil
 }
@@ -119,7 +121,8 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 				fmt.Fprintf(w, "%s\t", countersText(use.Counters))
 			}
 			if !slice.Counted() {
-				fmt.Fprintf(w, "%s\t%s\t%s\t", value(dra.Domain+"/linkGroup2"), value(dra.Domain+"/linkGroup4"), value(dra.Domain+"/linkGroup8"))
+				fmt.Fprintf(w, "%s\t%s\t%s\t", value(dra.Domain+"/linkGroup2"), value(dra.Domain+"/linkGroup4"),
+					value(dra.Domain+"/linkGroup8"))
 			}
 			if slice.Shared() {
 				fmt.Fprintf(w, "%s\t", sharesText(d))
@@ -133,7 +136,8 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 	}
 }
 
-// sharesText says how many claims can have a device at the same time at most, and the smallest part of its memory that each can have.
+// sharesText says how many claims can have a device at the same time at most, and the smallest part
+// of its memory that each can have.
 func sharesText(d dra.Device) string {
 	switch {
 	case d.SharedBy == dra.ByCount:

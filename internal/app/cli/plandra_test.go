@@ -62,13 +62,14 @@ func TestPlanDRA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal([]byte(text), &list); err != nil || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Spec.NodeName != host {
+	if err := json.Unmarshal([]byte(text), &list); err != nil || list.Kind != "List" || len(list.Items) != 1 ||
+		list.Items[0].Spec.NodeName != host {
 		t.Errorf("%v, %+v", err, list)
 	}
 }
 
-// TestPlanDRADivides: the MIG devices that are made for claims are printed with their counters, and with dra.mode split only GPUs that are
-// selected are.
+// TestPlanDRADivides: the MIG devices that are made for claims are printed with their counters, and
+// with dra.mode split only GPUs that are selected are.
 func TestPlanDRADivides(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(profile, []byte(dividedNode), 0o600); err != nil {
@@ -98,7 +99,8 @@ func TestPlanDRADivides(t *testing.T) {
 	}
 }
 
-// TestPlanDRAShares: the table shows how many claims can have a GPU, and the smallest part of it. MIG devices are given whole.
+// TestPlanDRAShares: the table shows how many claims can have a GPU, and the smallest part of it.
+// MIG devices are given whole.
 func TestPlanDRAShares(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("{version: v1, dra: {shares: 4}}"), 0o600); err != nil {
@@ -131,7 +133,8 @@ func TestPlanDRALeavesOut(t *testing.T) {
 	if !strings.HasPrefix(text, "apiVersion: v1\nitems:\n- apiVersion: resource.k8s.io/v1\n  kind: ResourceSlice\n") {
 		t.Errorf("got %s", text)
 	}
-	for _, want := range []string{"left out: GPU 0: the GPU cannot be identified", "MIG is enabled on it, but it has no MIG devices"} {
+	for _, want := range []string{"left out: GPU 0: the GPU cannot be identified",
+		"MIG is enabled on it, but it has no MIG devices"} {
 		if !strings.Contains(complaints, want) {
 			t.Errorf("standard error has %q, want %q", complaints, want)
 		}

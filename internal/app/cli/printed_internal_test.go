@@ -38,25 +38,30 @@ func TestOutputFormats(t *testing.T) {
 				t.Errorf("%s: %v", format, err)
 			}
 		}
-		if err := o.Set("xml"); err == nil || err.Error() != `unknown output "xml": give one of `+strings.ReplaceAll(want, "|", ", ") || o.String() == "xml" {
+		if err := o.Set("xml"); err == nil || err.Error() != `unknown output "xml": give one of `+strings.ReplaceAll(want,
+			"|", ", ") || o.String() == "xml" {
 			t.Errorf("xml: %v", err)
 		}
 	}
 	value := map[string]int{"b": 1}
-	for format, want := range map[string]string{outputYAML: "b: 1\n", outputJSON: "{\n  \"b\": 1\n}\n", outputTable: "A   B\n"} {
+	for format, want := range map[string]string{outputYAML: "b: 1\n", outputJSON: "{\n  \"b\": 1\n}\n",
+		outputTable: "A   B\n"} {
 		var b bytes.Buffer
-		if err := (&output{format: format}).print(&b, &value, func(w io.Writer) { fmt.Fprintln(w, "A\tB") }); err != nil || b.String() != want {
+		if err := (&output{format: format}).print(&b, &value, func(w io.Writer) { fmt.Fprintln(w, "A\tB") }); err != nil ||
+			b.String() != want {
 			t.Errorf("%s: %q, %v", format, b.String(), err)
 		}
 	}
 	for _, format := range []string{outputYAML, outputJSON} {
-		if err := (&output{format: format}).print(io.Discard, func() {}, nil); err == nil || !strings.HasPrefix(err.Error(), "print result: ") {
+		if err := (&output{format: format}).print(io.Discard, func() {}, nil); err == nil ||
+			!strings.HasPrefix(err.Error(), "print result: ") {
 			t.Errorf("%s of what has none: %v", format, err)
 		}
 	}
 }
 
-// TestDashes: one dash becomes two before a flag of the command with more than one letter, and before nothing else.
+// TestDashes: one dash becomes two before a flag of the command with more than one letter, and
+// before nothing else.
 func TestDashes(t *testing.T) {
 	t.Parallel()
 	root := DevicePlugin().newRootCommand()
@@ -76,7 +81,8 @@ func TestDashes(t *testing.T) {
 	}
 }
 
-// TestNamesInExamples: each program's examples have its own name, in every line, and paths and images keep theirs.
+// TestNamesInExamples: each program's examples have its own name, in every line, and paths and
+// images keep theirs.
 func TestNamesInExamples(t *testing.T) {
 	t.Parallel()
 	root := NodeAgent(fakeCluster{}).newRootCommand()
@@ -88,7 +94,8 @@ func TestNamesInExamples(t *testing.T) {
 	if diff := cmp.Diff(want, plan.Example); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if clearing, _, err := root.Find([]string{"health", "clear"}); err != nil || clearing.Example != "  gpu-node-agent health clear --gpu 3" {
+	if clearing, _, err := root.Find([]string{"health", "clear"}); err != nil ||
+		clearing.Example != "  gpu-node-agent health clear --gpu 3" {
 		t.Errorf("%q, %v", clearing.Example, err)
 	}
 	if DevicePlugin().kind() != config.DevicePlugin || NodeAgent(fakeCluster{}).kind() != config.NodeAgent {
@@ -96,7 +103,8 @@ func TestNamesInExamples(t *testing.T) {
 	}
 }
 
-// TestFindingsInNumbers: the first line counts findings, the worst first, and leaves out what there is none of.
+// TestFindingsInNumbers: the first line counts findings, the worst first, and leaves out what there
+// is none of.
 func TestFindingsInNumbers(t *testing.T) {
 	t.Parallel()
 	all := func(severities ...doctor.Severity) (findings []doctor.Finding) {
@@ -109,7 +117,8 @@ func TestFindingsInNumbers(t *testing.T) {
 		"doctor: 1 ok (at)":                       all(doctor.OK),
 		"doctor: 2 ok (at)":                       all(doctor.OK, doctor.OK),
 		"doctor: 1 error, 1 warning, 1 info (at)": all(doctor.Info, doctor.Warning, doctor.Error),
-		"doctor: 2 errors, 3 warnings, 2 not checked (at)": all(doctor.NotChecked, doctor.NotChecked, doctor.Error, doctor.Error, doctor.Warning,
+		"doctor: 2 errors, 3 warnings, 2 not checked (at)": all(doctor.NotChecked, doctor.NotChecked, doctor.Error,
+			doctor.Error, doctor.Warning,
 			doctor.Warning, doctor.Warning),
 	} {
 		got := findingsText("at", findings)
@@ -120,7 +129,8 @@ func TestFindingsInNumbers(t *testing.T) {
 			t.Errorf("the evidence of what is not ok: %d times in\n%s", seen, got)
 		}
 	}
-	want := "\nerror        driver             broken\n" + strings.Repeat(" ", 32) + "seen: file\n    $ fix it\n\nok           kubelet            well\n"
+	want := "\nerror        driver             broken\n" + strings.Repeat(" ", 32) +
+		"seen: file\n    $ fix it\n\nok           kubelet            well\n"
 	got := findingsText("", []doctor.Finding{
 		{Severity: doctor.Error, Check: "driver", Message: "broken", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
 		{Severity: doctor.OK, Check: "kubelet", Message: "well", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
@@ -130,7 +140,8 @@ func TestFindingsInNumbers(t *testing.T) {
 	}
 }
 
-// TestDoctorOfADaemon: what it says of a daemon that answers, one that does not, and one that cannot be asked; and of a file that is wrong.
+// TestDoctorOfADaemon: what it says of a daemon that answers, one that does not, and one that
+// cannot be asked; and of a file that is wrong.
 func TestDoctorOfADaemon(t *testing.T) {
 	t.Parallel()
 	socket, _ := answering(t, map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}, errors.New("no")}})
@@ -140,7 +151,8 @@ func TestDoctorOfADaemon(t *testing.T) {
 	if fact := askStatus(t.Context(), socket); fact.Missing != "The daemon does not tell its status: no" || !fact.Hung {
 		t.Errorf("one that refuses: %+v", fact)
 	}
-	if fact := askStatus(t.Context(), "/nowhere/c.sock"); !strings.HasPrefix(fact.Missing, "No daemon answers at /nowhere/c.sock") || fact.Hung {
+	if fact := askStatus(t.Context(), "/nowhere/c.sock"); !strings.HasPrefix(fact.Missing,
+		"No daemon answers at /nowhere/c.sock") || fact.Hung {
 		t.Errorf("none: %+v", fact)
 	}
 	if fact := askStatus(t.Context(), ""); !strings.Contains(fact.Missing, "--control-socket is empty") || fact.Hung {
@@ -158,8 +170,10 @@ func TestDoctorOfADaemon(t *testing.T) {
 		if err := cmd.Flags().Parse(test.args); err != nil {
 			t.Fatal(err)
 		}
-		_, problem, err := doctorConfig(config.Sources{Env: func(string) (string, bool) { return "", false }, Flags: cmd.Flags()})
-		if !strings.HasPrefix(problem, test.problem) || (problem == "") != (test.problem == "") || (err == nil) != (test.fail == "") ||
+		_, problem, err := doctorConfig(config.Sources{Env: func(string) (string, bool) { return "", false },
+			Flags: cmd.Flags()})
+		if !strings.HasPrefix(problem, test.problem) || (problem == "") != (test.problem == "") ||
+			(err == nil) != (test.fail == "") ||
 			err != nil && !strings.Contains(err.Error(), test.fail) {
 			t.Errorf("%s: %q, %v", name, problem, err)
 		}
@@ -207,13 +221,17 @@ warning: w
 	}
 }
 
-// TestConnectionsInWords: one without a score has no number and no edge, and a GPU may have no NUMA node.
+// TestConnectionsInWords: one without a score has no number and no edge, and a GPU may have no NUMA
+// node.
 func TestConnectionsInWords(t *testing.T) {
 	t.Parallel()
 	m := topology.Matrix{GPUs: []topology.MatrixGPU{
-		{Index: 0, BDF: "0000:01:00.0", NUMANode: 0, Peers: []topology.MatrixPeer{{Label: "X"}, {Label: "?"}, {Label: "NV4", Score: 200}}},
-		{Index: 2, BDF: "0000:02:00.0", NUMANode: inventory.NoNUMANode, Peers: []topology.MatrixPeer{{Label: "?"}, {Label: "X"}, {Label: "SYS", Score: 10}}},
-		{Index: 5, BDF: "0000:03:00.0", NUMANode: 1, Peers: []topology.MatrixPeer{{Label: "NV4", Score: 200}, {Label: "SYS", Score: 10}, {Label: "X"}}},
+		{Index: 0, BDF: "0000:01:00.0", NUMANode: 0, Peers: []topology.MatrixPeer{{Label: "X"}, {Label: "?"},
+			{Label: "NV4", Score: 200}}},
+		{Index: 2, BDF: "0000:02:00.0", NUMANode: inventory.NoNUMANode,
+			Peers: []topology.MatrixPeer{{Label: "?"}, {Label: "X"}, {Label: "SYS", Score: 10}}},
+		{Index: 5, BDF: "0000:03:00.0", NUMANode: 1, Peers: []topology.MatrixPeer{{Label: "NV4", Score: 200},
+			{Label: "SYS", Score: 10}, {Label: "X"}}},
 	}}
 	var b bytes.Buffer
 	if err := matrixOutput("matrix").print(&b, m); err != nil {
@@ -246,8 +264,8 @@ func TestConnectionsInWords(t *testing.T) {
 	}
 }
 
-// TestPreferredSets: GPUs that are not Healthy are chosen only if they are named, others that are not available count as in use, and what is
-// not certain is said.
+// TestPreferredSets: GPUs that are not Healthy are chosen only if they are named, others that are
+// not available count as in use, and what is not certain is said.
 func TestPreferredSets(t *testing.T) {
 	t.Parallel()
 	var gpus []inventory.GPU
@@ -273,7 +291,8 @@ func TestPreferredSets(t *testing.T) {
 		"what has to be there":      {nil, []string{"6"}, 1, 3, 1, "[6]", ""},
 		"too many":                  {nil, nil, 4, 0, 0, "", "4 GPUs are requested, and 3 are available"},
 		"one that is not available": {[]string{"1"}, nil, 1, 0, 0, "", `--available: no GPU has the index or UUID "1"`},
-		"one that is not there":     {nil, []string{"GPU-9"}, 1, 0, 0, "", `--required: no GPU has the index or UUID "GPU-9"`},
+		"one that is not there": {nil, []string{"GPU-9"}, 1, 0, 0, "",
+			`--required: no GPU has the index or UUID "GPU-9"`},
 	} {
 		p, err := newPreferred(gpus, test.available, test.required, test.size, test.runnersUp)
 		if fails := fmt.Sprint(err); fails != test.fails && (err != nil || test.fails != "") {
@@ -284,19 +303,23 @@ func TestPreferredSets(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	p := preferred{Sets: []preferredSet{{Indices: []int{1, 2}, Score: 5, Cost: 6, Bound: 7}, {Indices: []int{3}, Score: 4, Exact: true, Bound: 9}}}
+	p := preferred{Sets: []preferredSet{{Indices: []int{1, 2}, Score: 5, Cost: 6, Bound: 7},
+		{Indices: []int{3}, Score: 4, Exact: true, Bound: 9}}}
 	p.table(&b)
 	if want := "\tGPUS\tSCORE\tCOST\nchoice\t1 2\t5 (the best set has at most 7)\t6\nrunner-up 1\t3\t4\t0\n"; b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)
 	}
-	for args, fails := range map[string]bool{"--size 0": true, "--size 1 --runners-up -1": true, "--size 1 --runners-up 0": false} {
-		if _, err := execute(t.Context(), append([]string{"topology", "prefer", "--simulate", "dgx-1"}, strings.Fields(args)...)...); (err != nil) != fails {
+	for args, fails := range map[string]bool{"--size 0": true, "--size 1 --runners-up -1": true,
+		"--size 1 --runners-up 0": false} {
+		if _, err := execute(t.Context(), append([]string{"topology", "prefer", "--simulate", "dgx-1"},
+			strings.Fields(args)...)...); (err != nil) != fails {
 			t.Errorf("%s: %v", args, err)
 		}
 	}
 }
 
-// TestRowsOfMIG: instances are in their places, what is free is too, and a text never leaves its place.
+// TestRowsOfMIG: instances are in their places, what is free is too, and a text never leaves its
+// place.
 func TestRowsOfMIG(t *testing.T) {
 	t.Parallel()
 	eighth := strings.Repeat(" ", 10)
@@ -304,13 +327,19 @@ func TestRowsOfMIG(t *testing.T) {
 		p    layout.PlannedPartitions
 		want string
 	}{
-		"off":           {layout.PlannedPartitions{MIG: "disabled", MemorySlices: 8}, "MIG disabled"},
-		"none":          {layout.PlannedPartitions{MIG: "unsupported"}, "MIG unsupported"},
-		"not read":      {layout.PlannedPartitions{MIG: "enabled"}, "MIG enabled, not known how it is divided"},
-		"empty":         {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8}, strings.Repeat("|"+eighth, 8) + "|"},
-		"at the end":    {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []layout.PlannedInstance{{Profile: "1g.10gb", Start: 7, Size: 1, Devices: []string{"1g.10gb"}}}}, strings.Repeat("|"+eighth, 7) + "|1g.10gb   |"},
-		"a long name":   {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []layout.PlannedInstance{{Profile: "1g.10gb+me.all", Size: 1}}}, "|1g.10gb+me" + strings.Repeat("|"+eighth, 7) + "|"},
-		"without parts": {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 4, Instances: []layout.PlannedInstance{{Profile: "2g.12gb", Size: 2}}}, "|" + "2g.12gb empty" + strings.Repeat(" ", 30) + strings.Repeat("|"+strings.Repeat(" ", 21), 2) + "|"},
+		"off":      {layout.PlannedPartitions{MIG: "disabled", MemorySlices: 8}, "MIG disabled"},
+		"none":     {layout.PlannedPartitions{MIG: "unsupported"}, "MIG unsupported"},
+		"not read": {layout.PlannedPartitions{MIG: "enabled"}, "MIG enabled, not known how it is divided"},
+		"empty":    {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8}, strings.Repeat("|"+eighth, 8) + "|"},
+		"at the end": {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8,
+			Instances: []layout.PlannedInstance{{Profile: "1g.10gb", Start: 7, Size: 1,
+				Devices: []string{"1g.10gb"}}}}, strings.Repeat("|"+eighth, 7) + "|1g.10gb   |"},
+		"a long name": {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8,
+			Instances: []layout.PlannedInstance{{Profile: "1g.10gb+me.all", Size: 1}}}, "|1g.10gb+me" +
+			strings.Repeat("|"+eighth, 7) + "|"},
+		"without parts": {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 4,
+			Instances: []layout.PlannedInstance{{Profile: "2g.12gb", Size: 2}}}, "|" + "2g.12gb empty" +
+			strings.Repeat(" ", 30) + strings.Repeat("|"+strings.Repeat(" ", 21), 2) + "|"},
 	} {
 		if got := rowOf(test.p); got != test.want {
 			t.Errorf("%s:\n%s, want\n%s", name, got, test.want)
@@ -324,19 +353,23 @@ func TestRowsOfMIG(t *testing.T) {
 	if got := ruler(2); got != "0"+strings.Repeat(" ", 43)+"1" {
 		t.Errorf("ruler: %q", got)
 	}
-	for want, words := range map[string][]string{"": nil, "a": {"a"}, "2 x a": {"a", "a"}, "a, 2 x b, a": {"a", "b", "b", "a"}} {
+	for want, words := range map[string][]string{"": nil, "a": {"a"}, "2 x a": {"a", "a"},
+		"a, 2 x b, a": {"a", "b", "b", "a"}} {
 		if got := counted(words); got != want {
 			t.Errorf("%q: %q", words, got)
 		}
 	}
 }
 
-// TestGPUsOfAPlan: the ruler is there where instances are, and a GPU that is not changed has one line.
+// TestGPUsOfAPlan: the ruler is there where instances are, and a GPU that is not changed has one
+// line.
 func TestGPUsOfAPlan(t *testing.T) {
 	t.Parallel()
 	id := 3
-	kept := layout.PlannedInstance{ID: &id, Profile: "1g.10gb", Start: 1, Size: 1, Devices: []string{"1g.10gb"}, InUse: true}
-	off, on := layout.PlannedPartitions{MIG: "disabled"}, layout.PlannedPartitions{MIG: "enabled", MemorySlices: 2, Instances: []layout.PlannedInstance{kept}}
+	kept := layout.PlannedInstance{ID: &id, Profile: "1g.10gb", Start: 1, Size: 1, Devices: []string{"1g.10gb"},
+		InUse: true}
+	off, on := layout.PlannedPartitions{MIG: "disabled"}, layout.PlannedPartitions{MIG: "enabled", MemorySlices: 2,
+		Instances: []layout.PlannedInstance{kept}}
 	const head = "GPU 1  H100  GPU-1\n"
 	ruled := "  slice    0" + strings.Repeat(" ", 43) + "1\n"
 	row := "|" + strings.Repeat(" ", 43) + "|1g.10gb" + strings.Repeat(" ", 36) + "|\n"
@@ -347,13 +380,20 @@ func TestGPUsOfAPlan(t *testing.T) {
 		"nothing to do": {layout.PlannedGPU{Before: on, After: on}, ruled + "  before  " + row + "  nothing to do\n"},
 		"off":           {layout.PlannedGPU{Before: off, After: off}, "  before  MIG disabled\n  nothing to do\n"},
 		"left out":      {layout.PlannedGPU{Before: off, After: off, Note: "n"}, "  before  MIG disabled\n  stays: n\n"},
-		"not possible":  {layout.PlannedGPU{Before: off, After: off, Reason: "r", Note: "n"}, "  before  MIG disabled\n  not possible: r\n"},
-		"switched on":   {layout.PlannedGPU{Before: off, After: on, Steps: []layout.PlannedStep{{Action: inventory.MIGEnable}}}, ruled + "  before  MIG disabled\n  after   " + row + "   1. enable MIG mode while nothing uses the GPU\n   =  GPU instance 3, 1g.10gb at slice 1 stays, in use\n"},
-		"switched off":  {layout.PlannedGPU{Before: on, After: off, Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, ruled + "  before  " + row + "  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
-		"many steps": {layout.PlannedGPU{Before: off, After: off, Steps: []layout.PlannedStep{{Action: inventory.MIGCreateInstance, GPU: &layout.PlannedInstance{
-			Profile: "7g.80gb", Size: 8, Devices: []string{"1c.7g.80gb", "2c.7g.80gb", "1c.7g.80gb", "3c.7g.80gb"},
-		}}}}, "  before  MIG disabled\n  after   MIG disabled\n   1. create GPU instance 7g.80gb at slices 0 to 7, with 1c.7g.80gb, 2c.7g.80gb, 1c.7g.80gb,\n      3c.7g.80gb\n"},
-		"without places": {layout.PlannedGPU{Before: layout.PlannedPartitions{MIG: "enabled"}, After: off, Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, "  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+		"not possible": {layout.PlannedGPU{Before: off, After: off, Reason: "r", Note: "n"},
+			"  before  MIG disabled\n  not possible: r\n"},
+		"switched on": {layout.PlannedGPU{Before: off, After: on,
+			Steps: []layout.PlannedStep{{Action: inventory.MIGEnable}}}, ruled + "  before  MIG disabled\n  after   " + row +
+			"   1. enable MIG mode while nothing uses the GPU\n   =  GPU instance 3, 1g.10gb at slice 1 stays, in use\n"},
+		"switched off": {layout.PlannedGPU{Before: on, After: off,
+			Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, ruled + "  before  " + row +
+			"  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+		"many steps": {layout.PlannedGPU{Before: off, After: off,
+			Steps: []layout.PlannedStep{{Action: inventory.MIGCreateInstance, GPU: &layout.PlannedInstance{
+				Profile: "7g.80gb", Size: 8, Devices: []string{"1c.7g.80gb", "2c.7g.80gb", "1c.7g.80gb", "3c.7g.80gb"},
+			}}}}, "  before  MIG disabled\n  after   MIG disabled\n   1. create GPU instance 7g.80gb at slices 0 to 7, with 1c.7g.80gb, 2c.7g.80gb, 1c.7g.80gb,\n      3c.7g.80gb\n"},
+		"without places": {layout.PlannedGPU{Before: layout.PlannedPartitions{MIG: "enabled"}, After: off,
+			Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, "  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
 	} {
 		var b bytes.Buffer
 		test.gpu.Index, test.gpu.Model, test.gpu.UUID = 1, "H100", "GPU-1"
@@ -369,10 +409,12 @@ func TestPlanForAProgram(t *testing.T) {
 	t.Parallel()
 	part := layout.Part{GPUInstance: inventory.GPUInstance{ID: 1, Profile: "1g.10gb", Start: 2, Size: 1}, Exists: true}
 	compute := inventory.ComputeInstance{ID: 5, Start: 1, Slices: 2}
-	changes := layout.Changes{Layout: "a", Warnings: []string{"second"}, GPUs: []layout.GPUChange{{GPU: layout.GPU{Index: 3, UUID: "GPU-3", Model: "H100"}, Steps: []layout.Step{
-		{Action: inventory.MIGEnable, Part: part}, {Action: inventory.MIGDisable, Part: part}, {Action: inventory.MIGDestroyCompute, Part: part, Compute: compute},
-		{Action: inventory.MIGDestroyInstance, Part: part}, {Action: inventory.MIGCreateInstance}, {Action: inventory.MIGCreateCompute, Compute: compute},
-	}}}}
+	changes := layout.Changes{Layout: "a", Warnings: []string{"second"},
+		GPUs: []layout.GPUChange{{GPU: layout.GPU{Index: 3, UUID: "GPU-3", Model: "H100"}, Steps: []layout.Step{
+			{Action: inventory.MIGEnable, Part: part}, {Action: inventory.MIGDisable,
+				Part: part}, {Action: inventory.MIGDestroyCompute, Part: part, Compute: compute},
+			{Action: inventory.MIGDestroyInstance, Part: part}, {Action: inventory.MIGCreateInstance}, {Action: inventory.MIGCreateCompute, Compute: compute},
+		}}}}
 	p := layout.NewPlanned(changes, map[string]string{"GPU-3": "ampere"}, []string{"first"})
 	if p.Layout != "a" || !p.Possible || !p.GPUs[0].Resets || p.Err() != nil {
 		t.Errorf("%+v", p)

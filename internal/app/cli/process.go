@@ -27,8 +27,9 @@ type ownProcess struct {
 	json    bool
 }
 
-// untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the driver was replaced, or the
-// DRA driver has another name on the node, it starts a new process of this program in the place of this one.
+// untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the
+// driver was replaced, or the DRA driver has another name on the node, it starts a new process of
+// this program in the place of this one.
 func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) error, signals ...os.Signal) error {
 	p := &ownProcess{log: logInBackground()}
 	flush := func() { p.log.FlushWithin(maxFlush) }
@@ -72,7 +73,8 @@ func (p *ownProcess) logAs(format config.LoggingFormat) {
 // maxFlush is how long the end of a process waits for its last log lines to be read.
 const maxFlush = 500 * time.Millisecond
 
-// logInBackground makes logging never block from now on, also while nobody reads standard error. It returns the writer of the log.
+// logInBackground makes logging never block from now on, also while nobody reads standard error. It
+// returns the writer of the log.
 func logInBackground() *logwriter.Writer {
 	var settings flag.FlagSet
 	klog.InitFlags(&settings)
@@ -81,7 +83,8 @@ func logInBackground() *logwriter.Writer {
 			panic(err) // klog has these settings
 		}
 	}
-	// Without this the process would end when it writes to a standard error that the reader has closed.
+	// Without this the process would end when it writes to a standard error that the reader has
+	// closed.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	w := logwriter.New(os.Stderr)
 	klog.SetOutput(w)
@@ -89,7 +92,8 @@ func logInBackground() *logwriter.Writer {
 	return w
 }
 
-// reexecuted is the environment variable with the number of times that the process has replaced itself.
+// reexecuted is the environment variable with the number of times that the process has replaced
+// itself.
 const reexecuted = "GPU_DEVICE_PLUGIN_REEXECUTED"
 
 // reexecutions returns how often this process has replaced itself by a new one.
@@ -101,14 +105,16 @@ func reexecutions() int {
 	return n
 }
 
-// reexec replaces this process with a new one of this program, with the same arguments. A process cannot change the NVML library
-// that it has loaded: only a new process can use a driver that was replaced.
+// reexec replaces this process with a new one of this program, with the same arguments. A process
+// cannot change the NVML library that it has loaded: only a new process can use a driver that was
+// replaced.
 func reexec() error {
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	// SIGHUP would end the new process until it receives signals; it reads the configuration at its start.
+	// SIGHUP would end the new process until it receives signals; it reads the configuration at its
+	// start.
 	signal.Ignore(syscall.SIGHUP)
 	if err := os.Setenv(reexecuted, strconv.Itoa(reexecutions()+1)); err != nil {
 		return fmt.Errorf("count restarts of this program: %w", err)
@@ -119,8 +125,8 @@ func reexec() error {
 	return nil // not reached
 }
 
-// receive returns a channel of signals, and a function that ends that. SIGHUP ends a process that does not receive it, so receive is
-// called before anything else, and ended last.
+// receive returns a channel of signals, and a function that ends that. SIGHUP ends a process that
+// does not receive it, so receive is called before anything else, and ended last.
 func receive(signals ...os.Signal) (received <-chan os.Signal, stop func()) {
 	all := make(chan os.Signal, 4)
 	signal.Notify(all, signals...)

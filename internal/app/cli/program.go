@@ -34,8 +34,9 @@ type Cluster interface {
 	daemon.Cluster
 	// Commands returns the commands that the program has for it.
 	Commands() []*cobra.Command
-	// Choose returns which file is the configuration file if a label of the node chooses it; nil otherwise. It may ask the API server, for
-	// a short time. It uses only settings of c that a file cannot have.
+	// Choose returns which file is the configuration file if a label of the node chooses it; nil
+	// otherwise. It may ask the API server, for a short time. It uses only settings of c that a file
+	// cannot have.
 	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
 	// LabelOnce writes labels as gpu-feature-discovery does.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
@@ -73,8 +74,9 @@ func (p Program) kind() config.Program {
 	return config.NodeAgent
 }
 
-// endTimeout is how long after a signal the process may take to end. Then it ends whatever is stuck: nothing of a daemon is lost by
-// that, and whoever stops it waits for its end. A process that waits for its successor has longer.
+// endTimeout is how long after a signal the process may take to end. Then it ends whatever is
+// stuck: nothing of a daemon is lost by that, and whoever stops it waits for its end. A process
+// that waits for its successor has longer.
 const endTimeout = 1800 * time.Millisecond
 
 // How long the last message may take: what is stuck may be the output.
@@ -99,7 +101,8 @@ type ending struct {
 
 type endingKey struct{}
 
-// begin gives the process endTimeout to end, or longer where extend was called. Then it calls late, once.
+// begin gives the process endTimeout to end, or longer where extend was called. Then it calls late,
+// once.
 func (e *ending) begin(late func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 )
 
-// In the environment of the test's own program, stuck has it be a daemon that never ends, and program the device plugin.
+// In the environment of the test's own program, stuck has it be a daemon that never ends, and
+// program the device plugin.
 const (
 	stuck   = "GPU_DEVICE_PLUGIN_TEST_STUCK"
 	program = "GPU_DEVICE_PLUGIN_TEST_PROGRAM"
@@ -40,7 +41,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// TestAStuckProcessEnds: whatever is stuck, and be it the output, too, the process ends after a signal.
+// TestAStuckProcessEnds: whatever is stuck, and be it the output, too, the process ends after a
+// signal.
 func TestAStuckProcessEnds(t *testing.T) {
 	t.Parallel()
 	const patience = time.Minute
@@ -50,7 +52,8 @@ func TestAStuckProcessEnds(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0])
-			// A program that measures its coverage complains at its end, and waits until that is read, unless it has a folder for it.
+			// A program that measures its coverage complains at its end, and waits until that is read,
+			// unless it has a folder for it.
 			mode, want := "1", endTimeout
 			if name == "it asks for longer" {
 				mode, want = longer, endTimeout+time.Second

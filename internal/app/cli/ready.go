@@ -50,13 +50,15 @@ func readyText(r status.Readiness) string {
 // readyPace is the pause between questions at a control socket that is not there yet.
 const readyPace = 50 * time.Millisecond
 
-// askReady asks the daemon at a control socket whether it is ready. It waits for as long for the daemon, and for it to be ready.
+// askReady asks the daemon at a control socket whether it is ready. It waits for as long for the
+// daemon, and for it to be ready.
 func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
 	began := time.Now()
 	for {
 		var answer status.Readiness
 		left := max(0, wait-time.Since(began))
-		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: left.Milliseconds()}, &answer)
+		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: left.Milliseconds()},
+			&answer)
 		if !errors.Is(err, control.ErrNoDaemon) || left == 0 {
 			return answer, err
 		}

@@ -34,7 +34,8 @@ func newRecordCommand() *cobra.Command {
 	redact := start.Flags().Bool("redact", false, "replace UUIDs and PCI addresses")
 	start.RunE = func(cmd *cobra.Command, _ []string) error {
 		var begun daemon.RecordAnswer
-		if err := control.Call(cmd.Context(), *socket, daemon.CallRecordStart, daemon.RecordArguments{Redact: *redact}, &begun); err != nil {
+		if err := control.Call(cmd.Context(), *socket, daemon.CallRecordStart, daemon.RecordArguments{Redact: *redact},
+			&begun); err != nil {
 			return err
 		}
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), terminal.Line(begun.Dir))
@@ -71,7 +72,8 @@ func newReplayCommand() *cobra.Command {
 	return cmd
 }
 
-// lastLook is how long the monitor has after the last line of a recording to conclude from it. A daemon that is killed writes no more.
+// lastLook is how long the monitor has after the last line of a recording to conclude from it. A
+// daemon that is killed writes no more.
 const lastLook = time.Second
 
 // replay plays a recording to a monitor.

@@ -39,7 +39,8 @@ func newResetCommand() *cobra.Command {
 			if p.Done {
 				p.Text = "reset, and Healthy"
 			}
-			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "GPU %s: %s\n", strings.Join(a.GPUs, ", "), terminal.Line(p.Text)); err != nil || !p.Done {
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "GPU %s: %s\n", strings.Join(a.GPUs, ", "),
+				terminal.Line(p.Text)); err != nil || !p.Done {
 				return err
 			}
 			return errAnswered
@@ -58,7 +59,8 @@ func newResetCommand() *cobra.Command {
 	return cmd
 }
 
-// newSimulatedSMICommand returns the command that a daemon with a simulated node runs in place of nvidia-smi.
+// newSimulatedSMICommand returns the command that a daemon with a simulated node runs in place of
+// nvidia-smi.
 func newSimulatedSMICommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    daemon.SimulatedSMICommand + " SOCKET --gpu-reset -i ADDRESSES",

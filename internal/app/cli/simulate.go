@@ -38,12 +38,16 @@ type faultCommand struct {
 	flags []string
 }
 
-// faultCommands are the commands below simulate that inject faults. Which flags a kind must have, the simulator says.
+// faultCommands are the commands below simulate that inject faults. Which flags a kind must have,
+// the simulator says.
 var faultCommands = []faultCommand{
-	{simulator.KindXID, "Report an XID on a GPU, a GPU instance or a compute instance", []string{"gpu", "xid", "gi", "ci", "action"}},
-	{simulator.KindLoggedXID, "Write an XID to the kernel log, without an event", []string{"gpu", "xid", "gi", "ci", "count"}},
+	{simulator.KindXID, "Report an XID on a GPU, a GPU instance or a compute instance",
+		[]string{"gpu", "xid", "gi", "ci", "action"}},
+	{simulator.KindLoggedXID, "Write an XID to the kernel log, without an event",
+		[]string{"gpu", "xid", "gi", "ci", "count"}},
 	{simulator.KindLoggedSXID, "Write a fatal error of an NVSwitch (SXid) to the kernel log", []string{"xid"}},
-	{simulator.KindEvent, "Report another event on a GPU, a GPU instance or a compute instance", []string{"gpu", "event", "gi", "ci"}},
+	{simulator.KindEvent, "Report another event on a GPU, a GPU instance or a compute instance",
+		[]string{"gpu", "event", "gi", "ci"}},
 	{simulator.KindLost, "Take a GPU off the bus, without an event", []string{"gpu"}},
 	{simulator.KindRestore, "Remove all faults of a GPU; without --gpu, of the node", []string{"gpu"}},
 	{simulator.KindRemove, "Unplug a GPU", []string{"gpu"}},
@@ -61,7 +65,8 @@ var faultCommands = []faultCommand{
 	{simulator.KindThrottle, "Report clocks that are low because of heat", []string{"gpu"}},
 	{simulator.KindPCIeReplays, "Add PCIe replays", []string{"gpu", "count"}},
 	{simulator.KindECC, "Add uncorrected ECC errors", []string{"gpu", "count"}},
-	{simulator.KindFabric, "Set the state of the registration with the NVSwitch fabric", []string{"gpu", "state", "return"}},
+	{simulator.KindFabric, "Set the state of the registration with the NVSwitch fabric",
+		[]string{"gpu", "state", "return"}},
 	{simulator.KindNVLink, "Stop one NVLink of a GPU, or all", []string{"gpu", "link"}},
 	{simulator.KindPersistence, "Switch persistence mode on or off", []string{"gpu", "state"}},
 	{simulator.KindProcesses, "Set the number of compute processes on a GPU", []string{"gpu", "count"}},

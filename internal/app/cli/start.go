@@ -28,11 +28,13 @@ func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownPr
 
 // options are what a program that runs for long starts with.
 func (p Program) options(c config.Config, sources config.Sources, own *ownProcess) daemon.Options {
-	return daemon.Options{Config: c, Sources: sources, Cluster: p.Cluster, Signals: own.signals, Reexecutions: reexecutions()}
+	return daemon.Options{Config: c, Sources: sources, Cluster: p.Cluster, Signals: own.signals,
+		Reexecutions: reexecutions()}
 }
 
-// begin returns the configuration of a process that starts, and has it log as configured. It logs the warnings and the version of the
-// program. Where a label of the node chooses the configuration file, sources follow that choice.
+// begin returns the configuration of a process that starts, and has it log as configured. It logs
+// the warnings and the version of the program. Where a label of the node chooses the configuration
+// file, sources follow that choice.
 func (p Program) begin(ctx context.Context, sources *config.Sources, own *ownProcess) (config.Config, error) {
 	early := sources.Early()
 	own.logAs(early.LoggingFormat)

@@ -40,7 +40,8 @@ func newStatusCommand() *cobra.Command {
 			return w.follow(cmd.Context(), *socket)
 		}
 		var s status.Status
-		if err := control.Call(cmd.Context(), *socket, daemon.CallStatus, daemon.StatusArguments{Holders: *holders}, &s); err != nil {
+		if err := control.Call(cmd.Context(), *socket, daemon.CallStatus, daemon.StatusArguments{Holders: *holders},
+			&s); err != nil {
 			return err
 		}
 		return o.print(cmd.OutOrStdout(), &s, func(w io.Writer) { printStatus(w, s, v) })

@@ -28,7 +28,8 @@ type view struct {
 	columns int
 }
 
-// newView returns how a status is printed at w: with colours if w is a terminal that has them, and the user wants them.
+// newView returns how a status is printed at w: with colours if w is a terminal that has them, and
+// the user wants them.
 func newView(w io.Writer, wide bool) view {
 	v := view{wide: wide, now: time.Now()}
 	safe, ok := w.(*terminal.Writer)
@@ -83,7 +84,8 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	state, rest, _ := strings.Cut(v.fold(s.Summary.State+": "+s.Summary.Text, ""), ":")
 	fmt.Fprintf(w, "%s:%s\n", v.paint(state, colours[s.Summary.State]), rest)
 	v.sentence(w, strings.Join(daemonLine(s, v), ", "))
-	if s.Readiness.Ready != (s.Summary.State == status.AllServed || s.Summary.State == status.Degraded) || s.Readiness.Reason != "" {
+	if s.Readiness.Ready != (s.Summary.State == status.AllServed || s.Summary.State == status.Degraded) ||
+		s.Readiness.Reason != "" {
 		v.sentence(w, "ready: "+readyNow(s.Readiness))
 	}
 	if l := s.Lead; l != (status.Lead{}) && (v.wide || l != status.Lead{This: true, Name: l.Name, Since: l.Since}) {
@@ -94,9 +96,11 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	}
 	for _, line := range []struct{ what, text string }{
 		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch},
-		{"GPUs and virtual functions given to virtual machines", awayLine(s.GivenAway)}, {"configuration file not used", s.ConfigError},
+		{"GPUs and virtual functions given to virtual machines", awayLine(s.GivenAway)}, {"configuration file not used",
+			s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
-		{"PodResources not asked", s.PodResourcesError}, {"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
+		{"PodResources not asked", s.PodResourcesError}, {"API server not reached", s.APIServerError}, {"MIG layout",
+			layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
 		{"reset", s.Reset.Line(s.GPUs)},
 		{"steps", stepsLine(s.Steps)},
@@ -112,10 +116,12 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		name      string
 		sentences []string
 	}{
-		{"fatal error", s.NVSwitches}, {"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again", retries(s, v)},
+		{"fatal error", s.NVSwitches}, {"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again",
+			retries(s, v)},
 		{"holder", holderSentences(s)},
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
-		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
+		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning",
+			s.Warnings}, {"MPS", s.MPS},
 		{"metrics", s.MetricsAbsent}, {"CUDA", validationSentences(s.Validation)},
 		{"waits", waitSentences(s, v)},
 	} {
@@ -186,7 +192,8 @@ func daemonLine(s status.Status, v view) []string {
 	return parts
 }
 
-// unitsNote says how much of a GPU is in units, and where holders are known, how much of that they have; empty for another GPU.
+// unitsNote says how much of a GPU is in units, and where holders are known, how much of that they
+// have; empty for another GPU.
 func unitsNote(d status.Device, holders []status.Holder) string {
 	if d.UnitsMiB == 0 {
 		return ""
@@ -238,7 +245,8 @@ func printResources(w io.Writer, resources []status.Resource, v view) {
 	t := table{titles: []string{"RESOURCE", "DEVICES", "HEALTHY", "SERVER"}, flexible: 0}
 	for _, r := range resources {
 		server, detail, _ := strings.Cut(r.Server, ": ")
-		line := row{cells: []string{r.Name, fmt.Sprint(r.Devices), fmt.Sprint(r.Healthy), server}, colour: colours[server], coloured: 3}
+		line := row{cells: []string{r.Name, fmt.Sprint(r.Devices), fmt.Sprint(r.Healthy), server}, colour: colours[server],
+			coloured: 3}
 		for _, note := range []string{detail, r.Problem} {
 			if note != "" {
 				line.notes = append(line.notes, note)
@@ -281,12 +289,14 @@ func retries(s status.Status, v view) []string {
 	return sentences
 }
 
-// listedHolds returns the holds on devices that are listed. The others are left out, with the reason.
+// listedHolds returns the holds on devices that are listed. The others are left out, with the
+// reason.
 func listedHolds(holds []status.Hold) []status.Hold {
 	return slices.DeleteFunc(slices.Clone(holds), func(h status.Hold) bool { return !h.Listed })
 }
 
-// maxDeparting is how many departing devices of a resource are printed: there may be a thousand replicas.
+// maxDeparting is how many departing devices of a resource are printed: there may be a thousand
+// replicas.
 const maxDeparting = 20
 
 func departing(resources []status.Resource) []string {
@@ -333,7 +343,8 @@ func age(d time.Duration) string {
 // shortUUID is how much of a UUID is printed at least: "GPU-" and eight digits.
 const shortUUID = 12
 
-// shortened returns the UUIDs of devices, each as long as it takes to tell them apart; whole in a wide view.
+// shortened returns the UUIDs of devices, each as long as it takes to tell them apart; whole in a
+// wide view.
 func shortened(devices []status.Device, v view) []string {
 	uuids := make([]string, len(devices))
 	for length := shortUUID; ; length += 4 {
@@ -423,8 +434,8 @@ func cut(text string, width int) string {
 // sentence prints a sentence. What does not fit into its line follows, indented.
 func (v view) sentence(w io.Writer, text string) { fmt.Fprintln(w, v.fold(text, "")) }
 
-// fold breaks a text into lines that are not too long, at spaces where it can. The lines begin with an indent, all but the first with
-// two columns more.
+// fold breaks a text into lines that are not too long, at spaces where it can. The lines begin with
+// an indent, all but the first with two columns more.
 func (v view) fold(text, indent string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if v.wide {

@@ -32,10 +32,12 @@ func sickStatus() status.Status {
 	s := status.Status{
 		Version: "v1", Driver: "580", Looked: at, Readiness: status.Readiness{Ready: true},
 		GPUs: []status.Device{
-			{Index: "0", UUID: "GPU-01234567-89ab", Model: "T4", State: "Lost", Since: at, Reason: "gone", Cure: "reboot", Events: []string{"XID 79 × 1"}},
+			{Index: "0", UUID: "GPU-01234567-89ab", Model: "T4", State: "Lost", Since: at, Reason: "gone", Cure: "reboot",
+				Events: []string{"XID 79 × 1"}},
 			{Index: "0:0", UUID: "MIG-01234567-89ab", Model: "MIG 1g", State: "Lost", Since: at, Reason: "gone", Cure: "reboot"},
 		},
-		Holds: []status.Hold{{Device: "GPU-1", Resource: "a/b", Reason: "busy", Listed: true}, {Device: "GPU-2", Resource: "a/b", Reason: "no file"}},
+		Holds: []status.Hold{{Device: "GPU-1", Resource: "a/b", Reason: "busy", Listed: true},
+			{Device: "GPU-2", Resource: "a/b", Reason: "no file"}},
 		Resources: []status.Resource{
 			{Name: "a/b", Devices: 2, Healthy: 1, Server: "registering", Problem: "refused"}, {Name: "a/c", Server: "serving"},
 		},
@@ -82,12 +84,14 @@ func TestPrintStatus(t *testing.T) {
 	if !strings.HasPrefix(coloured, "\x1b[33mdegraded\x1b[0m: ") || !strings.Contains(coloured, "\x1b[31mLost\x1b[0m ") {
 		t.Errorf("colours: %q", coloured)
 	}
-	if plain := strings.NewReplacer("\x1b[31m", "", "\x1b[32m", "", "\x1b[33m", "", "\x1b[1m", "", "\x1b[0m", "").Replace(coloured); plain != text {
+	if plain := strings.NewReplacer("\x1b[31m", "", "\x1b[32m", "", "\x1b[33m", "", "\x1b[1m", "", "\x1b[0m",
+		"").Replace(coloured); plain != text {
 		t.Errorf("without colours:\n%s\nwant:\n%s", plain, text)
 	}
 }
 
-// TestStatusFits: no line is longer than 100 columns, whatever a node has, and nothing of a sentence is lost.
+// TestStatusFits: no line is longer than 100 columns, whatever a node has, and nothing of a
+// sentence is lost.
 func TestStatusFits(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a reason of many words ", 12) + "/a/path/" + strings.Repeat("x", 150) + " end"
@@ -104,7 +108,8 @@ func TestStatusFits(t *testing.T) {
 			s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(g.Index), UUID: g.UUID, Model: g.Model, State: "Unhealthy",
 				Since: statusTime.Add(-1000 * time.Hour), Reason: long, Cure: "drain+reset"})
 			for _, m := range g.MIG {
-				s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID, Model: "MIG " + m.Profile,
+				s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID,
+					Model: "MIG " + m.Profile,
 					State: "Unhealthy", Reason: long, Cure: "drain+reset"})
 			}
 		}
@@ -112,20 +117,25 @@ func TestStatusFits(t *testing.T) {
 		nodes["profile "+name] = s
 	}
 	large := sickStatus()
-	large.GPUs, large.LeftOut, large.ConfigError, large.ConfigFile, large.Stale = nil, []string{long}, long, "/"+strings.Repeat("f", 200), long
+	large.GPUs, large.LeftOut, large.ConfigError, large.ConfigFile, large.Stale = nil, []string{long}, long, "/"+
+		strings.Repeat("f", 200), long
 	for g := range 16 {
-		large.GPUs = append(large.GPUs, status.Device{Index: fmt.Sprint(g), UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", g),
+		large.GPUs = append(large.GPUs, status.Device{Index: fmt.Sprint(g),
+			UUID:  fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", g),
 			Model: "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", State: "Unhealthy", Cure: "drain+reset"})
 		for m := range 7 {
-			large.GPUs = append(large.GPUs, status.Device{Index: fmt.Sprintf("%d:%d", g, m), UUID: fmt.Sprintf("MIG-00000000-0000-0000-%04d-%012d", g, m),
+			large.GPUs = append(large.GPUs, status.Device{Index: fmt.Sprintf("%d:%d", g, m),
+				UUID:  fmt.Sprintf("MIG-00000000-0000-0000-%04d-%012d", g, m),
 				Model: "MIG 1g.10gb+me", State: "Suspect", Since: statusTime, Reason: long, Events: []string{long}})
 		}
 	}
 	name := "nvidia.com/" + strings.Repeat("very-long-name.", 16)
 	for i := range 20 {
-		r := status.Resource{Name: name + fmt.Sprint(i), Devices: 1000, Healthy: 999, Server: "silent: another server has registered", Problem: long}
+		r := status.Resource{Name: name + fmt.Sprint(i), Devices: 1000, Healthy: 999,
+			Server: "silent: another server has registered", Problem: long}
 		for d := range 1000 {
-			r.Departing = append(r.Departing, status.Departing{ID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d::%d", i, d), Reason: long, Waiting: long})
+			r.Departing = append(r.Departing, status.Departing{ID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d::%d", i, d),
+				Reason: long, Waiting: long})
 		}
 		large.Resources = append(large.Resources, r)
 	}
@@ -138,7 +148,8 @@ func TestStatusFits(t *testing.T) {
 					t.Errorf("%d columns: %s", n, line)
 				}
 			}
-			if s.ConfigError != "" && !strings.Contains(strings.ReplaceAll(strings.ReplaceAll(text, "\n", ""), " ", ""), strings.ReplaceAll(long, " ", "")) {
+			if s.ConfigError != "" && !strings.Contains(strings.ReplaceAll(strings.ReplaceAll(text, "\n", ""), " ", ""),
+				strings.ReplaceAll(long, " ", "")) {
 				t.Errorf("a part of a sentence is lost:\n%s", text)
 			}
 		})
@@ -188,11 +199,13 @@ func TestColourIsForTerminals(t *testing.T) {
 	}
 }
 
-// TestWatchPrints: the summary first, then what changes, and that the daemon has gone and is there again.
+// TestWatchPrints: the summary first, then what changes, and that the daemon has gone and is there
+// again.
 func TestWatchPrints(t *testing.T) {
 	t.Parallel()
 	before, after := sickStatus(), sickStatus()
-	before.Summary, after.Summary = status.Summary{State: "ready", Text: "fine"}, status.Summary{State: "degraded", Text: "bad"}
+	before.Summary, after.Summary = status.Summary{State: "ready", Text: "fine"}, status.Summary{State: "degraded",
+		Text: "bad"}
 	before.GPUs[0].State, before.GPUs[0].Reason, before.GPUs[0].Cure, before.GPUs[0].Events = "Healthy", "", "", nil
 	run := func(format string, v view) string {
 		var out bytes.Buffer

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestLinesOfChanges: the state that begins is in its colour, what fits is printed, and a wide line names the device.
+// TestLinesOfChanges: the state that begins is in its colour, what fits is printed, and a wide line
+// names the device.
 func TestLinesOfChanges(t *testing.T) {
 	t.Parallel()
 	sick := status.Change{Kind: "device", Name: "0", Device: "GPU-0", From: "Lost", To: "Healthy", Reason: "Healthy again"}
@@ -30,16 +31,18 @@ func TestLinesOfChanges(t *testing.T) {
 		columns int
 		want    string
 	}{
-		"plain":               {sick, view{}, 0, "GPU 0: Lost → Healthy: Healthy again"},
-		"as wide as it is":    {sick, view{}, 36, "GPU 0: Lost → Healthy: Healthy again"},
-		"one column less":     {sick, view{}, 35, "GPU 0: Lost → Healthy: Healthy aga…"},
-		"wide":                {sick, view{wide: true}, 0, "GPU 0: Lost → Healthy: Healthy again (GPU-0)"},
-		"of no device":        {status.Change{Kind: "summary", To: "x"}, view{wide: true}, 0, "summary: x"},
-		"in colour":           {sick, view{colour: true}, 0, "GPU 0: Lost → \x1b[32mHealthy\x1b[0m: Healthy again"},
-		"of what is new":      {status.Change{Kind: "device", Name: "0", To: "Lost", Reason: "r"}, view{colour: true}, 0, "GPU 0: \x1b[31mLost\x1b[0m: r"},
-		"without a colour":    {status.Change{Kind: "driver", From: "1", To: "2"}, view{colour: true}, 0, "driver: 1 → 2"},
-		"that is cut off":     {sick, view{colour: true}, 18, "GPU 0: Lost → Hea…"},
-		"of one name with it": {status.Change{Kind: "device", Name: "0", From: "Lost", To: "Lost"}, view{colour: true}, 0, "GPU 0: still \x1b[31mLost\x1b[0m"},
+		"plain":            {sick, view{}, 0, "GPU 0: Lost → Healthy: Healthy again"},
+		"as wide as it is": {sick, view{}, 36, "GPU 0: Lost → Healthy: Healthy again"},
+		"one column less":  {sick, view{}, 35, "GPU 0: Lost → Healthy: Healthy aga…"},
+		"wide":             {sick, view{wide: true}, 0, "GPU 0: Lost → Healthy: Healthy again (GPU-0)"},
+		"of no device":     {status.Change{Kind: "summary", To: "x"}, view{wide: true}, 0, "summary: x"},
+		"in colour":        {sick, view{colour: true}, 0, "GPU 0: Lost → \x1b[32mHealthy\x1b[0m: Healthy again"},
+		"of what is new": {status.Change{Kind: "device", Name: "0", To: "Lost", Reason: "r"}, view{colour: true}, 0,
+			"GPU 0: \x1b[31mLost\x1b[0m: r"},
+		"without a colour": {status.Change{Kind: "driver", From: "1", To: "2"}, view{colour: true}, 0, "driver: 1 → 2"},
+		"that is cut off":  {sick, view{colour: true}, 18, "GPU 0: Lost → Hea…"},
+		"of one name with it": {status.Change{Kind: "device", Name: "0", From: "Lost", To: "Lost"}, view{colour: true}, 0,
+			"GPU 0: still \x1b[31mLost\x1b[0m"},
 	} {
 		w := &watcher{view: test.view}
 		if got := w.line(test.change, test.columns); got != test.want {
@@ -119,7 +122,8 @@ func (l *labeledCluster) LabelOnce(_ context.Context, _ config.Config, labels ma
 	return nil
 }
 
-// TestLabelsOnce: printed, into a file, or as an object, with a timestamp if one is wanted; and where the driver cannot be used.
+// TestLabelsOnce: printed, into a file, or as an object, with a timestamp if one is wanted; and
+// where the driver cannot be used.
 func TestLabelsOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "f")
@@ -134,10 +138,11 @@ func TestLabelsOnce(t *testing.T) {
 		where  string
 		stamp  bool
 	}{
-		"printed":            {func(*config.Config) {}, base, false, "out", false},
-		"with a timestamp":   {func(c *config.Config) { c.Features.LabelsTimestamp = true }, base, false, "out", true},
-		"into a file":        {func(c *config.Config) { c.Features.LabelsFile = file }, base, false, "file", false},
-		"as an object":       {func(c *config.Config) { c.Features.Labels = config.LabelsNodeFeature }, base, false, "object", false},
+		"printed":          {func(*config.Config) {}, base, false, "out", false},
+		"with a timestamp": {func(c *config.Config) { c.Features.LabelsTimestamp = true }, base, false, "out", true},
+		"into a file":      {func(c *config.Config) { c.Features.LabelsFile = file }, base, false, "file", false},
+		"as an object": {func(c *config.Config) { c.Features.Labels = config.LabelsNodeFeature }, base, false, "object",
+			false},
 		"without a driver":   {func(*config.Config) {}, broken, false, "out", false},
 		"a driver is needed": {func(c *config.Config) { c.FailOnInitError = true }, broken, true, "", false},
 	} {
@@ -157,7 +162,8 @@ func TestLabelsOnce(t *testing.T) {
 			where = "object"
 		}
 		text := out.String() + string(written)
-		if (err != nil) != test.fails || where != test.where || strings.Contains(text, "gfd.timestamp=") != test.stamp || strings.Contains(text, "expiry") {
+		if (err != nil) != test.fails || where != test.where || strings.Contains(text, "gfd.timestamp=") != test.stamp ||
+			strings.Contains(text, "expiry") {
 			t.Errorf("%s: %v, in %q: %s", name, err, where, text)
 		}
 	}
@@ -172,7 +178,8 @@ func TestContainerIsChecked(t *testing.T) {
 	} {
 		t.Setenv(visibleDevices, visible)
 		got, err := execute(t.Context(), append([]string{"check-container"}, strings.Fields(test.args)...)...)
-		if !strings.HasPrefix(got, test.prints) || (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+		if !strings.HasPrefix(got, test.prints) || (err == nil) != (test.fails == "") ||
+			err != nil && !strings.Contains(err.Error(), test.fails) {
 			t.Errorf("%s: %q, %v", visible, got, err)
 		}
 	}

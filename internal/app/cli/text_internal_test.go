@@ -73,14 +73,17 @@ func TestRetries(t *testing.T) {
 	t.Parallel()
 	next := status.Moment(statusTime.Add(90 * time.Second))
 	s := status.Status{
-		GPUs:    []status.Device{{Index: "1", Reason: "gone"}, {Index: "2", Reason: "gone"}, {Index: "4", Reason: "gone"}},
-		Retries: []status.Retry{{Index: 1, Reason: "gone", Next: next}, {Index: 2, Reason: "lost", Next: next}, {Index: 3, Reason: "gone"}, {Index: 4, Reason: "gone", Next: next}},
+		GPUs: []status.Device{{Index: "1", Reason: "gone"}, {Index: "2", Reason: "gone"}, {Index: "4", Reason: "gone"}},
+		Retries: []status.Retry{{Index: 1, Reason: "gone", Next: next}, {Index: 2, Reason: "lost", Next: next},
+			{Index: 3, Reason: "gone"}, {Index: 4, Reason: "gone", Next: next}},
 	}
-	if diff := cmp.Diff([]string{"GPU 2 in 90s: lost", "GPU 3 at -: gone", "GPU 1 in 90s, GPU 4 in 90s"}, retries(s, view{now: statusTime})); diff != "" {
+	if diff := cmp.Diff([]string{"GPU 2 in 90s: lost", "GPU 3 at -: gone", "GPU 1 in 90s, GPU 4 in 90s"},
+		retries(s, view{now: statusTime})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	s.Retries = s.Retries[:1]
-	if diff := cmp.Diff([]string{"GPU 1 at 2026-11-22T01:03:33Z"}, retries(s, view{now: statusTime, wide: true})); diff != "" {
+	if diff := cmp.Diff([]string{"GPU 1 at 2026-11-22T01:03:33Z"},
+		retries(s, view{now: statusTime, wide: true})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -92,12 +95,16 @@ func TestReadinessIsSaid(t *testing.T) {
 		status status.Status
 		want   string // empty for nothing
 	}{
-		"all served, ready":       {status.Status{Summary: status.Summary{State: status.AllServed}, Readiness: status.Readiness{Ready: true}}, ""},
-		"degraded, ready":         {status.Status{Summary: status.Summary{State: status.Degraded}, Readiness: status.Readiness{Ready: true}}, ""},
-		"starting, not ready":     {status.Status{Summary: status.Summary{State: status.Starting}}, ""},
-		"degraded, not ready":     {status.Status{Summary: status.Summary{State: status.Degraded}}, "\nready: no\n"},
-		"starting, ready":         {status.Status{Summary: status.Summary{State: status.Starting}, Readiness: status.Readiness{Ready: true}}, "\nready: yes\n"},
-		"all served, with reason": {status.Status{Summary: status.Summary{State: status.AllServed}, Readiness: status.Readiness{Ready: true, Reason: "r"}}, "\nready: yes: r\n"},
+		"all served, ready": {status.Status{Summary: status.Summary{State: status.AllServed},
+			Readiness: status.Readiness{Ready: true}}, ""},
+		"degraded, ready": {status.Status{Summary: status.Summary{State: status.Degraded},
+			Readiness: status.Readiness{Ready: true}}, ""},
+		"starting, not ready": {status.Status{Summary: status.Summary{State: status.Starting}}, ""},
+		"degraded, not ready": {status.Status{Summary: status.Summary{State: status.Degraded}}, "\nready: no\n"},
+		"starting, ready": {status.Status{Summary: status.Summary{State: status.Starting},
+			Readiness: status.Readiness{Ready: true}}, "\nready: yes\n"},
+		"all served, with reason": {status.Status{Summary: status.Summary{State: status.AllServed},
+			Readiness: status.Readiness{Ready: true, Reason: "r"}}, "\nready: yes: r\n"},
 	} {
 		var b strings.Builder
 		printStatus(&b, tt.status, view{now: statusTime})
@@ -114,14 +121,16 @@ func TestCut(t *testing.T) {
 		text  string
 		width int
 		want  string
-	}{{"abcdef", 6, "abcdef"}, {"abcdef", 5, "ab…ef"}, {"abcdef", 4, "a…ef"}, {"ääääää", 6, "ääääää"}, {"äbcdeö", 3, "ä…ö"}} {
+	}{{"abcdef", 6, "abcdef"}, {"abcdef", 5, "ab…ef"}, {"abcdef", 4, "a…ef"}, {"ääääää", 6, "ääääää"}, {"äbcdeö", 3,
+		"ä…ö"}} {
 		if got := cut(tt.text, tt.width); got != tt.want {
 			t.Errorf("%s in %d columns is %s, want %s", tt.text, tt.width, got, tt.want)
 		}
 	}
 }
 
-// TestFold: lines have 100 columns at most, and break at spaces, or in a word that has no place in a line.
+// TestFold: lines have 100 columns at most, and break at spaces, or in a word that has no place in
+// a line.
 func TestFold(t *testing.T) {
 	t.Parallel()
 	x := strings.Repeat("x", 98)
@@ -146,11 +155,14 @@ func TestTable(t *testing.T) {
 		first int // columns of the first cell
 		view  view
 		want  int // columns of the second
-	}{"fits": {88, view{}, 10}, "one too many": {89, view{}, 9}, "least": {120, view{}, 8}, "wide": {120, view{wide: true}, 10}} {
+	}{"fits": {88, view{}, 10}, "one too many": {89, view{}, 9}, "least": {120, view{}, 8}, "wide": {120, view{wide: true},
+		10}} {
 		var b strings.Builder
 		first := strings.Repeat("x", tt.first)
-		(table{titles: []string{"A", "B"}, flexible: 1, rows: []row{{cells: []string{first, "0123456789"}}}}).print(&b, tt.view)
-		if lines, want := strings.Split(b.String(), "\n"), first+"  "+cut("0123456789", tt.want); len(lines) != 4 || lines[2] != want {
+		(table{titles: []string{"A", "B"}, flexible: 1, rows: []row{{cells: []string{first, "0123456789"}}}}).print(&b,
+			tt.view)
+		if lines, want := strings.Split(b.String(), "\n"), first+"  "+cut("0123456789", tt.want); len(lines) != 4 ||
+			lines[2] != want {
 			t.Errorf("%s: %q, want %q", name, lines, want)
 		}
 	}
@@ -170,27 +182,35 @@ func TestSlicesTable(t *testing.T) {
 	}
 }
 
-// TestStepsInAnInstanceThatStays: compute instances are created in it, and one sentence says so for all of them.
+// TestStepsInAnInstanceThatStays: compute instances are created in it, and one sentence says so for
+// all of them.
 func TestStepsInAnInstanceThatStays(t *testing.T) {
 	t.Parallel()
 	id := 2
-	there := layout.PlannedInstance{ID: &id, Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"1c.3g.40gb", "1c.3g.40gb"}}
-	g := layout.PlannedGPU{Steps: []layout.PlannedStep{{Action: inventory.MIGCreateCompute, GPU: &there}, {Action: inventory.MIGCreateCompute, GPU: &there}}}
-	if diff := cmp.Diff([]string{"create 2 x 1c.3g.40gb in GPU instance 2, 3g.40gb at slices 4 to 7"}, stepsOf(g)); diff != "" {
+	there := layout.PlannedInstance{ID: &id, Profile: "3g.40gb", Start: 4, Size: 4,
+		Devices: []string{"1c.3g.40gb", "1c.3g.40gb"}}
+	g := layout.PlannedGPU{Steps: []layout.PlannedStep{{Action: inventory.MIGCreateCompute, GPU: &there},
+		{Action: inventory.MIGCreateCompute, GPU: &there}}}
+	if diff := cmp.Diff([]string{"create 2 x 1c.3g.40gb in GPU instance 2, 3g.40gb at slices 4 to 7"},
+		stepsOf(g)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	g = layout.PlannedGPU{Resets: true, Steps: []layout.PlannedStep{{Action: inventory.MIGEnable}, {Action: inventory.MIGDestroyInstance, GPU: &layout.PlannedInstance{Profile: "1g.10gb", Size: 1, InUse: true}}}}
-	want := []string{"enable MIG mode while nothing uses the GPU; the driver resets it", "destroy GPU instance 1g.10gb at slice 0, once nothing uses it"}
+	g = layout.PlannedGPU{Resets: true, Steps: []layout.PlannedStep{{Action: inventory.MIGEnable},
+		{Action: inventory.MIGDestroyInstance, GPU: &layout.PlannedInstance{Profile: "1g.10gb", Size: 1, InUse: true}}}}
+	want := []string{"enable MIG mode while nothing uses the GPU; the driver resets it",
+		"destroy GPU instance 1g.10gb at slice 0, once nothing uses it"}
 	if diff := cmp.Diff(want, stepsOf(g)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// TestMIGStatusText: for each GPU how far it is, what it waits for, and how it is and will be divided.
+// TestMIGStatusText: for each GPU how far it is, what it waits for, and how it is and will be
+// divided.
 func TestMIGStatusText(t *testing.T) {
 	t.Parallel()
 	whole, empty := &layout.PlannedPartitions{MIG: "disabled"}, &layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8}
-	half := &layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []layout.PlannedInstance{{Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"3g.40gb"}}}}
+	half := &layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8,
+		Instances: []layout.PlannedInstance{{Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"3g.40gb"}}}}
 	s := daemon.MIGProgress{Layout: "mine", From: "label", State: "pending", Reason: "GPU 0 waits", GPUs: []daemon.MIGGPU{
 		{Index: 0, Model: "H100", UUID: "GPU-0", Phase: "waiting", Reason: "in use by pod a/b", Before: whole, After: half},
 		{Index: 1, Model: "H100", UUID: "GPU-1", Phase: "failed", Retry: time.Unix(0, 0), Before: empty, After: empty},

@@ -80,7 +80,8 @@ func (o matrixOutput) print(w io.Writer, m topology.Matrix) error {
 	}
 }
 
-// printMatrix prints a row for each GPU: its connection to each other with the score behind it, and its NUMA node.
+// printMatrix prints a row for each GPU: its connection to each other with the score behind it, and
+// its NUMA node.
 func printMatrix(w io.Writer, m topology.Matrix) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, gpu := range m.GPUs {
@@ -114,7 +115,8 @@ The number is the score of the connection.
 	return err
 }
 
-// dot returns the graph in the language of Graphviz: an edge for each connection, the thicker the more it counts.
+// dot returns the graph in the language of Graphviz: an edge for each connection, the thicker the
+// more it counts.
 func dot(m topology.Matrix) string {
 	highest := 1
 	for _, gpu := range m.GPUs {
@@ -183,7 +185,8 @@ type preferredSet struct {
 	// Score is what counts first, Cost what decides among equals.
 	Score int64 `json:"score"`
 	Cost  int64 `json:"cost"`
-	// Exact says that no set is better than this one and those before it; else none has a higher score than Bound.
+	// Exact says that no set is better than this one and those before it; else none has a higher score
+	// than Bound.
 	Exact bool  `json:"exact"`
 	Bound int64 `json:"bound"`
 }
@@ -215,7 +218,8 @@ func newPreferred(gpus []inventory.GPU, available, required []string, size, runn
 	request.Busy = healthy &^ request.Available
 	best := graph.Best(request, 1+runnersUp)
 	if len(best) == 0 {
-		return preferred{}, fmt.Errorf("%d GPUs are requested, and %d are available", size, (request.Available | request.Required).Len())
+		return preferred{}, fmt.Errorf("%d GPUs are requested, and %d are available", size,
+			(request.Available | request.Required).Len())
 	}
 	var p preferred
 	for _, choice := range best {

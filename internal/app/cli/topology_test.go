@@ -92,7 +92,8 @@ func TestTopologyDOT(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if edges := strings.Count(got, " -- "); edges != 28 || !strings.Contains(got, `gpu2 -- gpu3 [label="NV2 250", penwidth=4.5];`) {
+	if edges := strings.Count(got, " -- "); edges != 28 || !strings.Contains(got,
+		`gpu2 -- gpu3 [label="NV2 250", penwidth=4.5];`) {
 		t.Errorf("%d edges in\n%s", edges, got)
 	}
 }

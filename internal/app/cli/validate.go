@@ -82,7 +82,8 @@ type validated struct {
 	// Reason says why the result is another than proven, and Failure what CUDA said.
 	Reason  string        `json:"reason,omitempty"`
 	Failure *cuda.Failure `json:"failure,omitempty"`
-	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had for itself.
+	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had for
+	// itself.
 	Milliseconds int64 `json:"milliseconds,omitempty"`
 	MemoryBytes  int64 `json:"memoryBytes,omitempty"`
 }
@@ -96,7 +97,8 @@ const (
 
 // validate tries the devices of the node that the configuration names.
 func validate(ctx context.Context, c config.Config, only []string) (v validation, err error) {
-	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Simulated: c.Simulate != ""}
+	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
+		Simulated: c.Simulate != ""}
 	v.Devices = []validated{}
 	err = withSession(ctx, c, func(reading context.Context, session *nvidia.Session) error {
 		snapshot, err := session.Scan(reading)

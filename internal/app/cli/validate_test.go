@@ -32,7 +32,8 @@ const (
 	busy        = "GPU-cccccccc-0000-0000-0000-000000000000"
 )
 
-// TestValidate: each GPU and MIG device is tried but those in use; a GPU that computes wrongly is one GPU's fault.
+// TestValidate: each GPU and MIG device is tried but those in use; a GPU that computes wrongly is
+// one GPU's fault.
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	folder, root := t.TempDir(), t.TempDir()
@@ -66,7 +67,8 @@ faults:
 	for _, d := range got.Devices {
 		results[d.Index] = d.Result
 	}
-	if diff := cmp.Diff(map[string]string{"0": "proven", "1": "failed", "2:0": "not tried", "2:1": "proven"}, results); diff != "" {
+	if diff := cmp.Diff(map[string]string{"0": "proven", "1": "failed", "2:0": "not tried", "2:1": "proven"},
+		results); diff != "" {
 		t.Errorf("results (-want +got):\n%s%s", diff, printed)
 	}
 	if library.Count(t, busy, "cuInit") > 0 {
@@ -77,13 +79,15 @@ faults:
 			t.Errorf("printed %s, want %q", printed, want)
 		}
 	}
-	if printed, status := validate(t, append(here, "--gpu", "0,2:1")...); status != 0 || strings.Count(printed, " proven ") != 2 {
+	if printed, status := validate(t, append(here, "--gpu", "0,2:1")...); status != 0 ||
+		strings.Count(printed, " proven ") != 2 {
 		t.Errorf("those that work: status %d: %s", status, printed)
 	}
 	if printed, status := validate(t, append(here, "--gpu", "2:0")...); status != 2 {
 		t.Errorf("one in use: status %d: %s", status, printed)
 	}
-	if printed, status := validate(t, append(here, "--gpu", "7")...); status != 1 || !strings.Contains(printed, `--gpu: "7" is the index or UUID of no MIG device`) {
+	if printed, status := validate(t, append(here, "--gpu", "7")...); status != 1 ||
+		!strings.Contains(printed, `--gpu: "7" is the index or UUID of no MIG device`) {
 		t.Errorf("one that is not there: status %d: %s", status, printed)
 	}
 	if printed, status := validate(t, "--simulate", "t4", "--driver-root-ctr-path", t.TempDir()); status != 0 {

@@ -58,7 +58,8 @@ func validationSentences(s *status.Validation) []string {
 	return sentences
 }
 
-// stepsLine says how long after the start of the daemon each state was reached until pods get GPUs; empty where they are not followed.
+// stepsLine says how long after the start of the daemon each state was reached until pods get GPUs;
+// empty where they are not followed.
 func stepsLine(steps []status.ReadyStep) string {
 	var parts []string
 	for _, s := range steps {

@@ -36,7 +36,8 @@ func newWatcher(out io.Writer, format string, v view) (*watcher, error) {
 	return &watcher{out: out, json: format == outputJSON, view: v, now: time.Now}, nil
 }
 
-// follow prints changes until ctx ends. When the daemon goes, it waits for the next one; one that was never there is waited for, too.
+// follow prints changes until ctx ends. When the daemon goes, it waits for the next one; one that
+// was never there is waited for, too.
 func (w *watcher) follow(ctx context.Context, socket string) error {
 	var printed error
 	for {
@@ -47,7 +48,8 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case printed != nil || !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded) && !errors.Is(err, control.ErrSilent):
+		case printed != nil || !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded) &&
+			!errors.Is(err, control.ErrSilent):
 			return err
 		}
 		if !w.away {
@@ -64,7 +66,8 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 	}
 }
 
-// receive prints what differs from the status before. Of the first one, people see the summary only.
+// receive prints what differs from the status before. Of the first one, people see the summary
+// only.
 func (w *watcher) receive(s status.Status) error {
 	if !w.json {
 		terminal.Clean(&s)
@@ -101,7 +104,8 @@ func (w *watcher) print(changes ...status.Change) error {
 	return err
 }
 
-// line returns a change for people, with the state in its colour, and what fits into so many columns; all if there are none.
+// line returns a change for people, with the state in its colour, and what fits into so many
+// columns; all if there are none.
 func (w *watcher) line(c status.Change, columns int) string {
 	line := c.String()
 	if runes := []rune(line); columns > 0 && len(runes) > columns {

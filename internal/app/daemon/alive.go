@@ -12,14 +12,15 @@ import (
 // aliveTimeout is how long all tasks may take until they are alive.
 const aliveTimeout = 5 * time.Second
 
-// Liveness is the answer to the liveness probe: which tasks are stuck. It says nothing of GPUs, of the driver or of kubelet: a new
-// process of the daemon would find these as they are.
+// Liveness is the answer to the liveness probe: which tasks are stuck. It says nothing of GPUs, of
+// the driver or of kubelet: a new process of the daemon would find these as they are.
 type Liveness struct {
 	lead  *lead.Lead
 	tasks []Task
 }
 
-// NewLiveness returns the liveness of these tasks. A task under the lead counts only while this process leads.
+// NewLiveness returns the liveness of these tasks. A task under the lead counts only while this
+// process leads.
 func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	l := &Liveness{lead: leads}
 	for _, group := range tasks {
@@ -32,7 +33,8 @@ func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	return l
 }
 
-// Stuck asks all tasks, and returns a reason for each task that is stuck, in the order of the tasks.
+// Stuck asks all tasks, and returns a reason for each task that is stuck, in the order of the
+// tasks.
 func (l *Liveness) Stuck(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
 	defer cancel()

@@ -31,7 +31,8 @@ func TestStuck(t *testing.T) {
 				}
 			}
 		}
-		l := daemon.NewLiveness(lead.New(lead.Options{}), []daemon.Task{{Name: "a", Alive: alive(time.Hour)}, {Name: "b"}, {Name: "c", Alive: alive(4 * time.Second)}},
+		l := daemon.NewLiveness(lead.New(lead.Options{}), []daemon.Task{{Name: "a", Alive: alive(time.Hour)}, {Name: "b"},
+			{Name: "c", Alive: alive(4 * time.Second)}},
 			[]daemon.Task{{Name: "d", Alive: alive(time.Hour)}})
 		began := time.Now()
 		if diff := cmp.Diff([]string{"a: no answer", "d: no answer"}, l.Stuck(t.Context())); diff != "" {
@@ -43,7 +44,8 @@ func TestStuck(t *testing.T) {
 	})
 }
 
-// TestAliveInAHandOver: a task under the lead has ended as its term has, and is not stuck, while others take their time to end.
+// TestAliveInAHandOver: a task under the lead has ended as its term has, and is not stuck, while
+// others take their time to end.
 func TestAliveInAHandOver(t *testing.T) {
 	t.Parallel()
 	ctx, end := context.WithCancel(t.Context())

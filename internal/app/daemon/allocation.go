@@ -26,7 +26,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory: then no GPU is given in that way.
+// newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory:
+// then no GPU is given in that way.
 func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
@@ -88,7 +89,8 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	return a
 }
 
-// nameTimeout is how long the start of the process waits for the files that say under which name claims have devices.
+// nameTimeout is how long the start of the process waits for the files that say under which name
+// claims have devices.
 const nameTimeout = 2 * time.Second
 
 // nameDriver has the driver keep its name as long as claims have devices under it, or may get some.
@@ -107,11 +109,13 @@ func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 	}
 }
 
-// callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet waits for 45 s.
+// callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet
+// waits for 45 s.
 const callPatience = 30 * time.Second
 
-// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The liveness probe does not judge the loop of the
-// claims: it waits for the disk, and the device plugin serves without that.
+// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The
+// liveness probe does not judge the loop of the claims: it waits for the disk, and the device
+// plugin serves without that.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
 		return []Task{d.told.Deciding(Task{Name: "owners of GPUs", Run: d.giveAll})}
@@ -124,8 +128,8 @@ func (d *daemon) draTasks() []Task {
 	}
 }
 
-// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource Allocation. The exceptions are the GPUs
-// that it heard of from the lead: they may be in slices.
+// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource
+// Allocation. The exceptions are the GPUs that it heard of from the lead: they may be in slices.
 func (d *daemon) giveAll(ctx context.Context) error {
 	for {
 		snapshot, looked := d.monitor.Snapshots().Latest()
@@ -139,8 +143,8 @@ func (d *daemon) giveAll(ctx context.Context) error {
 	}
 }
 
-// beside reports whether another process of this program may serve kubelet by older owners of the GPUs, and returns what is closed when
-// that may have changed.
+// beside reports whether another process of this program may serve kubelet by older owners of the
+// GPUs, and returns what is closed when that may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
 	return s.Standbys > 0 || s.Former != "", changed
@@ -149,13 +153,15 @@ func (d *daemon) beside() (bool, <-chan struct{}) {
 // mayChangeHardware returns why hardware may not be changed now; nil if it may.
 func (d *daemon) mayChangeHardware() error {
 	if former := d.lead.Statuses().Value().Former; former != "" {
-		return fmt.Errorf("no GPU is changed before %s has ended, which led on this node before and may still change GPUs", former)
+		return fmt.Errorf("no GPU is changed before %s has ended, which led on this node before and may still change GPUs",
+			former)
 	}
 	return nil
 }
 
-// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice, their GPU is being reset, or CUDA is
-// not proven on them. Kubelet may allocate them for a moment after they have left the list. It asks no disk.
+// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice,
+// their GPU is being reset, or CUDA is not proven on them. Kubelet may allocate them for a moment
+// after they have left the list. It asks no disk.
 func (d *daemon) mayGive(devices []resource.Device) error {
 	owners := d.owners.Value()
 	for _, device := range devices {
@@ -166,7 +172,8 @@ func (d *daemon) mayGive(devices []resource.Device) error {
 	return d.unready(devices)
 }
 
-// pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.
+// pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is
+// not to be changed.
 type pluginUsers struct {
 	*serve.Set
 	owners    *feed.Feed[dra.Owners]
@@ -186,7 +193,8 @@ func (u pluginUsers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldD
 	return u.Set.Users(ctx, uuids)
 }
 
-// allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to say.
+// allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to
+// say.
 func (d *daemon) allocation() *status.DRA {
 	if d.dra == nil {
 		return nil
@@ -204,7 +212,8 @@ func (d *daemon) allocation() *status.DRA {
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		used = used || owners[g.UUID] != dra.OwnedByPlugin
-		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]), Waiting: waits[g.UUID]})
+		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]),
+			Waiting: waits[g.UUID]})
 	}
 	for _, c := range d.dra.Claims.Status().Value() {
 		shown := status.DRAClaim{
@@ -213,7 +222,8 @@ func (d *daemon) allocation() *status.DRA {
 		for _, device := range c.Devices {
 			shown.Devices = append(shown.Devices, device.Name)
 			if device.Share > 0 {
-				shown.Shares = append(shown.Shares, status.DRAShare{Device: device.Name, MemoryBytes: device.Share, Limited: device.Limited})
+				shown.Shares = append(shown.Shares, status.DRAShare{Device: device.Name, MemoryBytes: device.Share,
+					Limited: device.Limited})
 			}
 			if device.Problem != "" {
 				shown.Problem = device.Name + ": " + device.Problem

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestKubeletIsSeen: each socket of kubelet's counts as a kubelet, and what it remembers of device plugins is read from its checkpoint.
+// TestKubeletIsSeen: each socket of kubelet's counts as a kubelet, and what it remembers of device
+// plugins is read from its checkpoint.
 func TestKubeletIsSeen(t *testing.T) {
 	t.Parallel()
 	folder := loopback.Folder(t)
@@ -54,7 +55,8 @@ func TestHolder(t *testing.T) {
 func TestCallsThatHang(t *testing.T) {
 	t.Parallel()
 	var s status.Status
-	addCalls(&s, []inventory.Call{{Function: "nvmlInit", GPU: inventory.NoGPU}, {Function: "nvmlEventSetWait", GPU: inventory.NoGPU}, {Function: "nvmlDeviceGetName", GPU: 0}})
+	addCalls(&s, []inventory.Call{{Function: "nvmlInit", GPU: inventory.NoGPU},
+		{Function: "nvmlEventSetWait", GPU: inventory.NoGPU}, {Function: "nvmlDeviceGetName", GPU: 0}})
 	if s.Hanging != 3 || len(s.Calls) != 3 || s.Calls[0].GPU != nil || s.Calls[2].GPU == nil || *s.Calls[2].GPU != 0 {
 		t.Errorf("%d calls: %+v", s.Hanging, s.Calls)
 	}

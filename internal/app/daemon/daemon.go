@@ -41,7 +41,8 @@ import (
 
 // Options are what a program that runs for long starts with.
 type Options struct {
-	// Config is the configuration that the program starts with, and Sources are where later ones are read from.
+	// Config is the configuration that the program starts with, and Sources are where later ones are
+	// read from.
 	Config  config.Config
 	Sources config.Sources
 	// Cluster is the client of the API server; nil if the program has none.
@@ -50,13 +51,15 @@ type Options struct {
 	Signals <-chan os.Signal
 	// Reexecutions is how often the process has replaced itself by a new one.
 	Reexecutions int
-	// ExtendEnd gives the process so much time from now on, where it has been told to end; nil does nothing.
+	// ExtendEnd gives the process so much time from now on, where it has been told to end; nil does
+	// nothing.
 	ExtendEnd func(time.Duration)
 }
 
 // Cluster reads from the API server and writes to it.
 type Cluster interface {
-	// Observation returns the tasks that read the node at the API server. The boot ID is that of the node; empty if it is not known.
+	// Observation returns the tasks that read the node at the API server. The boot ID is that of the
+	// node; empty if it is not known.
 	Observation(configs *feed.Feed[config.Config], boot string) []Task
 	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
 	Problem() error
@@ -70,12 +73,15 @@ type Cluster interface {
 	Pause(ctx context.Context, pods []string) error
 	// Claim returns a ResourceClaim, and whether there is one of that name.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// ClaimsOf returns which claims have devices of some GPUs of a node, as "NAMESPACE/NAME", by the UUID of the GPU, which gpu returns for
-	// the name of a device. It may wait for minutes in a large cluster. One call is made at a time.
-	ClaimsOf(ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
+	// ClaimsOf returns which claims have devices of some GPUs of a node, as "NAMESPACE/NAME", by the
+	// UUID of the GPU, which gpu returns for the name of a device. It may wait for minutes in a large
+	// cluster. One call is made at a time.
+	ClaimsOf(ctx context.Context, node string, gpus []string,
+		gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
 }
 
-// Run serves kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced when only a new process can talk to the driver.
+// Run serves kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced when only a new
+// process can talk to the driver.
 func Run(ctx context.Context, o Options) error {
 	d, err := newDaemon(ctx, o)
 	if err != nil {
@@ -88,12 +94,12 @@ func Run(ctx context.Context, o Options) error {
 	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.driver.Calls)
 }
 
-// gcPercent makes the runtime collect garbage earlier than by default: the daemon itself needs little memory, and a scrape leaves up to a
-// megabyte of garbage.
+// gcPercent makes the runtime collect garbage earlier than by default: the daemon itself needs
+// little memory, and a scrape leaves up to a megabyte of garbage.
 const gcPercent = 50
 
-// shrink gives back the memory that only the start needed. By itself the runtime keeps it for minutes. An operator who sets GOGC decides
-// when garbage is collected.
+// shrink gives back the memory that only the start needed. By itself the runtime keeps it for
+// minutes. An operator who sets GOGC decides when garbage is collected.
 func shrink() {
 	debug.FreeOSMemory() // first: what is garbage now would have it collected a second time
 	if os.Getenv("GOGC") == "" {
@@ -180,7 +186,8 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return d.lead.While(ctx, "ledger", task)
 		},
-		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Node: d.node},
+		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
+			Node: d.node},
 	})
 	d.watcher.JudgeOn(d.monitor.Snapshots().Value)
 	d.labels = &Labels{
@@ -241,8 +248,8 @@ func (d *daemon) newSet(directory *kubelet.Directory) *serve.Set {
 	})
 }
 
-// leadFolder is the folder in kubelet's directory, or else in the state directory, in which the processes of a node agree on who leads.
-// Kubelet removes sockets in its directory, and no folders.
+// leadFolder is the folder in kubelet's directory, or else in the state directory, in which the
+// processes of a node agree on who leads. Kubelet removes sockets in its directory, and no folders.
 const leadFolder = "gpu-device-plugin"
 
 // newLead returns the part of this process in the lead of the node.
@@ -281,7 +288,8 @@ func (d *daemon) newMIG() *mig.Owner {
 	return mig.New(o)
 }
 
-// isDivided reports whether GPUs of the node are in MIG mode. It is not known before the first look.
+// isDivided reports whether GPUs of the node are in MIG mode. It is not known before the first
+// look.
 func (d *daemon) isDivided() (divided, known bool) {
 	s := d.monitor.Snapshots().Value()
 	divided = slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
@@ -357,7 +365,8 @@ func (d *daemon) outputs() []Task {
 		servers.Ready = serving.Ready
 	}
 	tasks := []Task{
-		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive}, // it ends as soon as the tasks under it, whatever else takes its time
+		// it ends as soon as the tasks under it, whatever else takes its time
+		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive},
 		servers,
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
@@ -439,5 +448,6 @@ func (d *daemon) watchKubelet(ctx context.Context) error {
 // serveControl serves the control socket. The daemon serves GPUs without it, if it cannot be made.
 func (d *daemon) serveControl(ctx context.Context) error {
 	server := control.NewServer(d.config.ControlSocket, d.handlers(), d.streams())
-	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}, server.Run)
+	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute},
+		server.Run)
 }

@@ -28,7 +28,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestLayoutInTheStatus: of the one that counts now, and what the owner says of it once it has seen it.
+// TestLayoutInTheStatus: of the one that counts now, and what the owner says of it once it has seen
+// it.
 func TestLayoutInTheStatus(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--mig-enabled")...)
@@ -37,33 +38,38 @@ func TestLayoutInTheStatus(t *testing.T) {
 		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
 	}
 	retry := time.Unix(100, 0).UTC()
-	d.wishes.Decisions().Publish(choice.Decision{Layout: "a", From: choice.FromLabel, Wish: mig.Wish{Layout: "a", Again: 3}})
+	d.wishes.Decisions().Publish(choice.Decision{Layout: "a", From: choice.FromLabel,
+		Wish: mig.Wish{Layout: "a", Again: 3}})
 	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", Again: 3, Reason: "r", GPUs: []mig.GPU{
-		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry, Holders: []mig.Holder{
-			{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
-		}, Change: layout.GPUChange{GPU: layout.GPU{UUID: "GPU-1"}}},
+		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry,
+			Holders: []mig.Holder{
+				{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
+			}, Change: layout.GPUChange{GPU: layout.GPU{UUID: "GPU-1"}}},
 		{Index: 2, UUID: "GPU-2", Phase: mig.PhaseKept},
 	}})
 	unread := &layout.PlannedPartitions{MIG: inventory.MIGMode(0).String(), Instances: []layout.PlannedInstance{}}
 	want := MIGProgress{Layout: "a", From: "label", Again: 3, State: "failed", Reason: "r", GPUs: []MIGGPU{
-		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: "waiting", Reason: "in use", Retry: retry, Holders: []string{"process 3", "process 4", "process 5"}, Before: unread, After: unread},
+		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: "waiting", Reason: "in use", Retry: retry,
+			Holders: []string{"process 3", "process 4", "process 5"}, Before: unread, After: unread},
 		{Index: 2, UUID: "GPU-2", Phase: "kept"},
 	}}
 	got, err := d.migStatus()
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if diff := cmp.Diff(&status.MIGLayout{Layout: "a", From: "label", State: "failed", Reason: "r", Waiting: []string{"MIG-1", "MIG-2"}}, d.layout()); diff != "" {
+	if diff := cmp.Diff(&status.MIGLayout{Layout: "a", From: "label", State: "failed", Reason: "r",
+		Waiting: []string{"MIG-1", "MIG-2"}}, d.layout()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, test := range map[string]struct {
 		decision      choice.Decision
 		state, reason string
 	}{
-		"a later order":         {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 4}}, "pending", ""},
-		"another layout":        {choice.Decision{Layout: "b", Wish: mig.Wish{Again: 3}}, "pending", ""},
-		"one that is not there": {choice.Decision{Layout: "b", Err: errors.New("no such layout")}, "failed", "no such layout"},
-		"the one that is made":  {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 3}}, "failed", "r"},
+		"a later order":  {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 4}}, "pending", ""},
+		"another layout": {choice.Decision{Layout: "b", Wish: mig.Wish{Again: 3}}, "pending", ""},
+		"one that is not there": {choice.Decision{Layout: "b", Err: errors.New("no such layout")}, "failed",
+			"no such layout"},
+		"the one that is made": {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 3}}, "failed", "r"},
 	} {
 		d.wishes.Decisions().Publish(test.decision)
 		if got := d.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
@@ -72,7 +78,8 @@ func TestLayoutInTheStatus(t *testing.T) {
 	}
 }
 
-// TestAllocationInTheStatus: nothing where Dynamic Resource Allocation is not used, and else who has each GPU, and what claims have.
+// TestAllocationInTheStatus: nothing where Dynamic Resource Allocation is not used, and else who
+// has each GPU, and what claims have.
 func TestAllocationInTheStatus(t *testing.T) {
 	t.Parallel()
 	if d := unstarted(t, nil, alone...); d.allocation() != nil || d.mayGive([]resource.Device{{GPU: "GPU-0"}}) != nil {
@@ -94,26 +101,31 @@ func TestAllocationInTheStatus(t *testing.T) {
 	}
 	d.dra.Driver.Publish(status.DRADriver{})
 	since := time.Unix(100, 0).UTC()
-	d.dra.Claims.Status().Publish([]claims.ClaimStatus{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []claims.DeviceStatus{{Name: "gpu-0"}, {Name: "gpu-1", Problem: "p"}}}})
+	d.dra.Claims.Status().Publish([]claims.ClaimStatus{{UID: "u", Namespace: "ns", Name: "c", Since: since,
+		Devices: []claims.DeviceStatus{{Name: "gpu-0"}, {Name: "gpu-1", Problem: "p"}}}})
 	s := d.allocation()
 	if s == nil {
 		t.Fatal("a claim is nothing")
 	}
-	want := []status.DRAClaim{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []string{"gpu-0", "gpu-1"}, Problem: "gpu-1: p"}}
+	want := []status.DRAClaim{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []string{"gpu-0", "gpu-1"},
+		Problem: "gpu-1: p"}}
 	if diff := cmp.Diff(want, s.Claims); diff != "" {
 		t.Errorf("claims (-want +got):\n%s", diff)
 	}
 	d.dra.Claims.Status().Publish(nil)
 	owners[gpus[1].UUID] = dra.LeavesDRA
 	d.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
-	d.dra.Devices.Publication().Publish(handover.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1", NoTaints: true})
+	d.dra.Devices.Publication().Publish(handover.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1",
+		NoTaints: true})
 	if s = d.allocation(); s == nil {
 		t.Fatal("a GPU in a slice is nothing")
 	}
-	if s.Mode != "plugin" || s.Slices != 1 || s.Devices != 2 || s.Generation != 3 || s.Problem != "p" || s.API != "v1" || !s.NoTaints || len(s.GPUs) != len(gpus) {
+	if s.Mode != "plugin" || s.Slices != 1 || s.Devices != 2 || s.Generation != 3 || s.Problem != "p" || s.API != "v1" ||
+		!s.NoTaints || len(s.GPUs) != len(gpus) {
 		t.Errorf("%+v", s)
 	}
-	if diff := cmp.Diff(status.DRAGPU{Index: 1, UUID: gpus[1].UUID, Owner: "leaving-dra", Waiting: "w"}, s.GPUs[1]); diff != "" {
+	if diff := cmp.Diff(status.DRAGPU{Index: 1, UUID: gpus[1].UUID, Owner: "leaving-dra", Waiting: "w"},
+		s.GPUs[1]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for i, taken := range map[int]bool{0: false, 1: true} {
@@ -127,13 +139,15 @@ func TestAllocationInTheStatus(t *testing.T) {
 func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 	t.Parallel()
 	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
-		{Index: 0, UUID: "GPU-0", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0"}}}, {Index: 1, UUID: "GPU-1", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1"}}},
+		{Index: 0, UUID: "GPU-0", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0"}}}, {Index: 1, UUID: "GPU-1",
+			MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1"}}},
 	}}
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir(), "--mig-enabled")...)
 	owners := feed.New(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
 	users := pluginUsers{d.set, owners, feed.New(snapshot)}
 	const refused = "GPU 1 is not divided anew while pods get it by Dynamic Resource Allocation"
-	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true, "GPU-0,GPU-1": true} {
+	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true,
+		"GPU-0,GPU-1": true} {
 		if _, err := users.Users(t.Context(), strings.Split(asked, ",")); (err != nil && err.Error() == refused) != want {
 			t.Errorf("%s: %v", asked, err)
 		}
@@ -162,10 +176,13 @@ func TestFeatureFile(t *testing.T) {
 		gfd    config.Discovery
 		want   featurefile.Target
 	}{
-		"none":              {config.LabelsOff, config.Discovery{}, featurefile.Target{}},
-		"of the daemon":     {config.LabelsFile, config.Discovery{}, featurefile.Target{Path: "/f", Labels: set, Renewal: 15 * time.Minute, Lifetime: time.Hour}},
-		"of GFD":            {config.LabelsFile, config.Discovery{On: true, Sleep: time.Minute}, featurefile.Target{Path: "/f", Labels: set, Renewal: time.Minute, Lifetime: time.Hour}},
-		"of GFD, rarely":    {config.LabelsFile, config.Discovery{On: true, Sleep: time.Hour}, featurefile.Target{Path: "/f", Labels: set, Renewal: time.Hour, Lifetime: 4 * time.Hour}},
+		"none": {config.LabelsOff, config.Discovery{}, featurefile.Target{}},
+		"of the daemon": {config.LabelsFile, config.Discovery{},
+			featurefile.Target{Path: "/f", Labels: set, Renewal: 15 * time.Minute, Lifetime: time.Hour}},
+		"of GFD": {config.LabelsFile, config.Discovery{On: true, Sleep: time.Minute},
+			featurefile.Target{Path: "/f", Labels: set, Renewal: time.Minute, Lifetime: time.Hour}},
+		"of GFD, rarely": {config.LabelsFile, config.Discovery{On: true, Sleep: time.Hour},
+			featurefile.Target{Path: "/f", Labels: set, Renewal: time.Hour, Lifetime: 4 * time.Hour}},
 		"of GFD, only once": {config.LabelsFile, config.Discovery{On: true}, featurefile.Target{Path: "/f", Labels: set}},
 	} {
 		c := d.watcher.Configs().Value()

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
 )
 
-// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends: to output where the configuration names no file.
+// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends: to output where
+// the configuration names no file.
 func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	driver, node, err := OpenNode(ctx, o.Config, nil)
 	if err != nil {
@@ -28,7 +29,8 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	watcher := config.NewWatcher(o.Sources, o.Config, clock.RealClock{})
 	watcher.JudgeOn(m.Snapshots().Value) // as the device plugin does, whose resources the labels describe
 	configs, wanted, problem := watcher.Configs(), feed.New[map[string]string](nil), feed.New[error](nil)
-	made := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName, Now: time.Now, Wanted: wanted}
+	made := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName,
+		Now: time.Now, Wanted: wanted}
 	file := &featureFile{configs: configs, labels: wanted, problem: problem}
 	outputs := []Task{
 		{Name: "labels", Run: made.Run},
@@ -36,7 +38,8 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 		{Name: "standard output", Run: func(ctx context.Context) error { return printLabels(ctx, output, configs, wanted) }},
 	}
 	if o.Cluster != nil {
-		outputs = append(outputs, o.Cluster.Labels(View{Config: o.Config, Configs: configs, Labels: wanted, LabelsProblem: problem})...)
+		outputs = append(outputs, o.Cluster.Labels(View{Config: o.Config, Configs: configs, Labels: wanted,
+			LabelsProblem: problem})...)
 	}
 	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), []Task{
 		{Name: "configuration", Run: watcher.Run},
@@ -47,7 +50,8 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	}, outputs), driver.Calls)
 }
 
-// printLabels prints the labels when they change, and again after each interval, where no file is configured.
+// printLabels prints the labels when they change, and again after each interval, where no file is
+// configured.
 func printLabels(
 	ctx context.Context, output io.Writer, configs *feed.Feed[config.Config], wanted *feed.Feed[map[string]string],
 ) error {

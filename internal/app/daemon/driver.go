@@ -30,7 +30,8 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	waits := errors.Is(err, inventory.ErrDriverMismatch) && !errors.Is(err, inventory.ErrOldLibrary)
 	if configs.Value().FailOnInitError && !waits {
-		// Not wrapped: a library that does not fit the kernel module would start a new process, which would find the same.
+		// Not wrapped: a library that does not fit the kernel module would start a new process, which
+		// would find the same.
 		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false",
 			err.Error(), doctor)
 	}
@@ -44,7 +45,8 @@ type policyFollower interface {
 	Apply(ctx context.Context, p health.Policy) error
 }
 
-// FollowHealth has the monitor judge by the health policy of every Config. It returns nil when ctx ends.
+// FollowHealth has the monitor judge by the health policy of every Config. It returns nil when ctx
+// ends.
 func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[config.Config]) error {
 	var inForce *health.Policy
 	for {
@@ -69,8 +71,8 @@ const (
 	minUptimeUseless = time.Minute
 )
 
-// FollowDriver fails when only a new process can talk to the driver: the error wraps inventory.ErrDriverReplaced. It
-// returns nil when ctx ends.
+// FollowDriver fails when only a new process can talk to the driver: the error wraps
+// inventory.ErrDriverReplaced. It returns nil when ctx ends.
 func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	long, veryLong := time.After(minUptime), time.After(minUptimeUseless)
 	for {
@@ -103,7 +105,8 @@ func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (wo
 	}
 	status, err := m.Status(ctx)
 	switch {
-	case err != nil || !errors.Is(status.Err, inventory.ErrDriverReplaced): // the monitor cannot be reached when the daemon ends
+	// the monitor cannot be reached when the daemon ends
+	case err != nil || !errors.Is(status.Err, inventory.ErrDriverReplaced):
 		return false, nil
 	case errors.Is(status.Err, inventory.ErrDriverMismatch) && !errors.Is(status.Err, inventory.ErrOldLibrary):
 		return false, nil
@@ -111,7 +114,8 @@ func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (wo
 	return !status.Looked.IsZero(), status.Err
 }
 
-// driverMismatch says that the driver's files do not fit the kernel module, and what to do; empty if they fit.
+// driverMismatch says that the driver's files do not fit the kernel module, and what to do; empty
+// if they fit.
 func driverMismatch(seen monitor.Status) string {
 	if errors.Is(seen.Err, inventory.ErrDriverMismatch) {
 		return seen.Err.Error()

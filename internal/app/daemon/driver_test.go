@@ -59,7 +59,8 @@ func (d *driver) Unwatched() []inventory.LeftOut { return nil }
 
 func (d *driver) Close(context.Context) error { return nil }
 
-// TestProcessMakesPlaceForOneThatIsBetterOff: another process has another library to talk to the driver with, if there is one.
+// TestProcessMakesPlaceForOneThatIsBetterOff: another process has another library to talk to the
+// driver with, if there is one.
 func TestProcessMakesPlaceForOneThatIsBetterOff(t *testing.T) {
 	t.Parallel()
 	const change = 20 * time.Second
@@ -68,14 +69,15 @@ func TestProcessMakesPlaceForOneThatIsBetterOff(t *testing.T) {
 		first, then error
 		from, to    time.Duration // when the process ends; 0 for never
 	}{
-		"a driver that stays":                       {nil, nil, 0, 0},
-		"a driver that goes away":                   {nil, inventory.ErrNoDriver, 0, 0},
-		"a driver that is not there":                {inventory.ErrNoDriver, inventory.ErrNoDriver, 0, 0},
-		"a library that was replaced at once":       {replaced, replaced, 10 * time.Second, 10 * time.Second},
-		"a module that becomes another one":         {nil, inventory.ErrDriverMismatch, 0, 0},
-		"a module that becomes a newer one":         {nil, inventory.ErrOldLibrary, change, change + 30*time.Second},
-		"a module that is another one, and stays":   {inventory.ErrDriverMismatch, inventory.ErrDriverMismatch, 0, 0},
-		"a module that is a newer one, and stays":   {inventory.ErrOldLibrary, inventory.ErrOldLibrary, time.Minute, time.Minute},
+		"a driver that stays":                     {nil, nil, 0, 0},
+		"a driver that goes away":                 {nil, inventory.ErrNoDriver, 0, 0},
+		"a driver that is not there":              {inventory.ErrNoDriver, inventory.ErrNoDriver, 0, 0},
+		"a library that was replaced at once":     {replaced, replaced, 10 * time.Second, 10 * time.Second},
+		"a module that becomes another one":       {nil, inventory.ErrDriverMismatch, 0, 0},
+		"a module that becomes a newer one":       {nil, inventory.ErrOldLibrary, change, change + 30*time.Second},
+		"a module that is another one, and stays": {inventory.ErrDriverMismatch, inventory.ErrDriverMismatch, 0, 0},
+		"a module that is a newer one, and stays": {inventory.ErrOldLibrary, inventory.ErrOldLibrary, time.Minute,
+			time.Minute},
 		"a library that is replaced by one that is": {inventory.ErrDriverMismatch, replaced, change, change + 15*time.Second},
 		"a module that comes to fit":                {inventory.ErrDriverMismatch, nil, 0, 0},
 	} {

@@ -42,7 +42,8 @@ func (f *featureFile) wanted() (target featurefile.Target, configured, labeled <
 	if c.Features.Labels != config.LabelsFile {
 		return featurefile.Target{}, configured, nil
 	}
-	target = featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}
+	target = featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4,
+		Lifetime: featurefile.Lifetime}
 	if c.Discovery.On {
 		target.Renewal, target.Lifetime = c.Discovery.Sleep, max(4*c.Discovery.Sleep, featurefile.Lifetime)
 	}

@@ -38,7 +38,8 @@ func watch(t *testing.T, d monitor.Driver) *monitor.Monitor {
 	return m
 }
 
-// TestTheFirstLookEndsTheDaemonWhereThatIsWanted: with a sentence, and not for a new process, which would find the same.
+// TestTheFirstLookEndsTheDaemonWhereThatIsWanted: with a sentence, and not for a new process, which
+// would find the same.
 func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -49,15 +50,17 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 	if err == nil || errors.Is(err, inventory.ErrDriverReplaced) {
 		t.Fatalf("got %v, want an error that asks for no new process", err)
 	}
-	for _, word := range []string{inventory.ErrDriverMismatch.Error(), "gpu-device-plugin doctor", "--fail-on-init-error=false"} {
+	for _, word := range []string{inventory.ErrDriverMismatch.Error(), "gpu-device-plugin doctor",
+		"--fail-on-init-error=false"} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("got %v, want %q in it", err, word)
 		}
 	}
 	for what, err := range map[string]error{
-		"a driver that may come later":              daemon.CheckFirstLook(ctx, bad, waits),
-		"a driver that works":                       daemon.CheckFirstLook(ctx, good, wanted),
-		"a driver that needs a restart of the node": daemon.CheckFirstLook(ctx, watch(t, &driver{err: inventory.ErrDriverMismatch}), wanted),
+		"a driver that may come later": daemon.CheckFirstLook(ctx, bad, waits),
+		"a driver that works":          daemon.CheckFirstLook(ctx, good, wanted),
+		"a driver that needs a restart of the node": daemon.CheckFirstLook(ctx,
+			watch(t, &driver{err: inventory.ErrDriverMismatch}), wanted),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -128,7 +131,8 @@ func (p plugins) Allocatable(context.Context) (map[string][]string, error) {
 func (p plugins) Remembered() (map[string][]string, error) { return nil, nil }
 func (p plugins) Listening(context.Context) []string       { return nil }
 
-// TestReady: a daemon is ready when it serves all that there is to serve, and that is no less than what another plugin serves.
+// TestReady: a daemon is ready when it serves all that there is to serve, and that is no less than
+// what another plugin serves.
 func TestReady(t *testing.T) {
 	t.Parallel()
 	var owners *feed.Feed[dra.Owners] // nil: all GPUs are the device plugin's
@@ -162,11 +166,14 @@ func TestReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants("no GPU", true, "nothing to serve: this node has no GPU")(ready(m, plugins{}))
-	wants("no GPU, and a resource that no pod holds", true, "this node has no GPU")(ready(m, plugins{}, serve.Status{Resource: "nvidia.com/gpu"}))
+	wants("no GPU, and a resource that no pod holds", true,
+		"this node has no GPU")(ready(m, plugins{}, serve.Status{Resource: "nvidia.com/gpu"}))
 	wants("no GPU, and pods hold two", false, "nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
-		ready(m, plugins{}, serve.Status{Resource: "a/b"}, serve.Status{Resource: "nvidia.com/gpu", Departing: make([]serve.Departing, 2)}))
+		ready(m, plugins{}, serve.Status{Resource: "a/b"}, serve.Status{Resource: "nvidia.com/gpu",
+			Departing: make([]serve.Departing, 2)}))
 	wants("no GPU, and another plugin has some", false,
-		"is served by another device plugin, with 1 device; this one has nothing to serve: this node has no GPU")(ready(m, theirs))
+		"is served by another device plugin, with 1 device; this one has nothing to serve: this node has no GPU")(ready(m,
+		theirs))
 	if err := m.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +195,8 @@ func TestReady(t *testing.T) {
 	owners = feed.New(dra.Owners(nil))
 	wants("no owners yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))
 	leads = false
-	wants("a lead that knows no owners", true, "the process that leads does not say which GPUs")(ready(i.Monitor, plugins{}))
+	wants("a lead that knows no owners", true, "the process that leads does not say which GPUs")(ready(i.Monitor,
+		plugins{}))
 	leads = true
 	gpus := i.Monitor.Snapshots().Value().GPUs
 	owners.Publish(dra.All(gpus[1:]))

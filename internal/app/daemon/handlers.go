@@ -17,11 +17,14 @@ import (
 
 func (d *daemon) handlers() map[string]control.Handler {
 	return map[string]control.Handler{
-		CallStatus:         answer(d.statusWith),
-		CallReady:          answer(d.ready),
-		CallAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
-		CallQuiesce:        answer(d.quiesce),
-		CallResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.requests().Resume(ctx) }),
+		CallStatus:  answer(d.statusWith),
+		CallReady:   answer(d.ready),
+		CallAlive:   answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
+		CallQuiesce: answer(d.quiesce),
+		CallResume: answer(func(ctx context.Context, _ struct{}) (any,
+			error) {
+			return nil, d.requests().Resume(ctx)
+		}),
 		CallHealthClear:    answer(d.clearHealth),
 		CallMIGApply:       answer(d.applyMIG),
 		CallMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
@@ -76,7 +79,8 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 	return s, nil
 }
 
-// holders returns the known devices that containers hold, each once for each container. A container may have several replicas of a device.
+// holders returns the known devices that containers hold, each once for each container. A container
+// may have several replicas of a device.
 func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.Holder {
 	all := []status.Holder{}
 	for _, c := range devices {
@@ -111,7 +115,8 @@ func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error)
 	return nil, d.requests().Clear(ctx, uuid)
 }
 
-// uuidOf returns the UUID of the device in a request. A device that is not here now may have faults on record.
+// uuidOf returns the UUID of the device in a request. A device that is not here now may have faults
+// on record.
 func (d *daemon) uuidOf(name string) string {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		if name == g.UUID || name == fmt.Sprint(g.Index) {

@@ -16,19 +16,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// An Inspector decides whether a container may start on its devices now. It asks the monitor for a look, and then makes the checks
-// that the configuration asks for.
+// An Inspector decides whether a container may start on its devices now. It asks the monitor for a
+// look, and then makes the checks that the configuration asks for.
 //
-// A driver that does not answer is a reason to refuse: the state of its GPUs is not known, and the container would hang on them,
-// too. A driver that was released for maintenance is no such reason. Then the last verdicts count, which quiesce made Unknown unless
-// it was told to go on allocating; and what only the driver can tell is not checked.
+// A driver that does not answer is a reason to refuse: the state of its GPUs is not known, and the
+// container would hang on them, too. A driver that was released for maintenance is no such reason.
+// Then the last verdicts count, which quiesce made Unknown unless it was told to go on allocating;
+// and what only the driver can tell is not checked.
 type Inspector struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
 }
 
-// Inspect returns why the devices must not be used, with the cure, in a sentence for the pod's events; nil if
-// they may. It waits for the driver until ctx ends.
+// Inspect returns why the devices must not be used, with the cure, in a sentence for the pod's
+// events; nil if they may. It waits for the driver until ctx ends.
 func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) error {
 	wanted := i.Configs.Value().PreStart
 	if wanted.Checks == config.PreStartNone {
@@ -51,14 +52,16 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 		released = errors.Is(err, monitor.ErrQuiesced)
 	}
 	if released {
-		klog.FromContext(ctx).V(2).Info("Container starts on GPUs that were not checked", "reason", monitor.ErrQuiesced.Error())
+		klog.FromContext(ctx).V(2).Info("Container starts on GPUs that were not checked", "reason",
+			monitor.ErrQuiesced.Error())
 		return nil
 	}
 	return err
 }
 
-// clean returns why devices, each of which is a whole GPU, are not clean. If nothing uses them, it resets what earlier work changed on
-// them, as far as the configuration asks for that. The error wraps monitor.ErrQuiesced when the driver was released meanwhile.
+// clean returns why devices, each of which is a whole GPU, are not clean. If nothing uses them, it
+// resets what earlier work changed on them, as far as the configuration asks for that. The error
+// wraps monitor.ErrQuiesced when the driver was released meanwhile.
 func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset []inventory.Remnant) error {
 	if len(devices) == 0 {
 		return nil
@@ -80,7 +83,8 @@ func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset 
 	return unfit(i.Monitor.Snapshots().Value(), devices) // they were looked at again
 }
 
-// known returns the devices; where only the UUID of one is known, the rest is taken from a Snapshot.
+// known returns the devices; where only the UUID of one is known, the rest is taken from a
+// Snapshot.
 func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {
@@ -99,7 +103,8 @@ func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	return devices
 }
 
-// exclusive returns the devices that are whole GPUs and not shared. On other devices, processes of other containers are normal.
+// exclusive returns the devices that are whole GPUs and not shared. On other devices, processes of
+// other containers are normal.
 func exclusive(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	var all []resource.Device
 	for _, d := range devices {
@@ -125,7 +130,8 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 	return nil
 }
 
-// healthOf returns the verdict on a device: that on its GPU or on the instance itself, whichever is graver.
+// healthOf returns the verdict on a device: that on its GPU or on the instance itself, whichever is
+// graver.
 func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
 	g, found := s.GPU(d.GPU)
 	if d.UUID == d.GPU {
@@ -139,7 +145,8 @@ func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, foun
 	return inventory.Health{}, false
 }
 
-// inUse returns an error, which wraps inventory.ErrInUse, that names the processes on the first device that has some; nil if none has.
+// inUse returns an error, which wraps inventory.ErrInUse, that names the processes on the first
+// device that has some; nil if none has.
 func inUse(devices []resource.Device, processes map[string][]inventory.Process) error {
 	for _, d := range devices {
 		found := processes[d.GPU]
@@ -175,7 +182,8 @@ func unseen(devices []resource.Device, err error) error {
 	return fmt.Errorf("%s cannot be looked at: %w", strings.Join(names, ", "), err)
 }
 
-// name names a device by its index, which people use, and by its UUID, which stays when indices change.
+// name names a device by its index, which people use, and by its UUID, which stays when indices
+// change.
 func name(d resource.Device) string {
 	if d.Index == "" {
 		return d.UUID

@@ -28,7 +28,8 @@ const (
 	patience = time.Minute
 )
 
-// An inspected node is a simulated one with its monitor, which looks of its own accord only once, and an Inspector.
+// An inspected node is a simulated one with its monitor, which looks of its own accord only once,
+// and an Inspector.
 type inspected struct {
 	*daemon.Inspector
 	t    *testing.T
@@ -88,7 +89,8 @@ func (i *inspected) inject(faults ...simulator.Fault) {
 	}
 }
 
-// hears waits for the verdicts on XIDs, which alone come as events: everything else is found by the look that Inspect asks for.
+// hears waits for the verdicts on XIDs, which alone come as events: everything else is found by the
+// look that Inspect asks for.
 func (i *inspected) hears(faults []simulator.Fault) {
 	i.t.Helper()
 	for _, f := range faults {
@@ -100,7 +102,8 @@ func (i *inspected) hears(faults []simulator.Fault) {
 	}
 }
 
-// asks inspects devices as a plugin server does. The refusal must have all of the words; without any there must be none.
+// asks inspects devices as a plugin server does. The refusal must have all of the words; without
+// any there must be none.
 func (i *inspected) asks(devices []string, words ...string) {
 	i.t.Helper()
 	ctx, cancel := context.WithTimeout(i.t.Context(), patience)
@@ -176,11 +179,13 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 			words: refusedUnlessNone("GPU 3 (GPU-", "is Suspect", "memory errors"),
 		},
 		"a GPU hangs": {
-			faults: []simulator.Fault{{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetMemoryInfo"}}, devices: []string{"0", "3"},
+			faults: []simulator.Fault{{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetMemoryInfo"}}, devices: []string{"0",
+				"3"},
 			words: refusedUnlessNone("GPU 3 (GPU-", "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"),
 		},
 		"the driver is gone": {
-			faults: []simulator.Fault{{Kind: simulator.KindFail, Call: "DeviceGetCount", Return: "DRIVER_NOT_LOADED"}}, devices: []string{"3"},
+			faults: []simulator.Fault{{Kind: simulator.KindFail, Call: "DeviceGetCount",
+				Return: "DRIVER_NOT_LOADED"}}, devices: []string{"3"},
 			words: refusedUnlessNone("GPU 3 (GPU-", "no NVIDIA driver"),
 		},
 		"processes of earlier work": {
@@ -201,16 +206,19 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"3"},
 		},
 		"processes that nobody may see": {
-			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetComputeRunningProcesses", Return: "NO_PERMISSION"}},
+			faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetComputeRunningProcesses",
+				Return: "NO_PERMISSION"}},
 			devices: []string{"3"},
 			words:   refusedIfClean("GPU 3 (GPU-", "NO_PERMISSION"),
 		},
 		"processes that the GPU cannot tell": {
-			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetComputeRunningProcesses", Return: "NOT_SUPPORTED"}},
+			faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetComputeRunningProcesses",
+				Return: "NOT_SUPPORTED"}},
 			devices: []string{"3"},
 		},
 		"clocks that may not be reset": {
-			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceResetApplicationsClocks", Return: "NO_PERMISSION"}},
+			faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceResetApplicationsClocks",
+				Return: "NO_PERMISSION"}},
 			devices: []string{"3"},
 		},
 		"clocks whose reset hangs": {
@@ -220,12 +228,14 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		},
 		"an instance that was struck": {
 			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
-			faults: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3:1", XID: 48, Action: "none"}}, devices: []string{"3:0", "3:1"},
+			faults: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3:1", XID: 48, Action: "none"}}, devices: []string{"3:0",
+				"3:1"},
 			words: refusedUnlessNone("MIG device 3:1 (MIG-", "XID 48"),
 		},
 		"another instance was struck": {
 			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
-			faults: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3:1", XID: 48, Action: "none"}}, devices: []string{"3:0", "3:2"},
+			faults: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3:1", XID: 48, Action: "none"}}, devices: []string{"3:0",
+				"3:2"},
 		},
 		"an instance of a GPU that is lost": {
 			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
@@ -289,14 +299,16 @@ func TestRemnantsAreTakenBackFromGPUsThatNobodyUses(t *testing.T) {
 	}
 }
 
-// TestReleasedDriver: while it is left alone, what the operator said of new work holds for containers that start.
+// TestReleasedDriver: while it is left alone, what the operator said of new work holds for
+// containers that start.
 func TestReleasedDriver(t *testing.T) {
 	t.Parallel()
 	for mode, wanted := range map[string]config.PreStart{"health": fit, "clean": washed} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			i := inspect(t, "dgx-h100", resource.Options{}, wanted)
-			i.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 1})
+			i.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"},
+				simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 1})
 			i.asks([]string{"3"}, "is Lost")
 			if err := i.Monitor.Quiesce(t.Context(), true); err != nil {
 				t.Fatal(err)
@@ -351,14 +363,16 @@ func TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestADriverThatDoesNotAnswerIsNamed: whether the wait for it ended, or the monitor gave its call up.
+// TestADriverThatDoesNotAnswerIsNamed: whether the wait for it ended, or the monitor gave its call
+// up.
 func TestADriverThatDoesNotAnswerIsNamed(t *testing.T) {
 	t.Parallel()
 	late, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer cancel()
 	silent := watch(t, &driver{err: fmt.Errorf("%w: nvmlInit_v2", inventory.ErrNoAnswer)})
 	for ctx, m := range map[context.Context]*monitor.Monitor{late: monitor.New(monitor.Options{}), t.Context(): silent} {
-		err := (&daemon.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx, []resource.Device{{UUID: "GPU-a"}})
+		err := (&daemon.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx,
+			[]resource.Device{{UUID: "GPU-a"}})
 		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be looked at: ") ||
 			!strings.Contains(err.Error(), "the kernel log says") {
 			t.Errorf("got error %v, want one that says where to look", err)

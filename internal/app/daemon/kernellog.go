@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/kernellog"
 )
 
-// readKernelLog delivers the XIDs in the kernel's log to the monitor, while the configuration wants that. That the log cannot be read is no
-// reason to stop serving GPUs.
+// readKernelLog delivers the XIDs in the kernel's log to the monitor, while the configuration wants
+// that. That the log cannot be read is no reason to stop serving GPUs.
 func (d *daemon) readKernelLog(ctx context.Context) error {
 	reader := kernellog.Reader{
 		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.switchError, Clock: clock.RealClock{},
@@ -37,7 +37,8 @@ func (d *daemon) readKernelLog(ctx context.Context) error {
 // maxSwitchFaults bounds the errors of NVSwitches that are in the status.
 const maxSwitchFaults = 16
 
-// switchError notes an error of an NVSwitch. A fatal one stays in the status until the process ends: nothing tells that it is cured.
+// switchError notes an error of an NVSwitch. A fatal one stays in the status until the process
+// ends: nothing tells that it is cured.
 func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) {
 	d.counters.SwitchError(bdf, sxid, fatal, at)
 	known, what := d.switchFaults.Value(), fmt.Sprintf("NVSwitch %s: SXid %d", bdf, sxid)

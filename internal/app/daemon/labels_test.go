@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
 
-// TestLabelsFollowTheNode: labels follow GPUs and configuration, and stay as they are while the driver is away.
+// TestLabelsFollowTheNode: labels follow GPUs and configuration, and stay as they are while the
+// driver is away.
 func TestLabelsFollowTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		named := func(file string, timestamp bool) config.Config {
@@ -27,7 +28,8 @@ func TestLabelsFollowTheNode(t *testing.T) {
 			Machine: func(file string) string { return "machine-" + file }, Now: time.Now,
 			Make: func(s inventory.Snapshot, o labels.Options) map[string]string {
 				all := labels.Discovered(s, o)
-				return map[string]string{"m": all["nvidia.com/gpu.machine"], "t": all["nvidia.com/gfd.timestamp"], "n": all["nvidia.com/gpu.count"]}
+				return map[string]string{"m": all["nvidia.com/gpu.machine"], "t": all["nvidia.com/gfd.timestamp"],
+					"n": all["nvidia.com/gpu.count"]}
 			},
 		}
 		ended := make(chan error, 1)
@@ -75,8 +77,9 @@ func TestLabelsFollowTheNode(t *testing.T) {
 	})
 }
 
-// TestMPSCapableWhileClaimsArePrepared: the label by which control daemons of MPS run on the node stays after the mode was changed to plugin,
-// until no claim is prepared. Until that is known, no label is changed.
+// TestMPSCapableWhileClaimsArePrepared: the label by which control daemons of MPS run on the node
+// stays after the mode was changed to plugin, until no claim is prepared. Until that is known, no
+// label is changed.
 func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mode := func(m config.DRAMode) config.Config {

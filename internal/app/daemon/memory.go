@@ -13,7 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// otherMemory is what the process has beside what Go's runtime manages, in bytes: its code, and the driver's library.
+// otherMemory is what the process has beside what Go's runtime manages, in bytes: its code, and the
+// driver's library.
 const otherMemory = 24 << 20
 
 // limitMemory has the runtime collect garbage more often before the container reaches its limit of

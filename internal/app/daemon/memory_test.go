@@ -7,7 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 )
 
-// TestMemoryLimit: the lowest limit of the process's own cgroups counts, in a container and outside of one, of both versions.
+// TestMemoryLimit: the lowest limit of the process's own cgroups counts, in a container and outside
+// of one, of both versions.
 func TestMemoryLimit(t *testing.T) {
 	t.Parallel()
 	const v1 = "9223372036854771712\n" // no limit
@@ -15,8 +16,9 @@ func TestMemoryLimit(t *testing.T) {
 		files map[string]string
 		want  int64
 	}{
-		"nothing":              {nil, 0},
-		"container":            {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "41943040\n"}, 40 << 20},
+		"nothing": {nil, 0},
+		"container": {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "41943040\n"},
+			40 << 20},
 		"container, unlimited": {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, 0},
 		"host": {map[string]string{
 			"proc/self/cgroup": "0::/kubepods.slice/pod1/c\n", "sys/fs/cgroup/kubepods.slice/memory.max": "1073741824\n",

@@ -47,7 +47,8 @@ type pciBus struct {
 	own, away int
 }
 
-// count returns how many GPUs the node has, and how many are given to virtual machines beside these.
+// count returns how many GPUs the node has, and how many are given to virtual machines beside
+// these.
 func (b *pciBus) count() (own, away int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -86,7 +87,8 @@ func (p podDevices) ContainerDevices(ctx context.Context) ([]kubelet.ContainerDe
 }
 
 // gpuMetrics are the metrics of GPUs.
-func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *feed.Feed[telemetry.PodDevices]) *telemetry.GPUs {
+func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings],
+	pods *feed.Feed[telemetry.PodDevices]) *telemetry.GPUs {
 	name := d.config.NodeName
 	if name == "" {
 		name, _ = os.Hostname() // without a name there is no such label
@@ -97,10 +99,12 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *fe
 	}
 }
 
-// headStart is how long after the start of the process no GPU is measured and no memory is given back: GPUs are registered first.
+// headStart is how long after the start of the process no GPU is measured and no memory is given
+// back: GPUs are registered first.
 const headStart = time.Second
 
-// followMetrics publishes the address for metrics when a Config changes it, and calls sample to measure GPUs as each Config says.
+// followMetrics publishes the address for metrics when a Config changes it, and calls sample to
+// measure GPUs as each Config says.
 func followMetrics(
 	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings],
 	sample func(context.Context, monitor.Sampling) error,

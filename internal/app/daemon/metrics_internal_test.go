@@ -52,7 +52,8 @@ func TestMetricsAreSwitched(t *testing.T) {
 	})
 }
 
-// TestShrink: memory that only the start needed is given back, and garbage is collected earlier from then on, unless GOGC is set.
+// TestShrink: memory that only the start needed is given back, and garbage is collected earlier
+// from then on, unless GOGC is set.
 func TestShrink(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	read := func(name string) uint64 {

@@ -19,8 +19,8 @@ import (
 
 // A MIGProgress is how far the daemon is with the MIG layout, as it is printed.
 type MIGProgress struct {
-	// Layout is the name of the wanted layout, From where it was named, and Again the number of the last order that the daemon has taken
-	// up.
+	// Layout is the name of the wanted layout, From where it was named, and Again the number of the
+	// last order that the daemon has taken up.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	Again  uint64 `json:"again,omitempty"`
@@ -43,7 +43,8 @@ type MIGGPU struct {
 	Holders []string `json:"holders,omitempty"`
 	// Retry is when what failed is tried again.
 	Retry time.Time `json:"retry,omitzero"`
-	// Before and After are how the GPU is divided and how it is to be; nil for one that was not read, as no layout is about it.
+	// Before and After are how the GPU is divided and how it is to be; nil for one that was not read,
+	// as no layout is about it.
 	Before *layout.PlannedPartitions `json:"before,omitempty"`
 	After  *layout.PlannedPartitions `json:"after,omitempty"`
 }
@@ -53,7 +54,8 @@ func (d *daemon) migStatus() (MIGProgress, error) {
 		return MIGProgress{}, err
 	}
 	asked, made := d.layout(), d.mig.Status().Value()
-	s := MIGProgress{Layout: asked.Layout, From: asked.From, Again: made.Again, State: asked.State, Reason: asked.Reason, GPUs: []MIGGPU{}}
+	s := MIGProgress{Layout: asked.Layout, From: asked.From, Again: made.Again, State: asked.State, Reason: asked.Reason,
+		GPUs: []MIGGPU{}}
 	for _, g := range made.GPUs {
 		shown := MIGGPU{
 			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason, Retry: status.Moment(g.Retry),
@@ -69,13 +71,15 @@ func (d *daemon) migStatus() (MIGProgress, error) {
 	return s, nil
 }
 
-// layout returns how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
+// layout returns how far the node is with the MIG layout that is asked for; nil where layouts are
+// not changed.
 func (d *daemon) layout() *status.MIGLayout {
 	if d.mig == nil {
 		return nil
 	}
 	chosen, made := d.wishes.Decisions().Value(), d.mig.Status().Value()
-	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State), Reason: made.Reason}
+	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State),
+		Reason: made.Reason}
 	switch {
 	case chosen.Err != nil:
 		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()

@@ -17,18 +17,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// SetMIGModeCommand is the command in which a process of this program sets the MIG mode of a GPU for the daemon. Its arguments are the
-// driver root, the UUID and the mode.
+// SetMIGModeCommand is the command in which a process of this program sets the MIG mode of a GPU
+// for the daemon. Its arguments are the driver root, the UUID and the mode.
 const SetMIGModeCommand = "set-mig-mode"
 
-// modeStatuses are the exit statuses of that command by which the daemon knows why the driver refuses, from firstModeStatus on.
+// modeStatuses are the exit statuses of that command by which the daemon knows why the driver
+// refuses, from firstModeStatus on.
 var modeStatuses = []error{
 	inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission, inventory.ErrNotSupported,
 }
 
 const firstModeStatus = 10
 
-// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus turns its error into the exit status of the process.
+// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus turns its
+// error into the exit status of the process.
 func SetMIGMode(driverRoot, uuid, mode string, searchPath ...string) error {
 	wanted := inventory.MIGEnabled
 	if mode == inventory.MIGDisabled.String() {
@@ -50,7 +52,8 @@ func ModeStatus(err error) int {
 	return 1
 }
 
-// ModeFailure returns the error of SetMIGMode in another process. Err is how that process ended, and said is what it wrote.
+// ModeFailure returns the error of SetMIGMode in another process. Err is how that process ended,
+// and said is what it wrote.
 func ModeFailure(err error, said string) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -62,7 +65,8 @@ func ModeFailure(err error, said string) error {
 	return fmt.Errorf("set the MIG mode: %w: %s", err, said)
 }
 
-// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. Nothing is known of any GPU meanwhile.
+// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. Nothing is known of
+// any GPU meanwhile.
 const modeTimeout = time.Minute
 
 // maxModeOutput is how much of what that process prints is kept, in bytes.
@@ -71,7 +75,8 @@ const maxModeOutput = 4 << 10
 // modeEnd is the longest wait for a process that was killed.
 const modeEnd = 2 * time.Second
 
-// MIGModes sets MIG modes of GPUs that the driver resets for that, in a process of its own: it implements monitor.ModeSetter.
+// MIGModes sets MIG modes of GPUs that the driver resets for that, in a process of its own: it
+// implements monitor.ModeSetter.
 type MIGModes struct {
 	Configs *feed.Feed[config.Config]
 	// DriverRoot is where the driver is, as this process sees it.

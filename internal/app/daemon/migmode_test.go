@@ -20,11 +20,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-// TestModeStatuses: what the driver answers reaches the daemon by the exit status of its other process.
+// TestModeStatuses: what the driver answers reaches the daemon by the exit status of its other
+// process.
 func TestModeStatuses(t *testing.T) {
 	t.Parallel()
 	ended := func(err error) error {
-		return daemon.ModeFailure(exec.Command("/bin/sh", "-c", "exit "+strconv.Itoa(daemon.ModeStatus(err))).Run(), "it said so")
+		return daemon.ModeFailure(exec.Command("/bin/sh", "-c", "exit "+strconv.Itoa(daemon.ModeStatus(err))).Run(),
+			"it said so")
 	}
 	for _, want := range []error{
 		inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission, inventory.ErrNotSupported,
@@ -39,10 +41,12 @@ func TestModeStatuses(t *testing.T) {
 	if err := daemon.ModeFailure(nil, ""); err != nil {
 		t.Error(err)
 	}
-	if err := daemon.SetMIGMode("/", "GPU-0", "on"); err == nil || !strings.Contains(err.Error(), "give enabled or disabled") {
+	if err := daemon.SetMIGMode("/", "GPU-0", "on"); err == nil ||
+		!strings.Contains(err.Error(), "give enabled or disabled") {
 		t.Errorf("a mode that is none: %v", err)
 	}
-	if err := daemon.SetMIGMode(t.TempDir(), "GPU-0", "enabled"); err == nil || daemon.ModeStatus(err) != 1 { // the GPU is nowhere
+	// the GPU is nowhere
+	if err := daemon.SetMIGMode(t.TempDir(), "GPU-0", "enabled"); err == nil || daemon.ModeStatus(err) != 1 {
 		t.Errorf("without a driver: %v", err)
 	}
 }

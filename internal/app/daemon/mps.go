@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// RunMPS runs the control daemons that configuration and node ask for until ctx ends. SIGHUP has it read the configuration again.
+// RunMPS runs the control daemons that configuration and node ask for until ctx ends. SIGHUP has it
+// read the configuration again.
 func RunMPS(ctx context.Context, o Options) error {
 	driver, node, err := OpenNode(ctx, o.Config, nil)
 	if err != nil {
@@ -53,7 +54,8 @@ type mpsNode struct {
 	asked   <-chan os.Signal
 }
 
-// followPlan makes groups of every Snapshot and Config, by the plan that the device plugin makes of them.
+// followPlan makes groups of every Snapshot and Config, by the plan that the device plugin makes of
+// them.
 func (m *mpsNode) followPlan(ctx context.Context) error {
 	for {
 		c, configured := m.watcher.Configs().Latest()

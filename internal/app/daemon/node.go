@@ -14,10 +14,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// OpenNode returns the driver of the node that the configuration names, and the simulated node behind it, if it is one.
+// OpenNode returns the driver of the node that the configuration names, and the simulated node
+// behind it, if it is one.
 func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
-		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath, Metrics: m}), nil, nil
+		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
+			Metrics: m}), nil, nil
 	}
 	profile, err := simulator.Load(c.Simulate)
 	if err != nil {
@@ -28,7 +30,8 @@ func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.D
 	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), Metrics: m}), node, nil
 }
 
-// BootID returns the boot ID of the simulated node, or of this one if that is nil; empty if it cannot be told.
+// BootID returns the boot ID of the simulated node, or of this one if that is nil; empty if it
+// cannot be told.
 func BootID(simulated *simulator.Node) string {
 	text, err := fs.ReadFile(nodeRoot(simulated), "proc/sys/kernel/random/boot_id")
 	if err != nil {

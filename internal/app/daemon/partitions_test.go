@@ -29,7 +29,8 @@ func (p partitions) Processes(_ context.Context, uuid string) ([]inventory.Proce
 	return processes, err
 }
 
-// TestPartitionsThatAreRead: what cannot be read is said, and an instance is in use by a process that is on it or may be.
+// TestPartitionsThatAreRead: what cannot be read is said, and an instance is in use by a process
+// that is on it or may be.
 func TestPartitionsThatAreRead(t *testing.T) {
 	t.Parallel()
 	enabled := inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{{ID: 1}, {ID: 2}}}
@@ -73,7 +74,8 @@ func TestPartitionsThatAreRead(t *testing.T) {
 	if diff := cmp.Diff([]string{"GPU 7: lost"}, n.Warnings); diff != "" || len(n.GPUs) != len(driver) {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
-	changes := []layout.GPUChange{{GPU: layout.GPU{Index: 1, UUID: "a"}}, {GPU: layout.GPU{Index: 2, UUID: "b"}}, {GPU: layout.GPU{Index: 12, UUID: "c"}}}
+	changes := []layout.GPUChange{{GPU: layout.GPU{Index: 1, UUID: "a"}}, {GPU: layout.GPU{Index: 2, UUID: "b"}},
+		{GPU: layout.GPU{Index: 12, UUID: "c"}}}
 	got, err := daemon.SelectGPUs(changes, []string{"2", "a"})
 	if err != nil || len(got) != 2 || got[0].GPU.UUID != "a" || got[1].GPU.UUID != "b" {
 		t.Errorf("%+v, %v", got, err)

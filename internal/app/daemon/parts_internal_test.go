@@ -44,7 +44,8 @@ func (fakeCluster) Pause(context.Context, []string) error { return nil }
 func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {
 	return dra.Claim{}, false, nil
 }
-func (fakeCluster) ClaimsOf(context.Context, string, []string, func(string) (string, bool)) (map[string][]string, error) {
+func (fakeCluster) ClaimsOf(context.Context, string, []string, func(string) (string, bool)) (map[string][]string,
+	error) {
 	return nil, nil
 }
 
@@ -61,7 +62,8 @@ func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDaemon(klog.NewContext(t.Context(), klog.Logger{}), Options{Config: c, Sources: sources, Cluster: cluster})
+	d, err := newDaemon(klog.NewContext(t.Context(), klog.Logger{}),
+		Options{Config: c, Sources: sources, Cluster: cluster})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +108,8 @@ func TestTasksOfADaemon(t *testing.T) {
 	if judged || base[0] != "configuration" || base[len(base)-1] != "readiness" {
 		t.Errorf("a daemon without a kubelet is judged: %v; tasks: %v", judged, base)
 	}
-	dra := []string{"claims", "MIG devices of claims", "devices in slices"} // beside owners of GPUs, which each daemon decides
+	// beside owners of GPUs, which each daemon decides
+	dra := []string{"claims", "MIG devices of claims", "devices in slices"}
 	for name, test := range map[string]struct {
 		cluster Cluster
 		args    []string
@@ -135,7 +138,8 @@ func TestWhatTheClusterKnows(t *testing.T) {
 		lack []string
 	}{
 		"nothing else": {nil, []string{"MIGWish", "MIG", "DRA", "ClaimsOf", "Checkpoint"}},
-		"all":          {[]string{"--kubelet-socket=/nowhere/kubelet.sock", "--mig-enabled", "--state-dir", t.TempDir()}, nil},
+		"all": {[]string{"--kubelet-socket=/nowhere/kubelet.sock", "--mig-enabled", "--state-dir", t.TempDir()},
+			nil},
 	} {
 		v := reflect.ValueOf(unstarted(t, fakeCluster{}, append(slices.Clone(alone), test.args...)...).view())
 		var lack []string
@@ -153,12 +157,14 @@ func TestWhatTheClusterKnows(t *testing.T) {
 // TestStatusOfADaemon: what each part of it says.
 func TestStatusOfADaemon(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, fakeCluster{errors.New("no API server")}, append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...))
+	d := looking(t, unstarted(t, fakeCluster{errors.New("no API server")},
+		append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...))
 	s, err := d.status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Version != version.String() || s.Simulated != "a100-mig-mixed" || s.Driver == "" || s.CUDA == "" || s.Generation == 0 || s.Looked.IsZero() ||
+	if s.Version != version.String() || s.Simulated != "a100-mig-mixed" || s.Driver == "" || s.CUDA == "" ||
+		s.Generation == 0 || s.Looked.IsZero() ||
 		s.Quiet || s.Quiesced != nil || s.DRA != nil || s.MIG != nil || s.ConfigGeneration != 1 || s.Reexecutions != 0 ||
 		s.MetricsError+s.LabelsError+s.ConfigError != "" || s.APIServerError != "no API server" || len(s.GPUs) <= 8 {
 		t.Errorf("%+v", s)
@@ -169,7 +175,8 @@ func TestStatusOfADaemon(t *testing.T) {
 	d.watcher.Errors().Publish(errors.New("configuration"))
 	d.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})
 	d.readiness.Answer().Publish(status.Readiness{Ready: true, Reason: "r"})
-	d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}, Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-9", Hidden: true, Node: true}}})
+	d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"},
+		Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-9", Hidden: true, Node: true}}})
 	if err := d.monitor.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +184,8 @@ func TestStatusOfADaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := status.Status{
-		MetricsError: "metrics", LabelsError: "labels", ConfigError: "configuration", MPS: []string{"first", "second"}, Warnings: []string{"w"},
+		MetricsError: "metrics", LabelsError: "labels", ConfigError: "configuration", MPS: []string{"first",
+			"second"}, Warnings: []string{"w"},
 		Readiness: status.Readiness{Ready: true, Reason: "r"}, Quiet: true, Quiesced: &status.Quiesced{Since: s.Quiesced.Since, Allocate: true},
 		Holds: []status.Hold{{Device: gpu, Resource: "a/b", Reason: "h", Listed: true}, {Device: "GPU-9", Node: true}},
 	}
@@ -194,11 +202,13 @@ func TestStatusOfADaemon(t *testing.T) {
 func TestServersInTheStatus(t *testing.T) {
 	t.Parallel()
 	got := resources([]serve.Status{
-		{Resource: "a/b", Phase: serve.PhaseServing, Devices: 3, Healthy: 2, Agreed: true, Problem: "p", Departing: []serve.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
+		{Resource: "a/b", Phase: serve.PhaseServing, Devices: 3, Healthy: 2, Agreed: true, Problem: "p",
+			Departing: []serve.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
 		{Resource: "a/c"},
 	})
 	want := []status.Resource{
-		{Name: "a/b", Devices: 3, Healthy: 2, Server: "serving", Agreed: true, Problem: "p", Departing: []status.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
+		{Name: "a/b", Devices: 3, Healthy: 2, Server: "serving", Agreed: true, Problem: "p",
+			Departing: []status.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
 		{Name: "a/c"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -235,7 +245,8 @@ func TestCallsOfADaemon(t *testing.T) {
 			t.Errorf("%q is cleared", unknown)
 		}
 	}
-	if _, err := call(CallHealthClear, `{"gpu":3}`); err == nil || !strings.HasPrefix(err.Error(), "read the call's arguments: ") {
+	if _, err := call(CallHealthClear, `{"gpu":3}`); err == nil ||
+		!strings.HasPrefix(err.Error(), "read the call's arguments: ") {
 		t.Errorf("arguments of another form: %v", err)
 	}
 	if _, err := call(CallSimulateInject, `{"kind":"lost","gpu":"0"}`); err != nil {
@@ -259,14 +270,16 @@ func TestCallsOfADaemon(t *testing.T) {
 	node := d.node
 	d.node = nil
 	defer func() { d.node = node }()
-	for name, arguments := range map[string]string{CallSimulateInject: `{"kind":"lost","gpu":"0"}`, CallSimulateList: "null"} {
+	for name, arguments := range map[string]string{CallSimulateInject: `{"kind":"lost","gpu":"0"}`,
+		CallSimulateList: "null"} {
 		if _, err := call(name, arguments); !errors.Is(err, errNotSimulated) {
 			t.Errorf("%s of real GPUs: %v", name, err)
 		}
 	}
 }
 
-// TestSignalsOfADaemon: SIGUSR1 releases the driver, SIGUSR2 takes it back, SIGHUP looks at the node.
+// TestSignalsOfADaemon: SIGUSR1 releases the driver, SIGUSR2 takes it back, SIGHUP looks at the
+// node.
 func TestSignalsOfADaemon(t *testing.T) {
 	t.Parallel()
 	d := looking(t, unstarted(t, nil, alone...))

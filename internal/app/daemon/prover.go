@@ -22,7 +22,8 @@ type Prover struct {
 	DriverRoot string
 	// SearchPath are folders below it in which libraries are looked for before others.
 	SearchPath []string
-	// Simulated says that the node is simulated. Its GPUs cannot compute: without a libcuda below the driver root they count as proven.
+	// Simulated says that the node is simulated. Its GPUs cannot compute: without a libcuda below the
+	// driver root they count as proven.
 	Simulated bool
 }
 
@@ -38,7 +39,8 @@ func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 
 // newProofs returns the owner of what is proven of CUDA.
 func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
-	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, SearchPath: d.config.Driver.SearchPath, Simulated: d.node != nil}
+	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, SearchPath: d.config.Driver.SearchPath,
+		Simulated: d.node != nil}
 	return cudacheck.New(ctx, cudacheck.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
 		Tell: func(ctx context.Context, uuid string, f *cuda.Failure) error {
@@ -67,21 +69,24 @@ func cureOf(f *cuda.Failure) inventory.Cure {
 // reservePatience is the longest wait for answers about the users of a GPU.
 const reservePatience = 10 * time.Second
 
-// reserve keeps a device from pods and claims until release is called. A hold is on it: it is listed as Unhealthy.
+// reserve keeps a device from pods and claims until release is called. A hold is on it: it is
+// listed as Unhealthy.
 func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release func(), err error) {
-	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID}, func(ctx context.Context) ([]inventory.Process, error) {
-		found, err := d.monitor.Processes(ctx, []string{device.GPU})
-		return device.Computes(found[device.GPU]), err
-	})
+	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID},
+		func(ctx context.Context) ([]inventory.Process, error) {
+			found, err := d.monitor.Processes(ctx, []string{device.GPU})
+			return device.Computes(found[device.GPU]), err
+		})
 	if len(users) > 0 {
 		err = errors.New("in use by " + users[0])
 	}
 	return release, err
 }
 
-// usersOf returns who uses one of some devices of a GPU, by UUID: the GPU or MIG devices of it, the first of which is to be reserved.
-// Processes, which computing returns, are looked for where no claim or pod does. Without users and error, neither pods nor claims get the
-// device until release is called.
+// usersOf returns who uses one of some devices of a GPU, by UUID: the GPU or MIG devices of it, the
+// first of which is to be reserved. Processes, which computing returns, are looked for where no
+// claim or pod does. Without users and error, neither pods nor claims get the device until release
+// is called.
 func (d *daemon) usersOf(
 	ctx context.Context, gpu string, devices []string, computing func(context.Context) ([]inventory.Process, error),
 ) (users []string, release func(), err error) {
@@ -123,8 +128,8 @@ func (d *daemon) usersOf(
 	return users, nil, err
 }
 
-// unready returns why devices are not given to a pod: the driver is not accepted, the GPU of one of them is being reset, or CUDA is not
-// proven on one. It is nil where they may be.
+// unready returns why devices are not given to a pod: the driver is not accepted, the GPU of one of
+// them is being reset, or CUDA is not proven on one. It is nil where they may be.
 func (d *daemon) unready(devices []resource.Device) error {
 	s := d.monitor.Snapshots().Value()
 	if why := d.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
@@ -160,7 +165,8 @@ func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 		Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds(), Unsaved: progress.Unsaved,
 	}
 	for _, device := range cudacheck.Devices(s) {
-		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting, Reason: progress.Waiting[device.UUID]}
+		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting,
+			Reason: progress.Waiting[device.UUID]}
 		shown.InUse = progress.InUse[device.UUID]
 		if verdict, valid := d.proofs.Record(s, device); valid {
 			shown.Result, shown.Since, shown.Reason, shown.InUse = status.Proven, status.Moment(verdict.At), "", false

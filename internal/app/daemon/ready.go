@@ -19,8 +19,8 @@ import (
 // its limits. It ends only while a driver's files do not fit its kernel module: then the node has
 // to be restarted.
 //
-// A process asks for the lead when all else is ready, and is ready when it has it and the tasks under the lead are ready, too. It is ready
-// without it where a process leads that started later.
+// A process asks for the lead when all else is ready, and is ready when it has it and the tasks
+// under the lead are ready, too. It is ready without it where a process leads that started later.
 type Readiness struct {
 	lead   *lead.Lead
 	tasks  []Task
@@ -72,7 +72,8 @@ const (
 	readyTimeout = 5 * time.Second
 )
 
-// Run asks the tasks until all are ready, and then no more. It returns nil, at the latest when ctx ends.
+// Run asks the tasks until all are ready, and then no more. It returns nil, at the latest when ctx
+// ends.
 func (r *Readiness) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	ticker := time.NewTicker(readyInterval)
@@ -103,7 +104,8 @@ func (r *Readiness) Run(ctx context.Context) error {
 	}
 }
 
-// ask returns whether all tasks are ready, and the reasons of the tasks that are not, or else of those that are.
+// ask returns whether all tasks are ready, and the reasons of the tasks that are not, or else of
+// those that are.
 func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

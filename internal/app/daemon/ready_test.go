@@ -71,21 +71,26 @@ func TestUnserved(t *testing.T) {
 		{UUID: "GPU-a", Index: 0, Health: healthy}, {UUID: "GPU-b", Index: 1, Health: healthy},
 	}}, resource.Options{})
 	const name = resource.WholeGPU
-	held := plan.Under([]resource.Hold{{UUID: "GPU-a", Reason: "no file", Hidden: true}, {UUID: "GPU-b", Reason: "no file", Hidden: true}})
+	held := plan.Under([]resource.Hold{{UUID: "GPU-a", Reason: "no file", Hidden: true},
+		{UUID: "GPU-b", Reason: "no file", Hidden: true}})
 	for what, tt := range map[string]struct {
 		offered     resource.Plan
 		server      serve.Status
 		accountable bool
 		want        string
 	}{
-		"agreed":              {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Agreed: true}, true, ""},
-		"not compared":        {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, true, "is not served: kubelet's account"},
-		"no account":          {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, false, ""},
-		"another account":     {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Problem: "it differs"}, true, "is not served: it differs"},
-		"waiting for kubelet": {plan, serve.Status{Resource: name, Phase: serve.PhaseNoKubelet}, false, "is not served: waiting for kubelet"},
-		"refused":             {plan, serve.Status{Resource: name, Phase: serve.PhaseRegistering, Problem: "refused"}, true, "is not served: refused"},
-		"no server yet":       {plan, serve.Status{Resource: "another"}, true, "is not offered: its server is starting"},
-		"no file":             {held, serve.Status{Resource: "another"}, true, "is not offered: no file"},
+		"agreed": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Agreed: true}, true, ""},
+		"not compared": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, true,
+			"is not served: kubelet's account"},
+		"no account": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, false, ""},
+		"another account": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Problem: "it differs"}, true,
+			"is not served: it differs"},
+		"waiting for kubelet": {plan, serve.Status{Resource: name, Phase: serve.PhaseNoKubelet}, false,
+			"is not served: waiting for kubelet"},
+		"refused": {plan, serve.Status{Resource: name, Phase: serve.PhaseRegistering, Problem: "refused"}, true,
+			"is not served: refused"},
+		"no server yet": {plan, serve.Status{Resource: "another"}, true, "is not offered: its server is starting"},
+		"no file":       {held, serve.Status{Resource: "another"}, true, "is not offered: no file"},
 		"no file any more": {held, serve.Status{Resource: name, Phase: serve.PhaseServing, Agreed: true}, true,
 			"is not offered: no file"},
 	} {
@@ -120,15 +125,19 @@ func TestOthers(t *testing.T) {
 		others      others
 		want        string
 	}{
-		"nobody":                      {nil, nil, others{}, ""},
-		"GPUs":                        {gpus, nil, others{}, "nvidia.com/gpu.shared is served by another device plugin, with 2 devices"},
-		"MIG devices":                 {map[string][]string{"a.b/c": {"MIG-x"}}, nil, others{}, "a.b/c is served by another device plugin, with 1 device"},
-		"names that are no UUIDs":     {map[string][]string{"nvidia.com/gpu": {"nvidia0"}}, nil, others{}, "nvidia.com/gpu is served by another device plugin, with 1 device"},
-		"other devices of NVIDIA's":   {map[string][]string{"nvidia.com/hostdev": {"0000:3b:00.2"}}, nil, others{}, ""},
-		"GPUs that are all unhealthy": {map[string][]string{"nvidia.com/gpu": nil}, nil, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
-		"GPUs of a short time ago":    {nil, nil, others{remembered: gpus}, "nvidia.com/gpu.shared was served until a short time ago, and kubelet remembers it, with 2 devices"},
-		"no account, but a memory":    {nil, unread, others{remembered: gpus}, "kubelet remembers it"},
-		"no account, and no memory":   {nil, unread, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
+		"nobody": {nil, nil, others{}, ""},
+		"GPUs":   {gpus, nil, others{}, "nvidia.com/gpu.shared is served by another device plugin, with 2 devices"},
+		"MIG devices": {map[string][]string{"a.b/c": {"MIG-x"}}, nil, others{},
+			"a.b/c is served by another device plugin, with 1 device"},
+		"names that are no UUIDs": {map[string][]string{"nvidia.com/gpu": {"nvidia0"}}, nil, others{},
+			"nvidia.com/gpu is served by another device plugin, with 1 device"},
+		"other devices of NVIDIA's": {map[string][]string{"nvidia.com/hostdev": {"0000:3b:00.2"}}, nil, others{}, ""},
+		"GPUs that are all unhealthy": {map[string][]string{"nvidia.com/gpu": nil}, nil,
+			others{sockets: []string{"nvidia-gpu.sock"}}, ""},
+		"GPUs of a short time ago": {nil, nil, others{remembered: gpus},
+			"nvidia.com/gpu.shared was served until a short time ago, and kubelet remembers it, with 2 devices"},
+		"no account, but a memory":  {nil, unread, others{remembered: gpus}, "kubelet remembers it"},
+		"no account, and no memory": {nil, unread, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
 		"nothing of kubelet, a socket": {nil, unread, others{forgotten: unread, sockets: []string{"nvidia-gpu.sock"}},
 			"another device plugin listens at nvidia-gpu.sock, and kubelet's account cannot be read: no such file"},
 		"nothing at all": {nil, unread, others{forgotten: unread}, ""},
@@ -148,7 +157,8 @@ func TestWhyNothingIsServed(t *testing.T) {
 	some, bad := []inventory.GPU{{UUID: "GPU-a"}}, []inventory.LeftOut{{Reason: "no UUID"}}
 	for want, seen := range map[string]monitor.Status{
 		"this node has no GPU": {},
-		"the driver was released by quiesce; to end this, run: gpu-device-plugin resume": {Quiesced: time.Now(), Err: errors.New("no driver")},
+		"the driver was released by quiesce; to end this, run: gpu-device-plugin resume": {Quiesced: time.Now(),
+			Err: errors.New("no driver")},
 		"no driver": {Err: errors.New("no driver"), Snapshot: inventory.Snapshot{GPUs: some}},
 	} {
 		if got := why(seen); got != want {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
 )
 
-// askForReboot keeps the file that asks for a restart of the node, while the configuration wants one.
+// askForReboot keeps the file that asks for a restart of the node, while the configuration wants
+// one.
 func (d *daemon) askForReboot(ctx context.Context) error {
 	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(d.node)}
 	asker.Wanted = func() (w reboot.Sentinel, configured, looked <-chan struct{}) {
@@ -27,8 +28,8 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 	return asker.Run(ctx)
 }
 
-// needsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none needs that. It is not known before the
-// first look, and when looks fail.
+// needsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none
+// needs that. It is not known before the first look, and when looks fail.
 func needsReboot(s inventory.Snapshot) (reason string, known bool) {
 	var all []string
 	for _, g := range s.GPUs {

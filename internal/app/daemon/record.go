@@ -40,7 +40,8 @@ func (d *daemon) startRecording(_ context.Context, a RecordArguments) (any, erro
 	})
 }
 
-// recordFromStart begins the recording that the configuration wants. Without it GPUs are served all the same.
+// recordFromStart begins the recording that the configuration wants. Without it GPUs are served all
+// the same.
 func (d *daemon) recordFromStart(ctx context.Context) {
 	if d.config.Record == "" {
 		return

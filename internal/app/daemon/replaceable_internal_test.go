@@ -44,7 +44,8 @@ func TestProcessWithACallThatHangsIsNotReplaced(t *testing.T) {
 					}
 					return
 				}
-				if errors.Is(got, inventory.ErrDriverReplaced) || !strings.Contains(got.Error(), "nvmlDeviceGetMemoryInfo of GPU 3 does not return") {
+				if errors.Is(got, inventory.ErrDriverReplaced) || !strings.Contains(got.Error(),
+					"nvmlDeviceGetMemoryInfo of GPU 3 does not return") {
 					t.Errorf("got %v", got)
 				}
 			})

@@ -52,7 +52,8 @@ func (d *daemon) newResets() *reset.Resets {
 		program, _ := os.Executable() // an empty name fails when it is run
 		instead = []string{program, SimulatedSMICommand, d.config.ControlSocket}
 	}
-	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot, d.config.Driver.SearchPath, instead...))
+	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot,
+		d.config.Driver.SearchPath, instead...))
 	return reset.New(reset.Options{
 		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Users: d.resetUsers, May: d.mayReset,
 		Clients: func(g inventory.GPU) (open []string) {
@@ -124,8 +125,9 @@ func (d *daemon) lastReset() *status.Reset {
 	return &status.Reset{GPUs: s.GPUs, Phase: string(s.Phase), Since: status.Moment(s.Since), Reason: s.Reason}
 }
 
-// SimulatedSMICommand is the command in which a process of this program stands in for nvidia-smi on a simulated node. Its arguments are
-// the control socket of the daemon, and those of nvidia-smi --gpu-reset.
+// SimulatedSMICommand is the command in which a process of this program stands in for nvidia-smi on
+// a simulated node. Its arguments are the control socket of the daemon, and those of nvidia-smi
+// --gpu-reset.
 const SimulatedSMICommand = "simulated-nvidia-smi"
 
 // SMIArguments are those of CallSimulateReset.

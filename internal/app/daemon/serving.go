@@ -28,8 +28,8 @@ type Serving struct {
 	Others  Others
 	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
-	// Leads reports whether this process decides about the owners. If it does not, owners may be missing: the process that leads tells only
-	// those of the GPUs that it has found.
+	// Leads reports whether this process decides about the owners. If it does not, owners may be
+	// missing: the process that leads tells only those of the GPUs that it has found.
 	Leads func() bool
 	// Waiting are the sentences why GPUs do not get another owner. Returning reports whether GPUs
 	// that come back from slices do so, or wait for a reason that lasts, within a minute. Both are
@@ -42,8 +42,8 @@ type Serving struct {
 type Others interface {
 	// Allocatable returns the IDs of the devices that kubelet holds for healthy, by resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Remembered returns the IDs of the devices that kubelet held for healthy when it last wrote its checkpoint, by resource.
-	// Kubelet forgets a resource five minutes after its last server ended.
+	// Remembered returns the IDs of the devices that kubelet held for healthy when it last wrote its
+	// checkpoint, by resource. Kubelet forgets a resource five minutes after its last server ended.
 	Remembered() (map[string][]string, error)
 	// Listening returns the names of the sockets of other GPU device plugins that accept connections.
 	Listening(ctx context.Context) []string
@@ -70,7 +70,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation" + s.waiting()
 		case s.Returning != nil && s.Returning():
 			return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
-		case owners == nil && len(gpus) > 0: // one that finds no driver, for instance: this process does no less, and asks for the lead
+		// one that finds no driver, for instance: this process does no less, and asks for the lead
+		case owners == nil && len(gpus) > 0:
 			return true, "the process that leads does not say which GPUs are given by Dynamic Resource Allocation"
 		}
 		options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
@@ -115,7 +116,8 @@ func (s *Serving) waiting() string {
 	return ""
 }
 
-// unserved returns why resources of the plan are not served. Where kubelet's account can be read, it has to agree.
+// unserved returns why resources of the plan are not served. Where kubelet's account can be read,
+// it has to agree.
 func unserved(plan, offered resource.Plan, servers []serve.Status, accountable bool) []string {
 	var reasons []string
 	for _, r := range plan.Resources {
@@ -161,16 +163,18 @@ func why(seen monitor.Status) string {
 	return "none of the node's GPUs can be offered, see status"
 }
 
-// others says which other device plugin serves GPUs on the node; it is empty if none does. The answer is in kubelet's account, and
-// in its checkpoint, which has resources until five minutes after their last server ended. Sockets count only where neither can
-// be read: a plugin has one also when it has no device.
+// others says which other device plugin serves GPUs on the node; it is empty if none does. The
+// answer is in kubelet's account, and in its checkpoint, which has resources until five minutes
+// after their last server ended. Sockets count only where neither can be read: a plugin has one
+// also when it has no device.
 func (s *Serving) others(ctx context.Context, allocatable map[string][]string, failed error) string {
 	remembered, err := s.Others.Remembered()
 	for _, source := range []struct {
 		what    string
 		devices map[string][]string
 	}{
-		{"is served by another device plugin", allocatable}, {"was served until a short time ago, and kubelet remembers it", remembered},
+		{"is served by another device plugin", allocatable}, {"was served until a short time ago, and kubelet remembers it",
+			remembered},
 	} {
 		for _, name := range slices.Sorted(maps.Keys(source.devices)) {
 			gpus := 0
@@ -188,13 +192,14 @@ func (s *Serving) others(ctx context.Context, allocatable map[string][]string, f
 		return ""
 	}
 	if sockets := s.Others.Listening(ctx); len(sockets) > 0 {
-		return fmt.Sprintf("another device plugin listens at %s, and kubelet's account cannot be read: %v", strings.Join(sockets, ", "), failed)
+		return fmt.Sprintf("another device plugin listens at %s, and kubelet's account cannot be read: %v",
+			strings.Join(sockets, ", "), failed)
 	}
 	return ""
 }
 
-// isGPU reports whether a device of a resource is a GPU or MIG device. Other kinds of devices have resources of NVIDIA's, too;
-// their IDs are no UUIDs of NVML's.
+// isGPU reports whether a device of a resource is a GPU or MIG device. Other kinds of devices have
+// resources of NVIDIA's, too; their IDs are no UUIDs of NVML's.
 func isGPU(name, id string) bool {
 	return name == resource.WholeGPU || strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
 }

@@ -22,8 +22,8 @@ type released interface {
 	Look(ctx context.Context) (inventory.Snapshot, error)
 }
 
-// followSignals handles signals: SIGHUP reads the configuration again and looks at the node, SIGUSR1 releases the
-// driver, SIGUSR2 goes back to it.
+// followSignals handles signals: SIGHUP reads the configuration again and looks at the node,
+// SIGUSR1 releases the driver, SIGUSR2 goes back to it.
 func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *config.Watcher, m released) error {
 	for {
 		select {

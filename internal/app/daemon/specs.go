@@ -33,7 +33,8 @@ func (s *specs) Apply(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	}
 	s.written.Store(&written)
 	if givesNodes(c) {
-		roots := devnodes.Roots{Driver: c.Driver.Root, Container: c.Driver.ContainerRoot, Dev: c.Driver.DevRoot, Divides: c.MIG.Enabled}
+		roots := devnodes.Roots{Driver: c.Driver.Root, Container: c.Driver.ContainerRoot, Dev: c.Driver.DevRoot,
+			Divides: c.MIG.Enabled}
 		unmade = s.nodes.Apply(roots, snapshot, plan, c.Edits)
 	}
 	return errors.Join(unwritten, unmade)

@@ -12,9 +12,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// LogStart logs, in one line, the version, the settings and the resources, after the first look at the node. Then, or when ctx ends, it
-// returns nil.
-func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventory.Snapshot], configs *feed.Feed[config.Config]) error {
+// LogStart logs, in one line, the version, the settings and the resources, after the first look at
+// the node. Then, or when ctx ends, it returns nil.
+func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventory.Snapshot],
+	configs *feed.Feed[config.Config]) error {
 	for {
 		snapshot, looked := snapshots.Latest()
 		if snapshot.Generation > 0 && snapshot.Stale == "" {
@@ -30,7 +31,8 @@ func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventor
 			for _, g := range snapshot.GPUs {
 				migDevices += len(g.MIGDevices)
 			}
-			klog.FromContext(ctx).Info("Started", "version", version, "driver", snapshot.Driver.Version, "gpus", len(snapshot.GPUs),
+			klog.FromContext(ctx).Info("Started", "version", version, "driver", snapshot.Driver.Version, "gpus",
+				len(snapshot.GPUs),
 				"migDevices", migDevices, "leftOut", len(snapshot.LeftOut), "resources", resources, "deviceListStrategy", strategies,
 				"migStrategy", c.Resource.MIG.String(), "sharing", c.Resource.Sharing.Mode.String())
 			return nil

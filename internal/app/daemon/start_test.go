@@ -37,7 +37,8 @@ func TestStartIsOneLine(t *testing.T) {
 			}
 		}
 		snapshots.Publish(inventory.Snapshot{Generation: 2, Driver: inventory.Driver{Version: "580"}, GPUs: []inventory.GPU{
-			{UUID: "GPU-0"}, {Index: 1, UUID: "GPU-1", MemoryBytes: 8 << 30, ComputeCapability: inventory.ComputeCapability{Major: 9}},
+			{UUID: "GPU-0"}, {Index: 1, UUID: "GPU-1", MemoryBytes: 8 << 30,
+				ComputeCapability: inventory.ComputeCapability{Major: 9}},
 		}})
 		if err := <-ended; err != nil {
 			t.Error(err)

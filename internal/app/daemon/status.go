@@ -79,7 +79,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	return s, nil
 }
 
-// addSteps adds the states until pods get the GPUs, where something is asked for that they wait for.
+// addSteps adds the states until pods get the GPUs, where something is asked for that they wait
+// for.
 func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	c := d.watcher.Configs().Value()
 	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
@@ -97,7 +98,8 @@ func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	s.Steps = d.progress.Steps(*s, e, time.Now())
 }
 
-// absent returns which metrics of GPUs the driver does not let this process have, a sentence for each reason.
+// absent returns which metrics of GPUs the driver does not let this process have, a sentence for
+// each reason.
 func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 	refused := map[string][]string{}
 	for _, sample := range samples {
@@ -119,7 +121,8 @@ func shownLead(s lead.Status) status.Lead {
 	}
 }
 
-// addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU gives events.
+// addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU
+// gives events.
 func addCalls(s *status.Status, calls []inventory.Call) {
 	s.Hanging = len(calls)
 	for _, c := range calls {
@@ -161,7 +164,8 @@ func addPlan(to []status.Resource, plan resource.Plan) {
 func holds(put []resource.Hold) []status.Hold {
 	var holds []status.Hold
 	for _, h := range put {
-		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden, Node: h.Node})
+		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden,
+			Node: h.Node})
 	}
 	return holds
 }

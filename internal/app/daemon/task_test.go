@@ -111,7 +111,8 @@ func TestAnOutputThatDoesNotEnd(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	dir := filepath.Join(t.TempDir(), "node")
-	first, next := lead.New(lead.Options{Dir: dir, Name: "a", Token: "a"}), lead.New(lead.Options{Dir: dir, Name: "b", Token: "b"})
+	first, next := lead.New(lead.Options{Dir: dir, Name: "a", Token: "a"}), lead.New(lead.Options{Dir: dir, Name: "b",
+		Token: "b"})
 	hangs := make(chan struct{})
 	ended := make(chan error, 2)
 	serving, end := context.WithCancel(ctx)
@@ -136,10 +137,14 @@ func TestAnOutputThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead count when it has it.
+// TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead
+// count when it has it.
 func TestReadyWithTheLead(t *testing.T) {
 	t.Parallel()
-	never := daemon.Task{Lead: true, Ready: func(context.Context) (bool, string) { return false, "the driver is not registered" }}
+	never := daemon.Task{Lead: true, Ready: func(context.Context) (bool,
+		string) {
+		return false, "the driver is not registered"
+	}}
 	for dir, want := range map[string]string{
 		"":          "the driver is not registered",
 		t.TempDir(): "it waits for the lead of the node, which another process has",
@@ -166,7 +171,8 @@ func TestADaemonWithoutOutputsLives(t *testing.T) {
 		defer cancel()
 		var ended ends
 		began := time.Now()
-		if err := daemon.RunTasks(ctx, lead.New(lead.Options{}), []daemon.Task{ended.task("observation", nil)}, nil); err != nil {
+		if err := daemon.RunTasks(ctx, lead.New(lead.Options{}), []daemon.Task{ended.task("observation", nil)},
+			nil); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < time.Hour || len(ended.names) != 1 {

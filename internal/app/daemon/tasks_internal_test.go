@@ -39,7 +39,8 @@ func running(t *testing.T, run func(context.Context) error) {
 	})
 }
 
-// TestWatchedStatus: the status is sent at once, and again when more of it changes than the time of the last look.
+// TestWatchedStatus: the status is sent at once, and again when more of it changes than the time of
+// the last look.
 func TestWatchedStatus(t *testing.T) {
 	t.Parallel()
 	d := looking(t, unstarted(t, nil, alone...))
@@ -71,11 +72,16 @@ func TestWatchedStatus(t *testing.T) {
 		publish func()
 		is      func(status.Status) bool
 	}{
-		"readiness":        {func() { d.readiness.Answer().Publish(status.Readiness{Ready: true}) }, func(s status.Status) bool { return s.Readiness.Ready }},
-		"an error":         {func() { d.watcher.Errors().Publish(errors.New("e")) }, func(s status.Status) bool { return s.ConfigError == "e" }},
-		"MPS":              {func() { d.mps.Unready().Publish(map[string]string{"a": "b"}) }, func(s status.Status) bool { return len(s.MPS) == 1 }},
-		"what is offered":  {func() { d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}}) }, func(s status.Status) bool { return len(s.Warnings) == 1 }},
-		"what no feed has": {func() { d.labelsProblem.Publish(errors.New("l")) }, func(s status.Status) bool { return s.LabelsError == "l" }},
+		"readiness": {func() { d.readiness.Answer().Publish(status.Readiness{Ready: true}) },
+			func(s status.Status) bool { return s.Readiness.Ready }},
+		"an error": {func() { d.watcher.Errors().Publish(errors.New("e")) },
+			func(s status.Status) bool { return s.ConfigError == "e" }},
+		"MPS": {func() { d.mps.Unready().Publish(map[string]string{"a": "b"}) },
+			func(s status.Status) bool { return len(s.MPS) == 1 }},
+		"what is offered": {func() { d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}}) },
+			func(s status.Status) bool { return len(s.Warnings) == 1 }},
+		"what no feed has": {func() { d.labelsProblem.Publish(errors.New("l")) },
+			func(s status.Status) bool { return s.LabelsError == "l" }},
 	} {
 		change.publish()
 		until(what, change.is)
@@ -118,7 +124,8 @@ func TestGroupsOfMPS(t *testing.T) {
 	}
 	c := d.watcher.Configs().Value()
 	shared := c
-	shared.Resource.Sharing = resource.Sharing{Mode: resource.MPS, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}}
+	shared.Resource.Sharing = resource.Sharing{Mode: resource.MPS,
+		Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}}
 	d.watcher.Configs().Publish(shared)
 	groups(1)
 	d.watcher.Configs().Publish(c)
@@ -195,7 +202,8 @@ func TestLabelsArePrinted(t *testing.T) {
 	})
 }
 
-// TestMetricsOfADaemon: they are served at the address of the configuration, with the name of the node, or of this machine.
+// TestMetricsOfADaemon: they are served at the address of the configuration, with the name of the
+// node, or of this machine.
 func TestMetricsOfADaemon(t *testing.T) {
 	t.Parallel()
 	address, err := loopback.Free(t.Context())

@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Told is which GPUs may be given to pods, as the process that leads tells its standbys, which serve kubelet, too. Make it with NewTold.
+// Told is which GPUs may be given to pods, as the process that leads tells its standbys, which
+// serve kubelet, too. Make it with NewTold.
 type Told struct {
 	lead     *lead.Lead
 	owners   *feed.Feed[dra.Owners]
@@ -31,17 +32,20 @@ type Told struct {
 	mu       sync.Mutex      // held while what was heard is published, and for changes of deciders
 }
 
-// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners; holds on GPUs that are being divided anew
-// to dividing, nil where nobody changes layouts; verdicts on CUDA to proofs. Standbys are told of resets as holds. Divides says that this
-// process changes layouts.
+// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners;
+// holds on GPUs that are being divided anew to dividing, nil where nobody changes layouts; verdicts
+// on CUDA to proofs. Standbys are told of resets as holds. Divides says that this process changes
+// layouts.
 func NewTold(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], proofs *feed.Feed[cudacheck.Records],
 	resets *feed.Feed[reset.Status], divides bool,
 ) *Told {
-	return &Told{lead: l, owners: owners, dividing: dividing, proofs: proofs, resets: resets, divides: divides, deciders: feed.New(0)}
+	return &Told{lead: l, owners: owners, dividing: dividing, proofs: proofs, resets: resets, divides: divides,
+		deciders: feed.New(0)}
 }
 
-// heldFor returns holds with those on GPUs that are being reset. Without other holds all GPUs have an entry, as the standby may give them.
+// heldFor returns holds with those on GPUs that are being reset. Without other holds all GPUs have
+// an entry, as the standby may give them.
 func heldFor(s reset.Status, dividing map[string]resource.GPUHold, owners dra.Owners) map[string]resource.GPUHold {
 	if !s.Withholds() {
 		return dividing
@@ -66,7 +70,8 @@ type told struct {
 	Proofs   cudacheck.Records           `json:"proofs,omitempty"`
 }
 
-// Tell tells standbys what this process knows, while it leads. Owners that it heard before stay until it has decided itself.
+// Tell tells standbys what this process knows, while it leads. Owners that it heard before stay
+// until it has decided itself.
 func (t *Told) Tell(ctx context.Context) error {
 	if !t.divides {
 		t.dividing.Publish(nil)
@@ -109,7 +114,8 @@ func (t *Told) Follow(ctx context.Context) error {
 	}
 }
 
-// take publishes what was told, unless this process leads, or a task that decides has not ended since this process led.
+// take publishes what was told, unless this process leads, or a task that decides has not ended
+// since this process led.
 func (t *Told) take(now told) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,8 +133,9 @@ func (t *Told) take(now told) {
 	}
 }
 
-// Deciding returns a task under the lead that publishes what it decides. What was heard before is published when it begins, and what is
-// heard later when it has ended, also where the lead was lost before that.
+// Deciding returns a task under the lead that publishes what it decides. What was heard before is
+// published when it begins, and what is heard later when it has ended, also where the lead was lost
+// before that.
 func (t *Told) Deciding(task Task) Task {
 	run := task.Run
 	task.Lead, task.Run = true, func(ctx context.Context) error {
@@ -146,7 +153,8 @@ func (t *Told) decides(n int) {
 	t.deciders.Publish(t.deciders.Value() + n)
 }
 
-// mayDivide returns why no MIG layout may be made now; nil if one may. A standby serves kubelet by the devices that are there.
+// mayDivide returns why no MIG layout may be made now; nil if one may. A standby serves kubelet by
+// the devices that are there.
 func (d *daemon) mayDivide() error {
 	if err := d.lead.Check(); err != nil {
 		return err

@@ -61,7 +61,8 @@ func (p *teller) run(t *testing.T, deciding ...func(context.Context) error) {
 
 func yes(is bool) bool { return is }
 
-// TestResetsAreTold: a standby gives no GPU to pods that is being reset, and all of them afterwards.
+// TestResetsAreTold: a standby gives no GPU to pods that is being reset, and all of them
+// afterwards.
 func TestResetsAreTold(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
@@ -79,7 +80,8 @@ func TestResetsAreTold(t *testing.T) {
 	}
 }
 
-// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before.
+// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and
+// knows none before.
 func TestOwnersAreTold(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
@@ -87,13 +89,16 @@ func TestOwnersAreTold(t *testing.T) {
 	leading.run(t)
 	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
 	standby.run(t)
-	poll.Latest(t, "the other is its standby", leading.lead.Statuses(), func(s lead.Status) bool { return s.Standbys == 1 })
+	poll.Latest(t, "the other is its standby", leading.lead.Statuses(),
+		func(s lead.Status) bool { return s.Standbys == 1 })
 	if owners := standby.owners.Value(); owners != nil {
 		t.Errorf("a standby that has heard nothing goes by %v", owners)
 	}
-	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}, {"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
+	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA},
+		{"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
 		leading.owners.Publish(want)
-		poll.Latest(t, "the standby goes by what it heard", standby.owners, func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
+		poll.Latest(t, "the standby goes by what it heard", standby.owners,
+			func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
 	}
 	holds := map[string]resource.GPUHold{"GPU-1": {Reason: "it is being divided"}}
 	leading.dividing.Publish(holds) // not before the first leads and tells: it begins without any
@@ -104,8 +109,8 @@ func TestOwnersAreTold(t *testing.T) {
 		func(h map[string]resource.GPUHold) bool { return h == nil })
 }
 
-// TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also where a task of its term ends late and
-// publishes what it decided before.
+// TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also
+// where a task of its term ends late and publishes what it decided before.
 func TestALateDecision(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
@@ -119,7 +124,8 @@ func TestALateDecision(t *testing.T) {
 		return nil
 	})
 	<-begun
-	if err := os.Remove(filepath.Join(dir, "lead.sock")); err != nil { // as where the process was stopped, and another one took the lead
+	// as where the process was stopped, and another one took the lead
+	if err := os.Remove(filepath.Join(dir, "lead.sock")); err != nil {
 		t.Fatal(err)
 	}
 	next := newTeller(dir, "b")

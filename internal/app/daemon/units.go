@@ -16,7 +16,8 @@ import (
 // errNoKubelet is why kubelet's checkpoint is not read.
 var errNoKubelet = errors.New("kubelet's directory is not used")
 
-// unitHolders returns which of the containers have units of GPUs, each with its receipt. What is not known by the end of ctx is left out.
+// unitHolders returns which of the containers have units of GPUs, each with its receipt. What is
+// not known by the end of ctx is left out.
 func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
 	if !slices.ContainsFunc(devices, func(c kubelet.ContainerDevice) bool { return resource.UnitMiB(c.Resource) > 0 }) {
 		return nil // the checkpoint is not read for it
@@ -44,9 +45,10 @@ type LimitReader struct {
 	Containers func(wanted func(uid string) bool) (map[string][]kubelet.SeenContainer, error)
 }
 
-// Into adds to the GPUs which limits the driver has for the pods that were given units of them, where it holds these limits. Where this
-// process sees no cgroups of pods, nothing is read.
-func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, plan resource.Plan, answers []kubelet.Answer) {
+// Into adds to the GPUs which limits the driver has for the pods that were given units of them,
+// where it holds these limits. Where this process sees no cgroups of pods, nothing is read.
+func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, plan resource.Plan,
+	answers []kubelet.Answer) {
 	pods := map[string]map[string]bool{} // UIDs of pods, by UUID of the GPU
 	for _, a := range answers {
 		for _, id := range a.IDs {

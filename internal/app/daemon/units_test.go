@@ -25,7 +25,8 @@ func (l *limits) MemoryLimits(_ context.Context, cgroups map[string][]string) (m
 	return l.answer, l.err
 }
 
-// TestLimitReader: the driver is asked about the containers of pods with units whose limits it holds, and about no others.
+// TestLimitReader: the driver is asked about the containers of pods with units whose limits it
+// holds, and about no others.
 func TestLimitReader(t *testing.T) {
 	t.Parallel()
 	const mem = "volcano.sh/gpu-mem.1Gi"
@@ -33,11 +34,13 @@ func TestLimitReader(t *testing.T) {
 		{ID: "GPU-a::0", UUID: "GPU-a", Minor: 3}, {ID: "GPU-b::0", UUID: "GPU-b", Minor: 4},
 	}}}}
 	answers := []kubelet.Answer{
-		{Resource: mem, PodUID: "p", IDs: []string{"GPU-a::0", "GPU-a::1"}}, {Resource: mem, PodUID: "q", IDs: []string{"GPU-b::0"}},
+		{Resource: mem, PodUID: "p", IDs: []string{"GPU-a::0", "GPU-a::1"}}, {Resource: mem, PodUID: "q",
+			IDs: []string{"GPU-b::0"}},
 		{Resource: "nvidia.com/gpu", PodUID: "r", IDs: []string{"GPU-a"}},
 	}
 	pods := map[string][]kubelet.SeenContainer{
-		"p": {{Cgroup: "/p/sandbox"}, {Cgroup: "/p/main", Nodes: []string{"nvidia3", "nvidiactl"}}, {Cgroup: "/p/ended", Nodes: []string{"nvidia3"}}},
+		"p": {{Cgroup: "/p/sandbox"}, {Cgroup: "/p/main", Nodes: []string{"nvidia3", "nvidiactl"}},
+			{Cgroup: "/p/ended", Nodes: []string{"nvidia3"}}},
 		"q": {{Cgroup: "/q/main"}}, "r": {{Cgroup: "/r/main"}},
 	}
 	byDriver, byMPS := unitreport.GPU{Driver: true}, unitreport.GPU{MPS: true}
@@ -56,7 +59,8 @@ func TestLimitReader(t *testing.T) {
 		},
 		"by MPS":              {gpus: map[string]unitreport.GPU{"GPU-a": byMPS}, want: byMPS},
 		"no cgroups are seen": {hidden: errors.New("no folder"), want: byDriver},
-		"no answer in time":   {driver: limits{err: context.DeadlineExceeded}, asked: map[string][]string{"GPU-a": {"/p/sandbox", "/p/main", "/p/ended"}}, want: byDriver},
+		"no answer in time": {driver: limits{err: context.DeadlineExceeded},
+			asked: map[string][]string{"GPU-a": {"/p/sandbox", "/p/main", "/p/ended"}}, want: byDriver},
 	} {
 		gpus := map[string]unitreport.GPU{"GPU-a": byDriver, "GPU-b": byMPS}
 		if tt.gpus != nil {

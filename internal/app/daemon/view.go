@@ -24,21 +24,24 @@ type View struct {
 	ConfigErrors *feed.Feed[error]
 	// Snapshots are what is known of the GPUs.
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Labels are those that the node is to have; nil as long as they are not known. LabelsProblem gets the reason why the node does not
-	// have them.
+	// Labels are those that the node is to have; nil as long as they are not known. LabelsProblem gets
+	// the reason why the node does not have them.
 	Labels        *feed.Feed[map[string]string]
 	LabelsProblem *feed.Feed[error]
-	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
+	// Lead says whether this process leads, and is asked before each write that only the process that
+	// leads makes.
 	Lead *lead.Lead
-	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
+	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil
+	// where layouts are not changed.
 	MIGWish *choice.Chooser
 	MIG     *feed.Feed[mig.Status]
 	// DRA has the parts for Dynamic Resource Allocation; nil if there are none.
 	DRA *DRA
 	// Offered is the part of the plan that the servers offer.
 	Offered *feed.Feed[resource.Plan]
-	// Fewer is the number of a change by which the lists get fewer devices, and which waits until Proceed is called with it; 0 if none waits.
-	// Listed returns how many devices the lists offer, by resource.
+	// Fewer is the number of a change by which the lists get fewer devices, and which waits until
+	// Proceed is called with it; 0 if none waits. Listed returns how many devices the lists offer, by
+	// resource.
 	Fewer   *feed.Feed[uint64]
 	Proceed func(number uint64)
 	Listed  func() map[string]int
@@ -48,7 +51,8 @@ type View struct {
 	Quiesce, Resume func(context.Context) error
 	// Held returns which devices pods hold, as PodResources tells.
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
-	// ClaimsOf returns the names and UIDs of the prepared claims that have one of the GPUs or MIG devices, by UUID; nil where there are none.
+	// ClaimsOf returns the names and UIDs of the prepared claims that have one of the GPUs or MIG
+	// devices, by UUID; nil where there are none.
 	ClaimsOf func(devices []string) []dra.Claim
 	// Checkpoint returns kubelet's own record of devices and pods; nil without a kubelet.
 	Checkpoint func() (kubelet.Checkpoint, error)

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// watchEvery is how often a watched status is made anew for what no feed tells: calls that do not return, phases of servers.
+	// watchEvery is how often a watched status is made anew for what no feed tells: calls that do not
+	// return, phases of servers.
 	watchEvery = time.Second
 	// watchGap is the least time between two of them. One change often causes another at once.
 	watchGap = 100 * time.Millisecond
@@ -19,15 +20,18 @@ const (
 
 func (d *daemon) streams() map[string]control.Stream {
 	return map[string]control.Stream{
-		CallStatusWatch:   func(ctx context.Context, _ json.RawMessage, send func(any) error) error { return d.watch(ctx, send) },
+		CallStatusWatch: func(ctx context.Context, _ json.RawMessage,
+			send func(any) error) error {
+			return d.watch(ctx, send)
+		},
 		CallReset:         d.reset,
 		CallSimulateReset: d.simulateReset,
 	}
 }
 
-// watch sends the status now, and again whenever more of it changes than the time of the last look. Nothing of this runs while nobody
-// watches. A client that is slow
-// receives the newest status, not every one.
+// watch sends the status now, and again whenever more of it changes than the time of the last look.
+// Nothing of this runs while nobody watches. A client that is slow receives the newest status, not
+// every one.
 func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()

@@ -50,7 +50,8 @@ func (c *callContext) Err() error {
 
 // begin returns the context of a call whose client wants no answer after the deadline, if there is
 // one. The error says that the call has ended before. End has to be called when the call has ended.
-func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant) (_ context.Context, end func(), err error) {
+func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant) (_ context.Context, end func(),
+	err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, nil, err
@@ -78,7 +79,8 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 	return &callContext{calling, cancel, deadline, raw}, cancel, nil
 }
 
-// hasGone reports whether the other end of a connection is closed. A client that only sends no more is still there.
+// hasGone reports whether the other end of a connection is closed. A client that only sends no more
+// is still there.
 func hasGone(conn syscall.RawConn) (gone bool) {
 	err := conn.Control(func(fd uintptr) {
 		poll := []unix.PollFd{{Fd: int32(fd)}}

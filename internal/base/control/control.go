@@ -1,5 +1,6 @@
-// Package control is the daemon's local control socket: how an operator, by another invocation of the same binary, asks a running daemon
-// what it sees or tells it to do something. It carries named calls; their meaning is that of the handlers.
+// Package control is the daemon's local control socket: how an operator, by another invocation of
+// the same binary, asks a running daemon what it sees or tells it to do something. It carries named
+// calls; their meaning is that of the handlers.
 //
 // A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and
 // receives one JSON object with either "result" or "error". A call that is followed receives an
@@ -24,23 +25,26 @@ import (
 )
 
 const (
-	// maxRequest bounds one request, in bytes. The largest, a fault with a layout of MIG devices, takes some hundred.
+	// maxRequest bounds one request, in bytes. The largest, a fault with a layout of MIG devices,
+	// takes some hundred.
 	maxRequest = 64 << 10
 	// answerTimeout is how long a client waits for the first answer. The deadline of its call is
 	// farewellTimeout earlier, so that the daemon's own reason arrives.
 	answerTimeout = 30 * time.Second
 	// busyPause is the pause before a client connects again to a daemon whose backlog is full.
 	busyPause = 50 * time.Millisecond
-	// maxAnswer bounds one answer, in bytes. The status of a node with thousands of replicas takes some hundred thousand.
+	// maxAnswer bounds one answer, in bytes. The status of a node with thousands of replicas takes
+	// some hundred thousand.
 	maxAnswer = 16 << 20
 )
 
-// A Handler answers one kind of call. What it returns is sent as JSON; the sentence of its error is sent as it is.
+// A Handler answers one kind of call. What it returns is sent as JSON; the sentence of its error is
+// sent as it is.
 type Handler func(ctx context.Context, arguments json.RawMessage) (any, error)
 
-// A Stream answers a call that is followed, with its arguments: each value that it sends reaches the client as JSON. The error of send says
-// that the client takes no more values. Its ctx ends when the client has gone or the server ends; the sentence of another error is sent as
-// it is.
+// A Stream answers a call that is followed, with its arguments: each value that it sends reaches
+// the client as JSON. The error of send says that the client takes no more values. Its ctx ends
+// when the client has gone or the server ends; the sentence of another error is sent as it is.
 type Stream func(ctx context.Context, arguments json.RawMessage, send func(any) error) error
 
 var (
@@ -48,7 +52,8 @@ var (
 	ErrNoDaemon = errors.New("no daemon answers")
 	// ErrSilent is wrapped by the error of a Call or Follow that got no answer in time.
 	ErrSilent = errors.New("the daemon does not answer")
-	// ErrEnded is wrapped by the error of a Follow whose connection ended, and of a Call that could not be sent.
+	// ErrEnded is wrapped by the error of a Follow whose connection ended, and of a Call that could
+	// not be sent.
 	ErrEnded = errors.New("the daemon has ended the connection")
 )
 
@@ -142,7 +147,8 @@ func dial(ctx context.Context, socket, call string, arguments any) (*caller, err
 	return c, nil
 }
 
-// connect connects to the daemon. While the backlog of a daemon is full, it tries again until the time is over.
+// connect connects to the daemon. While the backlog of a daemon is full, it tries again until the
+// time is over.
 func (c *caller) connect(ctx context.Context, over time.Time) error {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)

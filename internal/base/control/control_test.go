@@ -23,7 +23,8 @@ import (
 
 const patience = time.Minute // bounds every wait for something that must happen
 
-// start runs a server at socket until the test ends, and returns once it answers. Waits is closed when its call wait has come.
+// start runs a server at socket until the test ends, and returns once it answers. Waits is closed
+// when its call wait has come.
 func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 	t.Helper()
 	waits = make(chan struct{})
@@ -86,7 +87,8 @@ func TestCalls(t *testing.T) {
 	}
 
 	var got []string
-	if err := control.Call(t.Context(), socket, "echo", []string{"a", "b"}, &got); err != nil || strings.Join(got, "") != "ab" {
+	if err := control.Call(t.Context(), socket, "echo", []string{"a", "b"}, &got); err != nil ||
+		strings.Join(got, "") != "ab" {
 		t.Errorf("echo = %q, %v", got, err)
 	}
 	for range 100 { // more than are served at a time
@@ -97,7 +99,8 @@ func TestCalls(t *testing.T) {
 	if err := control.Call(t.Context(), socket, "fail", nil, nil); err == nil || err.Error() != "no GPU 9 here" {
 		t.Errorf("fail = %v, want the handler's sentence", err)
 	}
-	if err := control.Call(t.Context(), socket, "eco", nil, nil); err == nil || !strings.Contains(err.Error(), "echo, fail") {
+	if err := control.Call(t.Context(), socket, "eco", nil, nil); err == nil ||
+		!strings.Contains(err.Error(), "echo, fail") {
 		t.Errorf("unknown call = %v, want the names of the known ones", err)
 	}
 	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
@@ -177,7 +180,8 @@ func TestTheSocketOfAnotherIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoSocketIsLeftAlone: a file, a folder, a FIFO or a link at the path is neither replaced nor opened.
+// TestWhatIsNoSocketIsLeftAlone: a file, a folder, a FIFO or a link at the path is neither replaced
+// nor opened.
 func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"file":            func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
@@ -195,7 +199,8 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = control.NewServer(socket, nil, nil).Run(t.Context())
-			if err == nil || !strings.Contains(err.Error(), "not a socket") || !strings.Contains(err.Error(), "--control-socket") {
+			if err == nil || !strings.Contains(err.Error(), "not a socket") ||
+				!strings.Contains(err.Error(), "--control-socket") {
 				t.Errorf("Run() = %v, want an error with the remedy", err)
 			}
 			if after, err := os.Lstat(socket); err != nil || !os.SameFile(before, after) {
@@ -208,8 +213,9 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestASocketThatIsRemovedComesBack: at once, by the notice of its removal, and what was asked before is answered. Without the notice it
-// would come back when the server looks for it, ten seconds later.
+// TestASocketThatIsRemovedComesBack: at once, by the notice of its removal, and what was asked
+// before is answered. Without the notice it would come back when the server looks for it, ten
+// seconds later.
 func TestASocketThatIsRemovedComesBack(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	waits, stop := start(t, socket)
@@ -242,7 +248,8 @@ func TestASocketThatIsRemovedComesBack(t *testing.T) {
 	}
 }
 
-// TestASocketOfAnotherTimeIsNotOurs: one that took the place of ours may have its number. The server listens anew.
+// TestASocketOfAnotherTimeIsNotOurs: one that took the place of ours may have its number. The
+// server listens anew.
 func TestASocketOfAnotherTimeIsNotOurs(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
@@ -257,7 +264,8 @@ func TestASocketOfAnotherTimeIsNotOurs(t *testing.T) {
 	answers(t, socket)
 }
 
-// TestOthersMayNeverConnect: the mode of the socket is right from its first moment, whatever the umask is.
+// TestOthersMayNeverConnect: the mode of the socket is right from its first moment, whatever the
+// umask is.
 func TestOthersMayNeverConnect(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -284,7 +292,8 @@ func TestOthersMayNeverConnect(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded: one that is too long is refused with the limit, and one that never comes is not waited for.
+// TestRequestsAreBounded: one that is too long is refused with the limit, and one that never comes
+// is not waited for.
 func TestRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -338,7 +347,8 @@ func TestTheUserOfTheDaemonIsLetIn(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	calls := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestCalls$") // nobody may not open the folder of the program
+	// nobody may not open the folder of the program
+	calls := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestCalls$")
 	calls.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if out, err := calls.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)

@@ -30,7 +30,8 @@ func dialed(t *testing.T, socket string) *net.UnixConn {
 	return conn
 }
 
-// TestSilence: a daemon that accepts and is silent is named, by a call, and by one that is followed.
+// TestSilence: a daemon that accepts and is silent is named, by a call, and by one that is
+// followed.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -49,7 +50,8 @@ func TestSilence(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		err := ask(ctx)
 		cancel()
-		if !errors.Is(err, control.ErrSilent) || !strings.Contains(err.Error(), "within 100ms") || !strings.Contains(err.Error(), socket) {
+		if !errors.Is(err, control.ErrSilent) || !strings.Contains(err.Error(), "within 100ms") ||
+			!strings.Contains(err.Error(), socket) {
 			t.Errorf("%s() = %v, want that the daemon does not answer", name, err)
 		}
 	}
@@ -88,7 +90,8 @@ func TestACallThatNobodyWaitsFor(t *testing.T) {
 
 	for _, name := range []string{"change", "follow"} {
 		late := dialed(t, socket)
-		if _, err := fmt.Fprintf(late, `{"call": %q, "deadline": 1}`, name); err != nil { // a nanosecond after the node's start
+		// a nanosecond after the node's start
+		if _, err := fmt.Fprintf(late, `{"call": %q, "deadline": 1}`, name); err != nil {
 			t.Fatal(err)
 		}
 		if answer, err := io.ReadAll(late); err != nil || !strings.Contains(string(answer), "nothing was begun") {

@@ -28,17 +28,21 @@ const (
 	// without a request is closed. Where all have one, others wait until the kernel's backlog is
 	// full.
 	maxCalls = 64
-	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take to come.
+	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take
+	// to come.
 	callTimeout    = 30 * time.Second
 	requestTimeout = 5 * time.Second
-	// maxStreams is how many calls are followed at a time; more are refused. They leave room for other calls.
+	// maxStreams is how many calls are followed at a time; more are refused. They leave room for other
+	// calls.
 	maxStreams = 8
-	// sendTimeout is how long a client that follows a call may take to receive a value. One that stops reading loses its place.
+	// sendTimeout is how long a client that follows a call may take to receive a value. One that stops
+	// reading loses its place.
 	sendTimeout = 30 * time.Second
-	// farewellTimeout bounds the answer to a call that ended because the server or the call's time does.
+	// farewellTimeout bounds the answer to a call that ended because the server or the call's time
+	// does.
 	farewellTimeout = time.Second
-	// lookOften is how often the socket is looked for where inotify does not tell that it was removed, lookRarely where it does. Each
-	// look wakes an idle process.
+	// lookOften is how often the socket is looked for where inotify does not tell that it was removed,
+	// lookRarely where it does. Each look wakes an idle process.
 	lookOften  = 500 * time.Millisecond
 	lookRarely = 10 * time.Second
 )
@@ -58,7 +62,8 @@ type Server struct {
 	sendTimeout time.Duration
 }
 
-// NewServer returns a server for the given calls and calls that are followed, by name. It takes over the maps.
+// NewServer returns a server for the given calls and calls that are followed, by name. It takes
+// over the maps.
 func NewServer(socket string, handlers map[string]Handler, streams map[string]Stream) *Server {
 	return &Server{
 		socket: socket, handlers: handlers, streams: streams,
@@ -66,9 +71,10 @@ func NewServer(socket string, handlers map[string]Handler, streams map[string]St
 	}
 }
 
-// Run answers calls until ctx ends, then removes the socket and returns nil. It also returns nil when the socket was removed;
-// calls that are under way are answered then. A socket at which another daemon answers, and anything that is no socket, is an
-// error, and is left alone; a socket that a dead daemon left behind is replaced.
+// Run answers calls until ctx ends, then removes the socket and returns nil. It also returns nil
+// when the socket was removed; calls that are under way are answered then. A socket at which
+// another daemon answers, and anything that is no socket, is an error, and is left alone; a socket
+// that a dead daemon left behind is replaced.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := listen(ctx, s.socket)
 	if err != nil {
@@ -333,8 +339,8 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 	return err
 }
 
-// allowed lets in root and the user that the daemon runs as. The socket's mode says the same; this holds also where
-// somebody changed it.
+// allowed lets in root and the user that the daemon runs as. The socket's mode says the same; this
+// holds also where somebody changed it.
 func allowed(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

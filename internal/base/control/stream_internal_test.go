@@ -84,7 +84,8 @@ func connect(t *testing.T, socket string) net.Conn {
 	return conn
 }
 
-// TestTheEndOfAStream: nothing is sent to a client that has gone or does not read. Another one is told why the stream ended.
+// TestTheEndOfAStream: nothing is sent to a client that has gone or does not read. Another one is
+// told why the stream ended.
 func TestTheEndOfAStream(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
@@ -93,7 +94,11 @@ func TestTheEndOfAStream(t *testing.T) {
 		run    Stream
 		want   error
 	}{
-		"the client has gone": {true, func(ctx context.Context, _ json.RawMessage, _ func(any) error) error { <-ctx.Done(); return broken }, nil},
+		"the client has gone": {true, func(ctx context.Context, _ json.RawMessage,
+			_ func(any) error) error {
+			<-ctx.Done()
+			return broken
+		}, nil},
 		"the client does not read": {false, func(_ context.Context, _ json.RawMessage, send func(any) error) error {
 			for {
 				if err := send(strings.Repeat("x", 1<<16)); err != nil {
@@ -130,7 +135,8 @@ func TestTheEndOfAStream(t *testing.T) {
 	}
 }
 
-// TestConnectionsThatCannotBeAccepted take no room from later ones, and are tried again until the end.
+// TestConnectionsThatCannotBeAccepted take no room from later ones, and are tried again until the
+// end.
 func TestConnectionsThatCannotBeAccepted(t *testing.T) {
 	t.Parallel()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "c.sock"), Net: "unix"})

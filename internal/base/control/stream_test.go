@@ -32,15 +32,18 @@ func TestFollow(t *testing.T) {
 		t.Errorf("Follow() = %v after %d values", err, len(got))
 	}
 	take := func(string) error { return nil }
-	if err := control.Follow(t.Context(), socket, "break", nil, take); err == nil || err.Error() != "the monitor has ended" {
+	if err := control.Follow(t.Context(), socket, "break", nil, take); err == nil ||
+		err.Error() != "the monitor has ended" {
 		t.Errorf("Follow() = %v, want the sentence of the daemon", err)
 	}
-	if err := control.Follow(t.Context(), socket, "braek", nil, take); err == nil || !strings.Contains(err.Error(), "break, count, echo, fail, once") {
+	if err := control.Follow(t.Context(), socket, "braek", nil, take); err == nil ||
+		!strings.Contains(err.Error(), "break, count, echo, fail, once") {
 		t.Errorf("Follow() = %v, want the names of the known calls", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := control.Follow(ctx, socket, "once", nil, func(string) error { cancel(); return nil }); !errors.Is(err, control.ErrEnded) {
+	if err := control.Follow(ctx, socket, "once", nil, func(string) error { cancel(); return nil }); !errors.Is(err,
+		control.ErrEnded) {
 		t.Errorf("Follow() = %v when its ctx ends", err)
 	}
 	followed := make(chan struct{})
@@ -62,7 +65,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestFollowersAreBounded: one more than the limit is refused, other calls are answered, and who ends makes room.
+// TestFollowersAreBounded: one more than the limit is refused, other calls are answered, and who
+// ends makes room.
 func TestFollowersAreBounded(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -100,11 +104,13 @@ func TestFollowersAreBounded(t *testing.T) {
 	again, stop := context.WithCancel(t.Context())
 	defer stop()
 	poll.Until(t, "there is room again", func() bool { // the server sees the ends a little later
-		return errors.Is(control.Follow(again, socket, "once", nil, func(string) error { stop(); return nil }), control.ErrEnded)
+		return errors.Is(control.Follow(again, socket, "once", nil, func(string) error { stop(); return nil }),
+			control.ErrEnded)
 	})
 }
 
-// TestAFollowerWhoseRequestComesInParts: what comes after its request, such as the end of the line, is no reason to let it go.
+// TestAFollowerWhoseRequestComesInParts: what comes after its request, such as the end of the line,
+// is no reason to let it go.
 func TestAFollowerWhoseRequestComesInParts(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")

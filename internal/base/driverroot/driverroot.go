@@ -1,6 +1,6 @@
-// Package driverroot knows how the files of an NVIDIA driver lie below its driver root, the folder at which the root of its
-// installation is mounted: folders, links, and the names of libraries and programs. The driver root is "/" of the file systems that
-// the functions take.
+// Package driverroot knows how the files of an NVIDIA driver lie below its driver root, the folder
+// at which the root of its installation is mounted: folders, links, and the names of libraries and
+// programs. The driver root is "/" of the file systems that the functions take.
 package driverroot
 
 import (
@@ -36,7 +36,8 @@ func LibraryFolders(searchPath ...string) []string {
 	)
 }
 
-// ProgramFolders returns the folders in which the driver's programs are looked for, the likeliest first.
+// ProgramFolders returns the folders in which the driver's programs are looked for, the likeliest
+// first.
 func ProgramFolders() []string {
 	return []string{
 		"usr/bin", "bin", "usr/local/nvidia/bin", "usr/sbin", "sbin", "usr/lib/nvidia/current", "opt/bin", "usr/local/bin",
@@ -69,9 +70,10 @@ const maxLinks = 40
 
 var errTooManyLinks = errors.New("too many levels of symbolic links")
 
-// Resolve follows a path below root as a process would whose root directory is root: absolute links lead inside root, and nothing
-// leads out of it. It returns the path without symbolic links. Absolute says whether a link on the way was absolute, as those of
-// Debian's alternatives are: elsewhere than in the driver's own root, such a path leads somewhere else.
+// Resolve follows a path below root as a process would whose root directory is root: absolute links
+// lead inside root, and nothing leads out of it. It returns the path without symbolic links.
+// Absolute says whether a link on the way was absolute, as those of Debian's alternatives are:
+// elsewhere than in the driver's own root, such a path leads somewhere else.
 func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error) {
 	links := 0
 	for rest := name; rest != ""; {
@@ -109,8 +111,10 @@ func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error
 	return resolved, absolute, nil
 }
 
-// unreadable reports whether an error says that a file could not be looked at now, rather than that it is not there.
+// unreadable reports whether an error says that a file could not be looked at now, rather than that
+// it is not there.
 func unreadable(err error) bool {
-	return slices.ContainsFunc([]error{syscall.EIO, syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EMFILE, syscall.ENFILE},
+	return slices.ContainsFunc([]error{syscall.EIO, syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EMFILE,
+		syscall.ENFILE},
 		func(e error) bool { return errors.Is(err, e) })
 }

@@ -14,7 +14,8 @@ import (
 
 // Files are the files of a driver's installation, by their paths below the driver root.
 type Files struct {
-	// Libraries are in the LibraryFolders, of which that of libcuda is the first, and in their subfolders vdpau.
+	// Libraries are in the LibraryFolders, of which that of libcuda is the first, and in their
+	// subfolders vdpau.
 	LibraryFolders []string
 	Libraries      []Library
 	Modules        []Library // of the X server, which are where its configuration says
@@ -26,7 +27,8 @@ type Files struct {
 	failed   error             // the first look that failed without saying whether a file is there
 }
 
-// At returns the path of a file without the absolute links on the way, which lead elsewhere where the driver root is not at "/".
+// At returns the path of a file without the absolute links on the way, which lead elsewhere where
+// the driver root is not at "/".
 func (f *Files) At(name string) string { return cmp.Or(f.resolved[name], name) }
 
 // has reports whether the driver root has a file, and notes where it is.
@@ -51,7 +53,8 @@ func (f *Files) having(root fs.FS, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !f.has(root, name) })
 }
 
-// matching returns the files of a folder whose names match a pattern. A folder that is not there has none.
+// matching returns the files of a folder whose names match a pattern. A folder that is not there
+// has none.
 func (f *Files) matching(root fs.FS, folder, pattern string) []string {
 	at, _, err := Resolve(root, folder)
 	if err != nil {
@@ -74,7 +77,8 @@ type Library struct {
 	Path string
 	// Soname is what other programs know it by; empty if the file does not say.
 	Soname string
-	// Links are more names by which programs look for it, relative to its folder, such as "libcuda.so".
+	// Links are more names by which programs look for it, relative to its folder, such as
+	// "libcuda.so".
 	Links []string
 
 	machine elf.Machine
@@ -89,8 +93,8 @@ var (
 		"nvidia-imex", "nvidia-imex-ctl", "nvidia-xconfig",
 	}
 	firmwareFolders = []string{"lib/firmware/updates", "lib/firmware", "usr/lib/firmware/updates", "usr/lib/firmware"}
-	// descriptionFolders are where distributions and installers put descriptions. Programs look for some of these below /etc, and for the
-	// others below /usr/share.
+	// descriptionFolders are where distributions and installers put descriptions. Programs look for
+	// some of these below /etc, and for the others below /usr/share.
 	descriptionFolders = []string{"etc", "usr/local/share", "usr/share"}
 	descriptions       = map[string][]string{
 		"etc": {
@@ -111,14 +115,16 @@ var (
 		"libnvidia-nvvm70.so.*", "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*",
 		"libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*",
 	}
-	// links are names that programs look for although no library says that it is called so, by the library's name.
+	// links are names that programs look for although no library says that it is called so, by the
+	// library's name.
 	links = map[string]string{
 		"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0",
 		"libnvidia-allocator": "gbm/nvidia-drm_gbm.so", "libnvidia-vulkan-producer": "libnvidia-vulkan-producer.so",
 		"libglxserver_nvidia": "libglxserver_nvidia.so",
 	}
 	// moduleFolders are where the X server looks, below a library folder and below folders of its own.
-	moduleFolders = []string{"modules/drivers", "modules/extensions", "modules/updates/drivers", "modules/updates/extensions"}
+	moduleFolders = []string{"modules/drivers", "modules/extensions", "modules/updates/drivers",
+		"modules/updates/extensions"}
 )
 
 // ErrNoLibraries says that the driver root does not have the driver's libraries.
@@ -188,8 +194,8 @@ func (f *Files) findFirmware(root fs.FS, version string) {
 	}
 }
 
-// findLibraries looks for the libraries in folders, of which the first has libcuda. A library of another architecture is left out, and
-// so is one whose name an earlier folder has.
+// findLibraries looks for the libraries in folders, of which the first has libcuda. A library of
+// another architecture is left out, and so is one whose name an earlier folder has.
 func (f *Files) findLibraries(root fs.FS, folders []string, version string) {
 	seen, looked := map[string]bool{}, map[string]bool{}
 	var machine elf.Machine
@@ -265,7 +271,8 @@ func (f *Files) library(root fs.FS, name string) Library {
 	return l
 }
 
-// identify returns what a shared library says its name is, and for which architecture it is; empty and 0 if it does not say.
+// identify returns what a shared library says its name is, and for which architecture it is; empty
+// and 0 if it does not say.
 func identify(root fs.FS, name string) (string, elf.Machine) {
 	if info, err := fs.Stat(root, name); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
 		return "", 0

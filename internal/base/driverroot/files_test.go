@@ -30,7 +30,8 @@ func TestLibraryFolders(t *testing.T) {
 	}
 }
 
-// TestFind looks at a root with everything that a driver may have, and with what only looks like it.
+// TestFind looks at a root with everything that a driver may have, and with what only looks like
+// it.
 func TestFind(t *testing.T) {
 	t.Parallel()
 	const version, folder = "580.95.05", "usr/lib64"
@@ -51,8 +52,10 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for library, flag := range map[string]string{"libcuda.so.": "-Wl,-soname,libcuda.so.1", "libplain.so.": "-Wl,--as-needed"} {
-		c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", flag, "-x", "c", "-o", full(folder+"/"+library+version), os.DevNull)
+	for library, flag := range map[string]string{"libcuda.so.": "-Wl,-soname,libcuda.so.1",
+		"libplain.so.": "-Wl,--as-needed"} {
+		c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", flag, "-x", "c", "-o",
+			full(folder+"/"+library+version), os.DevNull)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("gcc: %v: %s", err, out)
 		}
@@ -70,7 +73,8 @@ func TestFind(t *testing.T) {
 	want := driverroot.Files{
 		LibraryFolders: []string{folder},
 		Libraries: []driverroot.Library{
-			{Path: folder + "/libcuda.so." + version, Soname: "libcuda.so.1", Links: []string{"libcuda.so"}}, {Path: folder + "/libpipe.so." + version},
+			{Path: folder + "/libcuda.so." + version, Soname: "libcuda.so.1",
+				Links: []string{"libcuda.so"}}, {Path: folder + "/libpipe.so." + version},
 			{Path: folder + "/libplain.so." + version},
 			{Path: folder + "/vdpau/libvdpau_nvidia.so." + version}, {Path: folder + "/libnvidia-nvvm70.so.4"},
 		},
@@ -78,10 +82,12 @@ func TestFind(t *testing.T) {
 		Others:   []driverroot.DataFile{{"etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd"}},
 		Sockets:  []string{"run/nvidia-fabricmanager/socket"},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(driverroot.Files{}, driverroot.Library{}), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(driverroot.Files{}, driverroot.Library{}),
+		cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	for name, at := range map[string]string{"usr/bin/nvidia-debugdump": "bin/nvidia-smi", "bin/nvidia-smi": "bin/nvidia-smi"} {
+	for name, at := range map[string]string{"usr/bin/nvidia-debugdump": "bin/nvidia-smi",
+		"bin/nvidia-smi": "bin/nvidia-smi"} {
 		if got.At(name) != at {
 			t.Errorf("%s is at %q, want %q", name, got.At(name), at)
 		}

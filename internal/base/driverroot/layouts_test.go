@@ -13,8 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// TestFindInSeveralFolders: Debian has most libraries in a folder of their own and the others above it. A library is found once, with the names
-// that its folder has for it; one of another architecture is not found.
+// TestFindInSeveralFolders: Debian has most libraries in a folder of their own and the others above
+// it. A library is found once, with the names that its folder has for it; one of another
+// architecture is not found.
 func TestFindInSeveralFolders(t *testing.T) {
 	t.Parallel()
 	const version, folder = "550.1", "usr/lib/x86_64-linux-gnu"
@@ -27,13 +28,17 @@ func TestFindInSeveralFolders(t *testing.T) {
 		return file
 	}
 	for name, soname := range map[string]string{
-		folder + "/nvidia/current/libcuda.so." + version: "libcuda.so.1", folder + "/nvidia/current/libnvidia-ml.so." + version: "libnvidia-ml.so.1",
-		folder + "/libnvidia-gpucomp.so." + version: "libnvidia-gpucomp.so." + version, folder + "/libnvidia-ml.so." + version: "libnvidia-ml.so.1",
-		folder + "/libnvidia-egl-gbm.so.1.1.2": "libnvidia-egl-gbm.so.1", folder + "/libnvidia-egl-gbm.so.1": "libnvidia-egl-gbm.so.1",
+		folder + "/nvidia/current/libcuda.so." + version: "libcuda.so.1", folder + "/nvidia/current/libnvidia-ml.so." +
+			version: "libnvidia-ml.so.1",
+		folder + "/libnvidia-gpucomp.so." + version: "libnvidia-gpucomp.so." + version, folder + "/libnvidia-ml.so." +
+			version: "libnvidia-ml.so.1",
+		folder + "/libnvidia-egl-gbm.so.1.1.2": "libnvidia-egl-gbm.so.1", folder +
+			"/libnvidia-egl-gbm.so.1": "libnvidia-egl-gbm.so.1",
 		"usr/lib/xorg/modules/extensions/libglxserver_nvidia.so." + version: "libglxserver_nvidia.so",
 		"usr/lib/libnvidia-other.so." + version:                             "",
 	} {
-		c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-Wl,-soname,"+soname, "-x", "c", "-o", full(name), os.DevNull)
+		c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-Wl,-soname,"+soname, "-x", "c", "-o",
+			full(name), os.DevNull)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("gcc: %v: %s", err, out)
 		}
@@ -48,7 +53,8 @@ func TestFindInSeveralFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	for link, target := range map[string]string{
-		folder + "/nvidia/current/libnvidia-ml.so": "libnvidia-ml.so.1", folder + "/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so." + version,
+		folder + "/nvidia/current/libnvidia-ml.so": "libnvidia-ml.so.1", folder +
+			"/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so." + version,
 		"lib": "usr/lib",
 	} {
 		if err := os.Symlink(target, full(link)); err != nil {
@@ -81,7 +87,8 @@ func TestFindInSeveralFolders(t *testing.T) {
 	if want := []string{folder + "/nvidia/current", folder}; !slices.Equal(files.LibraryFolders, want) {
 		t.Errorf("folders %q, want %q", files.LibraryFolders, want)
 	}
-	if want := []driverroot.DataFile{{Path: "usr/share/vulkan/icd.d/nvidia_icd.json", Container: "/etc/vulkan/icd.d/nvidia_icd.json"}}; !slices.Equal(files.Others, want) {
+	if want := []driverroot.DataFile{{Path: "usr/share/vulkan/icd.d/nvidia_icd.json",
+		Container: "/etc/vulkan/icd.d/nvidia_icd.json"}}; !slices.Equal(files.Others, want) {
 		t.Errorf("others %q, want %q", files.Others, want)
 	}
 	if want := []string{"usr/lib/nvidia/current/nvidia-smi"}; !slices.Equal(files.Programs, want) {
@@ -89,8 +96,8 @@ func TestFindInSeveralFolders(t *testing.T) {
 	}
 }
 
-// TestLibrarySearchPathIsUsed: a library is found where each distribution has it, with links of NixOS that are absolute, and in the folders
-// that are named before all others.
+// TestLibrarySearchPathIsUsed: a library is found where each distribution has it, with links of
+// NixOS that are absolute, and in the folders that are named before all others.
 func TestLibrarySearchPathIsUsed(t *testing.T) {
 	t.Parallel()
 	made := filepath.Join(t.TempDir(), "library")
@@ -121,7 +128,8 @@ func TestLibrarySearchPathIsUsed(t *testing.T) {
 		"a named folder before the usual ones": {
 			files: []string{"srv/lib/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1"}, searchPath: []string{"gone", "srv/lib"},
 		},
-		"a usual folder where the named one has none": {files: []string{"usr/lib64/libnvidia-ml.so.1"}, searchPath: []string{"srv/lib"}},
+		"a usual folder where the named one has none": {files: []string{"usr/lib64/libnvidia-ml.so.1"},
+			searchPath: []string{"srv/lib"}},
 		"WSL":               {files: []string{"usr/lib/wsl/lib/libnvidia-ml.so.1"}, want: "none"},
 		"an unknown folder": {files: []string{"srv/lib/libnvidia-ml.so.1"}, want: "none"},
 	} {

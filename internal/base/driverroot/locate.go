@@ -30,8 +30,8 @@ func ResolveIn(root, name string) (string, error) {
 	return filepath.Join(root, resolved), err
 }
 
-// loadable reports whether the file is a library for the machine this program was built for. Images committed from a
-// running GPU container have empty files in place of the driver's.
+// loadable reports whether the file is a library for the machine this program was built for. Images
+// committed from a running GPU container have empty files in place of the driver's.
 func loadable(path string) bool {
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
 		return false

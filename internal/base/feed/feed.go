@@ -1,13 +1,13 @@
-// Package feed hands the latest value of one owner to many readers. The owner never waits for a reader, and a reader
-// that was busy sees the newest value, not every value.
+// Package feed hands the latest value of one owner to many readers. The owner never waits for a
+// reader, and a reader that was busy sees the newest value, not every value.
 package feed
 
 import "sync"
 
 // A Feed holds the latest value that its owner published.
 //
-// The zero value is ready for use and holds the zero value of T. Values are shared, not copied: nobody may change one
-// after it was published.
+// The zero value is ready for use and holds the zero value of T. Values are shared, not copied:
+// nobody may change one after it was published.
 type Feed[T any] struct {
 	mu      sync.Mutex // guards all following fields
 	value   T

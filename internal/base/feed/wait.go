@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// AnyOf waits until one of the channels is closed, such as those of Latest, or ctx ends. It reports whether ctx goes on. A nil
-// channel is never closed.
+// AnyOf waits until one of the channels is closed, such as those of Latest, or ctx ends. It reports
+// whether ctx goes on. A nil channel is never closed.
 func AnyOf(ctx context.Context, changed ...<-chan struct{}) bool {
 	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
 	for _, c := range changed {
@@ -17,7 +17,8 @@ func AnyOf(ctx context.Context, changed ...<-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
-// Until waits until the latest value of a feed is as wanted, or ctx ends. It reports whether the value is.
+// Until waits until the latest value of a feed is as wanted, or ctx ends. It reports whether the
+// value is.
 func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
 	for {
 		value, changed := f.Latest()
@@ -37,13 +38,15 @@ type Alarm struct {
 	until <-chan struct{} // once it is closed, nothing is due
 }
 
-// Rings returns a channel that is closed when the Alarm rings next. To take it before the Alarm is set misses nothing.
+// Rings returns a channel that is closed when the Alarm rings next. To take it before the Alarm is
+// set misses nothing.
 func (a *Alarm) Rings() <-chan struct{} {
 	_, rings := a.rings.Latest()
 	return rings
 }
 
-// After has the Alarm ring after a time; it stays if it rings earlier already. Once ctx ends, it does not ring any more.
+// After has the Alarm ring after a time; it stays if it rings earlier already. Once ctx ends, it
+// does not ring any more.
 func (a *Alarm) After(ctx context.Context, d time.Duration) {
 	now := time.Now()
 	select {

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// TestAnyOf: each of the channels wakes. Without channels, and beside a nil one, only the end of the context does.
+// TestAnyOf: each of the channels wakes. Without channels, and beside a nil one, only the end of
+// the context does.
 func TestAnyOf(t *testing.T) {
 	for name, tt := range map[string]struct{ channels, closed int }{ // closed: its number; -1 for the context's end
 		"one": {1, 0}, "the first of two": {2, 0}, "the second of two": {2, 1},

@@ -46,8 +46,9 @@ func (c *setClock) C() <-chan time.Time { return c.ticks }
 // Stop implements clock.Ticker.
 func (*setClock) Stop() {}
 
-// TestAClockThatIsSet forward and back by an hour while a process waits for the lead, and while it leads: neither is the lead taken before its
-// time, nor later, nor is it lost. The test is the process that leads first.
+// TestAClockThatIsSet forward and back by an hour while a process waits for the lead, and while it
+// leads: neither is the lead taken before its time, nor later, nor is it lost. The test is the
+// process that leads first.
 func TestAClockThatIsSet(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)

@@ -22,7 +22,8 @@ import (
 // faster is how much faster than the real clock that of the tests is.
 const faster = 10
 
-// A fastClock waits for less time than it is told. Real sockets do not work in the bubbles of testing/synctest.
+// A fastClock waits for less time than it is told. Real sockets do not work in the bubbles of
+// testing/synctest.
 type fastClock struct{ clock.RealClock }
 
 func (fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / faster) }
@@ -77,7 +78,8 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// TestTheFirstLeads: a process that starts alone leads at once; the next one knows it, hears what it tells, and does not lead.
+// TestTheFirstLeads: a process that starts alone leads at once; the next one knows it, hears what
+// it tells, and does not lead.
 func TestTheFirstLeads(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -99,8 +101,8 @@ func TestTheFirstLeads(t *testing.T) {
 	poll.Until(t, "a has no standby", func() bool { return a.Statuses().Value().Standbys == 0 })
 }
 
-// TestHandOver: a process that started later gets the lead when it asks, once the tasks of the term have ended; one that started earlier
-// does not, before the other one ends.
+// TestHandOver: a process that started later gets the lead when it asks, once the tasks of the term
+// have ended; one that started earlier does not, before the other one ends.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -140,7 +142,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// TestWhatIsToldIsOfTheTerm: a process that has led does not go by what it heard before, and tells nothing that it told in an earlier term.
+// TestWhatIsToldIsOfTheTerm: a process that has led does not go by what it heard before, and tells
+// nothing that it told in an earlier term.
 func TestWhatIsToldIsOfTheTerm(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -196,7 +199,8 @@ func TestATaskThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestHardwareThatIsBeingChanged is held by the former lead until that has ended, also after a hand-over.
+// TestHardwareThatIsBeingChanged is held by the former lead until that has ended, also after a
+// hand-over.
 func TestHardwareThatIsBeingChanged(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -233,7 +237,8 @@ func TestWithoutTheLock(t *testing.T) {
 	poll.Until(t, "a leads", a.leads)
 }
 
-// TestATaskThatIsLate does not begin again when its process leads again, and that process is not alive then.
+// TestATaskThatIsLate does not begin again when its process leads again, and that process is not
+// alive then.
 func TestATaskThatIsLate(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -268,7 +273,8 @@ func TestATaskThatIsLate(t *testing.T) {
 	}
 }
 
-// TestAProcessThatEnds waits for the tasks of its term, for 10 s at most, and only then has a standby the lead. It is not asked before.
+// TestAProcessThatEnds waits for the tasks of its term, for 10 s at most, and only then has a
+// standby the lead. It is not asked before.
 func TestAProcessThatEnds(t *testing.T) {
 	t.Parallel()
 	for what, stuck := range map[string]bool{"tasks end": false, "a task does not end": true} {
@@ -320,7 +326,8 @@ func TestATaskThatFails(t *testing.T) {
 	}
 }
 
-// TestASocketThatIsRemoved: the process notices before it writes, and leads anew if nobody else has taken the lead.
+// TestASocketThatIsRemoved: the process notices before it writes, and leads anew if nobody else has
+// taken the lead.
 func TestASocketThatIsRemoved(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -335,7 +342,8 @@ func TestASocketThatIsRemoved(t *testing.T) {
 	poll.Until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
 }
 
-// TestAStandbyThatTookTheLead closes its connection, by which the process that led notices that, also if it writes nothing.
+// TestAStandbyThatTookTheLead closes its connection, by which the process that led notices that,
+// also if it writes nothing.
 func TestAStandbyThatTookTheLead(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -365,7 +373,8 @@ func TestAStandbyThatTookTheLead(t *testing.T) {
 	}
 }
 
-// TestAFolderThatCannotBeWritten: nobody leads, and the state says why; a process that leads goes on while a later one cannot take over.
+// TestAFolderThatCannotBeWritten: nobody leads, and the state says why; a process that leads goes
+// on while a later one cannot take over.
 func TestAFolderThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)

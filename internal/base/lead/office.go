@@ -65,8 +65,8 @@ func (l *Lead) enter(o *office) {
 	l.office = o
 }
 
-// release lets others change the hardware once nothing of this term is under way. It returns then, and soon in any case. It may be called
-// again.
+// release lets others change the hardware once nothing of this term is under way. It returns then,
+// and soon in any case. It may be called again.
 func (o *office) release(ended <-chan struct{}) {
 	released := make(chan struct{})
 	go func() {
@@ -89,7 +89,8 @@ func (o *office) holder() string {
 	return cmp.Or(o.former, "an earlier process") // which has told nothing
 }
 
-// follow returns when this process leads no more, when ctx has ended, or when a standby asks for the lead, which it returns.
+// follow returns when this process leads no more, when ctx has ended, or when a standby asks for
+// the lead, which it returns.
 func (o *office) follow(ctx context.Context) (to *link) {
 	for {
 		var due <-chan time.Time
@@ -109,8 +110,8 @@ func (o *office) follow(ctx context.Context) (to *link) {
 	}
 }
 
-// handOver waits for the tasks of the term, tells a standby to take the lead, and waits until it has. If the standby does not, any process
-// takes the lead.
+// handOver waits for the tasks of the term, tells a standby to take the lead, and waits until it
+// has. If the standby does not, any process takes the lead.
 func (o *office) handOver(ctx context.Context, to *link, ended <-chan struct{}) {
 	klog.FromContext(ctx).Info("Handing the lead over to a process that started later")
 	select {

@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// other is the environment variable with the folder and the name of another process of this test program.
+// other is the environment variable with the folder and the name of another process of this test
+// program.
 const other = "LEAD_TEST_PROCESS"
 
 func TestMain(m *testing.M) {
@@ -29,8 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runOther is a process that asks for the lead at once, and writes its name in a file as often as it can while it leads. It says when it leads
-// and when it does not.
+// runOther is a process that asks for the lead at once, and writes its name in a file as often as
+// it can while it leads. It says when it leads and when it does not.
 func runOther(dir, name string) {
 	l := lead.New(lead.Options{Dir: dir, Name: name, Token: name, Clock: fastClock{}})
 	l.Ask()
@@ -115,7 +116,8 @@ func startOther(t *testing.T, dir, name string) *another {
 
 func (p *another) signal(s os.Signal) { _ = p.Process.Signal(s) }
 
-// knows reports whether the process said last that this one leads, and that this other one holds the hardware.
+// knows reports whether the process said last that this one leads, and that this other one holds
+// the hardware.
 func (p *another) knows(leads, former string) func() bool {
 	return func() bool {
 		p.mu.Lock()
@@ -156,8 +158,9 @@ func TestAProcessThatIsKilled(t *testing.T) {
 	poll.Until(t, "a knows", a.knows("b", ""))
 }
 
-// TestAProcessThatIsStopped loses the lead after some time. It is known to be there, which holds the hardware; when it goes on, it
-// writes nothing, but what it was about to write when it was stopped.
+// TestAProcessThatIsStopped loses the lead after some time. It is known to be there, which holds
+// the hardware; when it goes on, it writes nothing, but what it was about to write when it was
+// stopped.
 func TestAProcessThatIsStopped(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -181,7 +184,8 @@ func TestAProcessThatIsStopped(t *testing.T) {
 	}
 }
 
-// TestAProcessThatNeverEnds, as one with a thread in the driver: it keeps its files open. All that comes after it holds the hardware.
+// TestAProcessThatNeverEnds, as one with a thread in the driver: it keeps its files open. All that
+// comes after it holds the hardware.
 func TestAProcessThatNeverEnds(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)

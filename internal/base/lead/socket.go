@@ -24,14 +24,16 @@ const (
 	shareName  = "lead.lock"
 )
 
-// lockTimeout limits the wait for another process that takes the lead: it may have been stopped in the middle. The lock keeps two standbys
-// from taking the lead one after the other. Without it the last one leads: the identity decides.
+// lockTimeout limits the wait for another process that takes the lead: it may have been stopped in
+// the middle. The lock keeps two standbys from taking the lead one after the other. Without it the
+// last one leads: the identity decides.
 const lockTimeout = time.Second
 
 // errTaken is the error of a process that came too late.
 var errTaken = errors.New("another process took the lead")
 
-// An identity tells a socket from all others. The zero value is that of none. While its process listens, no other file gets it.
+// An identity tells a socket from all others. The zero value is that of none. While its process
+// listens, no other file gets it.
 type identity struct{ device, inode uint64 }
 
 // identify returns the identity of the file at path.
@@ -43,8 +45,8 @@ func identify(path string) identity {
 	return identity{stat.Dev, stat.Ino} //nolint:unconvert // other types on other platforms
 }
 
-// A socket is one with which this process leads. A process keeps its share of the lock as long as it may change hardware. Who cannot have
-// one does not lead: nobody would know.
+// A socket is one with which this process leads. A process keeps its share of the lock as long as
+// it may change hardware. Who cannot have one does not lead: nobody would know.
 type socket struct {
 	*net.UnixListener
 	identity identity
@@ -57,7 +59,8 @@ func (s *socket) drop() error {
 	return s.Close()
 }
 
-// take makes a socket, and replaces the socket that was seen by it. It fails with errTaken if another socket is there.
+// take makes a socket, and replaces the socket that was seen by it. It fails with errTaken if
+// another socket is there.
 func (l *Lead) take(ctx context.Context, seen identity) (*socket, error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -140,7 +143,8 @@ type message struct {
 	Told json.RawMessage `json:"told,omitempty"`
 	// Ping of a standby is answered by a message without anything.
 	Ping bool `json:"ping,omitempty"`
-	// Ask of a standby is answered by Yours once the tasks of the term have ended. Former is who holds the hardware still.
+	// Ask of a standby is answered by Yours once the tasks of the term have ended. Former is who holds
+	// the hardware still.
 	Ask    bool   `json:"ask,omitempty"`
 	Yours  bool   `json:"yours,omitempty"`
 	Former string `json:"former,omitempty"`
@@ -178,7 +182,8 @@ func newLink(ctx context.Context, conn net.Conn) *link {
 	return k
 }
 
-// send sends a message. An error ends the connection, and the reader sees that. It waits while the other process reads nothing.
+// send sends a message. An error ends the connection, and the reader sees that. It waits while the
+// other process reads nothing.
 func (k *link) send(m message) {
 	text, err := json.Marshal(m)
 	if err != nil {

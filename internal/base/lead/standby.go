@@ -7,8 +7,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// standBy is connected to the process that leads with the socket that was seen. It reports true when this process may take the lead, and
-// returns the link to the other one if that is there still.
+// standBy is connected to the process that leads with the socket that was seen. It reports true
+// when this process may take the lead, and returns the link to the other one if that is there
+// still.
 func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *link) {
 	conn, there := dial(ctx, l.path)
 	if !there {
@@ -64,7 +65,8 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 	}
 }
 
-// ask asks for the lead. It reports false if this process could not take it, and the next try is later.
+// ask asks for the lead. It reports false if this process could not take it, and the next try is
+// later.
 func (l *Lead) ask(ctx context.Context, k *link) bool {
 	if err := l.try(ctx); err != nil {
 		l.cannot(ctx, err)

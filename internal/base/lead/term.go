@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// A term is a time in which tasks work under the lead of this process. It is closed when they are to end.
+// A term is a time in which tasks work under the lead of this process. It is closed when they are
+// to end.
 type term chan struct{}
 
 // A work is that of one task in a term.
@@ -17,7 +18,8 @@ type work struct {
 	term term
 }
 
-// join notes that a task works in a term, until leave is called. It reports false if the term has ended.
+// join notes that a task works in a term, until leave is called. It reports false if the term has
+// ended.
 func (l *Lead) join(t term, name string) (leave func(), joined bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -50,8 +52,9 @@ func (l *Lead) stop(t term) <-chan struct{} {
 	return done
 }
 
-// While runs a task in each term of this process, until ctx ends or the task fails. A task that returns nil has no more to do in that term.
-// A task that does not end does not begin again: see Alive.
+// While runs a task in each term of this process, until ctx ends or the task fails. A task that
+// returns nil has no more to do in that term. A task that does not end does not begin again: see
+// Alive.
 func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
 		t, changed := l.terms.Latest()
@@ -75,14 +78,15 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 	}
 }
 
-// Term reports whether tasks are to work under the lead of this process, and returns what is closed when that changes. It ends before
-// Leads becomes false.
+// Term reports whether tasks are to work under the lead of this process, and returns what is closed
+// when that changes. It ends before Leads becomes false.
 func (l *Lead) Term() (working bool, changed <-chan struct{}) {
 	t, changed := l.terms.Latest()
 	return t != nil, changed
 }
 
-// Alive waits, while this process leads, for tasks that have not ended since an earlier term. If ctx ends before, the error names one.
+// Alive waits, while this process leads, for tasks that have not ended since an earlier term. If
+// ctx ends before, the error names one.
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
 		t, changed := l.terms.Latest()

@@ -18,12 +18,14 @@ type level int
 
 func (level) String() string { return "Lost" }
 
-// TestJSON holds the keys that log collectors know from Kubernetes' own components, and that each line is one object.
+// TestJSON holds the keys that log collectors know from Kubernetes' own components, and that each
+// line is one object.
 func TestJSON(t *testing.T) {
 	var out bytes.Buffer
 	w := New(&out)
 	log := w.JSON().WithName("monitor").WithValues("resource", "a/b", "endpoint", "one.sock")
-	log.Info("Health changed", "to", level(1), "endpoint", "two.sock", "devices", []string{"GPU-0", "a\nb"}, "n", uint64(79))
+	log.Info("Health changed", "to", level(1), "endpoint", "two.sock", "devices", []string{"GPU-0", "a\nb"}, "n",
+		uint64(79))
 	log.Error(errors.New("busy"), "Cannot do it", "since", time.Unix(1, 0).UTC(), "after", time.Second)
 	log.V(2).Info("Not shown")
 	var settings flag.FlagSet
@@ -42,7 +44,8 @@ func TestJSON(t *testing.T) {
 	want := []map[string]any{
 		{"v": 0.0, "msg": "Health changed", "logger": "monitor", "resource": "a/b", "to": "Lost", "endpoint": "two.sock",
 			"devices": []any{"GPU-0", "a\nb"}, "n": 79.0},
-		{"msg": "Cannot do it", "logger": "monitor", "resource": "a/b", "endpoint": "one.sock", "err": "busy", "since": "1970-01-01T00:00:01Z", "after": "1s"},
+		{"msg": "Cannot do it", "logger": "monitor", "resource": "a/b", "endpoint": "one.sock", "err": "busy",
+			"since": "1970-01-01T00:00:01Z", "after": "1s"},
 		{"v": 2.0, "msg": "Shown", "logger": "monitor", "resource": "a/b", "endpoint": "one.sock"},
 		{"v": 0.0, "msg": "Dropped log lines that could not be written", "lines": 3.0},
 	}
@@ -62,7 +65,8 @@ func TestJSON(t *testing.T) {
 		if age := time.Since(time.UnixMilli(int64(at))); age < -time.Minute || age > time.Minute {
 			t.Errorf("the time of %s is %v ago", line, age)
 		}
-		if caller, _ := got["caller"].(string); !strings.HasPrefix(caller, "json_test.go:") && !strings.HasPrefix(caller, "logwriter.go:") {
+		if caller, _ := got["caller"].(string); !strings.HasPrefix(caller, "json_test.go:") &&
+			!strings.HasPrefix(caller, "logwriter.go:") {
 			t.Errorf("the caller of %s", line)
 		}
 		delete(got, "ts")

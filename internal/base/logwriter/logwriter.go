@@ -15,7 +15,8 @@ import (
 // maxKept is how many bytes wait at most to be written: some 5,000 lines.
 const maxKept = 1 << 20
 
-// A Writer passes on what is written to it, in a goroutine of its own, which lives as long as the process. Make one with New.
+// A Writer passes on what is written to it, in a goroutine of its own, which lives as long as the
+// process. Make one with New.
 type Writer struct {
 	to      io.Writer
 	changed chan struct{}      // holds one notice
@@ -34,8 +35,8 @@ func New(to io.Writer) *Writer {
 	return w
 }
 
-// Write keeps text, whole lines, until it can be passed on. It never blocks and never fails: text for which there is no room
-// is dropped. A later line says how many lines were.
+// Write keeps text, whole lines, until it can be passed on. It never blocks and never fails: text
+// for which there is no room is dropped. A later line says how many lines were.
 func (w *Writer) Write(text []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

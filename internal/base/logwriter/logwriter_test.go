@@ -30,8 +30,8 @@ func pipe(t *testing.T) (reader, writer *os.File) {
 	return reader, writer
 }
 
-// Nobody reads while more is written than is kept. Once somebody does, the first lines come in order, and the last one says
-// how many are not there.
+// Nobody reads while more is written than is kept. Once somebody does, the first lines come in
+// order, and the last one says how many are not there.
 func TestWriteNeverBlocks(t *testing.T) {
 	t.Parallel()
 	reader, writer := pipe(t)
@@ -72,7 +72,8 @@ func TestWriteNeverBlocks(t *testing.T) {
 			t.Fatalf("line %d is %q", i, line)
 		}
 	}
-	if want := fmt.Sprintf(`"Dropped log lines that could not be written" lines=%d`, total-len(kept)); !strings.HasSuffix(got[len(got)-1], want) {
+	if want := fmt.Sprintf(`"Dropped log lines that could not be written" lines=%d`,
+		total-len(kept)); !strings.HasSuffix(got[len(got)-1], want) {
 		t.Errorf("after %d lines: %q, want %q", len(kept), got[len(got)-1], want)
 	}
 	if size := 100 * len(kept); size < 1<<19 || size > 2<<20+4096 {

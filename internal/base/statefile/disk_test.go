@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// A disk that hangs delays nobody for longer than the limit; what waited in vain is not done later, and what hung is.
+// A disk that hangs delays nobody for longer than the limit; what waited in vain is not done later,
+// and what hung is.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -20,7 +21,8 @@ func TestDiskThatHangs(t *testing.T) {
 		}
 		hangs, done := make(chan struct{}), false
 		began := time.Now()
-		if err := d.Do(t.Context(), time.Second, func() error { <-hangs; done = true; return nil }); !errors.Is(err, statefile.ErrHangs) {
+		if err := d.Do(t.Context(), time.Second, func() error { <-hangs; done = true; return nil }); !errors.Is(err,
+			statefile.ErrHangs) {
 			t.Errorf("work that hangs: %v", err)
 		}
 		if err := d.Do(t.Context(), time.Second, func() error { t.Error("done beside work that hangs"); return nil }); !errors.Is(err, statefile.ErrHangs) {

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// fullFolder has the test's process write into the folder of this name, with files of no more than 1,000 bytes, instead of
-// running tests.
+// fullFolder has the test's process write into the folder of this name, with files of no more than
+// 1,000 bytes, instead of running tests.
 const fullFolder = "TEST_FULL_FOLDER"
 
 func TestMain(m *testing.M) {

@@ -36,7 +36,8 @@ func TestListen(t *testing.T) {
 	}
 	folder := loopback.Folder(t)
 	for extra, ok := range map[int]bool{0: true, 1: false} {
-		listener, err := statefile.Listen(t.Context(), filepath.Join(folder, strings.Repeat("s", statefile.MaxSocketPath-1-len(folder)+extra)))
+		listener, err := statefile.Listen(t.Context(), filepath.Join(folder,
+			strings.Repeat("s", statefile.MaxSocketPath-1-len(folder)+extra)))
 		if (err == nil) != ok {
 			t.Errorf("a path of %d bytes: %v", statefile.MaxSocketPath+extra, err)
 		}

@@ -34,8 +34,9 @@ func LockFolder(path string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// AwaitLock calls take, which takes a lock, again and again with pauses as long as it returns ErrLocked, and for limit at most: the process
-// that has the lock may be stopped. It returns the last error of take, or that of ctx.
+// AwaitLock calls take, which takes a lock, again and again with pauses as long as it returns
+// ErrLocked, and for limit at most: the process that has the lock may be stopped. It returns the
+// last error of take, or that of ctx.
 func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, take func() error) error {
 	late := c.NewTimer(limit)
 	defer late.Stop()
@@ -54,12 +55,13 @@ func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, t
 	}
 }
 
-// A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It shows that a process which was killed is still there: the kernel keeps the
-// lock as long as one of the threads of the process is in the driver. Others can ask about it without taking it.
+// A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It shows that a process which was
+// killed is still there: the kernel keeps the lock as long as one of the threads of the process is
+// in the driver. Others can ask about it without taking it.
 type Lock struct{ f *os.File }
 
-// TakeLock takes the lock of a file alone. It makes the file if there is none, and never waits: the error wraps ErrLocked when another
-// process has the lock or a share of it. Close gives it back.
+// TakeLock takes the lock of a file alone. It makes the file if there is none, and never waits: the
+// error wraps ErrLocked when another process has the lock or a share of it. Close gives it back.
 func TakeLock(path string) (*Lock, error) { return take(path, unix.F_WRLCK) }
 
 // TakeShare takes a share of that lock, as TakeLock does.

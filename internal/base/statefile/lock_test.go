@@ -22,7 +22,8 @@ func TestLock(t *testing.T) {
 	if alone.Others() || !statefile.IsLocked(path) {
 		t.Errorf("others have it: %v, it is locked: %v; want false and true", alone.Others(), statefile.IsLocked(path))
 	}
-	for name, take := range map[string]func(string) (*statefile.Lock, error){"the lock": statefile.TakeLock, "a share": statefile.TakeShare} {
+	for name, take := range map[string]func(string) (*statefile.Lock,
+		error){"the lock": statefile.TakeLock, "a share": statefile.TakeShare} {
 		if _, err := take(path); !errors.Is(err, statefile.ErrLocked) {
 			t.Errorf("%s of a lock that is taken: %v; want ErrLocked", name, err)
 		}
@@ -55,7 +56,8 @@ func TestLock(t *testing.T) {
 	}
 	one.Close()
 
-	if _, err := statefile.TakeShare(filepath.Join(path, "below a file")); err == nil || errors.Is(err, statefile.ErrLocked) || errors.Is(err, os.ErrNotExist) {
+	if _, err := statefile.TakeShare(filepath.Join(path, "below a file")); err == nil ||
+		errors.Is(err, statefile.ErrLocked) || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a share of the lock of a file that cannot be made: %v", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Open opens the regular file at path, or the null device, for reading. Anything else is an error, and is not waited for: opening
-// or reading a FIFO, a socket or a device can block for ever.
+// Open opens the regular file at path, or the null device, for reading. Anything else is an error,
+// and is not waited for: opening or reading a FIFO, a socket or a device can block for ever.
 func Open(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -31,8 +31,8 @@ func isNull(info fs.FileInfo) bool {
 	return os.SameFile(info, null)
 }
 
-// IsAbsent reports whether an error says that there is no file of a path, and that there never was one since that path is what it is: the
-// file is not there, or a file is where its folder is to be.
+// IsAbsent reports whether an error says that there is no file of a path, and that there never was
+// one since that path is what it is: the file is not there, or a file is where its folder is to be.
 func IsAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
@@ -40,7 +40,8 @@ func IsAbsent(err error) bool {
 // ErrTooLarge is wrapped by the error of a Read of a file that is larger than its limit.
 var ErrTooLarge = errors.New("is larger than")
 
-// Read returns the content of the file at path as Open opens it, of at most limit bytes; a larger file is an error.
+// Read returns the content of the file at path as Open opens it, of at most limit bytes; a larger
+// file is an error.
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {

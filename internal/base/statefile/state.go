@@ -12,8 +12,9 @@ import (
 // Damaged is what the name of a state file that could not be read ends with; the last one is kept.
 const Damaged = ".damaged"
 
-// ReadState reads a state file into v, and reports whether there is one. It is JSON of at most a number of bytes, and its "version" is
-// the given one. A file that cannot be read is set aside as path+Damaged, and the error says why it could not be read.
+// ReadState reads a state file into v, and reports whether there is one. It is JSON of at most a
+// number of bytes, and its "version" is the given one. A file that cannot be read is set aside as
+// path+Damaged, and the error says why it could not be read.
 func ReadState(path string, most int64, version int, v any) (found bool, err error) {
 	text, err := Read(path, most)
 	if IsAbsent(err) {
@@ -37,7 +38,8 @@ func ReadState(path string, most int64, version int, v any) (found bool, err err
 // WriteState writes v as a state file, which only its owner may read, and the folder that it is in.
 func WriteState(path string, v any) error { return WriteStateIf(path, v, func() error { return nil }) }
 
-// WriteStateIf is WriteState if may returns nil, before the work and when the file takes its place: a slow disk may be in between.
+// WriteStateIf is WriteState if may returns nil, before the work and when the file takes its place:
+// a slow disk may be in between.
 func WriteStateIf(path string, v any, may func() error) error {
 	if err := may(); err != nil {
 		return err

@@ -80,7 +80,8 @@ func TestLockFolder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := statefile.LockFolder(folder); !errors.Is(err, statefile.ErrLocked) || !strings.Contains(err.Error(), folder) {
+		if _, err := statefile.LockFolder(folder); !errors.Is(err, statefile.ErrLocked) ||
+			!strings.Contains(err.Error(), folder) {
 			t.Errorf("the second LockFolder() = %v", err)
 		}
 		unlock()

@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// TestFilesOfKilledProcesses: the first write in a folder, and each Sweep, removes what they left, and nothing else.
+// TestFilesOfKilledProcesses: the first write in a folder, and each Sweep, removes what they left,
+// and nothing else.
 func TestFilesOfKilledProcesses(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -50,7 +51,8 @@ func TestSweepBesideWrites(t *testing.T) {
 	for i := range 4 {
 		writers.Go(func() {
 			for range 200 {
-				err := statefile.Write(filepath.Join(folder, fmt.Sprint(i)), []byte("content"), 0o600, func(string) error { return statefile.Sweep(folder) })
+				err := statefile.Write(filepath.Join(folder, fmt.Sprint(i)), []byte("content"), 0o600,
+					func(string) error { return statefile.Sweep(folder) })
 				if err != nil {
 					t.Error(err)
 				}

@@ -8,17 +8,19 @@ import (
 	"os"
 )
 
-// Write puts a file with this content and this mode in the place of the file at path. A reader finds the old file or the
-// new one, never a part of one. The content is on the disk when Write returns nil.
+// Write puts a file with this content and this mode in the place of the file at path. A reader
+// finds the old file or the new one, never a part of one. The content is on the disk when Write
+// returns nil.
 //
-// Before the new file takes its place, check is called with its temporary path; if check returns an error, the old file
-// stays. A nil check accepts everything. Write leaves no temporary file when it fails.
+// Before the new file takes its place, check is called with its temporary path; if check returns an
+// error, the old file stays. A nil check accepts everything. Write leaves no temporary file when it
+// fails.
 func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) error {
 	return write(path, content, mode, (*os.File).Sync, check)
 }
 
-// Replace is Write without a check, and without waiting for the disk: when the node loses power, the file may be gone, empty or the
-// old one. It is for what can be made again.
+// Replace is Write without a check, and without waiting for the disk: when the node loses power,
+// the file may be gone, empty or the old one. It is for what can be made again.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return write(path, content, mode, func(*os.File) error { return nil }, nil)
 }
@@ -31,7 +33,8 @@ func Remove(path string) error {
 	return nil
 }
 
-func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) error, check func(temporary string) error) (err error) {
+func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) error,
+	check func(temporary string) error) (err error) {
 	f, err := createTemporary(path)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, unnamed(err))
@@ -60,8 +63,8 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 	return unnamed(os.Rename(f.Name(), path))
 }
 
-// unnamed returns an error without the path of the temporary file. Each try has another one, and an error that lasts is logged once
-// because it stays the same.
+// unnamed returns an error without the path of the temporary file. Each try has another one, and an
+// error that lasts is logged once because it stays the same.
 func unnamed(err error) error {
 	var file *fs.PathError
 	var link *os.LinkError

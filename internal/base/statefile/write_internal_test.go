@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A file whose content may not be on the disk does not take the place of the one before, and is not left.
+// A file whose content may not be on the disk does not take the place of the one before, and is not
+// left.
 func TestContentThatIsNotOnTheDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -5,7 +5,8 @@ import (
 	"errors"
 )
 
-// A Pulse shows that a loop is not stuck: where the loop waits it offers a beat, and Check takes one. Make it with NewPulse.
+// A Pulse shows that a loop is not stuck: where the loop waits it offers a beat, and Check takes
+// one. Make it with NewPulse.
 type Pulse struct{ beats chan struct{} }
 
 // NewPulse returns the Pulse of one loop.

@@ -1,5 +1,5 @@
-// Package supervise runs something that lives once, again and again: a life ends, and a new one begins. No other package
-// begins lives again.
+// Package supervise runs something that lives once, again and again: a life ends, and a new one
+// begins. No other package begins lives again.
 package supervise
 
 import (
@@ -18,15 +18,17 @@ type Backoff struct {
 	First, Most time.Duration
 	// Proven is how long a life must last for its failure to count as the first again.
 	Proven time.Duration
-	// Nudge, if not nil, returns a channel that is closed when waiting on has become pointless: the next life then
-	// begins at once. It is called before each life, so that a nudge during the life counts.
+	// Nudge, if not nil, returns a channel that is closed when waiting on has become pointless: the
+	// next life then begins at once. It is called before each life, so that a nudge during the life
+	// counts.
 	Nudge func() <-chan struct{}
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 }
 
-// Run runs life until ctx ends, and then returns nil. A life that returns nil ended as it should: the next begins at
-// once. A life that returns an error is followed by the next after the backoff; the error is logged here, once.
+// Run runs life until ctx ends, and then returns nil. A life that returns nil ended as it should:
+// the next begins at once. A life that returns an error is followed by the next after the backoff;
+// the error is logged here, once.
 func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
 	b.Clock = cmp.Or[clock.Clock](b.Clock, clock.RealClock{})
 	if b.Nudge == nil {

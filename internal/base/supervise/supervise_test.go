@@ -61,16 +61,17 @@ func TestALifeThatEndsAsItShouldMakesTheNextWaitShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		began, lives := time.Now(), 0
-		_ = supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: time.Hour, Proven: time.Hour}, func(context.Context) error {
-			switch lives++; lives {
-			case 5:
-				began = time.Now()
-				return nil
-			case 7:
-				cancel()
-			}
-			return errLife
-		})
+		_ = supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: time.Hour, Proven: time.Hour},
+			func(context.Context) error {
+				switch lives++; lives {
+				case 5:
+					began = time.Now()
+					return nil
+				case 7:
+					cancel()
+				}
+				return errLife
+			})
 		if waited := time.Since(began); waited > 2*time.Second {
 			t.Errorf("waited %v for the life after the first failure since, want a second", waited)
 		}

@@ -20,7 +20,8 @@ func IsControl(r rune) bool {
 		r == '\ufffe' || r == '\uffff'
 }
 
-// Caret is how a sentence or a table has a character that changes a terminal: a control character is ^ and a letter.
+// Caret is how a sentence or a table has a character that changes a terminal: a control character
+// is ^ and a letter.
 func Caret(r rune) string {
 	if r < utf8.RuneSelf {
 		return "^" + string(r^0x40)
@@ -53,7 +54,8 @@ func Printable(text string, form func(rune) string) string {
 	return b.String()
 }
 
-// Line returns a text in one line of which nothing changes a terminal. A text that is right already stays as it is.
+// Line returns a text in one line of which nothing changes a terminal. A text that is right already
+// stays as it is.
 func Line(text string) string {
 	if strings.ContainsAny(text, "\n\t\r\v\f") {
 		text = strings.Join(strings.Fields(text), " ")

@@ -3,7 +3,8 @@ package version
 
 import "runtime/debug"
 
-// Number is the release that this source becomes. The chart and the manifests name it too; make set-version writes all of them.
+// Number is the release that this source becomes. The chart and the manifests name it too; make
+// set-version writes all of them.
 const Number = "v0.1.0"
 
 // String returns Number, and the commit it was built from where the build recorded one.

@@ -34,7 +34,8 @@ func answering(t *testing.T, answer http.HandlerFunc) *kubeapi.Client {
 	return kubeapi.New(kubeapi.Options{Kubeconfig: path, Node: nodeName, Version: "v1"})
 }
 
-// TestAnswersThatAreNone: what answers in the place of the API server, such as a proxy, is an error, and costs no memory.
+// TestAnswersThatAreNone: what answers in the place of the API server, such as a proxy, is an
+// error, and costs no memory.
 func TestAnswersThatAreNone(t *testing.T) {
 	t.Parallel()
 	var elsewhere atomic.Int32
@@ -44,10 +45,12 @@ func TestAnswersThatAreNone(t *testing.T) {
 		answer http.HandlerFunc
 		want   string
 	}{
-		"a page":        {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "read the answer"},
-		"nothing":       {func(http.ResponseWriter, *http.Request) {}, "read the answer"},
-		"a large one":   {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", 5<<20)) }, "more than 4194304 bytes"},
-		"another place": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, other.URL, http.StatusFound) }, "302"},
+		"a page":  {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "read the answer"},
+		"nothing": {func(http.ResponseWriter, *http.Request) {}, "read the answer"},
+		"a large one": {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", 5<<20)) },
+			"more than 4194304 bytes"},
+		"another place": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, other.URL, http.StatusFound) },
+			"302"},
 		"a long error": {func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusForbidden)
 			fmt.Fprintf(w, `{"kind": "Status", "reason": "Forbidden", "message": %q}`, strings.Repeat("é", 1<<20))
@@ -71,7 +74,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestEventsThatAreNone: a watch that brings nonsense begins again with a list, and the node that was known stays.
+// TestEventsThatAreNone: a watch that brings nonsense begins again with a list, and the node that
+// was known stays.
 func TestEventsThatAreNone(t *testing.T) {
 	t.Parallel()
 	const node = `{"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "5", "labels": {"config": "a"}}}`
@@ -147,7 +151,8 @@ func TestSlowAnswer(t *testing.T) {
 const nowhere = `{"apiVersion": "v1", "kind": "Config", "current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a"}}],
 	"clusters": [{"name": "a", "cluster": {"server": "https://a:b"}}]}`
 
-// TestNoAPIServerIsKnown: outside a pod and without a kubeconfig every request says so, and nothing else happens.
+// TestNoAPIServerIsKnown: outside a pod and without a kubeconfig every request says so, and nothing
+// else happens.
 func TestNoAPIServerIsKnown(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -158,7 +163,8 @@ func TestNoAPIServerIsKnown(t *testing.T) {
 	if err := os.WriteFile(path, []byte(nowhere), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Get(t.Context()); err == nil || !strings.Contains(err.Error(), "find the API server: host must be a URL") {
+	if _, err := client.Get(t.Context()); err == nil || !strings.Contains(err.Error(),
+		"find the API server: host must be a URL") {
 		t.Errorf("Get() = %v", err)
 	}
 	// It is looked for again at the next request.
@@ -196,8 +202,8 @@ func TestNodeCount(t *testing.T) {
 	}
 }
 
-// TestEachWatchBeginsWithAList: the first one may be of an API server that is a little behind; a further one is of the newest state, as what
-// is known would go back.
+// TestEachWatchBeginsWithAList: the first one may be of an API server that is a little behind; a
+// further one is of the newest state, as what is known would go back.
 func TestEachWatchBeginsWithAList(t *testing.T) {
 	t.Parallel()
 	node := func(ctx context.Context, c *kubeapi.Client) { c.Watch(ctx, hurried{}) }

@@ -11,22 +11,25 @@ import (
 	"strings"
 )
 
-// The field managers. An apply removes what the same manager applied before, so that each kind of write has a manager of its own.
+// The field managers. An apply removes what the same manager applied before, so that each kind of
+// write has a manager of its own.
 const (
 	labelsManager = "gpu-node-agent-labels"
 	migManager    = "gpu-node-agent-mig"
 	answerManager = "gpu-node-agent-quiesce"
 )
 
-// apply has the API server merge fields into an object by server-side apply, and returns the object. Without force, fields that
-// others own with other values make it an error, and nothing is changed.
+// apply has the API server merge fields into an object by server-side apply, and returns the
+// object. Without force, fields that others own with other values make it an error, and nothing is
+// changed.
 func (c *Client) apply(ctx context.Context, path, manager string, object any, force bool) ([]byte, error) {
 	body, err := json.Marshal(object)
 	if err != nil {
 		return nil, fmt.Errorf("write the fields to apply: %w", err)
 	}
 	return c.send(ctx, request{
-		verb: http.MethodPatch, path: path, contentType: "application/apply-patch+yaml", body: body, // which JSON is a part of
+		// which JSON is a part of
+		verb: http.MethodPatch, path: path, contentType: "application/apply-patch+yaml", body: body,
 		query: url.Values{"fieldManager": {manager}, "force": {strconv.FormatBool(force)}},
 	})
 }
@@ -42,10 +45,12 @@ type metadata struct {
 	OwnerReferences []OwnerReference  `json:"ownerReferences,omitempty"`
 }
 
-// ApplyLabels gives labels to the own node, which has to have the UID and the version still, and takes those away that an earlier call
-// gave and that are not among them. It returns the node as it is then.
+// ApplyLabels gives labels to the own node, which has to have the UID and the version still, and
+// takes those away that an earlier call gave and that are not among them. It returns the node as it
+// is then.
 //
-// A label that another program owns with another value makes it a *Conflict, and nothing is changed.
+// A label that another program owns with another value makes it a *Conflict, and nothing is
+// changed.
 func (c *Client) ApplyLabels(ctx context.Context, uid, version string, labels map[string]string) (Node, error) {
 	restores := c.newestNode().restores
 	text, err := c.applyNode(ctx, labelsManager, metadata{UID: uid, ResourceVersion: version, Labels: labels}, false)
@@ -67,24 +72,30 @@ func (c *Client) ApplyLabels(ctx context.Context, uid, version string, labels ma
 	return c.readNode(text, restores)
 }
 
-// ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to have the UID and the version still, and
-// takes those away that an earlier call gave and that are not among them. What another program has written there before is replaced. It
-// returns the node as it is then.
-func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels, annotations map[string]string) (Node, error) {
+// ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to
+// have the UID and the version still, and takes those away that an earlier call gave and that are
+// not among them. What another program has written there before is replaced. It returns the node as
+// it is then.
+func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels, annotations map[string]string) (Node,
+	error) {
 	restores := c.newestNode().restores
-	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, ResourceVersion: version, Labels: labels, Annotations: annotations}, true)
+	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, ResourceVersion: version, Labels: labels,
+		Annotations: annotations}, true)
 	if err != nil {
 		return Node{}, fmt.Errorf("write the state of the MIG layout: %w", err)
 	}
 	return c.readNode(text, restores)
 }
 
-// ApplyReleaseAnswer writes the answer to a request for the release of the driver to the daemon's own
-// Node, as annotations. The Node must still have the UID and the version. Annotations of an earlier
-// answer are removed, and values of other programs are replaced. The updated Node is returned.
-func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, annotations map[string]string) (Node, error) {
+// ApplyReleaseAnswer writes the answer to a request for the release of the driver to the daemon's
+// own Node, as annotations. The Node must still have the UID and the version. Annotations of an
+// earlier answer are removed, and values of other programs are replaced. The updated Node is
+// returned.
+func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, annotations map[string]string) (Node,
+	error) {
 	restores := c.newestNode().restores
-	text, err := c.applyNode(ctx, answerManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations}, true)
+	text, err := c.applyNode(ctx, answerManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations},
+		true)
 	if err != nil {
 		return Node{}, fmt.Errorf("write the answer to a release of the driver: %w", err)
 	}
@@ -94,10 +105,12 @@ func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, an
 // applyNode merges metadata into the own node.
 func (c *Client) applyNode(ctx context.Context, manager string, fields metadata, force bool) ([]byte, error) {
 	fields.Name = c.node
-	return c.apply(ctx, nodesPath+"/"+c.node, manager, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": fields}, force)
+	return c.apply(ctx, nodesPath+"/"+c.node, manager, map[string]any{"apiVersion": "v1", "kind": "Node",
+		"metadata": fields}, force)
 }
 
-// readNode returns the node of an answer to a request that was sent after so many restores of the cluster, and notes it.
+// readNode returns the node of an answer to a request that was sent after so many restores of the
+// cluster, and notes it.
 func (c *Client) readNode(text []byte, restores int) (Node, error) {
 	var n nodeObject
 	if err := json.Unmarshal(text, &n); err != nil {

@@ -18,7 +18,8 @@ type ResourceClaim struct {
 	Allocation *DeviceAllocation
 	// Pods are those that may use the claim.
 	Pods []Pod
-	// PodClaim is the name that the pod has for a claim that was made from a template; empty for any other claim.
+	// PodClaim is the name that the pod has for a claim that was made from a template; empty for any
+	// other claim.
 	PodClaim string
 }
 
@@ -60,7 +61,8 @@ type ClaimConfig struct {
 	} `json:"opaque"`
 }
 
-// ResourceClaim returns a claim. Kubelet asks for as many, so that this waits for no other request of the node.
+// ResourceClaim returns a claim. Kubelet asks for as many, so that this waits for no other request
+// of the node.
 func (c *Client) ResourceClaim(ctx context.Context, namespace, name string) (ResourceClaim, error) {
 	var text []byte
 	err := c.resourceAPI(func(path string) (err error) {
@@ -118,8 +120,9 @@ func (o *claimObject) claim() ResourceClaim {
 // ClaimPage is how many claims one page of a list has at most. A claim has some kB.
 const ClaimPage = 250
 
-// ResourceClaims calls take with each claim of the cluster as they are now, in pages of ClaimPage. No page is kept. It is for the rare
-// moment in which it has to be certain that no claim has a device.
+// ResourceClaims calls take with each claim of the cluster as they are now, in pages of ClaimPage.
+// No page is kept. It is for the rare moment in which it has to be certain that no claim has a
+// device.
 func (c *Client) ResourceClaims(ctx context.Context, take func(ResourceClaim)) error {
 	for next := ""; ; {
 		page, err := c.claims(ctx, ClaimPage, next)
@@ -135,7 +138,8 @@ func (c *Client) ResourceClaims(ctx context.Context, take func(ResourceClaim)) e
 	}
 }
 
-// CountResourceClaims returns how many claims the cluster has. Where the API server does not say it, there are math.MaxInt32 and more.
+// CountResourceClaims returns how many claims the cluster has. Where the API server does not say
+// it, there are math.MaxInt32 and more.
 func (c *Client) CountResourceClaims(ctx context.Context) (int, error) {
 	page, err := c.claims(ctx, 1, "")
 	switch {
@@ -176,14 +180,15 @@ func (c *Client) claims(ctx context.Context, limit int, next string) (page claim
 	return page, nil
 }
 
-// resourceVersions are those of the API of Dynamic Resource Allocation, the newest first. What is read of objects is the same in all.
+// resourceVersions are those of the API of Dynamic Resource Allocation, the newest first. What is
+// read of objects is the same in all.
 var resourceVersions = []string{"v1", "v1beta2", "v1beta1"}
 
 // errNoResourceAPI is the error of an API server without an API of Dynamic Resource Allocation.
 var errNoResourceAPI = errors.New("the API server serves resource.k8s.io in none of the versions v1, v1beta2 and v1beta1")
 
-// resourceAPI makes a request to the API of Dynamic Resource Allocation, with the path of a version, and once for each version until one is
-// served: first for the one that was served last.
+// resourceAPI makes a request to the API of Dynamic Resource Allocation, with the path of a
+// version, and once for each version until one is served: first for the one that was served last.
 func (c *Client) resourceAPI(send func(path string) error) error {
 	c.mu.Lock()
 	first := c.resourceVersion
@@ -209,8 +214,8 @@ func (c *Client) ResourceVersion() string {
 	return resourceVersions[c.resourceVersion]
 }
 
-// isNotServed reports whether err is of a request for an API that the API server does not have: for an object that it does not have, the
-// answer says so in Kubernetes' own form.
+// isNotServed reports whether err is of a request for an API that the API server does not have: for
+// an object that it does not have, the answer says so in Kubernetes' own form.
 func isNotServed(err error) bool {
 	var refused *Refused
 	return errors.As(err, &refused) && refused.Code == http.StatusNotFound && refused.Reason == ""

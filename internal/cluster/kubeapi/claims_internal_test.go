@@ -20,7 +20,10 @@ func (closed) Wait(context.Context) error { return errors.New("too many requests
 // TestClaimsAreNotLimited: a claim is read at once, however many other requests wait.
 func TestClaimsAreNotLimited(t *testing.T) {
 	t.Parallel()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request) {
+		_, _ = w.Write([]byte("{}"))
+	}))
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{"current-context": "a", "clusters": [{"name": "a", "cluster": {"server": "` + server.URL +

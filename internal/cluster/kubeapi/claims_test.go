@@ -11,15 +11,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// TestResourceClaim: a claim is read in each version that an API server serves, also when the versions change, and one that is not there is
-// told from an API that is not there.
+// TestResourceClaim: a claim is read in each version that an API server serves, also when the
+// versions change, and one that is not there is told from an API that is not there.
 func TestResourceClaim(t *testing.T) {
 	t.Parallel()
 	server, client := cluster(t)
 	if err := server.ChangeClaim("ns", "a", func(c *resourceapi.ResourceClaim) {
 		c.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "gpus"}
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0"}},
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1",
+				Device: "gpu-0"}},
 		}}
 	}); err != nil {
 		t.Fatal(err)
@@ -31,9 +32,10 @@ func TestResourceClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := kubeapi.ResourceClaim{UID: string(object.UID), Namespace: "ns", Name: "a", PodClaim: "gpus", Allocation: &kubeapi.DeviceAllocation{
-		Results: []kubeapi.DeviceResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0"}},
-	}}
+	want := kubeapi.ResourceClaim{UID: string(object.UID), Namespace: "ns", Name: "a", PodClaim: "gpus",
+		Allocation: &kubeapi.DeviceAllocation{
+			Results: []kubeapi.DeviceResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0"}},
+		}}
 	for _, versions := range [][]string{{"v1"}, {"v1beta1"}, {"v1beta2", "v1beta1"}, {"v1", "v1beta2", "v1beta1"}} {
 		server.SetResourceVersions(versions...)
 		got, err := client.ResourceClaim(t.Context(), "ns", "a")
@@ -43,16 +45,19 @@ func TestResourceClaim(t *testing.T) {
 		if got, err := client.ResourceClaim(t.Context(), "ns", "waits"); err != nil || got.Allocation != nil {
 			t.Errorf("in %q: %+v %v, want a claim without allocation", versions, got, err)
 		}
-		if _, err := client.ResourceClaim(t.Context(), "ns", "b"); err == nil || !strings.Contains(err.Error(), `"b" not found`) {
+		if _, err := client.ResourceClaim(t.Context(), "ns", "b"); err == nil ||
+			!strings.Contains(err.Error(), `"b" not found`) {
 			t.Errorf("in %q: %v, want that there is no such claim", versions, err)
 		}
 	}
 	server.SetResourceVersions()
-	if _, err := client.ResourceClaim(t.Context(), "ns", "a"); err == nil || !strings.Contains(err.Error(), "serves resource.k8s.io in none of") {
+	if _, err := client.ResourceClaim(t.Context(), "ns", "a"); err == nil ||
+		!strings.Contains(err.Error(), "serves resource.k8s.io in none of") {
 		t.Errorf("without the API: %v", err)
 	}
 	server.Stop()
-	if _, err := client.ResourceClaim(t.Context(), "ns", "a"); err == nil || !strings.Contains(err.Error(), "read ResourceClaim ns/a: ask the API server") {
+	if _, err := client.ResourceClaim(t.Context(), "ns", "a"); err == nil ||
+		!strings.Contains(err.Error(), "read ResourceClaim ns/a: ask the API server") {
 		t.Errorf("without API server: %v", err)
 	}
 }
@@ -61,13 +66,15 @@ func TestResourceClaim(t *testing.T) {
 func TestResourceClaimVersion(t *testing.T) {
 	t.Parallel()
 	const path = "/namespaces/ns/resourceclaims/a"
-	client, asked := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1beta2" + path: `200 {"metadata": {"uid": "1"}}`})
+	client, asked := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1beta2" +
+		path: `200 {"metadata": {"uid": "1"}}`})
 	for range 2 {
 		if got, err := client.ResourceClaim(t.Context(), "ns", "a"); err != nil || got.UID != "1" {
 			t.Fatal(got, err)
 		}
 	}
-	want := []string{"GET /apis/resource.k8s.io/v1" + path, "GET /apis/resource.k8s.io/v1beta2" + path, "GET /apis/resource.k8s.io/v1beta2" + path}
+	want := []string{"GET /apis/resource.k8s.io/v1" + path, "GET /apis/resource.k8s.io/v1beta2" + path,
+		"GET /apis/resource.k8s.io/v1beta2" + path}
 	if got := asked(); !slices.Equal(got, want) {
 		t.Errorf("asked %q, want %q", got, want)
 	}

@@ -39,13 +39,16 @@ type ClaimCondition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime"`
 }
 
-// WriteClaimDevices has the status of a claim say what is given of the devices of these drivers and pools. What it says of others stays.
-// A claim that is gone, or has another UID, makes the error one that IsNotFound knows. It needs the rights to get resourceclaims and to
-// update resourceclaims/status, and associated-node:update for resourceclaims/driver.
+// WriteClaimDevices has the status of a claim say what is given of the devices of these drivers and
+// pools. What it says of others stays. A claim that is gone, or has another UID, makes the error
+// one that IsNotFound knows. It needs the rights to get resourceclaims and to update
+// resourceclaims/status, and associated-node:update for resourceclaims/driver.
 //
-// The claim goes there and back in Kubernetes' own encoding, which alone keeps the text of the parameters in the allocation. JSON loses
-// their spaces, and an apply or a merge the order of their names; from Kubernetes 1.36 on that is refused as a change of the allocation.
-func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid string, devices []ClaimDeviceStatus) error {
+// The claim goes there and back in Kubernetes' own encoding, which alone keeps the text of the
+// parameters in the allocation. JSON loses their spaces, and an apply or a merge the order of their
+// names; from Kubernetes 1.36 on that is refused as a change of the allocation.
+func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid string,
+	devices []ClaimDeviceStatus) error {
 	err := c.resourceAPI(func(path string) error {
 		path += "/namespaces/" + namespace + "/resourceclaims/" + name
 		claim, err := c.send(ctx, request{verb: http.MethodGet, path: path, accept: protobuf})
@@ -68,12 +71,14 @@ func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid str
 }
 
 const (
-	// protobuf is the media type of Kubernetes' own encoding: the prefix, and a message Unknown of apimachinery.
+	// protobuf is the media type of Kubernetes' own encoding: the prefix, and a message Unknown of
+	// apimachinery.
 	protobuf       = "application/vnd.kubernetes.protobuf"
 	protobufPrefix = "k8s\x00"
 )
 
-// The numbers of fields, as the files generated.proto of k8s.io/api and k8s.io/apimachinery have them.
+// The numbers of fields, as the files generated.proto of k8s.io/api and k8s.io/apimachinery have
+// them.
 const (
 	unknownRaw       = 2
 	claimMetadata    = 1
@@ -119,7 +124,8 @@ func withDevices(claim []byte, uid string, devices []ClaimDeviceStatus) ([]byte,
 	}
 	message, err := editFields(message, unknownRaw, func(claim []byte) ([]byte, error) {
 		if is := textOf(fieldOf(claim, claimMetadata), metadataUID); is != uid {
-			return nil, &Refused{Code: http.StatusNotFound, Reason: "NotFound", Message: "it was made anew, and has the UID " + is}
+			return nil, &Refused{Code: http.StatusNotFound, Reason: "NotFound",
+				Message: "it was made anew, and has the UID " + is}
 		}
 		return editFields(claim, claimStatus, editStatus)
 	})
@@ -176,8 +182,8 @@ func editFields(message []byte, number protowire.Number, edit func([]byte) ([]by
 	return edited, nil
 }
 
-// nextField returns the number of the first field of a message, its value, which is nil for a number, and its length; -1 or less if the
-// message is damaged.
+// nextField returns the number of the first field of a message, its value, which is nil for a
+// number, and its length; -1 or less if the message is damaged.
 func nextField(message []byte) (protowire.Number, []byte, int) {
 	number, kind, length := protowire.ConsumeField(message)
 	if length < 0 || kind != protowire.BytesType {

@@ -20,8 +20,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// TestWriteClaimDevices: Kubernetes' own types read what is written of a device. What the claim has else stays as it was, the text of its
-// parameters too, and so do devices of another driver or pool; what it said of this pool before goes.
+// TestWriteClaimDevices: Kubernetes' own types read what is written of a device. What the claim has
+// else stays as it was, the text of its parameters too, and so do devices of another driver or
+// pool; what it said of this pool before goes.
 func TestWriteClaimDevices(t *testing.T) {
 	t.Parallel()
 	server, client := cluster(t)
@@ -39,7 +40,8 @@ func TestWriteClaimDevices(t *testing.T) {
 			},
 		}}}}
 		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{
-			said("gpu.nvidia.com", "node-1", "gpu-7"), said("gpu.nvidia.com", "node-2", "gpu-7"), said("example.com", "node-1", "gpu-7"),
+			said("gpu.nvidia.com", "node-1", "gpu-7"), said("gpu.nvidia.com", "node-2", "gpu-7"), said("example.com", "node-1",
+				"gpu-7"),
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -52,7 +54,8 @@ func TestWriteClaimDevices(t *testing.T) {
 	full.ShareID = ptr.To("a1b2")
 	full.Data = &runtime.RawExtension{Raw: []byte(`{"uuid":"GPU-a"}`)}
 	full.Conditions = []metav1.Condition{
-		{Type: "Ready", Status: "False", Reason: "NotUsable", Message: "é\x00\uFFFD", LastTransitionTime: metav1.NewTime(since)},
+		{Type: "Ready", Status: "False", Reason: "NotUsable", Message: "é\x00\uFFFD",
+			LastTransitionTime: metav1.NewTime(since)},
 		{Type: "Healthy", Status: "True", Reason: "Healthy", LastTransitionTime: metav1.NewTime(since.Add(time.Second))},
 	}
 	want.Status.Devices = append(slices.Clone(want.Status.Devices[1:]), full)
@@ -77,7 +80,8 @@ func TestWriteClaimDevices(t *testing.T) {
 	if !reflect.DeepEqual(got.Status, want.Status) || !reflect.DeepEqual(got.Spec, want.Spec) {
 		t.Errorf("the claim is %+v, want %+v", got, want)
 	}
-	if err := client.WriteClaimDevices(t.Context(), "ns", "a", "another", nil); !kubeapi.IsNotFound(err) || !strings.Contains(err.Error(), string(want.UID)) {
+	if err := client.WriteClaimDevices(t.Context(), "ns", "a", "another", nil); !kubeapi.IsNotFound(err) ||
+		!strings.Contains(err.Error(), string(want.UID)) {
 		t.Errorf("a claim that was made anew: %v", err)
 	}
 	if err := client.WriteClaimDevices(t.Context(), "ns", "gone", "u", nil); !kubeapi.IsNotFound(err) {
@@ -85,7 +89,8 @@ func TestWriteClaimDevices(t *testing.T) {
 	}
 }
 
-// TestClaimThatCannotBeRead: an answer that is damaged is an error or a claim that is written, and never more.
+// TestClaimThatCannotBeRead: an answer that is damaged is an error or a claim that is written, and
+// never more.
 func TestClaimThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: types.UID("u")}}
@@ -103,7 +108,8 @@ func TestClaimThatCannotBeRead(t *testing.T) {
 	})
 	write := func(a []byte) error {
 		answer = a
-		return client.WriteClaimDevices(t.Context(), "ns", "a", "u", []kubeapi.ClaimDeviceStatus{{Driver: "gpu.nvidia.com", Pool: "p", Device: "d"}})
+		return client.WriteClaimDevices(t.Context(), "ns", "a", "u",
+			[]kubeapi.ClaimDeviceStatus{{Driver: "gpu.nvidia.com", Pool: "p", Device: "d"}})
 	}
 	if err := write(whole.Bytes()); err != nil {
 		t.Fatal(err)
@@ -116,7 +122,8 @@ func TestClaimThatCannotBeRead(t *testing.T) {
 		damaged[n] ^= 0xff
 		_ = write(damaged)
 	}
-	if err := write([]byte(`{"kind": "ResourceClaim"}`)); err == nil || !strings.Contains(err.Error(), "it is not in Kubernetes' encoding") {
+	if err := write([]byte(`{"kind": "ResourceClaim"}`)); err == nil ||
+		!strings.Contains(err.Error(), "it is not in Kubernetes' encoding") {
 		t.Errorf("an answer in JSON: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
-// Package kubeapi talks to the API server about the node that this program runs on, and about no other: it watches the Node, and writes the
-// Events, labels, conditions, taints and slices of its GPUs. It is the only home of client-go, of which it takes the transport alone: the
-// typed clients bring the types of all APIs with them, and make the program 16 MB larger.
+// Package kubeapi talks to the API server about the node that this program runs on, and about no
+// other: it watches the Node, and writes the Events, labels, conditions, taints and slices of its
+// GPUs. It is the only home of client-go, of which it takes the transport alone: the typed clients
+// bring the types of all APIs with them, and make the program 16 MB larger.
 //
 // Nothing between the driver and kubelet waits for it.
 package kubeapi
@@ -33,7 +34,8 @@ import (
 
 // Options say who talks to which API server.
 type Options struct {
-	// Kubeconfig is a file with the address and the credentials; empty for those of the pod's service account.
+	// Kubeconfig is a file with the address and the credentials; empty for those of the pod's service
+	// account.
 	Kubeconfig string
 	// Node is the name of the node.
 	Node string
@@ -44,7 +46,8 @@ type Options struct {
 }
 
 const (
-	// requestTimeout bounds a request, but for a watch. An API server that takes 10 s for an answer is slow, not away.
+	// requestTimeout bounds a request, but for a watch. An API server that takes 10 s for an answer is
+	// slow, not away.
 	requestTimeout = 30 * time.Second
 	// All requests of a node together.
 	requestsPerSecond = 5
@@ -85,14 +88,16 @@ func New(o Options) *Client {
 	}
 }
 
-// Count sets the function that is called for each request from now on. The code is that of the HTTP answer; 0 if there was none.
+// Count sets the function that is called for each request from now on. The code is that of the HTTP
+// answer; 0 if there was none.
 func (c *Client) Count(requested func(verb, resource string, code int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.requested = requested
 }
 
-// Fence has no request change anything for which check returns an error. That is the error of the request then.
+// Fence has no request change anything for which check returns an error. That is the error of the
+// request then.
 func (c *Client) Fence(check func() error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +135,8 @@ func (c *Client) count(r request, code int) {
 	requested(verb, resource, code)
 }
 
-// connect returns the connection. Address and credentials are read again after a request that they may have been the reason for.
+// connect returns the connection. Address and credentials are read again after a request that they
+// may have been the reason for.
 func (c *Client) connect() (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,9 +152,11 @@ func (c *Client) connect() (*connection, error) {
 	}
 	config.Dial = c.options.Dial
 	config.UserAgent = "gpu-node-agent/" + c.options.Version
-	// A watch and a write have a TCP connection each, so that one that is stuck does not keep the other.
+	// A watch and a write have a TCP connection each, so that one that is stuck does not keep the
+	// other.
 	config.NextProtos = []string{"http/1.1"}
-	// With the content in the place of the name, a file that has changed is another configuration for client-go's cache of transports.
+	// With the content in the place of the name, a file that has changed is another configuration for
+	// client-go's cache of transports.
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, fmt.Errorf("read the certificates of the API server: %w", err)
 	}
@@ -168,11 +176,12 @@ func (c *Client) connect() (*connection, error) {
 	return c.connection, nil
 }
 
-// sessions guards the settings of transports, which client-go shares among clients of the same configuration.
+// sessions guards the settings of transports, which client-go shares among clients of the same
+// configuration.
 var sessions sync.Mutex
 
-// resumeTLS has all connections but the first begin with the TLS session of an earlier one: the API server signs nothing for them, which is
-// the most that a connection costs it.
+// resumeTLS has all connections but the first begin with the TLS session of an earlier one: the API
+// server signs nothing for them, which is the most that a connection costs it.
 func resumeTLS(client *http.Client) {
 	settings, err := utilnet.TLSClientConfig(client.Transport)
 	if err != nil || settings == nil {
@@ -218,7 +227,8 @@ type Refused struct {
 	RetryAfter time.Duration
 	// Conflicts are the fields that another program owns, of an apply.
 	Conflicts []FieldConflict
-	// Unknown says that the API server does not know the version that was asked for: it is behind, or has begun anew.
+	// Unknown says that the API server does not know the version that was asked for: it is behind, or
+	// has begun anew.
 	Unknown bool
 }
 
@@ -241,7 +251,8 @@ func IsCode(err error, code int) bool {
 // IsForbidden reports whether err is of a request that this program has no right to.
 func IsForbidden(err error) bool { return IsCode(err, http.StatusForbidden) }
 
-// IsNotFound reports whether err is of a request for an object that the API server does not have, or for an API that it does not serve.
+// IsNotFound reports whether err is of a request for an object that the API server does not have,
+// or for an API that it does not serve.
 func IsNotFound(err error) bool { return IsCode(err, http.StatusNotFound) }
 
 // IsWrong reports whether err is of a request that the API server never takes as it is.
@@ -249,10 +260,12 @@ func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
 }
 
-// IsBusy reports whether err is of a request that the API server refused because it has too much to do.
+// IsBusy reports whether err is of a request that the API server refused because it has too much to
+// do.
 func IsBusy(err error) bool { return IsCode(err, http.StatusTooManyRequests) }
 
-// IsPassing reports whether err is of a request that may be taken as it is at another time: there was no answer, or one that says so.
+// IsPassing reports whether err is of a request that may be taken as it is at another time: there
+// was no answer, or one that says so.
 func IsPassing(err error) bool {
 	var refused *Refused
 	if !errors.As(err, &refused) {
@@ -265,7 +278,8 @@ func IsPassing(err error) bool {
 	return false
 }
 
-// send sends a request once, and returns the answer's body. The error has a *Refused in it, or says why there was no answer.
+// send sends a request once, and returns the answer's body. The error has a *Refused in it, or says
+// why there was no answer.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
 	_, back := c.back.Latest()
 	answer, err := c.ask(ctx, r)
@@ -369,7 +383,8 @@ func refused(answer *http.Response) error {
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
-	if status := fieldOf(bytes.TrimPrefix(text, []byte(protobufPrefix)), unknownRaw); answer.Header.Get("Content-Type") == protobuf {
+	if status := fieldOf(bytes.TrimPrefix(text, []byte(protobufPrefix)),
+		unknownRaw); answer.Header.Get("Content-Type") == protobuf {
 		r.Reason, r.Message = textOf(status, statusReason), shortened(textOf(status, statusMessage))
 		return r
 	}

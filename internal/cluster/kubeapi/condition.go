@@ -15,8 +15,8 @@ const (
 	strategicMergePatch = "application/strategic-merge-patch+json"
 )
 
-// PatchCondition writes one condition of the own node, which has to have this version still, and nothing else of its status. Times are
-// written to the second. It returns the node as it is then.
+// PatchCondition writes one condition of the own node, which has to have this version still, and
+// nothing else of its status. Times are written to the second. It returns the node as it is then.
 func (c *Client) PatchCondition(ctx context.Context, version string, condition Condition) (Node, error) {
 	condition.LastHeartbeatTime = condition.LastHeartbeatTime.UTC().Truncate(time.Second)
 	condition.LastTransitionTime = condition.LastTransitionTime.UTC().Truncate(time.Second)
@@ -49,13 +49,14 @@ func (c *Client) patchNode(ctx context.Context, subresource, contentType string,
 	return c.readNode(answer, restores)
 }
 
-// After reports whether n is a later version of the same node than other. It reports false if the cluster was restored from a backup
-// between the two.
+// After reports whether n is a later version of the same node than other. It reports false if the
+// cluster was restored from a backup between the two.
 func (n Node) After(other Node) bool {
 	return n.UID == other.UID && n.restores == other.restores && isBefore(other.ResourceVersion, n.ResourceVersion)
 }
 
-// isBefore reports whether a version is an earlier one than another. It reports false if one of them is none.
+// isBefore reports whether a version is an earlier one than another. It reports false if one of
+// them is none.
 func isBefore(version, other string) bool {
 	earlier, err := strconv.ParseUint(version, 10, 64)
 	later, otherErr := strconv.ParseUint(other, 10, 64)

@@ -54,9 +54,9 @@ type eventSeries struct {
 	LastObservedTime string `json:"lastObservedTime"`
 }
 
-// WriteEvent writes an Event about the own node, which has this UID, or about a pod of it. The name of the Event follows from its key, so
-// that a fact has one Event, however often and by how many daemons it is recorded: what happens again, later than the Event says, is
-// counted in its series.
+// WriteEvent writes an Event about the own node, which has this UID, or about a pod of it. The name
+// of the Event follows from its key, so that a fact has one Event, however often and by how many
+// daemons it is recorded: what happens again, later than the Event says, is counted in its series.
 func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) error {
 	regarding, namespace := objectReference{APIVersion: "v1", Kind: "Node", Name: c.node, UID: uid}, "default"
 	if r.Pod != nil {
@@ -68,7 +68,8 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 	name := strings.TrimRight(regarding.Name[:min(len(regarding.Name), maxObjectName-len(id))], ".-") + id
 	path := "/apis/events.k8s.io/v1/namespaces/" + namespace + "/events"
 	body, err := json.Marshal(map[string]any{
-		"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": map[string]string{"name": name, "namespace": namespace},
+		"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": map[string]string{"name": name,
+			"namespace": namespace},
 		"eventTime": r.At.UTC().Format(microTime), "reportingController": reporter, "reportingInstance": c.node[:min(len(c.node), 128)],
 		"action": r.Action, "reason": r.Reason, "regarding": regarding, "note": r.Note, "type": r.Type,
 	})
@@ -86,8 +87,9 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 	return c.countEvent(ctx, path+"/"+name, r.At)
 }
 
-// countEvent counts one more fact in the series of an Event that is there, if the Event does not tell of it. An empty patch reads the
-// Event: there is no right to read Events then, which would be one for all of the namespace.
+// countEvent counts one more fact in the series of an Event that is there, if the Event does not
+// tell of it. An empty patch reads the Event: there is no right to read Events then, which would be
+// one for all of the namespace.
 func (c *Client) countEvent(ctx context.Context, path string, at time.Time) error {
 	patch := func(body string) ([]byte, error) {
 		return c.send(ctx, request{verb: http.MethodPatch, path: path, contentType: mergePatch, body: []byte(body)})
@@ -113,7 +115,8 @@ func (c *Client) countEvent(ctx context.Context, path string, at time.Time) erro
 	if at.Before(last.Add(sameFact)) {
 		return nil
 	}
-	body, err := json.Marshal(map[string]eventSeries{"series": {Count: count + 1, LastObservedTime: at.UTC().Format(microTime)}})
+	body, err := json.Marshal(map[string]eventSeries{"series": {Count: count + 1,
+		LastObservedTime: at.UTC().Format(microTime)}})
 	if err != nil {
 		return fmt.Errorf("encode the series of an Event: %w", err)
 	}

@@ -7,9 +7,10 @@ import (
 	"net/http"
 )
 
-// Evict asks the API server to end a pod. It respects disruption budgets: a pod that must not end now makes it an error, a *Refused with
-// code 429. A pod that has ended, or whose name another one has now, is no error; without a UID it is the pod of that name. The pod's
-// own grace period begins; Evict does not wait for its end.
+// Evict asks the API server to end a pod. It respects disruption budgets: a pod that must not end
+// now makes it an error, a *Refused with code 429. A pod that has ended, or whose name another one
+// has now, is no error; without a UID it is the pod of that name. The pod's own grace period
+// begins; Evict does not wait for its end.
 func (c *Client) Evict(ctx context.Context, pod Pod) error {
 	eviction := map[string]any{
 		"apiVersion": "policy/v1", "kind": "Eviction",

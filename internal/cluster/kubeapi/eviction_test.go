@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// A pod is evicted once its disruption budget allows it. One that is gone, or is another one, is no error and is left alone.
+// A pod is evicted once its disruption budget allows it. One that is gone, or is another one, is no
+// error and is left alone.
 func TestEvict(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
@@ -22,7 +23,8 @@ func TestEvict(t *testing.T) {
 	}
 	s.SetDisruptionBudget(true)
 	err := c.Evict(t.Context(), kubeapi.Pod{Namespace: "ns", Name: "p", UID: "1"})
-	if !kubeapi.IsCode(err, http.StatusTooManyRequests) || !strings.Contains(err.Error(), "disruption budget") || len(s.Pods()) != 1 {
+	if !kubeapi.IsCode(err, http.StatusTooManyRequests) || !strings.Contains(err.Error(), "disruption budget") ||
+		len(s.Pods()) != 1 {
 		t.Errorf("against a budget: %v, pods %v", err, s.Pods())
 	}
 	s.SetDisruptionBudget(false)
@@ -35,12 +37,14 @@ func TestEvict(t *testing.T) {
 		t.Errorf("%v, pods %v", err, s.Pods())
 	}
 	s.SetFault(apiserver.Fault{Status: http.StatusForbidden})
-	if err := c.Evict(t.Context(), kubeapi.Pod{Namespace: "ns", Name: "p", UID: "1"}); !kubeapi.IsCode(err, http.StatusForbidden) {
+	if err := c.Evict(t.Context(), kubeapi.Pod{Namespace: "ns", Name: "p", UID: "1"}); !kubeapi.IsCode(err,
+		http.StatusForbidden) {
 		t.Errorf("without the right: %v", err)
 	}
 }
 
-// The state of the layout is taken over from another program, stands beside the labels of others, and can be taken away.
+// The state of the layout is taken over from another program, stands beside the labels of others,
+// and can be taken away.
 func TestApplyMIGState(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
@@ -50,7 +54,8 @@ func TestApplyMIGState(t *testing.T) {
 	if _, err := c.ApplyLabels(t.Context(), uid, "", map[string]string{"nvidia.com/gpu.count": "8"}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := c.ApplyMIGState(t.Context(), uid, "", map[string]string{state: "pending"}, map[string]string{reason: "because"})
+	n, err := c.ApplyMIGState(t.Context(), uid, "", map[string]string{state: "pending"},
+		map[string]string{reason: "because"})
 	if err != nil || n.Annotations[reason] != "because" {
 		t.Errorf("%v, annotations %v", err, n.Annotations)
 	}

@@ -43,8 +43,10 @@ type NodeFeature struct {
 	Owners []OwnerReference
 }
 
-// NodeFeature returns the object of a namespace with the own node's name after a prefix. There is none if found is false.
-func (c *Client) NodeFeature(ctx context.Context, namespace, prefix string) (feature NodeFeature, found bool, err error) {
+// NodeFeature returns the object of a namespace with the own node's name after a prefix. There is
+// none if found is false.
+func (c *Client) NodeFeature(ctx context.Context, namespace, prefix string) (feature NodeFeature, found bool,
+	err error) {
 	name := prefix + c.node
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodeFeaturePath + namespace + "/nodefeatures/" + name})
 	if IsCode(err, http.StatusNotFound) {
@@ -62,7 +64,8 @@ func (c *Client) NodeFeature(ctx context.Context, namespace, prefix string) (fea
 	if err := json.Unmarshal(text, &object); err != nil {
 		return NodeFeature{}, false, fmt.Errorf("read the answer of the API server: %w", err)
 	}
-	feature = NodeFeature{Namespace: namespace, Name: name, Labels: object.Spec.Labels, Owners: object.Metadata.OwnerReferences}
+	feature = NodeFeature{Namespace: namespace, Name: name, Labels: object.Spec.Labels,
+		Owners: object.Metadata.OwnerReferences}
 	if object.Metadata.Labels[nodeNameLabel] != c.node {
 		feature.Labels = nil // NFD gives them to another node, or to none
 	}
@@ -75,13 +78,16 @@ func (f NodeFeature) Equal(other NodeFeature) bool {
 		slices.Equal(f.Owners, other.Owners)
 }
 
-// ApplyNodeFeature makes the object of a namespace with the own node's name after a prefix, or changes it. The object is this
-// program's alone: what others have written to these fields is replaced.
-func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string, labels map[string]string, owners []OwnerReference) error {
+// ApplyNodeFeature makes the object of a namespace with the own node's name after a prefix, or
+// changes it. The object is this program's alone: what others have written to these fields is
+// replaced.
+func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string, labels map[string]string,
+	owners []OwnerReference) error {
 	name, path := prefix+c.node, nodeFeaturePath+namespace+"/nodefeatures"
 	object := nodeFeatureObject{
 		APIVersion: nodeFeatureAPI, Kind: "NodeFeature",
-		Metadata: metadata{Name: name, Namespace: namespace, Labels: map[string]string{nodeNameLabel: c.node}, OwnerReferences: owners},
+		Metadata: metadata{Name: name, Namespace: namespace, Labels: map[string]string{nodeNameLabel: c.node},
+			OwnerReferences: owners},
 		Spec: map[string]any{
 			"labels": labels, "features": map[string]any{
 				"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{},
@@ -106,8 +112,8 @@ type nodeFeatureObject struct {
 	Spec       map[string]any `json:"spec"`
 }
 
-// replace makes an object, or replaces the one of that name. The account that NVIDIA's chart and operator make for feature discovery may do
-// that, but not patch.
+// replace makes an object, or replaces the one of that name. The account that NVIDIA's chart and
+// operator make for feature discovery may do that, but not patch.
 func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObject) error {
 	verb, at := http.MethodPut, path+"/"+object.Metadata.Name
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: at})
@@ -135,12 +141,14 @@ func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObj
 	return err
 }
 
-// IsDenied reports whether err is of an object that is not there, or that this program has no right for.
+// IsDenied reports whether err is of an object that is not there, or that this program has no right
+// for.
 func IsDenied(err error) bool {
 	return IsCode(err, http.StatusForbidden) || IsCode(err, http.StatusNotFound)
 }
 
-// PodOwners returns the owners of a pod, such as its DaemonSet. An object that they own goes with them, and not with the pod.
+// PodOwners returns the owners of a pod, such as its DaemonSet. An object that they own goes with
+// them, and not with the pod.
 func (c *Client) PodOwners(ctx context.Context, namespace, pod string) ([]OwnerReference, error) {
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/namespaces/" + namespace + "/pods/" + pod})
 	if err != nil {

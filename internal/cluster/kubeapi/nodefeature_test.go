@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/equality"
 )
 
-// scripted returns a client of a server that answers each request, "VERB PATH", with a code and a body, and what was asked with which body.
+// scripted returns a client of a server that answers each request, "VERB PATH", with a code and a
+// body, and what was asked with which body.
 func scripted(t *testing.T, answers map[string]string) (client *kubeapi.Client, asked func() []string) {
 	t.Helper()
 	var mu sync.Mutex // guards requests
@@ -48,7 +49,8 @@ const (
 	feature  = features + "/p-" + nodeName
 )
 
-// TestNodeFeature: the labels count if the object is about this node. One that is not there is no error, another answer is.
+// TestNodeFeature: the labels count if the object is about this node. One that is not there is no
+// error, another answer is.
 func TestNodeFeature(t *testing.T) {
 	t.Parallel()
 	object := func(node string) string {
@@ -61,7 +63,8 @@ func TestNodeFeature(t *testing.T) {
 		found bool
 		err   string
 	}{
-		object(nodeName):  {kubeapi.NodeFeature{Namespace: "ns", Name: "p-" + nodeName, Labels: map[string]string{"a": "b"}, Owners: owners}, true, ""},
+		object(nodeName): {kubeapi.NodeFeature{Namespace: "ns", Name: "p-" + nodeName, Labels: map[string]string{"a": "b"},
+			Owners: owners}, true, ""},
 		object("another"): {kubeapi.NodeFeature{Namespace: "ns", Name: "p-" + nodeName, Owners: owners}, true, ""},
 		"404 {}":          {kubeapi.NodeFeature{}, false, ""},
 		"403 {}":          {kubeapi.NodeFeature{}, false, "read NodeFeature ns/p-" + nodeName},
@@ -86,7 +89,8 @@ func TestNodeFeaturesDiffer(t *testing.T) {
 	}, kubeapi.NodeFeature.Equal)
 }
 
-// TestApplyNodeFeature: where the right to patch is missing, the object is read, and made or replaced.
+// TestApplyNodeFeature: where the right to patch is missing, the object is read, and made or
+// replaced.
 func TestApplyNodeFeature(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -96,24 +100,29 @@ func TestApplyNodeFeature(t *testing.T) {
 	}{
 		"applied": {map[string]string{"PATCH " + feature: "200 {}"}, []string{"PATCH " + feature}, false},
 		"no right for anything": {
-			map[string]string{"PATCH " + feature: "403 {}", "GET " + feature: "403 {}"}, []string{"PATCH " + feature, "GET " + feature}, true,
+			map[string]string{"PATCH " + feature: "403 {}", "GET " + feature: "403 {}"}, []string{"PATCH " + feature,
+				"GET " + feature}, true,
 		},
 		"made": {
 			map[string]string{"PATCH " + feature: "403 {}", "POST " + features: "201 {}"},
 			[]string{"PATCH " + feature, "GET " + feature, "POST " + features + " {"}, false,
 		},
 		"replaced": {
-			map[string]string{"PATCH " + feature: "403 {}", "GET " + feature: `200 {"metadata": {"resourceVersion": "7"}}`, "PUT " + feature: "200 {}"},
+			map[string]string{"PATCH " + feature: "403 {}", "GET " + feature: `200 {"metadata": {"resourceVersion": "7"}}`,
+				"PUT " + feature: "200 {}"},
 			[]string{"PATCH " + feature, "GET " + feature, "PUT " + feature + ` {"apiVersion":"nfd.k8s-sigs.io/v1alpha1",` +
-				`"kind":"NodeFeature","metadata":{"name":"p-` + nodeName + `","namespace":"ns","resourceVersion":"7","labels":{"nfd.node.kubernetes.io/node-name":"` + nodeName + `"}`}, false,
+				`"kind":"NodeFeature","metadata":{"name":"p-` + nodeName +
+				`","namespace":"ns","resourceVersion":"7","labels":{"nfd.node.kubernetes.io/node-name":"` + nodeName + `"}`}, false,
 		},
 		"no object": {
-			map[string]string{"PATCH " + feature: "403 {}", "GET " + feature: "200 <html>"}, []string{"PATCH " + feature, "GET " + feature}, true,
+			map[string]string{"PATCH " + feature: "403 {}", "GET " + feature: "200 <html>"}, []string{"PATCH " + feature,
+				"GET " + feature}, true,
 		},
 		"another error": {map[string]string{"PATCH " + feature: "409 {}"}, []string{"PATCH " + feature}, true},
 	} {
 		client, asked := scripted(t, tt.answers)
-		if err := client.ApplyNodeFeature(t.Context(), "ns", "p-", map[string]string{"a": "b"}, nil); (err != nil) != tt.fails {
+		if err := client.ApplyNodeFeature(t.Context(), "ns", "p-", map[string]string{"a": "b"},
+			nil); (err != nil) != tt.fails {
 			t.Errorf("%s: %v", name, err)
 		}
 		got := asked()
@@ -145,7 +154,8 @@ func TestPodOwners(t *testing.T) {
 	if _, err = client.PodOwners(t.Context(), "ns", "gone"); !kubeapi.IsDenied(err) {
 		t.Errorf("a pod that is not there: %v", err)
 	}
-	for code, denied := range map[int]bool{http.StatusForbidden: true, http.StatusNotFound: true, http.StatusConflict: false} {
+	for code, denied := range map[int]bool{http.StatusForbidden: true, http.StatusNotFound: true,
+		http.StatusConflict: false} {
 		if got := kubeapi.IsDenied(&kubeapi.Refused{Code: code}); got != denied {
 			t.Errorf("%d: denied %v", code, got)
 		}
@@ -178,10 +188,12 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestSwapLabels: all labels are changed, or none, of the node that was meant and from what they were.
+// TestSwapLabels: all labels are changed, or none, of the node that was meant and from what they
+// were.
 func TestSwapLabels(t *testing.T) {
 	t.Parallel()
-	client, asked := scripted(t, map[string]string{"PATCH /api/v1/nodes/" + nodeName: `200 {"metadata": {"labels": {"a": "new"}}}`})
+	client, asked := scripted(t, map[string]string{"PATCH /api/v1/nodes/" +
+		nodeName: `200 {"metadata": {"labels": {"a": "new"}}}`})
 	node, err := client.SwapLabels(t.Context(), "uid", []string{"nvidia.com/b~c", "a"}, "old", "new")
 	if err != nil || node.Labels["a"] != "new" {
 		t.Errorf("%v, labels %v", err, node.Labels)
@@ -208,12 +220,14 @@ func TestRefusals(t *testing.T) {
 	}{
 		"a Status": {"1", `{"kind": "Status", "reason": "Conflict", "message": "m", "details": {"causes": [{"reason": "x", "field": "f"},
 			{"reason": "FieldManagerConflict", "field": ".a", "message": "b"}]}}`,
-			kubeapi.Refused{Reason: "Conflict", Message: "m", RetryAfter: time.Second, Conflicts: []kubeapi.FieldConflict{{Field: ".a", Message: "b"}}}},
-		"another kind":   {"0", `{"kind": "Node", "reason": "r", "message": "m"}`, kubeapi.Refused{}},
-		"a page":         {"-1", "<html>", kubeapi.Refused{}},
-		"a date":         {"Sun, 22 Nov 2026 08:00:00 GMT", "", kubeapi.Refused{}},
-		"a day":          {"86400", "", kubeapi.Refused{RetryAfter: 10 * time.Minute}},
-		"a long message": {"", `{"kind": "Status", "message": "` + strings.Repeat("x", 301) + `"}`, kubeapi.Refused{Message: strings.Repeat("x", 300)}},
+			kubeapi.Refused{Reason: "Conflict", Message: "m", RetryAfter: time.Second,
+				Conflicts: []kubeapi.FieldConflict{{Field: ".a", Message: "b"}}}},
+		"another kind": {"0", `{"kind": "Node", "reason": "r", "message": "m"}`, kubeapi.Refused{}},
+		"a page":       {"-1", "<html>", kubeapi.Refused{}},
+		"a date":       {"Sun, 22 Nov 2026 08:00:00 GMT", "", kubeapi.Refused{}},
+		"a day":        {"86400", "", kubeapi.Refused{RetryAfter: 10 * time.Minute}},
+		"a long message": {"", `{"kind": "Status", "message": "` + strings.Repeat("x", 301) + `"}`,
+			kubeapi.Refused{Message: strings.Repeat("x", 300)}},
 	} {
 		client := answering(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", tt.after)
@@ -231,7 +245,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestOneConflict: a single label of another program's is a Conflict, and an answer that is no success is an error.
+// TestOneConflict: a single label of another program's is a Conflict, and an answer that is no
+// success is an error.
 func TestOneConflict(t *testing.T) {
 	t.Parallel()
 	const path = "PATCH /api/v1/nodes/" + nodeName

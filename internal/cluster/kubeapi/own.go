@@ -84,7 +84,8 @@ func (c *Client) RemoveCondition(ctx context.Context, kind string) error {
 // DaemonSetPods returns how many pods of a DaemonSet are Ready, and how many it wants. It wants -1
 // as long as its controller has not seen it.
 func (c *Client) DaemonSetPods(ctx context.Context, namespace, name string) (ready, wanted int, err error) {
-	answer, err := c.send(ctx, request{verb: http.MethodGet, path: "/apis/apps/v1/namespaces/" + namespace + "/daemonsets/" + name})
+	answer, err := c.send(ctx, request{verb: http.MethodGet,
+		path: "/apis/apps/v1/namespaces/" + namespace + "/daemonsets/" + name})
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the DaemonSet %s/%s: %w", namespace, name, err)
 	}

@@ -17,12 +17,14 @@ const (
 	// The longest pause after the first failure in a row; each further one doubles it.
 	minPause = time.Second
 	maxPause = 5 * time.Minute
-	// backSpread is the longest pause after the watch works again. The watches of a cluster come back at different times after a long
-	// outage; this spreads the writers of a node, and those of nodes whose watches came back at once.
+	// backSpread is the longest pause after the watch works again. The watches of a cluster come back
+	// at different times after a long outage; this spreads the writers of a node, and those of nodes
+	// whose watches came back at once.
 	backSpread = 5 * time.Second
 )
 
-// An awayError is the error of a request that the API server did not answer, or answered with 5xx without a time to wait.
+// An awayError is the error of a request that the API server did not answer, or answered with 5xx
+// without a time to wait.
 type awayError struct {
 	error
 	back <-chan struct{} // is closed when the watch works again after the request was sent
@@ -33,12 +35,14 @@ func (a *awayError) Unwrap() error { return a.error }
 // isAway reports whether err says that the API server is away.
 func isAway(err error) bool {
 	var refused *Refused
-	return err != nil && (!errors.As(err, &refused) || refused.Code >= http.StatusInternalServerError && refused.RetryAfter == 0)
+	return err != nil && (!errors.As(err, &refused) || refused.Code >= http.StatusInternalServerError &&
+		refused.RetryAfter == 0)
 }
 
-// Pause returns how long to wait after failures in a row, the last with err: a random time up to a limit that doubles, so that the
-// nodes of a cluster do not come back in step; that comes after what the API server asks for, as it asks all of them for the same. A
-// right that is missing is no special case: an API server that starts answers 403, too, until it has read the roles.
+// Pause returns how long to wait after failures in a row, the last with err: a random time up to a
+// limit that doubles, so that the nodes of a cluster do not come back in step; that comes after
+// what the API server asks for, as it asks all of them for the same. A right that is missing is no
+// special case: an API server that starts answers 403, too, until it has read the roles.
 func Pause(err error, failures int) time.Duration {
 	limit := maxPause
 	if shift := max(failures, 1) - 1; shift < 9 {
@@ -52,11 +56,13 @@ func Pause(err error, failures int) time.Duration {
 	return pause
 }
 
-// Keep calls step at once, and then each time one of the channels that wake returns is closed, one call after the other, until ctx
-// ends. After an error it calls step again after a Pause, and not before; but soon after the watch works again, if the error of a Client's
-// request says that the API server was away. It logs the first of several errors in a row, and when step works again; what names
-// step there. The channels are taken before step, so that nothing is missed.
-func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{}, step func(context.Context) error) {
+// Keep calls step at once, and then each time one of the channels that wake returns is closed, one
+// call after the other, until ctx ends. After an error it calls step again after a Pause, and not
+// before; but soon after the watch works again, if the error of a Client's request says that the
+// API server was away. It logs the first of several errors in a row, and when step works again;
+// what names step there. The channels are taken before step, so that nothing is missed.
+func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{},
+	step func(context.Context) error) {
 	log := klog.FromContext(ctx)
 	failures := 0
 	for {
@@ -80,7 +86,8 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 		if failures == 1 {
 			log.Info("Cannot talk to the API server; trying until it works", "task", what, "reason", err.Error())
 		} else {
-			log.V(2).Info("Cannot talk to the API server", "task", what, "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
+			log.V(2).Info("Cannot talk to the API server", "task", what, "reason", err.Error(), "after",
+				pause.Round(time.Millisecond).String())
 		}
 		var back <-chan struct{}
 		var away *awayError

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestIsAway: an answer says that the API server is there, but for one with 5xx and without a time to wait.
+// TestIsAway: an answer says that the API server is there, but for one with 5xx and without a time
+// to wait.
 func TestIsAway(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{

@@ -18,8 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestKeep: a step runs at once and after each change, one at a time; after an error it waits, whatever changes meanwhile, and what
-// changed while it ran is not missed.
+// TestKeep: a step runs at once and after each change, one at a time; after an error it waits,
+// whatever changes meanwhile, and what changed while it ran is not missed.
 func TestKeep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -27,7 +27,8 @@ func TestKeep(t *testing.T) {
 		began := time.Now()
 		var calls []time.Duration
 		var fails error
-		// from has steps fail from now on with err, and returns when there were steps since the last call.
+		// from has steps fail from now on with err, and returns when there were steps since the last
+		// call.
 		from := func(err error) []time.Duration {
 			synctest.Wait()
 			mu.Lock()
@@ -102,8 +103,8 @@ func (p patient) After(d time.Duration) <-chan time.Time {
 	return nil
 }
 
-// TestKeepGoesOnWithTheWatch: when the watch works again after a long outage, a writer goes on soon, whatever its pause is; but not one
-// that was told how long to wait, or that has no right.
+// TestKeepGoesOnWithTheWatch: when the watch works again after a long outage, a writer goes on
+// soon, whatever its pause is; but not one that was told how long to wait, or that has no right.
 func TestKeepGoesOnWithTheWatch(t *testing.T) {
 	t.Parallel()
 	answers := func(code int, after time.Duration) func(*apiserver.Server) {
@@ -137,13 +138,14 @@ func TestKeepGoesOnWithTheWatch(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				kubeapi.Keep(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} }, func(ctx context.Context) error {
-					if _, err := client.PatchCondition(ctx, "", kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
-						return err
-					}
-					done.Publish(true)
-					return nil
-				})
+				kubeapi.Keep(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} },
+					func(ctx context.Context) error {
+						if _, err := client.PatchCondition(ctx, "", kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
+							return err
+						}
+						done.Publish(true)
+						return nil
+					})
 			}()
 			t.Cleanup(func() { cancel(); <-ended })
 			select {

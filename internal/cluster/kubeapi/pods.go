@@ -13,8 +13,8 @@ import (
 // A NodePod has the fields of a pod of this node that this program uses.
 type NodePod struct {
 	Namespace, Name, UID string
-	// NodeSelector are the labels that a node needs to have for the pod, and DaemonSet is the name of its controller; empty if that is
-	// nothing of this kind.
+	// NodeSelector are the labels that a node needs to have for the pod, and DaemonSet is the name of
+	// its controller; empty if that is nothing of this kind.
 	NodeSelector map[string]string
 	DaemonSet    string
 }
@@ -54,8 +54,8 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 	return pods, nil
 }
 
-// NotAdmitted returns the pods of the own node that kubelet has not admitted yet, as NAMESPACE/NAME. The list is not older than a version
-// of the node.
+// NotAdmitted returns the pods of the own node that kubelet has not admitted yet, as
+// NAMESPACE/NAME. The list is not older than a version of the node.
 func (c *Client) NotAdmitted(ctx context.Context, version string) ([]string, error) {
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", most: maxPods, query: url.Values{
 		"fieldSelector": {"spec.nodeName=" + c.node + ",status.phase=Pending"}, "resourceVersion": {version},
@@ -84,8 +84,9 @@ func (c *Client) NotAdmitted(ctx context.Context, version string) ([]string, err
 	return names, nil
 }
 
-// SwapLabels changes the value of labels of the own node, from one value to another, all or none. It is an error if a label has another
-// value than from, or if the node of that name has another UID. It returns the node after the change.
+// SwapLabels changes the value of labels of the own node, from one value to another, all or none.
+// It is an error if a label has another value than from, or if the node of that name has another
+// UID. It returns the node after the change.
 func (c *Client) SwapLabels(ctx context.Context, uid string, keys []string, from, to string) (Node, error) {
 	type step struct {
 		Op    string `json:"op"`

@@ -27,7 +27,8 @@ func cluster(t *testing.T) (*apiserver.Server, *kubeapi.Client) {
 	change(t, s, func(n *corev1.Node) {
 		n.Labels = map[string]string{"zone": "a"}
 		n.Spec.Taints = []corev1.Taint{{Key: "theirs", Value: "x", Effect: corev1.TaintEffectNoExecute}}
-		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+			Reason: "KubeletReady"}}
 		n.Status.Phase = corev1.NodeRunning
 	})
 	return s, kubeapi.New(kubeapi.Options{Kubeconfig: s.Kubeconfig(), Node: nodeName, Version: "v1"})
@@ -63,7 +64,8 @@ func TestPatchCondition(t *testing.T) {
 		}
 		after := get(t, s)
 		if len(after.Status.Conditions) != 2 || n.ResourceVersion != after.ResourceVersion || n.UID != string(after.UID) {
-			t.Fatalf("write %d: %v, returned version %s of %s", i, after.Status.Conditions, n.ResourceVersion, after.ResourceVersion)
+			t.Fatalf("write %d: %v, returned version %s of %s", i, after.Status.Conditions, n.ResourceVersion,
+				after.ResourceVersion)
 		}
 		ours := after.Status.Conditions[1]
 		if ours.Type == corev1.NodeReady {
@@ -80,12 +82,14 @@ func TestPatchCondition(t *testing.T) {
 	}
 }
 
-// The taint comes and goes beside others, with the same key too, and nothing is written where nothing is to change.
+// The taint comes and goes beside others, with the same key too, and nothing is written where
+// nothing is to change.
 func TestSetTaint(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
 	change(t, s, func(n *corev1.Node) {
-		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: kubeapi.FewerDevices.String(), Effect: corev1.TaintEffectNoExecute})
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: kubeapi.FewerDevices.String(),
+			Effect: corev1.TaintEffectNoExecute})
 	})
 	before := get(t, s).Spec.Taints
 	set := func(wanted bool) []corev1.Taint {
@@ -95,7 +99,8 @@ func TestSetTaint(t *testing.T) {
 		}
 		return get(t, s).Spec.Taints
 	}
-	if after := set(true); len(after) != 3 || after[2].Key != kubeapi.FewerDevices.String() || after[2].Effect != "NoSchedule" || after[2].TimeAdded == nil {
+	if after := set(true); len(after) != 3 || after[2].Key != kubeapi.FewerDevices.String() ||
+		after[2].Effect != "NoSchedule" || after[2].TimeAdded == nil {
 		t.Errorf("added: %v", after)
 	}
 	writes := s.Writes()
@@ -125,7 +130,8 @@ func TestSetTaintBesideAnotherWriter(t *testing.T) {
 		if r.Verb == "patch" && races > 0 { // between the client's read and its write
 			races--
 			change(t, s, func(n *corev1.Node) {
-				n.Spec.Taints = append(n.Spec.Taints[:1], corev1.Taint{Key: "faster", Value: fmt.Sprint(races), Effect: corev1.TaintEffectNoSchedule})
+				n.Spec.Taints = append(n.Spec.Taints[:1], corev1.Taint{Key: "faster", Value: fmt.Sprint(races),
+					Effect: corev1.TaintEffectNoSchedule})
 			})
 		}
 		return false
@@ -147,7 +153,8 @@ func TestSetTaintBesideAnotherWriter(t *testing.T) {
 }
 
 func record(key string, at time.Time) kubeapi.EventRecord {
-	return kubeapi.EventRecord{Key: key, Reason: "GPULost", Action: "StopAllocating", Type: "Warning", Note: "GPU " + key + " is lost", At: at}
+	return kubeapi.EventRecord{Key: key, Reason: "GPULost", Action: "StopAllocating", Type: "Warning",
+		Note: "GPU " + key + " is lost", At: at}
 }
 
 // A fact has one Event, whoever writes it; what happens again is counted; two facts are two Events.
@@ -194,7 +201,8 @@ func TestWriteEvent(t *testing.T) {
 
 	e := s.Events()[0]
 	want := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-1"}
-	if diff := cmp.Diff(want, e.Regarding); diff != "" || e.Namespace != "default" || e.ReportingController != "gpu-node-agent" || e.ReportingInstance != nodeName {
+	if diff := cmp.Diff(want, e.Regarding); diff != "" || e.Namespace != "default" ||
+		e.ReportingController != "gpu-node-agent" || e.ReportingInstance != nodeName {
 		t.Errorf("Event %+v, regarding (-want +got):\n%s", e, diff)
 	}
 	if !e.EventTime.Time.Equal(when) {
@@ -206,7 +214,8 @@ func TestWriteEvent(t *testing.T) {
 func TestWriteEventOfPods(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
-	for _, pod := range []kubeapi.Pod{{"ns", "db-0", "1"}, {"ns", "db-0", "2"}, {"other", "db-0", "3"}, {"ns", strings.Repeat("x", 253), "4"}} {
+	for _, pod := range []kubeapi.Pod{{"ns", "db-0", "1"}, {"ns", "db-0", "2"}, {"other", "db-0", "3"},
+		{"ns", strings.Repeat("x", 253), "4"}} {
 		r := record("a", when)
 		r.Pod = &pod
 		if err := c.WriteEvent(t.Context(), "uid-1", r); err != nil {
@@ -225,7 +234,8 @@ func TestWriteEventOfPods(t *testing.T) {
 	}
 }
 
-// Requests that fail say so, and are told apart: what is wrong for good, and what can be tried again.
+// Requests that fail say so, and are told apart: what is wrong for good, and what can be tried
+// again.
 func TestRefusedReports(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
@@ -234,14 +244,16 @@ func TestRefusedReports(t *testing.T) {
 		start := record("a", when)
 		start.AtStart = true
 		for what, err := range map[string]error{
-			"Event": c.WriteEvent(t.Context(), "uid-1", record("a", when)), "Event at start": c.WriteEvent(t.Context(), "uid-1", start),
+			"Event": c.WriteEvent(t.Context(), "uid-1", record("a", when)), "Event at start": c.WriteEvent(t.Context(), "uid-1",
+				start),
 			"taint": c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when),
 		} {
 			if !kubeapi.IsCode(err, code) || kubeapi.IsWrong(err) {
 				t.Errorf("%s, %d: %v", what, code, err)
 			}
 		}
-		if _, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"}); !kubeapi.IsCode(err, code) {
+		if _, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"}); !kubeapi.IsCode(err,
+			code) {
 			t.Errorf("condition, %d: %v", code, err)
 		}
 	}
@@ -286,8 +298,10 @@ func TestAfter(t *testing.T) {
 		a, b kubeapi.Node
 		want bool
 	}{
-		{node("1", "10"), node("1", "9"), true}, {node("1", "9"), node("1", "10"), false}, {node("1", "9"), node("1", "9"), false},
-		{node("1", "10"), node("2", "9"), false}, {node("1", "x"), node("1", "9"), false}, {node("1", "10"), node("1", ""), false},
+		{node("1", "10"), node("1", "9"), true}, {node("1", "9"), node("1", "10"), false}, {node("1", "9"), node("1", "9"),
+			false},
+		{node("1", "10"), node("2", "9"), false}, {node("1", "x"), node("1", "9"), false}, {node("1", "10"), node("1", ""),
+			false},
 	} {
 		if got := tt.a.After(tt.b); got != tt.want {
 			t.Errorf("%+v after %+v: %v", tt.a, tt.b, got)

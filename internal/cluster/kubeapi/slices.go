@@ -20,12 +20,13 @@ type Slice struct {
 	Name, UID, ResourceVersion string
 	// Owners are deleted before the slice is.
 	Owners []OwnerReference
-	// Driver and Pool are whose devices these are, Generation that of the pool, Count how many slices the pool has.
+	// Driver and Pool are whose devices these are, Generation that of the pool, Count how many slices
+	// the pool has.
 	Driver, Pool string
 	Generation   int64
 	Count        int
-	// Devices is the list of devices and Counters that of counter sets, as resource.k8s.io/v1 has them, in JSON; nil for none. A slice has
-	// one of the two.
+	// Devices is the list of devices and Counters that of counter sets, as resource.k8s.io/v1 has
+	// them, in JSON; nil for none. A slice has one of the two.
 	Devices, Counters json.RawMessage
 }
 
@@ -68,9 +69,10 @@ func (c *Client) Slices(ctx context.Context, driver string) (Slices, error) {
 	return found, err
 }
 
-// WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot be watched; then nothing is known of
-// them. Only is the name of the slice that is to be the only one; empty if there may be several. If the list has no other, that one alone
-// is watched: an API server gives each write of a slice more time the more watches of no name there are.
+// WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot
+// be watched; then nothing is known of them. Only is the name of the slice that is to be the only
+// one; empty if there may be several. If the list has no other, that one alone is watched: an API
+// server gives each write of a slice more time the more watches of no name there are.
 func (c *Client) WatchSlices(
 	ctx context.Context, timer clock.Clock, driver, only string, slices *feed.Feed[Slices], problem *feed.Feed[error],
 ) {
@@ -115,8 +117,8 @@ func (c *Client) slicesOf(driver string) string {
 	return "spec.nodeName=" + c.node + ",spec.driver=" + driver
 }
 
-// listSlices returns the slices of a driver on the own node, and the path at which they are served. They are as they are now if version is
-// empty, and not older than a version otherwise.
+// listSlices returns the slices of a driver on the own node, and the path at which they are served.
+// They are as they are now if version is empty, and not older than a version otherwise.
 func (c *Client) listSlices(ctx context.Context, driver, version string) (found Slices, path string, err error) {
 	query := url.Values{"fieldSelector": {c.slicesOf(driver)}}
 	if version != "" {
@@ -149,7 +151,8 @@ func (c *Client) listSlices(ctx context.Context, driver, version string) (found 
 	return found, path, nil
 }
 
-// CreateSlice makes a slice. It returns the slice as it is then: fields of which the API server knows nothing are not kept.
+// CreateSlice makes a slice. It returns the slice as it is then: fields of which the API server
+// knows nothing are not kept.
 func (c *Client) CreateSlice(ctx context.Context, s Slice) (Slice, error) {
 	return c.writeSlice(ctx, http.MethodPost, "", nil, s)
 }
@@ -159,7 +162,8 @@ func (c *Client) TrySlice(ctx context.Context, s Slice) (Slice, error) {
 	return c.writeSlice(ctx, http.MethodPost, "", url.Values{"dryRun": {"All"}}, s)
 }
 
-// UpdateSlice puts a slice in the place of the one with its name, UID and version. It returns the slice as it is then.
+// UpdateSlice puts a slice in the place of the one with its name, UID and version. It returns the
+// slice as it is then.
 func (c *Client) UpdateSlice(ctx context.Context, s Slice) (Slice, error) {
 	return c.writeSlice(ctx, http.MethodPut, "/"+s.Name, nil, s)
 }
@@ -183,7 +187,8 @@ func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
 	return nil
 }
 
-// IsOvertaken reports whether err is of a write before which another program changed, made or removed the object.
+// IsOvertaken reports whether err is of a write before which another program changed, made or
+// removed the object.
 func IsOvertaken(err error) bool {
 	return IsCode(err, http.StatusConflict) || IsCode(err, http.StatusNotFound)
 }
@@ -205,7 +210,8 @@ func (c *Client) writeSlice(ctx context.Context, verb, at string, query url.Valu
 			APIVersion: strings.TrimPrefix(api, "/apis/"), Kind: "ResourceSlice",
 			Metadata: metadata{Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, OwnerReferences: s.Owners},
 			Spec: sliceSpec{
-				Driver: s.Driver, NodeName: c.node, Pool: slicePool{s.Pool, s.Generation, s.Count}, Devices: devices, Counters: s.Counters,
+				Driver: s.Driver, NodeName: c.node, Pool: slicePool{s.Pool, s.Generation,
+					s.Count}, Devices: devices, Counters: s.Counters,
 			},
 		})
 		if err != nil {

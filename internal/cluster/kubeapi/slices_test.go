@@ -30,7 +30,8 @@ func slice(generation int64) kubeapi.Slice {
 	}
 }
 
-// TestSlices makes, changes and removes a slice in each version of the API, and has the watch tell of it.
+// TestSlices makes, changes and removes a slice in each version of the API, and has the watch tell
+// of it.
 func TestSlices(t *testing.T) {
 	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
 		t.Run(version, func(t *testing.T) {
@@ -57,7 +58,8 @@ func TestSlices(t *testing.T) {
 				t.Errorf("created (-want +got):\n%s", diff)
 			}
 			stored := server.Slices()[0]
-			if d := stored.Spec.Devices[0]; ptr.Deref(d.Attributes["type"].StringValue, "") != "gpu" || stored.Spec.Pool.ResourceSliceCount != 1 {
+			if d := stored.Spec.Devices[0]; ptr.Deref(d.Attributes["type"].StringValue, "") != "gpu" ||
+				stored.Spec.Pool.ResourceSliceCount != 1 {
 				t.Errorf("the API server has %+v", stored.Spec)
 			}
 			before := created
@@ -107,7 +109,8 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestNoResourceAPI: an API server without the API is told as such, and a watch finds the API once it is served; also in another version.
+// TestNoResourceAPI: an API server without the API is told as such, and a watch finds the API once
+// it is served; also in another version.
 func TestNoResourceAPI(t *testing.T) {
 	t.Parallel()
 	server := start(t)
@@ -115,7 +118,8 @@ func TestNoResourceAPI(t *testing.T) {
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	counted := map[string]int{}
 	client.Count(func(verb, resource string, _ int) { counted[verb+" "+resource]++ })
-	if _, err := client.CreateSlice(t.Context(), slice(1)); err == nil || !strings.Contains(err.Error(), "resource.k8s.io") {
+	if _, err := client.CreateSlice(t.Context(), slice(1)); err == nil ||
+		!strings.Contains(err.Error(), "resource.k8s.io") {
 		t.Errorf("error %v", err)
 	}
 	if counted["POST resourceslices"] != 3 {
@@ -135,7 +139,8 @@ func TestNoResourceAPI(t *testing.T) {
 		server.SetResourceVersions(version)
 		server.DropWatches()
 		if err := server.ChangeSlice(version, func(s *resourceapi.ResourceSlice) {
-			s.Spec = resourceapi.ResourceSliceSpec{Driver: "d", NodeName: ptr.To(nodeName), Pool: resourceapi.ResourcePool{Name: nodeName}}
+			s.Spec = resourceapi.ResourceSliceSpec{Driver: "d", NodeName: ptr.To(nodeName),
+				Pool: resourceapi.ResourcePool{Name: nodeName}}
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -148,8 +153,9 @@ func TestNoResourceAPI(t *testing.T) {
 	}
 }
 
-// TestSlicesAreListedFromTheCache: a watch that is begun anew, or is refused, reads nothing that an API server does not have in its cache.
-// A cluster that was restored from a backup does not know the version: then it is the latest list.
+// TestSlicesAreListedFromTheCache: a watch that is begun anew, or is refused, reads nothing that an
+// API server does not have in its cache. A cluster that was restored from a backup does not know
+// the version: then it is the latest list.
 func TestSlicesAreListedFromTheCache(t *testing.T) {
 	t.Parallel()
 	server := start(t)
@@ -175,7 +181,8 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	server.DropWatches()
 	follows("the end of a watch")
 	refused := server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}]
-	server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests, Only: func(r apiserver.Request) bool { return r.Verb == "watch" }})
+	server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests,
+		Only: func(r apiserver.Request) bool { return r.Verb == "watch" }})
 	server.DropWatches()
 	poll.Until(t, "a watch that was refused is tried again", func() bool {
 		return server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}] >= refused+2
@@ -195,7 +202,8 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	}
 }
 
-// TestTheOnlySliceIsWatchedByName: where one slice is to be there, and no other is, that one alone is watched.
+// TestTheOnlySliceIsWatchedByName: where one slice is to be there, and no other is, that one alone
+// is watched.
 func TestTheOnlySliceIsWatchedByName(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ only, there, want string }{
@@ -230,7 +238,8 @@ func TestTheOnlySliceIsWatchedByName(t *testing.T) {
 	}
 }
 
-// TestDevicesOfEarlierVersions are read as v1 has them, also beside those that have nothing but a name.
+// TestDevicesOfEarlierVersions are read as v1 has them, also beside those that have nothing but a
+// name.
 func TestDevicesOfEarlierVersions(t *testing.T) {
 	t.Parallel()
 	for devices, want := range map[string]string{
@@ -246,7 +255,8 @@ func TestDevicesOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// TestARefusalIsNotAnotherVersion: only where a version of the API is not served the next one is asked for.
+// TestARefusalIsNotAnotherVersion: only where a version of the API is not served the next one is
+// asked for.
 func TestARefusalIsNotAnotherVersion(t *testing.T) {
 	t.Parallel()
 	for answer, served := range map[string]bool{

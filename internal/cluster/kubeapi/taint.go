@@ -38,12 +38,13 @@ func (o OwnTaint) IsOn(n Node) bool { return slices.ContainsFunc(n.Taints, o.is)
 
 func (o OwnTaint) is(t Taint) bool { return t.Key == o.key && (o.effect == "" || t.Effect == o.effect) }
 
-// taintTries is how often a change of a taint is made anew because another writer was faster; kubelet writes often, and so do we.
+// taintTries is how often a change of a taint is made anew because another writer was faster;
+// kubelet writes often, and so do we.
 const taintTries = 4
 
-// SetTaint adds a taint to the own node, or removes it. The other taints stay as they are: the request
-// names the version of the node that it was made for, and is made anew a few times if another writer was faster. Nothing is written if
-// the node is as it is to be.
+// SetTaint adds a taint to the own node, or removes it. The other taints stay as they are: the
+// request names the version of the node that it was made for, and is made anew a few times if
+// another writer was faster. Nothing is written if the node is as it is to be.
 func (c *Client) SetTaint(ctx context.Context, taint OwnTaint, wanted bool, now time.Time) error {
 	for try := 1; ; try++ {
 		err := c.setTaint(ctx, taint, wanted, now)

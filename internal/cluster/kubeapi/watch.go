@@ -19,17 +19,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// A Node has the fields of the own Node that this program uses. It has no UID if the API server has not told of it, or has none. Nobody
-// changes one.
+// A Node has the fields of the own Node that this program uses. It has no UID if the API server has
+// not told of it, or has none. Nobody changes one.
 type Node struct {
 	Name, UID, ResourceVersion string
 	Labels, Annotations        map[string]string
 	Conditions                 []Condition
 	Taints                     []Taint
-	// Allocatable is how many devices or how much of each resource pods can have, in Kubernetes' own words.
+	// Allocatable is how many devices or how much of each resource pods can have, in Kubernetes' own
+	// words.
 	Allocatable map[string]string
-	// restores is how often the cluster had been restored from a backup before, as far as is known. Versions of before and after are of
-	// different histories.
+	// restores is how often the cluster had been restored from a backup before, as far as is known.
+	// Versions of before and after are of different histories.
 	restores int
 }
 
@@ -80,22 +81,26 @@ func (n *nodeObject) node() Node {
 const nodesPath = "/api/v1/nodes"
 
 const (
-	// A watch is ended and begun anew after a random time between these, so that those of a cluster do not move to one API server.
+	// A watch is ended and begun anew after a random time between these, so that those of a cluster do
+	// not move to one API server.
 	minWatch = 30 * time.Minute
 	maxWatch = time.Hour
 	// provenWatch is how long a watch must last for its end to count as the first again.
 	provenWatch = 10 * time.Second
-	// maxSilence is how long a watch may say nothing before it is begun anew: an API server sends a bookmark about every minute.
+	// maxSilence is how long a watch may say nothing before it is begun anew: an API server sends a
+	// bookmark about every minute.
 	maxSilence = 3 * time.Minute
 )
 
-// Nodes returns the feed of the own node. It holds what was known last while the API server is away.
+// Nodes returns the feed of the own node. It holds what was known last while the API server is
+// away.
 func (c *Client) Nodes() *feed.Feed[Node] { return c.nodes }
 
 // Problem returns the feed of why the node cannot be watched; nil while it is.
 func (c *Client) Problem() *feed.Feed[error] { return c.problem }
 
-// Get returns the own node as the API server has it now; without UID if it has none. It asks once, and publishes nothing.
+// Get returns the own node as the API server has it now; without UID if it has none. It asks once,
+// and publishes nothing.
 func (c *Client) Get(ctx context.Context) (Node, error) {
 	restores := c.newestNode().restores
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
@@ -108,7 +113,8 @@ func (c *Client) Get(ctx context.Context) (Node, error) {
 	return c.readNode(text, restores)
 }
 
-// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem.
+// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no
+// Problem.
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	defer c.nodes.Publish(Node{})
 	c.follow(ctx, timer, collection{
@@ -169,8 +175,8 @@ type collection struct {
 	problem  *feed.Feed[error] // why it cannot be watched; nil while it is
 	path     func() string     // such as /api/v1/nodes; it is asked after list
 	selector func() string     // by fields; it is asked after list
-	// list returns the version of the collection as it is now, or as some API server knows it, but not before the version from. From is empty
-	// if it is to be the latest.
+	// list returns the version of the collection as it is now, or as some API server knows it, but not
+	// before the version from. From is empty if it is to be the latest.
 	list func(ctx context.Context, from string) (version string, err error)
 	// changed is called for each event but errors, bookmarks too, with its version.
 	changed func(kind, version string, object []byte) error
@@ -186,11 +192,13 @@ const (
 	deleted  = "DELETED"
 )
 
-// follow watches a collection until ctx ends; then it has no problem. Each watch begins with a list. One that goes on where the last one
-// ended would say nothing for long in a cluster that was restored from a backup. One from version 0 would tell the same with one request
-// less, but not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The first list may be that of
-// an API server that is a little behind, as it costs less and many may ask; a further one may not be of before what is known. Only where
-// the versions may have begun anew it is to be the latest: with an etcd before 3.4.25, that reads all objects of the cluster.
+// follow watches a collection until ctx ends; then it has no problem. Each watch begins with a
+// list. One that goes on where the last one ended would say nothing for long in a cluster that was
+// restored from a backup. One from version 0 would tell the same with one request less, but not
+// with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The
+// first list may be that of an API server that is a little behind, as it costs less and many may
+// ask; a further one may not be of before what is known. Only where the versions may have begun
+// anew it is to be the latest: with an etcd before 3.4.25, that reads all objects of the cluster.
 func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	log := klog.FromContext(ctx).WithValues("what", w.what)
 	defer w.problem.Publish(nil)
@@ -211,13 +219,15 @@ func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 		failures++
 		pause := Pause(err, failures)
 		if err == nil || failures == 1 && answered {
-			log.V(2).Info("The watch of the API server ended", "after", pause.Round(time.Millisecond).String(), "reason", fmt.Sprint(err))
+			log.V(2).Info("The watch of the API server ended", "after", pause.Round(time.Millisecond).String(), "reason",
+				fmt.Sprint(err))
 		} else {
 			if w.problem.Value() == nil {
 				log.Info("Cannot watch objects of the API server; what was known of them stays in force", "reason", err.Error())
 			}
 			w.problem.Publish(err)
-			log.V(2).Info("Cannot watch objects of the API server", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
+			log.V(2).Info("Cannot watch objects of the API server", "reason", err.Error(), "after",
+				pause.Round(time.Millisecond).String())
 		}
 		select {
 		case <-ctx.Done():
@@ -230,15 +240,17 @@ func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 // errWentBack is the error of a watch that tells of a version before one that was known.
 var errWentBack = errors.New("the cluster was restored from a backup")
 
-// isOtherHistory reports whether err says that what was known may be of another history of the cluster.
+// isOtherHistory reports whether err says that what was known may be of another history of the
+// cluster.
 func isOtherHistory(err error) bool {
 	var refused *Refused
 	return errors.Is(err, errWentBack) || errors.As(err, &refused) && refused.Unknown
 }
 
-// watchOnce lists the collection and then watches it until the watch ends. It returns the version that was seen last; none if the API
-// server has not answered.
-func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string, err error) {
+// watchOnce lists the collection and then watches it until the watch ends. It returns the version
+// that was seen last; none if the API server has not answered.
+func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string,
+	err error) {
 	if version, err = w.list(ctx, from); err != nil {
 		return "", err
 	}
@@ -263,7 +275,8 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 	return w.follow(ctx, body, version, heard)
 }
 
-// cancelWhenSilent cancels a watch of which nothing is heard for maxSilence, until its context ends.
+// cancelWhenSilent cancels a watch of which nothing is heard for maxSilence, until its context
+// ends.
 func cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, silence clock.Timer, heard <-chan struct{}) {
 	defer silence.Stop()
 	for {
@@ -279,7 +292,8 @@ func cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, silen
 	}
 }
 
-// follow hands on the events of a watch until it ends, and returns the version that was seen last. heard is called for each event.
+// follow hands on the events of a watch until it ends, and returns the version that was seen last.
+// heard is called for each event.
 func (w collection) follow(ctx context.Context, body io.Reader, version string, heard chan<- struct{}) (string, error) {
 	bounded := &io.LimitedReader{R: body}
 	events := json.NewDecoder(bounded)
@@ -349,7 +363,8 @@ func (w collection) receive(kind string, object []byte, version string) (string,
 	return next, nil
 }
 
-// list returns the own node, and the version that a watch can begin with. If there is no such node it has no UID.
+// list returns the own node, and the version that a watch can begin with. If there is no such node
+// it has no UID.
 func (c *Client) list(ctx context.Context, latest bool) (Node, string, error) {
 	query := url.Values{"fieldSelector": {"metadata.name=" + c.node}}
 	if !latest {

@@ -22,7 +22,8 @@ const (
 	nodeName = "node-1"
 )
 
-// unpaused is a clock on which pauses pass a hundred times as fast. The silence of a watch takes its time: a machine may be slow.
+// unpaused is a clock on which pauses pass a hundred times as fast. The silence of a watch takes
+// its time: a machine may be slow.
 type unpaused struct{ clock.RealClock }
 
 func (u unpaused) After(d time.Duration) <-chan time.Time { return u.RealClock.After(d / 100) }
@@ -118,12 +119,14 @@ func TestWatch(t *testing.T) {
 	if again := awaitLabel(t, client, "c"); again.UID == n.UID || again.UID == "" {
 		t.Errorf("the new node has the UID %q, the old one %q", again.UID, n.UID)
 	}
-	if diff := cmp.Diff(map[apiserver.Request]int{{Verb: "list", Resource: "nodes"}: 1, {Verb: "watch", Resource: "nodes"}: 1}, server.Requests()); diff != "" {
+	if diff := cmp.Diff(map[apiserver.Request]int{{Verb: "list", Resource: "nodes"}: 1,
+		{Verb: "watch", Resource: "nodes"}: 1}, server.Requests()); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
 
-// TestWatchGoesOnAfterAFault: whatever the API server does wrong, what was known stays, and what changed meanwhile is known in the end.
+// TestWatchGoesOnAfterAFault: whatever the API server does wrong, what was known stays, and what
+// changed meanwhile is known in the end.
 func TestWatchGoesOnAfterAFault(t *testing.T) {
 	t.Parallel()
 	status := func(code int) func(*testing.T, *apiserver.Server) {
@@ -145,7 +148,8 @@ func TestWatchGoesOnAfterAFault(t *testing.T) {
 	}{
 		"dropped":   {fault: func(_ *testing.T, s *apiserver.Server) { s.DropWatches() }},
 		"forgotten": {fault: func(_ *testing.T, s *apiserver.Server) { s.Expire() }},
-		"away":      {fault: func(_ *testing.T, s *apiserver.Server) { s.Stop() }, cure: func(t *testing.T, s *apiserver.Server) { must(t, s.Resume()) }, problem: "refused"},
+		"away": {fault: func(_ *testing.T, s *apiserver.Server) { s.Stop() },
+			cure: func(t *testing.T, s *apiserver.Server) { must(t, s.Resume()) }, problem: "refused"},
 		"slow": {fault: func(_ *testing.T, s *apiserver.Server) {
 			s.SetFault(apiserver.Fault{Delay: 300 * time.Millisecond})
 			s.DropWatches()
@@ -183,11 +187,13 @@ func TestWatchGoesOnAfterAFault(t *testing.T) {
 	}
 }
 
-// TestRestore: what a write returned before the cluster was restored from a backup is no later version than what is there now. That is known as
-// soon as the watch is begun anew, also if no watch told of the write.
+// TestRestore: what a write returned before the cluster was restored from a backup is no later
+// version than what is there now. That is known as soon as the watch is begun anew, also if no
+// watch told of the write.
 func TestRestore(t *testing.T) {
 	t.Parallel()
-	for name, watched := range map[string]bool{"a write that the watch told of": true, "a write that it did not tell of": false} {
+	for name, watched := range map[string]bool{"a write that the watch told of": true,
+		"a write that it did not tell of": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t)
@@ -199,7 +205,8 @@ func TestRestore(t *testing.T) {
 				label(t, server, "node-2", "other")
 			}
 			if !watched {
-				server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return !r.IsWrite() }})
+				server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable,
+					Only: func(r apiserver.Request) bool { return !r.IsWrite() }})
 				server.DropWatches()
 			}
 			written, err := client.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "GPUHealthy", Status: "True"})
@@ -213,9 +220,11 @@ func TestRestore(t *testing.T) {
 				t.Fatal(err)
 			}
 			server.SetFault(apiserver.Fault{})
-			restored := poll.Latest(t, "the restored node", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == "1" })
+			restored := poll.Latest(t, "the restored node", client.Nodes(),
+				func(n kubeapi.Node) bool { return n.ResourceVersion == "1" })
 			if written.After(restored) || restored.After(written) {
-				t.Errorf("version %s of before the restore is before or after version %s", written.ResourceVersion, restored.ResourceVersion)
+				t.Errorf("version %s of before the restore is before or after version %s", written.ResourceVersion,
+					restored.ResourceVersion)
 			}
 			again, err := client.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "GPUHealthy", Status: "False"})
 			if err != nil || !again.After(restored) || again.After(written) {
@@ -228,7 +237,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestWatchThatHangsIsBegunAnew: a connection through which nothing comes any more is not waited for.
+// TestWatchThatHangsIsBegunAnew: a connection through which nothing comes any more is not waited
+// for.
 func TestWatchThatHangsIsBegunAnew(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -282,12 +292,15 @@ func TestPause(t *testing.T) {
 		failures    int
 		least, most time.Duration
 	}{
-		"a watch that ended":             {nil, 1, 0, time.Second},
-		"the third failure":              {context.DeadlineExceeded, 3, 0, 4 * time.Second},
-		"the hundredth":                  {context.DeadlineExceeded, 100, 0, 5 * time.Minute},
-		"forbidden":                      {refused(http.StatusForbidden, 0), 1, 0, time.Second}, // by an API server that starts
-		"asked to wait the seventh time": {refused(http.StatusTooManyRequests, time.Second), 7, time.Second, 65 * time.Second},
-		"asked to wait":                  {refused(http.StatusTooManyRequests, time.Minute), 1, time.Minute, 61 * time.Second},
+		"a watch that ended": {nil, 1, 0, time.Second},
+		"the third failure":  {context.DeadlineExceeded, 3, 0, 4 * time.Second},
+		"the hundredth":      {context.DeadlineExceeded, 100, 0, 5 * time.Minute},
+		// by an API server that starts
+		"forbidden": {refused(http.StatusForbidden, 0), 1, 0, time.Second},
+		"asked to wait the seventh time": {refused(http.StatusTooManyRequests, time.Second), 7, time.Second,
+			65 * time.Second},
+		"asked to wait": {refused(http.StatusTooManyRequests, time.Minute), 1, time.Minute,
+			61 * time.Second},
 	} {
 		highest := time.Duration(0)
 		for range 1000 {

@@ -18,16 +18,18 @@ import (
 )
 
 const (
-	// maxCheckpoint is the largest checkpoint of NVIDIA's driver that is read, in bytes. A claim takes a few thousand.
+	// maxCheckpoint is the largest checkpoint of NVIDIA's driver that is read, in bytes. A claim takes
+	// a few thousand.
 	maxCheckpoint = 16 << 20
-	// adoptedFile has the checksum of the checkpoint that was taken over last: claims that were given back since then must not come back.
+	// adoptedFile has the checksum of the checkpoint that was taken over last: claims that were given
+	// back since then must not come back.
 	adoptedFile = "nvidia.adopted"
 	// completed is the state of a claim that NVIDIA's driver has prepared.
 	completed = "PrepareCompleted"
 )
 
-// A checkpoint is the part of the checkpoint of NVIDIA's driver that is used here. Its checksums depend on how each version of the driver
-// writes the fields, so that they cannot be compared.
+// A checkpoint is the part of the checkpoint of NVIDIA's driver that is used here. Its checksums
+// depend on how each version of the driver writes the fields, so that they cannot be compared.
 type checkpoint struct {
 	V2 *struct {
 		NodeBootID     string                   `json:"nodeBootID"`
@@ -90,7 +92,8 @@ func parseCheckpoint(text []byte) (c checkpoint, err error) {
 	return c, err
 }
 
-// record returns the record of a claim that NVIDIA's driver has prepared, or why there cannot be one.
+// record returns the record of a claim that NVIDIA's driver has prepared, or why there cannot be
+// one.
 func (p preparedClaim) record(uid string) (record, error) {
 	type identity struct {
 		gpu string
@@ -136,12 +139,13 @@ func (p preparedClaim) record(uid string) (record, error) {
 	return r, nil
 }
 
-// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their containers go on, and kubelet unprepares
-// them here. It reports whether that is done. While NVIDIA's driver runs, or no GPU is to be given to claims here, the claims stay with
-// that driver.
+// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their
+// containers go on, and kubelet unprepares them here. It reports whether that is done. While
+// NVIDIA's driver runs, or no GPU is to be given to claims here, the claims stay with that driver.
 func (c *Claims) adopt(ctx context.Context) bool {
 	switch {
-	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver: // kubelet calls the driver that prepared a claim
+	// kubelet calls the driver that prepared a claim
+	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver:
 		return true
 	case !c.gives():
 		return false
@@ -189,8 +193,9 @@ func (c *Claims) adopted(checkpoint []byte) bool {
 	return string(before) == checksum(checkpoint)
 }
 
-// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at dra.sock in the folder of its checkpoint,
-// or dra-<UID of its pod>.sock where it is updated by a second one beside it, or at a socket by which kubelet registers it.
+// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at
+// dra.sock in the folder of its checkpoint, or dra-<UID of its pod>.sock where it is updated by a
+// second one beside it, or at a socket by which kubelet registers it.
 func (c *Claims) nvidiaSocket(ctx context.Context) string {
 	folder := filepath.Dir(c.options.Checkpoint)
 	registry := filepath.Join(folder, "..", "..", "plugins_registry")
@@ -225,6 +230,7 @@ func (c *Claims) adoptClaim(ctx context.Context, r record) error {
 		return err
 	}
 	c.keep(r)
-	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID)
+	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid",
+		r.UID)
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 )
 
-// nvidia is a checkpoint as NVIDIA's driver writes it: two claims that are prepared, one that is half prepared, one with MPS, and one for
-// another kind of device.
+// nvidia is a checkpoint as NVIDIA's driver writes it: two claims that are prepared, one that is
+// half prepared, one with MPS, and one for another kind of device.
 const nvidia = `{"version":"v2","checksum":3141592653,"v1":{"preparedClaims":{"uid-gpu":{"status":{}}}},"v2":{"checksum":2718281828,"preparedClaims":{
 "uid-gpu":{"checkpointState":"PrepareCompleted","status":{"allocation":{"devices":{"results":[
   {"request":"gpu/big","driver":"gpu.nvidia.com","pool":"node","device":"gpu-0","tolerations":[{"key":"a","operator":"Exists"}]},
@@ -72,7 +72,8 @@ func adopted(c *claims.Claims) string {
 	return strings.Join(all, " ")
 }
 
-// TestAdopt: claims that NVIDIA's driver has prepared are prepared here, once; their specs are ours, and nobody else gets their GPUs.
+// TestAdopt: claims that NVIDIA's driver has prepared are prepared here, once; their specs are
+// ours, and nobody else gets their GPUs.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -85,7 +86,8 @@ func TestAdopt(t *testing.T) {
 	if diff := cmp.Diff(want, c.Status().Value()[0].Devices); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "in use by the claim ns/one") {
+	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil ||
+		!strings.Contains(err.Error(), "in use by the claim ns/one") {
 		t.Errorf("another claim: %v", err)
 	}
 	again := claim("uid-gpu", gpuA)
@@ -93,7 +95,8 @@ func TestAdopt(t *testing.T) {
 	if err != nil || answer[0].Requests[0] != "gpu" {
 		t.Fatalf("Prepare() = %+v, %v", answer, err)
 	}
-	if got := r.nodes("k8s.gpu.nvidia.com/claim=uid-gpu-gpu-0", "k8s.gpu.nvidia.com/claim=uid-mig-"+migB0); !strings.HasPrefix(got, "nvidia0 nvidia1 ") {
+	if got := r.nodes("k8s.gpu.nvidia.com/claim=uid-gpu-gpu-0",
+		"k8s.gpu.nvidia.com/claim=uid-mig-"+migB0); !strings.HasPrefix(got, "nvidia0 nvidia1 ") {
 		t.Errorf("device nodes %s", got)
 	}
 	if err := c.Unprepare(t.Context(), "uid-gpu", "ns", "one"); err != nil || r.spec("uid-gpu") != nil {
@@ -131,7 +134,8 @@ func TestAdoptNothing(t *testing.T) {
 		"no name":      strings.NewReplacer(`"name":"one"`, `"name":""`, `"name":"two"`, `"name":""`).Replace(nvidia),
 		"begun":        strings.ReplaceAll(nvidia, "PrepareCompleted", "PrepareStarted"),
 		"of others":    strings.ReplaceAll(nvidia, `"driver":"gpu.nvidia.com"`, `"driver":"gpu.example.com"`),
-		"no UUIDs":     strings.NewReplacer(`"uuid":"GPU-a"`, `"uuid":""`, `"migUUID":"MIG-b0"`, `"migUUID":""`).Replace(nvidia),
+		"no UUIDs": strings.NewReplacer(`"uuid":"GPU-a"`, `"uuid":""`, `"migUUID":"MIG-b0"`,
+			`"migUUID":""`).Replace(nvidia),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -146,7 +150,8 @@ func TestAdoptNothing(t *testing.T) {
 	}
 }
 
-// TestAdoptWhenNVIDIAsDriverHasEnded: as long as it answers at one of its sockets, its claims are its own.
+// TestAdoptWhenNVIDIAsDriverHasEnded: as long as it answers at one of its sockets, its claims are
+// its own.
 func TestAdoptWhenNVIDIAsDriverHasEnded(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
@@ -197,7 +202,8 @@ func TestAdoptWhenNVIDIAsDriverHasEnded(t *testing.T) {
 	}
 }
 
-// TestAdoptWhenTheModeChanges: they are taken over as soon as GPUs are to be given to claims here, and not before.
+// TestAdoptWhenTheModeChanges: they are taken over as soon as GPUs are to be given to claims here,
+// and not before.
 func TestAdoptWhenTheModeChanges(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -75,9 +75,10 @@ type node struct {
 	left map[string]string // why something is left of claims that were given back, by UID
 }
 
-// planned returns the record that a claim is to have, by what is known of the node now, and which devices pods hold as resources. A device
-// keeps its GPU.
-func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice, error) {
+// planned returns the record that a claim is to have, by what is known of the node now, and which
+// devices pods hold as resources. A device keeps its GPU.
+func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice,
+	error) {
 	n := node{
 		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
 		imex: c.options.Configs.Value().Edits.IMEX,
@@ -144,7 +145,8 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 			return nil, err
 		}
 	}
-	if slices.ContainsFunc(devices, func(d recordDevice) bool { return d.IMEX }) && !n.snapshot.Control.Has(inventory.NodeIMEXChannel0) {
+	if slices.ContainsFunc(devices, func(d recordDevice) bool { return d.IMEX }) &&
+		!n.snapshot.Control.Has(inventory.NodeIMEXChannel0) {
 		return nil, fail(CauseNotReady, "the IMEX channel /dev/%s is not there yet", inventory.NodeIMEXChannel0)
 	}
 	return devices, shareByMPS(claim.UID, devices, chosen)
@@ -169,7 +171,8 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 		d.equal.memory, d.equal.threads = int64(published.Capacity[dra.MemoryCapacity])/most*count, 100*count/most
 	}
 	if !found {
-		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device, result.Pool)
+		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device,
+			result.Pool)
 	}
 	if published.Partition != nil {
 		return n.partition(d, published, result)
@@ -184,7 +187,8 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 			}
 			m := g.MIGDevices[i]
 			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Fitness(), m.Health)
-			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start, Size: m.Placement.Size}
+			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start,
+				Size: m.Placement.Size}
 		} else if d.Undivide = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.Undivide {
 			continue // it was divided since it was published, or adminAccess only looks
 		}
@@ -231,7 +235,8 @@ func fit(name string, health inventory.Health, published dra.Device, result dra.
 	return nil
 }
 
-// waits reports whether a claim gets a device only after a change of its GPU: until then it is not known what containers are given with it.
+// waits reports whether a claim gets a device only after a change of its GPU: until then it is not
+// known what containers are given with it.
 func (n node) waits(d recordDevice) bool {
 	g, _ := n.snapshot.GPU(d.GPU)
 	return d.uuid() == "" || d.Undivide && g.MIG == inventory.MIGEnabled
@@ -249,7 +254,8 @@ type claimConfig struct {
 	dra.DeviceConfig
 }
 
-// parseConfigs reads all configuration of a claim, so that an error is found also where a later one counts.
+// parseConfigs reads all configuration of a claim, so that an error is found also where a later one
+// counts.
 func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	all := make([]claimConfig, len(of))
 	for i, o := range of {
@@ -269,8 +275,8 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	return all, nil
 }
 
-// settings notes how a device is to be used by the last configuration for it, and returns that configuration. The error says why the device
-// cannot be used so.
+// settings notes how a device is to be used by the last configuration for it, and returns that
+// configuration. The error says why the device cannot be used so.
 func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, error) {
 	kind := dra.GPUConfig
 	if d.MIG != nil {
@@ -319,7 +325,8 @@ func (n node) free(wanted record, records map[string]record, boot string, held [
 					return fail(CauseNotReady, "the device %s is not free yet: what was made for the claim %s, which was given back, is there still: %s",
 						d.Device, r, cmp.Or(n.left[uid], takingBack))
 				default:
-					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet", d.Device, d.uuid(), r)
+					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet",
+						d.Device, d.uuid(), r)
 				}
 			}
 		}
@@ -347,7 +354,8 @@ func overlap(a, b recordDevice) bool {
 	return !a.part() || !b.part()
 }
 
-// fits returns why a claim cannot have its share of a device beside those that others have: they have too much, or use it in another way.
+// fits returns why a claim cannot have its share of a device beside those that others have: they
+// have too much, or use it in another way.
 func (n node) fits(d recordDevice, wanted record, records map[string]record, boot string) error {
 	if !d.part() {
 		return nil
@@ -398,7 +406,8 @@ func (d recordDevice) count() int64 {
 	return dra.Result{ShareID: d.ShareID, ConsumedCapacity: d.ConsumedCapacity}.Count()
 }
 
-// alike reports whether two shares of a GPU can be used at the same time: a GPU has one time slice, and MPS has it for its clients alone.
+// alike reports whether two shares of a GPU can be used at the same time: a GPU has one time slice,
+// and MPS has it for its clients alone.
 func alike(a, b recordDevice) bool {
 	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil) && a.SharedBy == b.SharedBy
 }
@@ -412,11 +421,13 @@ func (d recordDevice) way() string {
 	return way
 }
 
-// partOf reports whether a device of the device plugin and a device of a claim have something in common.
+// partOf reports whether a device of the device plugin and a device of a claim have something in
+// common.
 func (n node) partOf(uuid string, d recordDevice) bool {
 	if uuid == d.GPU || uuid == d.uuid() {
 		return true
 	}
 	g, _ := n.snapshot.GPU(d.GPU)
-	return (d.MIG == nil || d.MIG.Dynamic) && slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
+	return (d.MIG == nil || d.MIG.Dynamic) && slices.ContainsFunc(g.MIGDevices,
+		func(m inventory.MIGDevice) bool { return m.UUID == uuid })
 }

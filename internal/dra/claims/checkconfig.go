@@ -12,7 +12,8 @@ import (
 type RequestedDevices struct {
 	// Name is that of the request, or "<request>/<subrequest>".
 	Name string
-	// Kind is the kind of configuration that its devices take, dra.GPUConfig or dra.MIGConfig; empty if that is not known.
+	// Kind is the kind of configuration that its devices take, dra.GPUConfig or dra.MIGConfig; empty
+	// if that is not known.
 	Kind string
 	// Count is how many devices it asks for.
 	Count int
@@ -20,8 +21,8 @@ type RequestedDevices struct {
 	Admin, Part bool
 }
 
-// CheckConfig returns why Prepare will refuse a claim with these requests for its configuration, on any node; nil if it will not. What
-// depends on UUIDs is not judged.
+// CheckConfig returns why Prepare will refuse a claim with these requests for its configuration, on
+// any node; nil if it will not. What depends on UUIDs is not judged.
 func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	configs, err := parseConfigs(of)
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestCheckConfig: what is refused on every node is told before there are devices; what depends on the node is not judged.
+// TestCheckConfig: what is refused on every node is told before there are devices; what depends on
+// the node is not judged.
 func TestCheckConfig(t *testing.T) {
 	t.Parallel()
 	gpus := func(name string, count int) claims.RequestedDevices {
@@ -29,30 +30,39 @@ func TestCheckConfig(t *testing.T) {
 		configs  []dra.OpaqueConfig
 		want     string // empty for nothing
 	}{
-		"no configuration":                {[]claims.RequestedDevices{gpus("gpu", 1), unknown}, nil, ""},
-		"time slices":                     {[]claims.RequestedDevices{gpus("gpu", 1)}, sliced("uid").Configs, ""},
-		"MPS":                             {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS("")}, ""},
-		"no JSON":                         {[]claims.RequestedDevices{gpus("gpu", 1)}, []dra.OpaqueConfig{{Parameters: []byte("{")}}, "is refused"},
-		"another kind":                    {[]claims.RequestedDevices{migs}, []dra.OpaqueConfig{byMPS("", "gpu")}, "its device gpu[0] needs a MigDeviceConfig"},
-		"another kind, of no request":     {[]claims.RequestedDevices{migs}, []dra.OpaqueConfig{byMPS("")}, ""},
-		"of a request that is not known":  {[]claims.RequestedDevices{unknown}, []dra.OpaqueConfig{byMPS("", "any")}, ""},
-		"the third of two GPUs":           {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS(third)}, noDevice},
-		"the third of three GPUs":         {[]claims.RequestedDevices{gpus("gpu", 3)}, []dra.OpaqueConfig{byMPS(third)}, ""},
-		"the third of two and some":       {[]claims.RequestedDevices{gpus("gpu", 2), unknown}, []dra.OpaqueConfig{byMPS(third)}, ""},
-		"the fourth of two and some":      {[]claims.RequestedDevices{gpus("gpu", 2), unknown}, []dra.OpaqueConfig{byMPS(fourth)}, ""},
-		"the third of two and two shares": {[]claims.RequestedDevices{gpus("gpu", 2), shares}, []dra.OpaqueConfig{byMPS(third)}, ""},
-		"a UUID":                          {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS(named)}, ""},
+		"no configuration": {[]claims.RequestedDevices{gpus("gpu", 1), unknown}, nil, ""},
+		"time slices":      {[]claims.RequestedDevices{gpus("gpu", 1)}, sliced("uid").Configs, ""},
+		"MPS":              {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS("")}, ""},
+		"no JSON": {[]claims.RequestedDevices{gpus("gpu", 1)},
+			[]dra.OpaqueConfig{{Parameters: []byte("{")}}, "is refused"},
+		"another kind": {[]claims.RequestedDevices{migs}, []dra.OpaqueConfig{byMPS("", "gpu")},
+			"its device gpu[0] needs a MigDeviceConfig"},
+		"another kind, of no request":    {[]claims.RequestedDevices{migs}, []dra.OpaqueConfig{byMPS("")}, ""},
+		"of a request that is not known": {[]claims.RequestedDevices{unknown}, []dra.OpaqueConfig{byMPS("", "any")}, ""},
+		"the third of two GPUs": {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS(third)},
+			noDevice},
+		"the third of three GPUs": {[]claims.RequestedDevices{gpus("gpu", 3)}, []dra.OpaqueConfig{byMPS(third)}, ""},
+		"the third of two and some": {[]claims.RequestedDevices{gpus("gpu", 2), unknown},
+			[]dra.OpaqueConfig{byMPS(third)}, ""},
+		"the fourth of two and some": {[]claims.RequestedDevices{gpus("gpu", 2), unknown},
+			[]dra.OpaqueConfig{byMPS(fourth)}, ""},
+		"the third of two and two shares": {[]claims.RequestedDevices{gpus("gpu", 2), shares},
+			[]dra.OpaqueConfig{byMPS(third)}, ""},
+		"a UUID": {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS(named)}, ""},
 		"different settings": {
 			[]claims.RequestedDevices{gpus("a", 1), gpus("b", 1)},
-			[]dra.OpaqueConfig{byMPS(`"defaultActiveThreadPercentage":30`, "a"), byMPS(`"defaultActiveThreadPercentage":40`, "b")}, "the requests a and b",
+			[]dra.OpaqueConfig{byMPS(`"defaultActiveThreadPercentage":30`, "a"),
+				byMPS(`"defaultActiveThreadPercentage":40`, "b")}, "the requests a and b",
 		},
 		"different settings of who only looks": {
 			[]claims.RequestedDevices{gpus("a", 1), looks},
-			[]dra.OpaqueConfig{byMPS(`"defaultActiveThreadPercentage":30`, "a"), byMPS(`"defaultActiveThreadPercentage":40`, "any")}, "",
+			[]dra.OpaqueConfig{byMPS(`"defaultActiveThreadPercentage":30`, "a"),
+				byMPS(`"defaultActiveThreadPercentage":40`, "any")}, "",
 		},
 		"different settings of shares": {
 			[]claims.RequestedDevices{gpus("a", 1), shares},
-			[]dra.OpaqueConfig{byMPS(`"defaultActiveThreadPercentage":30`, "a"), byMPS(`"defaultActiveThreadPercentage":40`, "any")}, "",
+			[]dra.OpaqueConfig{byMPS(`"defaultActiveThreadPercentage":30`, "a"),
+				byMPS(`"defaultActiveThreadPercentage":40`, "any")}, "",
 		},
 	} {
 		err := claims.CheckConfig(tt.requests, tt.configs)

@@ -1,8 +1,10 @@
-// Package claims prepares the devices of ResourceClaims for containers: it decides whether a claim may have its devices now, keeps one
-// record a claim on disk, and writes the CDI spec that kubelet names to the runtime.
+// Package claims prepares the devices of ResourceClaims for containers: it decides whether a claim
+// may have its devices now, keeps one record a claim on disk, and writes the CDI spec that kubelet
+// names to the runtime.
 //
-// It knows neither gRPC nor the API server: Prepare gets a function that reads the claim. Of the processes of this program on a node, the
-// one that leads has the claims. It has their records in memory, and on disk for the next one. See record.go for the rules.
+// It knows neither gRPC nor the API server: Prepare gets a function that reads the claim. Of the
+// processes of this program on a node, the one that leads has the claims. It has their records in
+// memory, and on disk for the next one. See record.go for the rules.
 package claims
 
 import (
@@ -35,46 +37,55 @@ type Options struct {
 	Configs   *feed.Feed[config.Config]
 	// Held returns the devices that pods hold by the device plugin; nil where there is no kubelet.
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
-	// Owners say who gives out each GPU. Where all are in slices, a claim is prepared also without an answer of Held; nil where that is not
-	// known.
+	// Owners say who gives out each GPU. Where all are in slices, a claim is prepared also without an
+	// answer of Held; nil where that is not known.
 	Owners *feed.Feed[dra.Owners]
-	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that is not known.
+	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that
+	// is not known.
 	Claimed func(context.Context) (map[string]bool, error)
-	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where it is not asked: then no claim counts as
-	// leaked.
+	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where
+	// it is not asked: then no claim counts as leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// Kept returns the UIDs of the claims that the kubelet has had prepared and not unprepared, by
 	// its own checkpoint, in a process that does not offer the driver to the kubelet. The error
 	// says why they are not known. Nil means that the process does.
 	Kept func(context.Context) (map[string]bool, error)
-	// Inspect makes the checks that precede the start of a container with devices of the device plugin. It returns why the devices must not
-	// be used now. The error wraps inventory.ErrInUse if the reason passes by itself. Of the devices, UUID and Sharing are set. Without the
-	// function there are no checks.
+	// Inspect makes the checks that precede the start of a container with devices of the device
+	// plugin. It returns why the devices must not be used now. The error wraps inventory.ErrInUse if
+	// the reason passes by itself. Of the devices, UUID and Sharing are set. Without the function
+	// there are no checks.
 	Inspect func(context.Context, []resource.Device) error
-	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen. Nil where it is never seen.
+	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen.
+	// Nil where it is never seen.
 	PodRuns func(uid string) bool
-	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
+	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot
+	// be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS runs control daemons; nil where there are none.
 	MPS ControlDaemons
-	// Divisions are published here: how GPUs in MIG mode are divided for claims. It is nil until Divide has looked. Nil where nobody reads it.
+	// Divisions are published here: how GPUs in MIG mode are divided for claims. It is nil until
+	// Divide has looked. Nil where nobody reads it.
 	Divisions *feed.Feed[dra.Divisions]
 	// Driver makes MIG devices for claims; nil where none are made.
 	Driver Divider
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
-	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are never taken over.
+	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where
+	// they are never taken over.
 	Checkpoint string
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
-	// Patience is how long a call waits for what passes by itself: a device that is in use still, what is not known yet. Kubelet calls again
-	// after 60 to 90 s. 0 for not at all.
+	// Patience is how long a call waits for what passes by itself: a device that is in use still, what
+	// is not known yet. Kubelet calls again after 60 to 90 s. 0 for not at all.
 	Patience time.Duration
-	// Lead returns why this process does not lead now, so that it may write nothing; nil if it does. Without the function it always does.
+	// Lead returns why this process does not lead now, so that it may write nothing; nil if it does.
+	// Without the function it always does.
 	Lead func() error
-	// Alone returns why hardware may not be changed now: an earlier lead may still do so. Without the function it may.
+	// Alone returns why hardware may not be changed now: an earlier lead may still do so. Without the
+	// function it may.
 	Alone func() error
-	// Root is the file system of this process, in which the driver's files are looked for; nil is the real one.
+	// Root is the file system of this process, in which the driver's files are looked for; nil is the
+	// real one.
 	Root fs.FS
 	// Metrics may be nil.
 	Metrics Metrics
@@ -82,11 +93,13 @@ type Options struct {
 
 // Metrics counts calls of kubelet's. Its methods return at once.
 type Metrics interface {
-	// Prepared counts a claim that was prepared in that time, or was not: the Cause is empty if it was.
+	// Prepared counts a claim that was prepared in that time, or was not: the Cause is empty if it
+	// was.
 	Prepared(took time.Duration, cause string)
 	// Unprepared is the same for claims that are given back.
 	Unprepared(took time.Duration, cause string)
-	// Unasked counts a claim for which kubelet did not say which pods hold GPUs as resources, where none is on offer as one.
+	// Unasked counts a claim for which kubelet did not say which pods hold GPUs as resources, where
+	// none is on offer as one.
 	Unasked()
 }
 
@@ -96,8 +109,8 @@ func (noMetrics) Prepared(time.Duration, string)   {}
 func (noMetrics) Unprepared(time.Duration, string) {}
 func (noMetrics) Unasked()                         {}
 
-// Claims prepare and unprepare claims. New builds them, and Run is called for each time in which this process leads. Their methods may be
-// called by several goroutines.
+// Claims prepare and unprepare claims. New builds them, and Run is called for each time in which
+// this process leads. Their methods may be called by several goroutines.
 type Claims struct {
 	options Options
 	store   store
@@ -113,9 +126,11 @@ type Claims struct {
 	renewed *feed.Feed[struct{}] // when given changes
 	changed *feed.Feed[struct{}] // when a record does, or a claim is given back
 
-	mu      sync.Mutex           // guards all following fields
-	records map[string]record    // by the UID of the claim; replaced, not changed
-	settled map[string]bool      // claims that were prepared, by UID, and whether their records say all, and their specs are as they should be
+	mu      sync.Mutex        // guards all following fields
+	records map[string]record // by the UID of the claim; replaced, not changed
+	// claims that were prepared, by UID, and whether their records say all, and their specs are as
+	// they should be
+	settled map[string]bool
 	back    map[string]tombstone // claims that were given back a short time ago, by UID
 	buried  int                  // how often a claim was given back
 	left    map[string]string    // why something is left of a claim that was given back, by its UID
@@ -131,13 +146,14 @@ type given struct {
 	generation uint64
 }
 
-// since reports whether it is known what containers are given with a device, by UUID, by the Snapshot of a generation or a later one.
+// since reports whether it is known what containers are given with a device, by UUID, by the
+// Snapshot of a generation or a later one.
 func (g *given) since(generation uint64, uuid string) bool {
 	return g != nil && g.generation >= generation && g.Has(uuid)
 }
 
-// A tombstone says that a claim was given back: a call that began to prepare it before must not do so any more. It is kept for longer than
-// any call can last.
+// A tombstone says that a claim was given back: a call that began to prepare it before must not do
+// so any more. It is kept for longer than any call can last.
 type tombstone struct {
 	number int // of all claims that were given back
 	last   time.Time
@@ -226,7 +242,8 @@ func (c *Claims) all() map[string]record {
 	return c.records
 }
 
-// givenBack returns the number of the last time that a claim was given back, if that was in the last minutes; 0 otherwise.
+// givenBack returns the number of the last time that a claim was given back, if that was in the
+// last minutes; 0 otherwise.
 func (c *Claims) givenBack(uid string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,7 +256,8 @@ func (c *Claims) backSince(uid string, before int) bool {
 	return number != 0 && number != before
 }
 
-// bury notes that a claim is given back now. A call that tries that again wakes nobody, itself included.
+// bury notes that a claim is given back now. A call that tries that again wakes nobody, itself
+// included.
 func (c *Claims) bury(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,8 +285,9 @@ type Holder struct {
 	Admin bool
 }
 
-// InUse returns the feed of the claims that are recorded, by the UUID of the GPU. It is nil until Run has read the records. Claims from
-// before a restart of the node are among them: their pods come back. What it had when Run ended stays.
+// InUse returns the feed of the claims that are recorded, by the UUID of the GPU. It is nil until
+// Run has read the records. Claims from before a restart of the node are among them: their pods
+// come back. What it had when Run ended stays.
 func (c *Claims) InUse() *feed.Feed[map[string][]Holder] { return c.inUse }
 
 // A ClaimStatus is a claim that is recorded, for people and programs.
@@ -280,11 +299,13 @@ type ClaimStatus struct {
 	Driver string `json:"driver,omitempty"`
 	// Since is when the claim was first prepared.
 	Since time.Time `json:"since"`
-	// Restarted says that the node was restarted since: the claim will be prepared again before its next pod starts.
+	// Restarted says that the node was restarted since: the claim will be prepared again before its
+	// next pod starts.
 	Restarted bool `json:"restarted,omitempty"`
 	// Making says that MIG devices are being made for the claim.
 	Making bool `json:"-"`
-	// Released is why MIG devices or control daemons of a claim are there still although it was given back; empty for any other claim.
+	// Released is why MIG devices or control daemons of a claim are there still although it was given
+	// back; empty for any other claim.
 	Released string `json:"released,omitempty"`
 	// Destroyed says that these devices are gone, and that the MIG mode of their GPUs is still on.
 	Destroyed bool           `json:"destroyed,omitempty"`
@@ -296,8 +317,9 @@ type DeviceStatus struct {
 	Request string `json:"request"`
 	Name    string `json:"name"`
 	ShareID string `json:"shareID,omitempty"`
-	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it. Limited says that MPS keeps every process
-	// of the claim to it, and not the scheduler's account alone.
+	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it.
+	// Limited says that MPS keeps every process of the claim to it, and not the scheduler's account
+	// alone.
 	Share   int64 `json:"share,omitempty"`
 	Limited bool  `json:"limited,omitempty"`
 	// GPU is the UUID of the GPU, and MIG that of the MIG device, if it is one.
@@ -308,14 +330,16 @@ type DeviceStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Problems returns the feed of why the containers of a claim cannot use a device, by the name of the device.
+// Problems returns the feed of why the containers of a claim cannot use a device, by the name of
+// the device.
 func (c *Claims) Problems() *feed.Feed[map[string]string] { return c.problems }
 
 // Status returns the feed of all recorded claims, by namespace and name.
 func (c *Claims) Status() *feed.Feed[[]ClaimStatus] { return c.status }
 
-// States returns the claims that are prepared, and what is closed when that changes. Those of before a restart of the node, those whose MIG
-// devices are being made, and those that were given back are left out.
+// States returns the claims that are prepared, and what is closed when that changes. Those of
+// before a restart of the node, those whose MIG devices are being made, and those that were given
+// back are left out.
 func (c *Claims) States() (all []dra.ClaimState, changed <-chan struct{}) {
 	prepared, changed := c.status.Latest()
 	for _, s := range prepared {

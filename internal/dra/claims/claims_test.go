@@ -16,8 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestPrepare: what kubelet and the runtime are told of a whole GPU and a MIG device, the second time the same; nothing is left afterwards.
-// The UID of the claim begins with a digit, as most do, which older versions of CDI do not allow.
+// TestPrepare: what kubelet and the runtime are told of a whole GPU and a MIG device, the second
+// time the same; nothing is left afterwards. The UID of the claim begins with a digit, as most do,
+// which older versions of CDI do not allow.
 func TestPrepare(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -30,8 +31,10 @@ func TestPrepare(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]dra.Prepared{
-			{Requests: []string{"gpu"}, Pool: "node", Device: gpuA, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=4f23a4ec-1-gpu-0"}},
-			{Requests: []string{"part"}, Pool: "node", Device: migB0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=4f23a4ec-1-" + migB0}},
+			{Requests: []string{"gpu"}, Pool: "node", Device: gpuA,
+				CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=4f23a4ec-1-gpu-0"}},
+			{Requests: []string{"part"}, Pool: "node", Device: migB0,
+				CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=4f23a4ec-1-" + migB0}},
 		}, got); diff != "" {
 			t.Errorf("prepared (-want +got):\n%s", diff)
 		}
@@ -40,7 +43,8 @@ func TestPrepare(t *testing.T) {
 		}
 	}
 	common := r.spec("4f23a4ec-1").ContainerEdits
-	if !slices.Contains(common.Env, "NVIDIA_VISIBLE_DEVICES=void") || len(common.DeviceNodes) != 2 || len(common.Mounts) == 0 {
+	if !slices.Contains(common.Env, "NVIDIA_VISIBLE_DEVICES=void") || len(common.DeviceNodes) != 2 ||
+		len(common.Mounts) == 0 {
 		t.Errorf("every container is given %s", text(t, common))
 	}
 	if diff := cmp.Diff(map[string][]claims.Holder{
@@ -49,7 +53,8 @@ func TestPrepare(t *testing.T) {
 	}, c.InUse().Value()); diff != "" {
 		t.Errorf("in use (-want +got):\n%s", diff)
 	}
-	if s := c.Status().Value(); len(s) != 1 || s[0].Name != "claim-4f23a4ec-1" || len(s[0].Devices) != 2 || s[0].Devices[1].MIG != "MIG-b0" || s[0].Restarted {
+	if s := c.Status().Value(); len(s) != 1 || s[0].Name != "claim-4f23a4ec-1" || len(s[0].Devices) != 2 ||
+		s[0].Devices[1].MIG != "MIG-b0" || s[0].Restarted {
 		t.Errorf("status %s", text(t, s))
 	}
 	for range 2 {
@@ -63,7 +68,8 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("%s has the mode %v", name, info.Mode())
 		}
 	}
-	if r.record("4f23a4ec-1") != "" || r.spec("4f23a4ec-1") != nil || len(c.InUse().Value()) != 0 || len(c.Status().Value()) != 0 {
+	if r.record("4f23a4ec-1") != "" || r.spec("4f23a4ec-1") != nil || len(c.InUse().Value()) != 0 ||
+		len(c.Status().Value()) != 0 {
 		t.Errorf("after Unprepare: record %q, in use %v", r.record("4f23a4ec-1"), c.InUse().Value())
 	}
 }
@@ -72,7 +78,8 @@ func TestPrepare(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	lost := inventory.Health{State: inventory.Lost, Reason: "the GPU has fallen off the bus", Cure: inventory.CureReboot}
-	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: an uncorrectable ECC error", XID: 48, Cure: inventory.CureReset}
+	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: an uncorrectable ECC error", XID: 48,
+		Cure: inventory.CureReset}
 	sick := func(h inventory.Health, gpu int) func(*rig) {
 		return func(r *rig) {
 			s := snapshot()
@@ -82,7 +89,8 @@ func TestRefusals(t *testing.T) {
 	}
 	configured := func(parameters string, requests ...string) func(*dra.Claim) {
 		return func(c *dra.Claim) {
-			c.Configs = append(c.Configs, dra.OpaqueConfig{Source: dra.FromClaim, Requests: requests, Parameters: []byte(parameters)})
+			c.Configs = append(c.Configs, dra.OpaqueConfig{Source: dra.FromClaim, Requests: requests,
+				Parameters: []byte(parameters)})
 		}
 	}
 	const gpuConfig = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"`
@@ -93,11 +101,15 @@ func TestRefusals(t *testing.T) {
 		want   string // empty for none
 	}{
 		"a device that is not published": {device: "gpu-7", want: "the device gpu-7 of pool node is not one that this node gives to claims now"},
-		"another node's pool":            {claim: func(c *dra.Claim) { c.Results[0].Pool = "other" }, want: "the device gpu-0 of pool other is not one"},
-		"no device at all":               {claim: func(c *dra.Claim) { c.Results = nil }, want: "the claim has no device of the driver gpu.nvidia.com"},
-		"a UID that is none":             {claim: func(c *dra.Claim) { c.UID = "../x" }, want: `"../x" is not the UID of a claim`},
-		"a UID that is long":             {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 128) }},
-		"a UID that is too long":         {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 129) }, want: `u" is not the UID of a claim`},
+		"another node's pool": {claim: func(c *dra.Claim) { c.Results[0].Pool = "other" },
+			want: "the device gpu-0 of pool other is not one"},
+		"no device at all": {claim: func(c *dra.Claim) { c.Results = nil },
+			want: "the claim has no device of the driver gpu.nvidia.com"},
+		"a UID that is none": {claim: func(c *dra.Claim) { c.UID = "../x" },
+			want: `"../x" is not the UID of a claim`},
+		"a UID that is long": {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 128) }},
+		"a UID that is too long": {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 129) },
+			want: `u" is not the UID of a claim`},
 		"a lost GPU": {node: sick(lost, 0), want: "GPU 0 (GPU-a) is Lost: the GPU has fallen off the bus; cure: reboot; " +
 			"the claim does not tolerate the taint gpu.nvidia.com/gpu-lost"},
 		"an unhealthy GPU": {node: sick(xid, 0), want: "GPU 0 (GPU-a) is Unhealthy: XID 48: an uncorrectable ECC error; cure: reset; " +
@@ -112,7 +124,8 @@ func TestRefusals(t *testing.T) {
 		"tolerated like all": {node: sick(lost, 0), claim: func(c *dra.Claim) { c.Results[0].Tolerations = []dra.Toleration{{Operator: "Exists"}} }},
 		"another taint is tolerated": {node: sick(xid, 0), claim: func(c *dra.Claim) {
 			c.Results[0].Tolerations = []dra.Toleration{
-				{Key: dra.TaintXID, Value: "79"}, {Value: "48"}, {Key: dra.TaintLost, Operator: "Exists"}, {Key: dra.TaintXID, Operator: "Exists", Effect: "NoExecute"},
+				{Key: dra.TaintXID, Value: "79"}, {Value: "48"}, {Key: dra.TaintLost, Operator: "Exists"}, {Key: dra.TaintXID,
+					Operator: "Exists", Effect: "NoExecute"},
 			}
 		}, want: "the claim does not tolerate the taint gpu.nvidia.com/xid"},
 		"unhealthy, and not published so yet": {node: func(r *rig) {
@@ -131,8 +144,10 @@ func TestRefusals(t *testing.T) {
 			s.GPUs[0].MIG = inventory.MIGEnabled
 			r.snapshots.Publish(s)
 		}, want: "the device gpu-0 (GPU-a) is not there any more"},
-		"no look yet":     {node: func(r *rig) { r.snapshots.Publish(inventory.Snapshot{}) }, want: "the driver has not answered"},
-		"no device nodes": {node: func(r *rig) { s := snapshot(); s.Control = 0; r.publish(s) }, want: "/dev/nvidiactl is not there yet"},
+		"no look yet": {node: func(r *rig) { r.snapshots.Publish(inventory.Snapshot{}) },
+			want: "the driver has not answered"},
+		"no device nodes": {node: func(r *rig) { s := snapshot(); s.Control = 0; r.publish(s) },
+			want: "/dev/nvidiactl is not there yet"},
 		"no nvidia-uvm": {
 			node: func(r *rig) { s := snapshot(); s.Control = inventory.NodeControl; r.publish(s) }, want: "/dev/nvidia-uvm is not there yet",
 		},
@@ -164,16 +179,19 @@ func TestRefusals(t *testing.T) {
 		"held, with admin access": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "ns/pod"}}
 		}, claim: func(c *dra.Claim) { c.Results[0].AdminAccess = true }},
-		"configuration that is none": {claim: configured(`{`), want: "the configuration of the claim is refused: parameters: are not JSON"},
+		"configuration that is none": {claim: configured(`{`),
+			want: "the configuration of the claim is refused: parameters: are not JSON"},
 		"a field that is not known": {claim: configured(gpuConfig+`,"sharing":{"strategy":"TimeSlicing","x":1}}`, "gpu"),
 			want: "the configuration of the claim for gpu is refused: sharing.x: is not known"},
 		"of the class": {claim: func(c *dra.Claim) {
 			c.Configs = []dra.OpaqueConfig{{Source: dra.FromClass, Parameters: []byte(`{"kind":"X"}`)}}
 		}, want: "the configuration of the DeviceClass is refused"},
-		"the default":            {claim: configured(gpuConfig + `}`)},
-		"time-slicing":           {claim: configured(gpuConfig + `,"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}}`)},
-		"of the other kind":      {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1) + `}`)},
-		"named, of another kind": {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1)+`}`, "gpu"), want: "is a MigDeviceConfig, and its device gpu-0 needs a GpuConfig"},
+		"the default": {claim: configured(gpuConfig + `}`)},
+		"time-slicing": {claim: configured(gpuConfig +
+			`,"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}}`)},
+		"of the other kind": {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1) + `}`)},
+		"named, of another kind": {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1)+`}`, "gpu"),
+			want: "is a MigDeviceConfig, and its device gpu-0 needs a GpuConfig"},
 		"MPS": {claim: configured(gpuConfig + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`),
 			want: "defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100"},
 		"the last one counts": {claim: func(c *dra.Claim) {
@@ -183,7 +201,8 @@ func TestRefusals(t *testing.T) {
 		"of another request": {claim: configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`, "other")},
 		"of a subrequest": {claim: func(c *dra.Claim) {
 			c.Results[0].Request = "gpu/big"
-			configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`, "gpu")(c)
+			configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`,
+				"gpu")(c)
 		}, want: "defaultPerDevicePinnedMemoryLimit.1: the claim has no such device"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -247,7 +266,8 @@ func TestOverlap(t *testing.T) {
 			tt.second.UID, tt.second.Namespace, tt.second.Name = "second", "ns", "two"
 			r.prepare(c, tt.first)
 			_, err := ask(t.Context(), c, tt.second)
-			if (err == nil) != tt.fits || err != nil && !strings.Contains(err.Error(), "is in use by the claim ns/one, which has not been unprepared yet") {
+			if (err == nil) != tt.fits || err != nil && !strings.Contains(err.Error(),
+				"is in use by the claim ns/one, which has not been unprepared yet") {
 				t.Fatalf("the second: %v, fits %v", err, tt.fits)
 			}
 			if err := c.Unprepare(t.Context(), "first", "ns", "one"); err != nil {

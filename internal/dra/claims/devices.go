@@ -8,15 +8,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of those that they hold by a claim.
-// Devices of other drivers, of claims that are not prepared, and devices that are held with adminAccess are left out.
+// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of
+// those that they hold by a claim. Devices of other drivers, of claims that are not prepared, and
+// devices that are held with adminAccess are left out.
 func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
 	uuids := map[kubelet.ClaimResource]string{}
 	for _, c := range prepared {
 		driver := cmp.Or(c.Driver, dra.Driver)
 		for _, d := range c.Devices {
 			if !d.Admin {
-				uuids[kubelet.ClaimResource{Namespace: c.Namespace, Name: c.Name, Driver: driver, Device: d.Name, ShareID: d.ShareID}] = d.uuid()
+				uuids[kubelet.ClaimResource{Namespace: c.Namespace, Name: c.Name, Driver: driver, Device: d.Name,
+					ShareID: d.ShareID}] = d.uuid()
 			}
 		}
 	}
@@ -32,7 +34,8 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	return all
 }
 
-// Of returns the claims that have one of the GPUs or MIG devices, by UUID, or a part of one of them: their names and UIDs.
+// Of returns the claims that have one of the GPUs or MIG devices, by UUID, or a part of one of
+// them: their names and UIDs.
 func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {
 	for _, c := range prepared {
 		if c.Released == "" && slices.ContainsFunc(c.Devices, func(d DeviceStatus) bool {

@@ -47,7 +47,8 @@ func TestIdentify(t *testing.T) {
 	for _, tt := range []struct {
 		devices []string
 		want    int
-	}{{[]string{"GPU-b"}, 1}, {[]string{"MIG-b0"}, 1}, {[]string{"MIG-b1"}, 0}, {[]string{"GPU-a", "GPU-b"}, 2}, {[]string{"GPU-c"}, 0}} {
+	}{{[]string{"GPU-b"}, 1}, {[]string{"MIG-b0"}, 1}, {[]string{"MIG-b1"}, 0}, {[]string{"GPU-a", "GPU-b"},
+		2}, {[]string{"GPU-c"}, 0}} {
 		if of := claims.Of(c.Status().Value(), tt.devices); len(of) != tt.want {
 			t.Errorf("%v: %d claims, want %d", tt.devices, len(of), tt.want)
 		}

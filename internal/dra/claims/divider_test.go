@@ -24,7 +24,8 @@ type gpuInstance struct {
 	Busy bool
 }
 
-// A divider is the driver of a rig whose GPU-b is in MIG mode. How it is divided is in a file, so that it outlives the process.
+// A divider is the driver of a rig whose GPU-b is in MIG mode. How it is divided is in a file, so
+// that it outlives the process.
 type divider struct {
 	rig *rig
 
@@ -36,17 +37,19 @@ type divider struct {
 	shown atomic.Uint64
 	caps  int // is added to the numbers of the nodes under /dev/nvidia-caps
 	mode  inventory.MIGMode
-	// pending is the mode after a reset, if it is another, and unread why it is not known how the GPU is divided.
+	// pending is the mode after a reset, if it is another, and unread why it is not known how the GPU
+	// is divided.
 	pending inventory.MIGMode
 	unread  string
-	// switches says that the mode is changed without a reset; it is in a file then. Processes use the GPU, and inUse refuses another mode, which
-	// is pending then.
+	// switches says that the mode is changed without a reset; it is in a file then. Processes use the
+	// GPU, and inUse refuses another mode, which is pending then.
 	switches, inUse bool
 	processes       []inventory.Process
 	// silent is the error of a switch of the mode, which has happened nevertheless if it is to.
 	silent error
 	lost   bool // it has not
-	// looks and makes are called before it is told how the GPU is divided, and before a GPU instance is made.
+	// looks and makes are called before it is told how the GPU is divided, and before a GPU instance
+	// is made.
 	looks, makes func()
 }
 
@@ -59,8 +62,10 @@ const (
 )
 
 var profiles = []inventory.MIGProfile{
-	{Name: "1g.10gb", ID: 19, Count: 7, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}, Attributes: inventory.MIGAttributes{GISlices: 1, CISlices: 1}},
-	{Name: "3g.40gb", ID: 9, Count: 2, Size: 4, Starts: []int{0, 4}, Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: 3}},
+	{Name: "1g.10gb", ID: 19, Count: 7, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6},
+		Attributes: inventory.MIGAttributes{GISlices: 1, CISlices: 1}},
+	{Name: "3g.40gb", ID: 9, Count: 2, Size: 4, Starts: []int{0, 4},
+		Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: 3}},
 }
 
 // divide has the rig make MIG devices of GPU-b for claims.
@@ -193,7 +198,8 @@ func (d *divider) Partitions(_ context.Context, uuid string) (inventory.Partitio
 	if d.err != nil || uuid != "GPU-b" {
 		return inventory.Partitions{}, errors.Join(d.err)
 	}
-	p := inventory.Partitions{Mode: d.now(), Pending: cmp.Or(d.pending, d.now()), Resetless: d.switches, Unread: d.unread, Profiles: profiles}
+	p := inventory.Partitions{Mode: d.now(), Pending: cmp.Or(d.pending, d.now()), Resetless: d.switches, Unread: d.unread,
+		Profiles: profiles}
 	for _, i := range d.read() {
 		p.Instances = append(p.Instances, i.GPUInstance)
 	}
@@ -230,7 +236,8 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 			id = max(id, i.ID+1)
 		}
 		p := profiles[slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.ID == step.Profile })]
-		all = append(all, gpuInstance{GPUInstance: inventory.GPUInstance{ID: id, Profile: p.Name, Start: step.Start, Size: p.Size}})
+		all = append(all, gpuInstance{GPUInstance: inventory.GPUInstance{ID: id, Profile: p.Name, Start: step.Start,
+			Size: p.Size}})
 	case inventory.MIGCreateCompute:
 		all[at].Computes = []inventory.ComputeInstance{{Slices: step.Size}}
 	case inventory.MIGDestroyCompute:
@@ -242,7 +249,8 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 	case inventory.MIGDestroyInstance:
 		all = slices.Delete(all, at, at+1)
 	case inventory.MIGEnable, inventory.MIGDisable:
-		mode := map[inventory.MIGAction]inventory.MIGMode{inventory.MIGEnable: inventory.MIGEnabled, inventory.MIGDisable: inventory.MIGDisabled}[step.Action]
+		mode := map[inventory.MIGAction]inventory.MIGMode{inventory.MIGEnable: inventory.MIGEnabled,
+			inventory.MIGDisable: inventory.MIGDisabled}[step.Action]
 		if d.silent != nil && d.lost {
 			return 0, d.silent
 		}
@@ -254,7 +262,8 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 	return id, d.late
 }
 
-// served complains if a control daemon of MPS may still be there for a MIG device that is destroyed.
+// served complains if a control daemon of MPS may still be there for a MIG device that is
+// destroyed.
 func (d *divider) served(gi int) {
 	for _, name := range files(d.rig.tb, d.rig.dir) {
 		if !strings.Contains(name, ".mps") {
@@ -287,11 +296,14 @@ func (d *divider) show() inventory.Snapshot {
 		}
 		p := profiles[slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.Name == i.Profile })]
 		s.GPUs[1].MIGDevices = append(s.GPUs[1].MIGDevices, inventory.MIGDevice{
-			UUID: fmt.Sprintf("MIG-%d", i.ID), Index: len(s.GPUs[1].MIGDevices), GI: i.ID, GICap: 100 + 2*i.ID + d.caps, CICap: 101 + 2*i.ID + d.caps, Profile: p.Name,
-			Placement: inventory.MIGPlacement{Profile: p.ID, Start: i.Start, Size: i.Size}, Attributes: p.Attributes, Health: healthy,
+			UUID: fmt.Sprintf("MIG-%d", i.ID), Index: len(s.GPUs[1].MIGDevices), GI: i.ID, GICap: 100 + 2*i.ID +
+				d.caps, CICap: 101 + 2*i.ID + d.caps, Profile: p.Name,
+			Placement: inventory.MIGPlacement{Profile: p.ID, Start: i.Start,
+				Size: i.Size}, Attributes: p.Attributes, Health: healthy,
 		})
 	}
-	d.rig.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), dra.Divisions{"GPU-b": {Profiles: profiles, Switched: d.switches}}))
+	d.rig.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs),
+		dra.Divisions{"GPU-b": {Profiles: profiles, Switched: d.switches}}))
 	d.rig.snapshots.Publish(s)
 	return s
 }

@@ -9,7 +9,8 @@ import (
 // Every is how often Run looks at the records.
 const Every = every
 
-// AtEachStep has a function called before and after each change of a file. It is for Claims without calls.
+// AtEachStep has a function called before and after each change of a file. It is for Claims without
+// calls.
 func (c *Claims) AtEachStep(step func()) { c.store.step = step }
 
 // Signed returns a record with the checksum that it has now.

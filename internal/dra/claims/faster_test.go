@@ -12,9 +12,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestAnotherProgramIsFaster: another program makes an instance of the profile that a claim wants, at the same place. What it made is never the
-// claim's, and is never destroyed, at whatever moment it is made; but for one that has no compute instance and is made while the claim's record
-// intends one there and no call works on it.
+// TestAnotherProgramIsFaster: another program makes an instance of the profile that a claim wants,
+// at the same place. What it made is never the claim's, and is never destroyed, at whatever moment
+// it is made; but for one that has no compute instance and is made while the claim's record intends
+// one there and no call works on it.
 func TestAnotherProgramIsFaster(t *testing.T) {
 	t.Parallel()
 	const theirs, without = "3g.40gb@0/1", "3g.40gb@0/0"
@@ -65,7 +66,8 @@ func TestAnotherProgramIsFaster(t *testing.T) {
 				if err != nil && retried && r.record("uid-1") != "" {
 					t.Errorf("a claim that was refused has the record %s", r.record("uid-1"))
 				}
-				if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != tt.want || r.record("uid-1") != "" {
+				if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != tt.want ||
+					r.record("uid-1") != "" {
 					t.Errorf("given back: %v, and the GPU has %q, record %q", err, d.has(), r.record("uid-1"))
 				}
 			}
@@ -73,7 +75,8 @@ func TestAnotherProgramIsFaster(t *testing.T) {
 	}
 }
 
-// TestMadeAfterAll: a call made an instance and gave no answer. The next one makes it anew, or has it destroyed.
+// TestMadeAfterAll: a call made an instance and gave no answer. The next one makes it anew, or has
+// it destroyed.
 func TestMadeAfterAll(t *testing.T) {
 	t.Parallel()
 	for _, retried := range []bool{true, false} {
@@ -96,7 +99,8 @@ func TestMadeAfterAll(t *testing.T) {
 	}
 }
 
-// TestMPSOnMadeDevices: a MIG device that is made for a claim has a control daemon of its own, from when it is there until before it is destroyed.
+// TestMPSOnMadeDevices: a MIG device that is made for a claim has a control daemon of its own, from
+// when it is there until before it is destroyed.
 func TestMPSOnMadeDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -107,11 +111,13 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		defer r.mu.Unlock()
 		r.daemon, r.stays = daemon, stays
 	}
-	wanted := byMPS("uid-1", `"defaultActiveThreadPercentage":30,"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}`, small0, half4)
+	wanted := byMPS("uid-1", `"defaultActiveThreadPercentage":30,"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}`, small0,
+		half4)
 	unprepare := func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }
 
 	set("it has died", nil)
-	// There may be a spec by now: the MIG devices that were made are a new Snapshot, for which the specs of all records are written.
+	// There may be a spec by now: the MIG devices that were made are a new Snapshot, for which the
+	// specs of all records are written.
 	if _, err := ask(t.Context(), c, wanted); err == nil || !strings.Contains(err.Error(), "it has died") {
 		t.Errorf("a daemon that does not serve: %v", err)
 	}
@@ -127,11 +133,13 @@ func TestMPSOnMadeDevices(t *testing.T) {
 	if diff := cmp.Diff(want, r.mps()); diff != "" {
 		t.Errorf("control daemons (-want +got):\n%s", diff)
 	}
-	if env := r.spec("uid-1").Devices[1].ContainerEdits.Env; !slices.Contains(env, "CUDA_MPS_PIPE_DIRECTORY=/mps/claims/uid-1-1/pipe") {
+	if env := r.spec("uid-1").Devices[1].ContainerEdits.Env; !slices.Contains(env,
+		"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/uid-1-1/pipe") {
 		t.Errorf("containers have the environment %q", env)
 	}
 	d.busy(true) // by a process that is no client: its clients end with a daemon
-	if err := unprepare(); err == nil || !strings.Contains(err.Error(), "is in use still") || d.has() != "1g.10gb@0/1 3g.40gb@4/1" {
+	if err := unprepare(); err == nil || !strings.Contains(err.Error(), "is in use still") ||
+		d.has() != "1g.10gb@0/1 3g.40gb@4/1" {
 		t.Errorf("while a process computes: %v, the GPU has %s", err, d.has())
 	}
 	d.busy(false)
@@ -144,7 +152,8 @@ func TestMPSOnMadeDevices(t *testing.T) {
 	if err := unprepare(); err != nil || d.has() != "1g.10gb@0/1 3g.40gb@4/1" || released(c) != "uid-1: it does not end" {
 		t.Errorf("a daemon that does not end: %v, the GPU has %s, status %q", err, d.has(), released(c))
 	}
-	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err == nil || !strings.Contains(err.Error(), "was given back, is there still") {
+	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err == nil ||
+		!strings.Contains(err.Error(), "was given back, is there still") {
 		t.Errorf("another claim: %v", err)
 	}
 	set("", nil)
@@ -154,7 +163,8 @@ func TestMPSOnMadeDevices(t *testing.T) {
 	}
 }
 
-// TestMPSOnMadeDevicesOfBefore: the control daemons of another boot have ended with it, and are not waited for.
+// TestMPSOnMadeDevicesOfBefore: the control daemons of another boot have ended with it, and are not
+// waited for.
 func TestMPSOnMadeDevicesOfBefore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -7,8 +7,9 @@ import (
 	"testing/synctest"
 )
 
-// TestDevicesThatAreGone: a container that has a device which is not there any more is not started again with what has its device nodes now. The
-// spec of its claim has the device again when that is back.
+// TestDevicesThatAreGone: a container that has a device which is not there any more is not started
+// again with what has its device nodes now. The spec of its claim has the device again when that is
+// back.
 func TestDevicesThatAreGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -32,7 +33,8 @@ func TestDevicesThatAreGone(t *testing.T) {
 		if one, two := devices("uid-1"), devices("uid-2"); !slices.Equal(one, []string{gpuA}) || two != nil {
 			t.Errorf("without MIG devices: %v and %v", one, two)
 		}
-		if _, err := ask(t.Context(), c, claim("uid-2", migB1)); err == nil || !strings.Contains(err.Error(), "is not there any more") {
+		if _, err := ask(t.Context(), c, claim("uid-2", migB1)); err == nil ||
+			!strings.Contains(err.Error(), "is not there any more") {
 			t.Errorf("Prepare() = %v", err)
 		}
 		if r.record("uid-2") == "" {
@@ -42,7 +44,8 @@ func TestDevicesThatAreGone(t *testing.T) {
 		s.Generation = 3
 		r.publish(s)
 		synctest.Wait()
-		if one, two := devices("uid-1"), devices("uid-2"); !slices.Equal(one, []string{gpuA, migB0}) || !slices.Equal(two, []string{migB1}) {
+		if one, two := devices("uid-1"), devices("uid-2"); !slices.Equal(one, []string{gpuA, migB0}) ||
+			!slices.Equal(two, []string{migB1}) {
 			t.Errorf("they are back: %v and %v", one, two)
 		}
 	})

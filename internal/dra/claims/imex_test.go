@@ -44,8 +44,9 @@ func (r *rig) withIMEX() {
 	r.allowIMEX(true)
 }
 
-// TestIMEXChannel: where the configuration of the node allows it, the claims that ask for the IMEX channel get it, and no others. They have it
-// for as long as they are prepared, over restarts and changes of the configuration.
+// TestIMEXChannel: where the configuration of the node allows it, the claims that ask for the IMEX
+// channel get it, and no others. They have it for as long as they are prepared, over restarts and
+// changes of the configuration.
 func TestIMEXChannel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -79,7 +80,8 @@ func TestIMEXChannel(t *testing.T) {
 		t.Errorf("after a restart with another configuration the spec is %s, and was %s", now, before)
 	}
 	r.unprepare(c, "asks")
-	if _, err := ask(t.Context(), c, connected("next", gpuA)); err == nil || !strings.Contains(err.Error(), "imex.channelIDs: this node gives no IMEX channel") {
+	if _, err := ask(t.Context(), c, connected("next", gpuA)); err == nil ||
+		!strings.Contains(err.Error(), "imex.channelIDs: this node gives no IMEX channel") {
 		t.Errorf("a claim that asks, where the configuration does not allow it: %v", err)
 	}
 }
@@ -90,7 +92,8 @@ func TestIMEXChannelThatIsNotThere(t *testing.T) {
 	r := newRig(t)
 	r.allowIMEX(true)
 	c, _ := r.start()
-	if _, err := ask(t.Context(), c, connected("asks", gpuA)); err == nil || !strings.Contains(err.Error(), "/dev/"+imexNode+" is not there yet") {
+	if _, err := ask(t.Context(), c, connected("asks", gpuA)); err == nil ||
+		!strings.Contains(err.Error(), "/dev/"+imexNode+" is not there yet") {
 		t.Errorf("without the channel: %v", err)
 	}
 	r.prepare(c, claim("plain", gpuA))

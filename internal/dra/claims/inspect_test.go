@@ -14,9 +14,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestChecksBeforeStart: what is checked before a container starts on a GPU of the device plugin is checked before a claim is prepared for the
-// first time. What uses a GPU still is waited for; a shared GPU may have processes, and one that is ill and tolerated, or that another claim
-// has beside, is not checked.
+// TestChecksBeforeStart: what is checked before a container starts on a GPU of the device plugin is
+// checked before a claim is prepared for the first time. What uses a GPU still is waited for; a
+// shared GPU may have processes, and one that is ill and tolerated, or that another claim has
+// beside, is not checked.
 func TestChecksBeforeStart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -44,7 +45,8 @@ func TestChecksBeforeStart(t *testing.T) {
 		defer stop()
 		set(errors.New("GPU 0 is Suspect"))
 		began := time.Now()
-		if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || time.Since(began) > 0 || r.record("uid-1") != "" {
+		if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || time.Since(began) > 0 ||
+			r.record("uid-1") != "" {
 			t.Errorf("bad health: Prepare() = %v after %v, record %q", err, time.Since(began), r.record("uid-1"))
 		}
 		set(fmt.Errorf("GPU 0 is still %w", inventory.ErrInUse))

@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The variables of a process that is to be killed: the folder of its rig, what it does, and at which step it is killed.
+// The variables of a process that is to be killed: the folder of its rig, what it does, and at
+// which step it is killed.
 const (
 	killFolder = "TEST_CLAIMS_FOLDER"
 	killCall   = "TEST_CLAIMS_CALL"
@@ -61,8 +62,9 @@ var shareCalls = map[string]func(context.Context, *claims.Claims) error{
 	"Unprepare of a share": calls["Unprepare"],
 }
 
-// TestKilledAtEachWrite kills a process with SIGKILL before, in and after each change that it makes of a file. Whatever it leaves, there is
-// no CDI spec without a record, no other claim gets a GPU that is recorded, and kubelet's next call succeeds and leaves nothing behind.
+// TestKilledAtEachWrite kills a process with SIGKILL before, in and after each change that it makes
+// of a file. Whatever it leaves, there is no CDI spec without a record, no other claim gets a GPU
+// that is recorded, and kubelet's next call succeeds and leaves nothing behind.
 func TestKilledAtEachWrite(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(killFolder) != "" {
@@ -103,7 +105,8 @@ func TestKilledAtEachWrite(t *testing.T) {
 	}
 }
 
-// killedWhileDividing does so with a MIG device that is made for the claim: the instance that another program made always stays.
+// killedWhileDividing does so with a MIG device that is made for the claim: the instance that
+// another program made always stays.
 func killedWhileDividing(t *testing.T) {
 	for _, name := range madeCalls {
 		for _, then := range []string{"given back", "retried", "another program is faster"} {
@@ -134,7 +137,8 @@ func killedWhileDividing(t *testing.T) {
 	}
 }
 
-// killedWhileSharing does so with a share of a GPU, alone and beside that of another claim: the daemon of both is there as long as one needs it.
+// killedWhileSharing does so with a share of a GPU, alone and beside that of another claim: the
+// daemon of both is there as long as one needs it.
 func killedWhileSharing(t *testing.T) {
 	for name := range shareCalls {
 		for _, beside := range []bool{false, true} {
@@ -177,16 +181,20 @@ func shareRecovers(t *testing.T, dir, what string, beside bool) {
 	if beside && (r.mps()[daemon] == "" || r.record("uid-2") == "") {
 		t.Errorf("%s: the daemon of another claim has ended: %v", what, r.mps())
 	}
-	if _, err := ask(t.Context(), c, claim("whole", gpuA)); (err == nil) == (recorded || beside) || err == nil && len(r.mps()) > 0 {
-		t.Errorf("%s: recorded %v, another share %v, and the whole GPU: %v, with daemons %v", what, recorded, beside, err, r.mps())
+	if _, err := ask(t.Context(), c, claim("whole", gpuA)); (err == nil) == (recorded || beside) ||
+		err == nil && len(r.mps()) > 0 {
+		t.Errorf("%s: recorded %v, another share %v, and the whole GPU: %v, with daemons %v", what, recorded, beside, err,
+			r.mps())
 	}
 	r.unprepare(c, "whole")
-	if _, err := ask(t.Context(), c, partByMPS("uid-1", 40)); err != nil || r.mps()[daemon] == "" || r.spec("uid-1") == nil {
+	if _, err := ask(t.Context(), c, partByMPS("uid-1", 40)); err != nil || r.mps()[daemon] == "" ||
+		r.spec("uid-1") == nil {
 		t.Errorf("%s: the next Prepare: %v, daemons %v", what, err, r.mps())
 	}
 	r.unprepare(c, "uid-1")
 	if (r.mps()[daemon] != "") != beside || r.record("uid-1") != "" || r.spec("uid-1") != nil {
-		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps())
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"),
+			r.mps())
 	}
 }
 
@@ -270,12 +278,15 @@ func recovers(t *testing.T, dir, what string) {
 	if has := len(c.InUse().Value()["GPU-a"]) > 0; has != (r.record("uid-1") != "") {
 		t.Errorf("%s: in use %v", what, c.InUse().Value())
 	}
-	if released := strings.Contains(r.record("uid-1"), `"released":true`); recorded && !released && r.spec("uid-1") == nil {
+	if released := strings.Contains(r.record("uid-1"), `"released":true`); recorded && !released &&
+		r.spec("uid-1") == nil {
 		t.Errorf("%s: the CDI spec of a recorded claim was not restored", what)
 	}
 	other := claim("uid-2", gpuA, migB0)
-	if _, err := ask(t.Context(), c, other); (err == nil) == recorded || err == nil && (r.slice("GPU-a") != "0" || len(r.mps()) > 0) {
-		t.Errorf("%s: recorded %v, and another claim: %v, with time slice %s and daemons %v", what, recorded, err, r.slice("GPU-a"), r.mps())
+	if _, err := ask(t.Context(), c, other); (err == nil) == recorded ||
+		err == nil && (r.slice("GPU-a") != "0" || len(r.mps()) > 0) {
+		t.Errorf("%s: recorded %v, and another claim: %v, with time slice %s and daemons %v", what, recorded, err,
+			r.slice("GPU-a"), r.mps())
 	}
 	if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
 		t.Fatal(err)
@@ -292,7 +303,8 @@ func recovers(t *testing.T, dir, what string) {
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
 	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" || len(r.mps())+len(r.metadata()) > 0 {
-		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, metadata %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps(), r.metadata())
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, metadata %v", what, r.record("uid-1"),
+			r.spec("uid-1"), r.mps(), r.metadata())
 	}
 	if _, err := ask(t.Context(), c, other); err != nil {
 		t.Errorf("%s: after Unprepare another claim: %v", what, err)

@@ -19,9 +19,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestTheLeadChanges: kubelet calls while the lead goes from one process to another and back, also for claims whose pods were deleted by
-// force and made again. No two claims have a device node at a time, as their containers see it, and each process gives back what the other has
-// prepared. A call that reaches the one that does not lead waits.
+// TestTheLeadChanges: kubelet calls while the lead goes from one process to another and back, also
+// for claims whose pods were deleted by force and made again. No two claims have a device node at a
+// time, as their containers see it, and each process gives back what the other has prepared. A call
+// that reaches the one that does not lead waits.
 func TestTheLeadChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -119,8 +120,8 @@ func TestTheLeadChanges(t *testing.T) {
 	}
 }
 
-// TestALateWriteOfAnEarlierLead: a process that was stopped in the middle of a write may finish it when another one leads. What the lead has
-// stays; a claim that it does not know is taken over.
+// TestALateWriteOfAnEarlierLead: a process that was stopped in the middle of a write may finish it
+// when another one leads. What the lead has stays; a claim that it does not know is taken over.
 func TestALateWriteOfAnEarlierLead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +159,8 @@ func TestALateWriteOfAnEarlierLead(t *testing.T) {
 	})
 }
 
-// TestAProcessThatDoesNotLead writes nothing, and changes no hardware as long as an earlier lead may.
+// TestAProcessThatDoesNotLead writes nothing, and changes no hardware as long as an earlier lead
+// may.
 func TestAProcessThatDoesNotLead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -175,24 +177,27 @@ func TestAProcessThatDoesNotLead(t *testing.T) {
 	c, _ := r.start()
 	beside.Store(true)
 	for _, wanted := range []dra.Claim{sliced("uid-1", gpuC), shared("uid-2", migB0)} {
-		if _, err := ask(t.Context(), c, wanted); err == nil || !strings.Contains(err.Error(), "an earlier lead is there still") || r.slice("GPU-c") != "0" || len(r.mps()) > 0 {
+		if _, err := ask(t.Context(), c, wanted); err == nil ||
+			!strings.Contains(err.Error(), "an earlier lead is there still") || r.slice("GPU-c") != "0" || len(r.mps()) > 0 {
 			t.Errorf("%s: %v, time slice %s, daemons %v", wanted.UID, err, r.slice("GPU-c"), r.mps())
 		}
 	}
 	r.prepare(c, claim("uid-3", gpuA)) // which changes no hardware
 	lost.Store(true)
-	if err := c.Unprepare(t.Context(), "uid-3", "default", "claim-uid-3"); !errors.Is(err, dra.ErrEnded) || r.record("uid-3") == "" || r.spec("uid-3") == nil {
+	if err := c.Unprepare(t.Context(), "uid-3", "default", "claim-uid-3"); !errors.Is(err, dra.ErrEnded) ||
+		r.record("uid-3") == "" || r.spec("uid-3") == nil {
 		t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-3"))
 	}
-	for _, wanted := range []dra.Claim{claim("uid-4", migB1), sliced("uid-1", gpuC), shared("uid-2", migB0)} { // the process that leads is asked then
+	// the process that leads is asked then
+	for _, wanted := range []dra.Claim{claim("uid-4", migB1), sliced("uid-1", gpuC), shared("uid-2", migB0)} {
 		if _, err := ask(t.Context(), c, wanted); !errors.Is(err, dra.ErrEnded) || r.record("uid-4") != "" {
 			t.Errorf("Prepare(%s) = %v, record %q", wanted.UID, err, r.record("uid-4"))
 		}
 	}
 }
 
-// TestADiskThatHangs: a claim that is prepared is answered once more without the disk, also while what compares its files hangs there with
-// the lock of the claim.
+// TestADiskThatHangs: a claim that is prepared is answered once more without the disk, also while
+// what compares its files hangs there with the lock of the claim.
 func TestADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -227,7 +232,8 @@ func TestADiskThatHangs(t *testing.T) {
 	})
 }
 
-// TestLatePrepare: a Prepare that began before the claim was given back does not bring it back; one that begins later does.
+// TestLatePrepare: a Prepare that began before the claim was given back does not bring it back; one
+// that begins later does.
 func TestLatePrepare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -253,7 +259,8 @@ func TestLatePrepare(t *testing.T) {
 		if err := errors.Join(<-first, <-back); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-late; err == nil || !strings.Contains(err.Error(), "the claim was unprepared while it was being prepared") {
+		if err := <-late; err == nil || !strings.Contains(err.Error(),
+			"the claim was unprepared while it was being prepared") {
 			t.Errorf("the late Prepare() = %v", err)
 		}
 		if r.record("uid-1") != "" || r.spec("uid-1") != nil {
@@ -279,7 +286,8 @@ func TestNobodyWaits(t *testing.T) {
 	}
 }
 
-// TestRestartOfTheNode: claims of another boot block nobody, are prepared anew, and can be given back.
+// TestRestartOfTheNode: claims of another boot block nobody, are prepared anew, and can be given
+// back.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -315,8 +323,8 @@ func TestRestartOfTheNode(t *testing.T) {
 	}
 }
 
-// TestPreparedClaimOfASickGPU: the containers of a claim that is prepared have the GPU as long as it is there, and so have those that are
-// restarted; giving it back needs no driver.
+// TestPreparedClaimOfASickGPU: the containers of a claim that is prepared have the GPU as long as
+// it is there, and so have those that are restarted; giving it back needs no driver.
 func TestPreparedClaimOfASickGPU(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -331,7 +339,8 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	s.GPUs = s.GPUs[1:]
 	stale := s
 	stale.Stale = "the driver does not answer"
-	for what, now := range map[string]inventory.Snapshot{"the look has failed": stale, "the driver has not answered yet": {}} {
+	for what, now := range map[string]inventory.Snapshot{"the look has failed": stale,
+		"the driver has not answered yet": {}} {
 		stop()
 		r.publish(now)
 		c, stop = r.start()
@@ -347,7 +356,8 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	if err := os.Remove(r.specs().File("uid-1")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "is not known yet") {
+	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil ||
+		!strings.Contains(err.Error(), "is not known yet") {
 		t.Errorf("without a driver and a spec: %v", err)
 	}
 	if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil {
@@ -361,8 +371,8 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	}
 }
 
-// TestSpecsFollowTheDriver: when files of the driver have other places, and when somebody removes a spec, containers that are restarted find
-// what is there now.
+// TestSpecsFollowTheDriver: when files of the driver have other places, and when somebody removes a
+// spec, containers that are restarted find what is there now.
 func TestSpecsFollowTheDriver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -433,7 +443,8 @@ func TestNoGrowth(t *testing.T) {
 		}
 		old := time.Now().Add(-time.Hour)
 		spec := r.specs().File("uid-0")
-		spec = filepath.Join(filepath.Dir(spec), "."+filepath.Base(spec)+".5.gpu-device-plugin.tmp") // of a process that was killed
+		// of a process that was killed
+		spec = filepath.Join(filepath.Dir(spec), "."+filepath.Base(spec)+".5.gpu-device-plugin.tmp")
 		others := filepath.Join(r.options.CDIDir, ".another.yaml.5.tmp")
 		for _, path := range []string{left, spec, others} {
 			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)); err != nil {

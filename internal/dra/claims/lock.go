@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// locks are those of claims and GPUs: calls of kubelet's that are about different claims run beside each other. The call that asked first
-// gets a lock first.
+// locks are those of claims and GPUs: calls of kubelet's that are about different claims run beside
+// each other. The call that asked first gets a lock first.
 type locks struct {
 	mu   sync.Mutex               // guards the following field
 	last map[string]chan struct{} // of who asked last for a lock, by name; closed when that gives it back
@@ -29,7 +29,8 @@ type heldLocks struct {
 // begin returns a holding without locks.
 func (l *locks) begin() *heldLocks { return &heldLocks{locks: l} }
 
-// soon is begin for the loop: it does not wait for calls, which may be waiting for the driver, and tries again.
+// soon is begin for the loop: it does not wait for calls, which may be waiting for the driver, and
+// tries again.
 func (l *locks) soon() *heldLocks { return &heldLocks{locks: l, patience: lockPatience} }
 
 // end gives all locks back.
@@ -52,8 +53,8 @@ func (l *locks) giveBack(name string, until chan struct{}) {
 // claim takes the lock of a claim. It comes before those of GPUs.
 func (h *heldLocks) claim(ctx context.Context, uid string) error { return h.take(ctx, "claim "+uid) }
 
-// gpus takes the locks of GPUs that are not taken yet. All that a call needs are taken at once: their order is what keeps two calls from
-// waiting for each other.
+// gpus takes the locks of GPUs that are not taken yet. All that a call needs are taken at once:
+// their order is what keeps two calls from waiting for each other.
 func (h *heldLocks) gpus(ctx context.Context, uuids []string) error {
 	for _, uuid := range slices.Sorted(slices.Values(uuids)) {
 		if err := h.take(ctx, "gpu "+uuid); err != nil {

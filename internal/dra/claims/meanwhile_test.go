@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestChangesWhileACallWaits: a call waits until another one has done with the GPU. What was so before, and is not any more, does not count.
+// TestChangesWhileACallWaits: a call waits until another one has done with the GPU. What was so
+// before, and is not any more, does not count.
 func TestChangesWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*rig){
@@ -70,7 +71,8 @@ func (l lateLook) Look(ctx context.Context) (inventory.Snapshot, error) {
 	return before, err
 }
 
-// TestLookThatCameBefore: a device that was made is in a Snapshot that is published before the call waits for one. The call needs no other.
+// TestLookThatCameBefore: a device that was made is in a Snapshot that is published before the call
+// waits for one. The call needs no other.
 func TestLookThatCameBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -85,7 +87,8 @@ func TestLookThatCameBefore(t *testing.T) {
 	})
 }
 
-// TestTheLoopWaitsForNoCall: a call has a GPU whose time slice is to be set back. The specs of other claims are kept right meanwhile.
+// TestTheLoopWaitsForNoCall: a call has a GPU whose time slice is to be set back. The specs of
+// other claims are kept right meanwhile.
 func TestTheLoopWaitsForNoCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

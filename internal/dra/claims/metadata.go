@@ -11,8 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Containers of a claim find in a file for each request which devices they have, if the configuration wanted that when the claim was
-// prepared first. What the file says follows from the record. It is there before the spec that names it, and is removed after the spec.
+// Containers of a claim find in a file for each request which devices they have, if the
+// configuration wanted that when the claim was prepared first. What the file says follows from the
+// record. It is there before the spec that names it, and is removed after the spec.
 
 // A recordMetadata says that containers of the claim get metadata files.
 type recordMetadata struct {
@@ -35,7 +36,8 @@ func (n node) describe(r *record, claim dra.Claim) {
 	}
 }
 
-// metadata returns the contents of the metadata files of a claim, by request; none for a claim without them.
+// metadata returns the contents of the metadata files of a claim, by request; none for a claim
+// without them.
 func (r record) metadata() (map[string][]byte, error) {
 	if r.Metadata == nil {
 		return nil, nil
@@ -72,7 +74,8 @@ func (r record) metadata() (map[string][]byte, error) {
 	return contents, nil
 }
 
-// writeMetadata writes the metadata files of a claim that are not as they should be, and has the devices of its spec name them.
+// writeMetadata writes the metadata files of a claim that are not as they should be, and has the
+// devices of its spec name them.
 func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) error {
 	contents, err := r.metadata()
 	if err != nil {
@@ -99,7 +102,8 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 		if claimed.Metadata == nil { // several requests can have one device
 			claimed.Metadata = map[string]string{}
 		}
-		claimed.Metadata[c.store.specsOf(r).MetadataFile(r.UID, request)] = dra.MetadataPath(r.Driver, r.Name, r.Metadata.PodClaim, request)
+		claimed.Metadata[c.store.specsOf(r).MetadataFile(r.UID, request)] = dra.MetadataPath(r.Driver, r.Name,
+			r.Metadata.PodClaim, request)
 		devices[r.cdiName(d)] = claimed
 	}
 	return nil

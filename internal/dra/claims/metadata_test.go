@@ -52,8 +52,9 @@ func (r *rig) seen(uid string) map[string]string {
 	return all
 }
 
-// TestMetadata: containers of a claim find for each request which devices they have, where the configuration wants that. What is there stays the
-// same over changes of the configuration and restarts, comes back where it was lost, and goes with the claim.
+// TestMetadata: containers of a claim find for each request which devices they have, where the
+// configuration wants that. What is there stays the same over changes of the configuration and
+// restarts, comes back where it was lost, and goes with the claim.
 func TestMetadata(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -64,7 +65,8 @@ func TestMetadata(t *testing.T) {
 	wanted.Results[1].Request, wanted.Results[2].Request = "parts/small", "parts/small"
 	r.prepare(c, wanted)
 	const folder = "/var/run/kubernetes.io/dra-device-attributes/"
-	const whole, parts = folder + "resourceclaimtemplates/gpus/gpu/gpu.nvidia.com-metadata.json", folder + "resourceclaimtemplates/gpus/parts/gpu.nvidia.com-metadata.json"
+	const whole, parts = folder + "resourceclaimtemplates/gpus/gpu/gpu.nvidia.com-metadata.json", folder +
+		"resourceclaimtemplates/gpus/parts/gpu.nvidia.com-metadata.json"
 	before := r.seen("uid-1")
 	if paths := slices.Sorted(maps.Keys(before)); !slices.Equal(paths, []string{whole, parts}) {
 		t.Fatalf("containers find %v", paths)
@@ -110,7 +112,8 @@ func TestMetadata(t *testing.T) {
 	poll.Until(t, "the file of a claim that is gone is removed", func() bool { return len(r.metadata()) == 0 })
 }
 
-// TestMetadataOfShares: what a claim has of a device by MPS is in the file; names that are no labels become part of no path.
+// TestMetadataOfShares: what a claim has of a device by MPS is in the file; names that are no
+// labels become part of no path.
 func TestMetadataOfShares(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -125,7 +128,8 @@ func TestMetadataOfShares(t *testing.T) {
 			t.Errorf("the file is at %s", path)
 		}
 		a := decoded(t, text).Requests[0].Devices[0].Attributes
-		if a[dra.Domain+"/memory"].Value != "21474836480" || a[dra.Domain+"/memoryIsLimit"] != (dra.Attribute{Type: dra.Bool, Value: "true"}) {
+		if a[dra.Domain+"/memory"].Value != "21474836480" || a[dra.Domain+"/memoryIsLimit"] != (dra.Attribute{Type: dra.Bool,
+			Value: "true"}) {
 			t.Errorf("it says %v", a)
 		}
 	}

@@ -16,17 +16,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its own, because CUDA uses one MIG device
-// at a time. A daemon is asked for after the record of its claim is written, and has ended before that is removed. So where the disk of the
-// daemons hangs, records say where one may be, and a daemon that no record needs is one that can be ended. That of a MIG device which is
-// made for the claim is asked for when that is there, and has ended before it is destroyed.
+// The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its
+// own, because CUDA uses one MIG device at a time. A daemon is asked for after the record of its
+// claim is written, and has ended before that is removed. So where the disk of the daemons hangs,
+// records say where one may be, and a daemon that no record needs is one that can be ended. That of
+// a MIG device which is made for the claim is asked for when that is there, and has ended before it
+// is destroyed.
 //
-// All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
-// then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.
+// All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU
+// alone. The limits are those of each client then, by environment variables. The lock of the GPU is
+// held by whoever begins or ends it, or looks whether it is needed.
 
 // ControlDaemons runs control daemons of CUDA's Multi-Process Service for claims, by IDs.
 type ControlDaemons interface {
-	// Start starts a daemon, and waits until it serves clients. It returns at once if the daemon serves them already.
+	// Start starts a daemon, and waits until it serves clients. It returns at once if the daemon
+	// serves them already.
 	Start(ctx context.Context, id string, wanted mps.ClaimDaemon) error
 	// Stop tells a daemon to end; End also waits until it has ended.
 	Stop(id string) error
@@ -46,11 +50,13 @@ type recordMPS struct {
 	Percentage int    `json:"activeThreadPercentage,omitempty"`
 	Memory     int64  `json:"memoryLimit,omitempty"`
 	MultiUser  bool   `json:"multiUser,omitempty"`
-	// Shared says that the daemon is that of all shares of the GPU, and that the limits are those of the clients of this claim.
+	// Shared says that the daemon is that of all shares of the GPU, and that the limits are those of
+	// the clients of this claim.
 	Shared bool `json:"shared,omitempty"`
 }
 
-// sharedDaemon is what the ID of the daemon of all shares of a GPU begins with; the UUID of the GPU follows. No UID of a claim has a dot.
+// sharedDaemon is what the ID of the daemon of all shares of a GPU begins with; the UUID of the GPU
+// follows. No UID of a claim has a dot.
 const sharedDaemon = "gpu."
 
 // env returns the limits of a client of a daemon that is shared. The daemon has one GPU.
@@ -67,7 +73,8 @@ func (m recordMPS) env() (all []string) {
 	return all
 }
 
-// shareByMPS gives the devices of a claim for which a configuration wants MPS their control daemons.
+// shareByMPS gives the devices of a claim for which a configuration wants MPS their control
+// daemons.
 func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error {
 	first := -1 // of the GPUs
 	members := map[*claimConfig][]int{}
@@ -76,7 +83,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			continue
 		}
 		d := &devices[i]
-		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
+		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory,
+			MultiUser: c.MPS.MultiUser}
 		if d.part() && d.MIG != nil {
 			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s", dra.TimeSlicing)
 		}
@@ -110,7 +118,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 				n = slices.IndexFunc(indices, func(i int) bool { return devices[i].uuid() == key })
 			}
 			if n < 0 || n >= len(indices) {
-				return fail(CauseConfig, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.%s: the claim has no such device", key)
+				return fail(CauseConfig, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.%s: the claim has no such device",
+					key)
 			}
 			devices[indices[n]].MPS.Memory = limit
 		}
@@ -135,7 +144,8 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 			continue
 		}
 		if d.MPS.Shared {
-			all[d.MPS.ID] = mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: d.GPU}}, MultiUser: true, Exclusive: true, Shared: true}
+			all[d.MPS.ID] = mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: d.GPU}}, MultiUser: true, Exclusive: true,
+				Shared: true}
 			continue
 		}
 		wanted := all[d.MPS.ID]
@@ -216,7 +226,8 @@ func (c *Claims) noteServing(id string) {
 	c.showLocked()
 }
 
-// lookAtDaemons shows what is wrong with the control daemons that claims need. The disk may be slow: nobody waits for it meanwhile.
+// lookAtDaemons shows what is wrong with the control daemons that claims need. The disk may be
+// slow: nobody waits for it meanwhile.
 func (c *Claims) lookAtDaemons() {
 	for c.options.MPS != nil {
 		c.mu.Lock()
@@ -246,7 +257,8 @@ func (c *Claims) lookAtDaemons() {
 }
 
 // noMPS is why a claim cannot be shared by MPS.
-const noMPS = "sharing.strategy: MPS needs mps-control-daemon on the node, and its directory (--mps-root); use " + string(dra.TimeSlicing)
+const noMPS = "sharing.strategy: MPS needs mps-control-daemon on the node, and its directory (--mps-root); use " +
+	string(dra.TimeSlicing)
 
 // neededDaemons are the IDs of the daemons that claims need.
 func neededDaemons(records map[string]record, boot string) map[string]bool {
@@ -259,8 +271,8 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	return needed
 }
 
-// endMPS waits until the control daemons have ended that only this claim needed. Its record says that it was given back. The caller has its
-// lock.
+// endMPS waits until the control daemons have ended that only this claim needed. Its record says
+// that it was given back. The caller has its lock.
 func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	if !c.hasDaemons(r) {
 		return nil
@@ -286,7 +298,8 @@ func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	return nil
 }
 
-// hasDaemons reports whether a claim may have control daemons: a restart of the node has ended them.
+// hasDaemons reports whether a claim may have control daemons: a restart of the node has ended
+// them.
 func (c *Claims) hasDaemons(r record) bool {
 	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.former(c.options.BootID)
 }
@@ -332,8 +345,8 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	return c.options.MPS.Stop(id)
 }
 
-// problemLocked returns what was wrong with the control daemon of a device when it was looked at; empty if nothing was, and for a device
-// without one.
+// problemLocked returns what was wrong with the control daemon of a device when it was looked at;
+// empty if nothing was, and for a device without one.
 func (c *Claims) problemLocked(r record, d recordDevice) string {
 	if d.MPS == nil || r.former(c.options.BootID) || r.Released || d.uuid() == "" {
 		return ""

@@ -27,8 +27,9 @@ func byMPS(uid, config string, devices ...string) dra.Claim {
 	return c
 }
 
-// TestMPS: the GPUs of a claim have one control daemon and each of its MIG devices one of its own, with the limits of the configuration;
-// containers are clients of it, and it ends when the claim is given back.
+// TestMPS: the GPUs of a claim have one control daemon and each of its MIG devices one of its own,
+// with the limits of the configuration; containers are clients of it, and it ends when the claim is
+// given back.
 func TestMPS(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -71,7 +72,8 @@ func TestMPS(t *testing.T) {
 	}
 }
 
-// TestMPSThatIsRefused: a claim that cannot be shared as it wants has neither a record nor a daemon.
+// TestMPSThatIsRefused: a claim that cannot be shared as it wants has neither a record nor a
+// daemon.
 func TestMPSThatIsRefused(t *testing.T) {
 	t.Parallel()
 	differing := byMPS("uid-1", `"defaultActiveThreadPercentage":30`, gpuA, gpuC)
@@ -88,11 +90,12 @@ func TestMPSThatIsRefused(t *testing.T) {
 		without bool
 		want    string // empty: it is prepared without MPS
 	}{
-		"no process for it":   {byMPS("uid-1", ``, gpuA), true, "sharing.strategy: MPS needs mps-control-daemon on the node"},
-		"different settings":  {differing, false, "the requests gpu and second have different settings"},
-		"a device of another": {byMPS("uid-1", `"defaultPerDevicePinnedMemoryLimit":{"GPU-c":"1Gi"}`, gpuA), false, "the claim has no such device"},
-		"shares of two GPUs":  {shares, false, "MPS is not supported for shares of several GPUs in one claim: the requests gpu and gpu have gpu-0 and gpu-2"},
-		"admin access":        {looks, false, ""},
+		"no process for it":  {byMPS("uid-1", ``, gpuA), true, "sharing.strategy: MPS needs mps-control-daemon on the node"},
+		"different settings": {differing, false, "the requests gpu and second have different settings"},
+		"a device of another": {byMPS("uid-1", `"defaultPerDevicePinnedMemoryLimit":{"GPU-c":"1Gi"}`, gpuA), false,
+			"the claim has no such device"},
+		"shares of two GPUs": {shares, false, "MPS is not supported for shares of several GPUs in one claim: the requests gpu and gpu have gpu-0 and gpu-2"},
+		"admin access":       {looks, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -102,7 +105,8 @@ func TestMPSThatIsRefused(t *testing.T) {
 			}
 			c, _ := r.start()
 			_, err := ask(t.Context(), c, tt.claim)
-			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-1") != "") {
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) ||
+				r.record("uid-1") != "") {
 				t.Errorf("Prepare() = %v, want %q; record %q", err, tt.want, r.record("uid-1"))
 			}
 			if left := r.mps(); len(left) > 0 {
@@ -112,7 +116,8 @@ func TestMPSThatIsRefused(t *testing.T) {
 	}
 }
 
-// TestMPSThatDoesNotServe: the claim is not prepared, and is once the daemon serves. What is wrong later is shown.
+// TestMPSThatDoesNotServe: the claim is not prepared, and is once the daemon serves. What is wrong
+// later is shown.
 func TestMPSThatDoesNotServe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -146,7 +151,8 @@ func TestMPSThatDoesNotServe(t *testing.T) {
 	})
 }
 
-// TestMPSThatIsLeft: a daemon that no record needs is ended, by the next claim on its device or after a while. One that is needed is not.
+// TestMPSThatIsLeft: a daemon that no record needs is ended, by the next claim on its device or
+// after a while. One that is needed is not.
 func TestMPSThatIsLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -171,7 +177,8 @@ func TestMPSThatIsLeft(t *testing.T) {
 	})
 }
 
-// TestMPSOfBefore: after a restart of the node a claim needs no daemon until it is prepared again, and can be given back as ever.
+// TestMPSOfBefore: after a restart of the node a claim needs no daemon until it is prepared again,
+// and can be given back as ever.
 func TestMPSOfBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -196,8 +203,8 @@ func TestMPSOfBefore(t *testing.T) {
 	})
 }
 
-// TestMPSThatIsSwitchedOff: a claim that is shared by MPS is shown with a problem where control daemons are run no more. It is not prepared
-// again, and can be given back.
+// TestMPSThatIsSwitchedOff: a claim that is shared by MPS is shown with a problem where control
+// daemons are run no more. It is not prepared again, and can be given back.
 func TestMPSThatIsSwitchedOff(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -229,8 +236,8 @@ func TestMPSThatIsSwitchedOff(t *testing.T) {
 	})
 }
 
-// TestMPSThatDoesNotEnd: the next claim on a device waits for the control daemon of the last one. A claim on another device does not, nor one that
-// only looks.
+// TestMPSThatDoesNotEnd: the next claim on a device waits for the control daemon of the last one. A
+// claim on another device does not, nor one that only looks.
 func TestMPSThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -243,13 +250,14 @@ func TestMPSThatDoesNotEnd(t *testing.T) {
 	looks := claim("uid-2", gpuA)
 	looks.Results[0].AdminAccess = true
 	r.prepare(c, looks)
-	if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil || err.Error() != "it has clients" || r.spec("uid-3") != nil {
+	if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil || err.Error() != "it has clients" ||
+		r.spec("uid-3") != nil {
 		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-3"))
 	}
 }
 
-// TestMPSOnADiskThatHangs: only claims that need the disk of the control daemons wait for it, and no longer than it takes to see that it
-// hangs. All is well again when it answers.
+// TestMPSOnADiskThatHangs: only claims that need the disk of the control daemons wait for it, and
+// no longer than it takes to see that it hangs. All is well again when it answers.
 func TestMPSOnADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -299,7 +307,8 @@ func TestMPSOnADiskThatHangs(t *testing.T) {
 		within(3*time.Second, "a MIG device, after a restart", "", prepare(claim("uid-5", migB1)))
 		within(3*time.Second, "a time slice, after a restart", "", prepare(sliced("uid-6", gpuC)))
 		within(5*time.Second, "a claim with a daemon, after a restart", hangs.Error(), prepare(byMPS("uid-3", ``, migB0)))
-		within(5*time.Second, "the GPU of the claim that was given back, after a restart", "for the claim default/claim-uid-1", prepare(claim("uid-4", gpuA)))
+		within(5*time.Second, "the GPU of the claim that was given back, after a restart",
+			"for the claim default/claim-uid-1", prepare(claim("uid-4", gpuA)))
 		time.Sleep(claims.Every + 6*time.Second)
 		within(5*time.Second, "the same, when the loop has tried", hangs.Error(), prepare(claim("uid-4", gpuA)))
 		within(5*time.Second, "Unprepare once more", "", func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") })
@@ -309,14 +318,16 @@ func TestMPSOnADiskThatHangs(t *testing.T) {
 		within(0, "the new claim with a daemon, then", "", prepare(byMPS("uid-3", ``, migB0)))
 		time.Sleep(claims.Every + 1)
 		synctest.Wait()
-		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"uid-3-0"}) || len(c.Problems().Value()) > 0 {
+		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"uid-3-0"}) ||
+			len(c.Problems().Value()) > 0 {
 			t.Errorf("daemons %q, problems %v", got, c.Problems().Value())
 		}
 	})
 }
 
-// TestSharesOnADiskThatHangs: a share that is given back leaves nothing while another one needs the control daemon. The last one keeps the
-// GPU from claims without it until the daemon has ended, also after a restart.
+// TestSharesOnADiskThatHangs: a share that is given back leaves nothing while another one needs the
+// control daemon. The last one keeps the GPU from claims without it until the daemon has ended,
+// also after a restart.
 func TestSharesOnADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -336,7 +347,8 @@ func TestSharesOnADiskThatHangs(t *testing.T) {
 
 		c, stop = r.start()
 		defer stop()
-		if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil || !strings.Contains(err.Error(), "for the claim default/claim-uid-2") {
+		if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil ||
+			!strings.Contains(err.Error(), "for the claim default/claim-uid-2") {
 			t.Errorf("the whole GPU: %v", err)
 		}
 		r.mu.Lock()

@@ -14,9 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Drivers returns the names of the driver under which claims of this program are prepared, with the names of the claims, by the records in
-// a state directory and the copies in CDI specs. It looks for copies under each name that specs have, and under the one that is wanted. It
-// writes nothing.
+// Drivers returns the names of the driver under which claims of this program are prepared, with the
+// names of the claims, by the records in a state directory and the copies in CDI specs. It looks
+// for copies under each name that specs have, and under the one that is wanted. It writes nothing.
 func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
 	specs, err := cdi.ClaimFiles(cdiDir)
 	if err != nil {
@@ -61,15 +61,17 @@ func named(records map[string]record, driver string) error {
 	return fmt.Errorf("%w: claims are prepared under %s: %s", dra.ErrOtherName, other, inventory.Few(claims))
 }
 
-// Rival returns why NVIDIA's driver may give GPUs of this node to claims, a sentence with the remedy; empty if it does not. Where this
-// driver has NVIDIA's name, kubelet knows one of the two at a time, and its claims are taken over. Under another name both can be
-// registered: then this one gives nothing.
+// Rival returns why NVIDIA's driver may give GPUs of this node to claims, a sentence with the
+// remedy; empty if it does not. Where this driver has NVIDIA's name, kubelet knows one of the two
+// at a time, and its claims are taken over. Under another name both can be registered: then this
+// one gives nothing.
 func (c *Claims) Rival(ctx context.Context) string {
 	if c.options.DriverName == dra.Driver || c.options.Checkpoint == "" {
 		return ""
 	}
 	if socket := c.nvidiaSocket(ctx); socket != "" {
-		return "NVIDIA's driver " + dra.Driver + " runs on this node and may give its GPUs to claims: it listens at " + socket +
+		return "NVIDIA's driver " + dra.Driver + " runs on this node and may give its GPUs to claims: it listens at " +
+			socket +
 			"; remove that driver from the node"
 	}
 	var noted checkpoint
@@ -84,7 +86,8 @@ func (c *Claims) Rival(ctx context.Context) string {
 		return fmt.Sprintf("it is not known which claims NVIDIA's driver has prepared: %s: %v; remove the file when no pod has such a claim",
 			c.options.Checkpoint, err)
 	}
-	if former := (record{Boot: noted.V2.NodeBootID}).former(c.options.BootID); former || len(noted.V2.PreparedClaims) == 0 {
+	if former := (record{Boot: noted.V2.NodeBootID}).former(c.options.BootID); former ||
+		len(noted.V2.PreparedClaims) == 0 {
 		return ""
 	}
 	var names []string

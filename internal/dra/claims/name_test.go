@@ -18,8 +18,8 @@ import (
 
 const otherName = "gpu.example.com"
 
-// TestPreparedUnderAnotherName: records, CDI specs and CDI devices have the name of the driver, and tell a later process under which name
-// claims are prepared, also where the records are lost.
+// TestPreparedUnderAnotherName: records, CDI specs and CDI devices have the name of the driver, and
+// tell a later process under which name claims are prepared, also where the records are lost.
 func TestPreparedUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -48,13 +48,15 @@ func TestPreparedUnderAnotherName(t *testing.T) {
 	c, stop = r.start() // the name is kept
 	defer stop()
 	r.unprepare(c, "uid-1")
-	if drivers, err := claims.Drivers(r.options.StateDir, r.options.CDIDir, "gpu.nvidia.com"); err != nil || len(drivers) > 0 {
+	if drivers, err := claims.Drivers(r.options.StateDir, r.options.CDIDir, "gpu.nvidia.com"); err != nil ||
+		len(drivers) > 0 {
 		t.Errorf("when the claim was given back: %v, %v", drivers, err)
 	}
 }
 
-// TestRecordsOfAnotherName: a process that begins to lead under another name than the claims that are prepared ends, as kubelet can end their
-// pods only by the driver of that name. Where there are claims of both names it serves those of its own.
+// TestRecordsOfAnotherName: a process that begins to lead under another name than the claims that
+// are prepared ends, as kubelet can end their pods only by the driver of that name. Where there are
+// claims of both names it serves those of its own.
 func TestRecordsOfAnotherName(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -64,7 +66,8 @@ func TestRecordsOfAnotherName(t *testing.T) {
 	r.options.DriverName = otherName
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if err := claims.New(r.options).Run(ctx); !errors.Is(err, dra.ErrOtherName) || !strings.Contains(err.Error(), "gpu.nvidia.com: default/claim-uid-1") {
+	if err := claims.New(r.options).Run(ctx); !errors.Is(err, dra.ErrOtherName) ||
+		!strings.Contains(err.Error(), "gpu.nvidia.com: default/claim-uid-1") {
 		t.Errorf("with a claim of another name: %v", err)
 	}
 	if r.record("uid-1") == "" || r.nodes("k8s.gpu.nvidia.com/claim=uid-1-gpu-0") == "" {
@@ -75,7 +78,8 @@ func TestRecordsOfAnotherName(t *testing.T) {
 	c, stop = beside.start()
 	beside.prepare(c, claim("uid-2", "gpu-2"))
 	stop()
-	if err := os.Rename(filepath.Join(beside.options.StateDir, "claims", "uid-2.json"), filepath.Join(r.options.StateDir, "claims", "uid-2.json")); err != nil {
+	if err := os.Rename(filepath.Join(beside.options.StateDir, "claims", "uid-2.json"),
+		filepath.Join(r.options.StateDir, "claims", "uid-2.json")); err != nil {
 		t.Fatal(err)
 	}
 	c, _ = r.start()
@@ -89,8 +93,8 @@ func TestRecordsOfAnotherName(t *testing.T) {
 	}
 }
 
-// TestBesideNVIDIAsName: under another name nothing is taken over from NVIDIA's driver, and as long as that runs or has claims, no claim gets
-// a GPU. What is prepared stays so, and is given back.
+// TestBesideNVIDIAsName: under another name nothing is taken over from NVIDIA's driver, and as long
+// as that runs or has claims, no claim gets a GPU. What is prepared stays so, and is given back.
 func TestBesideNVIDIAsName(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -109,7 +113,8 @@ func TestBesideNVIDIAsName(t *testing.T) {
 	r.prepare(c, claim("uid-1", "gpu-0"))
 	refused := func(why, want string) {
 		t.Helper()
-		if _, err := ask(t.Context(), c, claim("uid-2", "gpu-2")); err == nil || !strings.Contains(err.Error(), want) || c.Rival(t.Context()) != err.Error() {
+		if _, err := ask(t.Context(), c, claim("uid-2", "gpu-2")); err == nil || !strings.Contains(err.Error(), want) ||
+			c.Rival(t.Context()) != err.Error() {
 			t.Errorf("%s: %v; rival %q", why, err, c.Rival(t.Context()))
 		}
 		r.prepare(c, claim("uid-1", "gpu-0"))
@@ -132,7 +137,8 @@ func TestBesideNVIDIAsName(t *testing.T) {
 	write("garbage")
 	refused("with an unreadable checkpoint", "remove the file when no pod has such a claim")
 	for why, text := range map[string]string{
-		"with claims from before the node was restarted": strings.Replace(nvidia, `"nodeBootID":"one"`, `"nodeBootID":"zero"`, 1),
+		"with claims from before the node was restarted": strings.Replace(nvidia, `"nodeBootID":"one"`, `"nodeBootID":"zero"`,
+			1),
 		"without claims": `{"v2":{"preparedClaims":{},"nodeBootID":"one"}}`,
 	} {
 		write(text)

@@ -45,7 +45,8 @@ func (m recordMIG) placement() inventory.MIGPlacement {
 
 // instance returns the GPU instance of a MIG device that is made for a claim.
 func (m recordMIG) instance() inventory.GPUInstance {
-	return inventory.GPUInstance{Profile: m.Profile, Start: m.Start, Size: m.Size, Computes: []inventory.ComputeInstance{{Slices: m.Slices}}}
+	return inventory.GPUInstance{Profile: m.Profile, Start: m.Start, Size: m.Size,
+		Computes: []inventory.ComputeInstance{{Slices: m.Slices}}}
 }
 
 // at reports whether a GPU instance is of the profile and at the place of the MIG device.
@@ -56,12 +57,15 @@ func (m recordMIG) at(i inventory.GPUInstance) bool {
 // noted reports whether the record says which GPU instance was made for the claim.
 func (m recordMIG) noted() bool { return m.Made || m.UUID != "" }
 
-// is reports whether a GPU instance was made for the claim, and has no compute instances that were not.
+// is reports whether a GPU instance was made for the claim, and has no compute instances that were
+// not.
 func (m recordMIG) is(i inventory.GPUInstance) bool {
-	return m.noted() && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
+	return m.noted() && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 ||
+		len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
-// begun reports whether a GPU instance was made by a call that was killed or gave no answer. It has no compute instance, so nobody uses it.
+// begun reports whether a GPU instance was made by a call that was killed or gave no answer. It has
+// no compute instance, so nobody uses it.
 func (m recordMIG) begun(i inventory.GPUInstance) bool {
 	return !m.noted() && m.at(i) && len(i.Computes) == 0
 }
@@ -108,7 +112,8 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 	p := published.Partition
 	g, found := n.snapshot.GPU(published.GPU())
 	if !found || g.MIG != inventory.MIGEnabled && !p.Switched {
-		return d, fail(CauseDevice, "the GPU of the device %s (%s) is not there any more, or not in MIG mode", result.Device, published.GPU())
+		return d, fail(CauseDevice, "the GPU of the device %s (%s) is not there any more, or not in MIG mode", result.Device,
+			published.GPU())
 	}
 	name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Fitness()
 	d.GPU, d.BDF = g.UUID, g.BDF
@@ -147,8 +152,8 @@ func (c *Claims) divided(ctx context.Context, uuid string) (layout.GPU, error) {
 	return g, nil
 }
 
-// room returns what is in the way of the devices that are to be made for a claim, and otherwise its record. The caller has the locks of its
-// GPUs.
+// room returns what is in the way of the devices that are to be made for a claim, and otherwise its
+// record. The caller has the locks of its GPUs.
 func (c *Claims) room(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -172,8 +177,9 @@ func (c *Claims) room(ctx context.Context, r record) (record, error) {
 	return c.undivided(ctx, r)
 }
 
-// makeDevices makes the devices that a record intends, and returns the record with them. It keeps what an earlier call has made, and
-// destroys what that call has only begun. The caller has the lock of the claim.
+// makeDevices makes the devices that a record intends, and returns the record with them. It keeps
+// what an earlier call has made, and destroys what that call has only begun. The caller has the
+// lock of the claim.
 func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return r, causedError{CauseLate, err}
@@ -217,8 +223,8 @@ func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, ea
 	return made, nil
 }
 
-// abandon takes back what was made for a claim before a step failed, and returns why the claim is not prepared. The caller has the locks of
-// the claim and its GPUs.
+// abandon takes back what was made for a claim before a step failed, and returns why the claim is
+// not prepared. The caller has the locks of the claim and its GPUs.
 func (c *Claims) abandon(ctx context.Context, r record, err error) error {
 	late := ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded)
 	if err = (causedError{refusal(err), err}); late {
@@ -234,7 +240,8 @@ func (c *Claims) abandon(ctx context.Context, r record, err error) error {
 	return err
 }
 
-// find waits until the node shows the devices that were made for a claim, and returns the record with their UUIDs.
+// find waits until the node shows the devices that were made for a claim, and returns the record
+// with their UUIDs.
 func (c *Claims) find(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -250,7 +257,8 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 		for i, d := range r.Devices {
 			g, found := s.GPU(d.GPU)
 			if d.Undivide {
-				if r.Devices[i].Undivide = !found || g.MIG == inventory.MIGEnabled || !given.since(s.Generation, d.GPU); r.Devices[i].Undivide {
+				if r.Devices[i].Undivide = !found || g.MIG == inventory.MIGEnabled ||
+					!given.since(s.Generation, d.GPU); r.Devices[i].Undivide {
 					missing = d.Device
 				}
 				continue
@@ -277,15 +285,16 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return r, fail(CauseNotReady, "the device %s was made, and is not seen yet: %w", missing, errors.Join(err, ctx.Err()))
+			return r, fail(CauseNotReady, "the device %s was made, and is not seen yet: %w", missing,
+				errors.Join(err, ctx.Err()))
 		case <-looked:
 		case <-renewed:
 		}
 	}
 }
 
-// destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The caller has the locks of the claim and
-// its GPUs.
+// destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The
+// caller has the locks of the claim and its GPUs.
 func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, inventory.GPUInstance) bool) error {
 	if r.former(c.options.BootID) {
 		return nil // the restart of the node has ended them
@@ -303,8 +312,8 @@ func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, in
 	return nil
 }
 
-// A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after it is made, and not any more before
-// it is destroyed.
+// A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after
+// it is made, and not any more before it is destroyed.
 type noting struct {
 	mig.Driver
 	claims *Claims
@@ -315,7 +324,8 @@ func (n noting) Repartition(ctx context.Context, uuid string, step inventory.MIG
 	if step.Action == inventory.MIGDestroyInstance {
 		err := n.note(uuid, func(m *recordMIG) bool { return m.GI == step.GI }, false, 0)
 		if err != nil { // a full disk must not keep a pod from ending
-			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", n.r.String(), "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", n.r.String(), "reason",
+				err.Error())
 		}
 	}
 	id, err := n.Driver.Repartition(ctx, uuid, step)
@@ -340,9 +350,10 @@ func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int)
 	return err
 }
 
-// change divides a GPU for a claim: afterwards the GPU has the instances that wanted returns. It takes the same steps as a change of the
-// layout does. A GPU without MIG mode has no instances.
-func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
+// change divides a GPU for a claim: afterwards the GPU has the instances that wanted returns. It
+// takes the same steps as a change of the layout does. A GPU without MIG mode has no instances.
+func (c *Claims) change(ctx context.Context, r *record, uuid string,
+	wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
 	if err := c.mayChange(); err != nil {
 		return err
 	}
@@ -366,8 +377,9 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func
 	return c.steps(ctx, noting{c.options.Driver, c, r}, change)
 }
 
-// giveBack ends the control daemons of a claim that is given back, and destroys what was made for it. It reports whether the record can go;
-// it stays, as released, where that is not done yet. The caller has the lock of the claim.
+// giveBack ends the control daemons of a claim that is given back, and destroys what was made for
+// it. It reports whether the record can go; it stays, as released, where that is not done yet. The
+// caller has the lock of the claim.
 func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
 	if made := len(r.made()) > 0; made {
 		if err := locks.gpus(ctx, r.gpus()); err != nil {
@@ -394,7 +406,8 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 		if !r.Destroyed {
 			r.Destroyed, noted = true, nil
 			if problem := c.store.write(r); problem != nil { // it is written later
-				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", r.String(), "reason", problem.Error())
+				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", r.String(), "reason",
+					problem.Error())
 			}
 			c.keep(r)
 		}
@@ -411,8 +424,9 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 	return false, nil
 }
 
-// clear removes what is left of a claim that was given back and is to be prepared again. Where nothing but the MIG mode of a GPU is left,
-// its record gets another UID: the claim waits for that no more than other claims do. The caller has the lock of the claim.
+// clear removes what is left of a claim that was given back and is to be prepared again. Where
+// nothing but the MIG mode of a GPU is left, its record gets another UID: the claim waits for that
+// no more than other claims do. The caller has the lock of the claim.
 func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
 	const undone = "what was made for the claim before is there still: "
 	gone, err := c.remove(ctx, locks, r)
@@ -453,7 +467,8 @@ func (c *Claims) leave(r record, why error) {
 	c.showLocked()
 }
 
-// giveBackReleased tries again to take back what could not be taken back when a claim was given back. No claim waits for another one.
+// giveBackReleased tries again to take back what could not be taken back when a claim was given
+// back. No claim waits for another one.
 func (c *Claims) giveBackReleased(ctx context.Context) {
 	var tries sync.WaitGroup
 	for uid, r := range c.all() {

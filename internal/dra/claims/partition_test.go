@@ -22,7 +22,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestMadeDevices: a MIG device is made for a claim, given to it alone, and destroyed with it. What another program made stays.
+// TestMadeDevices: a MIG device is made for a claim, given to it alone, and destroyed with it. What
+// another program made stays.
 func TestMadeDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -61,7 +62,8 @@ func TestMadeDevices(t *testing.T) {
 	refused("is in use by the claim default/claim-uid-1", err)
 	admin := claim("uid-admin", half4)
 	admin.Results[0].AdminAccess = true
-	if seen, err := ask(t.Context(), c, admin); err != nil || !strings.Contains(nodes, strings.TrimPrefix(r.nodes(ids(seen)...), "nvidia1 ")) {
+	if seen, err := ask(t.Context(), c, admin); err != nil ||
+		!strings.Contains(nodes, strings.TrimPrefix(r.nodes(ids(seen)...), "nvidia1 ")) {
 		t.Errorf("a claim with adminAccess: %v", err)
 	}
 	if err := unprepare("uid-admin"); err != nil || d.steps != steps {
@@ -102,8 +104,8 @@ func TestMadeDevices(t *testing.T) {
 	}
 }
 
-// TestMadeDevicesWithoutDriver: a driver that refuses leaves nothing behind; one that does not work keeps no claim from being given back,
-// and what is left is destroyed when it works again.
+// TestMadeDevicesWithoutDriver: a driver that refuses leaves nothing behind; one that does not work
+// keeps no claim from being given back, and what is left is destroyed when it works again.
 func TestMadeDevicesWithoutDriver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -136,7 +138,8 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
 		t.Fatalf("without a driver: %v", err)
 	}
-	if r.spec("uid-1") != nil || !strings.Contains(r.record("uid-1"), `"released":true`) || len(c.InUse().Value()["GPU-b"]) != 1 {
+	if r.spec("uid-1") != nil || !strings.Contains(r.record("uid-1"), `"released":true`) ||
+		len(c.InUse().Value()["GPU-b"]) != 1 {
 		t.Errorf("without a driver: record %q, in use %v", r.record("uid-1"), c.InUse().Value())
 	}
 	if left := released(c); left != "uid-1: no driver" {
@@ -162,7 +165,8 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A claim that was given back without a driver, and is allocated anew, has the rest destroyed first.
+	// A claim that was given back without a driver, and is allocated anew, has the rest destroyed
+	// first.
 	d.fail(errors.New("no driver"), nil)
 	r.unprepare(c, "uid-2")
 	d.fail(nil, nil)
@@ -174,13 +178,15 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	r.options.BootID = "two"
 	steps := d.steps
 	after, _ := r.start()
-	if err := after.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || d.steps != steps || r.record("uid-2") != "" {
+	if err := after.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || d.steps != steps ||
+		r.record("uid-2") != "" {
 		t.Errorf("after a restart of the node: %v, %d steps, record %q", err, d.steps-steps, r.record("uid-2"))
 	}
 }
 
-// TestMadeByAnEarlierVersion: a record without a note that a call has succeeded has the UUID of the MIG device. That is destroyed with the claim,
-// also if a version that drops the note has given the claim back without a driver.
+// TestMadeByAnEarlierVersion: a record without a note that a call has succeeded has the UUID of the
+// MIG device. That is destroyed with the claim, also if a version that drops the note has given the
+// claim back without a driver.
 func TestMadeByAnEarlierVersion(t *testing.T) {
 	t.Parallel()
 	for _, released := range []string{"", `"released":true,`} {
@@ -199,7 +205,8 @@ func TestMadeByAnEarlierVersion(t *testing.T) {
 		if got := divisions["GPU-b"]; err != nil || got.Fixed != "" || len(got.Own) != 1 {
 			t.Errorf("the GPU is %+v, %v", got, err)
 		}
-		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != "" || r.record("uid-1") != "" {
+		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != "" ||
+			r.record("uid-1") != "" {
 			t.Errorf("given back: %v, the GPU has %q, record %q", err, d.has(), r.record("uid-1"))
 		}
 	}
@@ -221,7 +228,8 @@ func TestGivenBackWithoutMIGMode(t *testing.T) {
 	}
 }
 
-// released returns what the status says of claims that were given back while their MIG devices are there still.
+// released returns what the status says of claims that were given back while their MIG devices are
+// there still.
 func released(c *claims.Claims) string {
 	var all []string
 	for _, s := range c.Status().Value() {
@@ -296,7 +304,8 @@ func TestDivisions(t *testing.T) {
 	until("without a driver", func(f dra.Divided, _ bool) bool { return f.Fixed == "no driver" })
 }
 
-// TestUUIDAgain: the driver gives the UUID of a MIG device that is gone to the next one. Its containers are given the nodes of the next one.
+// TestUUIDAgain: the driver gives the UUID of a MIG device that is gone to the next one. Its
+// containers are given the nodes of the next one.
 func TestUUIDAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -314,7 +323,8 @@ func TestUUIDAgain(t *testing.T) {
 	}
 }
 
-// TestCallsAtOnceDivide: what the GPU has is never more than one of the claims that overlap allow, and nothing is left.
+// TestCallsAtOnceDivide: what the GPU has is never more than one of the claims that overlap allow,
+// and nothing is left.
 func TestCallsAtOnceDivide(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -348,7 +358,8 @@ func TestCallsAtOnceDivide(t *testing.T) {
 	}
 }
 
-// madeRecovers looks at what a killed process has left of a claim for which a MIG device is made, and goes on as kubelet does.
+// madeRecovers looks at what a killed process has left of a claim for which a MIG device is made,
+// and goes on as kubelet does.
 func madeRecovers(t *testing.T, dir, what string, wanted dra.Claim, then string) {
 	t.Helper()
 	r := newRigAt(t, dir)
@@ -381,21 +392,25 @@ func madeRecovers(t *testing.T, dir, what string, wanted dra.Claim, then string)
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
 	if r.record("uid-1") != "" || r.spec("uid-1") != nil || d.has() != left || len(r.mps()) > 0 {
-		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, and the GPU has %s", what, r.record("uid-1"), r.spec("uid-1"), r.mps(), d.has())
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, and the GPU has %s", what, r.record("uid-1"),
+			r.spec("uid-1"), r.mps(), d.has())
 	}
 }
 
-// TestNoDeviceIsMade: on a GPU of which it is not known how it is divided, or whose MIG mode is off or changes. Nothing is recorded, and what was
-// prepared before stays.
+// TestNoDeviceIsMade: on a GPU of which it is not known how it is divided, or whose MIG mode is off
+// or changes. Nothing is recorded, and what was prepared before stays.
 func TestNoDeviceIsMade(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		change func(*rig, *divider)
 		want   string
 	}{
-		"not read":         {func(_ *rig, d *divider) { d.unread = "no permission" }, "it is not known how GPU GPU-b is divided: no permission"},
-		"the mode changes": {func(_ *rig, d *divider) { d.pending = inventory.MIGDisabled }, "the MIG mode of GPU GPU-b is being changed"},
-		"the mode is off":  {func(_ *rig, d *divider) { d.mode = inventory.MIGDisabled }, "GPU GPU-b is not in MIG mode any more"},
+		"not read": {func(_ *rig, d *divider) { d.unread = "no permission" },
+			"it is not known how GPU GPU-b is divided: no permission"},
+		"the mode changes": {func(_ *rig, d *divider) { d.pending = inventory.MIGDisabled },
+			"the MIG mode of GPU GPU-b is being changed"},
+		"the mode is off": {func(_ *rig, d *divider) { d.mode = inventory.MIGDisabled },
+			"GPU GPU-b is not in MIG mode any more"},
 		"the mode is known to be off": {func(r *rig, _ *divider) {
 			s := r.snapshots.Value()
 			s.GPUs = slices.Clone(s.GPUs)
@@ -407,7 +422,8 @@ func TestNoDeviceIsMade(t *testing.T) {
 			s.GPUs = s.GPUs[:1]
 			r.snapshots.Publish(s)
 		}, "is not there any more, or not in MIG mode"},
-		"without a driver": {func(_ *rig, d *divider) { d.err = errors.New("no driver") }, "it is not known how GPU GPU-b is divided: no driver"},
+		"without a driver": {func(_ *rig, d *divider) { d.err = errors.New("no driver") },
+			"it is not known how GPU GPU-b is divided: no driver"},
 	} {
 		r := newRig(t)
 		d := r.divide()
@@ -416,7 +432,8 @@ func TestNoDeviceIsMade(t *testing.T) {
 		d.mu.Lock()
 		tt.change(r, d)
 		d.mu.Unlock()
-		if _, err := ask(t.Context(), c, claim("uid-2", half4)); err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-2") != "" {
+		if _, err := ask(t.Context(), c, claim("uid-2", half4)); err == nil || !strings.Contains(err.Error(), tt.want) ||
+			r.record("uid-2") != "" {
 			t.Errorf("%s: %v, want %q; record %q", name, err, tt.want, r.record("uid-2"))
 		}
 		r.prepare(c, claim("uid-1", half0))
@@ -424,7 +441,8 @@ func TestNoDeviceIsMade(t *testing.T) {
 	}
 }
 
-// TestNoAnswerAboutAGPU: what is known of its division holds as long as the driver gives no answer, and is asked for again soon.
+// TestNoAnswerAboutAGPU: what is known of its division holds as long as the driver gives no answer,
+// and is asked for again soon.
 func TestNoAnswerAboutAGPU(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -441,7 +459,8 @@ func TestNoAnswerAboutAGPU(t *testing.T) {
 		is := func(when, fixed string, looks int32) {
 			t.Helper()
 			synctest.Wait()
-			if f := r.options.Divisions.Value()["GPU-b"]; f.Fixed != fixed || asked.Load() != looks || fixed == "" && len(f.Profiles) != len(profiles) {
+			if f := r.options.Divisions.Value()["GPU-b"]; f.Fixed != fixed || asked.Load() != looks ||
+				fixed == "" && len(f.Profiles) != len(profiles) {
 				t.Errorf("%s: %+v, asked %d times, want %d", when, f, asked.Load(), looks)
 			}
 		}

@@ -21,9 +21,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Prepare writes the CDI spec of the claim with that UID and returns the names of its CDI devices, which kubelet gives to the container
-// runtime. read reads the claim from the API server. The error is a sentence for an Event of the pod. If the claim is prepared already, the
-// answer is the same as before, even if the devices have changed: the claim's containers use them.
+// Prepare writes the CDI spec of the claim with that UID and returns the names of its CDI devices,
+// which kubelet gives to the container runtime. read reads the claim from the API server. The error
+// is a sentence for an Event of the pod. If the claim is prepared already, the answer is the same
+// as before, even if the devices have changed: the claim's containers use them.
 func (c *Claims) Prepare(
 	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
 ) (prepared []dra.Prepared, err error) {
@@ -113,11 +114,12 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	return c.answerFor(r), nil
 }
 
-// absent reports whether a look has shown that a device of a claim is not there any more: its GPU was removed, or it was a MIG device. What
-// has its device nodes now may be another claim's.
+// absent reports whether a look has shown that a device of a claim is not there any more: its GPU
+// was removed, or it was a MIG device. What has its device nodes now may be another claim's.
 func (c *Claims) absent(d recordDevice) bool {
 	s, given := c.options.Snapshots.Value(), c.given.Load()
-	if given == nil || given.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" || given.Has(d.uuid()) {
+	if given == nil || given.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" ||
+		given.Has(d.uuid()) {
 		return false
 	}
 	g, found := s.GPU(d.GPU)
@@ -125,10 +127,12 @@ func (c *Claims) absent(d recordDevice) bool {
 		!slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == d.uuid() })
 }
 
-// tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on a MIG device.
+// tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on
+// a MIG device.
 const tryAgain = time.Second
 
-// wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No lock is held meanwhile.
+// wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No
+// lock is held meanwhile.
 func (c *Claims) wait(ctx context.Context, try func() error) error {
 	_, ended := c.open.Latest()
 	late := time.NewTimer(c.options.Patience)
@@ -201,8 +205,8 @@ func resultNames(results []dra.Result) string {
 	return strings.Join(all, ", ")
 }
 
-// settledClaim returns the record of a claim for which there is nothing to do when it is prepared once more: no disk is asked, and no lock
-// is taken, which a call that waits for the disk may hold.
+// settledClaim returns the record of a claim for which there is nothing to do when it is prepared
+// once more: no disk is asked, and no lock is taken, which a call that waits for the disk may hold.
 func (c *Claims) settledClaim(uid string) (r record, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,8 +220,9 @@ func (c *Claims) prepared(uid string) {
 	c.settled[uid] = false
 }
 
-// settle notes whether the files of a claim are as they should be. A claim that was not prepared in full is never settled, whatever files
-// it has, nor is one with a time slice or control daemons of its own: whether they are as it wants is seen when it is prepared.
+// settle notes whether the files of a claim are as they should be. A claim that was not prepared in
+// full is never settled, whatever files it has, nor is one with a time slice or control daemons of
+// its own: whether they are as it wants is seen when it is prepared.
 func (c *Claims) settle(r record, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,8 +231,10 @@ func (c *Claims) settle(r record, settled bool) {
 	}
 }
 
-// record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
-func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, before int) (record, error) {
+// record decides whether a claim may have its devices, and records that it has. The caller has the
+// lock of the claim.
+func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, before int) (record,
+	error) {
 	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
 	if c.backSince(claim.UID, before) {
 		return record{}, unprepared
@@ -267,11 +274,13 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	return r, nil
 }
 
-// heldPatience is how long kubelet may take to say which pods hold GPUs as resources, where none is on offer as one.
+// heldPatience is how long kubelet may take to say which pods hold GPUs as resources, where none is
+// on offer as one.
 const heldPatience = 2 * time.Second
 
-// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod has it as a resource, and is not on
-// offer as one before it has left the slice, over restarts, too. So where all GPUs are in slices, an answer of kubelet's is not needed.
+// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod
+// has it as a resource, and is not on offer as one before it has left the slice, over restarts,
+// too. So where all GPUs are in slices, an answer of kubelet's is not needed.
 func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
 	if c.options.Held == nil {
 		return nil, nil
@@ -286,7 +295,8 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 	if err == nil || ctx.Err() != nil {
 		return held, err
 	}
-	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer", "reason", err.Error())
+	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer",
+		"reason", err.Error())
 	c.options.Metrics.Unasked()
 	return nil, nil
 }
@@ -294,9 +304,9 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 // inspectTimeout limits the checks of the devices of a claim.
 const inspectTimeout = 5 * time.Second
 
-// inspect returns what the checks before a start find on the devices of a claim that is prepared for the first time: later its own
-// containers may run. An ill device, whose taint the claim tolerates, and one with adminAccess are not checked. The caller has the locks
-// of the GPUs.
+// inspect returns what the checks before a start find on the devices of a claim that is prepared
+// for the first time: later its own containers may run. An ill device, whose taint the claim
+// tolerates, and one with adminAccess are not checked. The caller has the locks of the GPUs.
 func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) error {
 	if c.options.Inspect == nil {
 		return nil
@@ -332,8 +342,9 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	return nil
 }
 
-// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime
-// refuses to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
+// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there
+// any more are not in it: the runtime refuses to start a container with them again. Where it is not
+// known how it should be, it stays. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	specs := c.store.specsOf(r)
 	path := specs.File(r.UID)
@@ -392,7 +403,8 @@ func (c *Claims) writeSpec(r record) error {
 // maxSpec is the largest spec of a claim that is compared, in bytes; a larger one is replaced.
 const maxSpec = 1 << 20
 
-// Unprepare gives a claim back. It needs no driver and no API server. A claim that is not known is no error.
+// Unprepare gives a claim back. It needs no driver and no API server. A claim that is not known is
+// no error.
 func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
 	began := time.Now()
 	defer func() { c.options.Metrics.Unprepared(time.Since(began), string(causeOf(err))) }()
@@ -407,8 +419,9 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
 }
 
-// ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that were deleted by force back once a minute,
-// whether their containers have ended or not; it does so again when they have.
+// ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that
+// were deleted by force back once a minute, whether their containers have ended or not; it does so
+// again when they have.
 func (c *Claims) ended(r record) error {
 	if c.options.PodRuns == nil || r.former(c.options.BootID) {
 		return nil
@@ -421,8 +434,9 @@ func (c *Claims) ended(r record) error {
 	return nil
 }
 
-// unprepare is Unprepare within a call, or in Run. Run passes still, which reports whether the record is the one that Run looked at: the
-// claim may have been prepared again since, for the next pod. It is nil for a call.
+// unprepare is Unprepare within a call, or in Run. Run passes still, which reports whether the
+// record is the one that Run looked at: the claim may have been prepared again since, for the next
+// pod. It is nil for a call.
 func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, still func(record) bool) error {
 	locks := c.locks.begin()
 	if still != nil {
@@ -453,8 +467,8 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	return nil
 }
 
-// remove gives back what a claim has, and removes its files. It reports whether its record is gone, too. The caller has the lock of the
-// claim.
+// remove gives back what a claim has, and removes its files. It reports whether its record is gone,
+// too. The caller has the lock of the claim.
 func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
 	c.settle(r, false)
 	if gone, err = c.giveBack(ctx, locks, r); err != nil {

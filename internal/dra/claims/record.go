@@ -39,7 +39,8 @@ import (
 const (
 	recordVersion = 1
 	recordSuffix  = ".json"
-	// maxRecord is the largest record that is read, in bytes. A claim has at most 32 devices, of a thousand each.
+	// maxRecord is the largest record that is read, in bytes. A claim has at most 32 devices, of a
+	// thousand each.
 	maxRecord = 1 << 20
 )
 
@@ -54,15 +55,16 @@ type record struct {
 	Name      string `json:"name"`
 	// Prepared is when the record was written first.
 	Prepared time.Time `json:"prepared"`
-	// Pods are the UIDs of pods that used the claim when it was prepared. A pod that uses it later, beside them, may not be among them:
-	// kubelet does not tell.
+	// Pods are the UIDs of pods that used the claim when it was prepared. A pod that uses it later,
+	// beside them, may not be among them: kubelet does not tell.
 	Pods []string `json:"pods,omitempty"`
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`
-	// Released says that the claim was given back, and that MIG devices which were made for it are to be destroyed still, or its control
-	// daemons of MPS to be ended.
+	// Released says that the claim was given back, and that MIG devices which were made for it are to
+	// be destroyed still, or its control daemons of MPS to be ended.
 	Released bool `json:"released,omitempty"`
-	// Destroyed says of a released claim that they are, and that the MIG mode of their GPUs is to be switched off still.
+	// Destroyed says of a released claim that they are, and that the MIG mode of their GPUs is to be
+	// switched off still.
 	Destroyed bool `json:"destroyed,omitempty"`
 	// Metadata says that containers get metadata files; nil if they do not.
 	Metadata *recordMetadata `json:"metadata,omitempty"`
@@ -78,9 +80,11 @@ type recordDevice struct {
 	Device           string            `json:"device"`
 	ShareID          string            `json:"shareID,omitempty"`
 	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
-	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it. Others can have the rest.
+	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it.
+	// Others can have the rest.
 	Share int64 `json:"share,omitempty"`
-	// SharedBy says that others can have the device, too, by count or without a limit; empty for one of which the memory alone is shared.
+	// SharedBy says that others can have the device, too, by count or without a limit; empty for one
+	// of which the memory alone is shared.
 	SharedBy    dra.ShareBy  `json:"sharedBy,omitempty"`
 	AdminAccess bool         `json:"adminAccess,omitempty"`
 	Tolerations []toleration `json:"tolerations,omitempty"`
@@ -102,8 +106,8 @@ type recordDevice struct {
 	// IMEX says that the claim has asked for IMEX channel 0.
 	IMEX bool `json:"imexChannel,omitempty"`
 
-	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is
-	// counted.
+	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of
+	// the threads; 0 where nothing is counted.
 	equal   struct{ memory, threads int64 }
 	unknown statefile.Unknown
 }
@@ -116,14 +120,15 @@ type recordMIG struct {
 	CI      int    `json:"ci"`
 	Start   int    `json:"start"`
 	Size    int    `json:"size"`
-	// Dynamic says that it is made for the claim, and destroyed with it. ProfileID is then the driver's number of the profile, and Slices
-	// how many compute slices it has.
+	// Dynamic says that it is made for the claim, and destroyed with it. ProfileID is then the
+	// driver's number of the profile, and Slices how many compute slices it has.
 	Dynamic bool `json:"dynamic,omitempty"`
 	// Made says that a call which made the GPU instance GI for the claim has succeeded.
 	Made      bool `json:"made,omitempty"`
 	ProfileID int  `json:"profileID,omitempty"`
 	Slices    int  `json:"slices,omitempty"`
-	// Switched says that the MIG mode of the GPU is switched on for it, and off when no claim needs it any more.
+	// Switched says that the MIG mode of the GPU is switched on for it, and off when no claim needs it
+	// any more.
 	Switched bool `json:"switched,omitempty"`
 }
 
@@ -151,14 +156,15 @@ func (d recordDevice) uuid() string {
 	return d.GPU
 }
 
-// taken reports whether something was made for the claim at the device, which is taken back before others can have it.
+// taken reports whether something was made for the claim at the device, which is taken back before
+// others can have it.
 func (d recordDevice) taken() bool { return d.MPS != nil || d.MIG != nil && d.MIG.Dynamic }
 
 // part reports whether others can have the device at the same time.
 func (d recordDevice) part() bool { return d.Share > 0 || d.SharedBy != "" }
 
-// cdiName returns the name of a device in the CDI spec of the claim: a claim can have several shares of one device. NVIDIA's driver has
-// named those of claims that were taken over.
+// cdiName returns the name of a device in the CDI spec of the claim: a claim can have several
+// shares of one device. NVIDIA's driver has named those of claims that were taken over.
 func (r record) cdiName(d recordDevice) string {
 	if d.ShareID == "" || r.Adopted {
 		return d.Device
@@ -166,7 +172,8 @@ func (r record) cdiName(d recordDevice) string {
 	return d.Device + "-" + d.ShareID
 }
 
-// request returns the name of the request without that of the alternative that was taken: kubelet compares with the first alone.
+// request returns the name of the request without that of the alternative that was taken: kubelet
+// compares with the first alone.
 func (d recordDevice) request() string {
 	name, _, _ := strings.Cut(d.Request, "/")
 	return name
@@ -178,7 +185,8 @@ func (r record) String() string { return r.Namespace + "/" + r.Name }
 // driver returns the name of the driver under which the claim was prepared.
 func (r record) driver() string { return cmp.Or(r.Driver, dra.Driver) }
 
-// recordDriver returns what a record has for the name of a driver. Former versions know no other name than dra.Driver.
+// recordDriver returns what a record has for the name of a driver. Former versions know no other
+// name than dra.Driver.
 func recordDriver(name string) string {
 	if name == dra.Driver {
 		return ""
@@ -186,11 +194,12 @@ func recordDriver(name string) string {
 	return name
 }
 
-// former reports whether the node was restarted since the claim was prepared: no container of it runs.
+// former reports whether the node was restarted since the claim was prepared: no container of it
+// runs.
 func (r record) former(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
 
-// gpus returns the UUIDs of the claim's GPUs, each once, without those at which it only looks with adminAccess: it waits for nobody there,
-// and nobody for it.
+// gpus returns the UUIDs of the claim's GPUs, each once, without those at which it only looks with
+// adminAccess: it waits for nobody there, and nobody for it.
 func (r record) gpus() []string {
 	var all []string
 	for _, d := range r.Devices {
@@ -242,11 +251,13 @@ type store struct {
 	specs cdi.ClaimSpecs
 	step  func()       // called before and after each change of a file; tests end the process there
 	lead  func() error // why this process may not write; nil if it may
-	// written has the fs.FileInfo of the file that was last written or found to be right, by the UID of the claim.
+	// written has the fs.FileInfo of the file that was last written or found to be right, by the UID
+	// of the claim.
 	written *sync.Map
 }
 
-// A recordFile is the JSON form of a file with a record. The checksum is that of the bytes of the record as they are in the file.
+// A recordFile is the JSON form of a file with a record. The checksum is that of the bytes of the
+// record as they are in the file.
 type recordFile struct {
 	Checksum string          `json:"checksum"`
 	Record   json.RawMessage `json:"record"`
@@ -320,13 +331,14 @@ func (s store) copied(uid string) (r record, found bool) {
 	return r, err == nil
 }
 
-// readOrCopied returns a record, or the copy in the spec of the claim if the record was lost, and says so. A record that cannot be read is
-// set aside.
+// readOrCopied returns a record, or the copy in the spec of the claim if the record was lost, and
+// says so. A record that cannot be read is set aside.
 func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, copied bool) {
 	r, found, err := s.read(uid)
 	if err != nil {
 		path := s.path(uid, recordSuffix)
-		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+statefile.Damaged)), "Setting the record of a claim aside", "uid", uid)
+		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+statefile.Damaged)),
+			"Setting the record of a claim aside", "uid", uid)
 	}
 	if !found {
 		r, found = s.copied(uid)
@@ -360,7 +372,8 @@ func (s store) uids() ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// all returns the records that can be read, by UID, and changes nothing. Lost records are among them.
+// all returns the records that can be read, by UID, and changes nothing. Lost records are among
+// them.
 func (s store) all() (map[string]record, error) {
 	uids, err := s.uids()
 	if err != nil {
@@ -387,7 +400,8 @@ func (s store) has(r record) bool {
 		return false
 	}
 	if known, ok := s.written.Load(r.UID); ok {
-		if was, _ := known.(fs.FileInfo); os.SameFile(was, info) && was.ModTime().Equal(info.ModTime()) && was.Size() == info.Size() {
+		if was, _ := known.(fs.FileInfo); os.SameFile(was, info) && was.ModTime().Equal(info.ModTime()) &&
+			was.Size() == info.Size() {
 			return true
 		}
 	}

@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 )
 
-// TestLeak: a claim that neither a pod nor the API server has is given back, ten minutes after that is known; no answer is no evidence.
+// TestLeak: a claim that neither a pod nor the API server has is given back, ten minutes after that
+// is known; no answer is no evidence.
 func TestLeak(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -134,7 +135,8 @@ func TestClaimThatComesBack(t *testing.T) {
 	})
 }
 
-// TestDamagedRecord: a record that cannot be read is set aside, and the claim has the copy in its spec; it can be given back or prepared again.
+// TestDamagedRecord: a record that cannot be read is set aside, and the claim has the copy in its
+// spec; it can be given back or prepared again.
 func TestDamagedRecord(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(string) string{
@@ -179,7 +181,8 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestFullDisk: a claim whose record cannot be written is not prepared; one whose spec cannot be written is prepared by the next call.
+// TestFullDisk: a claim whose record cannot be written is not prepared; one whose spec cannot be
+// written is prepared by the next call.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -191,7 +194,8 @@ func TestFullDisk(t *testing.T) {
 	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || r.spec("uid-1") != nil {
 		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-1"))
 	}
-	if err := errors.Join(os.Remove(folder), os.RemoveAll(r.options.CDIDir), os.WriteFile(r.options.CDIDir, nil, 0o600)); err != nil {
+	if err := errors.Join(os.Remove(folder), os.RemoveAll(r.options.CDIDir),
+		os.WriteFile(r.options.CDIDir, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || r.record("uid-1") == "" {
@@ -207,7 +211,8 @@ func TestFullDisk(t *testing.T) {
 	r.nodes(ids(answer)...)
 }
 
-// TestFieldsOfANewerVersion stay in a record that this version writes again, those of a device with that device.
+// TestFieldsOfANewerVersion stay in a record that this version writes again, those of a device with
+// that device.
 func TestFieldsOfANewerVersion(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -230,8 +235,9 @@ func TestFieldsOfANewerVersion(t *testing.T) {
 	}
 }
 
-// TestStateThatIsLost: the state directory is emptied, while the program runs or while it does not. The claims that have containers are known
-// by their CDI specs, so that nobody else gets their GPUs, and can be given back.
+// TestStateThatIsLost: the state directory is emptied, while the program runs or while it does not.
+// The claims that have containers are known by their CDI specs, so that nobody else gets their
+// GPUs, and can be given back.
 func TestStateThatIsLost(t *testing.T) {
 	t.Parallel()
 	for _, running := range []bool{false, true} {
@@ -255,7 +261,8 @@ func TestStateThatIsLost(t *testing.T) {
 				if !running {
 					c, stop = r.start()
 				}
-				if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "default/claim-uid-1") {
+				if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil ||
+					!strings.Contains(err.Error(), "default/claim-uid-1") {
 					t.Errorf("another claim on the GPU: %v", err)
 				}
 				time.Sleep(claims.Every + time.Second)
@@ -279,7 +286,8 @@ func TestStateThatIsLost(t *testing.T) {
 	}
 }
 
-// TestStateDirectoryThatIsNone: a file is where the state directory is to be. Nothing can be prepared, and what is, is known.
+// TestStateDirectoryThatIsNone: a file is where the state directory is to be. Nothing can be
+// prepared, and what is, is known.
 func TestStateDirectoryThatIsNone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -298,7 +306,8 @@ func TestStateDirectoryThatIsNone(t *testing.T) {
 	}
 }
 
-// TestQuestionsAboutLeaks: kubelet and the API server are asked once a minute, within a limit of time, and only about claims that are recorded.
+// TestQuestionsAboutLeaks: kubelet and the API server are asked once a minute, within a limit of
+// time, and only about claims that are recorded.
 func TestQuestionsAboutLeaks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -6,9 +6,10 @@ import (
 	"slices"
 )
 
-// Reserve keeps claims from a GPU until release is called, for a proof on the device: that GPU or a MIG device of it. Both are UUIDs.
-// No claim is prepared on the GPU meanwhile. The error says which claim has the device, or why that is not known by the time ctx ends. A
-// claim with adminAccess only looks at it.
+// Reserve keeps claims from a GPU until release is called, for a proof on the device: that GPU or a
+// MIG device of it. Both are UUIDs. No claim is prepared on the GPU meanwhile. The error says which
+// claim has the device, or why that is not known by the time ctx ends. A claim with adminAccess
+// only looks at it.
 func (c *Claims) Reserve(ctx context.Context, gpu, device string) (release func(), err error) {
 	done, err := c.enter(ctx)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestReserve: a claim is not prepared on a GPU while that is reserved, and others are; a GPU that a claim has cannot be reserved.
+// TestReserve: a claim is not prepared on a GPU while that is reserved, and others are; a GPU that
+// a claim has cannot be reserved.
 func TestReserve(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -36,7 +37,8 @@ func TestReserve(t *testing.T) {
 		if took := time.Since(began); took != 5*time.Second {
 			t.Errorf("the claim took %v", took)
 		}
-		if _, err := c.Reserve(t.Context(), s.GPUs[0].UUID, s.GPUs[0].UUID); err == nil || !strings.Contains(err.Error(), "in use by the claim") {
+		if _, err := c.Reserve(t.Context(), s.GPUs[0].UUID, s.GPUs[0].UUID); err == nil ||
+			!strings.Contains(err.Error(), "in use by the claim") {
 			t.Errorf("a GPU that a claim has: %v", err)
 		}
 		r.unprepare(c, "uid-1")
@@ -53,8 +55,8 @@ func TestReserve(t *testing.T) {
 	})
 }
 
-// TestReserveBesideClaims: a claim with adminAccess, which may last as long as the node, keeps no GPU from being reserved, and a claim of one
-// MIG device none of the others.
+// TestReserveBesideClaims: a claim with adminAccess, which may last as long as the node, keeps no
+// GPU from being reserved, and a claim of one MIG device none of the others.
 func TestReserveBesideClaims(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -65,7 +67,8 @@ func TestReserveBesideClaims(t *testing.T) {
 		admin.Results[0].AdminAccess = true
 		r.prepare(c, admin)
 		r.prepare(c, claim("uid-2", migB0))
-		for device, want := range map[[2]string]bool{{"GPU-a", "GPU-a"}: true, {"GPU-b", "MIG-b0"}: false, {"GPU-b", "MIG-b1"}: true} {
+		for device, want := range map[[2]string]bool{{"GPU-a", "GPU-a"}: true, {"GPU-b", "MIG-b0"}: false,
+			{"GPU-b", "MIG-b1"}: true} {
 			release, err := c.Reserve(t.Context(), device[0], device[1])
 			if got := err == nil; got != want {
 				t.Errorf("%s is reserved: %v (%v), want %v", device[1], got, err, want)
@@ -77,7 +80,8 @@ func TestReserveBesideClaims(t *testing.T) {
 	})
 }
 
-// TestAdminAccessWaitsForNobody: a claim that only looks at GPUs is prepared while something is done with one of them, and holds up nobody.
+// TestAdminAccessWaitsForNobody: a claim that only looks at GPUs is prepared while something is
+// done with one of them, and holds up nobody.
 func TestAdminAccessWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

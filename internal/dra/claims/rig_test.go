@@ -28,7 +28,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// A rig is a node with two GPUs, of which the second has two MIG devices, and what Claims need of it.
+// A rig is a node with two GPUs, of which the second has two MIG devices, and what Claims need of
+// it.
 type rig struct {
 	tb        testing.TB
 	options   claims.Options
@@ -63,12 +64,17 @@ func snapshot() inventory.Snapshot {
 	return inventory.Snapshot{
 		Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM,
 		GPUs: []inventory.GPU{
-			{UUID: "GPU-a", Index: 0, Minor: 0, BDF: "0000:1b:00.0", NUMANode: -1, MemoryBytes: 80 << 30, MIG: inventory.MIGDisabled, Health: healthy},
-			{UUID: "GPU-b", Index: 1, Minor: 1, BDF: "0000:1c:00.0", NUMANode: -1, MIG: inventory.MIGEnabled, Health: healthy, MIGDevices: []inventory.MIGDevice{
-				{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "3g.40gb", Placement: place(0), Attributes: half, Health: healthy},
-				{UUID: "MIG-b1", Index: 1, GI: 2, GICap: 39, CICap: 40, Profile: "3g.40gb", Placement: place(4), Attributes: half, Health: healthy},
-			}},
-			{UUID: "GPU-c", Index: 2, Minor: 2, BDF: "0000:1d:00.0", NUMANode: -1, MemoryBytes: 80 << 30, MIG: inventory.MIGDisabled, Health: healthy},
+			{UUID: "GPU-a", Index: 0, Minor: 0, BDF: "0000:1b:00.0", NUMANode: -1, MemoryBytes: 80 << 30,
+				MIG: inventory.MIGDisabled, Health: healthy},
+			{UUID: "GPU-b", Index: 1, Minor: 1, BDF: "0000:1c:00.0", NUMANode: -1, MIG: inventory.MIGEnabled, Health: healthy,
+				MIGDevices: []inventory.MIGDevice{
+					{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "3g.40gb", Placement: place(0), Attributes: half,
+						Health: healthy},
+					{UUID: "MIG-b1", Index: 1, GI: 2, GICap: 39, CICap: 40, Profile: "3g.40gb", Placement: place(4), Attributes: half,
+						Health: healthy},
+				}},
+			{UUID: "GPU-c", Index: 2, Minor: 2, BDF: "0000:1d:00.0", NUMANode: -1, MemoryBytes: 80 << 30,
+				MIG: inventory.MIGDisabled, Health: healthy},
 		},
 	}
 }
@@ -81,7 +87,8 @@ func newRig(tb testing.TB) *rig {
 // newRigAt returns the rig of a folder, which another process may have used before.
 func newRigAt(tb testing.TB, dir string) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, dir: dir, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]dra.Claim{}, asksAPI: true}
+	r := &rig{tb: tb, dir: dir, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}),
+		claimed: map[string]bool{}, existing: map[string]dra.Claim{}, asksAPI: true}
 	r.driver = filepath.Join(dir, "root")
 	library := filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05")
 	if err := os.MkdirAll(filepath.Dir(library), 0o700); err != nil {
@@ -90,7 +97,8 @@ func newRigAt(tb testing.TB, dir string) *rig {
 	if err := os.WriteFile(library, nil, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}, Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}})
+	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"},
+		Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}})
 	r.options = claims.Options{
 		Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs,
 		Held: func(context.Context) ([]kubelet.HeldDevice, error) {
@@ -360,7 +368,8 @@ func (r *rig) spec(uid string) *specs.Spec {
 	return spec.Spec
 }
 
-// nodes returns the device nodes that a container with all of the given CDI devices gets, as the runtime resolves them.
+// nodes returns the device nodes that a container with all of the given CDI devices gets, as the
+// runtime resolves them.
 func (r *rig) nodes(ids ...string) string {
 	r.tb.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(r.options.CDIDir), cdilib.WithAutoRefresh(false))

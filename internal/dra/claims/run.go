@@ -37,9 +37,10 @@ func (c *Claims) mayChange() error {
 // every is how often records and specs are compared with the files.
 const every = 10 * time.Second
 
-// Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered while it runs. At the end it waits for
-// the calls that are being answered, and returns nil. The error wraps dra.ErrOtherName if all claims are prepared under another name of the
-// driver than this process has.
+// Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered
+// while it runs. At the end it waits for the calls that are being answered, and returns nil. The
+// error wraps dra.ErrOtherName if all claims are prepared under another name of the driver than
+// this process has.
 func (c *Claims) Run(ctx context.Context) error {
 	timer := time.NewTimer(every)
 	defer timer.Stop()
@@ -97,8 +98,8 @@ func (c *Claims) Run(ctx context.Context) error {
 	}
 }
 
-// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU: a
-// call that has one may wait for follow.
+// follow keeps what containers are given with devices, and calls looked each time, until ctx ends.
+// It takes no lock of a claim or a GPU: a call that has one may wait for follow.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
 	timer := time.NewTimer(every)
@@ -131,7 +132,8 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 	}
 }
 
-// waitsForUVM reports whether the node has no nvidia-uvm, and lacks it for less than a claim waits for that.
+// waitsForUVM reports whether the node has no nvidia-uvm, and lacks it for less than a claim waits
+// for that.
 func (c *Claims) waitsForUVM(snapshot inventory.Snapshot) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +162,8 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// load reads the records. One that cannot be read is set aside, and one that was lost is restored from the spec of its claim.
+// load reads the records. One that cannot be read is set aside, and one that was lost is restored
+// from the spec of its claim.
 func (c *Claims) load(ctx context.Context) error {
 	uids, err := c.store.uids()
 	if err != nil {
@@ -173,7 +176,8 @@ func (c *Claims) load(ctx context.Context) error {
 			continue
 		}
 		if records[uid] = r; copied {
-			klog.FromContext(ctx).Info("Restoring the record of a claim from its CDI spec", "claim", klog.KRef(r.Namespace, r.Name), "uid", uid,
+			klog.FromContext(ctx).Info("Restoring the record of a claim from its CDI spec", "claim",
+				klog.KRef(r.Namespace, r.Name), "uid", uid,
 				"problem", errorOrNone(c.store.write(r)))
 		}
 	}
@@ -195,8 +199,8 @@ func (c *Claims) load(ctx context.Context) error {
 	return nil
 }
 
-// refresh shows the records as they are now, writes those and the specs whose files are not as they should be, and takes over what somebody
-// else has written.
+// refresh shows the records as they are now, writes those and the specs whose files are not as they
+// should be, and takes over what somebody else has written.
 func (c *Claims) refresh(ctx context.Context) {
 	c.show()
 	uids, err := c.store.uids()
@@ -210,7 +214,8 @@ func (c *Claims) refresh(ctx context.Context) {
 	for _, uid := range slices.Compact(uids) {
 		if err := c.refreshClaim(ctx, uid); err != nil && ctx.Err() == nil {
 			c.settle(record{UID: uid}, false)
-			klog.FromContext(ctx).V(2).Info("Cannot write the record or the CDI spec of a claim", "uid", uid, "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("Cannot write the record or the CDI spec of a claim", "uid", uid, "reason",
+				err.Error())
 		}
 	}
 }
@@ -230,7 +235,8 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 			// A process was killed when the claim was given back.
 			return c.removeMetadata(record{UID: uid, Driver: recordDriver(c.options.DriverName)})
 		}
-		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim", klog.KRef(r.Namespace, r.Name),
+		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim",
+			klog.KRef(r.Namespace, r.Name),
 			"uid", uid)
 		c.keep(r)
 	case !c.store.has(r):
@@ -289,9 +295,11 @@ func (c *Claims) showLocked() {
 			s.Released, s.Destroyed = cmp.Or(c.left[r.UID], takingBack), r.Destroyed
 		}
 		for _, d := range r.Devices {
-			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
+			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(),
+				Admin: d.AdminAccess})
 			shown := DeviceStatus{
-				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 && d.MPS != nil, GPU: d.GPU,
+				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 &&
+					d.MPS != nil, GPU: d.GPU,
 				Admin: d.AdminAccess, Problem: c.problemLocked(r, d),
 			}
 			if d.MIG != nil {
@@ -321,11 +329,12 @@ func (c *Claims) showLocked() {
 	}
 }
 
-// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it counts as leaked. Kubelet gives the claims
-// that it knows of back itself, within two minutes.
+// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it
+// counts as leaked. Kubelet gives the claims that it knows of back itself, within two minutes.
 const leakAfter = 10 * time.Minute
 
-// leakPatience is how long kubelet and the API server may take to answer all questions about leaks: all else waits meanwhile.
+// leakPatience is how long kubelet and the API server may take to answer all questions about leaks:
+// all else waits meanwhile.
 const leakPatience = 30 * time.Second
 
 // keptAfter is how long the checkpoint of the kubelet must be without a claim, in two looks in a
@@ -338,8 +347,8 @@ type leaks struct {
 	asked time.Time
 }
 
-// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and at the API server it is not there, or
-// was given other devices since.
+// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and
+// at the API server it is not there, or was given other devices since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := time.Now()
 	c.mu.Lock()
@@ -412,7 +421,8 @@ func (c *Claims) giveBackLeak(ctx context.Context, r record, reason string) {
 	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(now record) bool {
 		return now.Prepared.Equal(r.Prepared) && slices.Equal(now.Pods, r.Pods)
 	})
-	klog.FromContext(ctx).Info("Unpreparing a claim that no pod has", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID,
+	klog.FromContext(ctx).Info("Unpreparing a claim that no pod has", "claim", klog.KRef(r.Namespace, r.Name), "uid",
+		r.UID,
 		"reason", reason, "problem", errorOrNone(err))
 }
 

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestSharesOfOneGPU: claims have one GPU at the same time, come and go in any order, and each is answered, recorded and shown with its share.
+// TestSharesOfOneGPU: claims have one GPU at the same time, come and go in any order, and each is
+// answered, recorded and shown with its share.
 func TestSharesOfOneGPU(t *testing.T) {
 	t.Parallel()
 	uids := []string{"uid-1", "uid-2", "uid-3"}
@@ -58,7 +59,8 @@ func TestSharesOfOneGPU(t *testing.T) {
 			stop()
 			c, _ = r.start() // the next process
 			for n, i := range order {
-				if _, err := ask(t.Context(), c, claim("whole", gpuA)); err == nil || !strings.Contains(err.Error(), "is in use by the claim") {
+				if _, err := ask(t.Context(), c, claim("whole", gpuA)); err == nil ||
+					!strings.Contains(err.Error(), "is in use by the claim") {
 					t.Errorf("the whole of a GPU with %d shares: %v", 3-n, err)
 				}
 				if len(c.InUse().Value()["GPU-a"]) == 0 {
@@ -90,7 +92,8 @@ func TestSharesOfOneClaim(t *testing.T) {
 	if all := ids(answer); len(all) != 2 || all[0] == all[1] || r.nodes(all...) != "nvidia0 nvidia0" {
 		t.Errorf("CDI devices %v", all)
 	}
-	if _, err := ask(t.Context(), c, part("uid-2", 30, gpuA)); err == nil || !strings.Contains(err.Error(), "has not as much memory left") {
+	if _, err := ask(t.Context(), c, part("uid-2", 30, gpuA)); err == nil ||
+		!strings.Contains(err.Error(), "has not as much memory left") {
 		t.Errorf("more than is left: %v", err)
 	}
 	if _, err := ask(t.Context(), c, part("uid-3", 20, gpuA)); err != nil {
@@ -118,10 +121,13 @@ func TestSharesThatAreRefused(t *testing.T) {
 		first, second dra.Claim
 		want          string
 	}{
-		"too much":            {part("uid-1", 61, gpuA), part("uid-2", 20, gpuA), "has not as much memory left as the claim was given; it is in use by default/claim-uid-1"},
-		"another time slice":  {part("uid-1", 20, gpuA), long(part("uid-2", 20, gpuA)), "is shared by the claim default/claim-uid-1 in another way: without configuration, and not GpuConfig: time-slicing, interval Long"},
-		"two ways in a claim": {part("uid-1", 20, gpuC), mixed, "the requests gpu and second have shares of the device gpu-0"},
-		"an odd share":        {part("uid-1", 20, gpuC), odd, `"../share" is not the ID of a share`},
+		"too much": {part("uid-1", 61, gpuA), part("uid-2", 20, gpuA),
+			"has not as much memory left as the claim was given; it is in use by default/claim-uid-1"},
+		"another time slice": {part("uid-1", 20, gpuA), long(part("uid-2", 20, gpuA)),
+			"is shared by the claim default/claim-uid-1 in another way: without configuration, and not GpuConfig: time-slicing, interval Long"},
+		"two ways in a claim": {part("uid-1", 20, gpuC), mixed,
+			"the requests gpu and second have shares of the device gpu-0"},
+		"an odd share": {part("uid-1", 20, gpuC), odd, `"../share" is not the ID of a share`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,8 +142,9 @@ func TestSharesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestSharesThatAreNotPublished: the GPU of a share is given whole by now, or the records were lost, or the node was restarted. What others
-// have counts all the same, as long as their containers can run.
+// TestSharesThatAreNotPublished: the GPU of a share is given whole by now, or the records were
+// lost, or the node was restarted. What others have counts all the same, as long as their
+// containers can run.
 func TestSharesThatAreNotPublished(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -171,8 +178,8 @@ func TestSharesThatAreNotPublished(t *testing.T) {
 	}
 }
 
-// TestSharesAtOnce: claims come and go at the same time with shares of two GPUs, and with the whole of them. Never is more memory given than
-// there is, and never a share beside a whole.
+// TestSharesAtOnce: claims come and go at the same time with shares of two GPUs, and with the whole
+// of them. Never is more memory given than there is, and never a share beside a whole.
 func TestSharesAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -244,8 +251,9 @@ func partByMPS(uid string, gib int, config ...string) dra.Claim {
 	return c
 }
 
-// TestSharesByMPS: the shares of a GPU have one control daemon without limits; those of each claim are in the environment of its containers:
-// its memory, unless the configuration says less. The daemon ends with the last of them, in any order.
+// TestSharesByMPS: the shares of a GPU have one control daemon without limits; those of each claim
+// are in the environment of its containers: its memory, unless the configuration says less. The
+// daemon ends with the last of them, in any order.
 func TestSharesByMPS(t *testing.T) {
 	t.Parallel()
 	const daemon = `{"devices":[{"uuid":"GPU-a"}],"multiUser":true,"exclusive":true,"shared":true}`
@@ -276,7 +284,8 @@ func TestSharesByMPS(t *testing.T) {
 			t.Errorf("%s is shown with %+v", s.UID, s.Devices[0])
 		}
 	}
-	if _, err := ask(t.Context(), c, part("uid-4", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "MPS for all or none") {
+	if _, err := ask(t.Context(), c, part("uid-4", 20, gpuA)); err == nil ||
+		!strings.Contains(err.Error(), "MPS for all or none") {
 		t.Errorf("a share without MPS: %v", err)
 	}
 	stop()
@@ -291,8 +300,8 @@ func TestSharesByMPS(t *testing.T) {
 	}
 }
 
-// TestWholeOfASharedGPUByMPS: a claim with all of the memory has a daemon of its own, as on a GPU that is not given in shares. Several shares
-// of one claim have the daemon of the GPU.
+// TestWholeOfASharedGPUByMPS: a claim with all of the memory has a daemon of its own, as on a GPU
+// that is not given in shares. Several shares of one claim have the daemon of the GPU.
 func TestWholeOfASharedGPUByMPS(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -311,8 +320,8 @@ func TestWholeOfASharedGPUByMPS(t *testing.T) {
 	}
 }
 
-// TestSharesByMPSAtOnce: claims with shares of one GPU come and go at the same time. Each finds the control daemon as long as
-// it is prepared, and the last one leaves none.
+// TestSharesByMPSAtOnce: claims with shares of one GPU come and go at the same time. Each finds the
+// control daemon as long as it is prepared, and the last one leaves none.
 func TestSharesByMPSAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -340,12 +349,14 @@ func TestSharesByMPSAtOnce(t *testing.T) {
 	}
 }
 
-// TestSharedDaemonThatIsLeft: one that no claim needs is ended after a while, and one that is needed is not, also after a restart of the node.
+// TestSharedDaemonThatIsLeft: one that no claim needs is ended after a while, and one that is
+// needed is not, also after a restart of the node.
 func TestSharedDaemonThatIsLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		if err := (daemons{r}).Start(t.Context(), "gpu.GPU-c", mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-c"}}}); err != nil {
+		if err := (daemons{r}).Start(t.Context(), "gpu.GPU-c",
+			mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-c"}}}); err != nil {
 			t.Fatal(err)
 		}
 		c, stop := r.start()
@@ -382,8 +393,9 @@ func counted(uid string, count int, devices ...string) dra.Claim {
 	return c
 }
 
-// TestSharesByCount: so many claims as there are shares have a GPU or a MIG device, over restarts; the whole of it nobody has meanwhile. Those
-// whose claims were not given back count, whatever the scheduler knows.
+// TestSharesByCount: so many claims as there are shares have a GPU or a MIG device, over restarts;
+// the whole of it nobody has meanwhile. Those whose claims were not given back count, whatever the
+// scheduler knows.
 func TestSharesByCount(t *testing.T) {
 	t.Parallel()
 	for _, device := range []string{gpuA, migB0} {
@@ -422,8 +434,8 @@ func TestSharesByCount(t *testing.T) {
 	}
 }
 
-// TestSharesByCountAndMPS: a claim is limited to its part of the memory and of the threads, as by the device plugin, unless its configuration
-// says less. MIG devices in shares have no MPS.
+// TestSharesByCountAndMPS: a claim is limited to its part of the memory and of the threads, as by
+// the device plugin, unless its configuration says less. MIG devices in shares have no MPS.
 func TestSharesByCountAndMPS(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -451,8 +463,10 @@ func TestSharesByCountAndMPS(t *testing.T) {
 	}
 	mig := counted("uid-4", 1, migB0)
 	mig.Configs = byMPS("uid-4", "").Configs
-	mig.Configs[0].Parameters = []byte(strings.ReplaceAll(string(mig.Configs[0].Parameters), "GpuConfig", "MigDeviceConfig"))
-	if _, err := ask(t.Context(), c, mig); err == nil || !strings.Contains(err.Error(), "MPS is not supported for shares of MIG devices") {
+	mig.Configs[0].Parameters = []byte(strings.ReplaceAll(string(mig.Configs[0].Parameters), "GpuConfig",
+		"MigDeviceConfig"))
+	if _, err := ask(t.Context(), c, mig); err == nil || !strings.Contains(err.Error(),
+		"MPS is not supported for shares of MIG devices") {
 		t.Errorf("MPS for a share of a MIG device: %v", err)
 	}
 }

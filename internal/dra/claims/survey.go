@@ -54,9 +54,11 @@ func (c *Claims) Divide(ctx context.Context) error {
 	}
 }
 
-// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports whether one gave no answer. They are
-// asked at the same time: one that is slow delays the others no longer than the others that are slow do.
-func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config, surveys map[string]survey) (again bool) {
+// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports
+// whether one gave no answer. They are asked at the same time: one that is slow delays the others
+// no longer than the others that are slow do.
+func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config,
+	surveys map[string]survey) (again bool) {
 	divisions, due := dra.Divisions{}, map[string]survey{}
 	for _, g := range s.GPUs {
 		if g.MIG != inventory.MIGEnabled && !asks(g, configured.DRA) {
@@ -92,7 +94,8 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 		surveys[uuid], divisions[uuid] = now, now.found
 		again = again || now.again
 	}
-	if ctx.Err() == nil && (c.options.Divisions.Value() == nil || !reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
+	if ctx.Err() == nil && (c.options.Divisions.Value() == nil ||
+		!reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
 		c.options.Divisions.Publish(divisions)
 	}
 	return again
@@ -148,7 +151,8 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 	}
 	for _, i := range g.Instances {
 		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.own(i) }) {
-			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile, i.Start)
+			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile,
+				i.Start)
 		}
 	}
 	found.Switched = switches && found.Fixed == ""
@@ -158,8 +162,9 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 // switchedOff is why no MIG devices are made for claims.
 const switchedOff = "dra.dynamicMIG is off"
 
-// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock: a MIG device that a daemon makes or
-// destroys meanwhile may count as another program's. It needs the Driver, the Configs and the folders alone, and no Run.
+// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock:
+// a MIG device that a daemon makes or destroys meanwhile may count as another program's. It needs
+// the Driver, the Configs and the folders alone, and no Run.
 func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
 	records := map[string]record{}
 	if c.options.StateDir != "" {
@@ -185,7 +190,8 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 	return divisions, nil
 }
 
-// own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of their places.
+// own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of
+// their places.
 func (c *Claims) own(uuid string, records map[string]record) (all []recordMIG) {
 	for _, r := range records {
 		for _, at := range r.made()[uuid] {

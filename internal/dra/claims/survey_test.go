@@ -26,7 +26,8 @@ func (s silentGPUs) Partitions(ctx context.Context, uuid string) (inventory.Part
 	return s.divider.Partitions(ctx, uuid)
 }
 
-// TestSilentGPUsInASurvey: how the other GPU is divided is known as soon as one of them would be given up.
+// TestSilentGPUsInASurvey: how the other GPU is divided is known as soon as one of them would be
+// given up.
 func TestSilentGPUsInASurvey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -46,7 +47,8 @@ func TestSilentGPUsInASurvey(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 		now := r.options.Divisions.Value()
-		if b := now["GPU-b"]; b.Fixed != "" || len(b.Profiles) != len(profiles) || now["GPU-a"].Fixed == "" || now["GPU-c"].Fixed == "" {
+		if b := now["GPU-b"]; b.Fixed != "" || len(b.Profiles) != len(profiles) || now["GPU-a"].Fixed == "" ||
+			now["GPU-c"].Fixed == "" {
 			t.Errorf("divisions: %+v", now)
 		}
 		cancel()

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// MIG mode can be switched for claims. The rules, beside those of MIG devices that are made for claims:
+// MIG mode can be switched for claims. The rules, beside those of MIG devices that are made for
+// claims:
 //
 //   - The records say which mode a GPU needs: on for a claim with such MIG devices, off for one with the whole GPU. No two claims that
 //     differ in that have a GPU at the same time.
@@ -51,12 +52,14 @@ func (c *Claims) unused(ctx context.Context, uuid string) error {
 		return fmt.Errorf("it is not known whether a process uses the GPU: %w", err)
 	}
 	for _, p := range processes[uuid] {
-		return fmt.Errorf("the MIG mode of GPU %s is not changed while process %d uses it: %w", uuid, p.PID, inventory.ErrInUse)
+		return fmt.Errorf("the MIG mode of GPU %s is not changed while process %d uses it: %w", uuid, p.PID,
+			inventory.ErrInUse)
 	}
 	return nil
 }
 
-// steps makes the steps of a change. When one fails, no other mode is left pending: it would come with the next reset of the GPU.
+// steps makes the steps of a change. When one fails, no other mode is left pending: it would come
+// with the next reset of the GPU.
 func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPUChange) error {
 	step := func() error { c.store.step(); return nil }
 	err := mig.Make(ctx, driver, change.GPU.UUID, change, step)
@@ -70,7 +73,8 @@ func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPU
 	return err
 }
 
-// errDivided is why the mode of a GPU is not switched off: an instance on it is none of the claim's.
+// errDivided is why the mode of a GPU is not switched off: an instance on it is none of the
+// claim's.
 var errDivided = errors.New("it was not made for a claim")
 
 // undivide switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
@@ -88,7 +92,8 @@ func (c *Claims) undivide(ctx context.Context, uuid string) error {
 		return nil
 	}
 	for _, i := range g.Instances {
-		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s is in the way: %w", i.ID, i.Profile, i.Start, uuid, errDivided)
+		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s is in the way: %w", i.ID, i.Profile, i.Start,
+			uuid, errDivided)
 	}
 	if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
 		return err
@@ -96,8 +101,8 @@ func (c *Claims) undivide(ctx context.Context, uuid string) error {
 	return c.steps(ctx, c.options.Driver, layout.Restore(g, inventory.MIGDisabled, nil))
 }
 
-// undivided notes for whole GPUs of a claim whether MIG mode is to be switched off for it, or returns why it cannot be. The caller has the
-// locks of the GPUs.
+// undivided notes for whole GPUs of a claim whether MIG mode is to be switched off for it, or
+// returns why it cannot be. The caller has the locks of the GPUs.
 func (c *Claims) undivided(ctx context.Context, r record) (record, error) {
 	r.Devices = slices.Clone(r.Devices)
 	for i, d := range r.Devices {
@@ -133,8 +138,8 @@ func refusal(err error) Cause {
 	return CauseDriver
 }
 
-// rest switches off the MIG mode of GPUs that was switched on for a claim, unless there is an instance still, of another claim or another
-// program. The caller has the locks of the GPUs.
+// rest switches off the MIG mode of GPUs that was switched on for a claim, unless there is an
+// instance still, of another claim or another program. The caller has the locks of the GPUs.
 func (c *Claims) rest(ctx context.Context, r record) (err error) {
 	if r.former(c.options.BootID) {
 		return nil // the restart of the node has switched it off

@@ -55,12 +55,13 @@ func (s *switched) is(when string, mode inventory.MIGMode, instances string) {
 	s.tb.Helper()
 	now, err := s.Partitions(s.tb.Context(), "GPU-b")
 	if has := s.has(); err != nil || now.Mode != mode || now.Pending != mode || has != instances {
-		s.tb.Errorf("%s: the mode is %s, %s is pending, and the GPU has %q; want %s and %q (%v)", when, now.Mode, now.Pending, has, mode, instances, err)
+		s.tb.Errorf("%s: the mode is %s, %s is pending, and the GPU has %q; want %s and %q (%v)", when, now.Mode, now.Pending,
+			has, mode, instances, err)
 	}
 }
 
-// TestSwitchedMode: one GPU is given as a whole or in parts. Its mode follows the claims, and is off when there are none; the next process goes
-// on with that.
+// TestSwitchedMode: one GPU is given as a whole or in parts. Its mode follows the claims, and is
+// off when there are none; the next process goes on with that.
 func TestSwitchedMode(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)
@@ -80,7 +81,8 @@ func TestSwitchedMode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if nodes := s.nodes(ids(given)...); nodes != "nvidia1 nvidiactl nvidia-uvm" && !strings.HasPrefix(nodes, "nvidia1") || strings.Contains(nodes, "caps") {
+		if nodes := s.nodes(ids(given)...); nodes != "nvidia1 nvidiactl nvidia-uvm" && !strings.HasPrefix(nodes, "nvidia1") ||
+			strings.Contains(nodes, "caps") {
 			t.Errorf("the whole GPU has the device nodes %s", nodes)
 		}
 		s.refused("is in use by the claim default/claim-whole", claim("small", small0))
@@ -94,8 +96,8 @@ func TestSwitchedMode(t *testing.T) {
 	}
 }
 
-// TestModeThatWasOn: the whole GPU is given also where something else has left MIG mode on, unless that has made an instance. adminAccess
-// changes nothing.
+// TestModeThatWasOn: the whole GPU is given also where something else has left MIG mode on, unless
+// that has made an instance. adminAccess changes nothing.
 func TestModeThatWasOn(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)
@@ -136,8 +138,8 @@ func TestModeThatWasOn(t *testing.T) {
 	}
 }
 
-// TestModeInUse: the mode of a GPU that is in use is never changed. A claim waits for it, and can end without it; what ended keeps no claim
-// waiting, but the GPU from the device plugin.
+// TestModeInUse: the mode of a GPU that is in use is never changed. A claim waits for it, and can
+// end without it; what ended keeps no claim waiting, but the GPU from the device plugin.
 func TestModeInUse(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)
@@ -192,8 +194,9 @@ func TestModeInUse(t *testing.T) {
 	s.is("the last one", inventory.MIGDisabled, "")
 }
 
-// TestTheSameClaimAgain: a claim that was given back while something keeps the MIG mode from being switched off is prepared again as another
-// claim would be, with devices of that GPU and of another one. The mode is off when it can be.
+// TestTheSameClaimAgain: a claim that was given back while something keeps the MIG mode from being
+// switched off is prepared again as another claim would be, with devices of that GPU and of another
+// one. The mode is off when it can be.
 func TestTheSameClaimAgain(t *testing.T) {
 	t.Parallel()
 	for _, again := range []string{small0, half4, gpuC, gpuB} {
@@ -204,7 +207,8 @@ func TestTheSameClaimAgain(t *testing.T) {
 			s.unprepare(s.c, "one")
 		}
 		given, err := ask(t.Context(), s.c, claim("one", again))
-		if whole := again == gpuB; (err == nil) == whole || whole && !strings.Contains(err.Error(), "the GPU cannot be given as a whole: ") {
+		if whole := again == gpuB; (err == nil) == whole || whole &&
+			!strings.Contains(err.Error(), "the GPU cannot be given as a whole: ") {
 			t.Errorf("%s: %v", again, err)
 		}
 		if s.nodes(ids(given)...); len(s.c.InUse().Value()["GPU-b"]) == 0 {
@@ -222,7 +226,8 @@ func TestTheSameClaimAgain(t *testing.T) {
 	}
 }
 
-// TestSwitchingIsTurnedOff while claims have MIG devices: the mode is off after the last one. A restart of the node has switched it off.
+// TestSwitchingIsTurnedOff while claims have MIG devices: the mode is off after the last one. A
+// restart of the node has switched it off.
 func TestSwitchingIsTurnedOff(t *testing.T) {
 	t.Parallel()
 	for _, boot := range []string{"one", "two"} {
@@ -246,7 +251,8 @@ func TestSwitchingIsTurnedOff(t *testing.T) {
 	}
 }
 
-// TestStepsThatFail: where the mode was switched, and the MIG device cannot be made, the mode is off again.
+// TestStepsThatFail: where the mode was switched, and the MIG device cannot be made, the mode is
+// off again.
 func TestStepsThatFail(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)
@@ -261,8 +267,9 @@ func TestStepsThatFail(t *testing.T) {
 	s.prepare(s.c, claim("whole", gpuB))
 }
 
-// TestSwitchWithoutAnswer: a switch of the mode that gives no answer has happened or has not. Whichever it is, the next call for the claim goes on,
-// a pod can end, and other claims get the GPU; in the end the mode is off and no record is left.
+// TestSwitchWithoutAnswer: a switch of the mode that gives no answer has happened or has not.
+// Whichever it is, the next call for the claim goes on, a pod can end, and other claims get the
+// GPU; in the end the mode is off and no record is left.
 func TestSwitchWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -313,7 +320,8 @@ func TestSwitchWithoutAnswer(t *testing.T) {
 	}
 }
 
-// TestSwitchedAtOnce: of claims with the whole GPU and with parts of it, those that have it at a time go together.
+// TestSwitchedAtOnce: of claims with the whole GPU and with parts of it, those that have it at a
+// time go together.
 func TestSwitchedAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)
@@ -324,7 +332,8 @@ func TestSwitchedAtOnce(t *testing.T) {
 				uid := device + "-" + string(rune('a'+i))
 				_, err := ask(t.Context(), s.c, claim(uid, device))
 				now, problem := s.Partitions(t.Context(), "GPU-b")
-				if whole := device == gpuB; err == nil && (problem != nil || (now.Mode == inventory.MIGDisabled) != whole || whole && s.has() != "") {
+				if whole := device == gpuB; err == nil && (problem != nil || (now.Mode == inventory.MIGDisabled) != whole ||
+					whole && s.has() != "") {
 					t.Errorf("%s is prepared, and MIG mode is %s, with %q", uid, now.Mode, s.has())
 				}
 				if err != nil && !strings.Contains(err.Error(), "is in use by the claim") {
@@ -340,7 +349,8 @@ func TestSwitchedAtOnce(t *testing.T) {
 	s.is("at last", inventory.MIGDisabled, "")
 }
 
-// TestSwitchedDivisions: the GPU is published in both ways whichever mode it has; one that needs a reset in one way, with the reason.
+// TestSwitchedDivisions: the GPU is published in both ways whichever mode it has; one that needs a
+// reset in one way, with the reason.
 func TestSwitchedDivisions(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)

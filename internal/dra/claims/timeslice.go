@@ -13,14 +13,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// The time slices of GPUs outlive claims and processes. Before one is set, a mark says so, and it stays until the default is set again.
-// So a claim that wants the default finds out that an earlier one left another, and whoever finds a mark that no claim needs sets the GPU
-// back. The mark has the boot ID: a restart of the node sets all GPUs back.
+// The time slices of GPUs outlive claims and processes. Before one is set, a mark says so, and it
+// stays until the default is set again. So a claim that wants the default finds out that an earlier
+// one left another, and whoever finds a mark that no claim needs sets the GPU back. The mark has
+// the boot ID: a restart of the node sets all GPUs back.
 
 const sliceSuffix = ".timeslice"
 
-// setSlices sets the time slices that a claim wants on its GPUs, also if they have been set for it before: the process that did so may have
-// been killed.
+// setSlices sets the time slices that a claim wants on its GPUs, also if they have been set for it
+// before: the process that did so may have been killed.
 func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) error {
 	needed := func(d recordDevice) bool {
 		_, err := os.Lstat(c.store.path(d.GPU, sliceSuffix))
@@ -55,14 +56,16 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 	return nil
 }
 
-// resetSlice sets a GPU back to the default if it has another time slice. The caller has the lock of the GPU.
+// resetSlice sets a GPU back to the default if it has another time slice. The caller has the lock
+// of the GPU.
 func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	path := c.store.path(gpu, sliceSuffix)
 	boot, err := statefile.Read(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if former := len(boot) > 0 && c.options.BootID != "" && string(boot) != c.options.BootID; !former && c.options.SetTimeSlice != nil {
+	if former := len(boot) > 0 && c.options.BootID != "" && string(boot) != c.options.BootID; !former &&
+		c.options.SetTimeSlice != nil {
 		if err := c.mayChange(); err != nil {
 			return err
 		}
@@ -84,7 +87,8 @@ func (c *Claims) sliced() (gpus []string) {
 	return gpus
 }
 
-// resetSlices sets those GPUs back whose time slice no claim needs any more. A GPU for which that fails is tried again by Run.
+// resetSlices sets those GPUs back whose time slice no claim needs any more. A GPU for which that
+// fails is tried again by Run.
 func (c *Claims) resetSlices(ctx context.Context, gpus []string) {
 	for _, gpu := range gpus {
 		if err := c.resetUnneeded(ctx, gpu); err != nil && ctx.Err() == nil {

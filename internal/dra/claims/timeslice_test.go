@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 )
 
-// TestTimeSlices: a claim gets the time slice that it wants, on its whole GPUs alone, and the GPU is set back when it is given back.
+// TestTimeSlices: a claim gets the time slice that it wants, on its whole GPUs alone, and the GPU
+// is set back when it is given back.
 func TestTimeSlices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -39,7 +40,8 @@ func TestTimeSlices(t *testing.T) {
 	}
 }
 
-// TestSharesWithTimeSlices: as long as one share has the time slice, the GPU keeps it. Shares with another one are refused.
+// TestSharesWithTimeSlices: as long as one share has the time slice, the GPU keeps it. Shares with
+// another one are refused.
 func TestSharesWithTimeSlices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -62,8 +64,8 @@ func TestSharesWithTimeSlices(t *testing.T) {
 	}
 }
 
-// TestTimeSliceThatCannotBeSet: the claim is refused, its pod gets it when the program works again, and giving it back never waits for that:
-// no other claim gets the GPU before it is set back.
+// TestTimeSliceThatCannotBeSet: the claim is refused, its pod gets it when the program works again,
+// and giving it back never waits for that: no other claim gets the GPU before it is set back.
 func TestTimeSliceThatCannotBeSet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -76,7 +78,8 @@ func TestTimeSliceThatCannotBeSet(t *testing.T) {
 			r.smi = err
 		}
 		smi(errors.New("nvidia-smi: exit status 3"))
-		if _, err := ask(t.Context(), c, sliced("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 3") || r.spec("uid-1") != nil {
+		if _, err := ask(t.Context(), c, sliced("uid-1", gpuA)); err == nil ||
+			!strings.Contains(err.Error(), "exit status 3") || r.spec("uid-1") != nil {
 			t.Errorf("Prepare() = %v", err)
 		}
 		smi(nil)
@@ -88,7 +91,8 @@ func TestTimeSliceThatCannotBeSet(t *testing.T) {
 			t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-1"))
 		}
 		for range 3 { // the second call finds a record, and the third one the CDI spec that the loop has written
-			if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 9") {
+			if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil ||
+				!strings.Contains(err.Error(), "exit status 9") {
 				t.Errorf("another claim on a GPU that was not set back: %v", err)
 			}
 			r.configs.Publish(r.configs.Value())
@@ -148,7 +152,8 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	r.options.SetTimeSlice = nil
 	c, _ = r.start()
 	_, err := ask(t.Context(), c, sliced("uid-3", gpuC))
-	if want := "sharing.timeSlicingConfig.interval: only Default is supported on this node"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "sharing.timeSlicingConfig.interval: only Default is supported on this node"; err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("where no program sets it: %v, want %s", err, want)
 	}
 	if _, err := os.Stat(filepath.Join(r.options.StateDir, "claims", "GPU-c.timeslice")); !os.IsNotExist(err) {
@@ -156,7 +161,8 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	}
 }
 
-// TestTimeSliceOfASilentGPU: a claim is given back without a wait for another GPU whose time slice cannot be set back.
+// TestTimeSliceOfASilentGPU: a claim is given back without a wait for another GPU whose time slice
+// cannot be set back.
 func TestTimeSliceOfASilentGPU(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

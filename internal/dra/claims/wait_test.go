@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestPrepareWaits: what passes by itself is waited for, as kubelet asks again only after a minute or more. The call succeeds as soon as it can.
+// TestPrepareWaits: what passes by itself is waited for, as kubelet asks again only after a minute
+// or more. The call succeeds as soon as it can.
 func TestPrepareWaits(t *testing.T) {
 	t.Parallel()
 	other := func(r *rig, c *claims.Claims) { r.prepare(c, claim("other", gpuA)) }
@@ -40,12 +41,14 @@ func TestPrepareWaits(t *testing.T) {
 			defer r.mu.Unlock()
 			r.heldErr = nil
 		}, time.Second},
-		"the driver has not answered": {func(r *rig, _ *claims.Claims) { r.publish(inventory.Snapshot{}) }, func(r *rig, _ *claims.Claims) {
-			r.publish(snapshot())
-		}, 0},
-		"the devices of the node are not known": {func(r *rig, _ *claims.Claims) { r.pools.Publish(dra.Pool{}) }, func(r *rig, _ *claims.Claims) {
-			r.publish(snapshot())
-		}, 0},
+		"the driver has not answered": {func(r *rig, _ *claims.Claims) { r.publish(inventory.Snapshot{}) },
+			func(r *rig, _ *claims.Claims) {
+				r.publish(snapshot())
+			}, 0},
+		"the devices of the node are not known": {func(r *rig, _ *claims.Claims) { r.pools.Publish(dra.Pool{}) },
+			func(r *rig, _ *claims.Claims) {
+				r.publish(snapshot())
+			}, 0},
 		"it was allocated anew": {func(r *rig, c *claims.Claims) {
 			r.prepare(c, claim("uid-1", gpuC))
 		}, func(r *rig, c *claims.Claims) { r.unprepare(c, "uid-1") }, 0},
@@ -93,7 +96,8 @@ func startPatient(t *testing.T) (*rig, *claims.Claims, func()) {
 	return r, c, stop
 }
 
-// TestPrepareDoesNotWait: for what does not pass by itself there is an answer at once, and one about the rest after half a minute.
+// TestPrepareDoesNotWait: for what does not pass by itself there is an answer at once, and one
+// about the rest after half a minute.
 func TestPrepareDoesNotWait(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -164,14 +168,16 @@ func TestAWaitThatEnds(t *testing.T) {
 	}
 }
 
-// TestAllocatedAnew: a claim that is prepared does not get the devices of another allocation, nor keeps its own under that.
+// TestAllocatedAnew: a claim that is prepared does not get the devices of another allocation, nor
+// keeps its own under that.
 func TestAllocatedAnew(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, _ := r.start()
 	r.prepare(c, claim("uid-1", gpuA))
 	_, err := ask(t.Context(), c, claim("uid-1", gpuC))
-	if want := "it was given gpu-2 now, and is prepared with gpu-0, which has not been unprepared yet"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "it was given gpu-2 now, and is prepared with gpu-0, which has not been unprepared yet"; err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("Prepare() = %v, want %q", err, want)
 	}
 	if in := c.InUse().Value(); len(in["GPU-a"]) != 1 || len(in["GPU-c"]) != 0 {
@@ -181,14 +187,21 @@ func TestAllocatedAnew(t *testing.T) {
 	r.prepare(c, claim("uid-1", gpuC))
 }
 
-// TestReadClaim: a claim is not prepared that cannot be read, or that is another one by now, or that was given back while it was read.
+// TestReadClaim: a claim is not prepared that cannot be read, or that is another one by now, or
+// that was given back while it was read.
 func TestReadClaim(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, _ := r.start()
 	for want, read := range map[string]func(context.Context) (dra.Claim, error){
-		"read the claim: no API server":                                         func(context.Context) (dra.Claim, error) { return dra.Claim{}, errors.New("no API server") },
-		"the claim was deleted and made again: its UID is uid-2, and not uid-1": func(context.Context) (dra.Claim, error) { return claim("uid-2", gpuA), nil },
+		"read the claim: no API server": func(context.Context) (dra.Claim,
+			error) {
+			return dra.Claim{}, errors.New("no API server")
+		},
+		"the claim was deleted and made again: its UID is uid-2, and not uid-1": func(context.Context) (dra.Claim,
+			error) {
+			return claim("uid-2", gpuA), nil
+		},
 		"the claim was unprepared while it was being prepared": func(context.Context) (dra.Claim, error) {
 			r.unprepare(c, "uid-1")
 			return claim("uid-1", gpuA), nil
@@ -200,8 +213,9 @@ func TestReadClaim(t *testing.T) {
 	}
 }
 
-// TestKubeletIsSilent: where all GPUs are in slices, nothing was on offer as a resource since they were handed over. A claim is prepared there
-// also when kubelet does not say which pods hold GPUs, and that is counted; it is not where a GPU is the device plugin's.
+// TestKubeletIsSilent: where all GPUs are in slices, nothing was on offer as a resource since they
+// were handed over. A claim is prepared there also when kubelet does not say which pods hold GPUs,
+// and that is counted; it is not where a GPU is the device plugin's.
 func TestKubeletIsSilent(t *testing.T) {
 	t.Parallel()
 	for name, hangs := range map[string]bool{"fails": false, "hangs": true} {
@@ -230,7 +244,8 @@ func TestKubeletIsSilent(t *testing.T) {
 				split := dra.All(snapshot().GPUs)
 				split["GPU-a"] = dra.OwnedByPlugin
 				owners.Publish(split)
-				if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil || !strings.Contains(err.Error(), "larger than max") && !hangs {
+				if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil ||
+					!strings.Contains(err.Error(), "larger than max") && !hangs {
 					t.Errorf("beside the device plugin: Prepare() = %v", err)
 				}
 			})
@@ -238,8 +253,9 @@ func TestKubeletIsSilent(t *testing.T) {
 	}
 }
 
-// TestUnprepareWhileAPodRuns: kubelet gives a claim back whose pod was deleted by force before the pod's containers have ended. The GPU is not
-// given to another claim before that. The call waits without work, and is not needed any more when kubelet makes it again.
+// TestUnprepareWhileAPodRuns: kubelet gives a claim back whose pod was deleted by force before the
+// pod's containers have ended. The GPU is not given to another claim before that. The call waits
+// without work, and is not needed any more when kubelet makes it again.
 func TestUnprepareWhileAPodRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -290,8 +306,8 @@ func TestUnprepareWhileAPodRuns(t *testing.T) {
 	})
 }
 
-// TestWhatIsDestroyedLaterIsNotTheNextPods: a claim is given back, and prepared for the next pod at once. The task that destroys later what is
-// left of claims has seen it in between.
+// TestWhatIsDestroyedLaterIsNotTheNextPods: a claim is given back, and prepared for the next pod at
+// once. The task that destroys later what is left of claims has seen it in between.
 func TestWhatIsDestroyedLaterIsNotTheNextPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -323,7 +339,8 @@ func TestWhatIsDestroyedLaterIsNotTheNextPods(t *testing.T) {
 	})
 }
 
-// TestALeakIsNotTheNextPods: a claim that counts as leaked is given back and prepared for the next pod while the API server is asked about it.
+// TestALeakIsNotTheNextPods: a claim that counts as leaked is given back and prepared for the next
+// pod while the API server is asked about it.
 func TestALeakIsNotTheNextPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -353,7 +370,8 @@ func TestALeakIsNotTheNextPods(t *testing.T) {
 	})
 }
 
-// TestACallLongAfterTheClaimWasGivenBack: that is forgotten while the call is answered, which is not the same as that it happens then.
+// TestACallLongAfterTheClaimWasGivenBack: that is forgotten while the call is answered, which is
+// not the same as that it happens then.
 func TestACallLongAfterTheClaimWasGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,8 @@ type service struct {
 	log klog.Logger
 }
 
-// NodePrepareResources prepares claims, side by side. The error of one is in its answer, and is nothing to the others.
+// NodePrepareResources prepares claims, side by side. The error of one is in its answer, and is
+// nothing to the others.
 func (s *service) NodePrepareResources(
 	ctx context.Context, request *drav1.NodePrepareResourcesRequest,
 ) (*drav1.NodePrepareResourcesResponse, error) {
@@ -47,7 +48,8 @@ func (s *service) NodeUnprepareResources(
 	return response, nil
 }
 
-// message returns the text of an error, which may quote the driver or the API server. gRPC sends no text that is not UTF-8.
+// message returns the text of an error, which may quote the driver or the API server. gRPC sends no
+// text that is not UTF-8.
 func message(err error) string {
 	if err == nil {
 		return ""
@@ -85,7 +87,8 @@ func (s *service) prepareHere(ctx context.Context, c *drav1.Claim) ([]*drav1.Dev
 	}
 	devices := make([]*drav1.Device, len(prepared))
 	for i, p := range prepared {
-		devices[i] = &drav1.Device{RequestNames: p.Requests, PoolName: p.Pool, DeviceName: p.Device, CdiDeviceIds: p.CDIDeviceIDs}
+		devices[i] = &drav1.Device{RequestNames: p.Requests, PoolName: p.Pool, DeviceName: p.Device,
+			CdiDeviceIds: p.CDIDeviceIDs}
 		if p.ShareID != "" {
 			devices[i].ShareId = &p.ShareID
 		}
@@ -100,10 +103,11 @@ type claimResult struct {
 	took    time.Duration
 }
 
-// each does something for each claim of a call, and returns the answers by UID when all are there, or when the time for the call is over.
-// What is not done then goes on.
+// each does something for each claim of a call, and returns the answers by UID when all are there,
+// or when the time for the call is over. What is not done then goes on.
 func each(
-	ctx context.Context, s *service, method string, claims []*drav1.Claim, do func(context.Context, *drav1.Claim) ([]*drav1.Device, error),
+	ctx context.Context, s *service, method string, claims []*drav1.Claim, do func(context.Context,
+		*drav1.Claim) ([]*drav1.Device, error),
 ) map[string]claimResult {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("it has not ended within %v", answerTimeout))
 	defer cancel()

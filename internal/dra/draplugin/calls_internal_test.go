@@ -19,7 +19,8 @@ type hung struct {
 	until chan struct{}
 }
 
-func (h hung) Prepare(_ context.Context, uid string, _ func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error) {
+func (h hung) Prepare(_ context.Context, uid string, _ func(context.Context) (dra.Claim, error)) ([]dra.Prepared,
+	error) {
 	if uid == h.uid {
 		<-h.until
 	}
@@ -28,7 +29,8 @@ func (h hung) Prepare(_ context.Context, uid string, _ func(context.Context) (dr
 
 func (h hung) Unprepare(context.Context, string, string, string) error { return nil }
 
-// TestHungPrepare: a call is answered before kubelet gives it up, whatever a claim does, with the answers that are there.
+// TestHungPrepare: a call is answered before kubelet gives it up, whatever a claim does, with the
+// answers that are there.
 func TestHungPrepare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

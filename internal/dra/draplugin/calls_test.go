@@ -22,7 +22,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestErrors: what is wrong with a claim is told in its answer, and is nothing to the other claims of the call.
+// TestErrors: what is wrong with a claim is told in its answer, and is nothing to the other claims
+// of the call.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -85,7 +86,8 @@ func TestUnprepareWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// TestSideBySide: a slow claim keeps no other waiting, and no call for itself: the claim can be given back.
+// TestSideBySide: a slow claim keeps no other waiting, and no call for itself: the claim can be
+// given back.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -113,7 +115,8 @@ func TestSideBySide(t *testing.T) {
 			t.Error(said)
 		}
 	}
-	if answers, err := k.Unprepare(t.Context(), dra.Driver, claim("slow")); err != nil || answers["slow"].GetError() != "" {
+	if answers, err := k.Unprepare(t.Context(), dra.Driver, claim("slow")); err != nil ||
+		answers["slow"].GetError() != "" {
 		t.Errorf("Unprepare beside it: %v, %v", answers, err)
 	}
 	select {
@@ -127,7 +130,8 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
-// TestCallsFinish: calls that are being answered when a process ends are answered as long as kubelet waits, and not longer.
+// TestCallsFinish: calls that are being answered when a process ends are answered as long as
+// kubelet waits, and not longer.
 func TestCallsFinish(t *testing.T) {
 	t.Parallel()
 	for name, finishes := range map[string]bool{"in time": true, "too late": false} {
@@ -180,7 +184,8 @@ func TestCallsFinish(t *testing.T) {
 	}
 }
 
-// TestKubeletGoesDuringPrepare: the call ends, and the next kubelet's call for the claim is answered.
+// TestKubeletGoesDuringPrepare: the call ends, and the next kubelet's call for the claim is
+// answered.
 func TestKubeletGoesDuringPrepare(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -220,13 +225,15 @@ func TestStopsWithStreams(t *testing.T) {
 	n := newNode(t)
 	d := n.start(t, nil)
 	poll.Until(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
-	conn, err := grpc.NewClient("unix:"+n.socket(n.sockets(t)[0]), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+n.socket(n.sockets(t)[0]),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
 	stream, err := healthv1.NewDRAResourceHealthClient(conn).NodeWatchResources(
-		t.Context(), &healthv1.NodeWatchResourcesRequest{}, grpc.WaitForReady(true)) // the file is there before somebody listens
+		// the file is there before somebody listens
+		t.Context(), &healthv1.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
 	if err == nil {
 		_, err = stream.Recv()
 	}

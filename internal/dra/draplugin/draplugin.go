@@ -1,8 +1,9 @@
-// Package draplugin is the driver of Dynamic Resource Allocation as kubelet sees it: one socket in kubelet's folder for
-// plugins, with which kubelet registers it, has claims prepared and unprepared, and follows the health of devices.
+// Package draplugin is the driver of Dynamic Resource Allocation as kubelet sees it: one socket in
+// kubelet's folder for plugins, with which kubelet registers it, has claims prepared and
+// unprepared, and follows the health of devices.
 //
-// It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out: its Claims keep what is prepared. The
-// API server is needed only to prepare a claim.
+// It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out:
+// its Claims keep what is prepared. The API server is needed only to prepare a claim.
 //
 // Package cluster uses it; the program gpu-device-plugin does not link it.
 package draplugin
@@ -34,15 +35,17 @@ import (
 const (
 	// lookInterval is the pace at which the folder is looked at.
 	lookInterval = time.Second
-	// registerTimeout is how long kubelet may leave the driver unregistered, or without a connection, until it is offered with another
-	// socket. A kubelet needs some seconds for a restart.
+	// registerTimeout is how long kubelet may leave the driver unregistered, or without a connection,
+	// until it is offered with another socket. A kubelet needs some seconds for a restart.
 	registerTimeout = 30 * time.Second
-	// finishTimeout limits the wait for calls that are being answered when the driver ends: kubelet waits for an answer as long.
+	// finishTimeout limits the wait for calls that are being answered when the driver ends: kubelet
+	// waits for an answer as long.
 	finishTimeout = 45 * time.Second
 	// nextTimeout is the same when the next life is to begin: kubelet calls no driver meanwhile.
 	nextTimeout = 5 * time.Second
-	// leftAfter is how long the socket of another process must have refused connections before it is removed: a process that ends refuses them
-	// while it answers its last calls, and kubelet, which forgets the driver with its socket, would not get the answers.
+	// leftAfter is how long the socket of another process must have refused connections before it is
+	// removed: a process that ends refuses them while it answers its last calls, and kubelet, which
+	// forgets the driver with its socket, would not get the answers.
 	leftAfter = finishTimeout + 15*time.Second
 	// connectTimeout limits what comes before the first call of a connection.
 	connectTimeout = 5 * time.Second
@@ -54,14 +57,16 @@ var (
 	errLeadsAgain    = errors.New("this process leads again, and kubelet calls the one that registered last")
 	errForeign       = errors.New("another driver of the same name registers with kubelet")
 	errUnregistered  = fmt.Errorf("kubelet has not registered the driver within %v", registerTimeout)
-	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v", registerTimeout)
+	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v",
+		registerTimeout)
 )
 
-// Claims prepares claims: it decides what a claim gets, and records that. Its methods may be called concurrently, also for the same
-// claim.
+// Claims prepares claims: it decides what a claim gets, and records that. Its methods may be called
+// concurrently, also for the same claim.
 type Claims interface {
-	// Prepare makes the devices of a claim ready for containers. It reads the claim by the function read. For a claim that is prepared
-	// already it returns the same result again. The error is a sentence for the Event of the pod.
+	// Prepare makes the devices of a claim ready for containers. It reads the claim by the function
+	// read. For a claim that is prepared already it returns the same result again. The error is a
+	// sentence for the Event of the pod.
 	Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error)
 	// Unprepare takes back what Prepare did. A claim that is not prepared is no error.
 	Unprepare(ctx context.Context, uid, namespace, name string) error
@@ -75,21 +80,25 @@ type ClaimReader interface {
 
 // Options are the parts of the daemon that a Plugin uses.
 type Options struct {
-	// RegistryDir is the folder in which kubelet looks for the sockets of plugins, with the path that it has on the node.
+	// RegistryDir is the folder in which kubelet looks for the sockets of plugins, with the path that
+	// it has on the node.
 	RegistryDir string
 	// Driver is the name of the driver; empty for dra.Driver.
 	Driver string
 	Claims Claims
 	Reader ClaimReader
-	// Rival returns why a driver of another name may give the same GPUs; empty if none does. Without the function none does.
+	// Rival returns why a driver of another name may give the same GPUs; empty if none does. Without
+	// the function none does.
 	Rival func(context.Context) string
-	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
+	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of
+	// devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Leads says whether this process leads on the node. While it does not, it does not register, and it forwards calls to the process that
-	// leads. Nil means that there is no other process.
+	// Leads says whether this process leads on the node. While it does not, it does not register, and
+	// it forwards calls to the process that leads. Nil means that there is no other process.
 	Leads *feed.Feed[bool]
-	// Problems are the reasons why containers cannot use a healthy device, by its name. Without the feed there are none.
+	// Problems are the reasons why containers cannot use a healthy device, by its name. Without the
+	// feed there are none.
 	Problems *feed.Feed[map[string]string]
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.WithTicker
@@ -99,15 +108,17 @@ type Options struct {
 type Status struct {
 	// Registered says that kubelet has registered the driver and can call it.
 	Registered bool
-	// Registrations is how often kubelet has registered the driver since the process started. A kubelet that starts deletes the
-	// ResourceSlices of the node before it registers drivers.
+	// Registrations is how often kubelet has registered the driver since the process started. A
+	// kubelet that starts deletes the ResourceSlices of the node before it registers drivers.
 	Registrations int
 	// Problem is why the driver is not registered, a sentence without a full stop; empty if it is.
 	Problem string
-	// Foreign is the socket of another program's driver of the same name that runs on the node; empty if there is none. While there is
-	// one, this one does not register, and nobody may publish devices.
+	// Foreign is the socket of another program's driver of the same name that runs on the node; empty
+	// if there is none. While there is one, this one does not register, and nobody may publish
+	// devices.
 	Foreign string
-	// Rival is why a driver of another name may give the same GPUs; empty if none does. While one does, no device may be in a slice.
+	// Rival is why a driver of another name may give the same GPUs; empty if none does. While one
+	// does, no device may be in a slice.
 	Rival string
 }
 
@@ -118,7 +129,8 @@ type Plugin struct {
 	lives  atomic.Uint32 // counts the sockets made
 	status *feed.Feed[Status]
 	beside *feed.Feed[bool] // whether another process of this program serves, or did until a short time ago
-	// earlier is the life before, which serves until kubelet calls the one after it; nil if there is none. It belongs to the goroutine of Run.
+	// earlier is the life before, which serves until kubelet calls the one after it; nil if there is
+	// none. It belongs to the goroutine of Run.
 	earlier *life
 	ending  sync.WaitGroup // earlier lives that are ending
 
@@ -145,7 +157,8 @@ func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
 	return status.Registered, status.Problem
 }
 
-// Run offers the driver to kubelet until ctx ends, and then returns nil. It may be called again after that.
+// Run offers the driver to kubelet until ctx ends, and then returns nil. It may be called again
+// after that.
 func (s *Plugin) Run(ctx context.Context) error {
 	defer s.change(func(status *Status) { *status = Status{Registrations: status.Registrations} })
 	defer s.ending.Wait()
@@ -172,18 +185,20 @@ func (s *Plugin) change(change func(*Status)) {
 	change(&s.current)
 	if s.current.Foreign != "" { // whatever kubelet does with our socket until that is closed
 		s.current.Registered = false
-		s.current.Problem = fmt.Sprintf("%v with the socket %s; remove that driver from the node", errForeign, s.current.Foreign)
+		s.current.Problem = fmt.Sprintf("%v with the socket %s; remove that driver from the node", errForeign,
+			s.current.Foreign)
 	}
 	if s.current != before {
 		s.status.Publish(s.current)
 	}
 }
 
-// live offers the driver to kubelet with a new socket, once no other driver of its name is there. It returns why that ended; nil if ctx
-// did.
+// live offers the driver to kubelet with a new socket, once no other driver of its name is there.
+// It returns why that ended; nil if ctx did.
 func (s *Plugin) live(parent context.Context) error {
 	log := klog.FromContext(parent)
-	f := &folder{path: s.o.RegistryDir, driver: s.o.Driver, token: s.token, left: kubelet.Sweep{Clock: s.o.Clock, After: leftAfter}}
+	f := &folder{path: s.o.RegistryDir, driver: s.o.Driver, token: s.token,
+		left: kubelet.Sweep{Clock: s.o.Clock, After: leftAfter}}
 	if !s.awaitTurn(parent, f) {
 		return nil
 	}
@@ -197,12 +212,14 @@ func (s *Plugin) live(parent context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen in kubelet's folder for plugins: %w", err)
 	}
-	socket.SetUnlinkOnClose(false) // kubelet forgets the driver when the file goes: calls that are being answered would break
+	// kubelet forgets the driver when the file goes: calls that are being answered would break
+	socket.SetUnlinkOnClose(false)
 
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
-	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}), kubelet: feed.New(registration{}),
-		server: grpc.NewServer(grpc.ConnectionTimeout(connectTimeout))}
+	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}),
+		kubelet: feed.New(registration{}),
+		server:  grpc.NewServer(grpc.ConnectionTimeout(connectTimeout))}
 	life.register(life.server)
 	life.served.Go(func() {
 		if err := life.server.Serve(listener{socket, life}); err != nil {
@@ -227,8 +244,8 @@ func (s *Plugin) live(parent context.Context) error {
 	return context.Cause(ctx)
 }
 
-// awaitTurn waits until this process leads, and no driver of the same name is there that is another program's. It reports false if ctx
-// ended first.
+// awaitTurn waits until this process leads, and no driver of the same name is there that is another
+// program's. It reports false if ctx ended first.
 func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	for {
 		leads := true
@@ -296,8 +313,9 @@ type life struct {
 	past  bool // another life comes after this one, and the status is that one's
 }
 
-// keep lets a life serve on, while the next one registers. Kubelet may not be connected to the process that registered last, and call this
-// one: a call that finds no server fails, and kubelet repeats it after a minute or more.
+// keep lets a life serve on, while the next one registers. Kubelet may not be connected to the
+// process that registered last, and call this one: a call that finds no server fails, and kubelet
+// repeats it after a minute or more.
 func (s *Plugin) keep(l *life) {
 	s.endEarlier()
 	l.mu.Lock()
@@ -315,7 +333,8 @@ func (s *Plugin) endEarlier() {
 	}
 }
 
-// finish ends the server of a life, and then removes its socket. It waits for calls that are being answered, for so long at most.
+// finish ends the server of a life, and then removes its socket. It waits for calls that are being
+// answered, for so long at most.
 func (l *life) finish(limit time.Duration) {
 	close(l.closing)
 	finished, late := make(chan struct{}), l.o.Clock.NewTimer(limit)
@@ -395,7 +414,8 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		case !ok && lasted >= registerTimeout && now.done:
 			return errKubeletLeft
 		case !ok && lasted >= registerTimeout:
-			return fmt.Errorf("%w; check that it runs and that %s is its folder for plugins", errUnregistered, strings.TrimSuffix(f.path, "/"))
+			return fmt.Errorf("%w; check that it runs and that %s is its folder for plugins", errUnregistered,
+				strings.TrimSuffix(f.path, "/"))
 		}
 		select {
 		case <-ctx.Done():

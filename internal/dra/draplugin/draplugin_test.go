@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestServes: kubelet registers the driver, has claims prepared and unprepared, and is told the health of devices, in each pair of versions.
+// TestServes: kubelet registers the driver, has claims prepared and unprepared, and is told the
+// health of devices, in each pair of versions.
 func TestServes(t *testing.T) {
 	t.Parallel()
 	for name, services := range map[string][]string{
@@ -40,7 +41,8 @@ func TestServes(t *testing.T) {
 				t.Fatal(err, answers)
 			}
 			device := answers["a"].GetDevices()[0]
-			got := []string{device.GetPoolName(), device.GetDeviceName(), strings.Join(device.GetRequestNames(), ","), strings.Join(device.GetCdiDeviceIds(), ",")}
+			got := []string{device.GetPoolName(), device.GetDeviceName(), strings.Join(device.GetRequestNames(), ","),
+				strings.Join(device.GetCdiDeviceIds(), ",")}
 			if diff := cmp.Diff([]string{"node-1", "gpu-0", "gpu", "k8s.gpu.nvidia.com/claim=a-gpu-0"}, got); diff != "" {
 				t.Errorf("device (-want +got):\n%s", diff)
 			}
@@ -72,8 +74,9 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// TestForeign: while another program's driver of the same name runs, this one does not register, and says so; once that one has ended, it
-// does, also if that one was killed. If such a driver comes later, this one leaves.
+// TestForeign: while another program's driver of the same name runs, this one does not register,
+// and says so; once that one has ended, it does, also if that one was killed. If such a driver
+// comes later, this one leaves.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -94,7 +97,8 @@ func TestForeign(t *testing.T) {
 	listen("nic.example.com-0b1c-reg.sock") // of a driver with another name, which is nothing to this one
 	foreign := listen("gpu.nvidia.com-0b1c-reg.sock")
 	d := n.start(t, nil)
-	beside := n.startProcess(t, draplugin.Options{Driver: "gpu.example.com", Rival: func(context.Context) string { return "NVIDIA's is there" }})
+	beside := n.startProcess(t, draplugin.Options{Driver: "gpu.example.com",
+		Rival: func(context.Context) string { return "NVIDIA's is there" }})
 	if s := beside.await(t, "a driver of another name", func(s draplugin.Status) bool { return s.Registered }); s.Foreign != "" || s.Rival == "" {
 		t.Errorf("beside NVIDIA's driver: %+v", s)
 	}

@@ -32,14 +32,15 @@ type others struct {
 	serves  bool   // one of these accepts connections: it has not ended
 }
 
-// registers reports whether a socket has the name that all drivers give theirs that use Kubernetes' library.
+// registers reports whether a socket has the name that all drivers give theirs that use Kubernetes'
+// library.
 func registers(socket, driver string) bool {
 	rest, is := strings.CutPrefix(socket, driver)
 	return is && (strings.HasPrefix(rest, "-") || strings.HasPrefix(rest, ".sock"))
 }
 
-// look returns which other drivers have sockets in the folder. It removes those that dead processes of this program left. Sockets of
-// others stay.
+// look returns which other drivers have sockets in the folder. It removes those that dead processes
+// of this program left. Sockets of others stay.
 func (f *folder) look(ctx context.Context) (found others) {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
@@ -57,7 +58,8 @@ func (f *folder) look(ctx context.Context) (found others) {
 		case ours && kind == socketKind:
 			names = append(names, name)
 		case registers(name, f.driver) && found.foreign == "":
-			if err := kubelet.DialOnce(ctx, filepath.Join(f.path, name)); !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
+			if err := kubelet.DialOnce(ctx, filepath.Join(f.path, name)); !errors.Is(err, syscall.ECONNREFUSED) &&
+				!errors.Is(err, fs.ErrNotExist) {
 				found.foreign = name
 			}
 		}

@@ -21,13 +21,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Kubelet calls the driver that registered last. Between the end of this process's lead and the registration of the process that leads now,
-// that is this one. It asks the other one then: kubelet, told of an error, would ask again after a minute or more.
+// Kubelet calls the driver that registered last. Between the end of this process's lead and the
+// registration of the process that leads now, that is this one. It asks the other one then:
+// kubelet, told of an error, would ask again after a minute or more.
 
 // forwardPause is the time between two tries.
 const forwardPause = 50 * time.Millisecond
 
-// answersTimeout is how long a process may take to accept a call. One that takes longer is asked again by the next try.
+// answersTimeout is how long a process may take to accept a call. One that takes longer is asked
+// again by the next try.
 const answersTimeout = time.Second
 
 // forwarded marks a call of another process of this program, which is not forwarded again.
@@ -36,14 +38,15 @@ const forwarded = "gpu-device-plugin-forwarded"
 // errNotLead is the error of a call that no process can answer now.
 var errNotLead = errors.New("the process of this program that leads on the node now does not answer calls for claims yet")
 
-// isNotLead reports whether an error is errNotLead, of this process or of another, from which only its text comes.
+// isNotLead reports whether an error is errNotLead, of this process or of another, from which only
+// its text comes.
 func isNotLead(err error) bool { return err != nil && err.Error() == errNotLead.Error() }
 
 // leads reports whether this process leads.
 func (s *Plugin) leads() bool { return s.o.Leads == nil || s.o.Leads.Value() }
 
-// here does something for a claim if this process leads, and has another one do it else. An error of this process does not count when it
-// does not lead any more, or hands the lead over.
+// here does something for a claim if this process leads, and has another one do it else. An error
+// of this process does not count when it does not lead any more, or hands the lead over.
 func (s *service) here(
 	ctx context.Context, do func(context.Context) ([]*drav1.Device, error),
 	elsewhere func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
@@ -70,8 +73,10 @@ func (s *service) here(
 	}
 }
 
-// whileLeading ends what is done when this process does not lead any more. What the hand-over waits for has ended by then.
-func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]*drav1.Device, error)) ([]*drav1.Device, error) {
+// whileLeading ends what is done when this process does not lead any more. What the hand-over waits
+// for has ended by then.
+func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]*drav1.Device, error)) ([]*drav1.Device,
+	error) {
 	if s.o.Leads == nil {
 		return do(ctx)
 	}
@@ -84,7 +89,8 @@ func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]
 	return do(ctx)
 }
 
-// forward has the process that leads make a call: one of those that have a socket, the latest first.
+// forward has the process that leads make a call: one of those that have a socket, the latest
+// first.
 func (s *service) forward(
 	ctx context.Context, call func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
 ) ([]*drav1.Device, error) {
@@ -107,8 +113,8 @@ func (s *service) forward(
 	return nil, errNotLead
 }
 
-// answers reports whether the process at the other end of a connection runs. The kernel accepts connections for one that is stopped, which
-// does not send its settings then.
+// answers reports whether the process at the other end of a connection runs. The kernel accepts
+// connections for one that is stopped, which does not send its settings then.
 func answers(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := context.WithTimeout(ctx, answersTimeout)
 	defer cancel()

@@ -23,8 +23,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestOnlyTheLeadRegisters: a process that does not lead has no socket. When the lead goes over, kubelet's calls go on: those that reach the
-// process that led are made by the one that leads, also one that was waiting, and both ways.
+// TestOnlyTheLeadRegisters: a process that does not lead has no socket. When the lead goes over,
+// kubelet's calls go on: those that reach the process that led are made by the one that leads, also
+// one that was waiting, and both ways.
 func TestOnlyTheLeadRegisters(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -84,7 +85,8 @@ func TestOnlyTheLeadRegisters(t *testing.T) {
 	if said := prepare(t, k, "c"); said["c"] != "" || !prepares["earlier"].isPrepared("c") {
 		t.Errorf("the lead went back, and kubelet asks the later process: %q", said)
 	}
-	if answers, err := k.Unprepare(t.Context(), dra.Driver, claim("a")); err != nil || answers["a"].GetError() != "" || prepares["earlier"].isPrepared("a") {
+	if answers, err := k.Unprepare(t.Context(), dra.Driver, claim("a")); err != nil || answers["a"].GetError() != "" ||
+		prepares["earlier"].isPrepared("a") {
 		t.Errorf("Unprepare: %v, %v", answers, err)
 	}
 
@@ -95,14 +97,15 @@ func TestOnlyTheLeadRegisters(t *testing.T) {
 		t.Error("a claim was prepared although no process leads")
 	}
 	logged := func(what string) int { return strings.Count(earlier.logged()+later.logged(), what) }
-	poll.Until(t, "the process that kubelet called says that it failed", func() bool { return logged("A call for a claim failed") > 0 })
+	poll.Until(t, "the process that kubelet called says that it failed",
+		func() bool { return logged("A call for a claim failed") > 0 })
 	if times := logged("does not answer calls for claims yet"); times > 1 { // that of the process that kubelet called
 		t.Errorf("each call that another process forwards is logged: %d", times)
 	}
 }
 
-// TestACallThatWaitsWhenTheLeadIsHandedOver is made by the process that leads next: its wait ends with the term, before this process knows that
-// it does not lead any more.
+// TestACallThatWaitsWhenTheLeadIsHandedOver is made by the process that leads next: its wait ends
+// with the term, before this process knows that it does not lead any more.
 func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -137,8 +140,9 @@ func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
 	}
 }
 
-// TestTheLeadThatRegisteredBefore registers again where another process has a socket still: that one may be stopped, and kubelet calls the one
-// that registered last. Where none has, kubelet calls this one anyway.
+// TestTheLeadThatRegisteredBefore registers again where another process has a socket still: that
+// one may be stopped, and kubelet calls the one that registered last. Where none has, kubelet calls
+// this one anyway.
 func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -147,7 +151,11 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	p := n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Leads: first})
 	p.awaitRegistered(t)
 	first.Publish(false)
-	other := n.startProcess(t, draplugin.Options{Claims: &claims{prepare: func(ctx context.Context, _ dra.Claim) error { <-ctx.Done(); return ctx.Err() }},
+	other := n.startProcess(t, draplugin.Options{Claims: &claims{prepare: func(ctx context.Context,
+		_ dra.Claim) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}},
 		Reader: n.claims, Leads: next})
 	next.Publish(true)
 	other.awaitRegistered(t)
@@ -166,7 +174,8 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	}
 }
 
-// TestNoCallIsLostWhenAProcessRegistersAgain: kubelet calls the first socket as long as it has no connection to one that registered later.
+// TestNoCallIsLostWhenAProcessRegistersAgain: kubelet calls the first socket as long as it has no
+// connection to one that registered later.
 func TestNoCallIsLostWhenAProcessRegistersAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -203,7 +212,8 @@ func TestNoCallIsLostWhenAProcessRegistersAgain(t *testing.T) {
 	}
 }
 
-// listen makes a socket as that of another process, which accepts connections. It returns how many it has accepted.
+// listen makes a socket as that of another process, which accepts connections. It returns how many
+// it has accepted.
 func (n *node) listen(t *testing.T, name string) (accepted func() int) {
 	t.Helper()
 	l, err := net.Listen("unix", n.socket(name))
@@ -229,7 +239,8 @@ func (n *node) register(t *testing.T, socket string) {
 	if _, err := client.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+	if _, err := client.NotifyRegistrationStatus(t.Context(),
+		&registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -255,8 +266,8 @@ func (n *node) dial(t *testing.T, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// TestProcessesThatAreStopped have sockets, where the kernel accepts connections, and they started last. A call is made by the process that
-// leads, and does not wait for them.
+// TestProcessesThatAreStopped have sockets, where the kernel accepts connections, and they started
+// last. A call is made by the process that leads, and does not wait for them.
 func TestProcessesThatAreStopped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -36,7 +36,8 @@ type claims struct {
 	uids     map[string]string // at the API server, by name; the name itself if there is none
 }
 
-func (c *claims) Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error) {
+func (c *claims) Prepare(ctx context.Context, uid string,
+	read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error) {
 	claim, err := read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the claim: %w", err)
@@ -57,7 +58,8 @@ func (c *claims) Prepare(ctx context.Context, uid string, read func(context.Cont
 	c.prepared[claim.UID] = true
 	var devices []dra.Prepared
 	for _, r := range claim.Results {
-		devices = append(devices, dra.Prepared{Requests: []string{r.Request}, Pool: r.Pool, Device: r.Device, ShareID: r.ShareID,
+		devices = append(devices, dra.Prepared{Requests: []string{r.Request}, Pool: r.Pool, Device: r.Device,
+			ShareID:      r.ShareID,
 			CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + claim.UID + "-" + r.Device}})
 	}
 	return devices, nil
@@ -82,7 +84,8 @@ func (c *claims) Claim(ctx context.Context, namespace, name string) (dra.Claim, 
 	if other, ok := c.uids[name]; ok {
 		uid = other
 	}
-	return dra.Claim{UID: uid, Namespace: namespace, Name: name, Results: []dra.Result{{Request: "gpu", Pool: "node-1", Device: "gpu-0", ShareID: "s"}}}, nil
+	return dra.Claim{UID: uid, Namespace: namespace, Name: name,
+		Results: []dra.Result{{Request: "gpu", Pool: "node-1", Device: "gpu-0", ShareID: "s"}}}, nil
 }
 
 func (c *claims) isPrepared(uid string) bool {
@@ -113,7 +116,8 @@ func newNode(t *testing.T) *node {
 
 // publish publishes two GPUs, of which the first has this health.
 func (n *node) publish(health inventory.Health) {
-	gpus := []inventory.GPU{{UUID: "GPU-0", Health: health}, {UUID: "GPU-1", Index: 1, Health: inventory.Health{State: inventory.Healthy}}}
+	gpus := []inventory.GPU{{UUID: "GPU-0", Health: health},
+		{UUID: "GPU-1", Index: 1, Health: inventory.Health{State: inventory.Healthy}}}
 	n.snapshots.Publish(inventory.Snapshot{GPUs: gpus})
 	n.pools.Publish(dra.New(n.snapshots.Value(), "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus), nil))
 }
@@ -174,7 +178,8 @@ func (d *driver) awaitRegistered(t *testing.T) {
 	d.await(t, "registered", func(s draplugin.Status) bool { return s.Registered })
 }
 
-// awaitCalled waits until kubelet is connected to the driver that registered last, and calls that one.
+// awaitCalled waits until kubelet is connected to the driver that registered last, and calls that
+// one.
 func awaitCalled(t *testing.T, k *plugins.Kubelet) {
 	t.Helper()
 	poll.Until(t, "kubelet calls the driver that registered last", func() bool {

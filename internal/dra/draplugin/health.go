@@ -11,8 +11,8 @@ import (
 const (
 	// healthInterval is how often health is sent that has not changed: kubelet forgets it after 30 s.
 	healthInterval = 10 * time.Second
-	// healthSoon is the same while another process of this program serves: when one of two streams ends, kubelet forgets the health of all
-	// devices of the driver.
+	// healthSoon is the same while another process of this program serves: when one of two streams
+	// ends, kubelet forgets the health of all devices of the driver.
 	healthSoon = time.Second
 	// healthTimeout is for how long kubelet may trust what it was sent, in seconds.
 	healthTimeout = 30
@@ -25,7 +25,8 @@ type health struct {
 	closing <-chan struct{}
 }
 
-// NodeWatchResources sends the health of all devices at once, whenever something changes, and time and again.
+// NodeWatchResources sends the health of all devices at once, whenever something changes, and time
+// and again.
 func (h *health) NodeWatchResources(
 	_ *healthv1.NodeWatchResourcesRequest, stream healthv1.DRAResourceHealth_NodeWatchResourcesServer,
 ) error {

@@ -27,8 +27,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestRollOut: two processes serve one kubelet. While the later one comes, the earlier one goes, and claims are prepared all the time, no call
-// fails, and kubelet knows the health of devices.
+// TestRollOut: two processes serve one kubelet. While the later one comes, the earlier one goes,
+// and claims are prepared all the time, no call fails, and kubelet knows the health of devices.
 func TestRollOut(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -43,7 +43,8 @@ func TestRollOut(t *testing.T) {
 		for ; ; made++ {
 			uid := "claim-" + strconv.Itoa(made)
 			answers, err := k.Prepare(t.Context(), dra.Driver, claim(uid))
-			// Kubelet that waits for a CPU between its choice of a driver and the call may have forgotten that one: the call does not reach it.
+			// Kubelet that waits for a CPU between its choice of a driver and the call may have forgotten
+			// that one: the call does not reach it.
 			lost := status.Code(err) == codes.Canceled && !n.claims.isPrepared(uid)
 			if (err != nil || answers[uid].GetError() != "") && !lost {
 				t.Errorf("call %d: %v %v", made, err, answers)
@@ -90,18 +91,19 @@ func TestRollBack(t *testing.T) {
 	}
 }
 
-// TestTheLastCallsOfAProcess are answered, although it accepts no connections any more: the other process does not take it for one that was
-// killed.
+// TestTheLastCallsOfAProcess are answered, although it accepts no connections any more: the other
+// process does not take it for one that was killed.
 func TestTheLastCallsOfAProcess(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	k := n.startKubelet(t)
 	began, goOn := make(chan struct{}), make(chan struct{})
-	earlier := n.startProcess(t, draplugin.Options{Reader: n.claims, Claims: &claims{prepare: func(context.Context, dra.Claim) error {
-		close(began)
-		<-goOn
-		return nil
-	}}})
+	earlier := n.startProcess(t, draplugin.Options{Reader: n.claims,
+		Claims: &claims{prepare: func(context.Context, dra.Claim) error {
+			close(began)
+			<-goOn
+			return nil
+		}}})
 	earlier.awaitRegistered(t)
 	first := n.sockets(t)[0]
 	answer := make(chan error, 1)
@@ -133,7 +135,8 @@ func TestTheLastCallsOfAProcess(t *testing.T) {
 	<-ended
 }
 
-// TestLeftovers: sockets of killed processes of this program are removed; what is not certain to be one stays.
+// TestLeftovers: sockets of killed processes of this program are removed; what is not certain to be
+// one stays.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -157,7 +160,8 @@ func TestLeftovers(t *testing.T) {
 	d := n.start(t, c)
 	stepUntil(t, c, "the sockets of killed processes are gone", func() bool { return len(n.sockets(t)) == 4 })
 	d.awaitRegistered(t)
-	for _, name := range []string{"gpu-device-plugin-dra-.sock", "csi-reg.sock", "gpu-device-plugin-dra-0000000000bb-1.sock"} {
+	for _, name := range []string{"gpu-device-plugin-dra-.sock", "csi-reg.sock",
+		"gpu-device-plugin-dra-0000000000bb-1.sock"} {
 		if !slices.Contains(n.sockets(t), name) {
 			t.Errorf("%s was removed", name)
 		}
@@ -209,8 +213,8 @@ func stepUntil(t *testing.T, c *clocktesting.FakeClock, what string, holds func(
 	})
 }
 
-// TestKubeletIsAway: a driver that kubelet does not register is offered again with another socket after half a minute, and not earlier; so is
-// one that kubelet left.
+// TestKubeletIsAway: a driver that kubelet does not register is offered again with another socket
+// after half a minute, and not earlier; so is one that kubelet left.
 func TestKubeletIsAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -245,7 +249,8 @@ func TestKubeletIsAway(t *testing.T) {
 	}
 }
 
-// TestRefused: the reason for which kubelet refuses the driver is told, and the driver is offered again with another socket.
+// TestRefused: the reason for which kubelet refuses the driver is told, and the driver is offered
+// again with another socket.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -276,7 +281,8 @@ func TestSocketRemoved(t *testing.T) {
 	}
 }
 
-// TestFolders: a folder that cannot be used is a problem that names what is wrong, and the driver goes on to try.
+// TestFolders: a folder that cannot be used is a problem that names what is wrong, and the driver
+// goes on to try.
 func TestFolders(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -301,7 +307,8 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestRunsAgain: a driver that was stopped can be started again, as when the mode of a node changes twice.
+// TestRunsAgain: a driver that was stopped can be started again, as when the mode of a node changes
+// twice.
 func TestRunsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -321,7 +328,8 @@ func TestRunsAgain(t *testing.T) {
 	run.Wait()
 }
 
-// TestHealthIsSentAgain: health that does not change is sent every ten seconds, and every second while another process serves.
+// TestHealthIsSentAgain: health that does not change is sent every ten seconds, and every second
+// while another process serves.
 func TestHealthIsSentAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -339,7 +347,8 @@ func TestHealthIsSentAgain(t *testing.T) {
 	if took := reports(2); took < 10*time.Second {
 		t.Errorf("two reports in %v: nothing changed", took)
 	}
-	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket("gpu-device-plugin-dra-0000000000aa-1.sock"), Net: "unix"})
+	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket("gpu-device-plugin-dra-0000000000aa-1.sock"),
+		Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}

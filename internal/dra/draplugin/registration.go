@@ -49,8 +49,8 @@ func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*r
 	}, nil
 }
 
-// NotifyRegistrationStatus is kubelet's call with the result of the registration. If it did not, the life ends: kubelet waits longer and
-// longer until it tries the same socket again.
+// NotifyRegistrationStatus is kubelet's call with the result of the registration. If it did not,
+// the life ends: kubelet waits longer and longer until it tries the same socket again.
 func (r *registrar) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
@@ -64,8 +64,9 @@ func (r *registrar) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// A listener keeps account of the connections that it accepts. Kubelet has one for the registration alone, which it closes then, and one
-// for all else, which it opens at once and keeps: its end shows that kubelet ended. Kubelets before 1.34 open that one with the first call.
+// A listener keeps account of the connections that it accepts. Kubelet has one for the registration
+// alone, which it closes then, and one for all else, which it opens at once and keeps: its end
+// shows that kubelet ended. Kubelets before 1.34 open that one with the first call.
 type listener struct {
 	*net.UnixListener
 	life *life
@@ -79,8 +80,9 @@ func (l listener) Accept() (net.Conn, error) {
 	return &conn{Conn: accepted, life: l.life}, nil
 }
 
-// A conn is an accepted connection. It counts once the other end has said something, as kubelet does at once: other processes of this
-// program connect to see whether this one is there, and say nothing.
+// A conn is an accepted connection. It counts once the other end has said something, as kubelet
+// does at once: other processes of this program connect to see whether this one is there, and say
+// nothing.
 type conn struct {
 	net.Conn
 	life  *life

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestConnections: a connection counts from its first byte to its end. One that says nothing, as of another process that sees whether this
-// one is there, is not taken for kubelet's.
+// TestConnections: a connection counts from its first byte to its end. One that says nothing, as of
+// another process that sees whether this one is there, is not taken for kubelet's.
 func TestConnections(t *testing.T) {
 	t.Parallel()
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
@@ -69,7 +69,8 @@ func TestConnections(t *testing.T) {
 		t.Errorf("one of two ended: %+v", now)
 	}
 	closing(second)
-	if now, s := l.kubelet.Value(), l.Status().Value(); now.ok() || now.connected != 0 || s.Registered || s.Problem != "kubelet ended its connection" {
+	if now, s := l.kubelet.Value(), l.Status().Value(); now.ok() || now.connected != 0 || s.Registered ||
+		s.Problem != "kubelet ended its connection" {
 		t.Errorf("both ended: %+v, %+v", now, s)
 	}
 }
@@ -85,8 +86,9 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// TestForeignCounts: while another program's driver of the same name is there, the driver is not registered, and says what to do, whatever
-// kubelet does with the socket until it is closed, and when that is closed.
+// TestForeignCounts: while another program's driver of the same name is there, the driver is not
+// registered, and says what to do, whatever kubelet does with the socket until it is closed, and
+// when that is closed.
 func TestForeignCounts(t *testing.T) {
 	t.Parallel()
 	dir := loopback.Folder(t)
@@ -100,13 +102,15 @@ func TestForeignCounts(t *testing.T) {
 		"the life ended":                func() { l.change(func(s *Status) { s.Problem = errForeign.Error() }) },
 	} {
 		change()
-		if s := l.Status().Value(); s.Registered || !strings.HasSuffix(s.Problem, "gpu.nvidia.com-reg.sock; remove that driver from the node") {
+		if s := l.Status().Value(); s.Registered || !strings.HasSuffix(s.Problem,
+			"gpu.nvidia.com-reg.sock; remove that driver from the node") {
 			t.Errorf("%s: %+v", what, s)
 		}
 	}
 }
 
-// TestLookAtItsEnd: a socket whose program was killed is none of a driver that runs, also where the wait for the look is over.
+// TestLookAtItsEnd: a socket whose program was killed is none of a driver that runs, also where the
+// wait for the look is over.
 func TestLookAtItsEnd(t *testing.T) {
 	t.Parallel()
 	dir := loopback.Folder(t)

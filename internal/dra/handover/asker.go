@@ -27,8 +27,10 @@ func newAsker(c clock.WithTicker, first, most time.Duration) *asker {
 	return &asker{first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
 }
 
-// start asks about GPUs, if there are any, no question is under way, and it is time or the question is another one.
-func (q *asker) start(ctx context.Context, epochs map[string]uint64, ask func(context.Context, map[string]uint64) evidence) {
+// start asks about GPUs, if there are any, no question is under way, and it is time or the question
+// is another one.
+func (q *asker) start(ctx context.Context, epochs map[string]uint64,
+	ask func(context.Context, map[string]uint64) evidence) {
 	if q.busy || len(epochs) == 0 || !q.ready && maps.Equal(epochs, q.last) {
 		return
 	}
@@ -39,7 +41,8 @@ func (q *asker) start(ctx context.Context, epochs map[string]uint64, ask func(co
 	q.asked.Go(func() { q.answers <- ask(ctx, epochs) })
 }
 
-// end takes in an answer and returns it. The same question is asked again after a pause, which becomes longer.
+// end takes in an answer and returns it. The same question is asked again after a pause, which
+// becomes longer.
 func (q *asker) end(a evidence) evidence {
 	q.busy = false
 	q.timer.Reset(q.pause)

@@ -32,7 +32,8 @@ const (
 	maxFile       = 1 << 20
 )
 
-// retryInterval is the pace of tries while the numbers cannot be written, or it cannot be read what is published.
+// retryInterval is the pace of tries while the numbers cannot be written, or it cannot be read what
+// is published.
 const retryInterval = 10 * time.Second
 
 // DevicesOptions are the parts of the daemon that Devices use.
@@ -47,18 +48,21 @@ type DevicesOptions struct {
 	Configs   *feed.Feed[config.Config]
 	// Owners say who gives out each GPU; nil as long as that is not known. The Arbiter publishes them.
 	Owners *feed.Feed[dra.Owners]
-	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known. Without the feed none are.
+	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known.
+	// Without the feed none are.
 	Divisions *feed.Feed[dra.Divisions]
 	// Driverless is that of the Arbiter's Options.
 	Driverless func() bool
-	// Lead returns an error if this process does not lead now and so may write nothing. Without the function this process always leads.
+	// Lead returns an error if this process does not lead now and so may write nothing. Without the
+	// function this process always leads.
 	Lead func() error
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 }
 
-// Devices are those of the node that are to be in slices. On disk they keep the numbers in the names of devices, and which GPUs may be in
-// slices; package cluster publishes the slices. Make them with NewDevices; Run is called for each time in which this process leads.
+// Devices are those of the node that are to be in slices. On disk they keep the numbers in the
+// names of devices, and which GPUs may be in slices; package cluster publishes the slices. Make
+// them with NewDevices; Run is called for each time in which this process leads.
 type Devices struct {
 	o           DevicesOptions
 	pools       *feed.Feed[dra.Pool]
@@ -67,15 +71,18 @@ type Devices struct {
 	problem     string             // why numbers cannot be written, as it was told last
 	steady      inventory.Snapshot // without what the MIG mode changes of GPUs whose mode claims switch
 
-	disk   *statefile.Disk // for all work on the files
-	onDisk bool            // the file said of GPUs that they may be in slices when last read or written; of the work on the files
-	lost   atomic.Bool     // it is not known what is published
+	disk *statefile.Disk // for all work on the files
+	// the file said of GPUs that they may be in slices when last read or written; of the work on the
+	// files
+	onDisk bool
+	lost   atomic.Bool // it is not known what is published
 
 	mu      sync.Mutex  // guards all following fields, and changes of published
 	hung    time.Time   // when the disk did not answer last; zero once it did
 	term    int         // of the times in which this process leads
 	numbers dra.Numbers // as on disk
-	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted are those of them on disk.
+	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted
+	// are those of them on disk.
 	left, noted map[string]bool
 	// retracted are GPUs whose slices the kubelet has removed, and of which the file does not say
 	// so yet; retractions changes when there is another one.
@@ -88,12 +95,13 @@ type Publication struct {
 	// Slices and Devices are the numbers of slices and devices. Generation is that of the pool.
 	Slices, Devices int
 	Generation      int64
-	// API is the version of resource.k8s.io that the API server serves. NoTaints says that it does not keep the taints of devices,
-	// NoCounters that it keeps no counters, without which GPUs are not divided for claims, and NoShares that it knows no devices that
-	// several claims can have.
+	// API is the version of resource.k8s.io that the API server serves. NoTaints says that it does not
+	// keep the taints of devices, NoCounters that it keeps no counters, without which GPUs are not
+	// divided for claims, and NoShares that it knows no devices that several claims can have.
 	API                            string
 	NoTaints, NoCounters, NoShares bool
-	// Problem is why the slices at the API server are not as wanted, a sentence without a full stop; empty if they are.
+	// Problem is why the slices at the API server are not as wanted, a sentence without a full stop;
+	// empty if they are.
 	Problem string
 }
 
@@ -124,17 +132,19 @@ func (d *Devices) Driverless() bool { return d.o.Driverless() }
 // Driver returns the name of the driver.
 func (d *Devices) Driver() string { return d.o.Driver }
 
-// Pools returns the feed of what is to be published. A pool without a name is not known yet. A pool without slices shall not exist.
+// Pools returns the feed of what is to be published. A pool without a name is not known yet. A pool
+// without slices shall not exist.
 func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
 
-// Published returns the feed of the GPUs that may be in slices at the API server, by UUID. The value is nil if they are not known: then
-// all GPUs may be in slices.
+// Published returns the feed of the GPUs that may be in slices at the API server, by UUID. The
+// value is nil if they are not known: then all GPUs may be in slices.
 func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
 
 // Publication returns the feed of what the API server has, as the publisher of slices says.
 func (d *Devices) Publication() *feed.Feed[Publication] { return d.publication }
 
-// GPU returns the UUID of the GPU that a device of a name is, or is a part of. It knows devices that are not in the pool now, too.
+// GPU returns the UUID of the GPU that a device of a name is, or is a part of. It knows devices
+// that are not in the pool now, too.
 func (d *Devices) GPU(device string) (uuid string, known bool) {
 	text, _, _ := strings.Cut(strings.TrimPrefix(device, "gpu-"), "-")
 	number, err := strconv.Atoi(text)
@@ -165,8 +175,8 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 // diskTimeout is how long the disk is waited for.
 const diskTimeout = 2 * time.Second
 
-// onFiles does work on the files, one work at a time. Once the disk has not answered, nobody waits for it again for a time: what does not
-// need the files goes on.
+// onFiles does work on the files, one work at a time. Once the disk has not answered, nobody waits
+// for it again for a time: what does not need the files goes on.
 func (d *Devices) onFiles(ctx context.Context, work func() error) error {
 	d.mu.Lock()
 	wait := d.hung.IsZero() || d.o.Clock.Since(d.hung) >= retryInterval
@@ -187,8 +197,9 @@ func (d *Devices) onFiles(ctx context.Context, work func() error) error {
 	return err
 }
 
-// Run reads the files of an earlier process, and follows the GPUs until ctx ends. Then it returns nil, and forgets what it has read. The
-// error wraps dra.ErrOtherName if an earlier lead publishes devices under another name of the driver than this process.
+// Run reads the files of an earlier process, and follows the GPUs until ctx ends. Then it returns
+// nil, and forgets what it has read. The error wraps dra.ErrOtherName if an earlier lead publishes
+// devices under another name of the driver than this process.
 func (d *Devices) Run(ctx context.Context) error {
 	known := false
 	term := d.forget() // what was noted when the last time ended
@@ -254,7 +265,8 @@ func (d *Devices) settle(ctx context.Context, s inventory.Snapshot) error {
 	return nil
 }
 
-// pool returns the devices to publish. It reports false if GPUs are missing there whose numbers could not be written.
+// pool returns the devices to publish. It reports false if GPUs are missing there whose numbers
+// could not be written.
 func (d *Devices) pool(
 	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, c config.DRA,
 ) (dra.Pool, bool) {
@@ -294,7 +306,8 @@ func (d *Devices) pool(
 	return pool, err == nil
 }
 
-// forget has nothing be known: another process may lead now. It returns the number of the time in which this process leads next.
+// forget has nothing be known: another process may lead now. It returns the number of the time in
+// which this process leads next.
 func (d *Devices) forget() (term int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -309,7 +322,8 @@ func (d *Devices) forget() (term int) {
 	return d.term
 }
 
-// during calls tell if no other time to lead has begun or ended since the one with a number: a disk that hangs answers later.
+// during calls tell if no other time to lead has begun or ended since the one with a number: a disk
+// that hangs answers later.
 func (d *Devices) during(term int, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -318,8 +332,8 @@ func (d *Devices) during(term int, tell func()) {
 	}
 }
 
-// number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays
-// with its GPU.
+// number gives a number to each GPU that has none. The numbers are on disk before anybody knows of
+// them: a name that was published stays with its GPU.
 func (d *Devices) number(ctx context.Context, gpus []inventory.GPU) error {
 	now := d.Numbers()
 	next := now.With(gpus)
@@ -360,7 +374,8 @@ func (d *Devices) readNumbers() error {
 	return nil
 }
 
-// KnownNumbers returns the numbers of GPUs in a state directory, without a change of it; none if there are none.
+// KnownNumbers returns the numbers of GPUs in a state directory, without a change of it; none if
+// there are none.
 func KnownNumbers(stateDir string) (dra.Numbers, error) {
 	text, err := statefile.Read(filepath.Join(stateDir, numbersFile), maxFile)
 	if statefile.IsAbsent(err) {

@@ -68,7 +68,8 @@ func publishesAll(dir string, s inventory.Snapshot) handover.DevicesOptions {
 	}
 }
 
-// run runs Devices until the end of the bubble in which it is called: time is exact in it. What is to be done at once is done when it returns.
+// run runs Devices until the end of the bubble in which it is called: time is exact in it. What is
+// to be done at once is done when it returns.
 func run(t *testing.T, o handover.DevicesOptions) *handover.Devices {
 	t.Helper()
 	ctx := t.Context()
@@ -88,7 +89,8 @@ func run(t *testing.T, o handover.DevicesOptions) *handover.Devices {
 func gpus(minors map[string]int) inventory.Snapshot {
 	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580"}}
 	for uuid, minor := range minors {
-		s.GPUs = append(s.GPUs, inventory.GPU{UUID: "GPU-" + uuid, Minor: minor, Health: inventory.Health{State: inventory.Healthy}})
+		s.GPUs = append(s.GPUs, inventory.GPU{UUID: "GPU-" + uuid, Minor: minor,
+			Health: inventory.Health{State: inventory.Healthy}})
 	}
 	slices.SortFunc(s.GPUs, func(a, b inventory.GPU) int { return a.Minor - b.Minor })
 	for i := range s.GPUs {
@@ -127,7 +129,8 @@ func (p *process) until(want string) {
 	}
 }
 
-// A device keeps the number of its GPU over restarts, whatever minors the GPUs have then, and what was published is known at once.
+// A device keeps the number of its GPU over restarts, whatever minors the GPUs have then, and what
+// was published is known at once.
 func TestNumbersStay(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -150,7 +153,8 @@ func TestNumbersStay(t *testing.T) {
 	if numbers, err := handover.KnownNumbers(t.TempDir()); err != nil || len(numbers) > 0 {
 		t.Errorf("KnownNumbers() of an empty folder = %v, %v", numbers, err)
 	}
-	for device, want := range map[string]string{"gpu-0": "GPU-a", "gpu-1-mig-1g10gb-19-0": "GPU-b", "gpu-9": "", "other": ""} {
+	for device, want := range map[string]string{"gpu-0": "GPU-a", "gpu-1-mig-1g10gb-19-0": "GPU-b", "gpu-9": "",
+		"other": ""} {
 		if uuid, known := p.GPU(device); uuid != want || known != (want != "") {
 			t.Errorf("%s is of %q, known %v, want %q", device, uuid, known, want)
 		}
@@ -161,8 +165,9 @@ func TestNumbersStay(t *testing.T) {
 	p.until("[0a 1b 2c 3d]")
 }
 
-// A node that was never looked at, or whose owners are not known, is not one without GPUs. In a mode without DRA there are slices only as
-// long as the driver has a GPU, and while the first GPUs come from the device plugin there is none yet.
+// A node that was never looked at, or whose owners are not known, is not one without GPUs. In a
+// mode without DRA there are slices only as long as the driver has a GPU, and while the first GPUs
+// come from the device plugin there is none yet.
 func TestWhatIsToBePublished(t *testing.T) {
 	t.Parallel()
 	node := gpus(map[string]int{"a": 0, "b": 1})
@@ -179,17 +184,19 @@ func TestWhatIsToBePublished(t *testing.T) {
 		"what was there last":  {config.DRAAll, stale, dra.All(node.GPUs), "[0a 1b]"},
 		"no GPU":               {config.DRAAll, none, dra.Owners{}, "[]"},
 		"none is the driver's": {config.DRASplit, node, dra.Owners{}, "[]"},
-		"all leave the plugin": {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.LeavesPlugin}, "no slices"},
-		"one leaves it yet":    {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.OwnedByDRA}, "[1b]"},
-		"off":                  {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin}, "no slices"},
-		"one leaves":           {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin, "GPU-b": dra.LeavesDRA}, "[1b]"},
+		"all leave the plugin": {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.LeavesPlugin},
+			"no slices"},
+		"one leaves it yet": {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.OwnedByDRA}, "[1b]"},
+		"off":               {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin}, "no slices"},
+		"one leaves":        {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin, "GPU-b": dra.LeavesDRA}, "[1b]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			p := start(t, dir, tt.mode, tt.s, tt.owners)
 			p.until(tt.want)
-			if _, err := os.Stat(filepath.Join(dir, "dra-numbers.json")); tt.mode == config.DRAOff && tt.want == "no slices" && err == nil {
+			if _, err := os.Stat(filepath.Join(dir, "dra-numbers.json")); tt.mode == config.DRAOff && tt.want == "no slices" &&
+				err == nil {
 				t.Error("numbers are written although nothing is published")
 			}
 		})
@@ -210,7 +217,8 @@ func TestWhatIsToBePublished(t *testing.T) {
 	}
 }
 
-// While numbers cannot be written, a new GPU is not published, and those that have one are; afterwards it is.
+// While numbers cannot be written, a new GPU is not published, and those that have one are;
+// afterwards it is.
 func TestNumbersThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -238,7 +246,8 @@ func TestNumbersThatCannotBeWritten(t *testing.T) {
 	p.until("[0a 1b]")
 }
 
-// A file that cannot be read is set aside: all GPUs may be published then, also for the next process, until somebody knows better.
+// A file that cannot be read is set aside: all GPUs may be published then, also for the next
+// process, until somebody knows better.
 func TestDamagedFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -266,7 +275,8 @@ func TestDamagedFiles(t *testing.T) {
 	for range 2 {
 		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 		p.until("[0a]")
-		if problem := p.Publication().Value().Problem; p.Published().Value() != nil || !strings.Contains(problem, "dra-published.json.damaged") {
+		if problem := p.Publication().Value().Problem; p.Published().Value() != nil ||
+			!strings.Contains(problem, "dra-published.json.damaged") {
 			t.Errorf("published %v, problem %q", p.Published().Value(), problem)
 		}
 		p.stop()
@@ -308,7 +318,8 @@ func TestDamagedFileThatIsRemoved(t *testing.T) {
 	})
 }
 
-// TestFileThatIsGone: a process that leads again does not take the loss of the file for the news that nothing is published.
+// TestFileThatIsGone: a process that leads again does not take the loss of the file for the news
+// that nothing is published.
 func TestFileThatIsGone(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -339,7 +350,8 @@ func TestFileThatIsGone(t *testing.T) {
 				if d.Lost() != lost || (d.Published().Value() == nil) != lost || strings.Contains(problem, "is gone") != lost {
 					t.Errorf("after %v, lost %v, published %v, problem %q", published, d.Lost(), d.Published().Value(), problem)
 				}
-				if err := d.SetPublished(t.Context(), published); err != nil || d.Lost() || !maps.Equal(d.Published().Value(), published) {
+				if err := d.SetPublished(t.Context(), published); err != nil || d.Lost() ||
+					!maps.Equal(d.Published().Value(), published) {
 					t.Errorf("once it is known: %v, lost %v, published %v", err, d.Lost(), d.Published().Value())
 				}
 			})
@@ -347,7 +359,8 @@ func TestFileThatIsGone(t *testing.T) {
 	}
 }
 
-// TestFirstStart: where no process was before, nothing is published, with a state directory and without. Without one, no file is read or written.
+// TestFirstStart: where no process was before, nothing is published, with a state directory and
+// without. Without one, no file is read or written.
 func TestFirstStart(t *testing.T) {
 	here := t.TempDir()
 	t.Chdir(here)
@@ -359,7 +372,8 @@ func TestFirstStart(t *testing.T) {
 	for _, dir := range []string{t.TempDir(), ""} {
 		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 		p.until("[0a]")
-		if got, problem := p.Published().Value(), p.Publication().Value().Problem; got == nil || len(got) > 0 || problem != "" {
+		if got, problem := p.Published().Value(), p.Publication().Value().Problem; got == nil || len(got) > 0 ||
+			problem != "" {
 			t.Errorf("in %q, published %v, problem %q", dir, got, problem)
 		}
 		if err := p.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err != nil {
@@ -404,14 +418,15 @@ func TestNewGPUs(t *testing.T) {
 	})
 }
 
-// TestTheLeadChanges: a process knows what the one that led before has written, and nothing after its own time. It does not write what is
-// there.
+// TestTheLeadChanges: a process knows what the one that led before has written, and nothing after
+// its own time. It does not write what is there.
 func TestTheLeadChanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0})
-		both := []*handover.Devices{handover.NewDevices(publishesAll(dir, node)), handover.NewDevices(publishesAll(dir, node))}
+		both := []*handover.Devices{handover.NewDevices(publishesAll(dir, node)),
+			handover.NewDevices(publishesAll(dir, node))}
 		var numbers, published os.FileInfo
 		for i := range 4 {
 			d := both[i%2]
@@ -419,7 +434,8 @@ func TestTheLeadChanges(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- d.Run(ctx) }()
 			synctest.Wait()
-			if got, knows := text(d.Pools().Value()), d.Published().Value(); got != "[0a]" || knows == nil || knows["GPU-a"] != (i > 0) {
+			if got, knows := text(d.Pools().Value()), d.Published().Value(); got != "[0a]" || knows == nil ||
+				knows["GPU-a"] != (i > 0) {
 				t.Errorf("%d: the pool is %s, published %v", i, got, knows)
 			}
 			if err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true}); err != nil {
@@ -436,7 +452,8 @@ func TestTheLeadChanges(t *testing.T) {
 			numbers, published = now, slice
 			cancel()
 			if err := <-ended; err != nil || text(d.Pools().Value()) != "not known" || d.Published().Value() != nil {
-				t.Errorf("%d: Run() = %v, then the pool is %s, published %v", i, err, text(d.Pools().Value()), d.Published().Value())
+				t.Errorf("%d: Run() = %v, then the pool is %s, published %v", i, err, text(d.Pools().Value()),
+					d.Published().Value())
 			}
 		}
 	})
@@ -459,7 +476,8 @@ func TestAProcessThatDoesNotLead(t *testing.T) {
 	})
 }
 
-// TestWhatIsNotedLate: what is noted when the time of a process is over does not count in its next one. Another process has led meanwhile.
+// TestWhatIsNotedLate: what is noted when the time of a process is over does not count in its next
+// one. Another process has led meanwhile.
 func TestWhatIsNotedLate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

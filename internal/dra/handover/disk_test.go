@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// slowDisk returns the options of a node whose GPUs are all in slices, and what has its disk hang: each write waits in Lead.
+// slowDisk returns the options of a node whose GPUs are all in slices, and what has its disk hang:
+// each write waits in Lead.
 func slowDisk(t *testing.T, s inventory.Snapshot) (o handover.DevicesOptions, hangs *feed.Feed[bool]) {
 	t.Helper()
 	hangs = feed.New(false)
@@ -27,7 +28,8 @@ func slowDisk(t *testing.T, s inventory.Snapshot) (o handover.DevicesOptions, ha
 	return o, hangs
 }
 
-// TestDiskThatHangs: a new GPU is not published while its number cannot be written. What changes of the others is published at once.
+// TestDiskThatHangs: a new GPU is not published while its number cannot be written. What changes of
+// the others is published at once.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -56,7 +58,8 @@ func TestDiskThatHangs(t *testing.T) {
 		is("at once", "[0a]", 0)
 		began := time.Now()
 		err := d.SetPublished(t.Context(), map[string]bool{"GPU-a": true})
-		if took := time.Since(began); !errors.Is(err, statefile.ErrHangs) || !strings.Contains(err.Error(), o.StateDir) || took > 2*time.Second {
+		if took := time.Since(began); !errors.Is(err, statefile.ErrHangs) || !strings.Contains(err.Error(), o.StateDir) ||
+			took > 2*time.Second {
 			t.Errorf("SetPublished() = %v after %v", err, took)
 		}
 		hangs.Publish(false)
@@ -68,7 +71,8 @@ func TestDiskThatHangs(t *testing.T) {
 	})
 }
 
-// TestDiskThatAnswersLate: what was written when this process led counts no more once that time is over. Another process may have led since.
+// TestDiskThatAnswersLate: what was written when this process led counts no more once that time is
+// over. Another process may have led since.
 func TestDiskThatAnswersLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
-// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource Allocation. Its Arbiter decides by which of
-// the two ways a GPU is given to pods, and gathers the evidence for that: package dra has the rules. Its Devices has the devices of the
-// GPUs that shall be in ResourceSlices, and knows which of these may be at the API server.
+// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource
+// Allocation. Its Arbiter decides by which of the two ways a GPU is given to pods, and gathers the
+// evidence for that: package dra has the rules. Its Devices has the devices of the GPUs that shall
+// be in ResourceSlices, and knows which of these may be at the API server.
 //
 // Package daemon builds both, and others read their feeds.
 package handover
@@ -28,12 +29,14 @@ import (
 )
 
 const (
-	// askInterval is the pace at which kubelet is asked whether pods hold GPUs that leave the device plugin.
+	// askInterval is the pace at which kubelet is asked whether pods hold GPUs that leave the device
+	// plugin.
 	askInterval = time.Second
-	// listFirst and listMost are the times between two lists of the claims of the cluster, the first and the longest.
+	// listFirst and listMost are the times between two lists of the claims of the cluster, the first
+	// and the longest.
 	listFirst, listMost = 2 * time.Second, 15 * time.Second
-	// claimGrace is how long a GPU must be in no record, with a taint in its slice and then in no slice, where claims are not listed. Kubelet
-	// gives a call of the driver 45 s.
+	// claimGrace is how long a GPU must be in no record, with a taint in its slice and then in no
+	// slice, where claims are not listed. Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
 	// driverGrace is how long the kubelet must have been without a driver for claims before its
 	// account of them counts, as long as its accounts of devices must have named no holder.
@@ -50,34 +53,38 @@ const (
 		"--set dra.enabled=true --set dra.mode=plugin"
 )
 
-// ErrNotListed is the error of a list of claims that is not made: this program has no right to it, or it would be too large.
+// ErrNotListed is the error of a list of claims that is not made: this program has no right to it,
+// or it would be too large.
 var ErrNotListed = errors.New("the ResourceClaims of the cluster are not listed")
 
 // Users knows which pods hold devices of the device plugin.
 type Users interface {
-	// Users returns which pods hold the given GPUs or MIG devices, by UUID. If the error is nil, no other pod holds one, and no pod gets one
-	// while they are in no list.
+	// Users returns which pods hold the given GPUs or MIG devices, by UUID. If the error is nil, no
+	// other pod holds one, and no pod gets one while they are in no list.
 	Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error)
 }
 
 // Options are the parts of the daemon that an Arbiter uses.
 type Options struct {
-	// Devices have the owners that the Arbiter publishes, and which GPUs may be in a slice at the API server. The Arbiter also uses their
-	// configurations and Snapshots.
+	// Devices have the owners that the Arbiter publishes, and which GPUs may be in a slice at the API
+	// server. The Arbiter also uses their configurations and Snapshots.
 	Devices *Devices
 	// Users is nil where there is no kubelet: then no pod holds a device.
 	Users Users
 	// Offered are the owners by which the lists of the device plugin were last made.
 	Offered *feed.Feed[dra.Owners]
-	// Beside reports whether another process of this program serves kubelet, too. It also returns a channel that is closed when that may
-	// have changed. Nil means that there is no such process. As long as one does, no GPU goes from the device plugin to a slice: that
-	// process may have it in its list.
+	// Beside reports whether another process of this program serves kubelet, too. It also returns a
+	// channel that is closed when that may have changed. Nil means that there is no such process. As
+	// long as one does, no GPU goes from the device plugin to a slice: that process may have it in its
+	// list.
 	Beside func() (bool, <-chan struct{})
-	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
+	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not
+	// known.
 	Records *feed.Feed[map[string][]claims.Holder]
-	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it returns their names, "NAMESPACE/NAME", by
-	// the UUID of the GPU. The error says why they are not known. If it is ErrNotListed, there may be others beside those that are returned.
-	// It is not called again before it returns. A process without the function has Driverless.
+	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it
+	// returns their names, "NAMESPACE/NAME", by the UUID of the GPU. The error says why they are not
+	// known. If it is ErrNotListed, there may be others beside those that are returned. It is not
+	// called again before it returns. A process without the function has Driverless.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
 	// Driverless reports whether no claim can be prepared on this node, because this process does
 	// not offer the driver to the kubelet: it has no client of the API server, or not the kubelet's
@@ -118,10 +125,12 @@ type Arbiter struct {
 // New returns an Arbiter that has not decided anything.
 func New(o Options) *Arbiter {
 	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
-	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(), gpus: map[string]*ownedGPU{}}
+	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(),
+		gpus: map[string]*ownedGPU{}}
 }
 
-// Waits returns the feed of the reasons why GPUs wait for their new owner, by UUID: sentences without a full stop.
+// Waits returns the feed of the reasons why GPUs wait for their new owner, by UUID: sentences
+// without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
 
 // Returning reports whether GPUs are about to come back from slices by the kubelet's account: the
@@ -140,8 +149,8 @@ type evidence struct {
 	claims bool // it is about claims, not about the device plugin
 }
 
-// Run decides until ctx ends, and then returns nil. It begins without decisions, and decides by evidence alone: another process may have
-// decided before.
+// Run decides until ctx ends, and then returns nil. It begins without decisions, and decides by
+// evidence alone: another process may have decided before.
 func (a *Arbiter) Run(ctx context.Context) error {
 	clear(a.gpus)
 	a.driverless = time.Time{}
@@ -335,7 +344,8 @@ func (a *Arbiter) sayWaits(ctx context.Context, waits map[string]string) {
 	a.said = gpus
 }
 
-// begin is the record of a GPU of which nothing was decided by this process. A process before may have ended while the GPU was nobody's.
+// begin is the record of a GPU of which nothing was decided by this process. A process before may
+// have ended while the GPU was nobody's.
 func (a *Arbiter) begin(found inventory.GPU, c config.Config) *ownedGPU {
 	g := &ownedGPU{}
 	if a.options.Devices.hasLeft(found.UUID) && !c.GivenByDRA(found) {
@@ -369,7 +379,8 @@ func (m *moves) add(made move, gpu string) {
 // log logs a line for each way that GPUs go, and not for each GPU.
 func (m *moves) log(ctx context.Context) {
 	for _, made := range m.made {
-		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before, "gpus", m.gpus[made])
+		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before, "gpus",
+			m.gpus[made])
 	}
 }
 
@@ -380,11 +391,13 @@ func (a *Arbiter) renew(g *ownedGPU) {
 	g.Free, g.Unclaimed, g.wait, g.late, g.answered = false, false, "", false, false
 }
 
-// leaving returns the GPUs that leave the device plugin and that its lists are made without, with their epochs.
+// leaving returns the GPUs that leave the device plugin and that its lists are made without, with
+// their epochs.
 func (a *Arbiter) leaving(offered dra.Owners) map[string]uint64 {
 	epochs := map[string]uint64{}
 	for uuid, g := range a.gpus {
-		if without := offered[uuid] != "" && offered[uuid] != dra.OwnedByPlugin; without && g.Wanted && g.Before == dra.LeavesPlugin {
+		if without := offered[uuid] != "" && offered[uuid] != dra.OwnedByPlugin; without && g.Wanted &&
+			g.Before == dra.LeavesPlugin {
 			epochs[uuid] = g.epoch
 		}
 	}
@@ -416,7 +429,8 @@ func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[str
 	}
 }
 
-// unclaimed returns the GPUs of which it has to be known whether claims have them, with their epochs.
+// unclaimed returns the GPUs of which it has to be known whether claims have them, with their
+// epochs.
 func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	epochs := map[string]uint64{}
 	if a.inGrace() {
@@ -460,7 +474,8 @@ func claimed(
 	return evidence{epochs: epochs, has: has, err: err, claims: true}
 }
 
-// take takes in evidence. It counts for a GPU about which nothing has changed since it was asked for.
+// take takes in evidence. It counts for a GPU about which nothing has changed since it was asked
+// for.
 func (a *Arbiter) take(answer evidence) {
 	notListed := errors.Is(answer.err, ErrNotListed)
 	for uuid, epoch := range answer.epochs {

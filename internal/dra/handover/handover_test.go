@@ -88,7 +88,8 @@ func (r *rig) set(change func()) {
 	change()
 }
 
-// newRig returns a running Arbiter of a node with the GPUs a and b, of which b has the MIG device b1, in a mode.
+// newRig returns a running Arbiter of a node with the GPUs a and b, of which b has the MIG device
+// b1, in a mode.
 func newRig(t *testing.T, mode config.DRAMode) *rig {
 	r := &rig{
 		t: t, configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}), offered: feed.New(dra.Owners(nil)),
@@ -148,7 +149,8 @@ func (r *rig) mode(m config.DRAMode) { r.configs.Publish(config.Config{DRA: conf
 // follow has the lists of the device plugin follow the owners, as offer does.
 func (r *rig) follow() { r.offered.Publish(r.owners.Value()) }
 
-// after waits, and wants these owners of a and b then, and that the node waits for something with this text.
+// after waits, and wants these owners of a and b then, and that the node waits for something with
+// this text.
 func (r *rig) after(d time.Duration, a, b dra.Ownership, wait string) {
 	r.t.Helper()
 	time.Sleep(d)
@@ -164,7 +166,8 @@ func (r *rig) after(d time.Duration, a, b dra.Ownership, wait string) {
 	}
 }
 
-// TestDefault: without Dynamic Resource Allocation nobody is asked anything, and the device plugin has all GPUs at once.
+// TestDefault: without Dynamic Resource Allocation nobody is asked anything, and the device plugin
+// has all GPUs at once.
 func TestDefault(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -211,7 +214,8 @@ func TestGPUThatComesBack(t *testing.T) {
 	})
 }
 
-// TestClaimOfAnotherProcess: a GPU that leaves the device plugin stays with it as long as a claim has it, and the claim is named.
+// TestClaimOfAnotherProcess: a GPU that leaves the device plugin stays with it as long as a claim
+// has it, and the claim is named.
 func TestClaimOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -224,8 +228,8 @@ func TestClaimOfAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestUnknown: nothing is given out as long as it is not known what is published, or which claims are prepared, as on a disk that hangs. Of each
-// GPU it is said what it waits for.
+// TestUnknown: nothing is given out as long as it is not known what is published, or which claims
+// are prepared, as on a disk that hangs. Of each GPU it is said what it waits for.
 func TestUnknown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -243,7 +247,8 @@ func TestUnknown(t *testing.T) {
 	})
 }
 
-// TestToDRA: a GPU goes into a slice once the lists are made without it and no pod holds it or a part of it, each GPU for itself.
+// TestToDRA: a GPU goes into a slice once the lists are made without it and no pod holds it or a
+// part of it, each GPU for itself.
 func TestToDRA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -272,7 +277,8 @@ func TestToDRA(t *testing.T) {
 		if r.after(time.Hour, dra.OwnedByDRA, dra.OwnedByDRA, ""); r.asked != before {
 			t.Error("kubelet is asked although all is decided")
 		}
-		// After a restart a GPU that is published is in a slice at once; one that is not has to be seen free again.
+		// After a restart a GPU that is published is in a slice at once; one that is not has to be seen
+		// free again.
 		r.published.Publish(map[string]bool{"a": true})
 		r.set(func() { r.unknown = errors.New("kubelet does not run") })
 		r.start()
@@ -280,7 +286,8 @@ func TestToDRA(t *testing.T) {
 	})
 }
 
-// TestStopsAfterQuestions: Run returns when kubelet and the API server have answered, so that nothing is used after its end.
+// TestStopsAfterQuestions: Run returns when kubelet and the API server have answered, so that
+// nothing is used after its end.
 func TestStopsAfterQuestions(t *testing.T) {
 	t.Parallel()
 	for before, then := range map[config.DRAMode]config.DRAMode{
@@ -339,8 +346,9 @@ func TestBackAtOnce(t *testing.T) {
 	})
 }
 
-// TestBesideAnotherProcess: as long as another process serves kubelet, too, it may have a GPU in its list that has left the one of this
-// process. So the GPU goes into no slice; those that are there stay.
+// TestBesideAnotherProcess: as long as another process serves kubelet, too, it may have a GPU in
+// its list that has left the one of this process. So the GPU goes into no slice; those that are
+// there stay.
 func TestBesideAnotherProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -357,7 +365,8 @@ func TestBesideAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestTheLeadComesBack: what was decided in an earlier time does not count. Another process may have decided since.
+// TestTheLeadComesBack: what was decided in an earlier time does not count. Another process may
+// have decided since.
 func TestTheLeadComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -408,7 +417,8 @@ func TestAnswerThatCameTooLate(t *testing.T) {
 	})
 }
 
-// TestEvidenceIsOfNow: each step waits for an answer to a question that was asked after the last change.
+// TestEvidenceIsOfNow: each step waits for an answer to a question that was asked after the last
+// change.
 func TestEvidenceIsOfNow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

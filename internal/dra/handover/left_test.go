@@ -27,7 +27,8 @@ type whole struct {
 	stop   func()
 }
 
-func begin(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, list func() (map[string][]string, error)) *whole {
+func begin(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot,
+	list func() (map[string][]string, error)) *whole {
 	t.Helper()
 	p := &whole{t: t, owners: feed.New(dra.Owners(nil))}
 	p.Devices = handover.NewDevices(handover.DevicesOptions{
@@ -60,9 +61,10 @@ func (p *whole) is(when string, after time.Duration, want dra.Ownership) {
 	}
 }
 
-// TestKilledWhileNobodyHasIt: a GPU has left its slice, and the process ends before a list of claims was made. The next one makes that list
-// before the device plugin gets the GPU, and puts it back into the slice for a claim that got it meanwhile. When the device plugin has got it,
-// the next process gives it to that at once.
+// TestKilledWhileNobodyHasIt: a GPU has left its slice, and the process ends before a list of
+// claims was made. The next one makes that list before the device plugin gets the GPU, and puts it
+// back into the slice for a claim that got it meanwhile. When the device plugin has got it, the
+// next process gives it to that at once.
 func TestKilledWhileNobodyHasIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -107,7 +109,8 @@ func TestKilledWhileNobodyHasIt(t *testing.T) {
 		p = begin(t, dir, config.DRAOff, node, list)
 		p.is("after a restart", 0, dra.OwnedByPlugin)
 		p.stop()
-		if text, err := os.ReadFile(filepath.Join(dir, "dra-published.json")); err != nil || strings.Contains(string(text), "GPU-a") {
+		if text, err := os.ReadFile(filepath.Join(dir, "dra-published.json")); err != nil ||
+			strings.Contains(string(text), "GPU-a") {
 			t.Errorf("the file is %s, %v", text, err)
 		}
 	})

@@ -14,9 +14,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// DriverName returns the name that the driver has on a node: the one that is wanted, or else the one under which claims have devices there,
-// or GPUs may be in slices, by the files in the state directory and the CDI specs in a folder. Kept is then the reason, a sentence with the
-// remedy. It writes nothing.
+// DriverName returns the name that the driver has on a node: the one that is wanted, or else the
+// one under which claims have devices there, or GPUs may be in slices, by the files in the state
+// directory and the CDI specs in a folder. Kept is then the reason, a sentence with the remedy. It
+// writes nothing.
 func DriverName(stateDir, cdiDir, wanted string) (name, kept string, err error) {
 	prepared, err := claims.Drivers(stateDir, cdiDir, wanted)
 	if err != nil {

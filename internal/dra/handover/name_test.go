@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestNameOfPublishedGPUs: the driver keeps its name as long as GPUs may be in slices, and takes the new one then.
+// TestNameOfPublishedGPUs: the driver keeps its name as long as GPUs may be in slices, and takes
+// the new one then.
 func TestNameOfPublishedGPUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, keepsName)
@@ -60,11 +61,13 @@ func keepsName(t *testing.T) {
 	}
 }
 
-// TestALeadUnderAnotherName: a process whose name is another one than that of the slices does not lead. It began when there were none.
+// TestALeadUnderAnotherName: a process whose name is another one than that of the slices does not
+// lead. It began when there were none.
 func TestALeadUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	dir, s := t.TempDir(), gpus(map[string]int{"GPU-a": 0})
-	if err := os.WriteFile(filepath.Join(dir, "dra-published.json"), []byte(`{"version":1,"gpus":["GPU-a"],"driver":"gpu.example.com"}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "dra-published.json"),
+		[]byte(`{"version":1,"gpus":["GPU-a"],"driver":"gpu.example.com"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d := handover.NewDevices(handover.DevicesOptions{

@@ -17,14 +17,16 @@ import (
 type publishedState struct {
 	Version int      `json:"version"`
 	GPUs    []string `json:"gpus"`
-	// Left are those that are in no slice any more, and that the device plugin has not got since: a claim may have them still.
+	// Left are those that are in no slice any more, and that the device plugin has not got since: a
+	// claim may have them still.
 	Left []string `json:"left,omitempty"`
 	// Driver is the name of the driver that publishes them; empty for dra.Driver.
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices, in one time to lead. Where the file was damaged, or was removed while it named GPUs,
-// that is not known until SetPublished is called. It is work on the files.
+// readPublished reads which GPUs may be in slices, in one time to lead. Where the file was damaged,
+// or was removed while it named GPUs, that is not known until SetPublished is called. It is work on
+// the files.
 func (d *Devices) readPublished(term int) error {
 	if d.published.Value() != nil {
 		return nil // it is known since
@@ -51,7 +53,8 @@ func (d *Devices) readPublished(term int) error {
 		return nil
 	}
 	d.onDisk = len(kept.GPUs) > 0
-	if d.onDisk && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver { // an earlier lead has published since this process started
+	// an earlier lead has published since this process started
+	if d.onDisk && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver {
 		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
 	}
 	d.during(term, func() {
@@ -69,7 +72,8 @@ func setOf(uuids []string) map[string]bool {
 	return set
 }
 
-// hasLeft reports whether a GPU has left its slice, and the device plugin has not got it since, also where an earlier process saw that.
+// hasLeft reports whether a GPU has left its slice, and the device plugin has not got it since,
+// also where an earlier process saw that.
 func (d *Devices) hasLeft(uuid string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,7 +111,8 @@ func (d *Devices) withoutRetracted() map[string]bool {
 	return left
 }
 
-// writeReturned writes which GPUs the device plugin has again, if that is not on disk. It is work on the files.
+// writeReturned writes which GPUs the device plugin has again, if that is not on disk. It is work
+// on the files.
 func (d *Devices) writeReturned() error {
 	if gpus := d.published.Value(); gpus != nil && d.owes() {
 		return d.write(gpus)
@@ -122,8 +127,8 @@ func (d *Devices) owes() bool {
 	return !maps.Equal(d.left, d.noted)
 }
 
-// Lost reports whether the record of which GPUs are in slices is lost, so that the API server has to be asked. Published gets a new value
-// when that changes.
+// Lost reports whether the record of which GPUs are in slices is lost, so that the API server has
+// to be asked. Published gets a new value when that changes.
 func (d *Devices) Lost() bool { return d.lost.Load() }
 
 // lose notes that it is not known which GPUs are in slices, and why. The caller has the lock.
@@ -145,9 +150,10 @@ func (d *Devices) know(gpus map[string]bool) {
 	d.published.Publish(gpus)
 }
 
-// SetPublished notes which GPUs may be in slices from now on, by UUID. Call it before slices are written, and after slices are certainly
-// gone. The record is on disk when it returns nil. It returns an error when ctx ends, and when the disk does not answer for seconds; the
-// record may then be written later.
+// SetPublished notes which GPUs may be in slices from now on, by UUID. Call it before slices are
+// written, and after slices are certainly gone. The record is on disk when it returns nil. It
+// returns an error when ctx ends, and when the disk does not answer for seconds; the record may
+// then be written later.
 func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error {
 	d.mu.Lock()
 	was, term := d.published.Value(), d.term
@@ -173,7 +179,8 @@ func (d *Devices) write(gpus map[string]bool) error {
 	left := maps.Clone(d.left)
 	d.mu.Unlock()
 	if d.o.StateDir != "" {
-		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus)), Left: slices.Sorted(maps.Keys(left))}
+		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus)),
+			Left: slices.Sorted(maps.Keys(left))}
 		if d.o.Driver != dra.Driver {
 			state.Driver = d.o.Driver
 		}

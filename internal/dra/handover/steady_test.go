@@ -10,12 +10,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestModeChangesNoSlice: a GPU whose MIG mode claims switch loses its NVLinks and some memory in MIG mode. Nothing is published for that.
+// TestModeChangesNoSlice: a GPU whose MIG mode claims switch loses its NVLinks and some memory in
+// MIG mode. Nothing is published for that.
 func TestModeChangesNoSlice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0, "b": 1, "c": 2})
-		profiles := []inventory.MIGProfile{{Name: "7g.80gb", Count: 1, Size: 8, Starts: []int{0}, Attributes: inventory.MIGAttributes{GISlices: 7, CISlices: 7}}}
+		profiles := []inventory.MIGProfile{{Name: "7g.80gb", Count: 1, Size: 8, Starts: []int{0},
+			Attributes: inventory.MIGAttributes{GISlices: 7, CISlices: 7}}}
 		divisions := dra.Divisions{}
 		lanes := func(s inventory.Snapshot, mode inventory.MIGMode, toB int) inventory.Snapshot {
 			s.GPUs = slices.Clone(s.GPUs)
@@ -45,7 +47,8 @@ func TestModeChangesNoSlice(t *testing.T) {
 		if len(pool.Slices) == 0 || len(pool.Slices[len(pool.Slices)-1].Devices) == 0 {
 			t.Fatalf("the pool is %+v", pool)
 		}
-		for _, s := range []inventory.Snapshot{lanes(off, inventory.MIGEnabled, 0), lanes(off, inventory.MIGEnabled, 0), off} {
+		for _, s := range []inventory.Snapshot{lanes(off, inventory.MIGEnabled, 0), lanes(off, inventory.MIGEnabled, 0),
+			off} {
 			o.Snapshots.Publish(s)
 			synctest.Wait()
 			select {

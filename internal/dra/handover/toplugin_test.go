@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestToPlugin: a GPU leaves its slice once no claim has it, and goes to the device plugin once no slice has it and no claim got it meanwhile.
+// TestToPlugin: a GPU leaves its slice once no claim has it, and goes to the device plugin once no
+// slice has it and no claim got it meanwhile.
 func TestToPlugin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -36,7 +37,8 @@ func TestToPlugin(t *testing.T) {
 		r.published.Publish(map[string]bool{"a": true})
 		r.after(10*time.Second, dra.LeavesDRA, dra.LeavesDRA, "b:claim ns/late was given it") // and so its pod can have it
 		r.published.Publish(map[string]bool{"a": true, "b": true})
-		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}, "b": {{Namespace: "ns", Name: "late"}}})
+		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}},
+			"b": {{Namespace: "ns", Name: "late"}}})
 		r.after(0, dra.LeavesDRA, dra.LeavesDRA, "claim ns/late has it")
 		r.set(func() { r.claimed = nil })
 		r.records.Publish(map[string][]claims.Holder{})
@@ -61,7 +63,8 @@ func TestToPluginWithoutAPIServer(t *testing.T) {
 	})
 }
 
-// TestToPluginWithoutTheRightToList: records count, and a time in which a claim that was under way comes to have one.
+// TestToPluginWithoutTheRightToList: records count, and a time in which a claim that was under way
+// comes to have one.
 func TestToPluginWithoutTheRightToList(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,7 +80,8 @@ func TestToPluginWithoutTheRightToList(t *testing.T) {
 	})
 }
 
-// TestClaimThatKubeletAskedFor: where claims are not listed, one that kubelet asked for holds its GPU, which goes back into the slice for it.
+// TestClaimThatKubeletAskedFor: where claims are not listed, one that kubelet asked for holds its
+// GPU, which goes back into the slice for it.
 func TestClaimThatKubeletAskedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -131,8 +135,8 @@ func TestToPluginWithoutADriver(t *testing.T) {
 	})
 }
 
-// TestToPluginAfterARollOut: a GPU that was claimed by nobody by the API server, while another process was
-// there, comes back as soon as the kubelet has had no driver for a while.
+// TestToPluginAfterARollOut: a GPU that was claimed by nobody by the API server, while another
+// process was there, comes back as soon as the kubelet has had no driver for a while.
 func TestToPluginAfterARollOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -61,7 +61,8 @@ func TestDevicesThatWork(t *testing.T) {
 	}
 }
 
-// TestErrors: each error is told by CUDA's name, with the function, and those that may pass are known.
+// TestErrors: each error is told by CUDA's name, with the function, and those that may pass are
+// known.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -74,12 +75,14 @@ func TestErrors(t *testing.T) {
 	}{
 		{"cuInit", "100", cuda.Refused, true, []string{"cuInit: CUDA_ERROR_NO_DEVICE (100)", "/dev/nvidia-uvm"}},
 		{"cuInit", "802", cuda.Refused, true, []string{"CUDA_ERROR_SYSTEM_NOT_READY (802)", "start Fabric Manager"}},
-		{"cuInit", "803", cuda.Refused, false, []string{"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "finish the driver's upgrade"}},
+		{"cuInit", "803", cuda.Refused, false, []string{"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)",
+			"finish the driver's upgrade"}},
 		{"cuInit", "999", cuda.Refused, true, []string{"CUDA_ERROR_UNKNOWN (999)", "nvidia_uvm"}},
 		{"cuDeviceGetCount", "304", cuda.Refused, true, []string{"CUDA_ERROR_OPERATING_SYSTEM (304)"}},
 		{"cuDeviceGet", "101", cuda.Refused, true, []string{"CUDA_ERROR_INVALID_DEVICE (101)"}},
 		{"cuDeviceGetUuid", "wrong", cuda.Refused, false, []string{"cuDeviceGetUuid: CUDA shows another device"}},
-		{"cuDevicePrimaryCtxRetain", "46", cuda.Refused, true, []string{"CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "another process has the GPU"}},
+		{"cuDevicePrimaryCtxRetain", "46", cuda.Refused, true,
+			[]string{"CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "another process has the GPU"}},
 		{"cuCtxSetCurrent", "2", cuda.Refused, true, []string{"CUDA_ERROR_OUT_OF_MEMORY (2)"}},
 		{"cuModuleLoadDataEx", "218", cuda.Refused, false, []string{"CUDA_ERROR_INVALID_PTX (218), ptxas: a line of the compiler"}},
 		{"cuModuleGetFunction", "12345", cuda.Refused, false, []string{"cuModuleGetFunction: CUDA error 12345"}},
@@ -173,8 +176,9 @@ func ended(pid int) bool {
 	return err != nil && syscall.Kill(pid, 0) != nil || strings.Contains(string(text), ") Z ")
 }
 
-// TestDiskOfTheProgramThatHangs: the folder of this program does not answer any more. Go has all of a process wait, with the next garbage
-// collection, for the start of another one, so that the daemon would hang.
+// TestDiskOfTheProgramThatHangs: the folder of this program does not answer any more. Go has all of
+// a process wait, with the next garbage collection, for the start of another one, so that the
+// daemon would hang.
 func TestDiskOfTheProgramThatHangs(t *testing.T) {
 	t.Parallel()
 	root, folder := t.TempDir(), t.TempDir()

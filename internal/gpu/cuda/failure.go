@@ -12,15 +12,18 @@ type FailureKind string
 
 // The kinds.
 const (
-	// NoLibrary says that nothing was tried: libcuda is not there, cannot be loaded, or lacks a function.
+	// NoLibrary says that nothing was tried: libcuda is not there, cannot be loaded, or lacks a
+	// function.
 	NoLibrary FailureKind = "no library"
-	// NotStarted says that nothing was tried: the process could not be started, or an earlier one for the GPU has not ended.
+	// NotStarted says that nothing was tried: the process could not be started, or an earlier one for
+	// the GPU has not ended.
 	NotStarted FailureKind = "not started"
 	// Refused says that a function of CUDA returned an error.
 	Refused FailureKind = "refused"
 	// Wrong says that the GPU computed something else.
 	Wrong FailureKind = "wrong"
-	// Hangs, Crashed and TooLarge say that the process did not end in time, ended by itself without an answer, or took too much memory.
+	// Hangs, Crashed and TooLarge say that the process did not end in time, ended by itself without an
+	// answer, or took too much memory.
 	Hangs    FailureKind = "hangs"
 	Crashed  FailureKind = "crashed"
 	TooLarge FailureKind = "too large"
@@ -31,7 +34,8 @@ type Failure struct {
 	Kind FailureKind `json:"kind"`
 	// Function is the function of CUDA that was called last.
 	Function string `json:"function,omitempty"`
-	// Code is CUDA's error, and Name its name, such as CUDA_ERROR_ECC_UNCORRECTABLE; 0 and empty if there is none.
+	// Code is CUDA's error, and Name its name, such as CUDA_ERROR_ECC_UNCORRECTABLE; 0 and empty if
+	// there is none.
 	Code int    `json:"code,omitempty"`
 	Name string `json:"name,omitempty"`
 	// Text says more; it may be empty.
@@ -41,8 +45,8 @@ type Failure struct {
 // Tried reports whether CUDA was tried: otherwise nothing is known of the device.
 func (f *Failure) Tried() bool { return f.Kind != NoLibrary && f.Kind != NotStarted }
 
-// Passing reports whether the cause may go by itself, as that of a driver whose device nodes or whose fabric come up later, of a GPU that
-// another process has, or of a node that is too busy.
+// Passing reports whether the cause may go by itself, as that of a driver whose device nodes or
+// whose fabric come up later, of a GPU that another process has, or of a node that is too busy.
 func (f *Failure) Passing() bool {
 	if !f.Tried() || f.Kind == Hangs {
 		return true
@@ -82,7 +86,8 @@ var remedies = map[int]string{
 func (f *Failure) Error() string {
 	switch f.Kind {
 	case NoLibrary:
-		return fmt.Sprintf("CUDA cannot be tried: %s: mount the driver's libraries, with the driver capability compute", f.Text)
+		return fmt.Sprintf("CUDA cannot be tried: %s: mount the driver's libraries, with the driver capability compute",
+			f.Text)
 	case NotStarted:
 		return "CUDA cannot be tried: " + f.Text
 	case Wrong:
@@ -92,7 +97,8 @@ func (f *Failure) Error() string {
 	case Crashed:
 		return fmt.Sprintf("CUDA crashes in %s: %s", cmp.Or(f.Function, "its process"), f.Text)
 	case TooLarge:
-		return fmt.Sprintf("CUDA takes more than %d MB of memory in %s", MaxMemory/1_000_000, cmp.Or(f.Function, "its process"))
+		return fmt.Sprintf("CUDA takes more than %d MB of memory in %s", MaxMemory/1_000_000,
+			cmp.Or(f.Function, "its process"))
 	case Refused:
 	}
 	text := "CUDA does not work: " + f.Function + ": "

@@ -1,6 +1,6 @@
-// Package cuda proves that CUDA works on a GPU: a process of this program, started anew and bounded in time and memory, has the
-// driver's libcuda compile and run a small kernel on it, and compares the result. The package needs neither CUDA's headers nor its
-// toolkit.
+// Package cuda proves that CUDA works on a GPU: a process of this program, started anew and bounded
+// in time and memory, has the driver's libcuda compile and run a small kernel on it, and compares
+// the result. The package needs neither CUDA's headers nor its toolkit.
 package cuda
 
 /*
@@ -24,14 +24,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// Library is the name under which the loader knows CUDA's library, and compilerName the one by which that compiles PTX.
+// Library is the name under which the loader knows CUDA's library, and compilerName the one by
+// which that compiles PTX.
 const (
 	Library      = "libcuda.so.1"
 	compilerName = "libnvidia-ptxjitcompiler.so.1"
 )
 
-// kernel computes what Want computes. Its instructions are those of the oldest GPUs that drivers since R418 know, so that they compile it
-// for every GPU.
+// kernel computes what Want computes. Its instructions are those of the oldest GPUs that drivers
+// since R418 know, so that they compile it for every GPU.
 //
 //go:embed kernel.ptx
 var kernel string
@@ -55,8 +56,8 @@ func want(i, number uint32) uint32 {
 	return number ^ math.Float32bits(float32(i&0xffff)*0.5+1)
 }
 
-// prove has the device with a UUID compute in this process, which can be about this one device only and may hang or crash. It writes
-// the name of each function to steps before it calls it.
+// prove has the device with a UUID compute in this process, which can be about this one device only
+// and may hang or crash. It writes the name of each function to steps before it calls it.
 func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) *Failure {
 	for name, value := range map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"} {
 		if err := os.Setenv(name, value); err != nil {
@@ -94,7 +95,8 @@ func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) 
 	}
 	for i, got := range target {
 		if w := want(uint32(i), source[i]); got != w {
-			return &Failure{Function: "compare", Kind: Wrong, Text: fmt.Sprintf("number %d of %d is %#x and should be %#x", i, numbers, got, w)}
+			return &Failure{Function: "compare", Kind: Wrong, Text: fmt.Sprintf("number %d of %d is %#x and should be %#x", i,
+				numbers, got, w)}
 		}
 	}
 	return nil
@@ -114,7 +116,8 @@ func failure(code int, function, name, text string) *Failure {
 	return f
 }
 
-// identity returns the bytes of the UUID of a GPU or MIG device; false for an old name of a MIG device, which has none.
+// identity returns the bytes of the UUID of a GPU or MIG device; false for an old name of a MIG
+// device, which has none.
 func identity(uuid string) (id [16]byte, mig, ok bool) {
 	digits, gpu := strings.CutPrefix(uuid, "GPU-")
 	if !gpu {

@@ -19,31 +19,36 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Command is the command by which a process of this program proves that CUDA works on a device. Its arguments are the driver root and
-// the UUID. The process writes the names of functions and the result to descriptor 3.
+// Command is the command by which a process of this program proves that CUDA works on a device. Its
+// arguments are the driver root and the UUID. The process writes the names of functions and the
+// result to descriptor 3.
 const Command = "prove-cuda"
 
 const (
 	// Limit is how long a proof may take. A GPU in order takes less than two seconds.
 	Limit = 10 * time.Second
-	// MaxMemory is how many bytes of memory the process may have for itself: pages of files do not count.
+	// MaxMemory is how many bytes of memory the process may have for itself: pages of files do not
+	// count.
 	MaxMemory = 300_000_000
 
 	watchPeriod = 50 * time.Millisecond
-	// endPatience is how long it is waited for a process that was killed: one that hangs in the driver does not end.
+	// endPatience is how long it is waited for a process that was killed: one that hangs in the driver
+	// does not end.
 	endPatience = time.Second
 	maxSaid     = 300 // bytes of its standard error
 	results     = 3   // the descriptor
 )
 
-// Prove proves in this process that CUDA works on a device, and writes the result to descriptor 3. It is the command's part.
+// Prove proves in this process that CUDA works on a device, and writes the result to descriptor 3.
+// It is the command's part.
 func Prove(driverRoot, uuid string, searchPath ...string) error {
 	out := os.NewFile(results, "results")
 	if out == nil {
 		return errors.New("this command is for the daemon and for validate")
 	}
 	syscall.CloseOnExec(results) // libcuda may start nvidia-modprobe
-	// The kernel ends this process, and not the daemon, where memory is short; and no core of gigabytes is written.
+	// The kernel ends this process, and not the daemon, where memory is short; and no core of
+	// gigabytes is written.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0o600)
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
 	text, err := json.Marshal(result{prove(driverRoot, searchPath, uuid, out)})
@@ -103,8 +108,8 @@ type child struct {
 	err      error
 }
 
-// live starts the process and waits for its end. The kernel ends the process when the thread that started it ends, so this thread has
-// to live as long.
+// live starts the process and waits for its end. The kernel ends the process when the thread that
+// started it ends, so this thread has to live as long.
 func (c *child) live(args []string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -127,7 +132,8 @@ func (c *child) start(args []string) (*os.File, error) {
 	defer func() { _ = out.Close() }() // the process has it
 	// Not by its path: where the disk hangs, Go has all of this process wait for the start.
 	c.command = exec.Command("/proc/self/exe", append([]string{Command}, args...)...) //nolint:noctx // watch kills it
-	c.command.Args[0] = "gpu-device-plugin"                                           // under another name the program is another command
+	// under another name the program is another command
+	c.command.Args[0] = "gpu-device-plugin"
 	c.command.ExtraFiles = []*os.File{out}
 	c.said = statefile.NewHead(maxSaid)
 	c.command.Stderr = c.said
@@ -161,8 +167,8 @@ func (c *child) listen(in *os.File) {
 	_, _ = io.Copy(io.Discard, in)
 }
 
-// watch waits until the process has ended, and ends it when ctx ends or when it takes too much memory. It returns what it answered, and
-// its memory.
+// watch waits until the process has ended, and ends it when ctx ends or when it takes too much
+// memory. It returns what it answered, and its memory.
 func (c *child) watch(ctx context.Context) (*Failure, int64) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
@@ -185,7 +191,8 @@ func (c *child) watch(ctx context.Context) (*Failure, int64) {
 	}
 }
 
-// end kills the process and waits a moment for its end. It returns the function that it called last, if it has ended.
+// end kills the process and waits a moment for its end. It returns the function that it called
+// last, if it has ended.
 func (c *child) end() string {
 	_ = c.command.Process.Kill()
 	select {
@@ -211,7 +218,8 @@ func (c *child) outcome() *Failure {
 	return &Failure{Kind: Crashed, Function: c.function, Text: text}
 }
 
-// ownMemory returns how many bytes of memory a process has that are not pages of files; 0 if that cannot be read.
+// ownMemory returns how many bytes of memory a process has that are not pages of files; 0 if that
+// cannot be read.
 func ownMemory(pid int) int64 {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {

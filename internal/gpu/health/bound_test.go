@@ -11,8 +11,9 @@ import (
 // mostFaults is more than a device may have: 32 XIDs, and one for each step to a stricter fault.
 const mostFaults = 48
 
-// TestDistinctXIDs: a driver that reports thousands of different XIDs costs no more memory and time for each than one that
-// reports some, and the device stays Unhealthy for as long as the last of them asks for it.
+// TestDistinctXIDs: a driver that reports thousands of different XIDs costs no more memory and time
+// for each than one that reports some, and the device stays Unhealthy for as long as the last of
+// them asks for it.
 func TestDistinctXIDs(t *testing.T) {
 	for name, branch := range map[string]int{"without a recovery action": 535, "with one": 580} {
 		t.Run(name, func(t *testing.T) {
@@ -43,7 +44,8 @@ func TestDistinctXIDs(t *testing.T) {
 	}
 }
 
-// TestDistinctXIDsBeforeAStricterOne: a device with all the faults that it may have still gets one that takes more to close.
+// TestDistinctXIDsBeforeAStricterOne: a device with all the faults that it may have still gets one
+// that takes more to close.
 func TestDistinctXIDsBeforeAStricterOne(t *testing.T) {
 	many := func(t *testing.T) *story {
 		s := begin(t, 580)

@@ -41,8 +41,8 @@ type XID struct {
 	Class Class
 	// Bucket is what NVIDIA's catalog says to do first; empty where it says nothing.
 	Bucket string
-	// CoveredFrom is the first driver branch whose recovery action covers this XID: the action NONE then means that nothing
-	// has to be done about it. It is 0 if no recovery action covers the XID.
+	// CoveredFrom is the first driver branch whose recovery action covers this XID: the action NONE
+	// then means that nothing has to be done about it. It is 0 if no recovery action covers the XID.
 	CoveredFrom int
 }
 
@@ -54,7 +54,8 @@ const (
 	gspError        = 120
 )
 
-// Lookup returns the catalog's row for code; for a code that it does not have, one of class Decode without a name.
+// Lookup returns the catalog's row for code; for a code that it does not have, one of class Decode
+// without a name.
 func Lookup(code uint64) XID {
 	i, ok := slices.BinarySearchFunc(catalog[:], code, func(x XID, code uint64) int { return cmp.Compare(x.Code, code) })
 	if !ok {
@@ -71,7 +72,8 @@ func (x XID) String() string {
 	return fmt.Sprintf("XID %d (%s)", x.Code, x.Name)
 }
 
-// wholeGPU reports whether the cure of the XID concerns the whole GPU, even if the XID belongs to one MIG device.
+// wholeGPU reports whether the cure of the XID concerns the whole GPU, even if the XID belongs to
+// one MIG device.
 func (x XID) wholeGPU() bool { return x.Class == Transient || x.Class == Hardware }
 
 // cure is what makes a GPU usable again after the XID, where no recovery action says otherwise.
@@ -85,9 +87,10 @@ func (x XID) cure() inventory.Cure {
 	return inventory.CureReset
 }
 
-// catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025, which covers Ampere and later,
-// with names and classes in our own words. Codes that NVIDIA lists as unused have the bucket CONTACT_SUPPORT; those after
-// 172 are known from the open kernel driver only. The recovery action has covered 158 and 159 since they exist.
+// catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025, which
+// covers Ampere and later, with names and classes in our own words. Codes that NVIDIA lists as
+// unused have the bucket CONTACT_SUPPORT; those after 172 are known from the open kernel driver
+// only. The recovery action has covered 158 and 159 since they exist.
 var catalog = [...]XID{
 	{1, "command FIFO: illegal method", Decode, "CONTACT_SUPPORT", 0},
 	{2, "command FIFO: method left to software", Decode, "CONTACT_SUPPORT", 0},

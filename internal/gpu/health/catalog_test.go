@@ -26,14 +26,18 @@ func TestCatalogHasEveryCodeOnceInOrder(t *testing.T) {
 	}
 }
 
-// The sets are written out here a second time so that no edit of a row moves a code from one to another unseen.
+// The sets are written out here a second time so that no edit of a row moves a code from one to
+// another unseen.
 func TestCatalogClasses(t *testing.T) {
 	want := map[health.Class][]uint64{
-		health.Application: spans(8, 8, 11, 11, 13, 13, 25, 25, 31, 32, 39, 41, 43, 43, 45, 45, 60, 60, 68, 72, 75, 77, 80, 80,
+		health.Application: spans(8, 8, 11, 11, 13, 13, 25, 25, 31, 32, 39, 41, 43, 43, 45, 45, 60, 60, 68, 72, 75, 77, 80,
+			80,
 			82, 86, 88, 89, 94, 94, 96, 105, 126, 135, 137, 137, 139, 139, 142, 142),
-		health.Informational: spans(14, 14, 37, 38, 44, 44, 63, 63, 66, 67, 78, 78, 92, 93, 106, 108, 121, 121, 141, 141, 152, 153,
+		health.Informational: spans(14, 14, 37, 38, 44, 44, 63, 63, 66, 67, 78, 78, 92, 93, 106, 108, 121, 121, 141, 141, 152,
+			153,
 			157, 157, 162, 165),
-		health.Transient: spans(46, 46, 48, 48, 62, 62, 74, 74, 95, 95, 109, 110, 119, 120, 136, 136, 140, 140, 143, 143, 151, 151,
+		health.Transient: spans(46, 46, 48, 48, 62, 62, 74, 74, 95, 95, 109, 110, 119, 120, 136, 136, 140, 140, 143, 143, 151,
+			151,
 			155, 156, 158, 158),
 		health.Hardware: spans(54, 54, 64, 64, 79, 79),
 	}
@@ -84,9 +88,11 @@ func spans(ends ...uint64) []uint64 {
 }
 
 func TestClassesHaveNames(t *testing.T) {
-	got := []string{health.Decode.String(), health.Application.String(), health.Informational.String(), health.Transient.String(),
+	got := []string{health.Decode.String(), health.Application.String(), health.Informational.String(),
+		health.Transient.String(),
 		health.Hardware.String(), health.Class(5).String(), health.Class(-1).String()}
-	if diff := cmp.Diff([]string{"decode", "application", "informational", "transient", "hardware", "Class(5)", "Class(-1)"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"decode", "application", "informational", "transient", "hardware", "Class(5)",
+		"Class(-1)"}, got); diff != "" {
 		t.Errorf("names (-want +got):\n%s", diff)
 	}
 }

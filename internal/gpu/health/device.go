@@ -11,8 +11,8 @@ import (
 // maxCounts bounds the events counted for a device: the kinds and XIDs seen last are kept.
 const maxCounts = 32
 
-// A Device is what is known about one physical GPU or one MIG device. It is a value: folding makes a new one and does not
-// change the slices of the old one.
+// A Device is what is known about one physical GPU or one MIG device. It is a value: folding makes
+// a new one and does not change the slices of the old one.
 type Device struct {
 	// Health is the verdict, the worst of Faults; Unknown until the first reading.
 	Health inventory.Health
@@ -20,7 +20,8 @@ type Device struct {
 	Faults []Fault
 	// Counts are the events seen since the process started, the latest last.
 	Counts []Count
-	// Recoveries are the times at which the device became Healthy again after a fault of its own, within the flap window.
+	// Recoveries are the times at which the device became Healthy again after a fault of its own,
+	// within the flap window.
 	Recoveries []time.Time
 }
 
@@ -59,8 +60,8 @@ func (d Device) counted(e inventory.Event, now time.Time) Device {
 	return d
 }
 
-// opened returns d with the fault open. If a fault of the same source and XID is open, it keeps its time and does not become
-// less severe, but its passes start again.
+// opened returns d with the fault open. If a fault of the same source and XID is open, it keeps its
+// time and does not become less severe, but its passes start again.
 func (d Device) opened(f Fault, now time.Time) Device {
 	f.Since, f.Seen = now, now
 	i := slices.IndexFunc(d.Faults, func(o Fault) bool { return o.Source == f.Source && o.XID == f.XID })
@@ -91,8 +92,9 @@ func (d Device) closed(now time.Time, cured func(Fault) bool) Device {
 	return d.withVerdict(now)
 }
 
-// worst returns the fault that decides the verdict: that of the worst state, and of several with that state the one whose
-// cure takes most effort, as it may cure the others too. Without faults it returns one with the state Healthy.
+// worst returns the fault that decides the verdict: that of the worst state, and of several with
+// that state the one whose cure takes most effort, as it may cure the others too. Without faults it
+// returns one with the state Healthy.
 func (d Device) worst() Fault {
 	worst := Fault{State: inventory.Healthy}
 	for _, f := range d.Faults {

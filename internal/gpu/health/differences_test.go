@@ -12,10 +12,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 )
 
-// ignoredByNVIDIA are the XIDs that NVIDIA's plugin ignores by default; every other one makes a GPU Unhealthy there.
+// ignoredByNVIDIA are the XIDs that NVIDIA's plugin ignores by default; every other one makes a GPU
+// Unhealthy there.
 var ignoredByNVIDIA = []uint64{13, 31, 43, 45, 68, 109}
 
-// TestDifferencesFromNVIDIA: docs/dev/compatibility.md lists each XID that is treated otherwise than by NVIDIA's plugin, and no other.
+// TestDifferencesFromNVIDIA: docs/dev/compatibility.md lists each XID that is treated otherwise
+// than by NVIDIA's plugin, and no other.
 func TestDifferencesFromNVIDIA(t *testing.T) {
 	t.Parallel()
 	want := map[string][]uint64{}
@@ -103,7 +105,8 @@ func codes(t *testing.T, list string) (all []uint64) {
 	return all
 }
 
-// TestResetsInDocs: docs/health.md names the XIDs that the recovery action covers, by branch, and those that it does not.
+// TestResetsInDocs: docs/health.md names the XIDs that the recovery action covers, by branch, and
+// those that it does not.
 func TestResetsInDocs(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../../docs/health.md")

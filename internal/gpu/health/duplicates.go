@@ -7,14 +7,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// duplicateWindow is the time within which an event and a line of the kernel log with the same XID are the same thing.
+// duplicateWindow is the time within which an event and a line of the kernel log with the same XID
+// are the same thing.
 const duplicateWindow = 10 * time.Second
 
-// lineWindow is the time from the first line of a fault in the kernel log within which other lines with the same XID are of the same fault.
-// The driver tells of an exception in several lines, a few milliseconds apart, and by one event.
+// lineWindow is the time from the first line of a fault in the kernel log within which other lines
+// with the same XID are of the same fault. The driver tells of an exception in several lines, a few
+// milliseconds apart, and by one event.
 const lineWindow = time.Second
 
-// recentXIDs find the XIDs that come more than once: as an event of the driver and as lines of the kernel log.
+// recentXIDs find the XIDs that come more than once: as an event of the driver and as lines of the
+// kernel log.
 type recentXIDs []recentXID
 
 // A recentXID counts an XID of the last seconds: events has the events minus the faults in the log.

@@ -17,7 +17,8 @@ func (s *story) restart() {
 	for i := range faults {
 		faults[i].Seen = faults[i].Since // the ledger has one time of each fault
 	}
-	s.gpu = health.GPU{UUID: "GPU-0"}.Restored(func(string) ([]health.Fault, []time.Time) { return faults, recoveries }, s.now)
+	s.gpu = health.GPU{UUID: "GPU-0"}.Restored(func(string) ([]health.Fault, []time.Time) { return faults, recoveries },
+		s.now)
 	s.reopen()
 }
 
@@ -54,8 +55,10 @@ func TestCountersThatFall(t *testing.T) {
 		"energy fell, not persistent":                 {energy(9, off), energy(8, off), true, true, false},
 		"energy is the same":                          {energy(9, on), energy(9, on), false, true, false},
 		"energy rose":                                 {energy(9, on), energy(10, on), false, true, false},
-		"energy not known any more":                   {energy(9, on), inventory.Reading{Persistence: on}, false, true, false},
-		"energy not known before":                     {inventory.Reading{Persistence: on}, energy(0, on), false, true, false},
+		"energy not known any more": {energy(9, on), inventory.Reading{Persistence: on}, false, true,
+			false},
+		"energy not known before": {inventory.Reading{Persistence: on}, energy(0, on), false, true,
+			false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -78,8 +81,9 @@ func TestCountersThatFall(t *testing.T) {
 	}
 }
 
-// A driver that asked for a reset before the daemon was restarted, and asks no more, has seen one: both bits outlive a restart of
-// the driver's state. That it asked for a restart of the node it forgets by itself.
+// A driver that asked for a reset before the daemon was restarted, and asks no more, has seen one:
+// both bits outlive a restart of the driver's state. That it asked for a restart of the node it
+// forgets by itself.
 func TestWhatTheDriverAskedForIsRememberedOverARestart(t *testing.T) {
 	for action, proves := range map[inventory.RecoveryAction]bool{
 		inventory.RecoveryGPUReset: true, inventory.RecoveryDrainAndReset: true, inventory.RecoveryNodeReboot: false,
@@ -108,7 +112,8 @@ func TestEvidenceOfAResetIsOlderThanALaterFault(t *testing.T) {
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }
 
-// A new session is no evidence as long as the GPU does not answer in it: it may have been lost anew.
+// A new session is no evidence as long as the GPU does not answer in it: it may have been lost
+// anew.
 func TestASessionInWhichAGPUStaysLostIsNoEvidence(t *testing.T) {
 	s := begin(t, 550)
 	s.xid(119)
@@ -153,7 +158,8 @@ func TestRecoveryActionOfAGPUThatRefusesCalls(t *testing.T) {
 	}
 }
 
-// NVIDIA's catalog and the recovery action say nothing of chips before Ampere: there NONE acquits nobody.
+// NVIDIA's catalog and the recovery action say nothing of chips before Ampere: there NONE acquits
+// nobody.
 func TestNoneAcquitsNoOldGPU(t *testing.T) {
 	for architecture, old := range map[string]bool{
 		"kepler": true, "maxwell": true, "pascal": true, "volta": true, "turing": true,
@@ -186,7 +192,8 @@ func TestNoneAcquitsNoOldGPU(t *testing.T) {
 	}
 }
 
-// XID 64 is NVIDIA's "reset first" where the rows can be read: then they say whether one could not be remapped.
+// XID 64 is NVIDIA's "reset first" where the rows can be read: then they say whether one could not
+// be remapped.
 func TestFailedRemappingIsReadWhereRowsCanBe(t *testing.T) {
 	rows := func(s *story, failed bool) { s.good.RowRemapFailure = inventory.Known(failed) }
 	s := begin(t, 535)
@@ -226,7 +233,8 @@ func TestFailedRemappingIsReadWhereRowsCanBe(t *testing.T) {
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }
 
-// A driver that asks for more than the reset now has not seen one: the bits of a reset stand behind what it asks for.
+// A driver that asks for more than the reset now has not seen one: the bits of a reset stand behind
+// what it asks for.
 func TestAskingForARestartIsNoEvidenceOfAReset(t *testing.T) {
 	for _, action := range []inventory.RecoveryAction{inventory.RecoveryNodeReboot, inventory.RecoverySystemReboot} {
 		s := begin(t, 580)

@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Source is how a fault was found. A device has at most one open fault of each source, and one for each XID.
+// Source is how a fault was found. A device has at most one open fault of each source, and one for
+// each XID.
 type Source string
 
 // The sources of faults.
@@ -25,10 +26,11 @@ const (
 	SourceECC         Source = "ecc"             // a reading: uncorrected memory errors since the last one
 	SourceContact     Source = "contact"         // a reading: calls fail with codes that do not name a state of the GPU
 	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
-	SourceHangs       Source = "hangs"           // no reading: calls to this GPU hung twice within a short time, as when its GSP hangs
-	SourceSilence     Source = "silence"         // no reading: the driver does not answer
-	SourceFlapping    Source = "flapping"        // recovered too often
-	SourceCUDA        Source = "cuda"            // a proof: CUDA does not work; who proves it keeps that on disk
+	// no reading: calls to this GPU hung twice within a short time, as when its GSP hangs.
+	SourceHangs    Source = "hangs"
+	SourceSilence  Source = "silence"  // no reading: the driver does not answer
+	SourceFlapping Source = "flapping" // recovered too often
+	SourceCUDA     Source = "cuda"     // a proof: CUDA does not work; who proves it keeps that on disk
 )
 
 // event reports whether faults of the source are opened by events. No reading can find them again.
@@ -36,7 +38,8 @@ func (s Source) event() bool {
 	return s == SourceXID || s == SourcePoison || s == SourceRetirement || s == SourceUnavailable
 }
 
-// signal reports whether faults of the source are found by signals of a reading that not every GPU has.
+// signal reports whether faults of the source are found by signals of a reading that not every GPU
+// has.
 func (s Source) signal() bool { return s == SourceMemory || s == SourceFabric || s == SourceECC }
 
 // A Fault is one thing that is wrong with a device.
@@ -55,25 +58,30 @@ type Fault struct {
 
 	// limit is when Suspect becomes Unhealthy, and when an Unknown device is no longer given new work.
 	limit time.Time
-	// passes counts the readings in a row in which the evidence was gone; the first of them was at passing.
+	// passes counts the readings in a row in which the evidence was gone; the first of them was at
+	// passing.
 	passes  int
 	passing time.Time
 }
 
-// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail of 48 for SRAM.
+// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail
+// of 48 for SRAM.
 func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
-// durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy after a restart.
+// durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy
+// after a restart.
 func (f Fault) durable() bool {
 	return f.Source != SourceCUDA && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
 }
 
-// maxXIDs is how many XIDs a device has faults of. Each fault costs time at every event and reading, and room in the ledger; a
-// driver that reports more different ones makes the device no worse.
+// maxXIDs is how many XIDs a device has faults of. Each fault costs time at every event and
+// reading, and room in the ledger; a driver that reports more different ones makes the device no
+// worse.
 const maxXIDs = 32
 
-// standIn returns the fault that an XID opens or renews on a device of a GPU: f, or where the device has faults of maxXIDs other
-// XIDs already, the newest of these that is as bad and takes as much to close. If there is none, it is f.
+// standIn returns the fault that an XID opens or renews on a device of a GPU: f, or where the
+// device has faults of maxXIDs other XIDs already, the newest of these that is as bad and takes as
+// much to close. If there is none, it is f.
 func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 	if f.Source != SourceXID {
 		return f
@@ -91,7 +99,8 @@ func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 		return f
 	}
 	for _, o := range slices.Backward(d.Faults) {
-		if o.Source == SourceXID && inventory.Worst(o.health(), f.health()).State == o.State && effort(o.Cure) >= effort(f.Cure) &&
+		if o.Source == SourceXID && inventory.Worst(o.health(), f.health()).State == o.State &&
+			effort(o.Cure) >= effort(f.Cure) &&
 			p.wayBack(g, o, facts) >= p.wayBack(g, f, facts) {
 			o.passes = 0
 			return o

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// findings returns the faults that a reading of g shows. Signals that are only reported, such as pending row remapping, give
-// no fault. The recovery action counts whatever the other calls answer.
+// findings returns the faults that a reading of g shows. Signals that are only reported, such as
+// pending row remapping, give no fault. The recovery action counts whatever the other calls answer.
 func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
 	if a := r.RecoveryAction.Value; p.gates(a) {
@@ -55,7 +55,8 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	case r.SRAMThreshold.Value && g.any(Fault.uncorrected):
 		found = append(found, memoryFault("the SRAM had more uncorrected errors than NVIDIA's threshold for a replacement"))
 	}
-	// MIG mode shuts down the NVLinks: the GPU is not part of the fabric, whatever state the driver reports.
+	// MIG mode shuts down the NVLinks: the GPU is not part of the fabric, whatever state the driver
+	// reports.
 	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.mig {
 		found = append(found, Fault{
 			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
@@ -63,7 +64,8 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 		})
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
-	// Without a recovery action a Suspect GPU would never be Healthy again. There, the XIDs that come with such errors count.
+	// Without a recovery action a Suspect GPU would never be Healthy again. There, the XIDs that come
+	// with such errors count.
 	if !g.old && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Cure: inventory.CureReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
@@ -102,11 +104,12 @@ func memoryFault(what string) Fault {
 	}
 }
 
-// reportedFaults keep no GPU from work where the driver does not sum up the faults: a GPU may have no partition, or for a while no
-// manager, and compute.
+// reportedFaults keep no GPU from work where the driver does not sum up the faults: a GPU may have
+// no partition, or for a while no manager, and compute.
 const reportedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisconnected
 
-// fabricAdvice says who has to do what about a fault, where it is not Fabric Manager that has to come up.
+// fabricAdvice says who has to do what about a fault, where it is not Fabric Manager that has to
+// come up.
 var fabricAdvice = map[inventory.FabricFault]string{
 	inventory.FabricWrongSystem:         "the system has another GUID than the fabric expects: ask who installed the machine",
 	inventory.FabricWrongChassis:        "the chassis has another serial number than the fabric expects: ask who installed the machine",
@@ -120,7 +123,8 @@ var fabricAdvice = map[inventory.FabricFault]string{
 	inventory.FabricManagerDisconnected: "the manager of the fabric (GFM) is not connected: check that it runs, and the network to it",
 }
 
-// fabricReason names the faults of a GPU's way into the fabric, each with its advice; without one, Fabric Manager has to come up.
+// fabricReason names the faults of a GPU's way into the fabric, each with its advice; without one,
+// Fabric Manager has to come up.
 func fabricReason(faults inventory.FabricFault) string {
 	var sentences []string
 	advised := true
@@ -138,7 +142,8 @@ func fabricReason(faults inventory.FabricFault) string {
 	return because(inventory.CureFabric, "%s", reason)
 }
 
-// fabricFault says why a GPU cannot use the NVSwitch fabric, and what to do; empty if it can, or if it has no fabric.
+// fabricFault says why a GPU cannot use the NVSwitch fabric, and what to do; empty if it can, or if
+// it has no fabric.
 func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	f := s.Value
 	switch {
@@ -151,7 +156,8 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 		return because(inventory.CureFabric, "registration with the NVSwitch fabric failed with NVML code %d", f.Status)
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
 		return because(inventory.CureFabric, "the driver reports the connection to the NVSwitch fabric as unhealthy")
-	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown && f.Faults&^reportedFaults != 0:
+	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown &&
+		f.Faults&^reportedFaults != 0:
 		return fabricReason(f.Faults)
 	} // where the driver has a summary, it has weighed the faults: with limited capacity the GPU can be used
 	return ""

@@ -31,7 +31,8 @@ func TestWhatFlaps(t *testing.T) {
 		"an unknown action": {reading(asking(99)), true},
 		"XID, a reset":      {func(s *story) { s.xid(119); s.wait(1); s.gpu = s.policy.FoldReset(s.gpu, s.now) }, true},
 		"XID, acquitted":    {func(s *story) { s.xid(48) }, false},
-		"poison, acquitted": {func(s *story) { s.event(inventory.Event{Kind: inventory.EventFatalPoison, GI: -1, CI: -1}) }, false},
+		"poison, acquitted": {func(s *story) { s.event(inventory.Event{Kind: inventory.EventFatalPoison, GI: -1, CI: -1}) },
+			false},
 		"fabric": {
 			reading(inventory.Reading{Fabric: inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})}), false,
 		},
@@ -102,7 +103,8 @@ func TestFlapLimitOfOne(t *testing.T) {
 	}
 }
 
-// Several faults that are cured together are one recovery, and one that leaves another open is none.
+// Several faults that are cured together are one recovery, and one that leaves another open is
+// none.
 func TestRecoveryIsOfTheDevice(t *testing.T) {
 	s := begin(t, 580)
 	s.policy.FlapLimit = 1
@@ -149,7 +151,8 @@ func TestRecoveriesOutliveTheProcess(t *testing.T) {
 	}
 }
 
-// TestClockThatWentBack: what an earlier process found at a time that is to come closes like any other fault, and counts for a day at most.
+// TestClockThatWentBack: what an earlier process found at a time that is to come closes like any
+// other fault, and counts for a day at most.
 func TestClockThatWentBack(t *testing.T) {
 	s := begin(t, 580)
 	s.policy.FlapLimit = 1
@@ -216,7 +219,8 @@ func TestVerdictOfSeveralFaults(t *testing.T) {
 		for i := range tt.faults {
 			tt.faults[i].XID = uint64(i)
 		}
-		g := health.GPU{UUID: "GPU-0"}.Restored(func(string) ([]health.Fault, []time.Time) { return tt.faults, nil }, time.Time{})
+		g := health.GPU{UUID: "GPU-0"}.Restored(func(string) ([]health.Fault, []time.Time) { return tt.faults, nil },
+			time.Time{})
 		if got := g.Health.Cure; got != tt.want {
 			t.Errorf("%s: cure %q, want %q", name, got, tt.want)
 		}

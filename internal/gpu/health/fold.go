@@ -9,14 +9,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// FoldEvent folds an event of the driver into what is known of the GPU. It returns false, and g unchanged, if the event is
-// attributed to a MIG device that g does not have.
+// FoldEvent folds an event of the driver into what is known of the GPU. It returns false, and g
+// unchanged, if the event is attributed to a MIG device that g does not have.
 //
-// An event opens faults and never closes one; the next reading tells what follows from it. An XID that comes both as an event
-// and as a line of the kernel log counts once.
+// An event opens faults and never closes one; the next reading tells what follows from it. An XID
+// that comes both as an event and as a line of the kernel log counts once.
 func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) (GPU, bool) {
 	f, accused := p.faultOf(g, e, facts, now)
-	// Without a recovery action, only the catalog tells that a fault of a MIG device concerns the whole GPU.
+	// Without a recovery action, only the catalog tells that a fault of a MIG device concerns the
+	// whole GPU.
 	wide := !g.actionDecides(facts) && (f.Source != SourceXID || Lookup(f.XID).wholeGPU())
 	next, hit := g.atTargets(e, func(d Device) Device {
 		d = d.counted(e, now)
@@ -63,7 +64,8 @@ func (p Policy) faultOf(g GPU, e inventory.Event, facts Facts, now time.Time) (F
 	}
 }
 
-// FoldSilence folds in that the driver did not answer for this GPU; why is the reason, which need not be the GPU's fault.
+// FoldSilence folds in that the driver did not answer for this GPU; why is the reason, which need
+// not be the GPU's fault.
 func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 	f := Fault{Source: SourceSilence, State: inventory.Unknown, Cure: inventory.CureHuman, Reason: why}
 	if g.Health.Allocatable() {
@@ -74,11 +76,12 @@ func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 	return g
 }
 
-// FoldHang folds in that a call to the GPU does not return, while the driver answers other calls. The call is named as
-// NVML names it.
+// FoldHang folds in that a call to the GPU does not return, while the driver answers other calls.
+// The call is named as NVML names it.
 //
-// If a call hangs for longStall twice within stallsWithin, the GSP of the GPU may hang. A driver that does not mark such a GPU as one
-// that needs a reset would show it as good as soon as a call returns. With such a driver evidence of a reset is needed.
+// If a call hangs for longStall twice within stallsWithin, the GSP of the GPU may hang. A driver
+// that does not mark such a GPU as one that needs a reset would show it as good as soon as a call
+// returns. With such a driver evidence of a reset is needed.
 func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Time) GPU {
 	call, since := cmp.Or(stall.Call.Function, "reading its files"), stall.Call.Since
 	g.answers = false
@@ -100,13 +103,15 @@ func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Tim
 	return g
 }
 
-// longStall and stallsWithin say which calls count together as a GSP that hangs: its driver gives a call up after 45 s.
+// longStall and stallsWithin say which calls count together as a GSP that hangs: its driver gives a
+// call up after 45 s.
 const (
 	longStall    = 30 * time.Second
 	stallsWithin = 10 * time.Minute
 )
 
-// FoldStall folds in that a call to the GPU has not returned for a while. Work is still given to the GPU: the call may be slow.
+// FoldStall folds in that a call to the GPU has not returned for a while. Work is still given to
+// the GPU: the call may be slow.
 func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {
 	g.answers = false
 	g.Device = g.opened(Fault{
@@ -116,7 +121,8 @@ func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {
 	return g
 }
 
-// FoldAbsence folds in that the driver counts the GPU but can no longer identify it; why is the reason of what was left out.
+// FoldAbsence folds in that the driver counts the GPU but can no longer identify it; why is the
+// reason of what was left out.
 func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	g.answers = false
 	g.Device = g.opened(Fault{
@@ -126,20 +132,22 @@ func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	return g
 }
 
-// FoldReset folds in that the GPU was reset or its driver loaded again. That is evidence; passes are needed as well.
+// FoldReset folds in that the GPU was reset or its driver loaded again. That is evidence; passes
+// are needed as well.
 func (p Policy) FoldReset(g GPU, now time.Time) GPU {
 	g.reset = now
 	return g
 }
 
-// FoldCleared folds in that the daemon itself cleared the counts of memory errors, or tried to. A count of before is then no
-// evidence of a reset or of new errors.
+// FoldCleared folds in that the daemon itself cleared the counts of memory errors, or tried to. A
+// count of before is then no evidence of a reset or of new errors.
 func (p Policy) FoldCleared(g GPU) GPU {
 	g.Reading.UncorrectedECC = inventory.Signal[uint64]{}
 	return g
 }
 
-// FoldReading folds a reading in: it opens the faults that it shows, and is a pass for the other ones.
+// FoldReading folds a reading in: it opens the faults that it shows, and is a pass for the other
+// ones.
 func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Time) GPU {
 	found := p.findings(g, r, now)
 	g.reset = p.resetSeen(g, r, facts, now)
@@ -152,7 +160,8 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 	}
 	bad := func(s Source) bool { return slices.ContainsFunc(found, func(f Fault) bool { return f.Source == s }) }
 	gone := func(f Fault) bool {
-		// Faults of events stay open while the driver asks for something, and faults of signals while one cannot be read.
+		// Faults of events stay open while the driver asks for something, and faults of signals while one
+		// cannot be read.
 		return r.Contact == inventory.ContactGood && !bad(f.Source) && !(f.Source.event() && bad(SourceAction)) &&
 			!(f.Source.signal() && r.Incomplete != "")
 	}
@@ -164,9 +173,10 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 	return g
 }
 
-// resetSeen returns the time of the latest evidence that the GPU was reset: the one that g has, or now if the reading shows it.
-// It does if the driver asked for a reset and no longer does, if the GPU answers again in a session that was opened after it
-// was lost, or if counters fell that only a reset clears.
+// resetSeen returns the time of the latest evidence that the GPU was reset: the one that g has, or
+// now if the reading shows it. It does if the driver asked for a reset and no longer does, if the
+// GPU answers again in a session that was opened after it was lost, or if counters fell that only a
+// reset clears.
 func (p Policy) resetSeen(g GPU, r inventory.Reading, facts Facts, now time.Time) time.Time {
 	if r.Contact != inventory.ContactGood {
 		return g.reset
@@ -190,8 +200,8 @@ func (p Policy) resetSeen(g GPU, r inventory.Reading, facts Facts, now time.Time
 	return g.reset
 }
 
-// countersFell reports whether counters fell as they do when a GPU is reset. Without persistence mode they also fall when
-// the last session is closed.
+// countersFell reports whether counters fell as they do when a GPU is reset. Without persistence
+// mode they also fall when the last session is closed.
 func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 	was := g.Reading
 	if !facts.Opened.Equal(g.session) && !(was.Persistence.Value && r.Persistence.Value) {
@@ -201,8 +211,9 @@ func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 		p.EnergyEvidence && r.Energy.Known && r.Energy.Value < was.Energy.Value
 }
 
-// takesReset reports whether a reset happened when the driver asked for this cure and later asks for nothing. The driver keeps
-// the request for a reset in registers of the GPU, which only a reset clears; the request for a reboot it forgets by itself.
+// takesReset reports whether a reset happened when the driver asked for this cure and later asks
+// for nothing. The driver keeps the request for a reset in registers of the GPU, which only a reset
+// clears; the request for a reboot it forgets by itself.
 func takesReset(c inventory.Cure) bool { return c == inventory.CureReset || c == inventory.CureDrain }
 
 // asksReset reports whether a recovery action contains a reset of the GPU.
@@ -216,8 +227,9 @@ func asksReset(a inventory.RecoveryAction) bool {
 	}
 }
 
-// FoldProof folds in what a proof showed of the device with the given UUID, the GPU or one of its MIG devices: why CUDA does not work on
-// it, with the cure; nothing is wrong if why is empty. It returns false if the GPU has no such device.
+// FoldProof folds in what a proof showed of the device with the given UUID, the GPU or one of its
+// MIG devices: why CUDA does not work on it, with the cure; nothing is wrong if why is empty. It
+// returns false if the GPU has no such device.
 func (p Policy) FoldProof(g GPU, uuid, why string, cure inventory.Cure, now time.Time) (GPU, bool) {
 	fold := func(d Device) Device {
 		if slices.ContainsFunc(d.Faults, func(f Fault) bool { return f.Source == SourceCUDA && f.Reason == why }) {
@@ -242,7 +254,8 @@ func (p Policy) FoldProof(g GPU, uuid, why string, cure inventory.Cure, now time
 	return g, true
 }
 
-// FoldTime folds in that time went by: Suspect devices become Unhealthy, and Unknown ones lose their grace.
+// FoldTime folds in that time went by: Suspect devices become Unhealthy, and Unknown ones lose
+// their grace.
 func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 	limit := g.Limit()
 	if limit.IsZero() || now.Before(limit) {
@@ -266,8 +279,9 @@ func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 	})
 }
 
-// Clear clears the faults of the device with the given UUID: the GPU with all its MIG devices, or one MIG device. The next
-// reading finds again what is still wrong. It returns false if the GPU has no such device.
+// Clear clears the faults of the device with the given UUID: the GPU with all its MIG devices, or
+// one MIG device. The next reading finds again what is still wrong. It returns false if the GPU has
+// no such device.
 func (p Policy) Clear(g GPU, uuid string, now time.Time) (GPU, bool) {
 	clean := func(d Device) Device {
 		d.Recoveries = nil

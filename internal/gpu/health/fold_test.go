@@ -24,7 +24,8 @@ type story struct {
 func begin(t *testing.T, branch int) *story {
 	t.Helper()
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	s := &story{t: t, policy: health.Default(), now: now, gpu: health.GPU{UUID: "GPU-0"}, facts: health.Facts{Branch: branch, Opened: now}}
+	s := &story{t: t, policy: health.Default(), now: now, gpu: health.GPU{UUID: "GPU-0"},
+		facts: health.Facts{Branch: branch, Opened: now}}
 	if branch >= 565 {
 		s.good.RecoveryAction = inventory.Known(inventory.RecoveryNone)
 	}
@@ -87,8 +88,9 @@ func asking(a inventory.RecoveryAction) inventory.Reading {
 	return inventory.Reading{RecoveryAction: inventory.Known(a)}
 }
 
-// What every XID does at once, what it comes to when the driver has nothing to say, and when it asks for a reset that is
-// then done: on a driver without a recovery action and on one that has spoken for every linked XID.
+// What every XID does at once, what it comes to when the driver has nothing to say, and when it
+// asks for a reset that is then done: on a driver without a recovery action and on one that has
+// spoken for every linked XID.
 func TestEveryXID(t *testing.T) {
 	codes := []uint64{177, 999}
 	for _, x := range health.Catalog() {
@@ -161,7 +163,8 @@ func TestEveryXID(t *testing.T) {
 					s.reads(2, s.good)
 					s.sane(s.gpu.Health)
 					reset := want == inventory.CureReset || want == inventory.CureDrain // what else was done is no reset
-					stays := want == inventory.CureReboot || !acquitted && !reset || x.Class == health.Hardware && code != 79 || code == 151
+					stays := want == inventory.CureReboot || !acquitted && !reset || x.Class == health.Hardware && code != 79 ||
+						code == 151
 					if healthy := s.gpu.Health.State == inventory.Healthy; healthy == stays {
 						t.Fatalf("%v (%s) after %v was done", s.gpu.Health.State, s.gpu.Health.Reason, action)
 					}
@@ -171,7 +174,8 @@ func TestEveryXID(t *testing.T) {
 	}
 }
 
-// TestReasonOfAnActionNamesItsXID: the driver tells of an error by an event and by the recovery action, and either may be read first.
+// TestReasonOfAnActionNamesItsXID: the driver tells of an error by an event and by the recovery
+// action, and either may be read first.
 func TestReasonOfAnActionNamesItsXID(t *testing.T) {
 	reset := asking(inventory.RecoveryGPUReset)
 	for name, happens := range map[string]func(*story){
@@ -192,7 +196,8 @@ func TestReasonOfAnActionNamesItsXID(t *testing.T) {
 	}
 }
 
-// TestCountsThatTheDaemonClearedAreNoEvidence: of a reset, which would acquit a GPU that has none behind it; nor of new errors.
+// TestCountsThatTheDaemonClearedAreNoEvidence: of a reset, which would acquit a GPU that has none
+// behind it; nor of new errors.
 func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 	s := begin(t, 580)
 	s.good.UncorrectedECC = inventory.Known(uint64(2))

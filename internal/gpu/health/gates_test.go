@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Only allocations of fabric memory need the IMEX domain, and the next pod may be the one that brings it up.
+// Only allocations of fabric memory need the IMEX domain, and the next pod may be the one that
+// brings it up.
 func TestIMEXRecoveryGatesOnlyWhereItIsWanted(t *testing.T) {
 	s := begin(t, 595)
 	s.xid(48)
@@ -46,7 +47,8 @@ func TestFabricSummaryDecidesWhereItIsKnown(t *testing.T) {
 	} {
 		s := begin(t, 580)
 		bad := s.good
-		bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricCompleted, Summary: tt.summary, Faults: tt.faults})
+		bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricCompleted, Summary: tt.summary,
+			Faults: tt.faults})
 		s.reads(1, bad)
 		if gates := s.gpu.Health.Cure == inventory.CureFabric; gates != tt.gates {
 			t.Errorf("%v with faults %b: %+v", tt.summary, tt.faults, s.gpu.Health)
@@ -137,7 +139,8 @@ func TestSignalThatCannotBeReadNow(t *testing.T) {
 	}
 }
 
-// A GPU that could not be asked, or never was, and then fails its calls, is not given to work while its verdict is awaited.
+// A GPU that could not be asked, or never was, and then fails its calls, is not given to work while
+// its verdict is awaited.
 func TestFailingCallsAfterSilence(t *testing.T) {
 	failing := inventory.Reading{Contact: inventory.ContactFailing, Reason: "nvmlDeviceGetMemoryInfo: ERROR_UNKNOWN"}
 	s := begin(t, 580)
@@ -159,7 +162,8 @@ func TestFailingCallsAfterSilence(t *testing.T) {
 	s.want(inventory.Suspect, inventory.CureReset)
 }
 
-// TestHang: a GPU with a call that does not return is Unhealthy, also after a restart, until it answers.
+// TestHang: a GPU with a call that does not return is Unhealthy, also after a restart, until it
+// answers.
 func TestHang(t *testing.T) {
 	s := begin(t, 580)
 	hang := func() { s.gpu = s.hang(s.now) }
@@ -194,8 +198,8 @@ func (s *story) hang(since time.Time) health.GPU {
 	return s.policy.FoldHang(s.gpu, inventory.Stall{Call: call}, s.facts, s.now)
 }
 
-// TestGSPThatHangs: where the driver does not mark a GPU whose GSP hangs, two long hangs within ten minutes, and the XIDs of the GSP,
-// need evidence of a reset.
+// TestGSPThatHangs: where the driver does not mark a GPU whose GSP hangs, two long hangs within ten
+// minutes, and the XIDs of the GSP, need evidence of a reset.
 func TestGSPThatHangs(t *testing.T) {
 	hangs := func(s *story, times int, each, apart time.Duration) {
 		for range times {
@@ -249,12 +253,14 @@ func TestGSPThatHangs(t *testing.T) {
 	}
 }
 
-// TestStall: a GPU with a call that has not returned for a while is Suspect, which lets new work in, until it answers.
+// TestStall: a GPU with a call that has not returned for a while is Suspect, which lets new work
+// in, until it answers.
 func TestStall(t *testing.T) {
 	s := begin(t, 580)
 	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
 	s.want(inventory.Suspect, inventory.CureReset)
-	if want := "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"; s.gpu.Health.Reason != want || s.gpu.Answers() {
+	if want := "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"; s.gpu.Health.Reason != want ||
+		s.gpu.Answers() {
 		t.Errorf("it answers: %v, %q, want %q", s.gpu.Answers(), s.gpu.Health.Reason, want)
 	}
 	s.reads(2, s.good)
@@ -264,7 +270,8 @@ func TestStall(t *testing.T) {
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }
 
-// Before the recovery action the catalog says that what struck a MIG device needs a reset of the GPU, and so of its siblings.
+// Before the recovery action the catalog says that what struck a MIG device needs a reset of the
+// GPU, and so of its siblings.
 func TestFaultsOfAMIGDeviceThatReachItsSiblings(t *testing.T) {
 	poison := inventory.Event{Kind: inventory.EventFatalPoison}
 	xid := func(code uint64) inventory.Event { return inventory.Event{Kind: inventory.EventXID, XID: code} }
@@ -296,10 +303,12 @@ func TestFaultsOfAMIGDeviceThatReachItsSiblings(t *testing.T) {
 			if own := s.gpu.Instances[1].Health.State != inventory.Healthy; own != (struck && !tt.siblings) {
 				t.Errorf("the MIG device is %+v", s.gpu.Instances[1].Health)
 			}
-			if s.gpu.Instances[0].Health.State != inventory.Healthy || len(s.gpu.Instances[1].Counts) != 1 || len(s.gpu.Counts) != 0 {
+			if s.gpu.Instances[0].Health.State != inventory.Healthy || len(s.gpu.Instances[1].Counts) != 1 ||
+				len(s.gpu.Counts) != 0 {
 				t.Errorf("counted at the wrong place: %+v", s.gpu)
 			}
-			if _, ok := s.policy.FoldEvent(s.gpu, inventory.Event{Kind: tt.event.Kind, XID: tt.event.XID, GI: 3}, s.facts, s.now); ok {
+			if _, ok := s.policy.FoldEvent(s.gpu, inventory.Event{Kind: tt.event.Kind, XID: tt.event.XID, GI: 3}, s.facts,
+				s.now); ok {
 				t.Error("an event of an instance that is not there hit something")
 			}
 		})
@@ -335,7 +344,8 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 		"lines alone":                 {[]inventory.Event{logged, logged, logged}, line, []int{1, 1, 1}},
 		"lines, then two events":      {[]inventory.Event{logged, logged, event, event}, line, []int{1, 1, 1, 2}},
 		"two events, then lines":      {[]inventory.Event{event, event, logged, logged}, line, []int{1, 2, 2, 2}},
-		"lines that do not end":       {[]inventory.Event{logged, logged, logged, logged, logged}, soon / 2, []int{1, 1, 2, 2, 3}},
+		"lines that do not end": {[]inventory.Event{logged, logged, logged, logged, logged}, soon / 2,
+			[]int{1, 1, 2, 2, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, 580)

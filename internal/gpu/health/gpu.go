@@ -11,7 +11,8 @@ import (
 type GPU struct {
 	UUID string
 	Device
-	// Instances are the GPU's MIG devices, in the order of the Snapshot, with the faults that concern one of them alone.
+	// Instances are the GPU's MIG devices, in the order of the Snapshot, with the faults that concern
+	// one of them alone.
 	Instances []Instance
 	// Unread are MIG devices that could not be read in the last scan, and may still be there.
 	Unread []Instance
@@ -20,8 +21,8 @@ type GPU struct {
 
 	// old says that the chip is older than Ampere, mig that MIG mode is on.
 	old, mig bool
-	// read says that there was a Reading; answers, that it is the latest thing that was folded in. Session is when the
-	// session of the Reading was opened.
+	// read says that there was a Reading; answers, that it is the latest thing that was folded in.
+	// Session is when the session of the Reading was opened.
 	read, answers bool
 	session       time.Time
 	// stalled is the beginning of the last call that hung for longStall.
@@ -32,8 +33,9 @@ type GPU struct {
 	reset time.Time
 }
 
-// hasAction reports whether the recovery action NONE means that the GPU is good: if it can be read, and since Ampere, as
-// NVIDIA documents nothing for older chips. Before the first reading it is assumed that it can be read.
+// hasAction reports whether the recovery action NONE means that the GPU is good: if it can be read,
+// and since Ampere, as NVIDIA documents nothing for older chips. Before the first reading it is
+// assumed that it can be read.
 func (g GPU) hasAction() bool { return !g.old && (!g.read || g.Reading.RecoveryAction.Known) }
 
 // actionDecides reports whether the recovery action of this driver decides about the GPU.
@@ -41,12 +43,14 @@ func (g GPU) actionDecides(facts Facts) bool {
 	return g.hasAction() && facts.Branch >= inventory.RecoveryActionBranch
 }
 
-// beforeAmpere are the chips to which NVIDIA's catalog of XIDs and the recovery action do not apply.
+// beforeAmpere are the chips to which NVIDIA's catalog of XIDs and the recovery action do not
+// apply.
 var beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}
 
-// Seen returns g as a scan found it, with the MIG devices that there are now. MIG devices that were there before keep their
-// faults; a new one is Healthy. With unread, some could not be read: what is known of those that are missing is kept in
-// Unread until they can be read, or are known to be gone.
+// Seen returns g as a scan found it, with the MIG devices that there are now. MIG devices that were
+// there before keep their faults; a new one is Healthy. With unread, some could not be read: what
+// is known of those that are missing is kept in Unread until they can be read, or are known to be
+// gone.
 func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	g.old, g.mig = slices.Contains(beforeAmpere, found.Architecture), found.MIG == inventory.MIGEnabled
 	devices := found.MIGDevices
@@ -77,17 +81,20 @@ func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	return g
 }
 
-// Suspect reports whether the GPU or one of its MIG devices waits for the recovery action of the driver.
+// Suspect reports whether the GPU or one of its MIG devices waits for the recovery action of the
+// driver.
 func (g GPU) Suspect() bool { return g.any(func(f Fault) bool { return f.State == inventory.Suspect }) }
 
-// any reports whether the GPU or one of its MIG devices has an open fault for which is returns true.
+// any reports whether the GPU or one of its MIG devices has an open fault for which is returns
+// true.
 func (g GPU) any(is func(Fault) bool) bool {
 	return slices.ContainsFunc(g.Faults, is) ||
 		slices.ContainsFunc(g.Instances, func(i Instance) bool { return slices.ContainsFunc(i.Faults, is) })
 }
 
-// WantsSession reports whether the GPU can only be found good in a new NVML session, and since when: it was lost, answered that it
-// needs a reset, or its calls fail, since this session was opened.
+// WantsSession reports whether the GPU can only be found good in a new NVML session, and since
+// when: it was lost, answered that it needs a reset, or its calls fail, since this session was
+// opened.
 func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	g.any(func(f Fault) bool {
 		lost := f.Source == SourceLost && !g.answers
@@ -99,7 +106,8 @@ func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	return since, wants
 }
 
-// ResetSeen returns when there was evidence last that the GPU was reset or its driver loaded again; zero if there was none.
+// ResetSeen returns when there was evidence last that the GPU was reset or its driver loaded again;
+// zero if there was none.
 func (g GPU) ResetSeen() time.Time { return g.reset }
 
 // Answers reports whether the GPU answered the last reading.
@@ -136,8 +144,9 @@ func (g GPU) each(fold func(Device) Device) GPU {
 	return g
 }
 
-// atTargets returns g with fold applied to the devices that an event concerns: the physical GPU, or the MIG devices of the GI
-// or CI that the event names. It returns false if there is no such MIG device.
+// atTargets returns g with fold applied to the devices that an event concerns: the physical GPU, or
+// the MIG devices of the GI or CI that the event names. It returns false if there is no such MIG
+// device.
 func (g GPU) atTargets(e inventory.Event, fold func(Device) Device) (GPU, bool) {
 	if e.GI == inventory.Unattributed {
 		g.Device = fold(g.Device)

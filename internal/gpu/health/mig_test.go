@@ -75,7 +75,8 @@ func TestMIGDeviceRecovers(t *testing.T) {
 	}
 }
 
-// A MIG device that is new is Healthy, and one that is gone is forgotten, but for those that only cannot be read.
+// A MIG device that is new is Healthy, and one that is gone is forgotten, but for those that only
+// cannot be read.
 func TestMIGDevicesThatComeAndGo(t *testing.T) {
 	s := begin(t, 580)
 	s.see(divided(two))
@@ -206,7 +207,8 @@ func TestCounts(t *testing.T) {
 	s.wait(1)
 	s.xid(13)
 	want := []health.Count{
-		{Kind: inventory.EventSingleBitECC, N: 1}, {Kind: inventory.EventDRAMRetirement, N: 1}, {Kind: inventory.EventXID, XID: 13, N: 2},
+		{Kind: inventory.EventSingleBitECC, N: 1}, {Kind: inventory.EventDRAMRetirement, N: 1}, {Kind: inventory.EventXID,
+			XID: 13, N: 2},
 	}
 	if len(s.gpu.Counts) != len(want) {
 		t.Fatalf("counts %+v", s.gpu.Counts)

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// NodeWide returns the reason that all GPUs of a node have in common, where the cause is the node and not a GPU: a sentence
-// without a full stop, empty if there is no such reason or only one GPU.
+// NodeWide returns the reason that all GPUs of a node have in common, where the cause is the node
+// and not a GPU: a sentence without a full stop, empty if there is no such reason or only one GPU.
 func NodeWide(gpus []GPU) string {
 	if len(gpus) < 2 {
 		return ""

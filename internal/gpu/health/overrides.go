@@ -18,12 +18,14 @@ const (
 	RuleIgnore Rule = "ignore"
 	// RuleSuspect: the recovery action of the driver decides.
 	RuleSuspect Rule = "suspect"
-	// RuleFatal: Unhealthy at once, until there is evidence of a reset or an operator clears the fault.
+	// RuleFatal: Unhealthy at once, until there is evidence of a reset or an operator clears the
+	// fault.
 	RuleFatal Rule = "fatal"
 )
 
-// Overrides are an operator's rules for XIDs. They win over the catalog, but not over readings: a lost GPU is Lost whatever
-// they say. The zero value has no rules. A value is not changed once it is in use.
+// Overrides are an operator's rules for XIDs. They win over the catalog, but not over readings: a
+// lost GPU is Lost whatever they say. The zero value has no rules. A value is not changed once it
+// is in use.
 type Overrides struct {
 	rest Rule
 	xids map[uint64]Rule
@@ -37,7 +39,8 @@ func (o Overrides) Rule(code uint64) Rule {
 	return o.rest
 }
 
-// Off reports whether the operator switched off all checks, and not only those of some XIDs: every XID is ignored.
+// Off reports whether the operator switched off all checks, and not only those of some XIDs: every
+// XID is ignored.
 func (o Overrides) Off() bool {
 	if o.rest != RuleIgnore {
 		return false
@@ -65,10 +68,12 @@ func (o Overrides) Equal(other Overrides) bool {
 	return o.rest == other.rest && maps.Equal(o.xids, other.xids)
 }
 
-// ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a comma-separated list of XIDs, or "all"
-// ("xids" means the same). A disabled XID is ignored; an enabled one is fatal, as every XID is to the reference plugin that these
-// variables come from, and wins over a disabled one. For all other XIDs the catalog decides. With all XIDs disabled and none enabled, all
-// checks are off, as there. Entries that are no number are left out and returned, each as a sentence for a warning.
+// ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a
+// comma-separated list of XIDs, or "all" ("xids" means the same). A disabled XID is ignored; an
+// enabled one is fatal, as every XID is to the reference plugin that these variables come from, and
+// wins over a disabled one. For all other XIDs the catalog decides. With all XIDs disabled and none
+// enabled, all checks are off, as there. Entries that are no number are left out and returned, each
+// as a sentence for a warning.
 func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 	apply := func(variable, list string, r Rule) {
 		for entry := range strings.SplitSeq(list, ",") {

@@ -57,7 +57,8 @@ func TestOff(t *testing.T) {
 		s.policy.Overrides = o
 		s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
 		verdict := s.policy.Verdict(s.gpu.Device)
-		if healthy := verdict.State == inventory.Healthy && verdict.Reason == "" && !verdict.Since.IsZero(); healthy != tt.off {
+		if healthy := verdict.State == inventory.Healthy && verdict.Reason == "" &&
+			!verdict.Since.IsZero(); healthy != tt.off {
 			t.Errorf("disable %q, enable %q: %+v of a lost GPU", tt.disable, tt.enable, verdict)
 		}
 		s.want(inventory.Lost, inventory.CureReboot)

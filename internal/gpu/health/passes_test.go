@@ -12,7 +12,8 @@ import (
 
 // A reading of a GPU that does not answer as it should is no pass for any fault.
 func TestReadingsThatFailAreNoPasses(t *testing.T) {
-	for _, contact := range []inventory.Contact{inventory.ContactFailing, inventory.ContactResetRequired, inventory.ContactLost} {
+	for _, contact := range []inventory.Contact{inventory.ContactFailing, inventory.ContactResetRequired,
+		inventory.ContactLost} {
 		s := begin(t, 580)
 		s.xid(48)
 		s.reads(10, inventory.Reading{Contact: contact})
@@ -41,7 +42,8 @@ func TestPassesAreInARow(t *testing.T) {
 	s.want(inventory.Healthy, inventory.NoCure)
 }
 
-// A fault that readings find closes although the driver asks for something, which only faults of events wait for.
+// A fault that readings find closes although the driver asks for something, which only faults of
+// events wait for.
 func TestFabricClosesWhileTheDriverAsksForSomething(t *testing.T) {
 	s := begin(t, 580)
 	sick := asking(inventory.RecoveryGPUReset)
@@ -74,7 +76,8 @@ func TestEventsBeforeTheFirstReading(t *testing.T) {
 	}
 }
 
-// A GPU that was never asked is Unknown since the moment that nobody could ask it, and not allocatable.
+// A GPU that was never asked is Unknown since the moment that nobody could ask it, and not
+// allocatable.
 func TestSilenceOfAGPUThatWasNeverAsked(t *testing.T) {
 	s := begin(t, 580)
 	s.gpu = s.policy.FoldSilence(health.GPU{UUID: "GPU-0"}, "the driver hangs", s.now)
@@ -139,7 +142,8 @@ func TestDefaultPolicy(t *testing.T) {
 	}
 }
 
-// Only a new session can tell of a GPU that was lost, wanted a reset or failed its calls in this one.
+// Only a new session can tell of a GPU that was lost, wanted a reset or failed its calls in this
+// one.
 func TestWhoWantsASession(t *testing.T) {
 	for name, tt := range map[string]struct {
 		reading inventory.Reading
@@ -203,7 +207,8 @@ func TestActionThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Faults of other events close as those of XIDs do: by NONE, or by evidence of a reset where nobody says NONE.
+// Faults of other events close as those of XIDs do: by NONE, or by evidence of a reset where nobody
+// says NONE.
 func TestOtherEventsWithoutAnAction(t *testing.T) {
 	for _, kind := range []inventory.EventKind{
 		inventory.EventFatalPoison, inventory.EventNonFatalPoison, inventory.EventDRAMRetirementFailure, inventory.EventUnavailable,
@@ -286,14 +291,16 @@ func TestSuspicionThatRanOutOnTheFirstBranchWithAnAction(t *testing.T) {
 func TestRestoredIsAnotherValue(t *testing.T) {
 	s := begin(t, 580)
 	s.see(divided(one))
-	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReset, Reason: "x"}}
+	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReset,
+		Reason: "x"}}
 	restored := s.gpu.Restored(func(uuid string) ([]health.Fault, []time.Time) {
 		if uuid == one.UUID {
 			return fault, nil
 		}
 		return nil, nil
 	}, s.now)
-	if s.states()[0] != inventory.Healthy || restored.Instances[0].Health.State != inventory.Unhealthy || len(restored.Faults) != 0 {
+	if s.states()[0] != inventory.Healthy || restored.Instances[0].Health.State != inventory.Unhealthy ||
+		len(restored.Faults) != 0 {
 		t.Errorf("before %v, restored %+v", s.states(), restored)
 	}
 }

@@ -8,12 +8,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestProofs: that CUDA does not work on a device is closed by another proof, or an operator's word, alone. It is not for the ledger.
+// TestProofs: that CUDA does not work on a device is closed by another proof, or an operator's
+// word, alone. It is not for the ledger.
 func TestProofs(t *testing.T) {
 	t.Parallel()
 	p, now := health.Default(), time.Unix(1e9, 0)
 	g := health.GPU{UUID: "GPU-0"}.Seen(inventory.GPU{
-		UUID: "GPU-0", MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1}, {UUID: "MIG-1", GI: 2}},
+		UUID: "GPU-0", MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1},
+			{UUID: "MIG-1", GI: 2}},
 	}, false, now)
 	read := func(g health.GPU) health.GPU {
 		for range 5 {
@@ -34,7 +36,8 @@ func TestProofs(t *testing.T) {
 	since := bad.Instances[1].Health.Since
 	bad = read(fails(bad, "MIG-1", "it computes wrongly"))
 	h := bad.Instances[1].Health
-	if h.State != inventory.Unhealthy || h.Cure != inventory.CureReset || h.Reason != "it computes wrongly" || !h.Since.Equal(since) ||
+	if h.State != inventory.Unhealthy || h.Cure != inventory.CureReset || h.Reason != "it computes wrongly" ||
+		!h.Since.Equal(since) ||
 		bad.Health.State != inventory.Healthy || bad.Instances[0].Health.State != inventory.Healthy {
 		t.Errorf("after a failed proof: %+v", bad)
 	}

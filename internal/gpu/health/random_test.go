@@ -11,16 +11,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Ten thousand things happen to GPUs in no order. Whatever it was: no GPU is Healthy while the last reading is bad, every
-// verdict says why, folding leaves the value that it was given alone, and once the cure is given and all readings
-// are good the GPU is Healthy.
+// Ten thousand things happen to GPUs in no order. Whatever it was: no GPU is Healthy while the last
+// reading is bad, every verdict says why, folding leaves the value that it was given alone, and
+// once the cure is given and all readings are good the GPU is Healthy.
 func TestRandomFaults(t *testing.T) {
 	const stories, steps = 200, 50
 	for seed := range uint64(stories) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := begin(t, []int{535, 565, 580}[r.IntN(3)])
 		s.policy.FlapLimit = 2 + r.IntN(3)
-		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1", GI: 1}, {UUID: "MIG-2", GI: 2, CI: 1}}}, false, s.now)
+		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1", GI: 1},
+			{UUID: "MIG-2", GI: 2, CI: 1}}}, false, s.now)
 		for range steps {
 			before, kept := s.gpu, clone(s.gpu)
 			bad := s.random(r)
@@ -48,7 +49,8 @@ func TestRandomFaults(t *testing.T) {
 	}
 }
 
-// random lets something happen. It reports whether that was a reading that forbids the GPU to be Healthy.
+// random lets something happen. It reports whether that was a reading that forbids the GPU to be
+// Healthy.
 func (s *story) random(r *rand.Rand) (bad bool) {
 	s.wait(time.Duration(r.IntN(7000)) * time.Millisecond)
 	switch r.IntN(10) {
@@ -79,7 +81,8 @@ func (s *story) random(r *rand.Rand) (bad bool) {
 		reading.UncorrectedECC = inventory.Known(r.Uint64N(3))
 		s.read(reading)
 		action := reading.RecoveryAction.Value
-		return reading.Contact != inventory.ContactGood || action != inventory.RecoveryNone && action != inventory.RecoveryIMEXDomain ||
+		return reading.Contact != inventory.ContactGood || action != inventory.RecoveryNone &&
+			action != inventory.RecoveryIMEXDomain ||
 			reading.RowRemapFailure.Value
 	default:
 		s.read(s.good)
@@ -87,7 +90,8 @@ func (s *story) random(r *rand.Rand) (bad bool) {
 	return false
 }
 
-// cure does what the verdicts ask for, as an operator would: a reset, and where hands or a reboot are asked for, a clear.
+// cure does what the verdicts ask for, as an operator would: a reset, and where hands or a reboot
+// are asked for, a clear.
 func (s *story) cure() {
 	s.reopen()
 	s.gpu = s.policy.FoldReset(s.gpu, s.now)

@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// What each reading makes of a good GPU, and whether good readings in a new session make it Healthy again.
+// What each reading makes of a good GPU, and whether good readings in a new session make it Healthy
+// again.
 func TestReadings(t *testing.T) {
 	fabric := func(f inventory.Fabric) inventory.Reading { return inventory.Reading{Fabric: inventory.Known(f)} }
 	const completed = inventory.FabricCompleted
@@ -18,16 +19,23 @@ func TestReadings(t *testing.T) {
 		cure    inventory.Cure
 		stays   bool
 	}{
-		"nothing known":    {inventory.Reading{}, inventory.Healthy, inventory.NoCure, false},
-		"nothing wrong":    {asking(inventory.RecoveryNone), inventory.Healthy, inventory.NoCure, false},
-		"remap pending":    {inventory.Reading{RowRemapPending: inventory.Known(true)}, inventory.Healthy, inventory.NoCure, false},
-		"remap fine":       {inventory.Reading{RowRemapFailure: inventory.Known(false)}, inventory.Healthy, inventory.NoCure, false},
-		"remap failure":    {inventory.Reading{RowRemapFailure: inventory.Known(true)}, inventory.Unhealthy, inventory.CureHardware, true},
-		"unrepairable":     {inventory.Reading{UnrepairableMemory: inventory.Known(true)}, inventory.Unhealthy, inventory.CureHardware, true},
-		"errors of old":    {inventory.Reading{UncorrectedECC: inventory.Known(uint64(7))}, inventory.Healthy, inventory.NoCure, false},
-		"lost":             {inventory.Reading{Contact: inventory.ContactLost}, inventory.Lost, inventory.CureReboot, false},
-		"reset required":   {inventory.Reading{Contact: inventory.ContactResetRequired}, inventory.Unhealthy, inventory.CureReset, false},
-		"failing":          {inventory.Reading{Contact: inventory.ContactFailing}, inventory.Suspect, inventory.CureReset, false},
+		"nothing known": {inventory.Reading{}, inventory.Healthy, inventory.NoCure, false},
+		"nothing wrong": {asking(inventory.RecoveryNone), inventory.Healthy, inventory.NoCure, false},
+		"remap pending": {inventory.Reading{RowRemapPending: inventory.Known(true)}, inventory.Healthy, inventory.NoCure,
+			false},
+		"remap fine": {inventory.Reading{RowRemapFailure: inventory.Known(false)}, inventory.Healthy, inventory.NoCure,
+			false},
+		"remap failure": {inventory.Reading{RowRemapFailure: inventory.Known(true)}, inventory.Unhealthy,
+			inventory.CureHardware, true},
+		"unrepairable": {inventory.Reading{UnrepairableMemory: inventory.Known(true)}, inventory.Unhealthy,
+			inventory.CureHardware, true},
+		"errors of old": {inventory.Reading{UncorrectedECC: inventory.Known(uint64(7))}, inventory.Healthy,
+			inventory.NoCure, false},
+		"lost": {inventory.Reading{Contact: inventory.ContactLost}, inventory.Lost, inventory.CureReboot, false},
+		"reset required": {inventory.Reading{Contact: inventory.ContactResetRequired}, inventory.Unhealthy,
+			inventory.CureReset, false},
+		"failing": {inventory.Reading{Contact: inventory.ContactFailing}, inventory.Suspect, inventory.CureReset,
+			false},
 		"fabric completed": {fabric(inventory.Fabric{State: completed}), inventory.Healthy, inventory.NoCure, false},
 		"fabric healthy": {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryHealthy}), inventory.Healthy, inventory.NoCure, false,
@@ -36,9 +44,12 @@ func TestReadings(t *testing.T) {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryLimitedCapacity}),
 			inventory.Healthy, inventory.NoCure, false,
 		},
-		"fabric not started": {fabric(inventory.Fabric{State: inventory.FabricNotStarted}), inventory.Unhealthy, inventory.CureFabric, false},
-		"fabric in progress": {fabric(inventory.Fabric{State: inventory.FabricInProgress}), inventory.Unhealthy, inventory.CureFabric, false},
-		"fabric failed":      {fabric(inventory.Fabric{State: completed, Status: 999}), inventory.Unhealthy, inventory.CureFabric, false},
+		"fabric not started": {fabric(inventory.Fabric{State: inventory.FabricNotStarted}), inventory.Unhealthy,
+			inventory.CureFabric, false},
+		"fabric in progress": {fabric(inventory.Fabric{State: inventory.FabricInProgress}), inventory.Unhealthy,
+			inventory.CureFabric, false},
+		"fabric failed": {fabric(inventory.Fabric{State: completed, Status: 999}), inventory.Unhealthy,
+			inventory.CureFabric, false},
 		"fabric faults": {
 			fabric(inventory.Fabric{State: completed, Faults: inventory.FabricRouteUnhealthy}), inventory.Unhealthy, inventory.CureFabric, false,
 		},
@@ -68,7 +79,8 @@ func TestReadings(t *testing.T) {
 	}
 }
 
-// A GPU without a part in the fabric of its machine may be told as one that is not up: an operator knows.
+// A GPU without a part in the fabric of its machine may be told as one that is not up: an operator
+// knows.
 func TestFabricThatIsOnlyReported(t *testing.T) {
 	s := begin(t, 580)
 	bad := s.good
@@ -101,7 +113,8 @@ func TestNewMemoryErrorsAreSuspectWhereTheDriverHasAVerdict(t *testing.T) {
 	}
 }
 
-// A GPU that answered that it is lost, and answers again, needs no new session, unless something else is wrong with it that does.
+// A GPU that answered that it is lost, and answers again, needs no new session, unless something
+// else is wrong with it that does.
 func TestALostGPUThatAnswersAgain(t *testing.T) {
 	s := begin(t, 580)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
@@ -369,7 +382,8 @@ func TestManualRecovery(t *testing.T) {
 
 func TestOverridesBeatTheCatalogButNotTheReadings(t *testing.T) {
 	s := begin(t, 580)
-	s.policy.Overrides = s.policy.Overrides.With(79, health.RuleIgnore).With(31, health.RuleFatal).With(48, health.RuleSuspect)
+	s.policy.Overrides = s.policy.Overrides.With(79, health.RuleIgnore).With(31, health.RuleFatal).With(48,
+		health.RuleSuspect)
 	s.xid(79)
 	s.want(inventory.Healthy, inventory.NoCure)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
@@ -422,7 +436,8 @@ func TestOtherEvents(t *testing.T) {
 	}
 }
 
-// Too many errors of the chip's own memories mean nothing alone; with an XID of uncorrected errors, the part is used up.
+// Too many errors of the chip's own memories mean nothing alone; with an XID of uncorrected errors,
+// the part is used up.
 func TestSRAMThresholdWithUncorrectedErrors(t *testing.T) {
 	for name, tt := range map[string]struct {
 		code  uint64

@@ -10,7 +10,8 @@ import (
 // way is what it takes to close a fault.
 type way int
 
-// The ways back, each stricter than those before. All but the last two need passes: readings in a row in which the evidence is gone.
+// The ways back, each stricter than those before. All but the last two need passes: readings in a
+// row in which the evidence is gone.
 const (
 	byReadings way = iota // passes
 	bySession             // passes in a session that was opened after the fault was seen last
@@ -42,7 +43,8 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 	return byReadings
 }
 
-// needsReset returns whether a fault other than a lost GPU closes by evidence that only a new session, or a reset, gives.
+// needsReset returns whether a fault other than a lost GPU closes by evidence that only a new
+// session, or a reset, gives.
 func (p Policy) needsReset(g GPU, facts Facts) func(Fault) bool {
 	return func(f Fault) bool {
 		if f.Source == SourceLost {
@@ -69,8 +71,8 @@ type judge struct {
 	now   time.Time
 }
 
-// passed returns d after a reading. It is a pass for the faults whose evidence is gone; the others lose their passes. Faults
-// with enough passes close.
+// passed returns d after a reading. It is a pass for the faults whose evidence is gone; the others
+// lose their passes. Faults with enough passes close.
 func (j judge) passed(d Device, gone func(Fault) bool) Device {
 	if len(d.Faults) == 0 {
 		if d.Health.State == inventory.Unknown {
@@ -104,7 +106,8 @@ func (j judge) passed(d Device, gone func(Fault) bool) Device {
 	return d
 }
 
-// proof reports whether there is what a fault needs besides passes, and since when: only later passes count.
+// proof reports whether there is what a fault needs besides passes, and since when: only later
+// passes count.
 func (j judge) proof(f Fault) (since time.Time, ok bool) {
 	switch j.wayBack(j.gpu, f, j.facts) {
 	case byReadings:
@@ -131,8 +134,9 @@ func (j judge) cured(f Fault) bool {
 	return ok && f.passes >= j.Passes && j.now.Sub(f.passing) >= settle
 }
 
-// counts reports whether the end of a fault counts for flapping: not if the recovery action was NONE without a reset, and not
-// if the cause was the fabric, a slow call or a driver that did not answer.
+// counts reports whether the end of a fault counts for flapping: not if the recovery action was
+// NONE without a reset, and not if the cause was the fabric, a slow call or a driver that did not
+// answer.
 func (j judge) counts(f Fault) bool {
 	switch f.Source {
 	case SourceLost, SourceReset:
@@ -153,6 +157,7 @@ func (j judge) recovered(d Device) Device {
 	}
 	return d.opened(Fault{
 		Source: SourceFlapping, State: inventory.Unhealthy, Cure: inventory.CureHuman,
-		Reason: because(inventory.CureHuman, "the device became Unhealthy and Healthy again %d times within %v", len(d.Recoveries), j.FlapWindow),
+		Reason: because(inventory.CureHuman, "the device became Unhealthy and Healthy again %d times within %v",
+			len(d.Recoveries), j.FlapWindow),
 	}, j.now)
 }

@@ -31,8 +31,8 @@ var advice = map[uint64]string{
 	120: "reset; if it fails, restart the node",
 }
 
-// TestRunbook holds the table of XIDs in docs/runbook.md to the catalog. `go test ./internal/gpu/health -run TestRunbook -update` writes
-// it anew.
+// TestRunbook holds the table of XIDs in docs/runbook.md to the catalog. `go test
+// ./internal/gpu/health -run TestRunbook -update` writes it anew.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	const page = "../../../docs/runbook.md"

@@ -7,7 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/equality"
 )
 
-// TestEqual: a Snapshot differs from another by whatever it says of the node, and not by its number.
+// TestEqual: a Snapshot differs from another by whatever it says of the node, and not by its
+// number.
 func TestEqual(t *testing.T) {
 	t.Parallel()
 	gpu := func() inventory.GPU {

@@ -5,19 +5,23 @@ import "fmt"
 // Unattributed is the GI or CI of an event that the driver does not attribute to one instance.
 const Unattributed = -1
 
-// An Event is an event of a GPU that the driver reported. Events nudge the owner of the Snapshot to look again; of all kinds only an XID
-// carries data that no look can tell afterwards.
+// An Event is an event of a GPU that the driver reported. Events nudge the owner of the Snapshot to
+// look again; of all kinds only an XID carries data that no look can tell afterwards.
 type Event struct {
 	Kind EventKind
-	// UUID is the GPU it happened to; empty when the driver does not say which, or names it by its PCI address.
+	// UUID is the GPU it happened to; empty when the driver does not say which, or names it by its PCI
+	// address.
 	UUID string
-	// BDF is the PCI address of the GPU as GPU.BDF has it; empty unless UUID is, and the event came from the kernel's log.
+	// BDF is the PCI address of the GPU as GPU.BDF has it; empty unless UUID is, and the event came
+	// from the kernel's log.
 	BDF string
-	// Logged says that the event came from the kernel's log. The driver may report the same one itself, before or after.
+	// Logged says that the event came from the kernel's log. The driver may report the same one
+	// itself, before or after.
 	Logged bool
 	// XID is the driver's error number, for EventXID only. 999 means that the driver does not know it.
 	XID uint64
-	// GI and CI are the instances it happened to, or Unattributed: then it concerns all that stand on the GPU or GI.
+	// GI and CI are the instances it happened to, or Unattributed: then it concerns all that stand on
+	// the GPU or GI.
 	GI, CI int
 }
 

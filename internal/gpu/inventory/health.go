@@ -9,9 +9,11 @@ import (
 type Health struct {
 	// State is the verdict. The zero value is Unknown: a device is Healthy only after a verdict.
 	State State
-	// Grace says of an Unknown device that new work may still be given to it: the driver has only just stopped answering.
+	// Grace says of an Unknown device that new work may still be given to it: the driver has only just
+	// stopped answering.
 	Grace bool
-	// Reason is a sentence without a full stop that an operator can act on; empty when State is Healthy.
+	// Reason is a sentence without a full stop that an operator can act on; empty when State is
+	// Healthy.
 	Reason string
 	// XID is the driver's error number behind the verdict, or 0.
 	XID uint64
@@ -21,14 +23,15 @@ type Health struct {
 	Since time.Time
 }
 
-// Allocatable reports whether new work may be given to the device: this is what kubelet sees as Healthy. A Suspect
-// device still is; the policy that made it Suspect turns it Unhealthy if no verdict arrives in time. An Unknown one is
-// while its grace lasts.
+// Allocatable reports whether new work may be given to the device: this is what kubelet sees as
+// Healthy. A Suspect device still is; the policy that made it Suspect turns it Unhealthy if no
+// verdict arrives in time. An Unknown one is while its grace lasts.
 func (h Health) Allocatable() bool {
 	return h.State == Healthy || h.State == Suspect || h.State == Unknown && h.Grace
 }
 
-// Why returns the reason and the cure, "REASON; cure: CURE". If one of them is empty, it returns the other.
+// Why returns the reason and the cure, "REASON; cure: CURE". If one of them is empty, it returns
+// the other.
 func (h Health) Why() string {
 	switch {
 	case h.Cure == NoCure:
@@ -92,7 +95,8 @@ func (s State) gravity() int {
 // Cure is the action that makes an Unhealthy or Lost device usable again.
 type Cure string
 
-// The cures, after the driver's recovery actions (NVML field 230) and what operators can do beyond them.
+// The cures, after the driver's recovery actions (NVML field 230) and what operators can do beyond
+// them.
 const (
 	NoCure        Cure = ""
 	CureReset     Cure = "reset"       // stop every process on the GPU, then reset it

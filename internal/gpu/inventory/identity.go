@@ -26,10 +26,11 @@ var (
 	migPattern = regexp.MustCompile(`^MIG-([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|GPU-[A-Za-z0-9-]+/\d+/\d+)$`)
 )
 
-// Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told apart. They are in LeftOut, with
-// the reason. Of several devices with one UUID, the device stays that had the UUID in the last Snapshot; if none had it, the first
-// one. A driver's version that cannot be shown is in quotes. A model has only characters that can be printed, and is not longer than NVML's
-// limit.
+// Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told
+// apart. They are in LeftOut, with the reason. Of several devices with one UUID, the device stays
+// that had the UUID in the last Snapshot; if none had it, the first one. A driver's version that
+// cannot be shown is in quotes. A model has only characters that can be printed, and is not longer
+// than NVML's limit.
 func Identify(s, last Snapshot) Snapshot {
 	before, owners := maps.Collect(last.places()), map[string]place{} // by UUID
 	for uuid, p := range s.places() {
@@ -90,7 +91,8 @@ func Identify(s, last Snapshot) Snapshot {
 
 // printable returns the Snapshot with a driver's version and models of GPUs that can be printed.
 func printable(s Snapshot) Snapshot {
-	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) { // it is shown and looked for in file names only
+	// it is shown and looked for in file names only
+	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) {
 		s.Driver.Version = shown(version)
 	}
 	for i, g := range s.GPUs {
@@ -135,7 +137,8 @@ func isPlain(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// plain returns a name that is plain text: without what cannot be printed, and no longer than NVML's limit.
+// plain returns a name that is plain text: without what cannot be printed, and no longer than
+// NVML's limit.
 func plain(name string) string {
 	if len(name) <= maxName && isPlain(name) {
 		return name

@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestIdentify: what is wrong is left out beside what was left out before, in the order of the GPUs, and nothing else changes.
+// TestIdentify: what is wrong is left out beside what was left out before, in the order of the
+// GPUs, and nothing else changes.
 func TestIdentify(t *testing.T) {
 	t.Parallel()
 	link := func(peer int) inventory.Link { return inventory.Link{PeerIndex: peer, NVLinks: 2} }
@@ -39,7 +40,8 @@ func TestIdentify(t *testing.T) {
 	want := inventory.Snapshot{
 		GPUs: []inventory.GPU{gpu(0, "GPU-a")},
 		LeftOut: []inventory.LeftOut{
-			{Index: 1, Reason: `the GPU cannot be identified: its UUID "` + long[:40] + `"... (97 bytes) is not one of NVIDIA's, which begin with GPU-`},
+			{Index: 1, Reason: `the GPU cannot be identified: its UUID "` +
+				long[:40] + `"... (97 bytes) is not one of NVIDIA's, which begin with GPU-`},
 			{Index: 2, Reason: "the GPU cannot be identified: its minor number 1048576 is out of range"},
 			{Index: 3, Reason: `the GPU cannot be identified: its UUID "GPU-a" is that of another device`},
 			{Index: 4, Reason: "it is lost"},
@@ -50,26 +52,30 @@ func TestIdentify(t *testing.T) {
 		t.Errorf("much is wrong (-want +got):\n%s", diff)
 	}
 	// GPU 3 had the UUID first.
-	if got := inventory.Identify(bad, inventory.Snapshot{GPUs: []inventory.GPU{gpu(3, "GPU-a")}}); len(got.GPUs) != 1 || got.GPUs[0].Index != 3 {
+	if got := inventory.Identify(bad, inventory.Snapshot{GPUs: []inventory.GPU{gpu(3, "GPU-a")}}); len(got.GPUs) != 1 ||
+		got.GPUs[0].Index != 3 {
 		t.Errorf("GPU 3 had the UUID, and the GPUs are %v", got.GPUs)
 	}
 }
 
-// TestIdentifyMIGDevices: of a GPU's MIG devices, only those are left out that cannot be named. A GPU has no name with slashes.
+// TestIdentifyMIGDevices: of a GPU's MIG devices, only those are left out that cannot be named. A
+// GPU has no name with slashes.
 func TestDriverVersionsThatCannotBeShown(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{
 		"580.95.05": "580.95.05", "": "", "580\n\x1b[31m": `"580\n\x1b[31m"`, "580\xff": `"580\xff"`,
 		strings.Repeat("5", 97): `"` + strings.Repeat("5", 40) + `"... (97 bytes)`,
 	} {
-		got := inventory.Identify(inventory.Snapshot{Driver: inventory.Driver{Version: version}}, inventory.Snapshot{}).Driver.Version
+		got := inventory.Identify(inventory.Snapshot{Driver: inventory.Driver{Version: version}},
+			inventory.Snapshot{}).Driver.Version
 		if got != want {
 			t.Errorf("version %q is shown as %s, want %s", version, got, want)
 		}
 	}
 }
 
-// TestModelThatIsNotPlainText: only its name is in question, so the GPU is served under a cleaned one.
+// TestModelThatIsNotPlainText: only its name is in question, so the GPU is served under a cleaned
+// one.
 func TestModelThatIsNotPlainText(t *testing.T) {
 	t.Parallel()
 	for model, want := range map[string]string{
@@ -85,12 +91,14 @@ func TestModelThatIsNotPlainText(t *testing.T) {
 	}
 }
 
-// TestWordsThatAreNoUUIDs: a list of devices gives these words a meaning of their own, or other characters could be part of a path. A
-// device without a UUID of NVIDIA's form is left out, and the others are served.
+// TestWordsThatAreNoUUIDs: a list of devices gives these words a meaning of their own, or other
+// characters could be part of a path. A device without a UUID of NVIDIA's form is left out, and the
+// others are served.
 func TestWordsThatAreNoUUIDs(t *testing.T) {
 	t.Parallel()
 	for _, uuid := range []string{
-		"", "all", "ALL", "none", "void", "0", "0:0", "x", strings.Repeat("x", 90), "GPU-", "GPU", "gpu-a", "GPU-a,GPU-b", "GPU-a b", "GPU-../x",
+		"", "all", "ALL", "none", "void", "0", "0:0", "x", strings.Repeat("x",
+			90), "GPU-", "GPU", "gpu-a", "GPU-a,GPU-b", "GPU-a b", "GPU-../x",
 		"GPU-a/0", "GPU-a::0", "GPU-a\n", "GPU--", "GPU-é", "MIG-a", "IGPU-a", "nvidia.com/gpu=all",
 	} {
 		s := inventory.Identify(inventory.Snapshot{GPUs: []inventory.GPU{
@@ -124,8 +132,10 @@ func TestIdentifyMIGDevices(t *testing.T) {
 	}
 	const mig, gpu = "cannot be identified: its UUID ", "the GPU cannot be identified: its "
 	want := []string{
-		"0 MIG device 0:2 " + mig + `"MIG/a" is not one of NVIDIA's, which begin with MIG-`, "0 MIG device 0:3 " + mig + `"MIG-a" is that of another device`,
-		"0 MIG device 0:4 " + mig + `"GPU-b" is not one of NVIDIA's, which begin with MIG-`, "1 " + gpu + `UUID "` + old + `0" is not one of NVIDIA's, which begin with GPU-`,
+		"0 MIG device 0:2 " + mig + `"MIG/a" is not one of NVIDIA's, which begin with MIG-`, "0 MIG device 0:3 " + mig +
+			`"MIG-a" is that of another device`,
+		"0 MIG device 0:4 " + mig + `"GPU-b" is not one of NVIDIA's, which begin with MIG-`, "1 " + gpu + `UUID "` + old +
+			`0" is not one of NVIDIA's, which begin with GPU-`,
 		"2 " + gpu + "minor number -1 is out of range",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -2,13 +2,15 @@ package inventory
 
 // Partitions is how multi-instance mode divides a GPU, and how it can.
 type Partitions struct {
-	// PCIDevice and PCISubsystem are a device ID and a vendor ID, as NVML gives them together: 0x233010de.
+	// PCIDevice and PCISubsystem are a device ID and a vendor ID, as NVML gives them together:
+	// 0x233010de.
 	PCIDevice, PCISubsystem uint32
 	// Mode is the mode that is in force. Pending is the mode after the next reset of the GPU.
 	Mode, Pending MIGMode
 	// Resetless says that the driver changes the mode without a reset of the GPU.
 	Resetless bool
-	// Profiles are the profiles of GPU instances that the driver has for this GPU; none where it does not tell, or not all of each.
+	// Profiles are the profiles of GPU instances that the driver has for this GPU; none where it does
+	// not tell, or not all of each.
 	Profiles []MIGProfile
 	// Instances are the GPU instances by ascending Start, those without a compute instance too.
 	Instances []GPUInstance
@@ -24,10 +26,12 @@ type MIGProfile struct {
 	ID int
 	// Count is how many instances the GPU has room for at most.
 	Count int
-	// Size is how many memory slices an instance has, and Starts at which slices it can begin, ascending.
+	// Size is how many memory slices an instance has, and Starts at which slices it can begin,
+	// ascending.
 	Size   int
 	Starts []int
-	// MemoryBytes is the memory of an instance, and Attributes is what else a MIG device has that fills it; zero where not known.
+	// MemoryBytes is the memory of an instance, and Attributes is what else a MIG device has that
+	// fills it; zero where not known.
 	MemoryBytes uint64
 	Attributes  MIGAttributes
 }
@@ -65,16 +69,19 @@ const (
 	MIGCreateCompute   MIGAction = "create-compute-instance"
 )
 
-// A MIGStep is one change of how a GPU is divided, by one call of the driver's. Which fields it has depends on Action.
+// A MIGStep is one change of how a GPU is divided, by one call of the driver's. Which fields it has
+// depends on Action.
 type MIGStep struct {
 	Action MIGAction
-	// GI is the ID of the GPU instance that is destroyed, or whose compute instance is created or destroyed.
+	// GI is the ID of the GPU instance that is destroyed, or whose compute instance is created or
+	// destroyed.
 	GI int
 	// CI is the ID of the compute instance that is destroyed.
 	CI int
 	// Profile is the MIGProfile.ID of a GPU instance that is created.
 	Profile int
-	// Start and Size are the memory slices of a GPU instance that is created, or the compute slices of a compute instance.
+	// Start and Size are the memory slices of a GPU instance that is created, or the compute slices of
+	// a compute instance.
 	Start, Size int
 }
 

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// ControlNodes is the set of device nodes of the node that belong to the driver and its companions, and not to one GPU.
+// ControlNodes is the set of device nodes of the node that belong to the driver and its companions,
+// and not to one GPU.
 type ControlNodes uint16
 
 // The device nodes, each of which a driver may lack.
@@ -20,8 +21,8 @@ const (
 	NodeRDMA                                  // infiniband/rdma_cm (MOFED)
 )
 
-// Majors are the kernel's major numbers of the driver's device nodes, whether or not there are such nodes; 0 where the kernel has none.
-// All but GPU may be others when the driver is loaded anew.
+// Majors are the kernel's major numbers of the driver's device nodes, whether or not there are such
+// nodes; 0 where the kernel has none. All but GPU may be others when the driver is loaded anew.
 type Majors struct {
 	GPU  int // nvidiaN, nvidiactl and nvidia-modeset
 	UVM  int // nvidia-uvm and nvidia-uvm-tools

@@ -5,30 +5,35 @@ import (
 	"math/bits"
 )
 
-// A Reading has the health signals of a physical GPU, read at one time. It holds for the GPU and for all MIG devices on it: partitions
-// have no signals of their own.
+// A Reading has the health signals of a physical GPU, read at one time. It holds for the GPU and
+// for all MIG devices on it: partitions have no signals of their own.
 type Reading struct {
 	// Contact is how the GPU answered. Unless it is ContactGood, the signals may be incomplete.
 	Contact Contact
 	// Reason names the call that decided Contact and what it answered; empty with ContactGood.
 	Reason string
-	// Incomplete names a call for a signal that failed although the GPU may have the signal, and what it answered. Alone that
-	// says nothing of the GPU, but the signal is unknown, and not gone. Empty if there was none.
+	// Incomplete names a call for a signal that failed although the GPU may have the signal, and what
+	// it answered. Alone that says nothing of the GPU, but the signal is unknown, and not gone. Empty
+	// if there was none.
 	Incomplete string
 	// RecoveryAction is the driver's own verdict (NVML field 230, from R565).
 	RecoveryAction Signal[RecoveryAction]
-	// RowRemapPending says that memory rows will be remapped by the next reset; the GPU stays usable. RowRemapFailure says
-	// that a row could not be remapped: the part is used up. Both are unknown while MIG devices exist (Ampere and newer).
+	// RowRemapPending says that memory rows will be remapped by the next reset; the GPU stays usable.
+	// RowRemapFailure says that a row could not be remapped: the part is used up. Both are unknown
+	// while MIG devices exist (Ampere and newer).
 	RowRemapPending, RowRemapFailure Signal[bool]
-	// UncorrectedECC is the number of uncorrected memory errors since the driver was loaded or the GPU reset; unknown
-	// without ECC.
+	// UncorrectedECC is the number of uncorrected memory errors since the driver was loaded or the GPU
+	// reset; unknown without ECC.
 	UncorrectedECC Signal[uint64]
-	// UnrepairableMemory says that the driver has given up on part of the memory (R590, Hopper and newer).
+	// UnrepairableMemory says that the driver has given up on part of the memory (R590, Hopper and
+	// newer).
 	UnrepairableMemory Signal[bool]
-	// SRAMThreshold says that uncorrected errors of the chip's own memories have passed NVIDIA's threshold for replacing the
-	// part (R535, Ampere and newer, root). Alone it does not keep a GPU from work.
+	// SRAMThreshold says that uncorrected errors of the chip's own memories have passed NVIDIA's
+	// threshold for replacing the part (R535, Ampere and newer, root). Alone it does not keep a GPU
+	// from work.
 	SRAMThreshold Signal[bool]
-	// Fabric is the state of the GPU in the NVSwitch fabric (R525, Hopper and newer); unknown where there is none.
+	// Fabric is the state of the GPU in the NVSwitch fabric (R525, Hopper and newer); unknown where
+	// there is none.
 	Fabric Signal[Fabric]
 	// Persistence says that persistence mode is on: the GPU keeps its state while no session uses it.
 	Persistence Signal[bool]
@@ -38,8 +43,8 @@ type Reading struct {
 	Report Report
 }
 
-// A Report has the signals of a GPU that do not decide whether it can be given to work. It may be some seconds older than the Reading
-// that it is part of.
+// A Report has the signals of a GPU that do not decide whether it can be given to work. It may be
+// some seconds older than the Reading that it is part of.
 type Report struct {
 	// RetiredPagesPending says that memory pages will be retired by the next reset (before Ampere).
 	RetiredPagesPending Signal[bool]
@@ -53,12 +58,12 @@ type Report struct {
 	NVLinks Signal[NVLinks]
 }
 
-// NVLinks are lanes of a GPU, a bit each. That lanes are inactive is normal on a card that no bridge connects, and a fault
-// on a machine with NVSwitches.
+// NVLinks are lanes of a GPU, a bit each. That lanes are inactive is normal on a card that no
+// bridge connects, and a fault on a machine with NVSwitches.
 type NVLinks struct{ Active, Inactive uint64 }
 
-// ClockReasons is a set of reasons for which clocks are lower than they could be. The bits are those of NVML's
-// nvmlClocksEventReasons.
+// ClockReasons is a set of reasons for which clocks are lower than they could be. The bits are
+// those of NVML's nvmlClocksEventReasons.
 type ClockReasons uint64
 
 // Names returns the names of the reasons; bits that have no name here are "bit N".
@@ -110,11 +115,13 @@ func (c Contact) String() string {
 // RecoveryActionBranch is the first driver branch that has a recovery action.
 const RecoveryActionBranch = 565
 
-// MarksGSP is the first driver whose recovery action asks for a reset when the GPU's own processor (GSP) hangs.
+// MarksGSP is the first driver whose recovery action asks for a reset when the GPU's own processor
+// (GSP) hangs.
 const MarksGSP = "575.51.02"
 
-// RecoveryAction is what the driver says has to be done before a GPU is usable again. The values are those of
-// nvmlDeviceGpuRecoveryAction_t; a newer driver may give others, which do not mean that the GPU is usable.
+// RecoveryAction is what the driver says has to be done before a GPU is usable again. The values
+// are those of nvmlDeviceGpuRecoveryAction_t; a newer driver may give others, which do not mean
+// that the GPU is usable.
 type RecoveryAction uint32
 
 // The recovery actions.
@@ -139,19 +146,22 @@ func (a RecoveryAction) String() string {
 	return names[a]
 }
 
-// Fabric is the state of a GPU in the NVSwitch fabric. CUDA does not start on the GPU until State is FabricCompleted.
+// Fabric is the state of a GPU in the NVSwitch fabric. CUDA does not start on the GPU until State
+// is FabricCompleted.
 type Fabric struct {
 	State FabricState
-	// Status is the NVML return code of the fabric's probe: 0 is success. It means something with FabricCompleted only.
+	// Status is the NVML return code of the fabric's probe: 0 is success. It means something with
+	// FabricCompleted only.
 	Status uint32
-	// Faults are the faults that the driver reports of the GPU's way into the fabric (R550); 0 without faults and on
-	// drivers that do not report them.
+	// Faults are the faults that the driver reports of the GPU's way into the fabric (R550); 0 without
+	// faults and on drivers that do not report them.
 	Faults FabricFault
 	// Summary is the driver's own sum of the faults (R580).
 	Summary FabricSummary
 }
 
-// FabricState is how far a GPU's registration with the fabric has come. The values are those of nvmlGpuFabricState_t.
+// FabricState is how far a GPU's registration with the fabric has come. The values are those of
+// nvmlGpuFabricState_t.
 type FabricState uint8
 
 // The states of a GPU that has a fabric.
@@ -172,8 +182,8 @@ func (s FabricState) String() string {
 // FabricFault is a set of faults.
 type FabricFault uint16
 
-// The faults of a GPU's way into the fabric. Those from FabricWrongSystem to FabricMisconfigured are the values of one field, and
-// exclude each other.
+// The faults of a GPU's way into the fabric. Those from FabricWrongSystem to FabricMisconfigured
+// are the values of one field, and exclude each other.
 const (
 	FabricDegradedBandwidth   FabricFault = 1 << iota // fewer or slower lanes than there should be
 	FabricRouteRecovery                               // routes are being repaired
@@ -209,7 +219,8 @@ func (f FabricFault) Names() []string {
 	return names
 }
 
-// FabricSummary is the driver's sum of the faults. The values are those of NVML_GPU_FABRIC_HEALTH_SUMMARY.
+// FabricSummary is the driver's sum of the faults. The values are those of
+// NVML_GPU_FABRIC_HEALTH_SUMMARY.
 type FabricSummary uint8
 
 // The sums; a driver without an opinion says FabricSummaryUnknown.

@@ -6,23 +6,28 @@ import (
 	"time"
 )
 
-// A Sample has the measurements of a GPU at one time, for metrics. Nothing in this program decides by it.
+// A Sample has the measurements of a GPU at one time, for metrics. Nothing in this program decides
+// by it.
 type Sample struct {
 	// UUID names the GPU.
 	UUID string
 	// Taken is when it was measured.
 	Taken time.Time
-	// LastXID is the XID that the driver reported last for the GPU or a part of it; 0 if it reported none.
+	// LastXID is the XID that the driver reported last for the GPU or a part of it; 0 if it reported
+	// none.
 	LastXID uint64
-	// Values are those of the whole GPU. What is measured for each GPU instance is not here while MIG mode is on.
+	// Values are those of the whole GPU. What is measured for each GPU instance is not here while MIG
+	// mode is on.
 	Values Measures
-	// Refused is why the driver lets this process have no value of GPU performance monitoring; empty where it lets it, or the GPU has none.
+	// Refused is why the driver lets this process have no value of GPU performance monitoring; empty
+	// where it lets it, or the GPU has none.
 	Refused string
 	// Instances are the GPU instances by ascending GI; empty unless MIG mode is on.
 	Instances []InstanceSample
 }
 
-// An InstanceSample has the measurements of a GPU instance: all MIG devices in it share these values.
+// An InstanceSample has the measurements of a GPU instance: all MIG devices in it share these
+// values.
 type InstanceSample struct {
 	// GI is the ID of the GPU instance.
 	GI int
@@ -73,15 +78,16 @@ const (
 	RowRemapPending                   // 1 if the next reset will remap rows, else 0
 	NVLinkReplays                     // packets sent again over all NVLinks since the driver was loaded
 	NVLinkRecoveries                  // recoveries of all NVLinks since then
-	NVLinksDown                       // lanes of NVLink that were active, or are on like GPUs, and no longer are; absent in MIG mode
-	PCIeGeneration                    // of the link now; an idle GPU may have a lower one
-	PCIeWidth                         // lanes of the link now
-	PCIeMaxGeneration                 // that the GPU and its slot can have
-	PCIeMaxWidth                      // lanes that the GPU and its slot can have
-	PowerLimit                        // watts, as it is set
-	EnforcedPowerLimit                // watts, the least of all limits
-	MaxSMClock                        // MHz, the highest that the GPU can have
-	MaxMemoryClock                    // MHz, the same for the memory
+	// lanes of NVLink that were active, or are on like GPUs, and no longer are; absent in MIG mode.
+	NVLinksDown
+	PCIeGeneration     // of the link now; an idle GPU may have a lower one
+	PCIeWidth          // lanes of the link now
+	PCIeMaxGeneration  // that the GPU and its slot can have
+	PCIeMaxWidth       // lanes that the GPU and its slot can have
+	PowerLimit         // watts, as it is set
+	EnforcedPowerLimit // watts, the least of all limits
+	MaxSMClock         // MHz, the highest that the GPU can have
+	MaxMemoryClock     // MHz, the same for the memory
 	measures
 )
 
@@ -113,7 +119,8 @@ func AllMeasures() iter.Seq[Measure] {
 	}
 }
 
-// Measures are the values of a Sample. A value that the GPU or its driver does not have is absent, and not zero.
+// Measures are the values of a Sample. A value that the GPU or its driver does not have is absent,
+// and not zero.
 type Measures struct {
 	known  uint64 // a bit for each Measure
 	values [measures]float64

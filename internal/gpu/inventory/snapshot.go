@@ -10,22 +10,23 @@ import (
 
 // A Snapshot is the state of the node's GPUs at one generation.
 type Snapshot struct {
-	// Generation rises by one with every Snapshot that differs from the one before; 0 is the Snapshot of a node that
-	// was never looked at.
+	// Generation rises by one with every Snapshot that differs from the one before; 0 is the Snapshot
+	// of a node that was never looked at.
 	Generation uint64
 	// Driver has the versions of the driver; zero while NVML has not answered.
 	Driver Driver
-	// GPUs are the GPUs of the node by ascending Index. A GPU that was seen once and can no longer be reached stays
-	// here with State Lost until its owner drops it.
+	// GPUs are the GPUs of the node by ascending Index. A GPU that was seen once and can no longer be
+	// reached stays here with State Lost until its owner drops it.
 	GPUs []GPU
 	// Control are the driver's device nodes that the node has.
 	Control ControlNodes
 	// Majors are the numbers of the driver's device nodes.
 	Majors Majors
-	// LeftOut are the GPUs that the driver counts but that could not be identified, by ascending Index.
+	// LeftOut are the GPUs that the driver counts but that could not be identified, by ascending
+	// Index.
 	LeftOut []LeftOut
-	// Stale says why the last look at the node failed; empty when it succeeded. A stale Snapshot keeps the GPUs of the
-	// last look that succeeded: a failed look is not an empty node.
+	// Stale says why the last look at the node failed; empty when it succeeded. A stale Snapshot keeps
+	// the GPUs of the last look that succeeded: a failed look is not an empty node.
 	Stale string
 	// LinksDue says that some GPUs are still to be asked for their Links, and will be soon.
 	LinksDue bool
@@ -35,7 +36,8 @@ type Snapshot struct {
 type Driver struct {
 	// Version is the driver's version, such as "580.95.05".
 	Version string
-	// CUDA is the newest CUDA version the driver supports, such as "13.0"; empty if the driver does not say.
+	// CUDA is the newest CUDA version the driver supports, such as "13.0"; empty if the driver does
+	// not say.
 	CUDA string
 	// OnDisk is the version of the driver's files on disk where that is another one, as after an
 	// upgrade before the node is restarted. What starts now loads these files and cannot use the
@@ -52,8 +54,8 @@ func (d Driver) Mismatch() string {
 	return fmt.Sprintf("driver %s on disk, %s loaded: restart the node", d.OnDisk, d.Version)
 }
 
-// Branch returns the driver's branch, the number before the first dot of its version (580 for "580.95.05"), or 0 for a
-// version that does not begin with a number.
+// Branch returns the driver's branch, the number before the first dot of its version (580 for
+// "580.95.05"), or 0 for a version that does not begin with a number.
 func (d Driver) Branch() int {
 	branch := 0
 	for _, c := range d.Version {
@@ -65,7 +67,8 @@ func (d Driver) Branch() int {
 	return branch
 }
 
-// Before reports whether the driver's version is known and older than another one, such as "575.51.02".
+// Before reports whether the driver's version is known and older than another one, such as
+// "575.51.02".
 func (d Driver) Before(version string) bool {
 	numbers := strings.Split(d.Version, ".")
 	for i, other := range strings.Split(version, ".") {
@@ -119,12 +122,12 @@ func (s Snapshot) Equal(other Snapshot) bool {
 		slices.EqualFunc(s.GPUs, other.GPUs, GPU.Equal)
 }
 
-// UVMPatience is how long it is waited for nvidia-uvm. It was seen to come 13 s after the nodes of GPUs; a container that was made before
-// cannot use CUDA for as long as it lives.
+// UVMPatience is how long it is waited for nvidia-uvm. It was seen to come 13 s after the nodes of
+// GPUs; a container that was made before cannot use CUDA for as long as it lives.
 const UVMPatience = time.Minute
 
-// LacksUVM reports whether the node has nvidiactl and no nvidia-uvm. Where a node is made by its number, it is enough that the kernel has
-// that.
+// LacksUVM reports whether the node has nvidiactl and no nvidia-uvm. Where a node is made by its
+// number, it is enough that the kernel has that.
 func (s Snapshot) LacksUVM(byNumber bool) bool {
 	return s.Control.Has(NodeControl) && !s.Control.Has(NodeUVM) && (!byNumber || s.Majors.UVM == 0)
 }

@@ -22,7 +22,8 @@ type DriverClient struct {
 	Pod string
 }
 
-// A Remnant is something that work leaves behind on a GPU after its end, and that can be taken back.
+// A Remnant is something that work leaves behind on a GPU after its end, and that can be taken
+// back.
 type Remnant int
 
 // The remnants.

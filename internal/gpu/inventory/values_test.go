@@ -79,7 +79,8 @@ func TestNames(t *testing.T) {
 			names(-1, 1, func(i int) string { return inventory.Measure(i).String() }),
 			[]string{"Measure(-1)", "SMClock", "MemoryClock"},
 		},
-		{[]string{inventory.MaxMemoryClock.String(), (inventory.MaxMemoryClock + 1).String()}, []string{"MaxMemoryClock", "Measure(46)"}},
+		{[]string{inventory.MaxMemoryClock.String(), (inventory.MaxMemoryClock + 1).String()},
+			[]string{"MaxMemoryClock", "Measure(46)"}},
 		{
 			[]string{
 				inventory.Call{GPU: inventory.NoGPU}.String(), inventory.Call{GPU: 0}.String(),
@@ -99,7 +100,8 @@ func TestNames(t *testing.T) {
 // TestVerdicts: which states let new work in, and which of two is the worse.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
-	order := []inventory.State{inventory.Healthy, inventory.Suspect, inventory.Unknown, inventory.Unhealthy, inventory.Lost}
+	order := []inventory.State{inventory.Healthy, inventory.Suspect, inventory.Unknown, inventory.Unhealthy,
+		inventory.Lost}
 	for i, state := range order {
 		for _, grace := range []bool{false, true} {
 			h := inventory.Health{State: state, Grace: grace}
@@ -121,7 +123,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestWhy: the reason and the cure, as far as there are any; a state that nobody knows is the gravest.
+// TestWhy: the reason and the cure, as far as there are any; a state that nobody knows is the
+// gravest.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	for want, h := range map[string]inventory.Health{
@@ -140,7 +143,8 @@ func TestWhy(t *testing.T) {
 
 func TestBranch(t *testing.T) {
 	t.Parallel()
-	for version, want := range map[string]int{"580.95.05": 580, "418": 418, "": 0, "x580": 0, "90.1": 90, "5:1": 5, "5/1": 5} {
+	for version, want := range map[string]int{"580.95.05": 580, "418": 418, "": 0, "x580": 0, "90.1": 90, "5:1": 5,
+		"5/1": 5} {
 		if got := (inventory.Driver{Version: version}).Branch(); got != want {
 			t.Errorf("branch of %q: %d, want %d", version, got, want)
 		}

@@ -11,19 +11,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// kernelFacility is the least priority of a record that a process wrote: the kernel's own facility is 0, and the lowest
-// three bits are the level.
+// kernelFacility is the least priority of a record that a process wrote: the kernel's own facility
+// is 0, and the lowest three bits are the level.
 const kernelFacility = 8
 
-// xidLine is a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) with an XID: priority, sequence number and so on, then
-// the driver's line. Drivers before R352 leave out "PCI:".
+// xidLine is a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) with an XID: priority,
+// sequence number and so on, then the driver's line. Drivers before R352 leave out "PCI:".
 var xidLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(\d{1,9}),[^;]*;NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.\d)?` +
 		`(?: GPU-I:(\d{1,4})(?: GPU-CI:(\d{1,4}))?)?\): (\d{1,9})(?:\D|$)`)
 })
 
-// parse returns the XID that a record of the log tells, and false for any other record. What a process wrote into the log is
-// no word of the driver's.
+// parse returns the XID that a record of the log tells, and false for any other record. What a
+// process wrote into the log is no word of the driver's.
 func parse(line []byte) (inventory.Event, bool) {
 	if !bytes.Contains(line, []byte("NVRM: Xid (")) {
 		return inventory.Event{}, false
@@ -45,7 +45,8 @@ func parse(line []byte) (inventory.Event, bool) {
 	return e, true
 }
 
-// switchLine is a record with an error of an NVSwitch, as xidLine: PCI address, SXid, and whether it is fatal for the switch's links.
+// switchLine is a record with an error of an NVSwitch, as xidLine: PCI address, SXid, and whether
+// it is fatal for the switch's links.
 var switchLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(\d{1,9}),[^;]*;nvidia-nvswitch\d{1,4}: SXid \(PCI:([0-9A-Fa-f:.]{10,16})\): ` +
 		`(\d{1,9}), (Fatal|Non-fatal)(?:\W|$)`)
@@ -58,7 +59,8 @@ type switchError struct {
 	fatal bool
 }
 
-// parseSwitch returns the error of an NVSwitch that a record of the log tells, and false for any other record.
+// parseSwitch returns the error of an NVSwitch that a record of the log tells, and false for any
+// other record.
 func parseSwitch(line []byte) (switchError, bool) {
 	if !bytes.Contains(line, []byte(": SXid (")) {
 		return switchError{}, false

@@ -1,4 +1,5 @@
-// Package kernellog reads the XIDs that the NVIDIA driver writes into the kernel's log, as lines such as
+// Package kernellog reads the XIDs that the NVIDIA driver writes into the kernel's log, as lines
+// such as
 //
 //	NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 //
@@ -33,14 +34,17 @@ const (
 type Reader struct {
 	// Open opens the log at its end.
 	Open func() (io.ReadCloser, error)
-	// Deliver takes an event. It may wait until ctx ends; meanwhile the kernel keeps the log, as far as it has room.
+	// Deliver takes an event. It may wait until ctx ends; meanwhile the kernel keeps the log, as far
+	// as it has room.
 	Deliver func(ctx context.Context, e inventory.Event) error
-	// Switch is called for each error of an NVSwitch, with its PCI address and the SXid. It may be nil.
+	// Switch is called for each error of an NVSwitch, with its PCI address and the SXid. It may be
+	// nil.
 	Switch func(bdf string, sxid uint64, fatal bool, at time.Time)
 	Clock  clock.Clock
 }
 
-// Open opens the kernel's log at path and skips what is in it. It does not wait for a writer of a pipe.
+// Open opens the kernel's log at path and skips what is in it. It does not wait for a writer of a
+// pipe.
 func Open(path string) (io.ReadCloser, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrPermission) {
@@ -54,8 +58,8 @@ func Open(path string) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// Run follows the log until ctx ends, and then returns nil. The error says why the log cannot be read. Run also returns while a read of the
-// log hangs.
+// Run follows the log until ctx ends, and then returns nil. The error says why the log cannot be
+// read. Run also returns while a read of the log hangs.
 func (r *Reader) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -123,7 +127,9 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 			}
 			line, long = line[:0], false
 		case errors.Is(err, bufio.ErrBufferFull):
-		case errors.Is(err, syscall.EPIPE): // the kernel wrote over lines that were not read yet, and goes on with the oldest line that is left
+		// the kernel wrote over lines that were not read yet, and goes on with the oldest line that is
+		// left
+		case errors.Is(err, syscall.EPIPE):
 			if now := r.Clock.Now(); now.Sub(said) >= time.Minute {
 				klog.FromContext(ctx).Info("Lines of the kernel's log were overwritten before they were read")
 				said = now
@@ -141,8 +147,8 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 	}
 }
 
-// A switchLog logs errors of NVSwitches: the same one at most once a minute, and no more than maxSwitchErrors a minute. A switch is no GPU:
-// no GPU is judged by it.
+// A switchLog logs errors of NVSwitches: the same one at most once a minute, and no more than
+// maxSwitchErrors a minute. A switch is no GPU: no GPU is judged by it.
 type switchLog struct {
 	since time.Time
 	told  map[switchError]bool

@@ -37,17 +37,18 @@ func follow(t *testing.T, open func() (io.ReadCloser, error)) (xids chan uint64,
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	xids, ended = make(chan uint64), make(chan error, 1)
-	r := kernellog.Reader{Open: open, Clock: clock.RealClock{}, Deliver: func(ctx context.Context, e inventory.Event) error {
-		if e.BDF != "0000:3b:00.0" || e.Kind != inventory.EventXID || !e.Logged {
-			t.Errorf("got the event %+v", e)
-		}
-		select {
-		case xids <- e.XID:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}}
+	r := kernellog.Reader{Open: open, Clock: clock.RealClock{},
+		Deliver: func(ctx context.Context, e inventory.Event) error {
+			if e.BDF != "0000:3b:00.0" || e.Kind != inventory.EventXID || !e.Logged {
+				t.Errorf("got the event %+v", e)
+			}
+			select {
+			case xids <- e.XID:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}}
 	go func() { ended <- r.Run(ctx) }()
 	return xids, ended, cancel
 }
@@ -143,7 +144,8 @@ func TestWhatIsNoXID(t *testing.T) {
 	want(t, xids, 48, 79)
 }
 
-// TestBurst: ten thousand lines at once are all told, in order, to one who takes his time, and none is kept in memory.
+// TestBurst: ten thousand lines at once are all told, in order, to one who takes his time, and none
+// is kept in memory.
 func TestBurst(t *testing.T) {
 	t.Parallel()
 	const lines = 10_000
@@ -372,7 +374,8 @@ func TestTheLogIsClosed(t *testing.T) {
 	}
 }
 
-// TestOverwrittenLinesAreLoggedOnceAMinute: a kernel that writes faster than it is read has this reader write little.
+// TestOverwrittenLinesAreLoggedOnceAMinute: a kernel that writes faster than it is read has this
+// reader write little.
 func TestOverwrittenLinesAreLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	var said atomic.Int32

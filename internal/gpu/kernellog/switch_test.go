@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/kernellog"
 )
 
-// TestErrorsOfNVSwitches are logged, each once, and are no events of a GPU. What a process wrote is not the driver's.
+// TestErrorsOfNVSwitches are logged, each once, and are no events of a GPU. What a process wrote is
+// not the driver's.
 func TestErrorsOfNVSwitches(t *testing.T) {
 	t.Parallel()
 	const text = "3,1,2,-;nvidia-nvswitch0: SXid (PCI:0000:C4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up\n" +

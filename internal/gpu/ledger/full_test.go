@@ -17,10 +17,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
-// killedDir has the test's process write into the folder of this name until it is killed, instead of running tests.
+// killedDir has the test's process write into the folder of this name until it is killed, instead
+// of running tests.
 const killedDir = "TEST_KILLED_DIR"
 
-// writeUntilKilled notes one fault after the other, and prints the number of each that is on the disk.
+// writeUntilKilled notes one fault after the other, and prints the number of each that is on the
+// disk.
 func writeUntilKilled(dir string) error {
 	p := open(dir)
 	b := ledger.NewBook()
@@ -41,7 +43,8 @@ func writeUntilKilled(dir string) error {
 	}
 }
 
-// TestKill: a process that is killed in the middle of a write leaves the file whole, with all that was on the disk.
+// TestKill: a process that is killed in the middle of a write leaves the file whole, with all that
+// was on the disk.
 func TestKill(t *testing.T) {
 	for _, writes := range []int{1, 3, 10} {
 		dir := t.TempDir()
@@ -67,7 +70,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// fullDir has the test's process write more into the folder of this name than there is room for, instead of running tests.
+// fullDir has the test's process write more into the folder of this name than there is room for,
+// instead of running tests.
 const fullDir = "TEST_FULL_DIR"
 
 func TestMain(m *testing.M) {
@@ -85,7 +89,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestFullDisk: the old file stays, no other is left, it is said once, and written once there is room.
+// TestFullDisk: the old file stays, no other is left, it is said once, and written once there is
+// room.
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	p := open(dir)
@@ -99,7 +104,8 @@ func TestFullDisk(t *testing.T) {
 	compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
 }
 
-// writeTooMuch offers a Book that the kernel refuses to write, as it does on a full disk, and then makes room.
+// writeTooMuch offers a Book that the kernel refuses to write, as it does on a full disk, and then
+// makes room.
 func writeTooMuch(dir string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	full := syscall.Rlimit{Cur: 400, Max: 1 << 20}

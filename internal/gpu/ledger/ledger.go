@@ -1,7 +1,9 @@
-// Package ledger keeps what must outlive the process on disk, in a folder that all processes on the node share: the faults of
-// GPUs and MIG devices, so that a restart does not make a bad GPU good, and that the driver was released by quiesce.
+// Package ledger keeps what must outlive the process on disk, in a folder that all processes on the
+// node share: the faults of GPUs and MIG devices, so that a restart does not make a bad GPU good,
+// and that the driver was released by quiesce.
 //
-// The process that leads writes the faults. All of them find faults, and keep them in memory until they lead.
+// The process that leads writes the faults. All of them find faults, and keep them in memory until
+// they lead.
 package ledger
 
 import (
@@ -35,8 +37,8 @@ const (
 	maxLedger = 4 << 20
 )
 
-// A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor a hand-over makes a bad
-// GPU good.
+// A Book is what the ledger holds: the faults that must outlive the process, so that neither a
+// restart nor a hand-over makes a bad GPU good.
 type Book struct {
 	faults     map[faultKey]notedFault
 	recoveries map[string][]time.Time // by device
@@ -129,7 +131,8 @@ func (b Book) Drop(uuid string) bool {
 	return len(b.faults)+len(b.recoveries) < before
 }
 
-// Expire forgets the faults that the restart of the node has cured: those of another boot that need no operator.
+// Expire forgets the faults that the restart of the node has cured: those of another boot that need
+// no operator.
 func (b Book) Expire(boot string) {
 	maps.DeleteFunc(b.faults, func(_ faultKey, e notedFault) bool {
 		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
@@ -167,7 +170,8 @@ func (b Book) Join(other Book) {
 	maps.Copy(b.recoveries, other.recoveries)
 }
 
-// keeping returns a copy of b with the fields that a newer version wrote into the file, which was read as from.
+// keeping returns a copy of b with the fields that a newer version wrote into the file, which was
+// read as from.
 func (b Book) keeping(from Book) Book {
 	b = b.Clone()
 	b.unknown = from.unknown
@@ -222,9 +226,11 @@ func (l ledger) open() (b Book, setAside, err error) {
 	return b, setAside, err
 }
 
-// replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
+// replace puts a new file in the place of the old one, so that every reader finds one of the two
+// whole.
 func (l ledger) replace(b Book) error {
-	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]notedFault{}, maps.Values(b.faults)), Recoveries: b.recoveries}
+	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]notedFault{}, maps.Values(b.faults)),
+		Recoveries: b.recoveries}
 	slices.SortFunc(p.Faults, func(a, b notedFault) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})

@@ -193,13 +193,15 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestABookOfRecoveries: a device that was well again for now has no faults, and its recoveries count.
+// TestABookOfRecoveries: a device that was well again for now has no faults, and its recoveries
+// count.
 func TestABookOfRecoveries(t *testing.T) {
 	b := ledger.NewBook()
 	b.Add("GPU-a", "1", health.Device{Recoveries: []time.Time{began}})
 	later := ledger.NewBook()
 	later.Add("GPU-a", "1", health.Device{Recoveries: []time.Time{began.Add(time.Second)}})
-	if b.Empty() || with("GPU-a", fault(48, 0)).Empty() || b.Equal(ledger.NewBook()) || b.Equal(later) || !b.Equal(b.Clone()) {
+	if b.Empty() || with("GPU-a", fault(48, 0)).Empty() || b.Equal(ledger.NewBook()) || b.Equal(later) ||
+		!b.Equal(b.Clone()) {
 		t.Error("recoveries or faults do not count")
 	}
 	if !b.Drop("GPU-a") || !b.Empty() {
@@ -224,8 +226,8 @@ func TestExpire(t *testing.T) {
 	}
 }
 
-// TestHandOver: what a process has found that waits is on the disk when it leads, beside what the one noted that led. What was gone from both
-// stays gone.
+// TestHandOver: what a process has found that waits is on the disk when it leads, beside what the
+// one noted that led. What was gone from both stays gone.
 func TestHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -350,7 +352,8 @@ func TestFileThatBecomesDamaged(t *testing.T) {
 	})
 }
 
-// TestEndBeforeTheLedgerIsTakenIn: what was offered to a process that ends is written beside what other processes noted.
+// TestEndBeforeTheLedgerIsTakenIn: what was offered to a process that ends is written beside what
+// other processes noted.
 func TestEndBeforeTheLedgerIsTakenIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -382,7 +385,8 @@ func TestEndBeforeTheLedgerIsTakenIn(t *testing.T) {
 	})
 }
 
-// TestFileThatIsInTheWay: a folder in the place of the ledger is said once, and neither set aside nor replaced.
+// TestFileThatIsInTheWay: a folder in the place of the ledger is said once, and neither set aside
+// nor replaced.
 func TestFileThatIsInTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -457,7 +461,8 @@ func read(t *testing.T, dir, name string) string {
 // TestABookOfFaults: Books that differ in faults alone are not Equal.
 func TestABookOfFaults(t *testing.T) {
 	b := with("GPU-a", fault(48, 0))
-	if b.Equal(ledger.NewBook()) || ledger.NewBook().Equal(b) || b.Equal(with("GPU-a", fault(48, 1))) || !b.Equal(with("GPU-a", fault(48, 0))) {
+	if b.Equal(ledger.NewBook()) || ledger.NewBook().Equal(b) || b.Equal(with("GPU-a", fault(48, 1))) ||
+		!b.Equal(with("GPU-a", fault(48, 0))) {
 		t.Error("faults do not count")
 	}
 }

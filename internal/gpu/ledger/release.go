@@ -28,8 +28,9 @@ type Release struct {
 	Boot string `json:"boot,omitempty"`
 }
 
-// ReadRelease returns the Release in a folder; nil if the driver was not released, or if the node was restarted since: then the reason for
-// the release is gone. A file that cannot be read is set aside, and the error says so.
+// ReadRelease returns the Release in a folder; nil if the driver was not released, or if the node
+// was restarted since: then the reason for the release is gone. A file that cannot be read is set
+// aside, and the error says so.
 func ReadRelease(dir, boot string) (*Release, error) {
 	r := &Release{}
 	found, err := statefile.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)

@@ -52,7 +52,8 @@ func TestRelease(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "quiesce.json"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if r, err := ledger.ReadRelease(dir, ""); r != nil || err == nil || !strings.Contains(err.Error(), "quiesce.json.damaged") {
+		if r, err := ledger.ReadRelease(dir, ""); r != nil || err == nil ||
+			!strings.Contains(err.Error(), "quiesce.json.damaged") {
 			t.Errorf("%q: %+v, %v", text, r, err)
 		}
 		compare(t, "what is set aside", text, read(t, dir, "quiesce.json.damaged"))

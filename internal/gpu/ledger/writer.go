@@ -17,7 +17,8 @@ const (
 	diskTimeout = 5 * time.Second
 )
 
-// errNotLead is the error of a write after another process took the lead. That one has found the faults itself.
+// errNotLead is the error of a write after another process took the lead. That one has found the
+// faults itself.
 var errNotLead = errors.New("another process leads")
 
 // A FaultWriter writes Books in the background, so that the caller never waits for the disk.
@@ -34,16 +35,19 @@ type FaultWriter struct {
 	complaint string // that was logged last
 }
 
-// NewFaultWriter returns a FaultWriter for a folder of whose Book this process knows some, or nothing.
+// NewFaultWriter returns a FaultWriter for a folder of whose Book this process knows some, or
+// nothing.
 func NewFaultWriter(dir string, known Book) *FaultWriter {
-	return &FaultWriter{ledger: ledger{dir: dir}, disk: statefile.NewDisk(), books: make(chan Book, 1), known: known.Clone()}
+	return &FaultWriter{ledger: ledger{dir: dir}, disk: statefile.NewDisk(), books: make(chan Book, 1),
+		known: known.Clone()}
 }
 
-// Read returns the Book that other processes wrote into a folder. The error says why that could not be read: then the Book is
-// empty.
+// Read returns the Book that other processes wrote into a folder. The error says why that could not
+// be read: then the Book is empty.
 func Read(dir string) (Book, error) { return ledger{dir: dir}.read() }
 
-// Offer has the FaultWriter write a Book in place of all that were offered before. It never blocks; only one goroutine calls it.
+// Offer has the FaultWriter write a Book in place of all that were offered before. It never blocks;
+// only one goroutine calls it.
 func (w *FaultWriter) Offer(b Book) {
 	select {
 	case <-w.books:
@@ -54,8 +58,8 @@ func (w *FaultWriter) Offer(b Book) {
 
 // A Term is a time in which this process writes the ledger.
 type Term struct {
-	// TakeIn gets what is on the disk, and what this process knew of it before, and returns once a Book was offered that has what other
-	// processes noted, or without one when the process ends.
+	// TakeIn gets what is on the disk, and what this process knew of it before, and returns once a
+	// Book was offered that has what other processes noted, or without one when the process ends.
 	TakeIn func(found, known Book)
 	// May says before each write why this process may not write; nil if it may.
 	May func() error
@@ -122,7 +126,8 @@ func (w *FaultWriter) write(ctx context.Context, t Term) error {
 		return nil
 	case err.Error() != w.complaint:
 		w.complaint = err.Error()
-		klog.FromContext(ctx).Info("Cannot write the fault ledger: a restart would forget faults", "dir", w.ledger.dir, "reason", w.complaint)
+		klog.FromContext(ctx).Info("Cannot write the fault ledger: a restart would forget faults", "dir", w.ledger.dir,
+			"reason", w.complaint)
 	}
 	return err
 }

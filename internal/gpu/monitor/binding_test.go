@@ -34,8 +34,8 @@ func TestBindingOpensAnotherSession(t *testing.T) {
 	})
 }
 
-// A GPU that is unplugged, and one that is plugged in, with the paces that ship: a driver that says so is followed within a
-// second, any other at the next look.
+// A GPU that is unplugged, and one that is plugged in, with the paces that ship: a driver that says
+// so is followed within a second, any other at the next look.
 func TestHotPlugOnASimulatedNode(t *testing.T) {
 	for driver, limit := range map[string]time.Duration{"580.95.05": time.Second, "570.1": 30 * time.Second} {
 		t.Run(driver, func(t *testing.T) {
@@ -84,7 +84,8 @@ func TestHotPlugOnASimulatedNode(t *testing.T) {
 	}
 }
 
-// Only a driver that was loaded anew has reset its GPUs: one whose library was away for a while has not.
+// Only a driver that was loaded anew has reset its GPUs: one whose library was away for a while has
+// not.
 func TestWhatProvesThatAGPUWasReset(t *testing.T) {
 	for driver, want := range map[string]inventory.State{"missing": healthy, "no-library": unhealthy} {
 		t.Run(driver, func(t *testing.T) {

@@ -46,7 +46,8 @@ func TestProcessesAndRemnantsOfASimulatedGPU(t *testing.T) {
 	})
 }
 
-// TestMemoryLimits: what the driver says of each cgroup is kept apart, and what it does not say is left out.
+// TestMemoryLimits: what the driver says of each cgroup is kept apart, and what it does not say is
+// left out.
 func TestMemoryLimits(t *testing.T) {
 	n := newNode(2)
 	n.limits = map[string]int{uuid(0) + " a": 4096, uuid(0) + " b": 0, uuid(1) + " a": 1024}
@@ -93,8 +94,8 @@ func TestWhatTheDriverDoesNotDo(t *testing.T) {
 	}
 }
 
-// TestClearingCountsIsNoReset: a fault that only a reset cures stays when the counts fall to zero by the daemon's own hand,
-// also if somebody asks for quiet meanwhile.
+// TestClearingCountsIsNoReset: a fault that only a reset cures stays when the counts fall to zero
+// by the daemon's own hand, also if somebody asks for quiet meanwhile.
 func TestClearingCountsIsNoReset(t *testing.T) {
 	for _, quiet := range []bool{false, true} {
 		n := newNode(1)
@@ -234,7 +235,8 @@ func TestComputeModesAreSetInTheSessionThatIsOpen(t *testing.T) {
 				if err := m.Quiesce(t.Context(), false); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := m.SetComputeMode(t.Context(), uuid(1), inventory.ComputeDefault); !errors.Is(err, monitor.ErrQuiesced) {
+				if _, err := m.SetComputeMode(t.Context(), uuid(1), inventory.ComputeDefault); !errors.Is(err,
+					monitor.ErrQuiesced) {
 					t.Errorf("SetComputeMode without a session: %v", err)
 				}
 			})
@@ -249,7 +251,8 @@ func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
 			t.Helper()
 			s, err := m.Status(t.Context())
 			if err != nil || s.Quiesced.IsZero() == quiet || s.Allocate != allocate || !s.Quiesced.Equal(since) {
-				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", !s.Quiesced.IsZero(), s.Allocate, s.Quiesced, err, quiet, allocate, since)
+				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", !s.Quiesced.IsZero(), s.Allocate,
+					s.Quiesced, err, quiet, allocate, since)
 			}
 		}
 		quiesce := func(allocate bool) {
@@ -272,7 +275,8 @@ func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
 	})
 }
 
-// TestPartitionsBesideASlowGPU: how a GPU is divided is told when it is read, and not when a GPU that is slow has been looked at, too.
+// TestPartitionsBesideASlowGPU: how a GPU is divided is told when it is read, and not when a GPU
+// that is slow has been looked at, too.
 func TestPartitionsBesideASlowGPU(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

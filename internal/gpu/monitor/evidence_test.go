@@ -8,9 +8,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestResetWhileTheDriverIsReleased: after quiesce, nvidia-smi --gpu-reset and resume, a count of memory errors that is back at
-// zero cures XID 46, of which the recovery action says nothing. Without persistence mode the count is zero in any case, so an
-// operator has to clear the fault.
+// TestResetWhileTheDriverIsReleased: after quiesce, nvidia-smi --gpu-reset and resume, a count of
+// memory errors that is back at zero cures XID 46, of which the recovery action says nothing.
+// Without persistence mode the count is zero in any case, so an operator has to clear the fault.
 func TestResetWhileTheDriverIsReleased(t *testing.T) {
 	for name, tt := range map[string]struct {
 		persistence string

@@ -17,7 +17,8 @@ import (
 // silent returns a context whose log nobody reads.
 func silent(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
-// node is a fake of a node and its driver. Tests change it with set; calls see what it is when they are made.
+// node is a fake of a node and its driver. Tests change it with set; calls see what it is when they
+// are made.
 type node struct {
 	mu sync.Mutex // guards all following fields
 
@@ -95,7 +96,8 @@ func (n *node) send(e inventory.Event) {
 }
 
 func (n *node) xid(i int, code uint64) {
-	n.send(inventory.Event{Kind: inventory.EventXID, UUID: uuid(i), XID: code, GI: inventory.Unattributed, CI: inventory.Unattributed})
+	n.send(inventory.Event{Kind: inventory.EventXID, UUID: uuid(i), XID: code, GI: inventory.Unattributed,
+		CI: inventory.Unattributed})
 }
 
 func (n *node) Open(ctx context.Context) (monitor.Session, error) {
@@ -233,7 +235,8 @@ func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant
 	return s.node.useErr
 }
 
-func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
+	error) {
 	if err := s.node.answers(ctx); err != nil {
 		return 0, err
 	}

@@ -41,8 +41,9 @@ func (s simulation) others(d time.Duration, but ...int) {
 	}
 }
 
-// TestGPUThatHangs: within 15 s of the moment from which its calls hang it alone is Unhealthy, with the call named; so are two that hang
-// at once. The others are judged meanwhile. Each is Healthy again once its call has returned.
+// TestGPUThatHangs: within 15 s of the moment from which its calls hang it alone is Unhealthy, with
+// the call named; so are two that hang at once. The others are judged meanwhile. Each is Healthy
+// again once its call has returned.
 func TestGPUThatHangs(t *testing.T) {
 	tests := []struct {
 		call string
@@ -55,7 +56,8 @@ func TestGPUThatHangs(t *testing.T) {
 		{"DeviceGetFieldValues", []int{0, 7}},
 	}
 	for _, tt := range tests {
-		for _, after := range []time.Duration{0, time.Second, 1999 * time.Millisecond, 3 * time.Second, 3999 * time.Millisecond} {
+		for _, after := range []time.Duration{0, time.Second, 1999 * time.Millisecond, 3 * time.Second,
+			3999 * time.Millisecond} {
 			synctest.Test(t, func(t *testing.T) {
 				s := simulate(t, "dgx-h100")
 				pass(time.Minute + after)
@@ -96,7 +98,8 @@ func TestGPUThatHangs(t *testing.T) {
 	}
 }
 
-// TestManyGPUsThatHang: each is judged by itself within a minute, and the others are judged by what they answer.
+// TestManyGPUsThatHang: each is judged by itself within a minute, and the others are judged by what
+// they answer.
 func TestManyGPUsThatHang(t *testing.T) {
 	for _, others := range [][]int{{0, 1, 2, 4, 6}, {6}, nil} {
 		synctest.Test(t, func(t *testing.T) {
@@ -136,7 +139,8 @@ func TestManyGPUsThatHang(t *testing.T) {
 	}
 }
 
-// TestAGPUThatIsLostForAWhile: it is Healthy after the usual passes when its handle works again, without another session.
+// TestAGPUThatIsLostForAWhile: it is Healthy after the usual passes when its handle works again,
+// without another session.
 func TestAGPUThatIsLostForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")
@@ -154,7 +158,8 @@ func TestAGPUThatIsLostForAWhile(t *testing.T) {
 	})
 }
 
-// TestWaitThatHangs: looks go on, faults are found by them, and Quiesce says what keeps the driver from being released.
+// TestWaitThatHangs: looks go on, faults are found by them, and Quiesce says what keeps the driver
+// from being released.
 func TestWaitThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")
@@ -180,7 +185,8 @@ func TestWaitThatHangs(t *testing.T) {
 	})
 }
 
-// TestOpenThatHangs: a session that is still being opened may come yet. Until it has come and is closed, the driver is not released.
+// TestOpenThatHangs: a session that is still being opened may come yet. Until it has come and is
+// closed, the driver is not released.
 func TestOpenThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")
@@ -192,7 +198,8 @@ func TestOpenThatHangs(t *testing.T) {
 			t.Errorf("Resume while a session is opened: %v", err)
 		}
 		pass(time.Minute)
-		if err := s.Quiesce(t.Context(), true); !errors.Is(err, inventory.ErrNoAnswer) || !strings.Contains(err.Error(), "nvmlInit") {
+		if err := s.Quiesce(t.Context(), true); !errors.Is(err, inventory.ErrNoAnswer) ||
+			!strings.Contains(err.Error(), "nvmlInit") {
 			t.Errorf("Quiesce while a session is opened: %v", err)
 		}
 		s.inject(simulator.Fault{Kind: simulator.KindRestore})
@@ -203,7 +210,8 @@ func TestOpenThatHangs(t *testing.T) {
 	})
 }
 
-// TestSlowDriver: with 20 ms a call all GPUs are there within five seconds, Healthy throughout, with their links soon.
+// TestSlowDriver: with 20 ms a call all GPUs are there within five seconds, Healthy throughout,
+// with their links soon.
 func TestSlowDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := simulator.Load("dgx-h100")
@@ -244,7 +252,8 @@ func TestGPUsThatHangFromTheStart(t *testing.T) {
 			}
 			s.others(10 * time.Minute)
 			status, err := s.Status(t.Context())
-			if err != nil || len(status.Retries) != len(gpus) || status.Retries[0].Index != gpus[0] || status.Retries[0].Next.IsZero() {
+			if err != nil || len(status.Retries) != len(gpus) || status.Retries[0].Index != gpus[0] ||
+				status.Retries[0].Next.IsZero() {
 				t.Errorf("retries %+v, %v", status.Retries, err)
 			}
 			s.inject(simulator.Fault{Kind: simulator.KindRestore})
@@ -253,8 +262,8 @@ func TestGPUsThatHangFromTheStart(t *testing.T) {
 	}
 }
 
-// TestNoSessionIsOpenedAtTheCostOfOtherGPUs: while a GPU has no persistence mode none is opened for another one that is lost, unless
-// the policy wants it.
+// TestNoSessionIsOpenedAtTheCostOfOtherGPUs: while a GPU has no persistence mode none is opened for
+// another one that is lost, unless the policy wants it.
 func TestNoSessionIsOpenedAtTheCostOfOtherGPUs(t *testing.T) {
 	kept := good
 	kept.Persistence = inventory.Known(false)
@@ -279,11 +288,13 @@ func TestNoSessionIsOpenedAtTheCostOfOtherGPUs(t *testing.T) {
 				n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "GPU is lost"}
 			})
 			pass(3 * time.Hour)
-			if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 || retries < 5 || retries > 10 {
+			if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 || retries < 5 ||
+				retries > 10 {
 				t.Errorf("%d sessions were opened, and the GPU was asked %d times, want 1 and 5 to 10", opened, retries)
 			}
 			s, err := m.Status(t.Context())
-			if err != nil || len(s.Retries) != 1 || s.Retries[0].Next.Before(time.Now()) || !strings.Contains(s.Retries[0].Reason, "persistence mode") {
+			if err != nil || len(s.Retries) != 1 || s.Retries[0].Next.Before(time.Now()) ||
+				!strings.Contains(s.Retries[0].Reason, "persistence mode") {
 				t.Errorf("retries %+v, %v", s.Retries, err)
 			}
 			allow(t, n, m)
@@ -295,8 +306,9 @@ func TestNoSessionIsOpenedAtTheCostOfOtherGPUs(t *testing.T) {
 	}
 }
 
-// TestRequestsAreAlwaysAnswered makes every two requests at once, one after the other, and a short time apart, from every state, of a
-// driver that is quick, slow or hangs: each is answered, and in the end the driver is as the last of them wants it.
+// TestRequestsAreAlwaysAnswered makes every two requests at once, one after the other, and a short
+// time apart, from every state, of a driver that is quick, slow or hangs: each is answered, and in
+// the end the driver is as the last of them wants it.
 func TestRequestsAreAlwaysAnswered(t *testing.T) {
 	type request struct {
 		name  string
@@ -350,7 +362,8 @@ func TestRequestsAreAlwaysAnswered(t *testing.T) {
 							for range 2 {
 								select {
 								case err := <-answers:
-									if err != nil && name != "hanging" && !errors.Is(err, monitor.ErrQuiesced) && !errors.Is(err, monitor.ErrResumed) {
+									if err != nil && name != "hanging" && !errors.Is(err, monitor.ErrQuiesced) &&
+										!errors.Is(err, monitor.ErrResumed) {
 										t.Errorf("%s: %v", what, err)
 									}
 								case <-limit:
@@ -452,8 +465,8 @@ func TestPublishedSnapshotIsNeverAltered(t *testing.T) {
 	})
 }
 
-// TestALostGPUBesideOneThatHangs: a lost GPU wants another session, which there cannot be while a call hangs. The other GPUs are
-// read in time all the same.
+// TestALostGPUBesideOneThatHangs: a lost GPU wants another session, which there cannot be while a
+// call hangs. The other GPUs are read in time all the same.
 func TestALostGPUBesideOneThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")
@@ -474,7 +487,8 @@ func TestALostGPUBesideOneThatHangs(t *testing.T) {
 	})
 }
 
-// TestEventsThatEndWhileACallHangs: another session, which brings events again, is opened when the call has returned.
+// TestEventsThatEndWhileACallHangs: another session, which brings events again, is opened when the
+// call has returned.
 func TestEventsThatEndWhileACallHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")

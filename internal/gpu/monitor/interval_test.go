@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// TestHealthInterval: GPUs are read as often as the policy says, also after it changes, and a lost one is found within that time.
+// TestHealthInterval: GPUs are read as often as the policy says, also after it changes, and a lost
+// one is found within that time.
 func TestHealthInterval(t *testing.T) {
 	n := newNode(2)
 	policy := health.Default()

@@ -60,10 +60,11 @@ func (s simulation) counted(index int, xid uint64) (n int) {
 	return n
 }
 
-// TestXIDsOfTheKernelLog: those that the driver reports nowhere else strike within the same second, and those that it does
-// report count once.
+// TestXIDsOfTheKernelLog: those that the driver reports nowhere else strike within the same second,
+// and those that it does report count once.
 func TestXIDsOfTheKernelLog(t *testing.T) {
-	for xid, want := range map[uint64]inventory.State{79: lost, 119: unhealthy, 120: unhealthy, 62: unhealthy, 31: healthy} {
+	for xid, want := range map[uint64]inventory.State{79: lost, 119: unhealthy, 120: unhealthy, 62: unhealthy,
+		31: healthy} {
 		for _, kind := range []simulator.Kind{simulator.KindLoggedXID, simulator.KindXID} {
 			t.Run(string(kind), func(t *testing.T) {
 				t.Parallel()
@@ -90,7 +91,8 @@ func TestXIDsOfTheKernelLog(t *testing.T) {
 	}
 }
 
-// TestBurstOfTheKernelLog: a storm of lines is counted, as far as the kernel keeps them, and holds nothing up.
+// TestBurstOfTheKernelLog: a storm of lines is counted, as far as the kernel keeps them, and holds
+// nothing up.
 func TestBurstOfTheKernelLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

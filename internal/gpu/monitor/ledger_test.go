@@ -146,15 +146,17 @@ func (o office) check() error {
 	return nil
 }
 
-// TestHandOverOfTheLedger: the process that leads writes the ledger. One that waits keeps what it found until it leads, takes in what the other
-// one noted, and what it has forgotten since is forgotten.
+// TestHandOverOfTheLedger: the process that leads writes the ledger. One that waits keeps what it
+// found until it leads, takes in what the other one noted, and what it has forgotten since is
+// forgotten.
 func TestHandOverOfTheLedger(t *testing.T) {
 	dir := t.TempDir()
 	one, two := newNode(3), newNode(3)
 	synctest.Test(t, func(t *testing.T) {
 		leads, waits := office{feed.New(true)}, office{feed.New(false)}
 		_, stopFirst := start(t, one, monitor.Options{StateDir: dir, BootID: "1", While: leads.While, Lead: leads.check})
-		second, stopSecond := start(t, two, monitor.Options{StateDir: dir, BootID: "1", While: waits.While, Lead: waits.check})
+		second, stopSecond := start(t, two, monitor.Options{StateDir: dir, BootID: "1", While: waits.While,
+			Lead: waits.check})
 		one.xid(0, 64)
 		two.xid(1, 64)
 		pass(time.Second)
@@ -271,7 +273,8 @@ func TestQuiesceSurvivesARestart(t *testing.T) {
 			}
 			pass(time.Hour)
 			s, err := m.Status(t.Context())
-			if err != nil || s.Quiesced.IsZero() || !s.Quiesced.Equal(since) || s.Allocate != allocate || s.Snapshot.Stale == "" {
+			if err != nil || s.Quiesced.IsZero() || !s.Quiesced.Equal(since) || s.Allocate != allocate ||
+				s.Snapshot.Stale == "" {
 				t.Errorf("%+v, %v", s, err)
 			}
 			if n.count(opened) != 1 {
@@ -299,8 +302,9 @@ func TestQuiesceSurvivesARestart(t *testing.T) {
 	}
 }
 
-// TestResumeOfAnotherProcess: a process that found the driver released uses it again when the process that was told to release it is told to resume,
-// and not while that is so, when the disk is away, or after it was told to release the driver itself.
+// TestResumeOfAnotherProcess: a process that found the driver released uses it again when the
+// process that was told to release it is told to resume, and not while that is so, when the disk is
+// away, or after it was told to release the driver itself.
 func TestResumeOfAnotherProcess(t *testing.T) {
 	for name, tt := range map[string]struct {
 		do   func(t *testing.T, dir string, earlier, later *monitor.Monitor)
@@ -351,7 +355,8 @@ func TestResumeOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// TestQuiesceWhileTheDiskHangs: requests are answered, and once the disk goes on it has what the last of them asked for.
+// TestQuiesceWhileTheDiskHangs: requests are answered, and once the disk goes on it has what the
+// last of them asked for.
 func TestQuiesceWhileTheDiskHangs(t *testing.T) {
 	for _, last := range []string{"quiesce", "resume"} {
 		dir := t.TempDir()

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestGPULostFromTheStartIsFoundOnceItIsBack: no session that was opened before it was back can see it.
+// TestGPULostFromTheStartIsFoundOnceItIsBack: no session that was opened before it was back can see
+// it.
 func TestGPULostFromTheStartIsFoundOnceItIsBack(t *testing.T) {
 	t.Parallel()
 	p, err := simulator.Load("dgx-h100")
@@ -41,8 +42,8 @@ func TestGPULostFromTheStartIsFoundOnceItIsBack(t *testing.T) {
 // asked returns how often GPUs in trouble were asked again.
 func asked(n *node) int { return n.retries }
 
-// TestAnEventHasAGPUInTroubleAskedAtOnce: an event of the GPU ends its pause. One of another GPU does not, nor one that says that a GPU is
-// lost, of which a driver may send many.
+// TestAnEventHasAGPUInTroubleAskedAtOnce: an event of the GPU ends its pause. One of another GPU
+// does not, nor one that says that a GPU is lost, of which a driver may send many.
 func TestAnEventHasAGPUInTroubleAskedAtOnce(t *testing.T) {
 	n := newNode(2)
 	n.leftOut = []inventory.LeftOut{{Index: 7, Reason: "no permission"}} // which is asked again, and needs no new session
@@ -79,7 +80,8 @@ func TestAnEventHasAGPUInTroubleAskedAtOnce(t *testing.T) {
 	})
 }
 
-// TestPausesOfAnotherGPUInTrouble begin anew: it is asked a minute later, and not after the half hour of the first.
+// TestPausesOfAnotherGPUInTrouble begin anew: it is asked a minute later, and not after the half
+// hour of the first.
 func TestPausesOfAnotherGPUInTrouble(t *testing.T) {
 	n := newNode(2)
 	n.leftOut = []inventory.LeftOut{{Index: 7, Reason: "no permission"}}

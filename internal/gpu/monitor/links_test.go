@@ -13,7 +13,8 @@ import (
 // slowLinks has calls about links take so much longer.
 func slowLinks(delay string) []simulator.Fault {
 	var faults []simulator.Fault
-	for _, call := range []string{"DeviceGetNvLinkState", "DeviceGetNvLinkRemoteDeviceType", "DeviceGetTopologyCommonAncestor"} {
+	for _, call := range []string{"DeviceGetNvLinkState", "DeviceGetNvLinkRemoteDeviceType",
+		"DeviceGetTopologyCommonAncestor"} {
 		faults = append(faults, simulator.Fault{Kind: simulator.KindSlow, Call: call, Delay: delay})
 	}
 	return faults
@@ -26,7 +27,8 @@ func linked(n inventory.Snapshot) bool {
 	})
 }
 
-// TestLinksAreDue: GPUs are there at once, and the Snapshot says that links are due until all are known that will be known soon.
+// TestLinksAreDue: GPUs are there at once, and the Snapshot says that links are due until all are
+// known that will be known soon.
 func TestLinksAreDue(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -69,7 +71,8 @@ func TestLinksAreDue(t *testing.T) {
 	}
 }
 
-// TestLinksStayWhileDue: in a new session of a slow driver GPUs keep their links until all were read anew.
+// TestLinksStayWhileDue: in a new session of a slow driver GPUs keep their links until all were
+// read anew.
 func TestLinksStayWhileDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// logChanges logs how a Snapshot differs from the one before: one line a device whose health changed, or one for all
-// where it is the node's.
+// logChanges logs how a Snapshot differs from the one before: one line a device whose health
+// changed, or one for all where it is the node's.
 func logChanges(ctx context.Context, before, after inventory.Snapshot, node string) {
 	logger := klog.FromContext(ctx)
 	switch {
@@ -52,7 +52,8 @@ func logChanges(ctx context.Context, before, after inventory.Snapshot, node stri
 	}
 }
 
-// healthOf returns the health of the MIG device with the given UUID; of one that was not there before, that it was Healthy.
+// healthOf returns the health of the MIG device with the given UUID; of one that was not there
+// before, that it was Healthy.
 func healthOf(devices []inventory.MIGDevice, uuid string) inventory.Health {
 	for _, m := range devices {
 		if m.UUID == uuid {
@@ -67,5 +68,6 @@ func logHealth(logger klog.Logger, uuid string, from, to inventory.Health) {
 	if from == to {
 		return
 	}
-	logger.Info("Health changed", "device", uuid, "from", from.State, "to", to.State, "xid", to.XID, "reason", to.Reason, "cure", to.Cure)
+	logger.Info("Health changed", "device", uuid, "from", from.State, "to", to.State, "xid", to.XID, "reason", to.Reason,
+		"cure", to.Cure)
 }

@@ -31,8 +31,8 @@ const (
 // ErrResumed is the answer to a Quiesce that a Resume overtook: the driver was not released.
 var ErrResumed = errors.New("the driver was not released: resume was asked for meanwhile")
 
-// Only a loop changes the state. It never waits for the driver: looks are made in other goroutines, so that
-// an XID is published while a look is under way.
+// Only a loop changes the state. It never waits for the driver: looks are made in other goroutines,
+// so that an XID is published while a look is under way.
 type loop struct {
 	*Monitor
 	state   nodeState
@@ -150,7 +150,8 @@ func (l *loop) eventsEnded(ctx context.Context, err error) {
 		"after", time.Until(l.reopen))
 }
 
-// renew decides when to open another session in the place of this one: at once, unless that keeps happening.
+// renew decides when to open another session in the place of this one: at once, unless that keeps
+// happening.
 func (l *loop) renew() {
 	if !l.reopen.IsZero() {
 		return // it is going to be
@@ -218,12 +219,14 @@ func (l *loop) look(ctx context.Context, look look) {
 	}
 	if look.first {
 		for _, g := range look.unwatched {
-			klog.FromContext(ctx).Info("GPU gives no events: its faults are found when it is looked at", "index", g.Index, "reason", g.Reason)
+			klog.FromContext(ctx).Info("GPU gives no events: its faults are found when it is looked at", "index", g.Index,
+				"reason", g.Reason)
 		}
 	}
 	for _, e := range l.pending {
 		if l.state.lateEvent(e, now) {
-			klog.FromContext(ctx).Info("Event of a device that does not exist", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
+			klog.FromContext(ctx).Info("Event of a device that does not exist", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID,
+				"gi", e.GI, "ci", e.CI)
 		}
 	}
 	l.pending = nil

@@ -11,8 +11,8 @@ import (
 type Metrics interface {
 	// XID counts an XID of a GPU, or of a MIG device on it.
 	XID(gpu string, xid uint64, at time.Time)
-	// Recovered counts that a GPU, or a MIG device on it, became Healthy after it was Unhealthy or Lost. The cure is what was
-	// asked for.
+	// Recovered counts that a GPU, or a MIG device on it, became Healthy after it was Unhealthy or
+	// Lost. The cure is what was asked for.
 	Recovered(gpu string, cure inventory.Cure)
 }
 
@@ -22,8 +22,8 @@ type noMetrics struct{}
 func (noMetrics) XID(string, uint64, time.Time)    {}
 func (noMetrics) Recovered(string, inventory.Cure) {}
 
-// countXID counts the XID of an event that was folded into what is known of a GPU, unless it had been folded in before: some XIDs
-// come both as an event and as a line of the kernel's log.
+// countXID counts the XID of an event that was folded into what is known of a GPU, unless it had
+// been folded in before: some XIDs come both as an event and as a line of the kernel's log.
 func countXID(m Metrics, before, after health.GPU, e inventory.Event, now time.Time) {
 	if e.Kind == inventory.EventXID && seen(before, e.XID) != seen(after, e.XID) {
 		m.XID(after.UUID, e.XID, now)

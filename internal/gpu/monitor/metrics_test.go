@@ -49,8 +49,8 @@ func (c *counts) of(gpu string) (xids map[uint64]int, recoveries map[inventory.C
 	return maps.Clone(c.xids[gpu]), maps.Clone(c.recoveries[gpu])
 }
 
-// TestMetrics: each XID is counted once for its GPU, also where it comes as an event and as a line of the log, and each recovery
-// by the cure that was asked for.
+// TestMetrics: each XID is counted once for its GPU, also where it comes as an event and as a line
+// of the log, and each recovery by the cure that was asked for.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -34,7 +34,8 @@ func start(t *testing.T, n *node, o monitor.Options) (m *monitor.Monitor, stop f
 	}
 }
 
-// watch runs test with a Monitor of the node, in a bubble whose time passes only while everybody waits.
+// watch runs test with a Monitor of the node, in a bubble whose time passes only while everybody
+// waits.
 func watch(t *testing.T, n *node, test func(t *testing.T, m *monitor.Monitor)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -408,7 +409,8 @@ func TestMIGDeviceThatIsStruckAlone(t *testing.T) {
 	n := newNode(2)
 	n.gpus[0].MIG = inventory.MIGEnabled
 	n.gpus[0].MIGDevices = []inventory.MIGDevice{
-		{UUID: "MIG-1", Index: 0, GI: 1, CI: 0}, {UUID: "MIG-2", Index: 1, GI: 2, CI: 0}, {UUID: "MIG-3", Index: 2, GI: 2, CI: 1},
+		{UUID: "MIG-1", Index: 0, GI: 1, CI: 0}, {UUID: "MIG-2", Index: 1, GI: 2, CI: 0}, {UUID: "MIG-3", Index: 2, GI: 2,
+			CI: 1},
 	}
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		want := func(parent inventory.State, mig ...inventory.State) {
@@ -432,7 +434,8 @@ func TestMIGDeviceThatIsStruckAlone(t *testing.T) {
 
 		// A MIG device that is made while its event is on the way.
 		n.set(func(n *node) {
-			n.gpus[0].MIGDevices = append(slices.Clone(n.gpus[0].MIGDevices), inventory.MIGDevice{UUID: "MIG-4", Index: 3, GI: 4, CI: 0})
+			n.gpus[0].MIGDevices = append(slices.Clone(n.gpus[0].MIGDevices),
+				inventory.MIGDevice{UUID: "MIG-4", Index: 3, GI: 4, CI: 0})
 		})
 		n.send(inventory.Event{Kind: inventory.EventXID, UUID: uuid(0), XID: 119, GI: 4, CI: 0})
 		pass(time.Second)

@@ -11,15 +11,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestAllChecksOff: whatever happens to GPUs and MIG devices, they are given to work, and status still says what it was. An
-// operator who quiesces the node has its GPUs taken from scheduling all the same.
+// TestAllChecksOff: whatever happens to GPUs and MIG devices, they are given to work, and status
+// still says what it was. An operator who quiesces the node has its GPUs taken from scheduling all
+// the same.
 func TestAllChecksOff(t *testing.T) {
 	t.Parallel()
 	for profile, faults := range map[string][]simulator.Fault{
 		"dgx-h100": {
-			{Kind: simulator.KindXID, GPU: "0", XID: 79}, {Kind: simulator.KindLost, GPU: "1"}, {Kind: simulator.KindXID, GPU: "2", XID: 119},
+			{Kind: simulator.KindXID, GPU: "0", XID: 79}, {Kind: simulator.KindLost, GPU: "1"}, {Kind: simulator.KindXID,
+				GPU: "2", XID: 119},
 			{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reboot"}, {Kind: simulator.KindUnrepairable, GPU: "4"},
-			{Kind: simulator.KindFail, GPU: "5", Return: "UNKNOWN"}, {Kind: simulator.KindFabric, GPU: "6", State: "in-progress"},
+			{Kind: simulator.KindFail, GPU: "5", Return: "UNKNOWN"}, {Kind: simulator.KindFabric, GPU: "6",
+				State: "in-progress"},
 		},
 		"h100-mig-1g": {{Kind: simulator.KindXID, GPU: "0:1", XID: 119}},
 	} {

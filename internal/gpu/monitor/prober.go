@@ -11,10 +11,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// closeTimeout is how long a session may take to close when the daemon ends, which has two seconds for all of its end.
+// closeTimeout is how long a session may take to close when the daemon ends, which has two seconds
+// for all of its end.
 const closeTimeout = time.Second
 
-// maxAgain is how often a look begins again because the driver's GPUs changed since its session was opened.
+// maxAgain is how often a look begins again because the driver's GPUs changed since its session was
+// opened.
 const maxAgain = 3
 
 // A look is the result of looking at the node once.
@@ -27,7 +29,8 @@ type look struct {
 	unwatched []inventory.LeftOut
 	released  bool // the session was closed, instead
 	pinned    bool // another session is wanted, and a call that hangs keeps this one open
-	// cleared are the GPUs, by UUID, whose counts of memory errors a driverCall cleared before they were read.
+	// cleared are the GPUs, by UUID, whose counts of memory errors a driverCall cleared before they
+	// were read.
 	cleared []string
 }
 
@@ -40,7 +43,8 @@ type readResult struct {
 	err error // why there is no Reading
 }
 
-// A prober looks at the node. It keeps the session, and a goroutine that waits for its events. One look uses it at a time.
+// A prober looks at the node. It keeps the session, and a goroutine that waits for its events. One
+// look uses it at a time.
 type prober struct {
 	monitor *Monitor
 	start   func(func() error) // starts a goroutine of the monitor's
@@ -54,8 +58,8 @@ type prober struct {
 	awaited  bool // a session may still be opened by a call that was not waited for
 }
 
-// look looks at the node and runs driverCalls on the way; with reopen, in a new session, now or when no call hangs any more; with
-// retry, GPUs that are left alone are asked, too.
+// look looks at the node and runs driverCalls on the way; with reopen, in a new session, now or
+// when no call hangs any more; with retry, GPUs that are left alone are asked, too.
 func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []driverCall) look {
 	var l look
 	l.snapshot, l.err = e.scan(ctx, reopen, retry)
@@ -103,7 +107,8 @@ func (e *prober) leave(ctx context.Context, keeps bool) error {
 	case err != nil:
 		return err
 	case lost != "":
-		return errors.New("the GPU is reset for it, for which this process's session has to be closed, and it is not: " + lost)
+		return errors.New("the GPU is reset for it, for which this process's session has to be closed, and it is not: " +
+			lost)
 	}
 	return e.close(ctx, closePatience)
 }
@@ -146,8 +151,8 @@ func (e *prober) open(ctx context.Context) error {
 	return nil
 }
 
-// close closes the session, if there is one. After an error it has to be called again; if that was inventory.ErrNoAnswer, the
-// session can be used until then.
+// close closes the session, if there is one. After an error it has to be called again; if that was
+// inventory.ErrNoAnswer, the session can be used until then.
 func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 	if e.awaited {
 		if err := e.open(ctx); errors.Is(err, inventory.ErrNoAnswer) {
@@ -178,8 +183,8 @@ type eventListener struct {
 	closed  chan struct{} // closed when the session is
 }
 
-// run ends when the session has no more events: that is news only while the session is used. While it is being closed it may
-// still have some. A wait that hangs is the end of nothing.
+// run ends when the session has no more events: that is news only while the session is used. While
+// it is being closed it may still have some. A wait that hangs is the end of nothing.
 func (l *eventListener) run(ctx context.Context) {
 	for {
 		event, err := l.session.Next(ctx)

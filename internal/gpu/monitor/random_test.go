@@ -29,21 +29,25 @@ var (
 
 const (
 	storyGPUs = 4
-	// inTime is how long a GPU that has become bad may still be given to work: a poll, a look that hangs in a session that is new,
-	// and the grace of those that cannot be asked.
+	// inTime is how long a GPU that has become bad may still be given to work: a poll, a look that
+	// hangs in a session that is new, and the grace of those that cannot be asked.
 	inTime = (4 + 60 + 10 + 5) * time.Second
-	// hangTime is how long a look may take because calls hang: so much later than it was read a GPU may be folded in.
+	// hangTime is how long a look may take because calls hang: so much later than it was read a GPU
+	// may be folded in.
 	hangTime = 65 * time.Second
-	// cureTime is how long a cure may take to be believed: a GPU that is left alone is tried once in half an hour.
+	// cureTime is how long a cure may take to be believed: a GPU that is left alone is tried once in
+	// half an hour.
 	cureTime = 32 * time.Minute
-	// maxGoroutines is how many a Monitor may have at a time: the loop, a look, samples, an event wait, and calls that hang.
+	// maxGoroutines is how many a Monitor may have at a time: the loop, a look, samples, an event
+	// wait, and calls that hang.
 	maxGoroutines = 13
 )
 
-// TestRandomFaults has faults strike simulated nodes under the adapter that ships, 200 in each story, in no order and with nobody waiting
-// for anything. Whatever they were: what is bad is not given to work for long, nothing becomes Healthy while it is bad, every
-// verdict says why, goroutines stay few, and once the cure that each verdict asks for is given, all GPUs are Healthy, and
-// what is published is what the node has.
+// TestRandomFaults has faults strike simulated nodes under the adapter that ships, 200 in each
+// story, in no order and with nobody waiting for anything. Whatever they were: what is bad is not
+// given to work for long, nothing becomes Healthy while it is bad, every verdict says why,
+// goroutines stay few, and once the cure that each verdict asks for is given, all GPUs are Healthy,
+// and what is published is what the node has.
 func TestRandomFaults(t *testing.T) {
 	seed := *storySeed
 	if seed == 0 {
@@ -89,8 +93,8 @@ type story struct {
 	// bad says since when each GPU has been bad, as long as it was there or not; zero while it is not.
 	bad   [storyGPUs]time.Time
 	there [storyGPUs]bool
-	// silent are the reasons for which nobody can be asked, as they have been since changed; lastSilent is when there were some
-	// last.
+	// silent are the reasons for which nobody can be asked, as they have been since changed;
+	// lastSilent is when there were some last.
 	silent              silence
 	changed, lastSilent time.Time
 	unloaded            bool // there is no driver
@@ -129,7 +133,8 @@ func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *s
 		if t.Failed() {
 			return
 		}
-		if left := s.node.Stats(); left.Sessions > 0 || left.StaleCalls > 0 || left.GPMSamples > 0 { // sets cannot be freed without a driver
+		// sets cannot be freed without a driver
+		if left := s.node.Stats(); left.Sessions > 0 || left.StaleCalls > 0 || left.GPMSamples > 0 {
 			t.Errorf("left behind: %+v", left)
 		}
 	})
@@ -271,7 +276,8 @@ func (s *story) check() {
 			s.fail("GPU %d became Healthy %v after it became bad: %+v", i, h.Since.Sub(bad), h)
 		}
 	}
-	// NumGoroutine is quick, but can be some off, as it stops nobody: who looks at all of them sees how many there are.
+	// NumGoroutine is quick, but can be some off, as it stops nobody: who looks at all of them sees
+	// how many there are.
 	if runtime.NumGoroutine()-s.goroutines > maxGoroutines {
 		if all := stacks(); strings.Count(all, "\n\ngoroutine ")+1-s.goroutines > maxGoroutines {
 			s.fail("too many goroutines:\n%s", all)
@@ -279,9 +285,9 @@ func (s *story) check() {
 	}
 }
 
-// cure restores the node and gives each GPU and MIG device that stays bad the cures that its verdicts ask for, one after the
-// other: a reset, which is seen by the GPU's being unbound and bound, or an operator's word in the place of all that a
-// process does not outlive.
+// cure restores the node and gives each GPU and MIG device that stays bad the cures that its
+// verdicts ask for, one after the other: a reset, which is seen by the GPU's being unbound and
+// bound, or an operator's word in the place of all that a process does not outlive.
 func (s *story) cure() {
 	for i := range storyGPUs {
 		_ = s.node.Inject(simulator.Fault{Kind: simulator.KindAdd, GPU: strconv.Itoa(i)}) // refused if it is there

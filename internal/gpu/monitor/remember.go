@@ -30,7 +30,8 @@ func recall(ctx context.Context, o Options) (m memory) {
 	return m
 }
 
-// remember begins with what earlier processes wrote down. A disk that hangs is not waited for: the loop takes in later what it says.
+// remember begins with what earlier processes wrote down. A disk that hangs is not waited for: the
+// loop takes in later what it says.
 func (l *loop) remember(ctx context.Context) {
 	answered := make(chan memory, 1)
 	err := statefile.NewDisk().Do(ctx, savePatience, func() error {
@@ -38,7 +39,8 @@ func (l *loop) remember(ctx context.Context) {
 		return nil
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Beginning without the faults of earlier processes", "dir", l.options.StateDir, "reason", err.Error())
+		klog.FromContext(ctx).Info("Beginning without the faults of earlier processes", "dir", l.options.StateDir, "reason",
+			err.Error())
 		l.recalled = answered
 		l.writeFaults(ctx, ledger.NewBook())
 		return
@@ -69,8 +71,9 @@ func (l *loop) remember(ctx context.Context) {
 // markEvery is how often a process that found the driver released looks whether it still is.
 const markEvery = 5 * time.Second
 
-// followMark has the driver be used again when another process of the node, which has the same state directory, was told to resume: that
-// removes the mark. It ends when this process is told anything itself, or when ctx ends.
+// followMark has the driver be used again when another process of the node, which has the same
+// state directory, was told to resume: that removes the mark. It ends when this process is told
+// anything itself, or when ctx ends.
 func (m *Monitor) followMark(ctx context.Context) {
 	for {
 		select {
@@ -83,7 +86,8 @@ func (m *Monitor) followMark(ctx context.Context) {
 		}
 		found, err := ledger.ReadRelease(m.options.StateDir, m.options.BootID)
 		if err != nil { // the file is set aside, and its absence says nothing any more
-			klog.FromContext(ctx).Info("Cannot read whether the driver is still released: leaving it alone until resume", "reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot read whether the driver is still released: leaving it alone until resume",
+				"reason", err.Error())
 			return
 		}
 		if _, away := os.Stat(m.options.StateDir); found != nil || away != nil {
@@ -112,19 +116,24 @@ func (m *Monitor) followResume(ctx context.Context) {
 	}, make(chan error, 1))
 }
 
-// writeFaults has the faults of this process be written whenever it leads. Known is what it has read of the ledger.
+// writeFaults has the faults of this process be written whenever it leads. Known is what it has
+// read of the ledger.
 func (l *loop) writeFaults(ctx context.Context, known ledger.Book) {
 	faults := ledger.NewFaultWriter(l.options.StateDir, known)
 	l.faults, l.kept = faults, known.Clone()
 	l.start(func() error {
 		return l.options.While(ctx, func(ctx context.Context) error {
-			faults.Run(ctx, ledger.Term{May: l.options.Lead, TakeIn: func(found, known ledger.Book) { l.follow(ctx, found, known) }})
+			faults.Run(ctx, ledger.Term{May: l.options.Lead, TakeIn: func(found,
+				known ledger.Book) {
+				l.follow(ctx, found, known)
+			}})
 			return nil
 		})
 	})
 }
 
-// follow has the loop take in what the process that led before has noted since this one read the ledger, and write what it found itself.
+// follow has the loop take in what the process that led before has noted since this one read the
+// ledger, and write what it found itself.
 func (m *Monitor) follow(ctx context.Context, found, known ledger.Book) {
 	done := make(chan struct{})
 	request := func(l *loop) {
@@ -150,8 +159,8 @@ func (l *loop) takeIn(found, known ledger.Book) {
 	}
 }
 
-// takeInLate takes in what earlier processes wrote down when the disk answers at last. The driver is released if it was before, and nobody
-// has said otherwise since.
+// takeInLate takes in what earlier processes wrote down when the disk answers at last. The driver
+// is released if it was before, and nobody has said otherwise since.
 func (l *loop) takeInLate(ctx context.Context, m memory) {
 	klog.FromContext(ctx).Info("The disk with the faults of earlier processes answers", "dir", l.options.StateDir)
 	if !l.followed { // what was written has these faults already, and some may be cleared since
@@ -166,9 +175,9 @@ func (l *loop) takeInLate(ctx context.Context, m memory) {
 	}
 }
 
-// setRelease saves that the driver was released, or with nil that it is used again, and has the loop go on with that. Requests that come
-// together are written down in the order in which the loop gets them.
-// Follow is called with a context that does not end with ctx: what is saved happens.
+// setRelease saves that the driver was released, or with nil that it is used again, and has the
+// loop go on with that. Requests that come together are written down in the order in which the loop
+// gets them. Follow is called with a context that does not end with ctx: what is saved happens.
 func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func(context.Context) error) error {
 	select {
 	case m.releasing <- struct{}{}:
@@ -203,11 +212,12 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 	return follow(ctx)
 }
 
-// loopPatience is how long it is waited for the loop, which takes a request at once unless the daemon ends.
+// loopPatience is how long it is waited for the loop, which takes a request at once unless the
+// daemon ends.
 const loopPatience = time.Second
 
-// savePatience is how long the start waits for what the disk says, and a request until it is saved that the driver is released. What hangs
-// is taken in or saved later.
+// savePatience is how long the start waits for what the disk says, and a request until it is saved
+// that the driver is released. What hangs is taken in or saved later.
 const savePatience = 2 * time.Second
 
 // A mark says that the driver was released, or with a nil Release that it was not.

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestRepartition divides a GPU. The Snapshot has its MIG device within a second, while a mode that takes 20 s keeps nobody waiting.
+// TestRepartition divides a GPU. The Snapshot has its MIG device within a second, while a mode that
+// takes 20 s keeps nobody waiting.
 func TestRepartition(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -41,11 +42,13 @@ func TestRepartition(t *testing.T) {
 		s.until("the GPU is in multi-instance mode, and Healthy", func(s inventory.Snapshot) bool {
 			return s.GPUs[3].MIG == inventory.MIGEnabled && s.GPUs[3].Health.State == inventory.Healthy
 		})
-		gi, err := s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 4, Size: 4})
+		gi, err := s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9,
+			Start: 4, Size: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err = s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: gi, Size: 3}); err != nil {
+		if _, err = s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: gi,
+			Size: 3}); err != nil {
 			t.Fatal(err)
 		}
 		began = time.Now()
@@ -74,8 +77,9 @@ func (p *process) Set(_ context.Context, uuid string, mode inventory.MIGMode) er
 	return nvidia.SetMIGMode(nvidia.Options{Library: p.node.NVML(), Root: p.node.Root()}, uuid, mode)
 }
 
-// TestModeWithoutASession: for the MIG mode of an A100 the session is closed, another process sets the mode, and another session is opened. It
-// stays while a call hangs, and where a GPU would lose settings with it.
+// TestModeWithoutASession: for the MIG mode of an A100 the session is closed, another process sets
+// the mode, and another session is opened. It stays while a call hangs, and where a GPU would lose
+// settings with it.
 func TestModeWithoutASession(t *testing.T) {
 	t.Parallel()
 	enable := inventory.MIGStep{Action: inventory.MIGEnable}
@@ -85,9 +89,10 @@ func TestModeWithoutASession(t *testing.T) {
 		sets    int
 		want    string // in the error
 	}{
-		"":          {sets: 1},
-		"not here":  {refuses: errors.New("not in a virtual machine"), want: "not in a virtual machine"},
-		"a failure": {faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 1}}, sets: 1, want: "and is open"},
+		"":         {sets: 1},
+		"not here": {refuses: errors.New("not in a virtual machine"), want: "not in a virtual machine"},
+		"a failure": {faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 1}}, sets: 1,
+			want: "and is open"},
 		"settings that are lost": {faults: []simulator.Fault{
 			{Kind: simulator.KindPersistence, GPU: "5", State: "off"},
 			{Kind: simulator.KindAnswer, GPU: "5", Call: "DeviceGetPowerManagementLimit", Value: "250000"},
@@ -105,7 +110,8 @@ func TestModeWithoutASession(t *testing.T) {
 				}
 				uuid := s.Snapshots().Value().GPUs[3].UUID
 				_, err := s.Repartition(t.Context(), uuid, enable)
-				if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) || other.sets != tt.sets {
+				if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) ||
+					other.sets != tt.sets {
 					t.Errorf("set %d times by another process: %v", other.sets, err)
 				}
 				if _, err := s.Look(t.Context()); err != nil {
@@ -157,7 +163,8 @@ func TestRepartitionWithoutTheDriver(t *testing.T) {
 		if err := s.Quiesce(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Repartition(t.Context(), gpu, inventory.MIGStep{Action: inventory.MIGEnable}); !errors.Is(err, monitor.ErrQuiesced) {
+		if _, err := s.Repartition(t.Context(), gpu, inventory.MIGStep{Action: inventory.MIGEnable}); !errors.Is(err,
+			monitor.ErrQuiesced) {
 			t.Errorf("Repartition without a session: %v", err)
 		}
 		if _, err := s.Partitions(t.Context(), gpu); !errors.Is(err, monitor.ErrQuiesced) {

@@ -147,7 +147,8 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 			t.Fatalf("Status %+v", s)
 		}
 		counts := s.GPUs[1].Counts
-		if len(counts) != 2 || counts[0].XID != 31 || counts[0].N != 2 || counts[1].XID != 119 || !counts[1].Last.Equal(time.Now()) {
+		if len(counts) != 2 || counts[0].XID != 31 || counts[0].N != 2 || counts[1].XID != 119 ||
+			!counts[1].Last.Equal(time.Now()) {
 			t.Errorf("counts %+v", counts)
 		}
 		if f := s.GPUs[1].Faults; len(f) != 1 || f[0].XID != 119 || f[0].Source != health.SourceXID {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestReset: there is no session while GPUs are reset, and another one afterwards. Only a reset that works is evidence, and only for its GPU.
+// TestReset: there is no session while GPUs are reset, and another one afterwards. Only a reset
+// that works is evidence, and only for its GPU.
 func TestReset(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
@@ -53,7 +54,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// TestWithhold: one GPU is Unknown, with the reason and since when, until that is taken back. A fault of it is said first.
+// TestWithhold: one GPU is Unknown, with the reason and since when, until that is taken back. A
+// fault of it is said first.
 func TestWithhold(t *testing.T) {
 	watch(t, newNode(2), func(t *testing.T, m *monitor.Monitor) {
 		pass(time.Minute)
@@ -75,7 +77,8 @@ func TestWithhold(t *testing.T) {
 	})
 }
 
-// TestResetWhileACallHangs: the driver cannot be released, nothing is reset, and that is said. Other GPUs are asked as before.
+// TestResetWhileACallHangs: the driver cannot be released, nothing is reset, and that is said.
+// Other GPUs are asked as before.
 func TestResetWhileACallHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -7,21 +7,24 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// retryPauses are the pauses after which a GPU that is lost, hangs or cannot be identified is asked again; the last one repeats.
-// To ask such a GPU may initialise it, which takes seconds, and its driver may hang.
+// retryPauses are the pauses after which a GPU that is lost, hangs or cannot be identified is asked
+// again; the last one repeats. To ask such a GPU may initialise it, which takes seconds, and its
+// driver may hang.
 var retryPauses = [...]time.Duration{time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}
 
 // A Retry is a GPU that is left alone for a while.
 type Retry struct {
 	// Index is the GPU's NVML index.
 	Index int
-	// Reason is a sentence without a full stop: why it is left alone, and why NVML is not opened anew for it if that is so.
+	// Reason is a sentence without a full stop: why it is left alone, and why NVML is not opened anew
+	// for it if that is so.
 	Reason string
 	// Next is when it is asked again.
 	Next time.Time
 }
 
-// trouble reports whether a GPU is lost, hangs, or may be seen again by a new session only, and if so why.
+// trouble reports whether a GPU is lost, hangs, or may be seen again by a new session only, and if
+// so why.
 func (t *nodeState) trouble(g health.GPU) (string, bool) {
 	for _, f := range g.Faults {
 		if f.Source == health.SourceHang || f.State == inventory.Lost {
@@ -32,7 +35,8 @@ func (t *nodeState) trouble(g health.GPU) (string, bool) {
 	return g.Health.Reason, wants
 }
 
-// plan decides, after a look, when the GPUs in trouble are asked again. Another one begins the pauses anew.
+// plan decides, after a look, when the GPUs in trouble are asked again. Another one begins the
+// pauses anew.
 func (t *nodeState) plan(now time.Time) {
 	troubled := len(t.troubles())
 	switch {
@@ -81,8 +85,8 @@ func (t *nodeState) retryFor(e inventory.Event, now time.Time) {
 	}
 }
 
-// retry reports whether the next look asks GPUs in trouble, and whether it does so in a new session: for a GPU that answers again
-// and that only a new session can clear, at once.
+// retry reports whether the next look asks GPUs in trouble, and whether it does so in a new
+// session: for a GPU that answers again and that only a new session can clear, at once.
 func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
 	retry = !t.next.IsZero() && !now.Before(t.next)
 	if retry {
@@ -103,8 +107,9 @@ func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
 	return reopen, retry
 }
 
-// mayReopen reports whether NVML may be opened anew without evidence that this helps. When the last session ends, a GPU without
-// persistence mode forgets what its owner has set: power limits, clocks, compute mode.
+// mayReopen reports whether NVML may be opened anew without evidence that this helps. When the last
+// session ends, a GPU without persistence mode forgets what its owner has set: power limits,
+// clocks, compute mode.
 func (t *nodeState) mayReopen() bool {
 	if t.policy.ReopenAlways {
 		return true

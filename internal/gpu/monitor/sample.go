@@ -20,7 +20,8 @@ type Sampling struct {
 	Blocking bool
 }
 
-// firstSample is the time from the end of a look to the first samples: a daemon that starts serves its GPUs first.
+// firstSample is the time from the end of a look to the first samples: a daemon that starts serves
+// its GPUs first.
 const firstSample = time.Second
 
 // A sampler is what the loop knows of samples. It is used by the loop only.
@@ -50,8 +51,9 @@ func newSampler(m *Monitor) sampler {
 	}
 }
 
-// Samples returns the feed of samples of the GPUs that are there, by index. A GPU that could not be measured has the sample of the
-// time before, and none if there was none. Nothing is published while no samples are wanted.
+// Samples returns the feed of samples of the GPUs that are there, by index. A GPU that could not be
+// measured has the sample of the time before, and none if there was none. Nothing is published
+// while no samples are wanted.
 func (m *Monitor) Samples() *feed.Feed[[]inventory.Sample] { return m.samples }
 
 // SetSampling says how GPUs are measured from now on.
@@ -68,8 +70,8 @@ func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 	})
 }
 
-// hold keeps GPUs from being measured while a look is under way, until goOn. The measuring stops after the call that is being made, or
-// after the calls of 100 ms where these are fast.
+// hold keeps GPUs from being measured while a look is under way, until goOn. The measuring stops
+// after the call that is being made, or after the calls of 100 ms where these are fast.
 func (s *sampler) hold() {
 	ended := make(chan struct{})
 	s.look.Store(&ended)
@@ -121,10 +123,12 @@ func (l *loop) beginSamples(ctx context.Context) {
 
 // maySample reports whether GPUs can be measured once it is time for that.
 func (l *loop) maySample() bool {
-	return l.samples.Every > 0 && !l.samples.running && !l.looking && l.looked && !l.isQuiesced() && l.prober.session != nil
+	return l.samples.Every > 0 && !l.samples.running && !l.looking && l.looked && !l.isQuiesced() &&
+		l.prober.session != nil
 }
 
-// endSamples publishes what was measured. A GPU of which a call hangs, or that is lost, is looked at soon.
+// endSamples publishes what was measured. A GPU of which a call hangs, or that is lost, is looked
+// at soon.
 func (l *loop) endSamples(ctx context.Context, results []sampled) {
 	s := &l.samples
 	s.running = false

@@ -165,7 +165,8 @@ func TestSamplesOfAGPUThatIsGone(t *testing.T) {
 	})
 }
 
-// TestSamplesWhileTheDriverIsReleased: nobody measures, and whoever measures when it is released ends first.
+// TestSamplesWhileTheDriverIsReleased: nobody measures, and whoever measures when it is released
+// ends first.
 func TestSamplesWhileTheDriverIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulateSampled(t, "dgx-h100")
@@ -201,7 +202,8 @@ func (s simulation) wantReleased() {
 	}
 }
 
-// TestLooksDoNotWaitForSamples: a look waits for the call that is being made, and not for all GPUs, nor for all of one.
+// TestLooksDoNotWaitForSamples: a look waits for the call that is being made, and not for all GPUs,
+// nor for all of one.
 func TestLooksDoNotWaitForSamples(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulateSampled(t, "dgx-h100")
@@ -250,7 +252,8 @@ func TestLastXID(t *testing.T) {
 	})
 }
 
-// TestGPUThatIsGoneIsForgotten: of a GPU that went before it could be measured nothing is known when it comes back.
+// TestGPUThatIsGoneIsForgotten: of a GPU that went before it could be measured nothing is known
+// when it comes back.
 func TestGPUThatIsGoneIsForgotten(t *testing.T) {
 	n := newNode(2)
 	n.sampleErr = map[string]error{uuid(1): errors.New("no")}

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-// A simulation is a Monitor of a simulated node behind the adapter that ships, with the paces that ship.
+// A simulation is a Monitor of a simulated node behind the adapter that ships, with the paces that
+// ship.
 type simulation struct {
 	*monitor.Monitor
 	t      *testing.T
@@ -22,8 +23,8 @@ type simulation struct {
 	counts *counts
 }
 
-// simulate runs a Monitor of a simulated node until the end of the bubble in which it is called: time is exact in it, and
-// no look takes longer because the machine is busy.
+// simulate runs a Monitor of a simulated node until the end of the bubble in which it is called:
+// time is exact in it, and no look takes longer because the machine is busy.
 func simulate(t *testing.T, profile string, change ...func(*monitor.Options, *simulator.Node)) simulation {
 	t.Helper()
 	p, err := simulator.Load(profile)
@@ -85,7 +86,8 @@ func (s simulation) until(what string, ok func(inventory.Snapshot) bool) {
 		select {
 		case <-changed:
 		case <-deadline:
-			s.t.Fatalf("never %s; the GPUs are %v, and the Snapshot is stale because of %q", what, states(s.Monitor), snapshot.Stale)
+			s.t.Fatalf("never %s; the GPUs are %v, and the Snapshot is stale because of %q", what, states(s.Monitor),
+				snapshot.Stale)
 		}
 	}
 }
@@ -120,7 +122,8 @@ func TestSimulatedFaultsStrikeAndAreCured(t *testing.T) {
 		"XID 79":  {[]simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 79}}, state(3, lost), nil},
 		"lost":    {[]simulator.Fault{{Kind: simulator.KindLost, GPU: "0"}}, state(0, lost), nil},
 		"recovery action": {
-			[]simulator.Fault{{Kind: simulator.KindRecoveryAction, GPU: "5", Action: "drain-and-reset"}}, state(5, unhealthy), nil,
+			[]simulator.Fault{{Kind: simulator.KindRecoveryAction, GPU: "5", Action: "drain-and-reset"}}, state(5,
+				unhealthy), nil,
 		},
 		"fabric": {
 			[]simulator.Fault{{Kind: simulator.KindFabric, GPU: "1", State: "in-progress"}}, state(1, unhealthy), nil,
@@ -157,7 +160,8 @@ func TestSimulatedFaultsStrikeAndAreCured(t *testing.T) {
 					s.inject(f)
 				}
 				s.until("struck", tt.struck)
-				// The reading that goes with it: on a GPU that is cured before anybody has read it nobody could see the cure.
+				// The reading that goes with it: on a GPU that is cured before anybody has read it nobody could
+				// see the cure.
 				_, _ = s.Look(t.Context())
 				pass(time.Second) // a reset in the moment of the fault would be one that came before it
 				if tt.cure == nil {

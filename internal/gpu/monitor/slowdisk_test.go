@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// onDisk returns options of a process that leads, with which the ledger is read and written only after disk is closed.
+// onDisk returns options of a process that leads, with which the ledger is read and written only
+// after disk is closed.
 func onDisk(disk <-chan struct{}, o monitor.Options) monitor.Options {
 	o.While = func(ctx context.Context, task func(context.Context) error) error { return task(ctx) }
 	o.Lead = func() error {
@@ -21,8 +22,8 @@ func onDisk(disk <-chan struct{}, o monitor.Options) monitor.Options {
 	return o
 }
 
-// TestStartWhileTheDiskHangs: GPUs are served without what earlier processes wrote down. Once the disk answers, that counts, and what was
-// found meanwhile is written.
+// TestStartWhileTheDiskHangs: GPUs are served without what earlier processes wrote down. Once the
+// disk answers, that counts, and what was found meanwhile is written.
 func TestStartWhileTheDiskHangs(t *testing.T) {
 	for _, released := range []bool{false, true} {
 		dir := t.TempDir()
@@ -73,8 +74,8 @@ func TestStartWhileTheDiskHangs(t *testing.T) {
 	}
 }
 
-// TestEndWhileTheDiskIsSlow: a fault that was found before the ledger is read is written if the disk answers within 5 s of
-// the end, beside those of earlier processes.
+// TestEndWhileTheDiskIsSlow: a fault that was found before the ledger is read is written if the
+// disk answers within 5 s of the end, beside those of earlier processes.
 func TestEndWhileTheDiskIsSlow(t *testing.T) {
 	for name, tt := range map[string]struct {
 		hang  time.Duration

@@ -16,20 +16,23 @@ type nodeState struct {
 	policy  health.Policy
 	metrics Metrics
 	facts   health.Facts
-	// scan is the last look that succeeded, with the GPUs kept that it could not identify; its healths mean nothing.
+	// scan is the last look that succeeded, with the GPUs kept that it could not identify; its healths
+	// mean nothing.
 	scan inventory.Snapshot
-	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot says of it; unloaded,
-	// that the driver was gone since the last look that succeeded.
+	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot
+	// says of it; unloaded, that the driver was gone since the last look that succeeded.
 	looked   time.Time
 	answers  time.Time // since when looks succeed
 	began    time.Time // when the last look began
 	err      error
 	stale    string
 	unloaded bool
-	// troubled is how many GPUs are lost, hang or are left out; they are asked again at next, for the time that tries counts.
+	// troubled is how many GPUs are lost, hang or are left out; they are asked again at next, for the
+	// time that tries counts.
 	troubled, tries int
 	next            time.Time
-	// linksDue is since when links are to be asked for, zero if they are not. linksLate says that nobody waits for them any more.
+	// linksDue is since when links are to be asked for, zero if they are not. linksLate says that
+	// nobody waits for them any more.
 	linksDue  time.Time
 	linksLate bool
 	// linked is the last look after which no links were due.
@@ -38,9 +41,11 @@ type nodeState struct {
 	unwatched []inventory.LeftOut
 	// unanswered is since when each GPU, by UUID, has been asked without an answer.
 	unanswered map[string]time.Time
-	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at again; zero if it is wanted.
+	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at
+	// again; zero if it is wanted.
 	withheld time.Time
-	// withheldGPUs are the GPUs, by UUID, on which an operator wants no work, with the verdict that says so.
+	// withheldGPUs are the GPUs, by UUID, on which an operator wants no work, with the verdict that
+	// says so.
 	withheldGPUs map[string]inventory.Health
 	// node is the reason that holds for all GPUs at once, empty if there is none.
 	node string
@@ -52,8 +57,8 @@ type nodeState struct {
 	published inventory.Snapshot
 }
 
-// event folds an event in. It reports whether a look must tell more first: the event names a GPU or MIG device that
-// nobody has seen yet.
+// event folds an event in. It reports whether a look must tell more first: the event names a GPU or
+// MIG device that nobody has seen yet.
 func (t *nodeState) event(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	g, ok := t.gpus[e.UUID]
@@ -67,7 +72,8 @@ func (t *nodeState) event(e inventory.Event, now time.Time) (unseen bool) {
 	return !ok
 }
 
-// lateEvent is event after the look that should have told more. An instance of a GPU that has no MIG devices is the GPU.
+// lateEvent is event after the look that should have told more. An instance of a GPU that has no
+// MIG devices is the GPU.
 func (t *nodeState) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
@@ -76,7 +82,8 @@ func (t *nodeState) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
 	return t.event(e, now)
 }
 
-// identified returns an event of the kernel's log with the UUID of its GPU, if the last look found that.
+// identified returns an event of the kernel's log with the UUID of its GPU, if the last look found
+// that.
 func (t *nodeState) identified(e inventory.Event) inventory.Event {
 	i := slices.IndexFunc(t.scan.GPUs, func(g inventory.GPU) bool { return e.BDF != "" && g.BDF == e.BDF })
 	if i >= 0 {
@@ -106,7 +113,8 @@ func (t *nodeState) look(l look, now time.Time) {
 	}
 	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
 	t.links(&l.snapshot, now)
-	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened, Unmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
+	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened,
+		Unmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
 	missing := t.missing(l.snapshot) // and so something is left out
 	for i, g := range l.snapshot.GPUs {
 		known, ok := t.gpus[g.UUID]
@@ -136,7 +144,8 @@ func (t *nodeState) look(l look, now time.Time) {
 	t.plan(now)
 }
 
-// linksPatience is how long Snapshots say that links are due. Eight GPUs that take 20 ms a call tell all theirs within that time.
+// linksPatience is how long Snapshots say that links are due. Eight GPUs that take 20 ms a call
+// tell all theirs within that time.
 const linksPatience = 30 * time.Second
 
 // links has GPUs keep the links that they had before some were due.
@@ -167,11 +176,13 @@ func (t *nodeState) links(s *inventory.Snapshot, now time.Time) {
 	}
 }
 
-// hangAfter is how long a call about a GPU may take until the GPU is Unhealthy. A GPU that begins to hang is asked within Poll and judged
-// within SuspectPoll: the sum of the three is below 15 s, also for two that hang at once.
+// hangAfter is how long a call about a GPU may take until the GPU is Unhealthy. A GPU that begins
+// to hang is asked within Poll and judged within SuspectPoll: the sum of the three is below 15 s,
+// also for two that hang at once.
 const hangAfter = 8 * time.Second
 
-// answerPatience is how long a GPU that is asked may go without an answer until it is not Healthy, although its calls return.
+// answerPatience is how long a GPU that is asked may go without an answer until it is not Healthy,
+// although its calls return.
 const answerPatience = 60 * time.Second
 
 // foldResult folds in how a GPU answered, or did not.
@@ -195,7 +206,8 @@ func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health
 	return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)
 }
 
-// cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.
+// cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of
+// them afterwards.
 func (t *nodeState) cleared(uuids []string) {
 	for _, uuid := range uuids {
 		if g, ok := t.gpus[uuid]; ok {
@@ -223,7 +235,8 @@ func (t *nodeState) claim(uuid string) ([]health.Fault, []time.Time) {
 	return faults, recoveries
 }
 
-// wantsBook reports whether anything that was found may have to outlive the process; mostly nothing has.
+// wantsBook reports whether anything that was found may have to outlive the process; mostly nothing
+// has.
 func (t *nodeState) wantsBook() bool {
 	for _, g := range t.gpus {
 		if g.Marked() {
@@ -245,7 +258,8 @@ func (t *nodeState) book(boot string) ledger.Book {
 	return b
 }
 
-// clear folds in that an operator takes a device for good. It reports whether there is such a device.
+// clear folds in that an operator takes a device for good. It reports whether there is such a
+// device.
 func (t *nodeState) clear(uuid string, now time.Time) bool {
 	for key, g := range t.gpus {
 		if cleared, ok := t.policy.Clear(g, uuid, now); ok {
@@ -256,7 +270,8 @@ func (t *nodeState) clear(uuid string, now time.Time) bool {
 	return t.noted.Drop(uuid)
 }
 
-// proven folds in what a proof showed of a device: why CUDA does not work on it; nothing is wrong if that is empty.
+// proven folds in what a proof showed of a device: why CUDA does not work on it; nothing is wrong
+// if that is empty.
 func (t *nodeState) proven(uuid, why string, cure inventory.Cure, now time.Time) {
 	for key, g := range t.gpus {
 		if next, ok := t.policy.FoldProof(g, uuid, why, cure, now); ok {
@@ -273,7 +288,8 @@ func (t *nodeState) silence(gpus []inventory.GPU, p health.Policy, why string, n
 	}
 }
 
-// silent says for people why nobody could be asked. It says the same as long as a call hangs, whatever waits for it.
+// silent says for people why nobody could be asked. It says the same as long as a call hangs,
+// whatever waits for it.
 func silent(err error) string {
 	if errors.Is(err, inventory.ErrNoAnswer) {
 		return "the NVIDIA driver does not answer: the kernel log says what it is at; if it stays so, restart the node"
@@ -287,8 +303,9 @@ func reasonAt(leftOut []inventory.LeftOut, index int) string {
 	return leftOut[max(i, 0)].Reason
 }
 
-// missing returns the GPUs of the last look that a new one does not show, but may still count: it counts GPUs that it could
-// not identify. If it counts fewer, what is not shown was unplugged or unbound: then it is simply gone.
+// missing returns the GPUs of the last look that a new one does not show, but may still count: it
+// counts GPUs that it could not identify. If it counts fewer, what is not shown was unplugged or
+// unbound: then it is simply gone.
 func (t *nodeState) missing(s inventory.Snapshot) []inventory.GPU {
 	if len(s.LeftOut) == 0 {
 		return nil
@@ -335,10 +352,12 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	return s, true
 }
 
-// changed reports whether the published Snapshot is not what is known now. It allocates nothing: most looks change nothing.
+// changed reports whether the published Snapshot is not what is known now. It allocates nothing:
+// most looks change nothing.
 func (t *nodeState) changed() bool {
 	p := t.published
-	if p.Generation == 0 || p.Stale != t.stale || p.LinksDue != t.awaitsLinks() || p.Driver != t.scan.Driver || p.Control != t.scan.Control ||
+	if p.Generation == 0 || p.Stale != t.stale || p.LinksDue != t.awaitsLinks() || p.Driver != t.scan.Driver ||
+		p.Control != t.scan.Control ||
 		len(p.GPUs) != len(t.scan.GPUs) || !slices.Equal(p.LeftOut, t.scan.LeftOut) {
 		return true
 	}
@@ -362,10 +381,12 @@ func (t *nodeState) changed() bool {
 	return false
 }
 
-// awaitsLinks reports whether links are worth waiting for: looks succeed, and they have not been due for long.
+// awaitsLinks reports whether links are worth waiting for: looks succeed, and they have not been
+// due for long.
 func (t *nodeState) awaitsLinks() bool { return t.scan.LinksDue && !t.linksLate && t.stale == "" }
 
-// health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
+// health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said
+// of the node.
 func (t *nodeState) health(gpu string, d health.Device) inventory.Health {
 	h := t.verdict(gpu, d)
 	if t.node != "" && h.State != inventory.Healthy {
@@ -374,7 +395,8 @@ func (t *nodeState) health(gpu string, d health.Device) inventory.Health {
 	return h
 }
 
-// verdict is the verdict on a device of a GPU, by UUID. An operator's word to give the GPUs no work holds also where checks are off.
+// verdict is the verdict on a device of a GPU, by UUID. An operator's word to give the GPUs no work
+// holds also where checks are off.
 func (t *nodeState) verdict(gpu string, d health.Device) inventory.Health {
 	verdict := t.policy.Verdict(d)
 	if h, is := t.withheldGPUs[gpu]; is {

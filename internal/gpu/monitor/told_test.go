@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// TestResumeThatOvertakesQuiesce: the driver is not released, and the one who asked for that is told.
+// TestResumeThatOvertakesQuiesce: the driver is not released, and the one who asked for that is
+// told.
 func TestResumeThatOvertakesQuiesce(t *testing.T) {
 	n := newNode(1)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
@@ -62,7 +63,8 @@ func TestReleaseOfAnUnknownTime(t *testing.T) {
 	})
 }
 
-// TestFaultsOfMIGDevicesOutliveTheProcess: and those of the GPU's other MIG devices do not come from them.
+// TestFaultsOfMIGDevicesOutliveTheProcess: and those of the GPU's other MIG devices do not come
+// from them.
 func TestFaultsOfMIGDevicesOutliveTheProcess(t *testing.T) {
 	dir := t.TempDir()
 	n := newNode(1)
@@ -77,7 +79,8 @@ func TestFaultsOfMIGDevicesOutliveTheProcess(t *testing.T) {
 			}
 			pass(time.Second)
 			g := m.Snapshots().Value().GPUs[0]
-			if g.Health.State != healthy || g.MIGDevices[0].Health.State != healthy || g.MIGDevices[1].Health.State != unhealthy {
+			if g.Health.State != healthy || g.MIGDevices[0].Health.State != healthy ||
+				g.MIGDevices[1].Health.State != unhealthy {
 				t.Errorf("%+v, want the second MIG device to be Unhealthy", g)
 			}
 			stop()
@@ -85,8 +88,8 @@ func TestFaultsOfMIGDevicesOutliveTheProcess(t *testing.T) {
 	})
 }
 
-// TestAGPUThatDoesNotAnswerInAMinute: it is not Healthy although each of its calls returns, and the time in which the driver is
-// released does not count.
+// TestAGPUThatDoesNotAnswerInAMinute: it is not Healthy although each of its calls returns, and the
+// time in which the driver is released does not count.
 func TestAGPUThatDoesNotAnswerInAMinute(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
@@ -113,7 +116,8 @@ func TestAGPUThatDoesNotAnswerInAMinute(t *testing.T) {
 	})
 }
 
-// TestAGPUThatCannotBeAsked: its last verdict holds for a while, and then it is not known how it is.
+// TestAGPUThatCannotBeAsked: its last verdict holds for a while, and then it is not known how it
+// is.
 func TestAGPUThatCannotBeAsked(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
@@ -135,7 +139,8 @@ func TestAGPUThatCannotBeAsked(t *testing.T) {
 	})
 }
 
-// TestOnlyGPUsInTroubleWaitForARetry: one that is lost, one that hangs, and none that is Unhealthy by an event.
+// TestOnlyGPUsInTroubleWaitForARetry: one that is lost, one that hangs, and none that is Unhealthy
+// by an event.
 func TestOnlyGPUsInTroubleWaitForARetry(t *testing.T) {
 	n := newNode(4)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {

@@ -15,7 +15,8 @@ func TestMIGDeviceThatCannotBeReadForAWhileKeepsItsFaults(t *testing.T) {
 		leftOut []inventory.LeftOut
 		want    inventory.State
 	}{
-		"cannot be read":                 {[]inventory.LeftOut{{Index: 0, Reason: "MIG device 0:1 cannot be read"}}, unhealthy},
+		"cannot be read": {[]inventory.LeftOut{{Index: 0, Reason: "MIG device 0:1 cannot be read"}},
+			unhealthy},
 		"destroyed":                      {nil, healthy},
 		"destroyed, another GPU is lost": {[]inventory.LeftOut{{Index: 1, Reason: "the GPU cannot be identified"}}, healthy},
 	} {

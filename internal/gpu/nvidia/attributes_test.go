@@ -20,7 +20,8 @@ gpus:
 - {bdf: "0000:43:00.0", pcie: 0/1/0, vgpu: {hostDriver: 550.90.05, hostBranch: r550_00}}
 `
 
-// TestScanAttributes: what only labels tell of GPUs is read: class, clique, hypervisor and the engines of MIG devices.
+// TestScanAttributes: what only labels tell of GPUs is read: class, clique, hypervisor and the
+// engines of MIG devices.
 func TestScanAttributes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, cliqueNode)
@@ -38,7 +39,8 @@ func TestScanAttributes(t *testing.T) {
 	r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetGpuFabricInfo", Return: "UNKNOWN"})
 	_, _ = r.Read(r.ctx, s.GPUs[0].UUID)
 	compare(t, "clique while the driver does not tell", clique, r.scan().GPUs[0].Clique)
-	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"}, simulator.Fault{Kind: simulator.KindFabric, GPU: "0", State: "in-progress"})
+	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"},
+		simulator.Fault{Kind: simulator.KindFabric, GPU: "0", State: "in-progress"})
 	_, _ = r.Read(r.ctx, s.GPUs[0].UUID)
 	compare(t, "clique of a GPU that is joining", "", r.scan().GPUs[0].Clique)
 
@@ -72,9 +74,10 @@ func TestVGPU(t *testing.T) {
 		space []byte
 		want  inventory.VGPU
 	}{
-		"elsewhere":                 {at44, host},
-		"without room for records":  {atTheEnd, inventory.VGPU{}},
-		"of an extended space":      {append(space(append([]byte{0x09, 0, 27, 'V', 'F'}, record...)...), make([]byte, 3840)...), host},
+		"elsewhere":                {at44, host},
+		"without room for records": {atTheEnd, inventory.VGPU{}},
+		"of an extended space": {append(space(append([]byte{0x09, 0, 27, 'V', 'F'}, record...)...),
+			make([]byte, 3840)...), host},
 		"behind an empty record":    {space(append([]byte{0x09, 0, 29, 'V', 'F', 3, 2}, record...)...), host},
 		"too short for a signature": {space(0x09, 0, 2, 'V', 'F'), inventory.VGPU{}},
 		"a list of others":          {space(0x05, 0), inventory.VGPU{}},

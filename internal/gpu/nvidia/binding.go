@@ -10,12 +10,12 @@ import (
 // maxBindings is how many events one wait returns at most. The next wait returns the rest.
 const maxBindings = 64
 
-// bindings are the events of a driver since R575 that say that GPUs were bound to it, or unbound. A driver that does not
-// have them, or does not permit them, is asked once in a session.
+// bindings are the events of a driver since R575 that say that GPUs were bound to it, or unbound. A
+// driver that does not have them, or does not permit them, is asked once in a session.
 type bindings struct {
 	api *api
-	// request is nil without a set. It is an allocation of its own, and the one pointer to Go's memory in it is events:
-	// cgo refuses to hand a function in C anything else.
+	// request is nil without a set. It is an allocation of its own, and the one pointer to Go's memory
+	// in it is events: cgo refuses to hand a function in C anything else.
 	request *nvml.SystemEventSetWaitRequest
 	events  *[maxBindings]nvml.SystemEventData_v1
 }
@@ -38,8 +38,8 @@ func (b *bindings) start(a *api) {
 	}
 }
 
-// changed waits until GPUs were bound or unbound, for timeout at most, and reports whether they were. The next
-// session finds out which.
+// changed waits until GPUs were bound or unbound, for timeout at most, and reports whether they
+// were. The next session finds out which.
 func (b *bindings) changed(timeout time.Duration) bool {
 	if b.request == nil {
 		return false
@@ -70,5 +70,6 @@ func (b *bindings) free(a *api) error {
 	free := nvml.SystemEventSetFreeRequest{Set: b.request.Set}
 	free.Version = nvml.STRUCT_VERSION(free, 1)
 	b.request = nil
-	return failure("nvmlSystemEventSetFree", act(a, "nvmlSystemEventSetFree", func() nvml.Return { return a.lib.SystemEventSetFree(&free) }))
+	return failure("nvmlSystemEventSetFree", act(a, "nvmlSystemEventSetFree",
+		func() nvml.Return { return a.lib.SystemEventSetFree(&free) }))
 }

@@ -18,7 +18,8 @@ var (
 	plugIn = simulator.Fault{Kind: simulator.KindAdd, GPU: "5"}
 )
 
-// TestBindings plugs a GPU in: the session says so within two waits, whether or not it has other events to wait for.
+// TestBindings plugs a GPU in: the session says so within two waits, whether or not it has other
+// events to wait for.
 func TestBindings(t *testing.T) {
 	t.Parallel()
 	for name, faults := range map[string][]simulator.Fault{
@@ -87,7 +88,8 @@ func TestNoBindings(t *testing.T) {
 	}
 }
 
-// TestBindingsOfLibrary has the events come through go-nvml, whose caller must pin what it hands to C.
+// TestBindingsOfLibrary has the events come through go-nvml, whose caller must pin what it hands to
+// C.
 func TestBindingsOfLibrary(t *testing.T) {
 	t.Parallel()
 	out, code := runStub(t, "bindings", "-DBINDINGS")

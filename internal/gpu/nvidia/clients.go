@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// podOf finds the UID of a pod in the name of its control group: cgroupfs writes it as it is, systemd with _ for -. That of a static pod
-// has no dashes.
+// podOf finds the UID of a pod in the name of its control group: cgroupfs writes it as it is,
+// systemd with _ for -. That of a static pod has no dashes.
 var podOf = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})\b`)
 })
@@ -22,9 +22,10 @@ var podOf = sync.OnceValue(func() *regexp.Regexp {
 // maxComm is how long the name of a process is in the kernel, which takes any bytes of the process.
 const maxComm = 16
 
-// Clients returns the processes that have the GPU with a minor number open, by /proc below root, but for those of this pod. They may
-// compute nothing, so that the driver does not tell of them. The error says that there may be others: without hostPID and CAP_SYS_PTRACE
-// the kernel does not show them.
+// Clients returns the processes that have the GPU with a minor number open, by /proc below root,
+// but for those of this pod. They may compute nothing, so that the driver does not tell of them.
+// The error says that there may be others: without hostPID and CAP_SYS_PTRACE the kernel does not
+// show them.
 func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 	entries, err := fs.ReadDir(root, "proc")
 	if err != nil {
@@ -75,8 +76,8 @@ func opens(root fs.FS, folder, path string) (bool, error) {
 	return false, err
 }
 
-// podOfProcess returns the UID of a process's pod. It is empty for a process of the host, and for one of this pod where it has a control
-// group namespace of its own.
+// podOfProcess returns the UID of a process's pod. It is empty for a process of the host, and for
+// one of this pod where it has a control group namespace of its own.
 func podOfProcess(root fs.FS, folder string) string {
 	text, _ := fs.ReadFile(root, folder+"/cgroup") // it may have ended
 	found := podOf().FindSubmatch(text)

@@ -25,7 +25,8 @@ func (h hiding) ReadDir(name string) ([]fs.DirEntry, error) {
 	return h.MapFS.ReadDir(name)
 }
 
-// TestClients reads control groups as they are named by systemd and cgroupfs, with control groups of both versions, and of static pods.
+// TestClients reads control groups as they are named by systemd and cgroupfs, with control groups
+// of both versions, and of static pods.
 func TestClients(t *testing.T) {
 	t.Parallel()
 	const pod = "0f3e9d52-1c1b-4f0a-9c8e-5d1f6a7b8c9d"
@@ -40,9 +41,11 @@ func TestClients(t *testing.T) {
 	}
 	under := func(uid string) string { return strings.ReplaceAll(uid, "-", "_") }
 	process("5000001", "init", "0::/init.scope", "/dev/null")
-	process("5000002", "nv-hostengine", "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod"+under(pod)+".slice/cri-containerd-a.scope",
+	process("5000002", "nv-hostengine", "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod"+under(pod)+
+		".slice/cri-containerd-a.scope",
 		"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia12")
-	process("5000003", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+"/abc\n0::/system.slice/containerd.service", "/dev/nvidia1")
+	process("5000003", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+"/abc\n0::/system.slice/containerd.service",
+		"/dev/nvidia1")
 	process("5000004", "st\x1b]0;a\x07at\nic", "0::/kubepods/podaaaabbbbccccddddeeeeffff00001111/x", "/dev/nvidia1")
 	process("5000005", "nvidia-persiste", "0::/../../../../system.slice/nvidia-persistenced.service", "/dev/nvidia1")
 	process("5000006", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/x", "/dev/nvidia1")
@@ -58,7 +61,8 @@ func TestClients(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	process("5000009", "hidden", "0::/", "/dev/nvidia1")
-	if got, err := nvidia.Clients(hiding{root}, 1); len(got) != 4 || err == nil || !strings.Contains(err.Error(), "some processes (1) have open") {
+	if got, err := nvidia.Clients(hiding{root}, 1); len(got) != 4 || err == nil ||
+		!strings.Contains(err.Error(), "some processes (1) have open") {
 		t.Errorf("with a process that is not shown: %v, %v", got, err)
 	}
 	if _, err := nvidia.Clients(fstest.MapFS{}, 1); err == nil {
@@ -79,9 +83,11 @@ func (l unread) ReadLink(name string) (string, error) {
 func TestClientsWhoseFilesAreNotShown(t *testing.T) {
 	t.Parallel()
 	open := &fstest.MapFile{Data: []byte("/dev/nvidia1"), Mode: fs.ModeSymlink}
-	root := unread{fstest.MapFS{"proc/5000001/fd/3": open, "proc/5000002/fd/3": open, "proc/5000002/fd/4": open, "proc/5000003/fd/3": open}}
+	root := unread{fstest.MapFS{"proc/5000001/fd/3": open, "proc/5000002/fd/3": open, "proc/5000002/fd/4": open,
+		"proc/5000003/fd/3": open}}
 	got, err := nvidia.Clients(root, 1)
-	if diff := cmp.Diff([]inventory.DriverClient{{PID: 5000001}, {PID: 5000003}}, got); diff != "" || err == nil || !strings.Contains(err.Error(), "(1)") {
+	if diff := cmp.Diff([]inventory.DriverClient{{PID: 5000001}, {PID: 5000003}}, got); diff != "" || err == nil ||
+		!strings.Contains(err.Error(), "(1)") {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
@@ -96,7 +102,8 @@ func TestClientsOfTheSimulator(t *testing.T) {
 	node := simulator.New(p)
 	t.Cleanup(node.Close)
 	const pod = "0f3e9d52-1c1b-4f0a-9c8e-5d1f6a7b8c9d"
-	if err := node.Inject(simulator.Fault{Kind: simulator.KindClients, GPU: "3", Clients: []string{pod, "host"}}); err != nil {
+	if err := node.Inject(simulator.Fault{Kind: simulator.KindClients, GPU: "3",
+		Clients: []string{pod, "host"}}); err != nil {
 		t.Fatal(err)
 	}
 	for minor, want := range map[int][]inventory.DriverClient{

@@ -9,18 +9,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// SetComputeMode says which processes may compute on a GPU that an earlier Scan of this session found, and returns what
-// held before. The mode holds until it is set again or the driver lets go of the GPU, not for this session alone.
+// SetComputeMode says which processes may compute on a GPU that an earlier Scan of this session
+// found, and returns what held before. The mode holds until it is set again or the driver lets go
+// of the GPU, not for this session alone.
 //
-// The error wraps inventory.ErrNotSupported when the GPU has no compute modes, and inventory.ErrNoAnswer when the driver
-// did not answer by the deadline of ctx: then the mode may or may not have been set.
-func (s *Session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
-	return ask(ctx, s, fmt.Sprintf("set the compute mode %s of", mode), uuid, func(gpu device) (inventory.ComputeMode, error) {
-		return setComputeMode(gpu, mode)
-	})
+// The error wraps inventory.ErrNotSupported when the GPU has no compute modes, and
+// inventory.ErrNoAnswer when the driver did not answer by the deadline of ctx: then the mode may or
+// may not have been set.
+func (s *Session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
+	error) {
+	return ask(ctx, s, fmt.Sprintf("set the compute mode %s of", mode), uuid,
+		func(gpu device) (inventory.ComputeMode, error) {
+			return setComputeMode(gpu, mode)
+		})
 }
 
-// setComputeMode leaves a GPU alone that is in the mode already: only to change it takes privileges.
+// setComputeMode leaves a GPU alone that is in the mode already: only to change it takes
+// privileges.
 func setComputeMode(gpu device, mode inventory.ComputeMode) (before inventory.ComputeMode, err error) {
 	now, ret := gpu.GetComputeMode()
 	if err := failure("nvmlDeviceGetComputeMode", ret); err != nil {

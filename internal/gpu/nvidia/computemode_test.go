@@ -83,7 +83,8 @@ func TestSetComputeModeThatHangs(t *testing.T) {
 		})
 		r.inject(simulator.Fault{Kind: simulator.KindRestore})
 		synctest.Wait()
-		if before, err := r.SetComputeMode(r.ctx, r.uuid(0), inventory.ComputeDefault); err != nil || before != inventory.ComputeExclusiveProcess {
+		if before, err := r.SetComputeMode(r.ctx, r.uuid(0), inventory.ComputeDefault); err != nil ||
+			before != inventory.ComputeExclusiveProcess {
 			t.Errorf("afterwards: was %s, error %v", before, err)
 		}
 	})

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestDescription reads what selectors of claims are about: brand, addressing mode and PCIe root complex.
+// TestDescription reads what selectors of claims are about: brand, addressing mode and PCIe root
+// complex.
 func TestDescription(t *testing.T) {
 	t.Parallel()
 	for profile, want := range map[string]string{
@@ -64,7 +65,8 @@ func TestPlacement(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s=%d@%d+%d", m.Profile, m.Placement.Profile, m.Placement.Start, m.Placement.Size))
 	}
 	compare(t, "placements", "4g.40gb=5@0+4 2g.20gb=14@4+2 1g.10gb+me=20@6+1", strings.Join(got, " "))
-	r = newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById", Return: "NO_PERMISSION"})
+	r = newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById",
+		Return: "NO_PERMISSION"})
 	if p := r.scan().GPUs[5].MIGDevices[0].Placement; p.Size != 0 {
 		t.Errorf("without privileges a placement is %+v", p)
 	}
@@ -99,7 +101,8 @@ func (d movedDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	return pci, ret
 }
 
-// A virtualDevice is a virtual function of a GPU, and counts how often it is asked for the state of a lane of NVLink.
+// A virtualDevice is a virtual function of a GPU, and counts how often it is asked for the state of
+// a lane of NVLink.
 type virtualDevice struct {
 	nvml.Device
 	function string
@@ -119,7 +122,8 @@ func (d virtualDevice) GetNvLinkState(link int) (nvml.EnableState, nvml.Return) 
 	return d.Device.GetNvLinkState(link)
 }
 
-// TestVirtualFunction: a GPU that is a virtual function has that in its address, and is asked for each lane that it has not once only.
+// TestVirtualFunction: a GPU that is a virtual function has that in its address, and is asked for
+// each lane that it has not once only.
 func TestVirtualFunction(t *testing.T) {
 	t.Parallel()
 	for function, want := range map[string]string{"4": "4", "0": "0", "": "0", "8": "0", "12": "0"} {
@@ -144,7 +148,10 @@ func TestVirtualFunction(t *testing.T) {
 func TestGPUThatMoves(t *testing.T) {
 	t.Parallel()
 	var bus uint32
-	r := newRigWith(t, "t4", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return movedDevice{d, &bus} }}))
+	r := newRigWith(t, "t4", hook(hookedLibrary{device: func(_ int,
+		d nvml.Device) nvml.Device {
+		return movedDevice{d, &bus}
+	}}))
 	before := r.scan().GPUs[0]
 	bus = 1
 	after := r.scan().GPUs[0]
@@ -153,7 +160,8 @@ func TestGPUThatMoves(t *testing.T) {
 	}
 }
 
-// TestBoundGPUs: the first folder that can be read says which GPUs are bound to the driver, and since when.
+// TestBoundGPUs: the first folder that can be read says which GPUs are bound to the driver, and
+// since when.
 func TestBoundGPUs(t *testing.T) {
 	t.Parallel()
 	entry := func(number uint64) *fstest.MapFile { return &fstest.MapFile{Sys: &syscall.Stat_t{Ino: number}} }

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A device is a session's handle of a GPU or MIG device. Handles of one session to one device are equal. Its methods are those of
-// nvml.Device, except where their comments say otherwise.
+// A device is a session's handle of a GPU or MIG device. Handles of one session to one device are
+// equal. Its methods are those of nvml.Device, except where their comments say otherwise.
 type device struct {
 	api    *api
 	handle nvml.Device
@@ -108,7 +108,10 @@ func (i gpuInstance) FindComputeInstance(id int) nvml.Return {
 // GetComputeInstanceInfo returns what the compute instance with an ID is.
 func (i gpuInstance) GetComputeInstanceInfo(id int) (nvml.ComputeInstanceInfo, nvml.Return) {
 	const function = "nvmlGpuInstanceGetComputeInstanceById"
-	ci, ret := invoke(i.api, function, func() (nvml.ComputeInstance, nvml.Return) { return i.handle.GetComputeInstanceById(id) })
+	ci, ret := invoke(i.api, function, func() (nvml.ComputeInstance,
+		nvml.Return) {
+		return i.handle.GetComputeInstanceById(id)
+	})
 	if ret != nvml.SUCCESS {
 		return nvml.ComputeInstanceInfo{}, ret
 	}
@@ -155,7 +158,8 @@ func (d device) GetRemappedRows() (remapping, nvml.Return) {
 	})
 }
 
-// GetUncorrectedErrors is GetTotalEccErrors for the uncorrected errors since the driver was loaded or the GPU was reset.
+// GetUncorrectedErrors is GetTotalEccErrors for the uncorrected errors since the driver was loaded
+// or the GPU was reset.
 func (d device) GetUncorrectedErrors() (uint64, nvml.Return) {
 	return query(d, "GetTotalEccErrors", func() (uint64, nvml.Return) {
 		return d.handle.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
@@ -170,7 +174,8 @@ func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
 	return query(d, "GetSramEccErrorStatus", d.handle.GetSramEccErrorStatus)
 }
 
-// GetGpuFabricInfo returns the state in the fabric, by the newest version of the function that the driver has.
+// GetGpuFabricInfo returns the state in the fabric, by the newest version of the function that the
+// driver has.
 func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
 	info, ret := query(d, "GetGpuFabricInfoV", func() (nvml.GpuFabricInfo_v3, nvml.Return) {
 		info, ret := d.handle.GetGpuFabricInfoV().V3()
@@ -188,7 +193,8 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
 	}
 	return query(d, "GetGpuFabricInfo", func() (nvml.GpuFabricInfo_v3, nvml.Return) {
 		v1, ret := d.handle.GetGpuFabricInfo()
-		return nvml.GpuFabricInfo_v3{ClusterUuid: v1.ClusterUuid, CliqueId: v1.CliqueId, State: v1.State, Status: v1.Status}, ret
+		return nvml.GpuFabricInfo_v3{ClusterUuid: v1.ClusterUuid, CliqueId: v1.CliqueId, State: v1.State,
+			Status: v1.Status}, ret
 	})
 }
 
@@ -213,7 +219,8 @@ func (d device) GetTotalEnergyConsumption() (uint64, nvml.Return) {
 	return query(d, "GetTotalEnergyConsumption", d.handle.GetTotalEnergyConsumption)
 }
 
-// GetCurrentClocksEventReasons calls the function by its old name before R535. CUDA 14 will lack the old one.
+// GetCurrentClocksEventReasons calls the function by its old name before R535. CUDA 14 will lack
+// the old one.
 func (d device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
 	reasons, ret := query(d, "GetCurrentClocksEventReasons", d.handle.GetCurrentClocksEventReasons)
 	if ret == nvml.ERROR_FUNCTION_NOT_FOUND {
@@ -240,7 +247,10 @@ func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
 
 // GetApplicationsClock returns MHz. It is missing from CUDA 14 on.
 func (d device) GetApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return) {
-	return queryFor(d, "GetApplicationsClock", int(clock), func(int) (uint32, nvml.Return) { return d.handle.GetApplicationsClock(clock) })
+	return queryFor(d, "GetApplicationsClock", int(clock), func(int) (uint32,
+		nvml.Return) {
+		return d.handle.GetApplicationsClock(clock)
+	})
 }
 
 // GetDefaultApplicationsClock returns MHz. It is missing from CUDA 14 on.
@@ -259,7 +269,8 @@ func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
 	return command(d, "ClearEccErrorCounts", func() nvml.Return { return d.handle.ClearEccErrorCounts(counter) })
 }
 
-// GetMemoryLimits returns what the driver lets the processes of a cgroup use, by the folder of the cgroup, since R615.
+// GetMemoryLimits returns what the driver lets the processes of a cgroup use, by the folder of the
+// cgroup, since R615.
 func (d device) GetMemoryLimits(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
 	return invoke(d.api, "nvmlDeviceGetMemoryLimits_v1", func() (nvml.MemoryLimits_v1, nvml.Return) {
 		return d.handle.GetMemoryLimits_v1(cgroup)

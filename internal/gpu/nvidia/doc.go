@@ -1,8 +1,9 @@
-// Package nvidia is the only package that talks to the NVIDIA driver: to NVML, and to what the driver and the kernel
-// show in /proc and /sys. It turns what they say into values of package inventory.
+// Package nvidia is the only package that talks to the NVIDIA driver: to NVML, and to what the
+// driver and the kernel show in /proc and /sys. It turns what they say into values of package
+// inventory.
 //
-// A Driver opens one Session at a time. A Session scans the node (Scan), waits for events (Next) and reads the health
-// signals of one GPU (Read) until it is closed (Close).
+// A Driver opens one Session at a time. A Session scans the node (Scan), waits for events (Next)
+// and reads the health signals of one GPU (Read) until it is closed (Close).
 //
 // # What may go wrong, and what happens then
 //
@@ -21,8 +22,9 @@
 //
 // # When a session has to be replaced
 //
-// NVML counts the GPUs when a session is opened. Its owner closes it and opens another when Scan says
-// inventory.ErrNewSession (GPUs were bound to the driver or unbound, or MIG instances changed of which the driver tells this process
-// nothing), when Next returns inventory.EventBinding (the same, at
-// once, from R575 on) or an error, and from time to time while a GPU is Lost: only a new session sees one that came back.
+// NVML counts the GPUs when a session is opened. Its owner closes it and opens another when Scan
+// says inventory.ErrNewSession (GPUs were bound to the driver or unbound, or MIG instances changed
+// of which the driver tells this process nothing), when Next returns inventory.EventBinding (the
+// same, at once, from R575 on) or an error, and from time to time while a GPU is Lost: only a new
+// session sees one that came back.
 package nvidia

@@ -18,24 +18,27 @@ import (
 
 // Options say where the driver is.
 type Options struct {
-	// DriverRoot is the folder of this container at which the root of the driver's installation is mounted; empty for
-	// "/". The library is looked for below it at every Open: a driver may arrive late.
+	// DriverRoot is the folder of this container at which the root of the driver's installation is
+	// mounted; empty for "/". The library is looked for below it at every Open: a driver may arrive
+	// late.
 	DriverRoot string
 	// SearchPath are folders below the driver root in which libraries are looked for before others.
 	SearchPath []string
 	// Library is used in place of the machine's library, for simulated nodes; nil for the machine's.
 	Library nvml.Interface
-	// Root is the filesystem with the machine's /sys at "sys" and /proc at "proc"; nil for this process's own.
+	// Root is the filesystem with the machine's /sys at "sys" and /proc at "proc"; nil for this
+	// process's own.
 	Root fs.FS
 	// Metrics counts each call into the driver; nil counts nothing.
 	Metrics Metrics
 }
 
-// A Driver opens sessions with the NVIDIA driver, one at a time. Its methods may be called from several goroutines.
+// A Driver opens sessions with the NVIDIA driver, one at a time. Its methods may be called from
+// several goroutines.
 type Driver struct {
 	options Options
-	// calls makes all calls but the waits for events. Both outlive a Session: however often sessions are opened, no more than one
-	// call about each GPU, one about none and one wait hang.
+	// calls makes all calls but the waits for events. Both outlive a Session: however often sessions
+	// are opened, no more than one call about each GPU, one about none and one wait hang.
 	calls, events *worker
 	// node and waits are the records of calls that are about no GPU, and of waits for events.
 	node, waits *callRecord
@@ -63,12 +66,14 @@ func (d *Driver) record(gpu int) *callRecord {
 	return &callRecord{gpu: gpu, count: d.options.Metrics}
 }
 
-// Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it for the first time, so that
-// what happens after Open is either seen by Scan or reported by Next. GPUs whose calls hang are left out.
+// Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it
+// for the first time, so that what happens after Open is either seen by Scan or reported by Next.
+// GPUs whose calls hang are left out.
 //
-// The error wraps inventory.ErrNoDriver when there is no driver yet, inventory.ErrDriverReplaced when only a new
-// process can talk to it, and inventory.ErrNoAnswer when a call about no GPU did not return in time: where such a session comes
-// late, the next Open returns it. To open a second session while one is open is an error.
+// The error wraps inventory.ErrNoDriver when there is no driver yet, inventory.ErrDriverReplaced
+// when only a new process can talk to it, and inventory.ErrNoAnswer when a call about no GPU did
+// not return in time: where such a session comes late, the next Open returns it. To open a second
+// session while one is open is an error.
 func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	defer func() { err = wrap(err, "open an NVML session") }()
 	if err := d.calls.take(ctx); err != nil {
@@ -96,8 +101,8 @@ func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 // pinned reports whether the session cannot be closed now, because a call hangs.
 func (d *Driver) pinned() bool { return len(d.calls.hanging()) > 0 }
 
-// Calls returns the calls into the driver that were waited for in vain and have not returned, the oldest first. Each keeps a
-// thread.
+// Calls returns the calls into the driver that were waited for in vain and have not returned, the
+// oldest first. Each keeps a thread.
 func (d *Driver) Calls() []inventory.Call {
 	calls := slices.Concat(d.calls.hanging(), d.events.hanging())
 	slices.SortFunc(calls, func(a, b inventory.Call) int { return a.Since.Compare(b.Since) })
@@ -161,7 +166,8 @@ func (d *Driver) found() (*library, error) {
 	return found, nil
 }
 
-// library returns the library to use now. Once one was loaded it can only be that one: the process is bound to it.
+// library returns the library to use now. Once one was loaded it can only be that one: the process
+// is bound to it.
 func (d *Driver) library() (*library, error) {
 	found, err := d.found()
 	switch {

@@ -45,7 +45,8 @@ func TestOpenErrors(t *testing.T) {
 			r.driver = nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), DriverRoot: "/driver-root"})
 			r.inject(test.fault)
 			_, err := r.driver.Open(r.ctx)
-			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) || !strings.HasPrefix(err.Error(), "open an NVML session: ") {
+			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) ||
+				!strings.HasPrefix(err.Error(), "open an NVML session: ") {
 				t.Errorf("got error %v, want %v with %q", err, test.kind, test.text)
 			}
 			r.clean()
@@ -62,8 +63,9 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// TestReplacedFiles: the driver's files are replaced on disk, and the kernel module is not. A session that is open goes on and says so; a
-// process that starts then cannot open one, and another process cannot either, unless its files are newer.
+// TestReplacedFiles: the driver's files are replaced on disk, and the kernel module is not. A
+// session that is open goes on and says so; a process that starts then cannot open one, and another
+// process cannot either, unless its files are newer.
 func TestReplacedFiles(t *testing.T) {
 	t.Parallel()
 	files := func(version string) simulator.Fault {
@@ -93,7 +95,8 @@ func TestReplacedFiles(t *testing.T) {
 			}
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindRestore})
-		if _, err := another.Open(r.ctx); !errors.Is(err, inventory.ErrDriverReplaced) || errors.Is(err, inventory.ErrDriverMismatch) {
+		if _, err := another.Open(r.ctx); !errors.Is(err, inventory.ErrDriverReplaced) ||
+			errors.Is(err, inventory.ErrDriverMismatch) {
 			t.Errorf("the files fit again, and the process has others: %v", err)
 		}
 	}

@@ -10,27 +10,30 @@ import (
 )
 
 const (
-	// waitStep is how long one wait for events lasts at most: so long Close may have to wait. Shorter ones cost more of an
-	// idle node: each wakes some threads.
+	// waitStep is how long one wait for events lasts at most: so long Close may have to wait. Shorter
+	// ones cost more of an idle node: each wakes some threads.
 	waitStep = 500 * time.Millisecond
-	// waitPatience is how much longer a wait may take before Next says that the driver does not answer.
+	// waitPatience is how much longer a wait may take before Next says that the driver does not
+	// answer.
 	waitPatience = 10 * time.Second
-	// minRest and maxRest are the shortest and the longest pause after a wait that was of no use: NVML answers at once that a GPU
-	// is lost, but no GPU says that it is; or no GPU is left that gives events.
+	// minRest and maxRest are the shortest and the longest pause after a wait that was of no use: NVML
+	// answers at once that a GPU is lost, but no GPU says that it is; or no GPU is left that gives
+	// events.
 	minRest = time.Second
 	maxRest = 5 * time.Second
-	// waitGap is the average time between two waits: waits that end at once must not use a whole core. Up to waitBurst waits may
-	// follow each other without a pause, so that many events that happen together are returned together. After that there is a
-	// pause of waitStep: many short pauses would cost more than the waits.
+	// waitGap is the average time between two waits: waits that end at once must not use a whole core.
+	// Up to waitBurst waits may follow each other without a pause, so that many events that happen
+	// together are returned together. After that there is a pause of waitStep: many short pauses would
+	// cost more than the waits.
 	waitGap   = 10 * time.Millisecond
 	waitBurst = 256
 )
 
-// Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more events. The events of the other GPUs
-// still come.
+// Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more
+// events. The events of the other GPUs still come.
 //
-// It returns the error of ctx when ctx ends. Any other error means that this session has no more events: it
-// wraps inventory.ErrNoAnswer when a wait hangs.
+// It returns the error of ctx when ctx ends. Any other error means that this session has no more
+// events: it wraps inventory.ErrNoAnswer when a wait hangs.
 func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 	for {
 		if err := s.rest(ctx); err != nil {
@@ -111,7 +114,8 @@ func (s *Session) wait(ctx context.Context) (outcome, error) {
 	return o, err
 }
 
-// register registers for the events of GPUs that were identified since the last wait, or for which it was not permitted.
+// register registers for the events of GPUs that were identified since the last wait, or for which
+// it was not permitted.
 func (s *Session) register() {
 	s.mu.Lock()
 	joining := slices.Concat(s.joining, s.watch.again())

@@ -19,8 +19,8 @@ func event(kind inventory.EventKind, uuid string) inventory.Event {
 	return inventory.Event{Kind: kind, UUID: uuid, GI: inventory.Unattributed, CI: inventory.Unattributed}
 }
 
-// TestGPUThatIsLostForAWhile: a GPU that answers at once that it is lost is asked by its handle in each scan, and has events again
-// when that works. One that answers so after a while is left alone.
+// TestGPUThatIsLostForAWhile: a GPU that answers at once that it is lost is asked by its handle in
+// each scan, and has events again when that works. One that answers so after a while is left alone.
 func TestGPUThatIsLostForAWhile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -34,7 +34,8 @@ func TestGPUThatIsLostForAWhile(t *testing.T) {
 			r.contacts(3, inventory.ContactLost, "GPU_IS_LOST")
 		}
 		// Only what its handle answers has come back.
-		r.inject(restore, simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetHandleByIndex", Return: "GPU_IS_LOST"})
+		r.inject(restore, simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetHandleByIndex",
+			Return: "GPU_IS_LOST"})
 		for range 3 {
 			r.scan()
 			r.contacts(3, inventory.ContactLost, "GPU_IS_LOST")
@@ -127,7 +128,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestEventsAfterLoss loses three GPUs of eight: each is said to be lost once, and events of the others go on.
+// TestEventsAfterLoss loses three GPUs of eight: each is said to be lost once, and events of the
+// others go on.
 func TestEventsAfterLoss(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-h100")
@@ -151,8 +153,8 @@ func TestEventsAfterLoss(t *testing.T) {
 	}
 }
 
-// TestEventsOfNobody has NVML say that some GPU is lost while none admits to it: that is said again and again, but ever
-// more slowly.
+// TestEventsOfNobody has NVML say that some GPU is lost while none admits to it: that is said again
+// and again, but ever more slowly.
 func TestEventsOfNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -281,7 +283,8 @@ func TestNextErrors(t *testing.T) {
 				"Read":  func() error { _, err := r.Read(r.ctx, r.uuid(0)); return err },
 				"Close": func() error { return r.Close(r.ctx) },
 			} {
-				if err := call(); (err == nil) != (name == "Close") || err != nil && !strings.Contains(err.Error(), "the NVML session is closed") {
+				if err := call(); (err == nil) != (name == "Close") ||
+					err != nil && !strings.Contains(err.Error(), "the NVML session is closed") {
 					t.Errorf("%s after Close: got error %v", name, err)
 				}
 			}

@@ -6,7 +6,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// ListMIG makes the two calls that return lists and that sessions make only on GPUs with MIG, which the compiled library has none of.
+// ListMIG makes the two calls that return lists and that sessions make only on GPUs with MIG, which
+// the compiled library has none of.
 func (s *Session) ListMIG(ctx context.Context, uuid string) (placements, instances nvml.Return) {
 	_, err := ask(ctx, s, "list what MIG has on", uuid, func(gpu device) (struct{}, error) {
 		_, placements = gpu.GetGpuInstancePossiblePlacements(nvml.GpuInstanceProfileInfo{})

@@ -63,13 +63,15 @@ func (a *callResults) must(call string, ret nvml.Return) bool {
 	return ret == nvml.SUCCESS
 }
 
-// may notes the result of a call that not every GPU and driver supports, and reports whether it succeeded.
+// may notes the result of a call that not every GPU and driver supports, and reports whether it
+// succeeded.
 func (a *callResults) may(call string, ret nvml.Return) bool {
 	a.note(call, ret, contact(ret))
 	return ret == nvml.SUCCESS
 }
 
-// extra is may for a call whose failure says something about the GPU only if the GPU is lost or wants a reset.
+// extra is may for a call whose failure says something about the GPU only if the GPU is lost or
+// wants a reset.
 func (a *callResults) extra(call string, ret nvml.Return) bool {
 	if c := contact(ret); c >= inventory.ContactResetRequired {
 		a.note(call, ret, c)

@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// functions are the NVML functions that this package calls. Only what is in this table is ever called.
+// functions are the NVML functions that this package calls. Only what is in this table is ever
+// called.
 var functions = []string{
 	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion",
 	"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
@@ -48,7 +49,8 @@ var functions = []string{
 	"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
 }
 
-// versions are the newer versions of functions that go-nvml calls instead, where the library has them.
+// versions are the newer versions of functions that go-nvml calls instead, where the library has
+// them.
 var versions = map[string][]string{
 	"nvmlInit":                                   {"nvmlInit_v2"},
 	"nvmlDeviceGetCount":                         {"nvmlDeviceGetCount_v2"},
@@ -58,7 +60,8 @@ var versions = map[string][]string{
 	"nvmlComputeInstanceGetInfo":                 {"nvmlComputeInstanceGetInfo_v2"},
 	"nvmlDeviceGetNvLinkRemotePciInfo":           {"nvmlDeviceGetNvLinkRemotePciInfo_v2"},
 	"nvmlDeviceGetGpuInstancePossiblePlacements": {"nvmlDeviceGetGpuInstancePossiblePlacements_v2"},
-	"nvmlDeviceGetComputeRunningProcesses":       {"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"},
+	"nvmlDeviceGetComputeRunningProcesses": {"nvmlDeviceGetComputeRunningProcesses_v2",
+		"nvmlDeviceGetComputeRunningProcesses_v3"},
 	"nvmlDeviceGetGridLicensableFeatures": {
 		"nvmlDeviceGetGridLicensableFeatures_v2", "nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceGetGridLicensableFeatures_v4",
 	},
@@ -71,7 +74,8 @@ var needed = []string{
 	"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
 }
 
-// lookUp returns which of the functions a library has. It is an error if one that is needed is missing.
+// lookUp returns which of the functions a library has. It is an error if one that is needed is
+// missing.
 func lookUp(symbol func(name string) error) (map[string]bool, error) {
 	has := map[string]bool{}
 	for _, function := range functions {
@@ -92,8 +96,8 @@ const (
 	maxMIGDevices = 64
 )
 
-// An api is NVML in one session. To call a function that the library lacks ends the process: called through the api and the
-// handles that it returns, it answers ERROR_FUNCTION_NOT_FOUND.
+// An api is NVML in one session. To call a function that the library lacks ends the process: called
+// through the api and the handles that it returns, it answers ERROR_FUNCTION_NOT_FOUND.
 type api struct {
 	lib nvml.Interface
 	has map[string]bool // of the functions in the table: those of the library
@@ -118,8 +122,9 @@ func newAPI(lib nvml.Interface, has map[string]bool, r *callRecord) *api {
 // of returns the same NVML, whose calls go into another record.
 func (a *api) of(r *callRecord) *api { return newAPI(a.lib, a.has, r) }
 
-// forget forgets what a GPU and its MIG devices did not support, so that they are asked again. What a GPU supports can change with its MIG
-// devices, and the driver uses the handle of an earlier MIG device for a later one.
+// forget forgets what a GPU and its MIG devices did not support, so that they are asked again. What
+// a GPU supports can change with its MIG devices, and the driver uses the handle of an earlier MIG
+// device for a later one.
 func (d device) forget() {
 	d.api.mu.Lock()
 	defer d.api.mu.Unlock()
@@ -161,8 +166,9 @@ func command(d device, function string, f func() nvml.Return) nvml.Return {
 	return act(d.api, deviceFunctions[function], f)
 }
 
-// query calls a function that asks a device for something. A device whose first answer was ERROR_NOT_SUPPORTED is not asked again in
-// this session: some such calls are slow, and in a virtual machine some leave a line in the kernel's log.
+// query calls a function that asks a device for something. A device whose first answer was
+// ERROR_NOT_SUPPORTED is not asked again in this session: some such calls are slow, and in a
+// virtual machine some leave a line in the kernel's log.
 func query[T any](d device, function string, f func() (T, nvml.Return)) (T, nvml.Return) {
 	return queryFor(d, function, 0, func(int) (T, nvml.Return) { return f() })
 }
@@ -198,13 +204,14 @@ func (a *api) SystemGetConfComputeState() (nvml.ConfComputeSystemState, nvml.Ret
 	return invoke(a, "nvmlSystemGetConfComputeState", a.lib.SystemGetConfComputeState)
 }
 
-// SystemGetConfComputeGpusReadyState returns nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE if the GPUs accept work.
+// SystemGetConfComputeGpusReadyState returns nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE if the GPUs
+// accept work.
 func (a *api) SystemGetConfComputeGpusReadyState() (uint32, nvml.Return) {
 	return invoke(a, "nvmlSystemGetConfComputeGpusReadyState", a.lib.SystemGetConfComputeGpusReadyState)
 }
 
-// DeviceGetCount returns how many GPUs there are. A driver that counts more than maxGPUs is wrong: then those count that have an
-// index.
+// DeviceGetCount returns how many GPUs there are. A driver that counts more than maxGPUs is wrong:
+// then those count that have an index.
 func (a *api) DeviceGetCount() (int, nvml.Return) {
 	count, ret := invoke(a, "nvmlDeviceGetCount", a.lib.DeviceGetCount)
 	if count <= maxGPUs {

@@ -1,7 +1,7 @@
 package nvidia
 
-// This test is inside: a function that is called and was never looked up behaves like one that the library lacks, and only the sources
-// tell the two apart.
+// This test is inside: a function that is called and was never looked up behaves like one that the
+// library lacks, and only the sources tell the two apart.
 
 import (
 	"os"
@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestTableHasAllFunctions compares the names by which functions are called with those that are looked up.
+// TestTableHasAllFunctions compares the names by which functions are called with those that are
+// looked up.
 func TestTableHasAllFunctions(t *testing.T) {
 	t.Parallel()
 	var called []string

@@ -21,8 +21,8 @@ import (
 // stubLacks names, for the other process, the function that its library lacks.
 const stubLacks = "NVIDIA_TEST_STUB_LACKS"
 
-// TestMissingFunctions takes each function in turn from a library that has nearly all of them. What is left is served, and where
-// nothing is, the error says which function is missing.
+// TestMissingFunctions takes each function in turn from a library that has nearly all of them. What
+// is left is served, and where nothing is, the error says which function is missing.
 func TestMissingFunctions(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("testdata/r450.c")
@@ -40,7 +40,8 @@ func TestMissingFunctions(t *testing.T) {
 			turns <- struct{}{}
 			defer func() { <-turns }()
 			env := []string{stubLacks + "=" + symbol[1]}
-			out, code := runStubWith(t, "lacks one function", env, "-DFABRIC=3", "-DBINDINGS", "-D"+symbol[1]+"=lacks_"+symbol[1])
+			out, code := runStubWith(t, "lacks one function", env, "-DFABRIC=3", "-DBINDINGS",
+				"-D"+symbol[1]+"=lacks_"+symbol[1])
 			if code != 0 || !strings.Contains(out, "--- PASS: TestStubProcess") {
 				t.Fatalf("the process exited with %d:\n%s", code, out)
 			}
@@ -51,7 +52,8 @@ func TestMissingFunctions(t *testing.T) {
 // TestR418 uses a library that has what R418 had.
 func TestR418(t *testing.T) {
 	t.Parallel()
-	flags := []string{"-DnvmlEventSetWait_v2=nvmlEventSetWait", "-DnvmlDeviceGetNvLinkRemotePciInfo_v2=nvmlDeviceGetNvLinkRemotePciInfo"}
+	flags := []string{"-DnvmlEventSetWait_v2=nvmlEventSetWait",
+		"-DnvmlDeviceGetNvLinkRemotePciInfo_v2=nvmlDeviceGetNvLinkRemotePciInfo"}
 	for _, newer := range []string{
 		"DeviceGetMigMode", "DeviceGetMaxMigDeviceCount", "DeviceGetMigDeviceHandleByIndex", "DeviceGetGpuInstanceId",
 		"DeviceGetComputeInstanceId", "DeviceGetAttributes", "DeviceGetGpuInstanceById", "GpuInstanceGetInfo",
@@ -95,7 +97,8 @@ func lacksOne(t *testing.T, d *nvidia.Driver, _ string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	compare(t, "GPUs", []string{stubUUID(0), stubUUID(1), stubUUID(2)}, each(snapshot, func(g inventory.GPU) string { return g.UUID }))
+	compare(t, "GPUs", []string{stubUUID(0), stubUUID(1), stubUUID(2)},
+		each(snapshot, func(g inventory.GPU) string { return g.UUID }))
 	for _, g := range snapshot.GPUs {
 		reading, err := s.Read(ctx, g.UUID)
 		if err != nil || reading.Contact != inventory.ContactGood {
@@ -188,7 +191,8 @@ func (d countingDevice) GetUUID() (string, nvml.Return) {
 	return d.Device.GetUUID()
 }
 
-// TestNotSupportedIsRemembered looks at a GPU without MIG and NVLink three times in each of two sessions.
+// TestNotSupportedIsRemembered looks at a GPU without MIG and NVLink three times in each of two
+// sessions.
 func TestNotSupportedIsRemembered(t *testing.T) {
 	t.Parallel()
 	node := newNode(t, "t4")

@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A gpm measures a GPU by NVML's GPU performance monitoring (Hopper and newer): the driver counts, and a value is made of two counts.
-// A job of the GPU has it, and then nobody else.
+// A gpm measures a GPU by NVML's GPU performance monitoring (Hopper and newer): the driver counts,
+// and a value is made of two counts. A job of the GPU has it, and then nobody else.
 type gpm struct {
 	counts map[int]*gpmCounts // by the ID of the GPU instance, or wholeGPU
 	seen   map[int]bool       // by the sample under way
@@ -32,7 +32,8 @@ const (
 	longestCount  = 10 * time.Minute
 )
 
-// gpmMeasures are the measures, by NVML's metrics, with what NVML's values are multiplied by and the most that they can be.
+// gpmMeasures are the measures, by NVML's metrics, with what NVML's values are multiplied by and
+// the most that they can be.
 var gpmMeasures = []struct {
 	metric       nvml.GpmMetricId
 	measure      inventory.Measure
@@ -51,7 +52,8 @@ var gpmMeasures = []struct {
 	{nvml.GPM_METRIC_PCIE_RX_PER_SEC, inventory.PCIeReceive, 1 << 20, mostPCIe, false},
 }
 
-// measure measures a GPU, or a GPU instance of it, since the last time. uuid names it, or a MIG device in it.
+// measure measures a GPU, or a GPU instance of it, since the last time. uuid names it, or a MIG
+// device in it.
 func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) nvml.Return {
 	if ret := d.supportsGPM(); ret != nvml.SUCCESS {
 		return ret
@@ -115,7 +117,8 @@ func (p *gpm) of(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
 // free frees what counts were written to.
 func free(a *api, s nvml.GpmSample) { _ = act(a, "nvmlGpmSampleFree", s.Free) } // there is nothing to do about an error
 
-// sweep frees the counts of GPU instances that were not measured in this sample, and begins the next one.
+// sweep frees the counts of GPU instances that were not measured in this sample, and begins the
+// next one.
 func (p *gpm) sweep(a *api) {
 	maps.DeleteFunc(p.counts, func(gi int, c *gpmCounts) bool {
 		if p.seen[gi] {

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestPerformanceMonitoringValues: percent and MiB become parts and bytes, and what cannot be is left out.
+// TestPerformanceMonitoringValues: percent and MiB become parts and bytes, and what cannot be is
+// left out.
 func TestPerformanceMonitoringValues(t *testing.T) {
 	t.Parallel()
 	answer := func(r *nvml.GpmMetricsGetType, metric nvml.GpmMetricId, value float64, ret nvml.Return) {
@@ -63,7 +64,8 @@ func TestPerformanceMonitoringValues(t *testing.T) {
 	}
 }
 
-// TestPerformanceMonitoringOfInstances has no values that are about the whole GPU, and none of counts that are too far apart.
+// TestPerformanceMonitoringOfInstances has no values that are about the whole GPU, and none of
+// counts that are too far apart.
 func TestPerformanceMonitoringOfInstances(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -75,7 +77,8 @@ func TestPerformanceMonitoringOfInstances(t *testing.T) {
 		for _, step := range []struct {
 			age  time.Duration
 			want []string
-		}{{shortestCount, nil}, {shortestCount, active}, {longestCount + time.Minute, nil}, {longestCount - time.Minute, active}} {
+		}{{shortestCount, nil}, {shortestCount, active}, {longestCount + time.Minute, nil}, {longestCount - time.Minute,
+			active}} {
 			time.Sleep(step.age) // the bubble's clock
 			var got []string
 			for _, name := range measured(r.measure(0, false).Instances[0].Values) {
@@ -88,7 +91,8 @@ func TestPerformanceMonitoringOfInstances(t *testing.T) {
 	})
 }
 
-// TestPerformanceMonitoringWithoutMemory: a GPU for which the driver allocates one sample of two has no values, and keeps none.
+// TestPerformanceMonitoringWithoutMemory: a GPU for which the driver allocates one sample of two
+// has no values, and keeps none.
 func TestPerformanceMonitoringWithoutMemory(t *testing.T) {
 	t.Parallel()
 	for failing := range 3 {
@@ -112,7 +116,8 @@ func TestPerformanceMonitoringWithoutMemory(t *testing.T) {
 	}
 }
 
-// TestCloseFreesWhatALateCallHasCounted: a sample that ends while Close waits for it leaves nothing behind.
+// TestCloseFreesWhatALateCallHasCounted: a sample that ends while Close waits for it leaves nothing
+// behind.
 func TestCloseFreesWhatALateCallHasCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -141,12 +146,16 @@ func (d unmonitoredDevice) GpmQueryDeviceSupport() (nvml.GpmSupport, nvml.Return
 // TestPerformanceMonitoringThatIsNotSupported: nothing is allocated for it.
 func TestPerformanceMonitoringThatIsNotSupported(t *testing.T) {
 	t.Parallel()
-	r := newRigWith(t, "dgx-h100", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return unmonitoredDevice{d} }}))
+	r := newRigWith(t, "dgx-h100", hook(hookedLibrary{device: func(_ int,
+		d nvml.Device) nvml.Device {
+		return unmonitoredDevice{d}
+	}}))
 	r.measure(0, false)
 	compare(t, "samples", 0, r.node.Stats().GPMSamples)
 }
 
-// TestPerformanceMonitoringThatIsRefused: the sample says why it has no values, of a GPU and of one in MIG mode, and has all others.
+// TestPerformanceMonitoringThatIsRefused: the sample says why it has no values, of a GPU and of one
+// in MIG mode, and has all others.
 func TestPerformanceMonitoringThatIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed")
@@ -214,8 +223,10 @@ func TestSampleOfOddAnswers(t *testing.T) {
 			sent, known := values.Get(inventory.PCIeTransmit)
 			celsius, hot := values.Get(inventory.MemoryTemperature)
 			licensed, _ := values.Get(inventory.VGPULicense)
-			compare(t, "PCIe, memory temperature, license", tt.want, fmt.Sprint(sent, " ", known, ", ", celsius, " ", hot, ", ", licensed))
-			if bytes, nvlink := values.Get(inventory.NVLinkReceived); nvlink != (tt.device.heat > 0) || bytes != float64(tt.device.heat)*1024 {
+			compare(t, "PCIe, memory temperature, license", tt.want,
+				fmt.Sprint(sent, " ", known, ", ", celsius, " ", hot, ", ", licensed))
+			if bytes, nvlink := values.Get(inventory.NVLinkReceived); nvlink != (tt.device.heat > 0) ||
+				bytes != float64(tt.device.heat)*1024 {
 				t.Errorf("received over NVLink: %v, %v", bytes, nvlink)
 			}
 		})
@@ -246,7 +257,8 @@ func TestSampleOfWhatIsKnown(t *testing.T) {
 // TestSampleOfALostGPU asks a GPU that a scan has found to be lost for nothing.
 func TestSampleOfALostGPU(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo_v2", Return: "NOT_SUPPORTED"})
+	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo_v2",
+		Return: "NOT_SUPPORTED"})
 	values := r.measure(1, false).Values
 	if used, ok := values.Get(inventory.MemoryTotal); !ok || used != 81559 {
 		t.Errorf("by the older function, the memory is %v, %v", used, ok)

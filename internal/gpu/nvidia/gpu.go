@@ -9,15 +9,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// displayOnly are the models that NVML counts and that run no work: the display adapter of a DGX Station.
+// displayOnly are the models that NVML counts and that run no work: the display adapter of a DGX
+// Station.
 var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
 
-// A gpu is what a session knows of the GPU at one NVML index. Its slices are replaced, never written to.
+// A gpu is what a session knows of the GPU at one NVML index. Its slices are replaced, never
+// written to.
 type gpu struct {
 	device device
 	pci    nvml.PciInfo
-	// seen is the GPU as it last answered; zero as long as it could not be identified. Its slices are shared with
-	// published Snapshots: they are replaced, never written to.
+	// seen is the GPU as it last answered; zero as long as it could not be identified. Its slices are
+	// shared with published Snapshots: they are replaced, never written to.
 	seen inventory.GPU
 	// described says that what never changes was read.
 	described  bool
@@ -114,7 +116,8 @@ func (s *scanner) describe(g *gpu, a *callResults) bool {
 	return a.contact == inventory.ContactGood
 }
 
-// binding returns what tells the GPU's being bound to the driver from another time that it was; 0 where nothing does.
+// binding returns what tells the GPU's being bound to the driver from another time that it was; 0
+// where nothing does.
 func (s *scanner) binding(bdf string) uint64 {
 	for _, b := range s.bound {
 		if b.bdf == bdf {

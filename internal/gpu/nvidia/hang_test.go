@@ -39,7 +39,8 @@ func (r *rig) stalls(call string, after time.Duration, on string, f func() error
 	err := f()
 	var stall *inventory.Stall
 	if !errors.As(err, &stall) || stall.Call.String() != on || time.Since(start) != after {
-		r.t.Errorf("%s: got error %v after %v, want that %s does not return after %v", call, err, time.Since(start), on, after)
+		r.t.Errorf("%s: got error %v after %v, want that %s does not return after %v", call, err, time.Since(start), on,
+			after)
 	}
 }
 
@@ -69,7 +70,8 @@ func hang(gpu, call string) simulator.Fault {
 
 var restore = simulator.Fault{Kind: simulator.KindRestore}
 
-// TestHang has calls hang, and then go on: time is exact in these tests, and nothing may be left running at their end.
+// TestHang has calls hang, and then go on: time is exact in these tests, and nothing may be left
+// running at their end.
 func TestHang(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(t *testing.T){
@@ -110,7 +112,8 @@ func TestHang(t *testing.T) {
 		"calls about two GPUs": func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
-			r.inject(hang("3", ""), hang("5", ""), simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "7", Action: "reset"})
+			r.inject(hang("3", ""), hang("5", ""), simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "7",
+				Action: "reset"})
 			start := time.Now()
 			compare(t, "the node while they hang", before, r.scan())
 			compare(t, "the time it took", 2*gpuPatience, time.Since(start))
@@ -235,12 +238,14 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// TestOpenThatComesLate: a session that is opened when nobody waits for it any more is the next caller's.
+// TestOpenThatComesLate: a session that is opened when nobody waits for it any more is the next
+// caller's.
 func TestOpenThatComesLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		node := newNode(t, "dgx-h100")
-		r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}
+		r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(),
+			Root: node.Root()})}
 		r.inject(hang("", "Init"))
 		open := func() error { _, err := r.driver.Open(r.ctx); return err }
 		r.stalls("first Open", openPatience, "nvmlInit", open)
@@ -272,7 +277,8 @@ func TestOpenThatComesLate(t *testing.T) {
 	})
 }
 
-// TestOpenWithAGPUThatHangs: the others are met, and the one that hangs joins them once its call has returned.
+// TestOpenWithAGPUThatHangs: the others are met, and the one that hangs joins them once its call
+// has returned.
 func TestOpenWithAGPUThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceRegisterEvents", ""} {
@@ -287,7 +293,8 @@ func TestOpenWithAGPUThatHangs(t *testing.T) {
 			compare(t, "what is left out", []inventory.LeftOut{{
 				Index: 3, Reason: "the GPU cannot be identified: nvml" + call + " does not return",
 			}}, s.LeftOut)
-			compare(t, "what gives no events", []inventory.LeftOut{{Index: 3, Reason: "nvml" + call + " does not return"}}, r.Unwatched())
+			compare(t, "what gives no events", []inventory.LeftOut{{Index: 3, Reason: "nvml" + call + " does not return"}},
+				r.Unwatched())
 			compare(t, "how many are there", 7, len(s.GPUs))
 			for _, g := range s.GPUs {
 				if reading, err := r.Read(r.ctx, g.UUID); err != nil || reading.Contact != inventory.ContactGood {
@@ -309,12 +316,15 @@ func TestOpenWithAGPUThatHangs(t *testing.T) {
 	}
 }
 
-// TestGPUThatHangsAgainAndAgain: it is asked when its call has returned, and when that call hangs, too, only after Retry.
+// TestGPUThatHangsAgainAndAgain: it is asked when its call has returned, and when that call hangs,
+// too, only after Retry.
 func TestGPUThatHangsAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		// The call never returns in the instant in which the loop below looks: then the job is between two calls.
-		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Call: "DeviceGetMinorNumber", Delay: "45500ms"})
+		// The call never returns in the instant in which the loop below looks: then the job is between
+		// two calls.
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Call: "DeviceGetMinorNumber",
+			Delay: "45500ms"})
 		r.ctx = t.Context()
 		asked := 0
 		last := time.Time{}

@@ -4,8 +4,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// What the driver has for GPU instances and compute instances, beside what scans need. Methods are those of go-nvml, except where
-// their comments say otherwise.
+// What the driver has for GPU instances and compute instances, beside what scans need. Methods are
+// those of go-nvml, except where their comments say otherwise.
 
 // A migMode is the MIG mode that is in force and the one that is pending.
 type migMode struct{ current, pending int }
@@ -18,10 +18,12 @@ func (d device) GetMigModes() (migMode, nvml.Return) {
 	})
 }
 
-func (d device) GetGpuInstancePossiblePlacements(info nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
-	return queryFor(d, "GetGpuInstancePossiblePlacements", int(info.Id), func(int) ([]nvml.GpuInstancePlacement, nvml.Return) {
-		return possiblePlacements(d.handle, &info)
-	})
+func (d device) GetGpuInstancePossiblePlacements(info nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
+	nvml.Return) {
+	return queryFor(d, "GetGpuInstancePossiblePlacements", int(info.Id),
+		func(int) ([]nvml.GpuInstancePlacement, nvml.Return) {
+			return possiblePlacements(d.handle, &info)
+		})
 }
 
 // GetGpuInstances returns the GPU instances of a profile.
@@ -38,7 +40,8 @@ func (d device) GetGpuInstances(info nvml.GpuInstanceProfileInfo) ([]gpuInstance
 }
 
 // GetComputeInstances returns what the compute instances of a profile are.
-func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstanceInfo, nvml.Return) {
+func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstanceInfo,
+	nvml.Return) {
 	info.InstanceCount = min(info.InstanceCount, maxMIGDevices)
 	handles, ret := invoke(i.api, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 		return i.handle.GetComputeInstances(&info)
@@ -57,7 +60,8 @@ func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) (
 
 // SetMigMode returns first how the activation of the mode went.
 func (d device) SetMigMode(mode int) (activation, ret nvml.Return) {
-	activation, ret = invoke(d.api, "nvmlDeviceSetMigMode", func() (nvml.Return, nvml.Return) { return d.handle.SetMigMode(mode) })
+	activation, ret = invoke(d.api, "nvmlDeviceSetMigMode",
+		func() (nvml.Return, nvml.Return) { return d.handle.SetMigMode(mode) })
 	d.forget()
 	return activation, ret
 }
@@ -74,7 +78,8 @@ func (i gpuInstance) Destroy() nvml.Return {
 	return act(i.api, "nvmlGpuInstanceDestroy", i.handle.Destroy)
 }
 
-// CreateComputeInstance creates an instance at a place, or where the driver puts it if it does not take that place, and returns what it is.
+// CreateComputeInstance creates an instance at a place, or where the driver puts it if it does not
+// take that place, and returns what it is.
 func (i gpuInstance) CreateComputeInstance(
 	profile nvml.ComputeInstanceProfileInfo, placement nvml.ComputeInstancePlacement,
 ) (nvml.ComputeInstanceInfo, nvml.Return) {
@@ -98,7 +103,10 @@ func (i gpuInstance) CreateComputeInstance(
 // DestroyComputeInstance destroys the compute instance with an ID.
 func (i gpuInstance) DestroyComputeInstance(id int) nvml.Return {
 	const find = "nvmlGpuInstanceGetComputeInstanceById"
-	ci, ret := invoke(i.api, find, func() (nvml.ComputeInstance, nvml.Return) { return i.handle.GetComputeInstanceById(id) })
+	ci, ret := invoke(i.api, find, func() (nvml.ComputeInstance,
+		nvml.Return) {
+		return i.handle.GetComputeInstanceById(id)
+	})
 	if ret != nvml.SUCCESS {
 		return ret
 	}

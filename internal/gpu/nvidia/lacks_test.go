@@ -51,8 +51,9 @@ func functionsOf(t *testing.T, profile string) []string {
 	return names
 }
 
-// TestFunctionsOfNewerDrivers takes each function in turn from the library of a new driver, and has a call of it hang: who calls it all the
-// same is seen. All GPUs are served, and all else that the daemon does is done or refused.
+// TestFunctionsOfNewerDrivers takes each function in turn from the library of a new driver, and has
+// a call of it hang: who calls it all the same is seen. All GPUs are served, and all else that the
+// daemon does is done or refused.
 func TestFunctionsOfNewerDrivers(t *testing.T) {
 	t.Parallel()
 	tried := 0

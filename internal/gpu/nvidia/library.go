@@ -17,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// locate returns the path of NVML's library below a driver root; empty if there is none for this machine: the loader may still find one.
+// locate returns the path of NVML's library below a driver root; empty if there is none for this
+// machine: the loader may still find one.
 func locate(driverRoot string, searchPath []string) string {
 	return driverroot.Locate(driverRoot, driverroot.NVML, searchPath...)
 }
@@ -32,8 +33,8 @@ type library struct {
 	has     map[string]bool // the functions that it has; nil until they were looked up
 }
 
-// lookUp finds out, once, which functions the library has. A library that cannot be loaded is not an error here: Init reports it.
-// The error wraps inventory.ErrNoDriver.
+// lookUp finds out, once, which functions the library has. A library that cannot be loaded is not
+// an error here: Init reports it. The error wraps inventory.ErrNoDriver.
 func (l *library) lookUp() (err error) {
 	if l.has != nil {
 		return nil
@@ -51,8 +52,9 @@ func (l *library) lookUp() (err error) {
 	return err
 }
 
-// irregular returns a path at which the loader may find something that has the library's name and is no regular file; "" if there is
-// none. To open a pipe takes for ever, and the loader keeps a lock meanwhile without which the process gets no thread and does not end.
+// irregular returns a path at which the loader may find something that has the library's name and
+// is no regular file; "" if there is none. To open a pipe takes for ever, and the loader keeps a
+// lock meanwhile without which the process gets no thread and does not end.
 func irregular() string {
 	folders := strings.Split(os.Getenv("LD_LIBRARY_PATH"), ":")
 	for _, folder := range driverroot.LibraryFolders() {
@@ -67,8 +69,8 @@ func irregular() string {
 	return ""
 }
 
-// findLibrary returns the library that is installed now. It does not load it. The error wraps inventory.ErrNoDriver where it must not
-// be loaded.
+// findLibrary returns the library that is installed now. It does not load it. The error wraps
+// inventory.ErrNoDriver where it must not be loaded.
 func findLibrary(driverRoot string, searchPath []string) (*library, error) {
 	path := locate(driverRoot, searchPath)
 	if path == "" {
@@ -85,10 +87,12 @@ func findLibrary(driverRoot string, searchPath []string) (*library, error) {
 	if !versionForm().MatchString(version) {
 		version = ""
 	}
-	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, file: info, machine: true, version: version}, nil
+	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, file: info, machine: true,
+		version: version}, nil
 }
 
-// versionForm is that of a driver's version. The name of a library may end with a number that is none.
+// versionForm is that of a driver's version. The name of a library may end with a number that is
+// none.
 var versionForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\d+(\.\d+)+$`) })
 
 // same reports whether two libraries are the same file with the same content.

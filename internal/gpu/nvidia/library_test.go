@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 )
 
-// writeTree makes files and, where the content begins with "->", symbolic links below a new root. The content "|" makes a FIFO.
+// writeTree makes files and, where the content begins with "->", symbolic links below a new root.
+// The content "|" makes a FIFO.
 func writeTree(t *testing.T, tree map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -122,21 +123,24 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// locate returns the library below a driver root that a session would be opened with. It cannot be loaded: it is a header only.
+// locate returns the library below a driver root that a session would be opened with. It cannot be
+// loaded: it is a header only.
 func locate(t *testing.T, root string) string {
 	t.Helper()
 	err := openMachine(t, nvidia.Options{DriverRoot: root})
 	if !errors.Is(err, inventory.ErrNoDriver) {
 		t.Errorf("got error %v", err)
 	}
-	path, _, found := strings.Cut(strings.TrimPrefix(err.Error(), "open an NVML session: no NVIDIA driver: "), " cannot be loaded: ldd names what it lacks")
+	path, _, found := strings.Cut(strings.TrimPrefix(err.Error(), "open an NVML session: no NVIDIA driver: "),
+		" cannot be loaded: ldd names what it lacks")
 	if !found {
 		return ""
 	}
 	return path
 }
 
-// openMachine tries to open a session with a library of this machine, which is not to have a driver.
+// openMachine tries to open a session with a library of this machine, which is not to have a
+// driver.
 func openMachine(t *testing.T, o nvidia.Options) error {
 	t.Helper()
 	s, err := nvidia.New(o).Open(t.Context())
@@ -147,20 +151,23 @@ func openMachine(t *testing.T, o nvidia.Options) error {
 	return err
 }
 
-// TestALibraryThatIsAFIFO: the loader looks in more folders than those of the driver root, and would wait in one of them for ever.
+// TestALibraryThatIsAFIFO: the loader looks in more folders than those of the driver root, and
+// would wait in one of them for ever.
 func TestALibraryThatIsAFIFO(t *testing.T) {
 	root := t.TempDir()
 	folder := writeTree(t, map[string]string{"libnvidia-ml.so.1": "|"})
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+folder)
 	err := openMachine(t, nvidia.Options{DriverRoot: root})
-	if !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), folder+"/libnvidia-ml.so.1 is not a regular file") {
+	if !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(),
+		folder+"/libnvidia-ml.so.1 is not a regular file") {
 		t.Errorf("got error %v, want that it is a FIFO", err)
 	}
 	for what, tree := range map[string]map[string]string{
 		"a file": {"libnvidia-ml.so.1": "x"}, "a folder": {"libnvidia-ml.so.1/x": ""}, "nothing": {"x": ""},
 	} {
 		t.Setenv("LD_LIBRARY_PATH", writeTree(t, tree))
-		if err := openMachine(t, nvidia.Options{DriverRoot: root}); !strings.Contains(err.Error(), "nor where the loader looks") {
+		if err := openMachine(t, nvidia.Options{DriverRoot: root}); !strings.Contains(err.Error(),
+			"nor where the loader looks") {
 			t.Errorf("with %s in its place: %v", what, err)
 		}
 	}

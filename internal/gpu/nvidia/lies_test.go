@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// FuzzLibrary: a library says of one GPU what cannot be, in each function that returns a count, a size, a length, a name or a handle. The
-// session goes on, and the other GPUs are as they were.
+// FuzzLibrary: a library says of one GPU what cannot be, in each function that returns a count, a
+// size, a length, a name or a handle. The session goes on, and the other GPUs are as they were.
 func FuzzLibrary(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed)
@@ -121,12 +121,14 @@ func (d lyingDevice) GetUUID() (string, nvml.Return) {
 
 func (d lyingDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	m, ret := d.Device.GetMemoryInfo()
-	return pick(d.lies, m, ret, nvml.Memory{}, nvml.Memory{Total: math.MaxUint64, Used: math.MaxUint64, Free: math.MaxUint64})
+	return pick(d.lies, m, ret, nvml.Memory{}, nvml.Memory{Total: math.MaxUint64, Used: math.MaxUint64,
+		Free: math.MaxUint64})
 }
 
 func (d lyingDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	info, ret := d.Device.GetPciInfo()
-	return pick(d.lies, info, ret, nvml.PciInfo{}, nvml.PciInfo{Domain: math.MaxUint32, Bus: math.MaxUint32, Device: math.MaxUint32})
+	return pick(d.lies, info, ret, nvml.PciInfo{}, nvml.PciInfo{Domain: math.MaxUint32, Bus: math.MaxUint32,
+		Device: math.MaxUint32})
 }
 
 func (d lyingDevice) GetMigMode() (current, pending int, ret nvml.Return) {
@@ -162,7 +164,8 @@ func (d lyingDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProf
 	})
 }
 
-func (d lyingDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+func (d lyingDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
+	nvml.Return) {
 	all, ret := d.Device.GetGpuInstancePossiblePlacements(info)
 	return pick(d.lies, all, ret, nil, []nvml.GpuInstancePlacement{{Start: math.MaxUint32, Size: math.MaxUint32}},
 		make([]nvml.GpuInstancePlacement, 5000))
@@ -170,7 +173,8 @@ func (d lyingDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProf
 
 func (d lyingDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 	all, ret := d.Device.GetComputeRunningProcesses()
-	return pick(d.lies, all, ret, nil, []nvml.ProcessInfo{{Pid: math.MaxUint32, UsedGpuMemory: math.MaxUint64 - 1, GpuInstanceId: 1 << 31}})
+	return pick(d.lies, all, ret, nil, []nvml.ProcessInfo{{Pid: math.MaxUint32, UsedGpuMemory: math.MaxUint64 - 1,
+		GpuInstanceId: 1 << 31}})
 }
 
 func (d lyingDevice) GetNvLinkRemotePciInfo(lane int) (nvml.PciInfo, nvml.Return) {
@@ -180,5 +184,6 @@ func (d lyingDevice) GetNvLinkRemotePciInfo(lane int) (nvml.PciInfo, nvml.Return
 
 func (d lyingDevice) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 	a, ret := d.Device.GetAttributes()
-	return pick(d.lies, a, ret, nvml.DeviceAttributes{}, nvml.DeviceAttributes{MultiprocessorCount: math.MaxUint32, MemorySizeMB: math.MaxUint64})
+	return pick(d.lies, a, ret, nvml.DeviceAttributes{}, nvml.DeviceAttributes{MultiprocessorCount: math.MaxUint32,
+		MemorySizeMB: math.MaxUint64})
 }

@@ -21,7 +21,8 @@ type nvlink struct {
 	unread   bool     // not all of it could be read: it is read again by the next look
 }
 
-// A pair is two GPUs by their PCI addresses, the lower one first. The way by PCIe between them depends on these only.
+// A pair is two GPUs by their PCI addresses, the lower one first. The way by PCIe between them
+// depends on these only.
 type pair [2]string
 
 func pairOf(a, b *gpu) pair { return pair{min(a.seen.BDF, b.seen.BDF), max(a.seen.BDF, b.seen.BDF)} }
@@ -115,8 +116,9 @@ func (s *scanner) readNVLink(g *gpu, a *callResults) {
 	g.nvlink = n
 }
 
-// down returns how many lanes of a GPU are down: those that are not active although they were, or although they are on another GPU of the
-// same model where lanes lead to an NVSwitch. Lanes that no bridge connects are never active. In MIG mode all lanes are off.
+// down returns how many lanes of a GPU are down: those that are not active although they were, or
+// although they are on another GPU of the same model where lanes lead to an NVSwitch. Lanes that no
+// bridge connects are never active. In MIG mode all lanes are off.
 func (s *scanner) down(g *gpu) (lanes int, known bool) {
 	if g.nvlink.active|g.nvlink.inactive == 0 || g.seen.MIG == inventory.MIGEnabled {
 		return 0, false
@@ -185,8 +187,8 @@ type end struct {
 	index     int
 }
 
-// link gives every GPU that was found its links to the others. They are made anew only when the GPUs are others, or
-// their lanes lead elsewhere.
+// link gives every GPU that was found its links to the others. They are made anew only when the
+// GPUs are others, or their lanes lead elsewhere.
 func (s *scanner) link() {
 	t := &s.topology
 	if !t.stale && slices.EqualFunc(t.ends, s.gpus, func(e end, g inventory.GPU) bool { return e == endOf(g) }) {
@@ -213,8 +215,9 @@ func (s *scanner) link() {
 
 func endOf(g inventory.GPU) end { return end{uuid: g.UUID, bdf: g.BDF, index: g.Index} }
 
-// connection returns the link from one GPU to another; false if nothing is known of it. Of each fact that both ends
-// tell, the better one holds: an end that could not be read tells less, never more.
+// connection returns the link from one GPU to another; false if nothing is known of it. Of each
+// fact that both ends tell, the better one holds: an end that could not be read tells less, never
+// more.
 func (s *scanner) connection(from, to *gpu) (inventory.Link, bool) {
 	l := inventory.Link{Peer: to.seen.UUID, PeerIndex: to.seen.Index, PCIe: s.topology.paths[pairOf(from, to)]}
 	l.NVLinks = max(from.lanesTo(to), to.lanesTo(from))

@@ -122,8 +122,8 @@ func TestLinksAfterAnXID(t *testing.T) {
 	compare(t, "links of GPU 2", "NODE NODE X NODE SYS SYS SYS SYS", links(r.scan().GPUs[2], 8))
 }
 
-// TestLinksToLostGPU loses a GPU: the links of which nothing new can be read stay as they were, and those into a switch
-// stay too.
+// TestLinksToLostGPU loses a GPU: the links of which nothing new can be read stay as they were, and
+// those into a switch stay too.
 func TestLinksToLostGPU(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-h100")
@@ -136,11 +136,13 @@ func TestLinksToLostGPU(t *testing.T) {
 	}
 }
 
-// TestLinksThatCouldNotBeRead: the next scan asks again for what a GPU failed to tell, and not for what it does not support.
+// TestLinksThatCouldNotBeRead: the next scan asks again for what a GPU failed to tell, and not for
+// what it does not support.
 func TestLinksThatCouldNotBeRead(t *testing.T) {
 	t.Parallel()
 	for profile, calls := range map[string][]string{
-		"dgx-1":   {"DeviceGetNvLinkState", "DeviceGetNvLinkRemoteDeviceType", "DeviceGetNvLinkRemotePciInfo", "DeviceGetTopologyCommonAncestor"},
+		"dgx-1": {"DeviceGetNvLinkState", "DeviceGetNvLinkRemoteDeviceType", "DeviceGetNvLinkRemotePciInfo",
+			"DeviceGetTopologyCommonAncestor"},
 		"l40s-x8": {"DeviceGetTopologyCommonAncestor"},
 	} {
 		whole := newRig(t, profile).scan()
@@ -164,7 +166,8 @@ func TestLinksAfterAHang(t *testing.T) {
 		r.scan()
 		time.Sleep(nodePatience) // the bubble's clock
 		_ = r.look()
-		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"}, simulator.Fault{Kind: simulator.KindNVLink, GPU: "3"})
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"},
+			simulator.Fault{Kind: simulator.KindNVLink, GPU: "3"})
 		synctest.Wait()
 		r.scan()
 		if err := r.read(3); err != nil { // it answers again
@@ -172,20 +175,23 @@ func TestLinksAfterAHang(t *testing.T) {
 		}
 		compare(t, "links after the hang", "NODE NODE NODE X SYS SYS SYS SYS", links(r.scan().GPUs[3], 8))
 		r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "2"})
-		compare(t, "links while nothing tells", "SW18/NODE SW18/NODE X NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS", links(r.scan().GPUs[2], 8))
+		compare(t, "links while nothing tells", "SW18/NODE SW18/NODE X NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS",
+			links(r.scan().GPUs[2], 8))
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"7g.80gb"}})
 		compare(t, "links in MIG mode", "NODE NODE X NODE SYS SYS SYS SYS", links(r.scan().GPUs[2], 8))
 	})
 }
 
-// TestLinksOfAGPUThatHung: a call that returns late takes back nothing of what was learnt of links meanwhile.
+// TestLinksOfAGPUThatHung: a call that returns late takes back nothing of what was learnt of links
+// meanwhile.
 func TestLinksOfAGPUThatHung(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, "dgx-h100")
 		r.inject(hang("3", "DeviceGetMemoryInfo"))
 		r.scan()
-		r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "2"}, simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 74, Action: "none"})
+		r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "2"},
+			simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 74, Action: "none"})
 		r.next()
 		const want = "SW18/NODE SW18/NODE NODE X SW18/SYS SW18/SYS SW18/SYS SW18/SYS"
 		compare(t, "links while the call hangs", want, links(r.scan().GPUs[3], 8))
@@ -206,7 +212,8 @@ func TestXIDsOfLinks(t *testing.T) {
 			if xid == 79 { // the GPU is lost then
 				continue
 			}
-			r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0"}, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: xid, Action: "none"})
+			r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0"},
+				simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: xid, Action: "none"})
 			for r.next().XID != xid {
 			}
 			if s := r.scan(); !s.Equal(whole) {
@@ -220,7 +227,8 @@ func TestXIDsOfLinks(t *testing.T) {
 	})
 }
 
-// TestLinksOfAGPUThatIsLostMeanwhile: lanes that were followed hold, though the GPU is lost before the last of them.
+// TestLinksOfAGPUThatIsLostMeanwhile: lanes that were followed hold, though the GPU is lost before
+// the last of them.
 func TestLinksOfAGPUThatIsLostMeanwhile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-1")
@@ -247,8 +255,8 @@ func (d linkedDevice) GetNvLinkVersion(int) (uint32, nvml.Return) {
 	return uint32(d.version), nvml.SUCCESS
 }
 
-// TestNVLinkGenerations: the generations have the numbers of their names, the smaller steps belong to them. Of two ends, the older
-// generation holds, and one that is known.
+// TestNVLinkGenerations: the generations have the numbers of their names, the smaller steps belong
+// to them. Of two ends, the older generation holds, and one that is known.
 func TestNVLinkGenerations(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -38,7 +38,8 @@ const (
 	maxListed   = 4096 // processes on a GPU, or places of a MIG profile
 )
 
-// listed has fill write a list into a growing slice. Fill returns how many elements there are, whatever it was offered.
+// listed has fill write a list into a growing slice. Fill returns how many elements there are,
+// whatever it was offered.
 func listed[T any](fill func(room []T) (count int, ret nvml.Return)) ([]T, nvml.Return) {
 	for length := firstListed; ; length = maxListed {
 		room := make([]T, length)
@@ -67,18 +68,21 @@ func handleOf(d nvml.Device) unsafe.Pointer {
 	return nil
 }
 
-// symbol returns a function of the loaded library; nil if the library lacks it. Name ends with a zero byte.
+// symbol returns a function of the loaded library; nil if the library lacks it. Name ends with a
+// zero byte.
 func symbol(name string) unsafe.Pointer {
 	return C.find((*C.char)(unsafe.Pointer(unsafe.StringData(name))))
 }
 
-// computeProcesses returns the processes with a compute context on a GPU, by the newest version of the function.
+// computeProcesses returns the processes with a compute context on a GPU, by the newest version of
+// the function.
 func computeProcesses(d nvml.Device) ([]nvml.ProcessInfo, nvml.Return) {
 	handle := handleOf(d)
 	if handle == nil {
 		return d.GetComputeRunningProcesses()
 	}
-	for _, name := range []string{"nvmlDeviceGetComputeRunningProcesses_v3\x00", "nvmlDeviceGetComputeRunningProcesses_v2\x00"} {
+	for _, name := range []string{"nvmlDeviceGetComputeRunningProcesses_v3\x00",
+		"nvmlDeviceGetComputeRunningProcesses_v2\x00"} {
 		if f := symbol(name); f != nil {
 			return listed(func(room []nvml.ProcessInfo) (int, nvml.Return) { return fillProcesses(f, handle, room) })
 		}
@@ -103,7 +107,8 @@ func fillProcesses[T any](f, device unsafe.Pointer, room []T) (int, nvml.Return)
 	return int(count), ret
 }
 
-// possiblePlacements returns where GPU instances of a profile can be, by the newest version of the function.
+// possiblePlacements returns where GPU instances of a profile can be, by the newest version of the
+// function.
 func possiblePlacements(d nvml.Device, info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	handle := handleOf(d)
 	if handle == nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 )
 
-// TestLengthsOfLists: a driver returns lengths that cannot be. The process goes on, uses no memory for them, and says that the driver
-// gave no answer.
+// TestLengthsOfLists: a driver returns lengths that cannot be. The process goes on, uses no memory
+// for them, and says that the driver gave no answer.
 func TestLengthsOfLists(t *testing.T) {
 	t.Parallel()
 	for _, flag := range []string{"-DLIES=1", "-DLIES=2"} {
@@ -36,7 +36,8 @@ func lengths(t *testing.T, d *nvidia.Driver, _ string) {
 	if found, err := s.Processes(t.Context(), stubUUID(0)); err == nil {
 		t.Errorf("%d processes, want an error", len(found))
 	}
-	if placements, instances := s.ListMIG(t.Context(), stubUUID(0)); placements != nvml.ERROR_UNKNOWN || instances != nvml.ERROR_UNKNOWN {
+	if placements, instances := s.ListMIG(t.Context(), stubUUID(0)); placements != nvml.ERROR_UNKNOWN ||
+		instances != nvml.ERROR_UNKNOWN {
 		t.Errorf("places: %v, instances: %v", placements, instances)
 	}
 	status, err := os.ReadFile("/proc/self/status")
@@ -83,8 +84,8 @@ func manyProcesses(t *testing.T, d *nvidia.Driver, _ string) {
 	}
 }
 
-// TestAnswerThatCannotBe: the driver has no handle of a GPU and says that it has. That GPU stays as it
-// was last seen, the others are read, and the process goes on.
+// TestAnswerThatCannotBe: the driver has no handle of a GPU and says that it has. That GPU stays as
+// it was last seen, the others are read, and the process goes on.
 func TestAnswerThatCannotBe(t *testing.T) {
 	t.Parallel()
 	wrong := false

@@ -9,12 +9,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Metrics counts calls into the driver. Its methods return at once. They may be called by several goroutines.
+// Metrics counts calls into the driver. Its methods return at once. They may be called by several
+// goroutines.
 type Metrics interface {
 	// DriverCalled counts a call that returned, by the group of its function.
 	DriverCalled(group string, took time.Duration)
-	// DriverFailed counts a call that returned an error, such as GPU_IS_LOST, or 31 where it has no name here. That the driver does
-	// not support something, or that there is no such thing, is none.
+	// DriverFailed counts a call that returned an error, such as GPU_IS_LOST, or 31 where it has no
+	// name here. That the driver does not support something, or that there is no such thing, is none.
 	DriverFailed(group, code string)
 }
 
@@ -73,7 +74,8 @@ func containsAny(text string, parts []string) bool {
 	return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// counted counts a call. A wait for events lasts until an event or its timeout, so its duration does not count.
+// counted counts a call. A wait for events lasts until an event or its timeout, so its duration
+// does not count.
 func counted(m Metrics, function string, took time.Duration, ret nvml.Return) {
 	if m == nil || function == "" {
 		return

@@ -82,7 +82,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestGroups: each question to the driver, and each change, is counted in the group that it is about.
+// TestGroups: each question to the driver, and each change, is counted in the group that it is
+// about.
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	node := newNode(t, "dgx-h100")

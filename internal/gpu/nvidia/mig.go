@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A migDevice is a MIG device with what decides its profile's name: as long as that is the same, so is the name.
+// A migDevice is a MIG device with what decides its profile's name: as long as that is the same, so
+// is the name.
 type migDevice struct {
 	seen       inventory.MIGDevice
 	attributes nvml.DeviceAttributes
@@ -80,7 +81,8 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 	}
 }
 
-// errStale says that a handle is of a MIG device that there was: in a long session, the driver may go on giving it for an index.
+// errStale says that a handle is of a MIG device that there was: in a long session, the driver may
+// go on giving it for an index.
 var errStale = errors.New("the instance of the MIG device is gone")
 
 // readMIGDevice reads a MIG device of g; ret is what getting its handle returned.
@@ -120,10 +122,12 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
 	gi, ret := instanceOf(g, &m)
 	g.untold = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
-	if g.told = g.told || ret == nvml.SUCCESS; ret == nvml.ERROR_NOT_FOUND && g.told { // else this process may not be told of any
+	// else this process may not be told of any
+	if g.told = g.told || ret == nvml.SUCCESS; ret == nvml.ERROR_NOT_FOUND && g.told {
 		return migDevice{}, errStale
 	}
-	for _, k := range g.migDevices { // an instance that replaced another one may have all of its numbers, and another profile
+	// an instance that replaced another one may have all of its numbers, and another profile
+	for _, k := range g.migDevices {
 		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes &&
 			k.seen.Placement == m.seen.Placement {
 			m.seen.Profile = k.seen.Profile
@@ -138,15 +142,16 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	return m, nil
 }
 
-// A profile is the size of a MIG device: compute slices of the compute instance and of the GPU instance, and what the
-// GPU instance has or lacks beside them ("+me").
+// A profile is the size of a MIG device: compute slices of the compute instance and of the GPU
+// instance, and what the GPU instance has or lacks beside them ("+me").
 type profile struct {
 	ci, gi int
 	suffix string
 }
 
-// name returns the profile's name. The gigabytes are the eighths of the GPU's memory that the MIG device has a part of,
-// in whole GiB of the GPU's memory rounded up: the formula by which all of NVIDIA's tools name resources.
+// name returns the profile's name. The gigabytes are the eighths of the GPU's memory that the MIG
+// device has a part of, in whole GiB of the GPU's memory rounded up: the formula by which all of
+// NVIDIA's tools name resources.
 func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	eighths := math.Ceil(float64(memoryMiB<<20) / float64(gpuMemoryBytes) * 8)
 	gib := math.Round(eighths / 8 * math.Ceil(float64(gpuMemoryBytes)/(1<<30)))
@@ -156,8 +161,8 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
 }
 
-// instanceOf returns the GPU instance of a MIG device, and notes where it lies; ERROR_NOT_FOUND where this instance, or its compute
-// instance, is not there. Only a privileged process is told.
+// instanceOf returns the GPU instance of a MIG device, and notes where it lies; ERROR_NOT_FOUND
+// where this instance, or its compute instance, is not there. Only a privileged process is told.
 func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, ret nvml.Return) {
 	if gi, ret = g.device.GetGpuInstanceByID(m.seen.GI); ret != nvml.SUCCESS {
 		return gi, ret
@@ -175,15 +180,16 @@ func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, ret nvml.Return) {
 	return gi, nvml.SUCCESS
 }
 
-// profileOf returns the profile of a MIG device of a GPU instance; told, without the suffix, where the driver knows profiles that this
-// program does not.
+// profileOf returns the profile of a MIG device of a GPU instance; told, without the suffix, where
+// the driver knows profiles that this program does not.
 func profileOf(g *gpu, gi gpuInstance, m migDevice, told profile) profile {
 	ciInfo, ret := gi.GetComputeInstanceInfo(m.seen.CI)
 	if ret != nvml.SUCCESS {
 		return told
 	}
 	for number, p := range gpuInstanceProfiles {
-		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS || int(info.Id) != m.seen.Placement.Profile {
+		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS ||
+			int(info.Id) != m.seen.Placement.Profile {
 			continue
 		}
 		for number, slices := range computeInstanceProfiles {

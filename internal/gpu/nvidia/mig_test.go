@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestMIGProfiles divides GPUs of all models that can be divided, and compares the names that are computed with those
-// that NVIDIA's guide has for the model.
+// TestMIGProfiles divides GPUs of all models that can be divided, and compares the names that are
+// computed with those that NVIDIA's guide has for the model.
 func TestMIGProfiles(t *testing.T) {
 	t.Parallel()
 	for node, layouts := range map[string][]string{
@@ -56,7 +56,8 @@ func TestMIGProfiles(t *testing.T) {
 	}
 }
 
-// TestMIGUnprivileged has a process that may not ask for profiles: it learns the sizes all the same.
+// TestMIGUnprivileged has a process that may not ask for profiles: it learns the sizes all the
+// same.
 func TestMIGUnprivileged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed",
@@ -77,7 +78,8 @@ func TestMIGWithoutMemory(t *testing.T) {
 	}
 }
 
-// TestMIGWithoutPrivileges has a process without CAP_SYS_ADMIN, to which the memory of GPUs in MIG mode is not told.
+// TestMIGWithoutPrivileges has a process without CAP_SYS_ADMIN, to which the memory of GPUs in MIG
+// mode is not told.
 func TestMIGWithoutPrivileges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed",
@@ -94,7 +96,8 @@ func TestMIGWithoutPrivileges(t *testing.T) {
 	}
 }
 
-// TestMIGUnreadable has MIG devices that cannot be read: they are reported, and their GPU is not to blame.
+// TestMIGUnreadable has MIG devices that cannot be read: they are reported, and their GPU is not to
+// blame.
 func TestMIGUnreadable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed",
@@ -111,7 +114,8 @@ func TestMIGUnreadable(t *testing.T) {
 	compare(t, "MIG devices", "0=1/0:3g.40gb 1=2/0:3g.40gb", migDevices(r.scan().GPUs[3]))
 }
 
-// TestMIGProfilesThatAreToldInPart: a driver that answers some of the calls for a profile says its slices all the same.
+// TestMIGProfilesThatAreToldInPart: a driver that answers some of the calls for a profile says its
+// slices all the same.
 func TestMIGProfilesThatAreToldInPart(t *testing.T) {
 	t.Parallel()
 	for call, placed := range map[string]bool{
@@ -120,12 +124,15 @@ func TestMIGProfilesThatAreToldInPart(t *testing.T) {
 	} {
 		s := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: call, Return: "UNKNOWN"}).scan()
 		compare(t, "MIG devices without "+call, "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb", migDevices(s.GPUs[5]))
-		compare(t, "MIG devices without "+call, "0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb", migDevices(s.GPUs[6]))
-		compare(t, "places without "+call, placed, s.GPUs[5].MIGDevices[1].Placement == inventory.MIGPlacement{Profile: 14, Start: 4, Size: 2})
+		compare(t, "MIG devices without "+call, "0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb",
+			migDevices(s.GPUs[6]))
+		compare(t, "places without "+call, placed, s.GPUs[5].MIGDevices[1].Placement == inventory.MIGPlacement{Profile: 14,
+			Start: 4, Size: 2})
 	}
 }
 
-// TestMIGDevicesThatAreGone: a handle that the driver goes on giving is no MIG device once its instance is gone.
+// TestMIGDevicesThatAreGone: a handle that the driver goes on giving is no MIG device once its
+// instance is gone.
 func TestMIGDevicesThatAreGone(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"DeviceGetGpuInstanceById", "GpuInstanceGetComputeInstanceById"} {
@@ -135,14 +142,16 @@ func TestMIGDevicesThatAreGone(t *testing.T) {
 		s := r.scan()
 		compare(t, "MIG devices without "+call, "", migDevices(s.GPUs[3]))
 		compare(t, "left out", 0, len(s.LeftOut))
-		early := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "NOT_FOUND"})
+		early := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call,
+			Return: "NOT_FOUND"})
 		compare(t, "MIG devices where no instance was ever told of", 2, len(early.scan().GPUs[3].MIGDevices))
 		compare(t, "MIG devices of another GPU", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me", migDevices(s.GPUs[5]))
 	}
 }
 
-// TestMIGInstancesThatTheDriverDoesNotTell: a process without rights cannot see whether the instance of a handle is there still. Once
-// instances were made or destroyed, and two looks have found the same ones, it asks for a new session, which does not ask for another.
+// TestMIGInstancesThatTheDriverDoesNotTell: a process without rights cannot see whether the
+// instance of a handle is there still. Once instances were made or destroyed, and two looks have
+// found the same ones, it asks for a new session, which does not ask for another.
 func TestMIGInstancesThatTheDriverDoesNotTell(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -211,7 +220,10 @@ func (d emptyDevice) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Ret
 
 func TestMIGIndexesWithoutDevice(t *testing.T) {
 	t.Parallel()
-	s := newRigWith(t, "a100-mig-mixed", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return emptyDevice{d} }})).scan()
+	s := newRigWith(t, "a100-mig-mixed", hook(hookedLibrary{device: func(_ int,
+		d nvml.Device) nvml.Device {
+		return emptyDevice{d}
+	}})).scan()
 	compare(t, "left out", 0, len(s.LeftOut))
 	compare(t, "MIG devices", "0=1/0:3g.40gb 1=2/0:3g.40gb", migDevices(s.GPUs[3]))
 }
@@ -219,7 +231,8 @@ func TestMIGIndexesWithoutDevice(t *testing.T) {
 // TestMIGDevicesWhileTheirGPUFails: they are as they were last seen.
 func TestMIGDevicesWhileTheirGPUFails(t *testing.T) {
 	t.Parallel()
-	for _, call := range []string{"DeviceGetMigMode", "DeviceGetMaxMigDeviceCount", "DeviceGetMigDeviceHandleByIndex", "DeviceGetMemoryInfo"} {
+	for _, call := range []string{"DeviceGetMigMode", "DeviceGetMaxMigDeviceCount", "DeviceGetMigDeviceHandleByIndex",
+		"DeviceGetMemoryInfo"} {
 		for _, ret := range []string{"UNKNOWN", "GPU_IS_LOST", "RESET_REQUIRED"} {
 			if call == "DeviceGetMigDeviceHandleByIndex" && ret == "UNKNOWN" {
 				continue // says something of that MIG device only

@@ -13,9 +13,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// SetMIGMode sets the MIG mode of a GPU, by UUID, in a session of its own that is registered for no events. It is for a process that does
-// nothing else: a call that hangs is waited for. The error wraps the same errors as that of Session.Repartition. It is
-// inventory.ErrOpenElsewhere where anybody else has the GPU open.
+// SetMIGMode sets the MIG mode of a GPU, by UUID, in a session of its own that is registered for no
+// events. It is for a process that does nothing else: a call that hangs is waited for. The error
+// wraps the same errors as that of Session.Repartition. It is inventory.ErrOpenElsewhere where
+// anybody else has the GPU open.
 func SetMIGMode(o Options, uuid string, mode inventory.MIGMode) (err error) {
 	defer func() { err = wrap(err, "set the MIG mode of GPU "+uuid) }()
 	d := New(o)
@@ -59,8 +60,8 @@ func modeNumber(mode inventory.MIGMode) int {
 	return nvml.DEVICE_MIG_DISABLE
 }
 
-// setMIGMode sets the MIG mode, which is in force when there is no error. In a virtual machine the driver may not reset the GPU, and the
-// mode is pending.
+// setMIGMode sets the MIG mode, which is in force when there is no error. In a virtual machine the
+// driver may not reset the GPU, and the mode is pending.
 func setMIGMode(gpu device, mode int) error {
 	const call = "nvmlDeviceSetMigMode"
 	activation, ret := gpu.SetMigMode(mode)
@@ -78,7 +79,8 @@ func setMIGMode(gpu device, mode int) error {
 	return refused(call+", activation", activation)
 }
 
-// InVirtualMachine reports whether the node is a virtual machine, by /proc/cpuinfo below root. It is known for x86 alone.
+// InVirtualMachine reports whether the node is a virtual machine, by /proc/cpuinfo below root. It
+// is known for x86 alone.
 func InVirtualMachine(root fs.FS) bool {
 	text, err := fs.ReadFile(root, "proc/cpuinfo")
 	if err != nil {
@@ -92,7 +94,8 @@ func InVirtualMachine(root fs.FS) bool {
 	return false
 }
 
-// resetsForMIGMode reports whether the driver resets a GPU to change its MIG mode. Drivers that do not tell that do so on Ampere.
+// resetsForMIGMode reports whether the driver resets a GPU to change its MIG mode. Drivers that do
+// not tell that do so on Ampere.
 func resetsForMIGMode(gpu device) bool {
 	v, ret := gpu.GetFieldValue(nvml.FI_DEV_IS_RESETLESS_MIG_SUPPORTED)
 	if value, known := number(v); ret == nvml.SUCCESS && known {
@@ -102,14 +105,16 @@ func resetsForMIGMode(gpu device) bool {
 	return ret == nvml.SUCCESS && architecture == nvml.DEVICE_ARCH_AMPERE
 }
 
-// resetless reports whether it is known that the driver changes the MIG mode of a GPU without a reset.
+// resetless reports whether it is known that the driver changes the MIG mode of a GPU without a
+// reset.
 func resetless(gpu device) bool {
 	_, ret := gpu.GetArchitecture()
 	return ret == nvml.SUCCESS && !resetsForMIGMode(gpu)
 }
 
-// LostByClose returns what GPUs would lose if this session ended while nobody else has them open: settings of a GPU without persistence
-// mode. Empty for nothing. The error says that a GPU could not be asked.
+// LostByClose returns what GPUs would lose if this session ended while nobody else has them open:
+// settings of a GPU without persistence mode. Empty for nothing. The error says that a GPU could
+// not be asked.
 func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {
 	defer func() { err = wrap(err, "ask what GPUs lose when the session is closed") }()
 	if err := s.enter(ctx); err != nil {

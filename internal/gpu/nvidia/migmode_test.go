@@ -23,9 +23,11 @@ func TestModeInASessionOfItsOwn(t *testing.T) {
 	}{
 		"":                            {},
 		"a driver that does not tell": {driver: "470.57.02"},
-		"a process has it open":       {fault: &simulator.Fault{Kind: simulator.KindClients, GPU: "0", Clients: []string{"host"}}, want: inventory.ErrOpenElsewhere},
-		"a virtual machine":           {more: ", virtualMachine: true", want: inventory.ErrResetRequired},
-		"without rights": {fault: &simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceSetMigMode", Return: "NO_PERMISSION"},
+		"a process has it open": {fault: &simulator.Fault{Kind: simulator.KindClients, GPU: "0",
+			Clients: []string{"host"}}, want: inventory.ErrOpenElsewhere},
+		"a virtual machine": {more: ", virtualMachine: true", want: inventory.ErrResetRequired},
+		"without rights": {fault: &simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceSetMigMode",
+			Return: "NO_PERMISSION"},
 			want: inventory.ErrNoPermission},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +61,8 @@ func TestModeInASessionOfItsOwn(t *testing.T) {
 		t.Error("in a virtual machine, without /proc/cpuinfo")
 	}
 	node := newRig(t, "dgx-h100").node
-	if err := nvidia.SetMIGMode(nvidia.Options{Library: node.NVML(), Root: node.Root()}, "GPU-none", inventory.MIGEnabled); err == nil {
+	if err := nvidia.SetMIGMode(nvidia.Options{Library: node.NVML(), Root: node.Root()}, "GPU-none",
+		inventory.MIGEnabled); err == nil {
 		t.Error("a GPU that is not there got another mode")
 	}
 }
@@ -77,8 +80,10 @@ func TestLostByClose(t *testing.T) {
 	}{
 		"nothing":                        {faults: []simulator.Fault{off}},
 		"a limit, with persistence mode": {faults: []simulator.Fault{answer("DeviceGetPowerManagementLimit", "250000")}},
-		"a limit":                        {faults: []simulator.Fault{off, answer("DeviceGetPowerManagementLimit", "250000")}, want: "GPU 2 would lose its power limit of 250 W"},
-		"a clock":                        {faults: []simulator.Fault{off, answer("DeviceGetApplicationsClock", "900")}, want: "of 900 MHz"},
+		"a limit": {faults: []simulator.Fault{off, answer("DeviceGetPowerManagementLimit", "250000")},
+			want: "GPU 2 would lose its power limit of 250 W"},
+		"a clock": {faults: []simulator.Fault{off, answer("DeviceGetApplicationsClock", "900")},
+			want: "of 900 MHz"},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, "dgx-h100")

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// devFolders are the folders below the root of the file system that may have the driver's device nodes: this
-// container's own, and those that a driver container keeps in its root.
+// devFolders are the folders below the root of the file system that may have the driver's device
+// nodes: this container's own, and those that a driver container keeps in its root.
 func devFolders(driverRoot string) []string {
 	folders := []string{"dev"}
 	if below := strings.TrimPrefix(path.Join(driverRoot, "dev"), "/"); below != "dev" {
@@ -21,8 +21,8 @@ func devFolders(driverRoot string) []string {
 	return folders
 }
 
-// controlNodes returns the driver's device nodes that one of the folders has. Of those that cannot be looked at, it returns the ones
-// that were there last.
+// controlNodes returns the driver's device nodes that one of the folders has. Of those that cannot
+// be looked at, it returns the ones that were there last.
 func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inventory.ControlNodes {
 	var found inventory.ControlNodes
 	for node, name := range inventory.AllControlNodes.All() {
@@ -39,7 +39,8 @@ func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inv
 	return found
 }
 
-// majors reads the numbers of the driver's device nodes. For a number that cannot be read, it returns the last one that was read.
+// majors reads the numbers of the driver's device nodes. For a number that cannot be read, it
+// returns the last one that was read.
 func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 	text, err := fs.ReadFile(root, "proc/devices")
 	if err != nil {
@@ -60,12 +61,13 @@ func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 	return found
 }
 
-// migMinors is the driver's table of the minors of MIG capabilities: "gpu0/gi1/ci2/access 21". It is the same as long
-// as the driver is.
+// migMinors is the driver's table of the minors of MIG capabilities: "gpu0/gi1/ci2/access 21". It
+// is the same as long as the driver is.
 const migMinors = "proc/driver/nvidia-caps/mig-minors"
 
-// instanceFolders are the folders of compute instances among the driver's capabilities: the driver makes them with the instances, and
-// everybody may list them. A container runtime may put what there was at the container's start in their place.
+// instanceFolders are the folders of compute instances among the driver's capabilities: the driver
+// makes them with the instances, and everybody may list them. A container runtime may put what
+// there was at the container's start in their place.
 const instanceFolders = "proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*"
 
 // shownInstances lists the folders of the MIG instances that there are.
@@ -74,8 +76,8 @@ func shownInstances(root fs.FS) []string {
 	return found
 }
 
-// capabilities returns the minors of the capabilities of a GPU instance and of a compute instance in it; 0 where the
-// driver's table does not have them.
+// capabilities returns the minors of the capabilities of a GPU instance and of a compute instance
+// in it; 0 where the driver's table does not have them.
 func (s *scanner) capabilities(gpuMinor, gi, ci int) (giCap, ciCap int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,11 +25,13 @@ func TestControlNodesOfAllFolders(t *testing.T) {
 	}
 }
 
-// TestControlNodesThatCannotBeRead: a node is gone once it is seen to be gone, and not while nobody can tell.
+// TestControlNodesThatCannotBeRead: a node is gone once it is seen to be gone, and not while nobody
+// can tell.
 func TestControlNodesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	root := &disk{files: fstest.MapFS{"dev/nvidiactl": {}, "driver-root/dev/nvidia-uvm": {}, "dev/nvidia-modeset": {}}}
-	s, err := nvidia.New(nvidia.Options{Library: newNode(t, "t4").NVML(), Root: root, DriverRoot: "/driver-root"}).Open(t.Context())
+	s, err := nvidia.New(nvidia.Options{Library: newNode(t, "t4").NVML(), Root: root,
+		DriverRoot: "/driver-root"}).Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +93,8 @@ func TestCapabilitiesOfMIGDevices(t *testing.T) {
 func TestCapabilitiesThatTheDriverDoesNotTell(t *testing.T) {
 	t.Parallel()
 	const table = "proc/driver/nvidia-caps/mig-minors"
-	device := func(root fs.FS) inventory.MIGDevice { return scanWith(t, divided, root, "").GPUs[0].MIGDevices[0] } // GPU instance 1
+	// GPU instance 1
+	device := func(root fs.FS) inventory.MIGDevice { return scanWith(t, divided, root, "").GPUs[0].MIGDevices[0] }
 	for name, root := range map[string]fs.FS{
 		"no table":    fstest.MapFS{},
 		"other lines": fstest.MapFS{table: {Data: []byte("config 1\n\ngpu0/gi1/access x\ngpu1/gi1/access 12\n")}},
@@ -100,7 +103,8 @@ func TestCapabilitiesThatTheDriverDoesNotTell(t *testing.T) {
 			t.Errorf("%s: capabilities %d and %d", name, m.GICap, m.CICap)
 		}
 	}
-	if m := device(fstest.MapFS{table: {Data: []byte("gpu0/gi1/access 30\ngpu0/gi1/ci0/access 32\n")}}); m.GICap != 30 || m.CICap != 32 {
+	if m := device(fstest.MapFS{table: {Data: []byte("gpu0/gi1/access 30\ngpu0/gi1/ci0/access 32\n")}}); m.GICap != 30 ||
+		m.CICap != 32 {
 		t.Errorf("capabilities %d and %d, want 30 and 32", m.GICap, m.CICap)
 	}
 }

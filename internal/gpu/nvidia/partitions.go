@@ -11,9 +11,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Partitions returns how multi-instance mode divides a GPU that an earlier Scan of this session found, and how it can. Where the
-// driver keeps profiles or placements from this process there are no Profiles; where it keeps the instances from it, Unread says so.
-// The error wraps inventory.ErrNoAnswer when the driver did not answer by the deadline of ctx.
+// Partitions returns how multi-instance mode divides a GPU that an earlier Scan of this session
+// found, and how it can. Where the driver keeps profiles or placements from this process there are
+// no Profiles; where it keeps the instances from it, Unread says so. The error wraps
+// inventory.ErrNoAnswer when the driver did not answer by the deadline of ctx.
 func (s *Session) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
 	return ask(ctx, s, "read the MIG instances of", uuid, partitions)
 }
@@ -87,7 +88,8 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 		}
 		size.ci = size.gi
 		known := knownProfile{info: info, MIGProfile: inventory.MIGProfile{
-			Name: size.name(info.MemorySizeMB, memory.Total), ID: int(info.Id), Count: int(min(info.InstanceCount, maxMIGDevices)),
+			Name: size.name(info.MemorySizeMB, memory.Total), ID: int(info.Id), Count: int(min(info.InstanceCount,
+				maxMIGDevices)),
 			MemoryBytes: info.MemorySizeMB << 20,
 			Attributes: inventory.MIGAttributes{
 				Multiprocessors: int(info.MultiprocessorCount), GISlices: size.gi, CISlices: size.gi, CopyEngines: int(info.CopyEngineCount),

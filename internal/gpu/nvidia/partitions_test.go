@@ -27,14 +27,17 @@ func TestPartitions(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed")
 	whole := r.partitions(0)
-	if whole.Mode != inventory.MIGDisabled || whole.Pending != inventory.MIGDisabled || len(whole.Instances) > 0 || whole.PCIDevice != 0x20b210de {
+	if whole.Mode != inventory.MIGDisabled || whole.Pending != inventory.MIGDisabled || len(whole.Instances) > 0 ||
+		whole.PCIDevice != 0x20b210de {
 		t.Errorf("GPU 0: %+v", whole)
 	}
-	if hopper := newRig(t, "dgx-h100").partitions(0); whole.Resetless || !hopper.Resetless || len(hopper.Profiles) != len(whole.Profiles) {
+	if hopper := newRig(t, "dgx-h100").partitions(0); whole.Resetless || !hopper.Resetless ||
+		len(hopper.Profiles) != len(whole.Profiles) {
 		t.Errorf("an A100 changes its mode without a reset: %t, and a Hopper GPU: %t", whole.Resetless, hopper.Resetless)
 	}
 	half := whole.Profiles[2]
-	if a := (inventory.MIGAttributes{Multiprocessors: 42, GISlices: 3, CISlices: 3, CopyEngines: 3, Decoders: 2}); half.Attributes != a || half.MemoryBytes != 40192<<20 {
+	if a := (inventory.MIGAttributes{Multiprocessors: 42, GISlices: 3, CISlices: 3, CopyEngines: 3,
+		Decoders: 2}); half.Attributes != a || half.MemoryBytes != 40192<<20 {
 		t.Errorf("profile %s has %+v and %d MiB, want %+v", half.Name, half.Attributes, half.MemoryBytes>>20, a)
 	}
 	for i := range whole.Profiles {
@@ -80,7 +83,8 @@ func TestPartitionsWithoutPrivileges(t *testing.T) {
 	if p := r.partitions(0); p.Mode != inventory.MIGDisabled {
 		t.Errorf("GPU 0, whose instances need not be read: %+v", p)
 	}
-	if p := r.partitions(4); !strings.Contains(p.Unread, "SYS_ADMIN") || p.Mode != inventory.MIGEnabled || p.PCIDevice == 0 {
+	if p := r.partitions(4); !strings.Contains(p.Unread, "SYS_ADMIN") || p.Mode != inventory.MIGEnabled ||
+		p.PCIDevice == 0 {
 		t.Errorf("without instances: %+v", p)
 	}
 	r.inject(fail("DeviceGetMemoryInfo", "NO_PERMISSION"))
@@ -99,7 +103,8 @@ func TestPartitionsFailOneByOne(t *testing.T) {
 	} {
 		r := newRig(t, "a100-mig-mixed")
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "4", Call: call, Return: "UNKNOWN"})
-		if _, err := r.Partitions(r.ctx, r.uuid(4)); err == nil || !strings.Contains(err.Error(), "nvml"+call) && call != "ComputeInstanceGetInfo" {
+		if _, err := r.Partitions(r.ctx, r.uuid(4)); err == nil ||
+			!strings.Contains(err.Error(), "nvml"+call) && call != "ComputeInstanceGetInfo" {
 			t.Errorf("%s: got error %v", call, err)
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "4"})
@@ -112,7 +117,8 @@ func TestPartitionsFailOneByOne(t *testing.T) {
 func TestProcessesOfInstances(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed")
-	r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "4:1", Count: 1}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
+	r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "4:1", Count: 1},
+		simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
 	var want inventory.Signal[int]
 	for gpu, want := range map[int]inventory.Signal[int]{0: want, 4: inventory.Known(r.node.List()[4].MIG[1].GI)} {
 		processes, err := r.Processes(r.ctx, r.uuid(gpu))
@@ -122,8 +128,9 @@ func TestProcessesOfInstances(t *testing.T) {
 	}
 }
 
-// TestPlacementsAreNVIDIAs compares the simulator's placements with those of the mock GPUs in NVIDIA's go-nvml. Its mocks of Hopper
-// and Blackwell differ from what these GPUs' drivers print: there a 3g takes three memory slices, and nothing takes eight.
+// TestPlacementsAreNVIDIAs compares the simulator's placements with those of the mock GPUs in
+// NVIDIA's go-nvml. Its mocks of Hopper and Blackwell differ from what these GPUs' drivers print:
+// there a 3g takes three memory slices, and nothing takes eight.
 func TestPlacementsAreNVIDIAs(t *testing.T) {
 	t.Parallel()
 	const nodeOfA30 = `{description: "Four A30, none of them divided into instances", driver: 580.95.05, cuda: "13.0", model: a30-pcie-24gb,
@@ -170,7 +177,8 @@ func TestPlacementsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	for placement, want := range map[nvml.GpuInstancePlacement]bool{
 		{Start: 0, Size: 8}: true, {Start: 9, Size: 3}: true, {Start: 63, Size: 1}: true,
-		{Start: 0, Size: 0}: false, {Start: 64, Size: 1}: false, {Start: 0, Size: 65}: false, {Start: math.MaxUint32, Size: 2}: false,
+		{Start: 0, Size: 0}: false, {Start: 64, Size: 1}: false, {Start: 0, Size: 65}: false, {Start: math.MaxUint32,
+			Size: 2}: false,
 	} {
 		r := newRigWith(t, "a100-mig-mixed", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device {
 			return numberedDevice{d, placement}
@@ -181,8 +189,8 @@ func TestPlacementsThatCannotBe(t *testing.T) {
 	}
 }
 
-// A numberedDevice has every profile that NVML has a number for, with that number as its ID, and no instances. Each profile has an
-// eighth of the GPU's memory.
+// A numberedDevice has every profile that NVML has a number for, with that number as its ID, and no
+// instances. Each profile has an eighth of the GPU's memory.
 type numberedDevice struct {
 	nvml.Device
 	place nvml.GpuInstancePlacement
@@ -193,7 +201,8 @@ func (d numberedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceP
 	return nvml.GpuInstanceProfileInfo{Id: uint32(number), InstanceCount: 1, MemorySizeMB: memory.Total >> 23}, ret
 }
 
-func (d numberedDevice) GetGpuInstancePossiblePlacements(*nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+func (d numberedDevice) GetGpuInstancePossiblePlacements(*nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
+	nvml.Return) {
 	return []nvml.GpuInstancePlacement{d.place}, nvml.SUCCESS
 }
 
@@ -248,14 +257,16 @@ func (d dividedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstancePr
 	return info, ret
 }
 
-func (d dividedDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+func (d dividedDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
+	nvml.Return) {
 	if d.places != nvml.SUCCESS && info.Id == d.without {
 		return nil, d.places
 	}
 	return d.Device.GetGpuInstancePossiblePlacements(info)
 }
 
-// TestPartitionsThatAreToldInPart: profiles that no instance can have are none; where the place of one is not told, there are no profiles.
+// TestPartitionsThatAreToldInPart: profiles that no instance can have are none; where the place of
+// one is not told, there are no profiles.
 func TestPartitionsThatAreToldInPart(t *testing.T) {
 	t.Parallel()
 	none, many := uint32(0), uint32(1000)

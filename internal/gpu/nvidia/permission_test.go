@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestPermission: whether the driver lets programs use the GPUs, and at full speed (A13). GPU 1 is a virtual one.
+// TestPermission: whether the driver lets programs use the GPUs, and at full speed (A13). GPU 1 is
+// a virtual one.
 func TestPermission(t *testing.T) {
 	t.Parallel()
 	on := simulator.Fault{Kind: simulator.KindAnswer, Call: "SystemGetConfComputeState", Value: "1"}
@@ -25,19 +26,24 @@ func TestPermission(t *testing.T) {
 		notReady   bool
 		unlicensed bool // GPU 1; GPU 0 needs no licence
 	}{
-		"confidential computing is off":     {[]simulator.Fault{ready("0")}, false, true},
-		"it is on, and ready":               {[]simulator.Fault{on, ready("1")}, false, true},
-		"it is on, and not ready":           {[]simulator.Fault{on, ready("0")}, true, true},
-		"the driver does not know of it":    {[]simulator.Fault{fails("SystemGetConfComputeState", "NOT_SUPPORTED"), ready("0")}, false, true},
-		"whether it is ready is not known":  {[]simulator.Fault{on, fails("SystemGetConfComputeGpusReadyState", "UNKNOWN")}, false, true},
-		"a licence":                         {[]simulator.Fault{licensed}, false, false},
-		"nothing is known of licences":      {[]simulator.Fault{fails("DeviceGetGridLicensableFeatures", "UNKNOWN")}, false, false},
-		"whether it is virtual is not told": {[]simulator.Fault{fails("DeviceGetVirtualizationMode", "NOT_SUPPORTED")}, false, false},
+		"confidential computing is off": {[]simulator.Fault{ready("0")}, false, true},
+		"it is on, and ready":           {[]simulator.Fault{on, ready("1")}, false, true},
+		"it is on, and not ready":       {[]simulator.Fault{on, ready("0")}, true, true},
+		"the driver does not know of it": {[]simulator.Fault{fails("SystemGetConfComputeState", "NOT_SUPPORTED"),
+			ready("0")}, false, true},
+		"whether it is ready is not known": {[]simulator.Fault{on, fails("SystemGetConfComputeGpusReadyState", "UNKNOWN")},
+			false, true},
+		"a licence": {[]simulator.Fault{licensed}, false, false},
+		"nothing is known of licences": {[]simulator.Fault{fails("DeviceGetGridLicensableFeatures", "UNKNOWN")}, false,
+			false},
+		"whether it is virtual is not told": {[]simulator.Fault{fails("DeviceGetVirtualizationMode", "NOT_SUPPORTED")}, false,
+			false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newRig(t, cliqueNode, test.faults...).scan()
-			compare(t, "not ready", []bool{test.notReady, test.notReady}, each(s, func(g inventory.GPU) bool { return g.NotReady }))
+			compare(t, "not ready", []bool{test.notReady, test.notReady},
+				each(s, func(g inventory.GPU) bool { return g.NotReady }))
 			compare(t, "unlicensed", []bool{false, test.unlicensed}, each(s, func(g inventory.GPU) bool { return g.Unlicensed }))
 		})
 	}

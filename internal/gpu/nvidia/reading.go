@@ -34,8 +34,9 @@ func readAlive(g *gpu, a *callResults, _ *inventory.Reading) {
 	a.may("nvmlDeviceGetMemoryInfo", ret)
 }
 
-// readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An older driver is not
-// asked: what it answers for a field that it does not know says nothing about the GPU.
+// readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An
+// older driver is not asked: what it answers for a field that it does not know says nothing about
+// the GPU.
 func (s *scanner) readRecoveryAction(g *gpu, a *callResults, r *inventory.Reading) {
 	if s.now.Branch() < inventory.RecoveryActionBranch {
 		return
@@ -77,7 +78,8 @@ func readSRAM(g *gpu, a *callResults, r *inventory.Reading) {
 	}
 }
 
-// readFabric reads the state in the NVSwitch fabric. The clique is known as soon as the registration is complete.
+// readFabric reads the state in the NVSwitch fabric. The clique is known as soon as the
+// registration is complete.
 func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	info, ret := g.device.GetGpuFabricInfo()
 	if ret == nvml.SUCCESS {
@@ -93,7 +95,8 @@ func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	}
 }
 
-// clique returns what inventory.GPU.Clique is. A fabric within one machine has a cluster UUID of zeros.
+// clique returns what inventory.GPU.Clique is. A fabric within one machine has a cluster UUID of
+// zeros.
 func clique(info nvml.GpuFabricInfo_v3) string {
 	u := info.ClusterUuid
 	if info.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(info.Status) != nvml.SUCCESS || u == [16]uint8{} {
@@ -102,8 +105,8 @@ func clique(info nvml.GpuFabricInfo_v3) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", u[:4], u[4:6], u[6:8], u[8:10], u[10:], info.CliqueId)
 }
 
-// fabricFaults unpacks the driver's health mask. It is not zero on a healthy GPU: each field says "not supported",
-// "fault" or "no fault".
+// fabricFaults unpacks the driver's health mask. It is not zero on a healthy GPU: each field says
+// "not supported", "fault" or "no fault".
 func fabricFaults(mask uint32) inventory.FabricFault {
 	var faults inventory.FabricFault
 	for _, f := range []struct {
@@ -133,8 +136,10 @@ func fabricFaults(mask uint32) inventory.FabricFault {
 		fault       inventory.FabricFault
 		shift, isIt uint32
 	}{
-		{inventory.FabricUnassigned, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_PARTITION_ASSIGNED, nvml.GPU_FABRIC_HEALTH_MASK_PARTITION_ASSIGNED_FALSE},
-		{inventory.FabricManagerDisconnected, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_GFM_STATE, nvml.GPU_FABRIC_HEALTH_MASK_GFM_STATE_DISCONNECTED},
+		{inventory.FabricUnassigned, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_PARTITION_ASSIGNED,
+			nvml.GPU_FABRIC_HEALTH_MASK_PARTITION_ASSIGNED_FALSE},
+		{inventory.FabricManagerDisconnected, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_GFM_STATE,
+			nvml.GPU_FABRIC_HEALTH_MASK_GFM_STATE_DISCONNECTED},
 	} {
 		if mask>>f.shift&nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_GFM_STATE == f.isIt { // both fields have this width
 			faults |= f.fault

@@ -163,7 +163,8 @@ func TestRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got.Report, got.Persistence, got.Energy = inventory.Report{}, test.want.Persistence, test.want.Energy // see report_test.go
+			// see report_test.go
+			got.Report, got.Persistence, got.Energy = inventory.Report{}, test.want.Persistence, test.want.Energy
 			compare(t, "reading", test.want, got)
 		})
 	}
@@ -225,11 +226,16 @@ func (d sickDevice) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 
 func (d sickDevice) GetRepairStatus() (nvml.RepairStatus, nvml.Return) { return d.repair, nvml.SUCCESS }
 
-// TestReadOddAnswers: a GPU without fabric has none, a number of another type says nothing, and either repair is one.
+// TestReadOddAnswers: a GPU without fabric has none, a number of another type says nothing, and
+// either repair is one.
 func TestReadOddAnswers(t *testing.T) {
 	t.Parallel()
-	for repair, want := range map[nvml.RepairStatus]bool{{}: false, {BChannelRepairPending: 1}: true, {BTpcRepairPending: 1}: true} {
-		r := newRigWith(t, "dgx-b200", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return sickDevice{d, repair} }}))
+	for repair, want := range map[nvml.RepairStatus]bool{{}: false, {BChannelRepairPending: 1}: true,
+		{BTpcRepairPending: 1}: true} {
+		r := newRigWith(t, "dgx-b200", hook(hookedLibrary{device: func(_ int,
+			d nvml.Device) nvml.Device {
+			return sickDevice{d, repair}
+		}}))
 		got, err := r.Read(r.ctx, r.uuid(0))
 		if err != nil || got.Fabric.Known || got.RecoveryAction.Known || got.Contact != inventory.ContactGood {
 			t.Errorf("got %+v and error %v", got, err)
@@ -238,7 +244,8 @@ func TestReadOddAnswers(t *testing.T) {
 	}
 }
 
-// TestReadWhatWasSupported: a GPU that once answered is asked again, though it says that it does not support the question.
+// TestReadWhatWasSupported: a GPU that once answered is asked again, though it says that it does
+// not support the question.
 func TestReadWhatWasSupported(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-b200")

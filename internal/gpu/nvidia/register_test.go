@@ -81,7 +81,8 @@ func openNode(t *testing.T, node *simulator.Node, lib *eventLibrary) *nvidia.Ses
 	return s
 }
 
-// TestRegisterMIGEventsApart has drivers refuse the events of MIG devices: all others are registered for.
+// TestRegisterMIGEventsApart has drivers refuse the events of MIG devices: all others are
+// registered for.
 func TestRegisterMIGEventsApart(t *testing.T) {
 	t.Parallel()
 	const others = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeGpuRecoveryAction
@@ -142,13 +143,14 @@ func TestRegisterAgain(t *testing.T) {
 	}
 }
 
-// TestWaitsAtOnce has waits end at once, whatever they return. A hundred a second, which is the most, take less than a thousandth
-// of a core.
+// TestWaitsAtOnce has waits end at once, whatever they return. A hundred a second, which is the
+// most, take less than a thousandth of a core.
 func TestWaitsAtOnce(t *testing.T) {
 	t.Parallel()
 	event := func(kind uint64, data uint64) func() (nvml.EventData, nvml.Return) {
 		return func() (nvml.EventData, nvml.Return) {
-			return nvml.EventData{EventType: kind, EventData: data, GpuInstanceId: 0xffffffff, ComputeInstanceId: 0xffffffff}, nvml.SUCCESS
+			return nvml.EventData{EventType: kind, EventData: data, GpuInstanceId: 0xffffffff,
+				ComputeInstanceId: 0xffffffff}, nvml.SUCCESS
 		}
 	}
 	answer := func(ret nvml.Return) func() (nvml.EventData, nvml.Return) {

@@ -10,14 +10,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Repartition begins to change how multi-instance mode divides a GPU that an earlier Scan of this session found. It returns when that
-// is done, or when it takes long: the reset of a GPU takes seconds, in which others are to be asked. The error says why it was not
-// begun with.
+// Repartition begins to change how multi-instance mode divides a GPU that an earlier Scan of this
+// session found. It returns when that is done, or when it takes long: the reset of a GPU takes
+// seconds, in which others are to be asked. The error says why it was not begun with.
 //
-// The function that it returns waits for the end, and may be called again. It returns the ID of the instance that was created, and 0
-// for other steps. Its error wraps inventory.ErrSessionInUse, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
-// inventory.ErrNotSupported where those fit, and inventory.ErrNoAnswer when the deadline of its ctx came first: then the step may still
-// happen.
+// The function that it returns waits for the end, and may be called again. It returns the ID of the
+// instance that was created, and 0 for other steps. Its error wraps inventory.ErrSessionInUse,
+// inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
+// inventory.ErrNotSupported where those fit, and inventory.ErrNoAnswer when the deadline of its ctx
+// came first: then the step may still happen.
 func (s *Session) Repartition(
 	ctx context.Context, uuid string, step inventory.MIGStep,
 ) (func(context.Context) (int, error), error) {
@@ -72,7 +73,8 @@ func repartition(gpu device, step inventory.MIGStep) (int, error) {
 		return 0, setMIGMode(gpu, modeNumber(mode))
 	}
 	if step.Action == inventory.MIGCreateInstance {
-		gi, ret := gpu.CreateGpuInstance(step.Profile, nvml.GpuInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)})
+		gi, ret := gpu.CreateGpuInstance(step.Profile, nvml.GpuInstancePlacement{Start: uint32(step.Start),
+			Size: uint32(step.Size)})
 		if ret != nvml.SUCCESS {
 			return 0, refused("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
 		}
@@ -105,7 +107,8 @@ func createCompute(gi gpuInstance, step inventory.MIGStep) (int, error) {
 		if ret != nvml.SUCCESS {
 			return 0, refused("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret)
 		}
-		ci, ret := gi.CreateComputeInstance(profile, nvml.ComputeInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)})
+		ci, ret := gi.CreateComputeInstance(profile, nvml.ComputeInstancePlacement{Start: uint32(step.Start),
+			Size: uint32(step.Size)})
 		return int(ci.Id), refused("nvmlGpuInstanceCreateComputeInstance", ret)
 	}
 	return 0, fmt.Errorf("%w: a compute instance with %d slices", inventory.ErrNotSupported, step.Size)

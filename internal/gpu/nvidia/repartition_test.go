@@ -44,14 +44,17 @@ func TestRepartition(t *testing.T) {
 	}}
 	compare(t, "instances", want, r.partitions(0).Instances)
 	g := r.scan().GPUs[0]
-	if g.MIG != inventory.MIGEnabled || len(g.MIGDevices) != 1 || g.MIGDevices[0].Profile != "1c.3g.40gb" || g.MIGDevices[0].CICap == 0 {
+	if g.MIG != inventory.MIGEnabled || len(g.MIGDevices) != 1 || g.MIGDevices[0].Profile != "1c.3g.40gb" ||
+		g.MIGDevices[0].CICap == 0 {
 		t.Errorf("the GPU: %+v", g)
 	}
-	if _, err := r.step(0, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: gi}); !errors.Is(err, inventory.ErrInUse) {
+	if _, err := r.step(0, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: gi}); !errors.Is(err,
+		inventory.ErrInUse) {
 		t.Errorf("an instance with a compute instance is destroyed: %v", err)
 	}
 	for _, step := range []inventory.MIGStep{
-		{Action: inventory.MIGDestroyCompute, GI: gi, CI: ci}, {Action: inventory.MIGDestroyInstance, GI: gi}, {Action: inventory.MIGDisable},
+		{Action: inventory.MIGDestroyCompute, GI: gi, CI: ci}, {Action: inventory.MIGDestroyInstance,
+			GI: gi}, {Action: inventory.MIGDisable},
 	} {
 		compare(t, "the ID of nothing", 0, r.made(0, step))
 	}
@@ -60,7 +63,8 @@ func TestRepartition(t *testing.T) {
 	}
 }
 
-// TestComputeInstanceElsewhere: where the driver does not take a place for a compute instance, it chooses one.
+// TestComputeInstanceElsewhere: where the driver does not take a place for a compute instance, it
+// chooses one.
 func TestComputeInstanceElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{"INVALID_ARGUMENT", "NOT_SUPPORTED"} {
@@ -74,7 +78,8 @@ func TestComputeInstanceElsewhere(t *testing.T) {
 	}
 }
 
-// TestSamplesKeepNoInstance: the driver does not destroy an instance that samples of performance monitoring refer to.
+// TestSamplesKeepNoInstance: the driver does not destroy an instance that samples of performance
+// monitoring refer to.
 func TestSamplesKeepNoInstance(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, divided)
@@ -106,20 +111,29 @@ func TestRepartitionIsRefused(t *testing.T) {
 		step  inventory.MIGStep
 		want  error
 	}{
-		"a mode while processes run":       {"dgx-h100", &simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}, mode, inventory.ErrInUse},
-		"a mode for which it is reset":     {"dgx-a100", nil, mode, inventory.ErrSessionInUse},
-		"a mode that needs a restart":      {"dgx-h100", &answer, mode, inventory.ErrResetRequired},
-		"a mode that no GPU has":           {"t4", nil, mode, inventory.ErrNotSupported},
-		"a mode without privileges":        {"dgx-h100", new(fail("DeviceSetMigMode", "NO_PERMISSION")), mode, inventory.ErrNoPermission},
-		"a lost GPU":                       {"dgx-h100", new(fail("DeviceSetMigMode", "GPU_IS_LOST")), mode, nvml.ERROR_GPU_IS_LOST},
-		"an instance where there is one":   {divided, nil, create, nvml.ERROR_INSUFFICIENT_RESOURCES},
-		"an instance without privileges":   {divided, new(fail("DeviceCreateGpuInstanceWithPlacement", "NO_PERMISSION")), create, inventory.ErrNoPermission},
-		"an instance that is not there":    {divided, nil, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: 6}, nvml.ERROR_NOT_FOUND},
-		"a compute instance in use":        {divided, &simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1}, destroy, inventory.ErrInUse},
-		"a compute instance of no size":    {divided, nil, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: 1, Size: 5}, inventory.ErrNotSupported},
-		"a compute instance without room":  {divided, nil, compute, nvml.ERROR_INSUFFICIENT_RESOURCES},
-		"a compute instance nobody has":    {divided, nil, inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: 1, CI: 4}, nvml.ERROR_NOT_FOUND},
-		"a compute instance, without info": {divided, new(fail("GpuInstanceGetComputeInstanceProfileInfo", "UNKNOWN")), compute, nvml.ERROR_UNKNOWN},
+		"a mode while processes run": {"dgx-h100", &simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1},
+			mode, inventory.ErrInUse},
+		"a mode for which it is reset": {"dgx-a100", nil, mode, inventory.ErrSessionInUse},
+		"a mode that needs a restart":  {"dgx-h100", &answer, mode, inventory.ErrResetRequired},
+		"a mode that no GPU has":       {"t4", nil, mode, inventory.ErrNotSupported},
+		"a mode without privileges": {"dgx-h100", new(fail("DeviceSetMigMode", "NO_PERMISSION")), mode,
+			inventory.ErrNoPermission},
+		"a lost GPU": {"dgx-h100", new(fail("DeviceSetMigMode", "GPU_IS_LOST")), mode,
+			nvml.ERROR_GPU_IS_LOST},
+		"an instance where there is one": {divided, nil, create, nvml.ERROR_INSUFFICIENT_RESOURCES},
+		"an instance without privileges": {divided, new(fail("DeviceCreateGpuInstanceWithPlacement", "NO_PERMISSION")),
+			create, inventory.ErrNoPermission},
+		"an instance that is not there": {divided, nil, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: 6},
+			nvml.ERROR_NOT_FOUND},
+		"a compute instance in use": {divided, &simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1},
+			destroy, inventory.ErrInUse},
+		"a compute instance of no size": {divided, nil, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: 1,
+			Size: 5}, inventory.ErrNotSupported},
+		"a compute instance without room": {divided, nil, compute, nvml.ERROR_INSUFFICIENT_RESOURCES},
+		"a compute instance nobody has": {divided, nil, inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: 1,
+			CI: 4}, nvml.ERROR_NOT_FOUND},
+		"a compute instance, without info": {divided, new(fail("GpuInstanceGetComputeInstanceProfileInfo", "UNKNOWN")),
+			compute, nvml.ERROR_UNKNOWN},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, tt.node)
@@ -138,7 +152,8 @@ func TestRepartitionIsRefused(t *testing.T) {
 const divided = `{description: "One H100 that is divided in two", driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
 gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}]}`
 
-// TestRepartitionTakesLong has a mode take 20 s, and then not return: others are asked meanwhile, and who waits is told in the end.
+// TestRepartitionTakesLong has a mode take 20 s, and then not return: others are asked meanwhile,
+// and who waits is told in the end.
 func TestRepartitionTakesLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +173,8 @@ func TestRepartitionTakesLong(t *testing.T) {
 		if _, err := end(r.within(time.Second)); !errors.Is(err, inventory.ErrNoAnswer) {
 			t.Errorf("before the end: %v", err)
 		}
-		if _, err := r.Repartition(r.ctx, r.uuid(3), inventory.MIGStep{Action: inventory.MIGDisable}); !errors.Is(err, inventory.ErrNoAnswer) {
+		if _, err := r.Repartition(r.ctx, r.uuid(3), inventory.MIGStep{Action: inventory.MIGDisable}); !errors.Is(err,
+			inventory.ErrNoAnswer) {
 			t.Errorf("another step meanwhile: %v", err)
 		}
 		for range 2 { // it may be asked again

@@ -20,13 +20,15 @@ func TestReplacedLibrary(t *testing.T) {
 	}
 }
 
-// TestLoadersLibrary: a library that only the loader finds serves until there is one below the driver root.
+// TestLoadersLibrary: a library that only the loader finds serves until there is one below the
+// driver root.
 func TestLoadersLibrary(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	compileStub(t, folder)
 	env := []string{"LD_LIBRARY_PATH=" + filepath.Dir(stubPath(folder))}
-	if out, code := runStubWith(t, "loader's library", env); code != 0 || !strings.Contains(out, "--- PASS: TestStubProcess") {
+	if out, code := runStubWith(t, "loader's library", env); code != 0 ||
+		!strings.Contains(out, "--- PASS: TestStubProcess") {
 		t.Fatalf("the process exited with %d:\n%s", code, out)
 	}
 }
@@ -143,7 +145,8 @@ func loadersLibrary(t *testing.T, d *nvidia.Driver, root string) {
 		t.Fatal(err)
 	}
 	_, err = d.Open(t.Context())
-	if !errors.Is(err, inventory.ErrDriverReplaced) || !strings.Contains(err.Error(), "its library was the loader's libnvidia-ml.so.1 and is "+path+" of 20") {
+	if !errors.Is(err, inventory.ErrDriverReplaced) || !strings.Contains(err.Error(),
+		"its library was the loader's libnvidia-ml.so.1 and is "+path+" of 20") {
 		t.Errorf("got error %v", err)
 	}
 }

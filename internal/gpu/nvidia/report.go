@@ -11,7 +11,8 @@ import (
 // reportPause is how long a GPU's Report holds: nobody acts on it, so it is not read at every look.
 const reportPause = 25 * time.Second
 
-// readReport adds the Report, of the last look but for what was scanned in this one unless it is time for a new one.
+// readReport adds the Report, of the last look but for what was scanned in this one unless it is
+// time for a new one.
 func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	if now := time.Now(); now.Sub(g.reported) >= reportPause && !g.hurried {
 		g.report, g.reported = readNewReport(g, a), now
@@ -25,7 +26,8 @@ func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	r.Report = g.report
 }
 
-// readPermission reads whether programs may use the GPU, and at full speed. What the driver does not tell stays as it was.
+// readPermission reads whether programs may use the GPU, and at full speed. What the driver does
+// not tell stays as it was.
 func readPermission(g *gpu, a *callResults) {
 	switch state, ret := g.device.api.SystemGetConfComputeState(); {
 	case !a.extra("nvmlSystemGetConfComputeState", ret):
@@ -62,7 +64,8 @@ func readNewReport(g *gpu, a *callResults) inventory.Report {
 	return r
 }
 
-// readEvidence reads what tells whether counters that fell prove a reset. It changes as slowly as a Report.
+// readEvidence reads what tells whether counters that fell prove a reset. It changes as slowly as a
+// Report.
 func readEvidence(g *gpu, a *callResults) (persistence inventory.Signal[bool], energy inventory.Signal[uint64]) {
 	if mode, ret := g.device.GetPersistenceMode(); a.extra("nvmlDeviceGetPersistenceMode", ret) {
 		persistence = inventory.Known(mode == nvml.FEATURE_ENABLED)

@@ -83,7 +83,8 @@ func TestEvidenceOfResets(t *testing.T) {
 	}
 }
 
-// TestReportIsReadRarely has what nobody acts on stay as it was for looks that follow one another fast.
+// TestReportIsReadRarely has what nobody acts on stay as it was for looks that follow one another
+// fast.
 func TestReportIsReadRarely(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -19,7 +19,8 @@ import (
 const (
 	// ResetTimeout is how long a reset of GPUs may take.
 	ResetTimeout = 2 * time.Minute
-	// maxResetOutput is how much of what nvidia-smi prints about a reset is in an error, in bytes: it lists the GPUs that go together.
+	// maxResetOutput is how much of what nvidia-smi prints about a reset is in an error, in bytes: it
+	// lists the GPUs that go together.
 	maxResetOutput = 1000
 	// maxOutput is how much of the output of nvidia-smi is kept, in bytes.
 	maxOutput = 64 << 10
@@ -27,7 +28,8 @@ const (
 	resetDone = "successfully reset"
 )
 
-// ErrResetHangs is wrapped by the error of a reset whose program does not even end when it is killed.
+// ErrResetHangs is wrapped by the error of a reset whose program does not even end when it is
+// killed.
 var ErrResetHangs = errors.New("nvidia-smi hangs in the driver and cannot be ended: restart the node")
 
 // Resets reset GPUs, one request at a time. Make it with NewResets.
@@ -37,14 +39,16 @@ type Resets struct {
 	running atomic.Bool
 }
 
-// NewResets returns Resets by run, which resets the GPUs with some PCI addresses, and is to end when ctx does. It has so long a time.
+// NewResets returns Resets by run, which resets the GPUs with some PCI addresses, and is to end
+// when ctx does. It has so long a time.
 func NewResets(timeout time.Duration, run func(ctx context.Context, addresses []string) error) *Resets {
 	return &Resets{run: run, timeout: timeout}
 }
 
-// Reset resets the GPUs with some PCI addresses together. It returns a few seconds after ctx has ended, then with an error that wraps
-// context.Canceled, and after the timeout, with context.DeadlineExceeded. If the reset does not end, the error wraps ErrResetHangs, and
-// ended is called when it has.
+// Reset resets the GPUs with some PCI addresses together. It returns a few seconds after ctx has
+// ended, then with an error that wraps context.Canceled, and after the timeout, with
+// context.DeadlineExceeded. If the reset does not end, the error wraps ErrResetHangs, and ended is
+// called when it has.
 func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("an earlier reset has not ended")
@@ -68,9 +72,11 @@ func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) er
 	return err
 }
 
-// SMIReset resets GPUs by the driver's own program below a driver root, a path of this process: NVML has no call for it. With another
-// program, that is run with the same arguments instead. The program ends with this process.
-func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ctx context.Context, addresses []string) error {
+// SMIReset resets GPUs by the driver's own program below a driver root, a path of this process:
+// NVML has no call for it. With another program, that is run with the same arguments instead. The
+// program ends with this process.
+func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ctx context.Context,
+	addresses []string) error {
 	return func(ctx context.Context, addresses []string) error {
 		runtime.LockOSThread() // the kernel ends the program with the thread that started it
 		defer runtime.UnlockOSThread()
@@ -100,7 +106,8 @@ func bounded(c *exec.Cmd) ([]byte, error) {
 	return head.Bytes(), err
 }
 
-// printable returns text in one line, without what a terminal would follow, and not more of it than so many bytes.
+// printable returns text in one line, without what a terminal would follow, and not more of it than
+// so many bytes.
 func printable(text []byte, most int) string {
 	clean := strings.Map(func(r rune) rune {
 		if unicode.IsSpace(r) {

@@ -16,10 +16,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 )
 
-// TestSMIReset: the program is told which GPUs, and an error has what it says, without what a terminal would follow.
+// TestSMIReset: the program is told which GPUs, and an error has what it says, without what a
+// terminal would follow.
 func TestSMIReset(t *testing.T) { // not parallel: a process that is forked meanwhile would keep the program open for writing
 	for name, test := range map[string]struct{ script, want string }{
-		"works": {`[ "$*" = "--gpu-reset -i 0000:1b:00.0,0000:43:00.0" ] && echo "GPU 0000:1b:00.0 was successfully reset."`, ""},
+		"works": {`[ "$*" = "--gpu-reset -i 0000:1b:00.0,0000:43:00.0" ] && echo "GPU 0000:1b:00.0 was successfully reset."`,
+			""},
 		"refused": {
 			`printf 'The following GPUs could not be reset:\n  GPU 0000:1B:00.0: In use\033[2J by another client\n' >&2; exit 255`,
 			"nvidia-smi: exit status 255: The following GPUs could not be reset: GPU 0000:1B:00.0: In use[2J by another client",
@@ -42,13 +44,15 @@ func TestSMIReset(t *testing.T) { // not parallel: a process that is forked mean
 		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 20<<20 {
 			t.Errorf("%s: it took %d bytes of memory", name, after.TotalAlloc-before.TotalAlloc)
 		}
-		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 1100) {
+		if test.want == "" && err != nil || test.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 1100) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
 	}
 }
 
-// TestResetThatHangs: a program that runs too long is ended, also with those that it started, which keep its output open.
+// TestResetThatHangs: a program that runs too long is ended, also with those that it started, which
+// keep its output open.
 func TestResetThatHangs(t *testing.T) { // not parallel, as above
 	root := writeTree(t, map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\nsleep 1000 &\necho $! > \"$PIDS\"; wait\n"})
 	if err := os.Chmod(filepath.Join(root, "usr/bin/nvidia-smi"), 0o700); err != nil {

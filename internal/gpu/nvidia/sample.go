@@ -17,18 +17,20 @@ import (
 
 // A SampleQuery is one question to the driver of each Sample.
 type SampleQuery struct {
-	// Function is the NVML function, with what it is asked for where that is needed to tell it from others.
+	// Function is the NVML function, with what it is asked for where that is needed to tell it from
+	// others.
 	Function string
 	// Measures are the results. There may be none: then other queries need the call.
 	Measures []inventory.Measure
 	// Calls is how many calls it takes for a GPU or a GPU instance.
 	Calls int
-	// Instances says that a GPU in MIG mode is asked for each of its GPU instances, and not as a whole; InstancesOnly, that no other
-	// GPU is asked.
+	// Instances says that a GPU in MIG mode is asked for each of its GPU instances, and not as a
+	// whole; InstancesOnly, that no other GPU is asked.
 	Instances, InstancesOnly bool
 	// WithoutMIG says that a GPU in MIG mode is not asked: the driver does not support that.
 	WithoutMIG bool
-	// Blocks is how long the answer takes, for a question that is asked only if that is wanted; else 0.
+	// Blocks is how long the answer takes, for a question that is asked only if that is wanted; else
+	// 0.
 	Blocks time.Duration
 
 	ask asking
@@ -50,12 +52,14 @@ func SampleQueries() []SampleQuery {
 	for _, m := range gpmMeasures {
 		monitoring.Measures = append(monitoring.Measures, m.measure)
 	}
-	handles := SampleQuery{Function: "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID", Calls: 2, Instances: true, InstancesOnly: true}
+	handles := SampleQuery{Function: "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID", Calls: 2, Instances: true,
+		InstancesOnly: true}
 	all := slices.Concat([]SampleQuery{monitoring}, sampleQueries, []SampleQuery{handles})
 	for i := range all {
 		all[i].Calls = max(all[i].Calls, 1)
 	}
-	return append(all, SampleQuery{Function: "none: as links were found last", Measures: []inventory.Measure{inventory.NVLinksDown}})
+	return append(all, SampleQuery{Function: "none: as links were found last",
+		Measures: []inventory.Measure{inventory.NVLinksDown}})
 }
 
 var sampleQueries = []SampleQuery{
@@ -118,7 +122,8 @@ var sampleQueries = []SampleQuery{
 		ask: one(inventory.PCIeMaxWidth, device.GetMaxPcieLinkWidth),
 	},
 	{
-		Function: "nvmlDeviceGetUtilizationRates", Measures: []inventory.Measure{inventory.GPUUtilization, inventory.MemoryUtilization},
+		Function: "nvmlDeviceGetUtilizationRates", Measures: []inventory.Measure{inventory.GPUUtilization,
+			inventory.MemoryUtilization},
 		WithoutMIG: true,
 		ask: func(d device, m *inventory.Measures) nvml.Return {
 			u, ret := d.GetUtilizationRates()
@@ -175,10 +180,12 @@ var sampleQueries = []SampleQuery{
 	pcieThroughput("received", inventory.PCIeReceive, nvml.PCIE_UTIL_RX_BYTES),
 }
 
-// Sample measures a GPU that an earlier Scan of this session found, for metrics; with blocking, also what takes long. It calls pause
-// again and again, at the latest after the first call that returns when 100 ms have passed, and makes no call meanwhile. An
-// error means that the GPU could not be asked or is lost. A GPU of which a call hangs, or that is left alone, is not asked.
-func (s *Session) Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error) {
+// Sample measures a GPU that an earlier Scan of this session found, for metrics; with blocking,
+// also what takes long. It calls pause again and again, at the latest after the first call that
+// returns when 100 ms have passed, and makes no call meanwhile. An error means that the GPU could
+// not be asked or is lost. A GPU of which a call hangs, or that is left alone, is not asked.
+func (s *Session) Sample(ctx context.Context, uuid string, blocking bool,
+	pause func(context.Context)) (inventory.Sample, error) {
 	sample, err := s.sample(ctx, uuid, blocking, pause)
 	if err != nil {
 		return inventory.Sample{}, fmt.Errorf("measure GPU %s: %w", uuid, err)
@@ -186,7 +193,8 @@ func (s *Session) Sample(ctx context.Context, uuid string, blocking bool, pause 
 	return sample, nil
 }
 
-func (s *Session) sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error) {
+func (s *Session) sample(ctx context.Context, uuid string, blocking bool,
+	pause func(context.Context)) (inventory.Sample, error) {
 	m := &measurement{blocking: blocking, sample: inventory.Sample{UUID: uuid}}
 	for !m.done() {
 		pause(ctx)
@@ -198,7 +206,8 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool, pause 
 	return m.sample, nil
 }
 
-// turnBudget is how long a sample asks before others get their turn: a look does not wait for a slow driver to answer all queries.
+// turnBudget is how long a sample asks before others get their turn: a look does not wait for a
+// slow driver to answer all queries.
 const turnBudget = 100 * time.Millisecond
 
 // measure takes a turn of calls and asks queries for as long as the budget allows, one at least.
@@ -219,8 +228,8 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 	if err := s.driver.calls.room(ctx, sl.record, gpuPatience); err != nil {
 		return err
 	}
-	// The job has what it needs for itself: if it is given up, others go on with the slot. It takes that when it is sure to begin:
-	// only a job gives the counts back.
+	// The job has what it needs for itself: if it is given up, others go on with the slot. It takes
+	// that when it is sure to begin: only a job gives the counts back.
 	m.gpu, m.gpm = *sl.gpu, sl.gpm
 	if lanes, known := s.scanner.down(sl.gpu); known { // as the last look at links found them
 		m.sample.Values.Set(inventory.NVLinksDown, float64(lanes))
@@ -240,8 +249,8 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 	return nil
 }
 
-// A measurement is a sample that is being taken, step by step: the performance monitoring of the whole GPU, the queries, the GPU
-// instances.
+// A measurement is a sample that is being taken, step by step: the performance monitoring of the
+// whole GPU, the queries, the GPU instances.
 type measurement struct {
 	blocking bool
 	gpu      gpu
@@ -277,7 +286,8 @@ func (m *measurement) next() {
 		}
 	default:
 		d := g.seen.MIGDevices[step-len(sampleQueries)-1]
-		at, there := slices.BinarySearchFunc(into.Instances, d.GI, func(i inventory.InstanceSample, gi int) int { return i.GI - gi })
+		at, there := slices.BinarySearchFunc(into.Instances, d.GI,
+			func(i inventory.InstanceSample, gi int) int { return i.GI - gi })
 		if there {
 			return // another MIG device of the same GPU instance was asked
 		}
@@ -294,7 +304,8 @@ func (m *measurement) monitored(call string, ret nvml.Return) {
 	}
 }
 
-// instance asks the GPU instance of a MIG device, by the handle that the MIG device has now: handles are used again for others.
+// instance asks the GPU instance of a MIG device, by the handle that the MIG device has now:
+// handles are used again for others.
 func (m *measurement) instance(of inventory.MIGDevice) (inventory.InstanceSample, bool) {
 	a := &m.results
 	d, ret := m.gpu.device.GetMigDeviceHandleByIndex(of.Index)
@@ -339,10 +350,11 @@ func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, 
 
 // watts asks for something that the driver tells in milliwatts.
 func watts(function string, which inventory.Measure, get func(device) (uint32, nvml.Return)) SampleQuery {
-	return SampleQuery{Function: function, Measures: []inventory.Measure{which}, ask: func(d device, m *inventory.Measures) nvml.Return {
-		milliwatts, ret := get(d)
-		return set(m, ret, which, float64(milliwatts)/1000)
-	}}
+	return SampleQuery{Function: function, Measures: []inventory.Measure{which},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			milliwatts, ret := get(d)
+			return set(m, ret, which, float64(milliwatts)/1000)
+		}}
 }
 
 func oneIf(is bool) float64 {
@@ -352,7 +364,8 @@ func oneIf(is bool) float64 {
 	return 0
 }
 
-// sampleMemory asks for the memory. Before R510 the driver does not tell what is reserved from what is used.
+// sampleMemory asks for the memory. Before R510 the driver does not tell what is reserved from what
+// is used.
 func sampleMemory(d device, m *inventory.Measures) nvml.Return {
 	const mib = 1 << 20
 	memory, ret := d.GetMemoryInfoV2()
@@ -408,8 +421,8 @@ func nvlinkErrors(which string, measure inventory.Measure, field int) SampleQuer
 // mostPCIe is more than any link carries, in bytes a second.
 const mostPCIe = 512e9
 
-// pcieThroughput asks for a mean of 20 ms, which the driver measures meanwhile, in KB a second. Some GPUs answer what no link can
-// carry: that is left out.
+// pcieThroughput asks for a mean of 20 ms, which the driver measures meanwhile, in KB a second.
+// Some GPUs answer what no link can carry: that is left out.
 func pcieThroughput(which string, measure inventory.Measure, counter nvml.PcieUtilCounter) SampleQuery {
 	return SampleQuery{
 		Function: "nvmlDeviceGetPcieThroughput (" + which + ")", Measures: []inventory.Measure{measure}, Blocks: 20 * time.Millisecond,

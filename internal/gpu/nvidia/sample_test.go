@@ -89,7 +89,8 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		},
 		"an L40S": {profile: "l40s-x8", without: [][]string{nvlink, {"MemoryTemperature"}}},
 		"a call that fails": {
-			profile: "dgx-h100", faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetPowerUsage", Return: "UNKNOWN"}},
+			profile: "dgx-h100", faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetPowerUsage",
+				Return: "UNKNOWN"}},
 			without: [][]string{{"PowerUsage"}},
 		},
 	} {
@@ -116,10 +117,14 @@ func TestSampleValues(t *testing.T) {
 	t.Parallel()
 	links := []int{2, 17}
 	r := newRig(t, "dgx-h100",
-		simulator.Fault{Kind: simulator.KindECC, GPU: "0", Count: 5}, simulator.Fault{Kind: simulator.KindPCIeReplays, GPU: "0", Count: 7},
-		simulator.Fault{Kind: simulator.KindRemapPending, GPU: "0"}, simulator.Fault{Kind: simulator.KindRemapFailure, GPU: "0"},
-		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 3},
-		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[0]}, simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[1]})
+		simulator.Fault{Kind: simulator.KindECC, GPU: "0", Count: 5}, simulator.Fault{Kind: simulator.KindPCIeReplays,
+			GPU: "0", Count: 7},
+		simulator.Fault{Kind: simulator.KindRemapPending, GPU: "0"}, simulator.Fault{Kind: simulator.KindRemapFailure,
+			GPU: "0"},
+		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0",
+			Count: 3},
+		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[0]}, simulator.Fault{Kind: simulator.KindNVLink,
+			GPU: "0", Link: &links[1]})
 	first := r.measure(0, true).Values
 	within := func(m inventory.Measure, low, high float64) {
 		t.Helper()
@@ -167,7 +172,8 @@ func TestSampleValues(t *testing.T) {
 	}
 }
 
-// TestLanesThatAreDown were active before, or lead to an NVSwitch on another GPU of the model. Lanes that no bridge connects are not down.
+// TestLanesThatAreDown were active before, or lead to an NVSwitch on another GPU of the model.
+// Lanes that no bridge connects are not down.
 func TestLanesThatAreDown(t *testing.T) {
 	t.Parallel()
 	down := func(r *rig, gpu int) float64 {
@@ -192,7 +198,8 @@ func TestLanesThatAreDown(t *testing.T) {
 	}
 }
 
-// TestSampleOfMIG: the parent has what holds for the whole GPU, each GPU instance its memory, and nothing is there twice.
+// TestSampleOfMIG: the parent has what holds for the whole GPU, each GPU instance its memory, and
+// nothing is there twice.
 func TestSampleOfMIG(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-h100", simulator.Fault{
@@ -228,10 +235,12 @@ func TestSampleOfMIG(t *testing.T) {
 	}
 }
 
-// TestSampleOfAMIGDeviceThatIsMadeAnew: what a MIG device did not support, the one that has its handle afterwards may support.
+// TestSampleOfAMIGDeviceThatIsMadeAnew: what a MIG device did not support, the one that has its
+// handle afterwards may support.
 func TestSampleOfAMIGDeviceThatIsMadeAnew(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"3g.40gb", "3g.40gb"}})
+	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "2",
+		Profiles: []string{"3g.40gb", "3g.40gb"}})
 	memory := func() (known int) {
 		for _, i := range r.measure(2, false).Instances {
 			if _, ok := i.Values.Get(inventory.MemoryReserved); ok {
@@ -251,7 +260,8 @@ func TestSampleOfAMIGDeviceThatIsMadeAnew(t *testing.T) {
 	compare(t, "instances with the query after they were made anew", 2, memory())
 }
 
-// TestSampleOfAGPUThatDoesNotAnswer: an error says so; of a call that hangs the others see nothing, and it is not made again.
+// TestSampleOfAGPUThatDoesNotAnswer: an error says so; of a call that hangs the others see nothing,
+// and it is not made again.
 func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -265,7 +275,8 @@ func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetPowerUsage"})
 		var stall *inventory.Stall
-		if _, err := r.Sample(r.ctx, r.uuid(3), false, noPause); !errors.As(err, &stall) || stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
+		if _, err := r.Sample(r.ctx, r.uuid(3), false, noPause); !errors.As(err, &stall) ||
+			stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
 			t.Errorf("error %v", err)
 		}
 		r.measure(4, false)
@@ -289,7 +300,8 @@ func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 func TestSampleCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "1c.3g.40gb", "1c.3g.40gb"}})
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1",
+			Profiles: []string{"1g.10gb", "1c.3g.40gb", "1c.3g.40gb"}})
 		want := map[int]int{}
 		for _, q := range nvidia.SampleQueries() {
 			switch {
@@ -313,10 +325,12 @@ func TestSampleCalls(t *testing.T) {
 	})
 }
 
-// ripen waits until performance monitoring can make values of what it counted. It is used on a bubble's clock.
+// ripen waits until performance monitoring can make values of what it counted. It is used on a
+// bubble's clock.
 func (r *rig) ripen() { time.Sleep(shortestCount) }
 
-// TestSamplePerformanceMonitoring: from the second sample on there are the values of a GPU or of each GPU instance since the first.
+// TestSamplePerformanceMonitoring: from the second sample on there are the values of a GPU or of
+// each GPU instance since the first.
 func TestSamplePerformanceMonitoring(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -329,7 +343,8 @@ func TestSamplePerformanceMonitoring(t *testing.T) {
 			}
 			return n
 		}
-		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "3g.40gb"}})
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1",
+			Profiles: []string{"1g.10gb", "3g.40gb"}})
 		r.ripen() // the simulator's counts begin
 		compare(t, "values of the first sample", 0, has(r.measure(0, false).Values))
 		compare(t, "values of one just after it", 0, has(r.measure(0, false).Values))
@@ -365,7 +380,8 @@ func TestSamplePerformanceMonitoring(t *testing.T) {
 	})
 }
 
-// TestSamplePerformanceMonitoringThatHangs: what the call that hangs writes to is not used meanwhile, and freed at the end.
+// TestSamplePerformanceMonitoringThatHangs: what the call that hangs writes to is not used
+// meanwhile, and freed at the end.
 func TestSamplePerformanceMonitoringThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, "dgx-h100")
@@ -384,8 +400,8 @@ func TestSamplePerformanceMonitoringThatHangs(t *testing.T) {
 	})
 }
 
-// TestSamplePerformanceMonitoringWithoutRoom: a sample that cannot begin because of another call about the GPU that hangs loses
-// nothing that the driver has allocated.
+// TestSamplePerformanceMonitoringWithoutRoom: a sample that cannot begin because of another call
+// about the GPU that hangs loses nothing that the driver has allocated.
 func TestSamplePerformanceMonitoringWithoutRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -406,7 +422,8 @@ func TestSamplePerformanceMonitoringWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestSamplePerformanceMonitoringThatReturnsLate: a sample that waits for a late call goes on with what that call has counted.
+// TestSamplePerformanceMonitoringThatReturnsLate: a sample that waits for a late call goes on with
+// what that call has counted.
 func TestSamplePerformanceMonitoringThatReturnsLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

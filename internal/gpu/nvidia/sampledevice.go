@@ -10,7 +10,10 @@ import (
 
 // GetTemperature returns degrees Celsius. CUDA 14 may lack the function without a version.
 func (d device) GetTemperature() (uint32, nvml.Return) {
-	celsius, ret := query(d, "GetTemperature", func() (uint32, nvml.Return) { return d.handle.GetTemperature(nvml.TEMPERATURE_GPU) })
+	celsius, ret := query(d, "GetTemperature", func() (uint32,
+		nvml.Return) {
+		return d.handle.GetTemperature(nvml.TEMPERATURE_GPU)
+	})
 	if ret != nvml.ERROR_FUNCTION_NOT_FOUND {
 		return celsius, ret
 	}
@@ -32,7 +35,10 @@ func (d device) GetClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
 
 // GetMaxClockInfo returns MHz.
 func (d device) GetMaxClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
-	return queryFor(d, "GetMaxClockInfo", int(clock), func(int) (uint32, nvml.Return) { return d.handle.GetMaxClockInfo(clock) })
+	return queryFor(d, "GetMaxClockInfo", int(clock), func(int) (uint32,
+		nvml.Return) {
+		return d.handle.GetMaxClockInfo(clock)
+	})
 }
 
 // GetEnforcedPowerLimit returns milliwatts.
@@ -77,10 +83,14 @@ func (d device) GetGridLicensed() (bool, nvml.Return) {
 
 func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCounterType) (uint64, nvml.Return) {
 	which := int(kind)<<8 | int(counter)
-	return queryFor(d, "GetTotalEccErrors", 1+which, func(int) (uint64, nvml.Return) { return d.handle.GetTotalEccErrors(kind, counter) })
+	return queryFor(d, "GetTotalEccErrors", 1+which, func(int) (uint64,
+		nvml.Return) {
+		return d.handle.GetTotalEccErrors(kind, counter)
+	})
 }
 
-// GetScopedFieldValue is GetFieldValue for a field that is about a part of the GPU, such as one of its NVLinks.
+// GetScopedFieldValue is GetFieldValue for a field that is about a part of the GPU, such as one of
+// its NVLinks.
 func (d device) GetScopedFieldValue(field int, scope uint32) (nvml.FieldValue, nvml.Return) {
 	return queryFor(d, "GetFieldValues", field, func(field int) (nvml.FieldValue, nvml.Return) {
 		values := [1]nvml.FieldValue{{FieldId: uint32(field), ScopeId: scope}}
@@ -94,7 +104,10 @@ func (d device) GetScopedFieldValue(field int, scope uint32) (nvml.FieldValue, n
 
 // GetPcieThroughput returns KB a second. It blocks for 20 ms.
 func (d device) GetPcieThroughput(counter nvml.PcieUtilCounter) (uint32, nvml.Return) {
-	return queryFor(d, "GetPcieThroughput", int(counter), func(int) (uint32, nvml.Return) { return d.handle.GetPcieThroughput(counter) })
+	return queryFor(d, "GetPcieThroughput", int(counter), func(int) (uint32,
+		nvml.Return) {
+		return d.handle.GetPcieThroughput(counter)
+	})
 }
 
 func (d device) GetCurrPcieLinkGeneration() (int, nvml.Return) {

@@ -12,8 +12,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A scanner looks at the node, again and again, for one session. It remembers what it saw: for GPUs that stop
-// answering, to read what never changes only once, and so that a look that finds nothing new makes nothing new.
+// A scanner looks at the node, again and again, for one session. It remembers what it saw: for GPUs
+// that stop answering, to read what never changes only once, and so that a look that finds nothing
+// new makes nothing new.
 type scanner struct {
 	driver *Driver
 	api    *api // for calls about no GPU
@@ -22,15 +23,18 @@ type scanner struct {
 	now    inventory.Driver // as it was when the session was opened
 	bound  []binding        // the GPUs that were bound to the driver just before
 
-	// instances are the MIG instances that there were just before, and shown those that the last look found; by their folders.
+	// instances are the MIG instances that there were just before, and shown those that the last look
+	// found; by their folders.
 	instances, shown []string
 
 	events    nvml.EventSet // that GPUs which are met register with; nil when all were
 	eventless error         // why there is no such set
 
-	opened   time.Time // when the session was opened
-	made     []*slot   // by NVML index, also of GPUs that are no longer counted: each has one record, and so one thread at most
-	slots    []*slot   // of the GPUs that are counted
+	opened time.Time // when the session was opened
+	// by NVML index, also of GPUs that are no longer counted: each has one record, and so one thread
+	// at most
+	made     []*slot
+	slots    []*slot // of the GPUs that are counted
 	control  inventory.ControlNodes
 	majors   inventory.Majors
 	topology topology
@@ -52,7 +56,8 @@ func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scann
 	}
 }
 
-// rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the session was opened.
+// rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the
+// session was opened.
 func (s *scanner) rebound() error {
 	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
 		return fmt.Errorf("%w: the GPUs that are bound to the driver changed: %d before, %d now",
@@ -61,9 +66,10 @@ func (s *scanner) rebound() error {
 	return nil
 }
 
-// redivided returns inventory.ErrNewSession if MIG instances were made or destroyed since the session was opened, and the driver does not
-// tell this process of instances: a session goes on giving the handles of MIG devices that are gone, and only a new one does not. Two
-// looks have to find the same instances: who divides a GPU makes one after the other.
+// redivided returns inventory.ErrNewSession if MIG instances were made or destroyed since the
+// session was opened, and the driver does not tell this process of instances: a session goes on
+// giving the handles of MIG devices that are gone, and only a new one does not. Two looks have to
+// find the same instances: who divides a GPU makes one after the other.
 func (s *scanner) redivided() error {
 	if !slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.gpu.seen.MIG == inventory.MIGEnabled && sl.gpu.untold.Value }) {
 		return nil
@@ -73,7 +79,8 @@ func (s *scanner) redivided() error {
 	if slices.Equal(s.shown, s.instances) || !slices.Equal(s.shown, before) {
 		return nil
 	}
-	return fmt.Errorf("%w: MIG instances were made or destroyed: %d before, %d now", inventory.ErrNewSession, len(s.instances), len(s.shown))
+	return fmt.Errorf("%w: MIG instances were made or destroyed: %d before, %d now", inventory.ErrNewSession,
+		len(s.instances), len(s.shown))
 }
 
 // count has a slot for each GPU that the driver counts.
@@ -105,7 +112,8 @@ func (s *scanner) visit(sl *slot, g *gpu) {
 	}
 }
 
-// revisit asks a GPU that is lost by the handle that it had, which initialises nothing, and visits it if that works again.
+// revisit asks a GPU that is lost by the handle that it had, which initialises nothing, and visits
+// it if that works again.
 func (s *scanner) revisit(sl *slot, g *gpu) {
 	if s.readSignals(sl, g); g.reading.Contact != inventory.ContactLost {
 		s.visit(sl, g)

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// links renders the links of a GPU as a row of nvidia-smi topo -m, with SW in place of NV for lanes through a switch.
+// links renders the links of a GPU as a row of nvidia-smi topo -m, with SW in place of NV for lanes
+// through a switch.
 func links(g inventory.GPU, gpus int) string {
 	cells := slices.Repeat([]string{"-"}, gpus)
 	cells[g.Index] = "X"
@@ -218,13 +219,15 @@ func (r *rig) contacts(bad int, want inventory.Contact, reason string) {
 			r.t.Error(err)
 		case gpu != bad && reading.Contact != inventory.ContactGood:
 			r.t.Errorf("GPU %d: %v", gpu, reading.Contact)
-		case gpu == bad && (reading.Contact != want || want != inventory.ContactGood && !strings.Contains(reading.Reason, reason)):
+		case gpu == bad && (reading.Contact != want || want != inventory.ContactGood &&
+			!strings.Contains(reading.Reason, reason)):
 			r.t.Errorf("got %v (%s), want %v with %q", reading.Contact, reading.Reason, want, reason)
 		}
 	}
 }
 
-// TestScanFailingGPU has one GPU of eight fail in one way or another: the others are served as ever.
+// TestScanFailingGPU has one GPU of eight fail in one way or another: the others are served as
+// ever.
 func TestScanFailingGPU(t *testing.T) {
 	t.Parallel()
 	const bad = 3
@@ -235,8 +238,8 @@ func TestScanFailingGPU(t *testing.T) {
 		fault   simulator.Fault
 		contact inventory.Contact // as health is read
 		reason  string            // part of it, or why it is as it was last seen
-		// unknown is part of the reason for which the GPU is left out when the fault was there from the start; empty if
-		// the GPU is in nonetheless.
+		// unknown is part of the reason for which the GPU is left out when the fault was there from the
+		// start; empty if the GPU is in nonetheless.
 		unknown string
 	}{
 		"lost": {
@@ -331,7 +334,8 @@ func TestScanFailingGPU(t *testing.T) {
 	}
 }
 
-// TestScanNewSession plugs GPUs in and out: a session says that it no longer knows them all, and the next one does.
+// TestScanNewSession plugs GPUs in and out: a session says that it no longer knows them all, and
+// the next one does.
 func TestScanNewSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-h100")
@@ -373,8 +377,8 @@ func TestScanNewSession(t *testing.T) {
 	reopen() // though nobody saw that it was gone
 }
 
-// TestScanAgain makes sure that a look that finds nothing new gives the same Snapshot, not a copy, and that one that
-// does leaves the earlier one as it was.
+// TestScanAgain makes sure that a look that finds nothing new gives the same Snapshot, not a copy,
+// and that one that does leaves the earlier one as it was.
 func TestScanAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "a100-mig-mixed")

@@ -13,8 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Session is one NVML session. Its methods may be called from several goroutines, but Next only from one at a time. Whatever
-// hangs, each of them but Close returns within seconds after the last call that returned.
+// A Session is one NVML session. Its methods may be called from several goroutines, but Next only
+// from one at a time. Whatever hangs, each of them but Close returns within seconds after the last
+// call that returned.
 type Session struct {
 	driver *Driver
 	api    *api // for calls about no GPU
@@ -40,7 +41,8 @@ func newSession(d *Driver, a *api) *Session {
 	return &Session{driver: d, api: a, watch: &watch{api: waits, pinned: d.pinned, bindings: bindings{api: waits}}}
 }
 
-// start reads what holds for the whole session, in a job. The GPUs in bound are bound to the driver.
+// start reads what holds for the whole session, in a job. The GPUs in bound are bound to the
+// driver.
 func (s *Session) start(bound []binding) error {
 	version, ret := s.api.SystemGetDriverVersion()
 	if err := failure("nvmlSystemGetDriverVersion", ret); err != nil {
@@ -63,7 +65,8 @@ func (s *Session) start(bound []binding) error {
 	return nil
 }
 
-// firstVisits looks at each GPU for the first time and registers for its events. The caller has the turn of calls.
+// firstVisits looks at each GPU for the first time and registers for its events. The caller has the
+// turn of calls.
 func (s *Session) firstVisits(ctx context.Context) {
 	s.opened = time.Now()
 	for _, sl := range s.scanner.slots {
@@ -112,20 +115,22 @@ func (s *Session) noEvents(gpu int, reason error) {
 	}
 }
 
-// Unwatched lists the GPUs that give no events, and why: on these only Scan and Read tell what happened.
+// Unwatched lists the GPUs that give no events, and why: on these only Scan and Read tell what
+// happened.
 func (s *Session) Unwatched() []inventory.LeftOut {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unwatched
 }
 
-// Scan looks at the whole node. The Snapshot has Generation 0, and no health: what Read returns is to be judged. A GPU that was
-// seen in this session and no longer answers is there as it was last seen. One that cannot be identified is in LeftOut, and so is
-// a MIG device that cannot be read.
+// Scan looks at the whole node. The Snapshot has Generation 0, and no health: what Read returns is
+// to be judged. A GPU that was seen in this session and no longer answers is there as it was last
+// seen. One that cannot be identified is in LeftOut, and so is a MIG device that cannot be read.
 //
-// A GPU of which a call hangs is there as it was last seen: Read tells of the call. It is asked again when the call has returned,
-// after all others. A GPU that cannot be identified, or whose calls hung twice in a row, is asked again after Retry. So is one that is
-// lost, but for its old handle: if it said so at once, each Scan asks by that.
+// A GPU of which a call hangs is there as it was last seen: Read tells of the call. It is asked
+// again when the call has returned, after all others. A GPU that cannot be identified, or whose
+// calls hung twice in a row, is asked again after Retry. So is one that is lost, but for its old
+// handle: if it said so at once, each Scan asks by that.
 //
 // An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call
 // about no GPU did not return in time, and inventory.ErrNewSession when GPUs were bound to the
@@ -216,14 +221,15 @@ func (s *Session) visit(ctx context.Context, sl *slot) error {
 	return nil
 }
 
-// links asks GPUs for their links, as far as they changed. While the driver is slow each scan asks few GPUs, and the first one
-// none: it is waited for. The caller has the turn of calls.
+// links asks GPUs for their links, as far as they changed. While the driver is slow each scan asks
+// few GPUs, and the first one none: it is waited for. The caller has the turn of calls.
 func (s *Session) links(ctx context.Context, began time.Time) {
 	if first := s.scanner.last.GPUs == nil; first && time.Since(began) > linksBudget {
 		return
 	}
 	for _, sl := range s.scanner.slots {
-		// A GPU that is being asked is not waited for: the next scan does not visit it, and finds it free.
+		// A GPU that is being asked is not waited for: the next scan does not visit it, and finds it
+		// free.
 		if !sl.linksDue || !sl.linkable() || s.driver.calls.busy(sl.record) {
 			continue
 		}
@@ -240,8 +246,8 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 // linksBudget is how long a scan may have taken for another GPU to be asked for its links.
 const linksBudget = time.Second
 
-// room waits until the GPU of a slot is not being asked, and takes over what a job that was given up has learnt of it. The caller has the
-// turn of calls.
+// room waits until the GPU of a slot is not being asked, and takes over what a job that was given
+// up has learnt of it. The caller has the turn of calls.
 func (s *Session) room(ctx context.Context, sl *slot) error {
 	err := s.driver.calls.room(ctx, sl.record, gpuPatience)
 	sl.stalled(err)
@@ -271,7 +277,8 @@ func (s *Session) commit(sl *slot, g *gpu) {
 		sl.linksDue = g.nvlink.unread
 		s.scanner.linked(g)
 	}
-	sl.alone = g.results.contact == inventory.ContactLost || g.seen.UUID == "" && g.results.contact != inventory.ContactGood
+	sl.alone = g.results.contact == inventory.ContactLost ||
+		g.seen.UUID == "" && g.results.contact != inventory.ContactGood
 	back := left && !sl.alone // its events may have ended with it
 	if sl.met.Load() && (identified || back) && g.seen.UUID != "" {
 		s.mu.Lock()
@@ -302,9 +309,9 @@ func (s *Session) Retry(ctx context.Context) (err error) {
 	return nil
 }
 
-// Read reads the health signals of a GPU that an earlier Scan of this session found. How the GPU answers is part of
-// the Reading; an error means that it could not be asked: there is no such GPU, or a call about it does not return or did not in
-// time (inventory.Stall).
+// Read reads the health signals of a GPU that an earlier Scan of this session found. How the GPU
+// answers is part of the Reading; an error means that it could not be asked: there is no such GPU,
+// or a call about it does not return or did not in time (inventory.Stall).
 func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, err error) {
 	defer func() { err = wrap(err, "read GPU "+uuid) }()
 	if err := s.enter(ctx); err != nil {
@@ -360,7 +367,8 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 	handle := sl.gpu.device
 	sl.gpu.fresh = false // what was read may change
 	var failed error
-	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, func() { value, failed = question(handle) }, nil); err != nil {
+	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, func() { value, failed = question(handle) },
+		nil); err != nil {
 		return none, err
 	}
 	if failed != nil {
@@ -369,9 +377,10 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 	return value, nil
 }
 
-// Close ends the session: NVML is shut down once no call is being made and no wait is under way. While one of them hangs
-// NVML must not be shut down: then Close returns inventory.ErrNoAnswer at the deadline of ctx, the Driver opens no
-// other session, and this one can still be used. Closing a closed session does nothing.
+// Close ends the session: NVML is shut down once no call is being made and no wait is under way.
+// While one of them hangs NVML must not be shut down: then Close returns inventory.ErrNoAnswer at
+// the deadline of ctx, the Driver opens no other session, and this one can still be used. Closing a
+// closed session does nothing.
 func (s *Session) Close(ctx context.Context) (err error) {
 	defer func() { err = wrap(err, "close the NVML session") }()
 	if err := s.driver.calls.drain(ctx); err != nil {
@@ -390,7 +399,8 @@ func (s *Session) Close(ctx context.Context) (err error) {
 	return failed
 }
 
-// Hanging reports whether a call, or a wait for events, has not returned in time: the session cannot be closed now.
+// Hanging reports whether a call, or a wait for events, has not returned in time: the session
+// cannot be closed now.
 func (s *Session) Hanging() bool { return len(s.driver.Calls()) > 0 }
 
 // stop ends what is waited on and shuts NVML down, in a job and while nobody waits for events.

@@ -63,7 +63,8 @@ func newNode(t testing.TB, profile string) *simulator.Node {
 	return simulator.New(p)
 }
 
-// scanWith returns what a new session finds on the node of a profile, with the files of root in place of the node's.
+// scanWith returns what a new session finds on the node of a profile, with the files of root in
+// place of the node's.
 func scanWith(t testing.TB, profile string, root fs.FS, driverRoot string) inventory.Snapshot {
 	t.Helper()
 	driver := nvidia.New(nvidia.Options{Library: newNode(t, profile).NVML(), Root: root, DriverRoot: driverRoot})
@@ -128,8 +129,8 @@ func (l *hookedLibrary) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 	return ret
 }
 
-// bubble runs a subtest beside others in a bubble. The patience with a GPU is one of real time, which a slow machine uses up: a job that takes
-// too long leaves what it asks for to a later one.
+// bubble runs a subtest beside others in a bubble. The patience with a GPU is one of real time,
+// which a slow machine uses up: a job that takes too long leaves what it asks for to a later one.
 func bubble(t *testing.T, name string, test func(*testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -138,15 +139,16 @@ func bubble(t *testing.T, name string, test func(*testing.T)) {
 	})
 }
 
-// newRig opens a session with the node of a profile, on which faults have struck already. At the test's end it is
-// closed, and nothing may be left of it.
+// newRig opens a session with the node of a profile, on which faults have struck already. At the
+// test's end it is closed, and nothing may be left of it.
 func newRig(t testing.TB, profile string, faults ...simulator.Fault) *rig {
 	t.Helper()
 	return newRigWith(t, profile, func(l nvml.Interface) nvml.Interface { return l }, faults...)
 }
 
 // newRigWith is newRig with a library that answers for the node's.
-func newRigWith(t testing.TB, profile string, wrap func(nvml.Interface) nvml.Interface, faults ...simulator.Fault) *rig {
+func newRigWith(t testing.TB, profile string, wrap func(nvml.Interface) nvml.Interface,
+	faults ...simulator.Fault) *rig {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	r := &rig{t: t, ctx: ctx, node: newNode(t, profile)}

@@ -15,17 +15,19 @@ import (
 // maxHangs is how often in a row calls about a GPU may hang until the GPU is left alone.
 const maxHangs = 2
 
-// A slot is an NVML index of a session. What a job learns of the GPU there it writes into a copy, which is taken over when the
-// job is done: a job that hangs keeps its copy.
+// A slot is an NVML index of a session. What a job learns of the GPU there it writes into a copy,
+// which is taken over when the job is done: a job that hangs keeps its copy.
 type slot struct {
 	record *callRecord
 	api    *api // for calls about the GPU
 	gpu    *gpu
 	gpm    *gpm // nil before the first sample, and while a job has it
 
-	visited  bool        // the next scan does not visit the GPU again
-	met      atomic.Bool // Open is over: events of the GPU are registered for before a wait
-	alone    bool        // the GPU is lost or cannot be identified: it is asked again after Retry, a lost one by its handle before that
+	visited bool        // the next scan does not visit the GPU again
+	met     atomic.Bool // Open is over: events of the GPU are registered for before a wait
+	// the GPU is lost or cannot be identified: it is asked again after Retry, a lost one by its handle
+	// before that
+	alone    bool
 	linksDue bool
 	stall    *inventory.Stall // the call that did not return in time, until one does
 	hanging  time.Time        // the beginning of the call that is counted in hangs
@@ -43,7 +45,8 @@ func (sl *slot) due() bool { return !sl.visited && !sl.alone && sl.hangs < maxHa
 // lost reports whether the GPU answered at once that it is lost.
 func (sl *slot) lost() bool { return sl.alone && sl.stall == nil && sl.gpu.seen.UUID != "" }
 
-// stalled notes that a call did not return in time, if that is what the error says. A call that takes much longer hangs.
+// stalled notes that a call did not return in time, if that is what the error says. A call that
+// takes much longer hangs.
 func (sl *slot) stalled(err error) {
 	var s *inventory.Stall
 	if !errors.As(err, &s) {
@@ -74,7 +77,8 @@ func (sl *slot) watched(waits *api) watched {
 	return watched{index: sl.record.gpu, uuid: sl.gpu.seen.UUID, device: device{api: waits, handle: sl.gpu.device.handle}}
 }
 
-// register registers for the events at the first visit of a GPU. Later, a wait on the set may be under way.
+// register registers for the events at the first visit of a GPU. Later, a wait on the set may be
+// under way.
 func (s *scanner) register(sl *slot, uuid string, d device) error {
 	if sl.met.Load() || sl.record.alone.Load() {
 		return nil

@@ -11,12 +11,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// slowCalls are how long calls take that are late and do not hang. Scans and readings meet their ends at different instants.
+// slowCalls are how long calls take that are late and do not hang. Scans and readings meet their
+// ends at different instants.
 var slowCalls = []time.Duration{
 	2100 * time.Millisecond, 3 * time.Second, 3300 * time.Millisecond, 5100 * time.Millisecond, 5700 * time.Millisecond, 8400 * time.Millisecond,
 }
 
-// TestSlowIsNotDead has each call take 20 ms, and then seconds: every GPU is read in the end, no call hangs for long, and the links come.
+// TestSlowIsNotDead has each call take 20 ms, and then seconds: every GPU is read in the end, no
+// call hangs for long, and the links come.
 func TestSlowIsNotDead(t *testing.T) {
 	t.Parallel()
 	t.Run("20ms", func(t *testing.T) { slowIsNotDead(t, 20*time.Millisecond, 5*time.Second, time.Minute) })
@@ -25,7 +27,8 @@ func TestSlowIsNotDead(t *testing.T) {
 	}
 }
 
-// slowIsNotDead has each call take so long: the readings of all GPUs, and then their links, are there within their limits.
+// slowIsNotDead has each call take so long: the readings of all GPUs, and then their links, are
+// there within their limits.
 func slowIsNotDead(t *testing.T, delay, readings, links time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -59,7 +62,8 @@ func slowIsNotDead(t *testing.T, delay, readings, links time.Duration) {
 	})
 }
 
-// TestSlowReadings has each call take seconds, and reads one GPU each second: what a reading learns that nobody waited for is told.
+// TestSlowReadings has each call take seconds, and reads one GPU each second: what a reading learns
+// that nobody waited for is told.
 func TestSlowReadings(t *testing.T) {
 	t.Parallel()
 	for _, delay := range slowCalls {
@@ -90,7 +94,8 @@ func TestSlowReadings(t *testing.T) {
 func slowRig(t *testing.T, delay time.Duration) *rig {
 	t.Helper()
 	node := newNode(t, "dgx-h100")
-	r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}
+	r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(),
+		Root: node.Root()})}
 	r.inject(simulator.Fault{Kind: simulator.KindSlow, Delay: delay.String()})
 	s, err := r.driver.Open(r.ctx)
 	if err != nil {

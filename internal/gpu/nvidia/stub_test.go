@@ -22,8 +22,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 )
 
-// A library can be loaded once in a process, so every test with a compiled one runs in a process of its own: this test
-// binary again, told by these variables what to do.
+// A library can be loaded once in a process, so every test with a compiled one runs in a process of
+// its own: this test binary again, told by these variables what to do.
 const (
 	stubRoot = "NVIDIA_TEST_STUB_ROOT" // the driver root
 	stubPart = "NVIDIA_TEST_STUB_PART" // a key of stubParts
@@ -35,14 +35,20 @@ var stubParts = map[string]func(t *testing.T, d *nvidia.Driver, root string){
 	"lacks one function": lacksOne,
 	"R418":               r418,
 	"lost GPU":           lostGPU,
-	"fabric 2":           func(t *testing.T, d *nvidia.Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnknown) },
-	"fabric 3":           func(t *testing.T, d *nvidia.Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnhealthy) },
-	"missing function":   missingFunction,
-	"replaced library":   replacedLibrary,
-	"bindings":           bindingsOfLibrary,
-	"loader's library":   loadersLibrary,
-	"lengths":            lengths,
-	"many processes":     manyProcesses,
+	"fabric 2": func(t *testing.T, d *nvidia.Driver,
+		_ string) {
+		newerDriver(t, d, inventory.FabricSummaryUnknown)
+	},
+	"fabric 3": func(t *testing.T, d *nvidia.Driver,
+		_ string) {
+		newerDriver(t, d, inventory.FabricSummaryUnhealthy)
+	},
+	"missing function": missingFunction,
+	"replaced library": replacedLibrary,
+	"bindings":         bindingsOfLibrary,
+	"loader's library": loadersLibrary,
+	"lengths":          lengths,
+	"many processes":   manyProcesses,
 }
 
 // stubSysfs is what the kernel of the stub's node shows: no NUMA node of GPU 2.
@@ -64,8 +70,8 @@ func TestStubProcess(t *testing.T) {
 	part(t, nvidia.New(nvidia.Options{DriverRoot: root, Root: stubSysfs}), root)
 }
 
-// runStub compiles the library of an old driver into a driver root and runs a part with it. It returns the output and
-// the exit code.
+// runStub compiles the library of an old driver into a driver root and runs a part with it. It
+// returns the output and the exit code.
 func runStub(t *testing.T, part string, flags ...string) (string, int) {
 	t.Helper()
 	return runStubWith(t, part, nil, flags...)
@@ -139,7 +145,8 @@ func TestNewerDrivers(t *testing.T) {
 	}
 }
 
-// TestMissingFunctionKills shows that the two tests above can fail: a function that the library lacks ends the process.
+// TestMissingFunctionKills shows that the two tests above can fail: a function that the library
+// lacks ends the process.
 func TestMissingFunctionKills(t *testing.T) {
 	t.Parallel()
 	if out, code := runStub(t, "missing function"); code != 127 || !strings.Contains(out, "nvmlDeviceGetNumaNodeId") {
@@ -334,7 +341,8 @@ func newerDriver(t *testing.T, d *nvidia.Driver, summary inventory.FabricSummary
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The library says that each GPU is on node 4, which is the node of the GPU's memory; sysfs knows nothing of GPU 2.
+	// The library says that each GPU is on node 4, which is the node of the GPU's memory; sysfs knows
+	// nothing of GPU 2.
 	nodes := each(snapshot, func(g inventory.GPU) int { return g.NUMANode })
 	compare(t, "NUMA nodes", []int{3, inventory.NoNUMANode, inventory.NoNUMANode}, nodes)
 	reading, err := s.Read(ctx, stubUUID(0))

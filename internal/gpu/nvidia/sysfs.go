@@ -19,13 +19,13 @@ const (
 	switchClass = "0x0680" // "bridge, other": an NVSwitch
 )
 
-// boundFolders are the folders with an entry for each GPU that is bound to the driver, named by its PCI address; the
-// first that can be read counts. A container runtime may put what there was at the container's start in place of the
-// second.
+// boundFolders are the folders with an entry for each GPU that is bound to the driver, named by its
+// PCI address; the first that can be read counts. A container runtime may put what there was at the
+// container's start in place of the second.
 var boundFolders = []string{"sys/bus/pci/drivers/nvidia", "proc/driver/nvidia/gpus"}
 
-// bdf returns a PCI address as sysfs writes it. GPUs and NVSwitches are function 0 of their device, virtual functions of a GPU (SR-IOV)
-// are others: only the text of the address has that.
+// bdf returns a PCI address as sysfs writes it. GPUs and NVSwitches are function 0 of their device,
+// virtual functions of a GPU (SR-IOV) are others: only the text of the address has that.
 func bdf(pci nvml.PciInfo) string {
 	function := 0
 	for i, c := range pci.BusId[:len(pci.BusId)-2] {
@@ -39,14 +39,15 @@ func bdf(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", pci.Domain, pci.Bus, pci.Device, function)
 }
 
-// A binding is a GPU's being bound to the driver: its PCI address, and the number of the entry that says so. The kernel gives
-// each entry of sysfs a number of its own.
+// A binding is a GPU's being bound to the driver: its PCI address, and the number of the entry that
+// says so. The kernel gives each entry of sysfs a number of its own.
 type binding struct {
 	bdf   string
 	entry uint64 // 0 if it cannot be told
 }
 
-// boundGPUs lists the GPUs that are bound to the driver, by ascending PCI address; nil where that cannot be read.
+// boundGPUs lists the GPUs that are bound to the driver, by ascending PCI address; nil where that
+// cannot be read.
 func boundGPUs(root fs.FS) []binding {
 	for _, folder := range boundFolders {
 		entries, err := fs.ReadDir(root, folder)
@@ -71,8 +72,9 @@ func boundGPUs(root fs.FS) []binding {
 	return nil
 }
 
-// sysfsNUMANode returns the NUMA node of a PCI device; inventory.NoNUMANode where the kernel knows none. NVML's
-// nvmlDeviceGetNumaNodeId is not asked: it is the node of the GPU's own memory, which no CPU is near to.
+// sysfsNUMANode returns the NUMA node of a PCI device; inventory.NoNUMANode where the kernel knows
+// none. NVML's nvmlDeviceGetNumaNodeId is not asked: it is the node of the GPU's own memory, which
+// no CPU is near to.
 func sysfsNUMANode(root fs.FS, bdf string) int {
 	text, _ := attribute(root, bdf, "numa_node")
 	node, err := strconv.Atoi(text)
@@ -84,7 +86,8 @@ func sysfsNUMANode(root fs.FS, bdf string) int {
 
 var pcieRoot = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 
-// sysfsPCIeRoot returns the PCIe root complex that a PCI device is below; empty where that is not known.
+// sysfsPCIeRoot returns the PCIe root complex that a PCI device is below; empty where that is not
+// known.
 func sysfsPCIeRoot(root fs.FS, bdf string) string {
 	target, err := fs.ReadLink(root, path.Join(pciDevices, bdf))
 	if err != nil {

@@ -25,10 +25,12 @@ const smiWaitDelay = time.Second
 // maxSMIOutput is how much of what nvidia-smi prints is in an error, in bytes.
 const maxSMIOutput = 200
 
-// errHangs is the error of an nvidia-smi that does not even end when it is killed, as while the driver hangs.
+// errHangs is the error of an nvidia-smi that does not even end when it is killed, as while the
+// driver hangs.
 var errHangs = errors.New("nvidia-smi hangs in the driver; nothing is set before it has ended")
 
-// TimeSlices sets time slices of GPUs by the driver's own program: NVML has no call for it. Make it with NewTimeSlices.
+// TimeSlices sets time slices of GPUs by the driver's own program: NVML has no call for it. Make it
+// with NewTimeSlices.
 type TimeSlices struct {
 	run     func(ctx context.Context, uuid string, interval int) error
 	running sync.Map // the UUIDs of GPUs for which the program runs
@@ -42,8 +44,9 @@ func NewTimeSlices(driverRoot string, searchPath ...string) *TimeSlices {
 	}}
 }
 
-// Set sets how long a process has a GPU before the next one gets it: 0 is the driver's default, then short, medium and long. It returns
-// some seconds after ctx has ended at the latest, and after 10 s, also if the program does not end.
+// Set sets how long a process has a GPU before the next one gets it: 0 is the driver's default,
+// then short, medium and long. It returns some seconds after ctx has ended at the latest, and after
+// 10 s, also if the program does not end.
 func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
 	if _, hangs := t.running.LoadOrStore(uuid, true); hangs {
 		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
@@ -60,8 +63,9 @@ func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
 	return err
 }
 
-// AwaitProgram runs a program that ctx ends, and waits for it until a time after the end of ctx: a program that hangs in the driver does
-// not end when it is killed. It reports false if the program runs still.
+// AwaitProgram runs a program that ctx ends, and waits for it until a time after the end of ctx: a
+// program that hangs in the driver does not end when it is killed. It reports false if the program
+// runs still.
 func AwaitProgram(ctx context.Context, patience time.Duration, run func() error) (ended bool, err error) {
 	end := make(chan error, 1)
 	go func() { end <- run() }()
@@ -78,7 +82,8 @@ func AwaitProgram(ctx context.Context, patience time.Duration, run func() error)
 	}
 }
 
-// smi returns the driver's own program below a driver root, a path of this process, with arguments. Ctx ends it.
+// smi returns the driver's own program below a driver root, a path of this process, with arguments.
+// Ctx ends it.
 func smi(ctx context.Context, driverRoot string, searchPath []string, args ...string) *exec.Cmd {
 	program := "nvidia-smi"
 	for _, folder := range driverroot.ProgramFolders() {
@@ -103,7 +108,8 @@ func setTimeSlice(ctx context.Context, driverRoot string, searchPath []string, u
 		return nil
 	}
 	said := strings.Join(strings.Fields(string(output)), " ")
-	return fmt.Errorf("set the time slice of %s by nvidia-smi: %w: %s", uuid, cmp.Or(timedOut(ctx), err), said[:min(len(said), maxSMIOutput)])
+	return fmt.Errorf("set the time slice of %s by nvidia-smi: %w: %s", uuid, cmp.Or(timedOut(ctx), err),
+		said[:min(len(said), maxSMIOutput)])
 }
 
 // timedOut returns an error if the time for nvidia-smi is over.

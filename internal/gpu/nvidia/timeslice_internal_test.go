@@ -1,6 +1,7 @@
 package nvidia
 
-// This test is inside: no program of a test can be one that does not even end when it is killed, as while the driver hangs.
+// This test is inside: no program of a test can be one that does not even end when it is killed, as
+// while the driver hangs.
 
 import (
 	"context"
@@ -11,8 +12,8 @@ import (
 	"time"
 )
 
-// TestTimeSliceOfADriverThatHangs: a program that cannot even be killed keeps nobody waiting, and is run no second time for its GPU before it
-// has ended. Other GPUs have nothing to do with it.
+// TestTimeSliceOfADriverThatHangs: a program that cannot even be killed keeps nobody waiting, and
+// is run no second time for its GPU before it has ended. Other GPUs have nothing to do with it.
 func TestTimeSliceOfADriverThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,8 @@ func TestProcesses(t *testing.T) {
 	r.scan()
 	for gpu, want := range map[int][]inventory.Process{
 		2: {},
-		3: {{PID: 100000, MemoryBytes: inventory.Known(uint64(1 << 30))}, {PID: 100001, MemoryBytes: inventory.Known(uint64(1 << 30))}},
+		3: {{PID: 100000, MemoryBytes: inventory.Known(uint64(1 << 30))},
+			{PID: 100001, MemoryBytes: inventory.Known(uint64(1 << 30))}},
 	} {
 		got, err := r.Processes(r.ctx, r.uuid(gpu))
 		if err != nil {
@@ -35,7 +36,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestMemoryLimit: a cgroup has the limit that the driver says, none, or has ended; drivers before R615 have no limits.
+// TestMemoryLimit: a cgroup has the limit that the driver says, none, or has ended; drivers before
+// R615 have no limits.
 func TestMemoryLimit(t *testing.T) {
 	t.Parallel()
 	limited, free := t.TempDir(), t.TempDir()
@@ -64,7 +66,8 @@ func TestMemoryLimit(t *testing.T) {
 			t.Errorf("limit %d, want %d, %v", got, want, err)
 		}
 	}
-	if _, err := s.MemoryLimit(t.Context(), uuid, filepath.Join(free, "ended")); !errors.Is(err, nvml.ERROR_OPERATING_SYSTEM) {
+	if _, err := s.MemoryLimit(t.Context(), uuid, filepath.Join(free, "ended")); !errors.Is(err,
+		nvml.ERROR_OPERATING_SYSTEM) {
 		t.Errorf("a cgroup that has ended: %v", err)
 	}
 	old := newRig(t, "dgx-h100")
@@ -139,7 +142,8 @@ func TestUseFails(t *testing.T) {
 			if err := r.Close(r.ctx); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.use(r.Session, r.ctx, r.uuid(1)); err == nil || !strings.Contains(err.Error(), "the NVML session is closed") {
+			if err := c.use(r.Session, r.ctx, r.uuid(1)); err == nil ||
+				!strings.Contains(err.Error(), "the NVML session is closed") {
 				t.Errorf("after the session's end: got error %v", err)
 			}
 		})

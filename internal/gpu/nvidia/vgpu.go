@@ -8,8 +8,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Places and values in the configuration space of a PCI device. A virtual GPU has a vendor-specific capability: its ID, the next
-// capability, its length, the signature, and then records of ID, length (with these two bytes) and content.
+// Places and values in the configuration space of a PCI device. A virtual GPU has a vendor-specific
+// capability: its ID, the next capability, its length, the signature, and then records of ID,
+// length (with these two bytes) and content.
 const (
 	pciSpace           = 256  // bytes; a process without CAP_SYS_ADMIN reads the first 64
 	pciStatus          = 0x06 // with the bit pciHasCapabilities
@@ -21,7 +22,8 @@ const (
 	vgpuText           = 10 // bytes of each
 )
 
-// sysfsVGPU returns what a GPU tells of the hypervisor, if it is a virtual one. Only a privileged process can read it.
+// sysfsVGPU returns what a GPU tells of the hypervisor, if it is a virtual one. Only a privileged
+// process can read it.
 func sysfsVGPU(root fs.FS, bdf string) inventory.VGPU {
 	space, err := fs.ReadFile(root, path.Join(pciDevices, bdf, "config"))
 	if err != nil || len(space) < pciSpace || space[pciStatus]&pciHasCapabilities == 0 {

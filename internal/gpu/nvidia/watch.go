@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// eventKinds are the events that are registered for, by NVML's types. Single corrected memory errors are left out: there are many,
-// and they do not make a GPU Unhealthy.
+// eventKinds are the events that are registered for, by NVML's types. Single corrected memory
+// errors are left out: there are many, and they do not make a GPU Unhealthy.
 var eventKinds = map[uint64]inventory.EventKind{
 	nvml.EventTypeXidCriticalError:       inventory.EventXID,
 	nvml.EventMigConfigChange:            inventory.EventMIGChange,
@@ -72,8 +72,9 @@ type dropped struct {
 	reason error
 }
 
-// arm puts a new set in place of the set, registers for the events of the GPUs and drops those for which it cannot. A GPU that spoils the
-// set is dropped, or asked for fewer events, and the others go into another set.
+// arm puts a new set in place of the set, registers for the events of the GPUs and drops those for
+// which it cannot. A GPU that spoils the set is dropped, or asked for fewer events, and the others
+// go into another set.
 func (w *watch) arm(a *api) []dropped {
 	gpus := w.gpus
 	var all []dropped
@@ -111,8 +112,9 @@ func (w *watch) arm(a *api) []dropped {
 // errMIGEvents says that to register for changes of MIG devices has spoilt the set.
 var errMIGEvents = errors.New("no events of MIG devices")
 
-// register adds the GPU's events to a set. A driver that refuses one type refuses the whole call; then only XIDs are registered.
-// Changes of MIG devices are registered in a call of their own, because some drivers refuse only these. Looks find them as well.
+// register adds the GPU's events to a set. A driver that refuses one type refuses the whole call;
+// then only XIDs are registered. Changes of MIG devices are registered in a call of their own,
+// because some drivers refuse only these. Looks find them as well.
 func (g watched) register(set nvml.EventSet) error {
 	supported, ret := g.device.GetSupportedEventTypes()
 	if err := failure("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
@@ -125,7 +127,8 @@ func (g watched) register(set nvml.EventSet) error {
 		return failure("nvmlDeviceGetSupportedEventTypes", nvml.ERROR_NOT_SUPPORTED)
 	}
 	ret = g.device.RegisterEvents(wanted, set)
-	if refused := ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NO_PERMISSION; refused && wanted != nvml.EventTypeXidCriticalError {
+	if refused := ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NO_PERMISSION; refused &&
+		wanted != nvml.EventTypeXidCriticalError {
 		ret = g.device.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 	}
 	if ret == nvml.SUCCESS && mig != 0 && !g.noMIG && g.device.RegisterEvents(mig, set) == nvml.ERROR_UNKNOWN {
@@ -134,8 +137,9 @@ func (g watched) register(set nvml.EventSet) error {
 	return failure("nvmlDeviceRegisterEvents", ret)
 }
 
-// again returns the GPUs for whose events it is time to register again, as that was not permitted. Permissions can change, and one
-// refusal must not mean that the GPU gives no events for the rest of the session.
+// again returns the GPUs for whose events it is time to register again, as that was not permitted.
+// Permissions can change, and one refusal must not mean that the GPU gives no events for the rest
+// of the session.
 func (w *watch) again() []watched {
 	if len(w.refused) == 0 || time.Since(w.asked) < retryGap {
 		return nil
@@ -145,8 +149,8 @@ func (w *watch) again() []watched {
 	return again
 }
 
-// add registers for the events of more GPUs that are not known yet, into the set that there is: events may wait in it. It returns those
-// for which it could not.
+// add registers for the events of more GPUs that are not known yet, into the set that there is:
+// events may wait in it. It returns those for which it could not.
 func (w *watch) add(gpus []watched) []dropped {
 	known := slices.Concat(w.gpus, w.refused)
 	gpus = slices.DeleteFunc(gpus, func(g watched) bool {
@@ -170,7 +174,8 @@ func (w *watch) add(gpus []watched) []dropped {
 	return all
 }
 
-// admit takes note of how the registration of a GPU ended, and reports whether it has spoilt the set.
+// admit takes note of how the registration of a GPU ended, and reports whether it has spoilt the
+// set.
 func (w *watch) admit(g watched, err error) (spoilt bool) {
 	switch {
 	case err == nil:
@@ -273,7 +278,8 @@ func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 	return event, ok
 }
 
-// uuid returns the UUID of the GPU that an event names. A lost GPU may not answer; then its handle identifies it.
+// uuid returns the UUID of the GPU that an event names. A lost GPU may not answer; then its handle
+// identifies it.
 func (w *watch) uuid(handle nvml.Device) string {
 	for _, g := range w.gpus {
 		if g.device.handle == handle {

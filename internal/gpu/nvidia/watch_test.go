@@ -52,7 +52,8 @@ func newRegisteringRig(t *testing.T, profile string, answers *registrations, fau
 	}}), faults...)
 }
 
-// TestRegisterLater has a GPU join whose call hung when the session was opened: however it answers, the others give events.
+// TestRegisterLater has a GPU join whose call hung when the session was opened: however it answers,
+// the others give events.
 func TestRegisterLater(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -60,15 +61,17 @@ func TestRegisterLater(t *testing.T) {
 		ret     nvml.Return
 		want    string // why it gives no events
 	}{
-		"it gives events":             {0, nvml.SUCCESS, ""},
-		"not supported":               {^uint64(0), nvml.ERROR_NOT_SUPPORTED, "nvmlDeviceRegisterEvents: not supported"},
-		"no permission":               {^uint64(0), nvml.ERROR_NO_PERMISSION, "nvmlDeviceRegisterEvents: ERROR_NO_PERMISSION"},
-		"the set is spoilt":           {^uint64(0), nvml.ERROR_UNKNOWN, "nvmlDeviceRegisterEvents: ERROR_UNKNOWN"},
-		"its MIG events spoil it":     {nvml.EventMigConfigChange, nvml.ERROR_UNKNOWN, ""},
-		"its MIG events are refused":  {nvml.EventMigConfigChange, nvml.ERROR_NOT_SUPPORTED, ""},
-		"another kind than XIDs is":   {nvml.EventTypeDoubleBitEccError, nvml.ERROR_NOT_SUPPORTED, ""},
-		"another is not permitted":    {nvml.EventTypeDoubleBitEccError, nvml.ERROR_NO_PERMISSION, ""},
-		"another kind spoils the set": {nvml.EventTypeDoubleBitEccError, nvml.ERROR_UNKNOWN, "nvmlDeviceRegisterEvents: ERROR_UNKNOWN"},
+		"it gives events": {0, nvml.SUCCESS, ""},
+		"not supported":   {^uint64(0), nvml.ERROR_NOT_SUPPORTED, "nvmlDeviceRegisterEvents: not supported"},
+		"no permission": {^uint64(0), nvml.ERROR_NO_PERMISSION,
+			"nvmlDeviceRegisterEvents: ERROR_NO_PERMISSION"},
+		"the set is spoilt":          {^uint64(0), nvml.ERROR_UNKNOWN, "nvmlDeviceRegisterEvents: ERROR_UNKNOWN"},
+		"its MIG events spoil it":    {nvml.EventMigConfigChange, nvml.ERROR_UNKNOWN, ""},
+		"its MIG events are refused": {nvml.EventMigConfigChange, nvml.ERROR_NOT_SUPPORTED, ""},
+		"another kind than XIDs is":  {nvml.EventTypeDoubleBitEccError, nvml.ERROR_NOT_SUPPORTED, ""},
+		"another is not permitted":   {nvml.EventTypeDoubleBitEccError, nvml.ERROR_NO_PERMISSION, ""},
+		"another kind spoils the set": {nvml.EventTypeDoubleBitEccError, nvml.ERROR_UNKNOWN,
+			"nvmlDeviceRegisterEvents: ERROR_UNKNOWN"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -87,7 +90,8 @@ func TestRegisterLater(t *testing.T) {
 					t.Errorf("event %+v", e)
 				}
 				unwatched := r.Unwatched()
-				if (len(unwatched) > 0) != (tt.want != "") || len(unwatched) > 0 && (unwatched[0].Index != 3 || !strings.HasPrefix(unwatched[0].Reason, tt.want)) {
+				if (len(unwatched) > 0) != (tt.want != "") || len(unwatched) > 0 &&
+					(unwatched[0].Index != 3 || !strings.HasPrefix(unwatched[0].Reason, tt.want)) {
 					t.Errorf("unwatched: %v, want %q", unwatched, tt.want)
 				}
 				compare(t, "event sets", 1, r.node.Stats().EventSets)
@@ -116,9 +120,12 @@ func TestRegisterForXIDs(t *testing.T) {
 		masks     []uint64
 		watched   bool
 	}{
-		"others are not supported":   {xids | nvml.EventTypeDoubleBitEccError, nvml.ERROR_NOT_SUPPORTED, nvml.SUCCESS, []uint64{xids | nvml.EventTypeDoubleBitEccError, xids}, true},
-		"others are not permitted":   {xids | nvml.EventTypeDoubleBitEccError, nvml.ERROR_NO_PERMISSION, nvml.SUCCESS, []uint64{xids | nvml.EventTypeDoubleBitEccError, xids}, true},
-		"others fail":                {xids | nvml.EventTypeDoubleBitEccError, nvml.ERROR_TIMEOUT, nvml.SUCCESS, []uint64{xids | nvml.EventTypeDoubleBitEccError}, false},
+		"others are not supported": {xids | nvml.EventTypeDoubleBitEccError, nvml.ERROR_NOT_SUPPORTED, nvml.SUCCESS,
+			[]uint64{xids | nvml.EventTypeDoubleBitEccError, xids}, true},
+		"others are not permitted": {xids | nvml.EventTypeDoubleBitEccError, nvml.ERROR_NO_PERMISSION, nvml.SUCCESS,
+			[]uint64{xids | nvml.EventTypeDoubleBitEccError, xids}, true},
+		"others fail": {xids | nvml.EventTypeDoubleBitEccError, nvml.ERROR_TIMEOUT, nvml.SUCCESS,
+			[]uint64{xids | nvml.EventTypeDoubleBitEccError}, false},
 		"XIDs only":                  {xids, nvml.SUCCESS, nvml.SUCCESS, []uint64{xids}, true},
 		"XIDs only, not supported":   {xids, nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, []uint64{xids}, false},
 		"only what nobody wants":     {nvml.EventTypePState, nvml.SUCCESS, nvml.SUCCESS, nil, false},
@@ -162,7 +169,8 @@ func TestRegisterAgainRarely(t *testing.T) {
 	})
 }
 
-// TestLossesWhileOthersRefuse: when a set is made anew, a GPU that spoils it is left out, and a set without GPUs is none.
+// TestLossesWhileOthersRefuse: when a set is made anew, a GPU that spoils it is left out, and a set
+// without GPUs is none.
 func TestLossesWhileOthersRefuse(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -246,7 +254,8 @@ func TestEventOfAnUnknownHandle(t *testing.T) {
 			t.Errorf("event %+v, error %v, want it of %q", e, err, uuid)
 		}
 		uuid = ""
-		if err := node.Inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetUUID", Return: "GPU_IS_LOST"}); err != nil {
+		if err := node.Inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetUUID",
+			Return: "GPU_IS_LOST"}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,11 +15,13 @@ import (
 )
 
 const (
-	// gpuPatience is how long a call about one GPU may take before the other GPUs are asked without waiting for it.
+	// gpuPatience is how long a call about one GPU may take before the other GPUs are asked without
+	// waiting for it.
 	gpuPatience = 2 * time.Second
 	// nodePatience is how long a call about no GPU may take before nobody waits for it any more.
 	nodePatience = 10 * time.Second
-	// shortPatience is gpuPatience while calls about two GPUs hang: a look at many that hang must not take long.
+	// shortPatience is gpuPatience while calls about two GPUs hang: a look at many that hang must not
+	// take long.
 	shortPatience = 500 * time.Millisecond
 	// jobPatience is how long a job about one GPU may take although its calls return.
 	jobPatience = 10 * time.Second
@@ -27,8 +29,9 @@ const (
 	openPatience = time.Minute
 )
 
-// A callRecord says which call into the driver is under way. Each GPU of a session has one, and there is one for all calls that are
-// about no GPU: calls of one callRecord come one after the other.
+// A callRecord says which call into the driver is under way. Each GPU of a session has one, and
+// there is one for all calls that are about no GPU: calls of one callRecord come one after the
+// other.
 type callRecord struct {
 	gpu   int         // index, or inventory.NoGPU
 	count Metrics     // of the driver
@@ -69,9 +72,10 @@ func (r *callRecord) left(patience time.Duration) time.Duration {
 	return patience - time.Since(r.call().Since)
 }
 
-// A worker makes calls into the driver, in jobs, one job at a time, for callers that cannot wait for ever. A call into the driver
-// cannot be cancelled: where one does not return, its caller gives the job up, the job goes on in its thread, and the next
-// job gets another thread. Of each record no more than one job is ever given up at the same time.
+// A worker makes calls into the driver, in jobs, one job at a time, for callers that cannot wait
+// for ever. A call into the driver cannot be cancelled: where one does not return, its caller gives
+// the job up, the job goes on in its thread, and the next job gets another thread. Of each record
+// no more than one job is ever given up at the same time.
 //
 // There is a goroutine only while a job is being done.
 type worker struct {
@@ -105,11 +109,14 @@ func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, 
 	return w.job(ctx, r, patience, f, late)
 }
 
-// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer than patience. While its calls return, f
-// as a whole may take jobPatience if it is about a GPU, and any time if it is not. The error says why nobody waits for f any more; then the
-// caller must not touch what f writes, and late runs later, once f is done, unless it is nil. The caller has the worker.
+// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer
+// than patience. While its calls return, f as a whole may take jobPatience if it is about a GPU,
+// and any time if it is not. The error says why nobody waits for f any more; then the caller must
+// not touch what f writes, and late runs later, once f is done, unless it is nil. The caller has
+// the worker.
 //
-// While a job of the same record goes on that was given up, the error is an inventory.Stall, and f does not run.
+// While a job of the same record goes on that was given up, the error is an inventory.Stall, and f
+// does not run.
 func (w *worker) job(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	if err := w.room(ctx, r, patience); err != nil {
 		return err
@@ -133,7 +140,8 @@ func (w *worker) take(ctx context.Context) error {
 // release gives the worker back.
 func (w *worker) release() { <-w.inUse }
 
-// settle runs the late functions of jobs that ended after they were given up. The caller has the worker.
+// settle runs the late functions of jobs that ended after they were given up. The caller has the
+// worker.
 func (w *worker) settle() {
 	w.mu.Lock()
 	late := w.late
@@ -144,7 +152,8 @@ func (w *worker) settle() {
 	}
 }
 
-// room waits until a job of a record may begin: until none of the record is under way. The caller has the worker.
+// room waits until a job of a record may begin: until none of the record is under way. The caller
+// has the worker.
 func (w *worker) room(ctx context.Context, r *callRecord, patience time.Duration) error {
 	for {
 		w.mu.Lock()

@@ -24,7 +24,8 @@ func (d slowDisk) Open(name string) (fs.File, error) {
 	return d.files.Open(name)
 }
 
-// TestJobWithoutCalls: what takes long between two calls, such as the file system, is waited for as long as a call.
+// TestJobWithoutCalls: what takes long between two calls, such as the file system, is waited for as
+// long as a call.
 func TestJobWithoutCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -36,7 +36,8 @@ func (n *Node) answersLocked(f Fault, t target) error {
 	return nil
 }
 
-// textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the given text, unless an answer was injected.
+// textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the given
+// text, unless an answer was injected.
 func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, actual string) string {
 	slot := target{gpu: g}.slot()
 	for _, a := range n.answers {

@@ -13,8 +13,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// implementations are go-nvml's interfaces and the simulator's types behind them. Each type embeds its interface as nil, so a
-// method that it does not declare panics.
+// implementations are go-nvml's interfaces and the simulator's types behind them. Each type embeds
+// its interface as nil, so a method that it does not declare panics.
 var implementations = []struct {
 	methods reflect.Type
 	types   []string // that together have the methods
@@ -27,10 +27,12 @@ var implementations = []struct {
 	{reflect.TypeFor[nvml.ComputeInstance](), []string{"computeInstanceHandle"}},
 }
 
-// onHandles are methods of go-nvml's values that hold a C handle: LookupSymbol says that their functions are missing.
+// onHandles are methods of go-nvml's values that hold a C handle: LookupSymbol says that their
+// functions are missing.
 var onHandles = []string{"GetGpuFabricInfoV", "GetTemperatureV"}
 
-// TestEveryCallOfTheAdapterIsImplemented compares what package nvidia calls with what the simulator declares.
+// TestEveryCallOfTheAdapterIsImplemented compares what package nvidia calls with what the simulator
+// declares.
 func TestEveryCallOfTheAdapterIsImplemented(t *testing.T) {
 	t.Parallel()
 	called, declared := map[string]bool{}, map[string][]string{}

@@ -105,8 +105,9 @@ func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	})
 }
 
-// GetMemoryLimits_v1 returns the limits of a cgroup of this machine: the line "nvidia/<PCI address> <bytes>" of the file dmem.max in its
-// folder, as the kernel's controller has for other drivers; no limits without one.
+// GetMemoryLimits_v1 returns the limits of a cgroup of this machine: the line "nvidia/<PCI address>
+// <bytes>" of the file dmem.max in its folder, as the kernel's controller has for other drivers; no
+// limits without one.
 func (d device) GetMemoryLimits_v1(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
 	return ask(d, "DeviceGetMemoryLimits_v1", func(g *gpu) (nvml.MemoryLimits_v1, nvml.Return) {
 		limits := nvml.MemoryLimits_v1{NameSpace: cgroup, HardLimit: nvml.DEVICE_MEMORY_LIMIT_MAX}
@@ -148,7 +149,10 @@ func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 
 // GetComputeMode returns which processes may compute on the GPU.
 func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
-	return ask(d, "DeviceGetComputeMode", func(g *gpu) (nvml.ComputeMode, nvml.Return) { return g.computeMode, nvml.SUCCESS })
+	return ask(d, "DeviceGetComputeMode", func(g *gpu) (nvml.ComputeMode,
+		nvml.Return) {
+		return g.computeMode, nvml.SUCCESS
+	})
 }
 
 // SetComputeMode sets which processes may compute on the GPU.
@@ -186,12 +190,14 @@ func (d device) GetPowerManagementLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetPowerManagementLimit", d.powerLimit)
 }
 
-// GetEnforcedPowerLimit returns the power limit in mW that counts, which is the one that is set here.
+// GetEnforcedPowerLimit returns the power limit in mW that counts, which is the one that is set
+// here.
 func (d device) GetEnforcedPowerLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetEnforcedPowerLimit", d.powerLimit)
 }
 
-// GetPowerManagementDefaultLimit returns the power limit in mW that the driver gives the GPU by itself.
+// GetPowerManagementDefaultLimit returns the power limit in mW that the driver gives the GPU by
+// itself.
 func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetPowerManagementDefaultLimit", func(_ *gpu, m moment) (uint32, nvml.Return) {
 		return uint32(m.watts * 1000), nvml.SUCCESS
@@ -208,7 +214,10 @@ func (d device) GetApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
 
 // GetDefaultApplicationsClock returns the clock in MHz that the driver gives the GPU by itself.
 func (d device) GetDefaultApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
-	return ask(d, "DeviceGetDefaultApplicationsClock", func(*gpu) (uint32, nvml.Return) { return usualClock, nvml.SUCCESS })
+	return ask(d, "DeviceGetDefaultApplicationsClock", func(*gpu) (uint32,
+		nvml.Return) {
+		return usualClock, nvml.SUCCESS
+	})
 }
 
 // ResetApplicationsClocks does nothing: the simulator has no clocks.
@@ -249,7 +258,8 @@ func askLink[T any](d device, call string, link int, answer func(*gpu, linkEnd) 
 	})
 }
 
-// activeLocked reports whether an NVLink of a GPU works: both ends are there, and no fault has cut it.
+// activeLocked reports whether an NVLink of a GPU works: both ends are there, and no fault has cut
+// it.
 func (n *Node) activeLocked(g *gpu, link int, end linkEnd) bool {
 	if !end.wired || g.cut[link] {
 		return false

@@ -1,9 +1,11 @@
-// Package simulator is a scripted node: GPUs that exist only in a profile, behind the same interface that go-nvml gives
-// to the real ones, so that everything above that interface is the code that ships.
+// Package simulator is a scripted node: GPUs that exist only in a profile, behind the same
+// interface that go-nvml gives to the real ones, so that everything above that interface is the
+// code that ships.
 //
-// A Profile says what the node has: its own YAML file, or one of the profiles in this package. New makes a Node of it.
-// NVML and Root are what the nvidia adapter takes in place of the driver's library and of the machine's /proc, /sys and
-// /dev. Inject makes something happen to the node while it runs, and List says how it is.
+// A Profile says what the node has: its own YAML file, or one of the profiles in this package. New
+// makes a Node of it. NVML and Root are what the nvidia adapter takes in place of the driver's
+// library and of the machine's /proc, /sys and /dev. Inject makes something happen to the node
+// while it runs, and List says how it is.
 //
 // # How faithful it is
 //
@@ -28,11 +30,12 @@
 //   - go-nvml's versioned handlers (GetGpuFabricInfoV, GetGpuInstanceProfileInfoV and their like) hold a C handle and
 //     cannot be simulated: LookupSymbol always says that they are missing.
 //
-// A call that the simulator does not implement panics. A test holds that it implements every call of package nvidia.
+// A call that the simulator does not implement panics. A test holds that it implements every call
+// of package nvidia.
 //
 // # Adding a machine
 //
-// A machine is one file in profiles; the type Profile says what its keys mean. A GPU model is one file in models;
-// the type Model says what its keys mean. A file of one's own may have models of its own. A machine that is broken from the start lists its
-// faults as Inject takes them.
+// A machine is one file in profiles; the type Profile says what its keys mean. A GPU model is one
+// file in models; the type Model says what its keys mean. A file of one's own may have models of
+// its own. A machine that is broken from the start lists its faults as Inject takes them.
 package simulator

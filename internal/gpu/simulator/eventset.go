@@ -9,7 +9,8 @@ import (
 // unattributed is the GI or CI of an event that is not of one instance.
 const unattributed = 0xFFFFFFFF
 
-// maxQueue is how many events a set keeps for a user that does not wait for them; the oldest are lost.
+// maxQueue is how many events a set keeps for a user that does not wait for them; the oldest are
+// lost.
 const maxQueue = 4096
 
 // An eventSet collects the events of GPUs for one session.
@@ -61,7 +62,8 @@ func (d device) GetSupportedEventTypes() (uint64, nvml.Return) {
 	})
 }
 
-// RegisterEvents adds event types of the GPU to a set. One type that the GPU does not have, and none is added.
+// RegisterEvents adds event types of the GPU to a set. One type that the GPU does not have, and
+// none is added.
 func (d device) RegisterEvents(mask uint64, to nvml.EventSet) nvml.Return {
 	_, ret := ask(d, "DeviceRegisterEvents", func(g *gpu) (struct{}, nvml.Return) {
 		set, ok := to.(*eventSet)

@@ -11,10 +11,12 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A Fault is something that happens to a node. Which fields it takes depends on Kind; all others must be left out.
+// A Fault is something that happens to a node. Which fields it takes depends on Kind; all others
+// must be left out.
 type Fault struct {
 	Kind Kind `json:"kind"`
-	// GPU is a GPU by index or UUID, or, where a fault can strike an instance, a MIG device by i:j or UUID.
+	// GPU is a GPU by index or UUID, or, where a fault can strike an instance, a MIG device by i:j or
+	// UUID.
 	GPU string `json:"gpu,omitempty"`
 	// XID is the driver's error number; of an NVSwitch, its SXid.
 	XID uint64 `json:"xid,omitempty"`
@@ -23,30 +25,35 @@ type Fault struct {
 	CI *int `json:"ci,omitempty"`
 	// Event is an event type, such as "double-bit-ecc".
 	Event string `json:"event,omitempty"`
-	// Action is the recovery action that the driver asks for from now on: "none", "reset", "reboot", "drain-p2p", "drain-and-reset" or
-	// "recover-imex". For an XID the default is what a real driver asks for after it.
+	// Action is the recovery action that the driver asks for from now on: "none", "reset", "reboot",
+	// "drain-p2p", "drain-and-reset" or "recover-imex". For an XID the default is what a real driver
+	// asks for after it.
 	Action string `json:"action,omitempty"`
-	// Profiles are the MIG devices of a layout, such as "1g.10gb" and "1c.3g.40gb"; none turns multi-instance mode off.
+	// Profiles are the MIG devices of a layout, such as "1g.10gb" and "1c.3g.40gb"; none turns
+	// multi-instance mode off.
 	Profiles []string `json:"profiles,omitempty"`
-	// Call is an NVML function without its "nvml", such as "DeviceGetFieldValues" or "EventSetWait"; none means all.
+	// Call is an NVML function without its "nvml", such as "DeviceGetFieldValues" or "EventSetWait";
+	// none means all.
 	Call string `json:"call,omitempty"`
 	// Return is the return code of a call, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
 	Return string `json:"return,omitempty"`
-	// Value replaces the real value that a call returns: text, or a number. Text in quotes is read as a Go string ("\xff").
+	// Value replaces the real value that a call returns: text, or a number. Text in quotes is read as
+	// a Go string ("\xff").
 	Value string `json:"value,omitempty"`
 	// Driver is "missing" (the module is not loaded), "no-library", or the version that is
 	// installed from now on. Of driver-files, it is the version of the files.
 	Driver string `json:"driver,omitempty"`
-	// State is the state of the fabric: "not-started", "in-progress" or "completed"; that of persistence mode:
-	// "on" or "off"; or what a reset does: "works", "fails", "hangs", "another" or "peers".
+	// State is the state of the fabric: "not-started", "in-progress" or "completed"; that of
+	// persistence mode: "on" or "off"; or what a reset does: "works", "fails", "hangs", "another" or
+	// "peers".
 	State string `json:"state,omitempty"`
 	// Link is the number of an NVLink; none means all of the GPU.
 	Link *int `json:"link,omitempty"`
-	// Count is a number of memory errors, of processes or of packets; or how many calls hang or are slow, the next ones, where
-	// none means all.
+	// Count is a number of memory errors, of processes or of packets; or how many calls hang or are
+	// slow, the next ones, where none means all.
 	Count uint64 `json:"count,omitempty"`
-	// Clients are the UIDs of the pods of processes that have the GPU open and compute nothing, as DCGM does, one process each; "host" is
-	// none of a pod. None ends them.
+	// Clients are the UIDs of the pods of processes that have the GPU open and compute nothing, as
+	// DCGM does, one process each; "host" is none of a pod. None ends them.
 	Clients []string `json:"clients,omitempty"`
 	// Delay is how much longer a call takes, such as "20ms" or "45s".
 	Delay string `json:"delay,omitempty"`
@@ -85,9 +92,10 @@ const (
 	KindClients        Kind = "clients"             // processes have the GPU open, and compute nothing
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
 	KindDriverFiles    Kind = "driver-files"        // the driver's files are replaced, and the kernel module is not
-	KindReset          Kind = "reset"               // a GPU is reset: it loses its MIG instances, from Hopper on the mode too
-	KindSMIReset       Kind = "smi-reset"           // what nvidia-smi does when it is to reset a GPU
-	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new and reset
+	// a GPU is reset: it loses its MIG instances, from Hopper on the mode too.
+	KindReset    Kind = "reset"
+	KindSMIReset Kind = "smi-reset" // what nvidia-smi does when it is to reset a GPU
+	KindReboot   Kind = "reboot"    // the machine restarts: another boot ID, and all GPUs as new and reset
 )
 
 // A rule says what a kind of fault takes and does.
@@ -154,8 +162,8 @@ func on(change func(g *gpu, f Fault)) func(*Node, Fault, target) error {
 // Kinds returns the kinds of faults, sorted.
 func Kinds() []Kind { return slices.Sorted(maps.Keys(rules())) }
 
-// Inject makes a fault happen now. When it returns, calls answer accordingly and events are in their sets. A fault that
-// cannot be is refused and changes nothing.
+// Inject makes a fault happen now. When it returns, calls answer accordingly and events are in
+// their sets. A fault that cannot be is refused and changes nothing.
 func (n *Node) Inject(f Fault) error {
 	r, ok := rules()[f.Kind]
 	if !ok {
@@ -301,7 +309,8 @@ func (n *Node) persistenceLocked(f Fault, t target) error {
 	return nil
 }
 
-// forgetLocked has each GPU without persistence mode forget what it loses when its last user is gone.
+// forgetLocked has each GPU without persistence mode forget what it loses when its last user is
+// gone.
 func (n *Node) forgetLocked() {
 	for _, g := range n.gpus {
 		if g.transient && len(n.sessions) == 0 {

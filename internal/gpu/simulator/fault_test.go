@@ -62,8 +62,10 @@ func TestXID(t *testing.T) {
 		"reset, before the driver says so": {
 			"dgx-a100", simulator.Fault{XID: 143}, [][2]uint64{{xid, 143}}, nvml.ERROR_TIMEOUT, 0, nvml.SUCCESS,
 		},
-		"old driver":  {"dgx-1", simulator.Fault{XID: 48}, [][2]uint64{{xid, 48}}, nvml.ERROR_TIMEOUT, 0, nvml.ERROR_NOT_SUPPORTED},
-		"off the bus": {"dgx-h100", simulator.Fault{XID: 79}, [][2]uint64{{xid, 79}, {gone, 0}}, nvml.ERROR_GPU_IS_LOST, 0, 0},
+		"old driver": {"dgx-1", simulator.Fault{XID: 48}, [][2]uint64{{xid, 48}}, nvml.ERROR_TIMEOUT, 0,
+			nvml.ERROR_NOT_SUPPORTED},
+		"off the bus": {"dgx-h100", simulator.Fault{XID: 79}, [][2]uint64{{xid, 79}, {gone, 0}}, nvml.ERROR_GPU_IS_LOST, 0,
+			0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -265,7 +267,8 @@ func TestOldDriversLackFunctions(t *testing.T) {
 		}
 	}
 	gpu := handle(t, lib, 0)
-	if mask, _ := gpu.GetSupportedEventTypes(); mask&nvml.EventTypeGpuRecoveryAction != 0 || mask&nvml.EventTypeXidCriticalError == 0 {
+	if mask, _ := gpu.GetSupportedEventTypes(); mask&nvml.EventTypeGpuRecoveryAction != 0 ||
+		mask&nvml.EventTypeXidCriticalError == 0 {
 		t.Errorf("event types of R470: %#x", mask)
 	}
 	set, ret := lib.EventSetCreate()
@@ -295,7 +298,8 @@ func TestRefusedFaults(t *testing.T) {
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "0"}, "xid is missing"},
 		{simulator.Fault{Kind: simulator.KindXID, XID: 3}, "gpu is missing"},
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "8", XID: 3}, `no GPU or MIG device "8": give an index from 0 to 7`},
-		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 48, Action: "x"}, `no action "x": give one of drain-and-reset,`},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 48, Action: "x"},
+			`no action "x": give one of drain-and-reset,`},
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 3, GI: &one}, "GPU 0 has no GPU instance 1"},
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 3, CI: &one}, "ci is given without gi"},
 		{simulator.Fault{Kind: simulator.KindLost, GPU: "0", XID: 3}, "takes no xid: it takes gpu"},
@@ -309,7 +313,8 @@ func TestRefusedFaults(t *testing.T) {
 		{simulator.Fault{Kind: simulator.KindPersistence, State: "x"}, `no state "x": give one of off, on`},
 		{simulator.Fault{Kind: simulator.KindFail, Call: "Init", Return: "X"}, `no return "X": give one of`},
 		{simulator.Fault{Kind: simulator.KindEvent, GPU: "0", Event: "x"}, `no event "x": give one of`},
-		{simulator.Fault{Kind: simulator.KindFabric, GPU: "0", State: "x"}, `no state "x": give one of completed, in-progress, not-started`},
+		{simulator.Fault{Kind: simulator.KindFabric, GPU: "0", State: "x"},
+			`no state "x": give one of completed, in-progress, not-started`},
 		{simulator.Fault{Kind: simulator.KindDriver, Driver: "x"}, `driver "x" is not a version`},
 		{simulator.Fault{Kind: simulator.KindDriver, GPU: "0", Driver: "missing"}, "takes no gpu"},
 		{simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"9g.1gb"}}, `has no MIG device "9g.1gb"`},

@@ -97,7 +97,8 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 	_, ret := query(l, "GpmMetricsGet", func(*session) (struct{}, nvml.Return) {
 		first, ok := r.Sample1.(*gpmSample)
 		second, also := r.Sample2.(*gpmSample)
-		if !ok || !also || first.freed || second.freed || first.at == 0 || second.at <= first.at || first.number != second.number {
+		if !ok || !also || first.freed || second.freed || first.at == 0 || second.at <= first.at ||
+			first.number != second.number {
 			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
 		}
 		const steps = 5

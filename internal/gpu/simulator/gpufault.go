@@ -34,8 +34,8 @@ var actions = map[string]nvml.DeviceGpuRecoveryAction{
 	"recover-imex":    nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN,
 }
 
-// resetXIDs are the XIDs after which the driver asks for a reset, with the branch since which it does. 46 and 140 need
-// one too, but no driver is known to say so.
+// resetXIDs are the XIDs after which the driver asks for a reset, with the branch since which it
+// does. 46 and 140 need one too, but no driver is known to say so.
 var resetXIDs = map[uint64]int{
 	48: 565, 62: 565, 64: 565, 74: 565, 95: 565, 109: 570, 110: 565, 119: 565, 120: 565, 136: 565,
 	143: 575, 155: 565, 156: 565, 158: 575,
@@ -56,7 +56,8 @@ func (n *Node) loggedSXIDLocked(f Fault, _ target) error {
 	if len(n.profile.NVSwitches) == 0 {
 		return errors.New("the node has no NVSwitch")
 	}
-	n.log.add(fmt.Sprintf("nvidia-nvswitch0: SXid (PCI:%s): %d, Fatal, Link 30 LTSSM Fault Up", n.profile.NVSwitches[0], f.XID))
+	n.log.add(fmt.Sprintf("nvidia-nvswitch0: SXid (PCI:%s): %d, Fatal, Link 30 LTSSM Fault Up", n.profile.NVSwitches[0],
+		f.XID))
 	return nil
 }
 
@@ -208,7 +209,8 @@ func (n *Node) addLocked(_ Fault, t target) error {
 	return nil
 }
 
-// renewLocked replaces a GPU by one that is as new, with the same MIG layout. Sessions that hold the old one keep it.
+// renewLocked replaces a GPU by one that is as new, with the same MIG layout. Sessions that hold
+// the old one keep it.
 func (n *Node) renewLocked(slot int) {
 	old := n.gpus[slot]
 	n.bindings++

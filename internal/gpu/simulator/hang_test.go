@@ -190,7 +190,8 @@ func TestPersistence(t *testing.T) {
 func TestFailingCalls(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
 	one, two := handle(t, lib, 1), handle(t, lib, 2)
-	inject(t, n, simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo", Return: "RESET_REQUIRED"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo",
+		Return: "RESET_REQUIRED"})
 	if _, ret := one.GetMemoryInfo(); ret != nvml.ERROR_RESET_REQUIRED {
 		t.Errorf("the failing call answered %v", ret)
 	}
@@ -204,7 +205,8 @@ func TestFailingCalls(t *testing.T) {
 	must(t, "the call after restore", second(one.GetMemoryInfo()))
 }
 
-// TestCallsAreListed holds the list of calls that can hang or fail to the calls that the source makes known by name.
+// TestCallsAreListed holds the list of calls that can hang or fail to the calls that the source
+// makes known by name.
 func TestCallsAreListed(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {

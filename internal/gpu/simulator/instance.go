@@ -66,8 +66,10 @@ func (g *gpu) profileLocked(id uint32) (MIGProfile, bool) {
 	return g.spec.model.MIG[i], true
 }
 
-// GetGpuInstancePossiblePlacements returns where instances of a profile can be, whether there is room now or not.
-func (d device) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+// GetGpuInstancePossiblePlacements returns where instances of a profile can be, whether there is
+// room now or not.
+func (d device) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
+	nvml.Return) {
 	const call = "DeviceGetGpuInstancePossiblePlacements"
 	return ask(d, call, func(g *gpu) ([]nvml.GpuInstancePlacement, nvml.Return) {
 		p, ok := g.profileLocked(info.Id)
@@ -120,7 +122,8 @@ func (h gpuInstanceHandle) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
 	})
 }
 
-// computeSlices are the compute slices of the compute instance profiles by NVML's number, which is also their ID here.
+// computeSlices are the compute slices of the compute instance profiles by NVML's number, which is
+// also their ID here.
 var computeSlices = map[int]int{
 	nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE: 1, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE: 2,
 	nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE: 3, nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE: 4,
@@ -151,7 +154,8 @@ func (h gpuInstanceHandle) GetComputeInstanceProfileInfo(
 }
 
 // GetComputeInstances returns the compute instances of a profile.
-func (h gpuInstanceHandle) GetComputeInstances(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstance, nvml.Return) {
+func (h gpuInstanceHandle) GetComputeInstances(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstance,
+	nvml.Return) {
 	return askGI(h, "GpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 		var list []nvml.ComputeInstance
 		for _, c := range h.gi.computes {

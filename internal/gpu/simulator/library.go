@@ -97,7 +97,8 @@ func (l *library) Shutdown() nvml.Return {
 // Extensions returns the library itself.
 func (l *library) Extensions() nvml.ExtendedInterface { return l }
 
-// LookupSymbol reports whether the library has a function, by its name in C. Unlike go-nvml's it needs no Init before it.
+// LookupSymbol reports whether the library has a function, by its name in C. Unlike go-nvml's it
+// needs no Init before it.
 func (l *library) LookupSymbol(name string) error {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
@@ -111,8 +112,8 @@ func (l *library) LookupSymbol(name string) error {
 	return nil
 }
 
-// admitLocked waits until a call may return, and returns what it has to answer if it may not do its work. It gives up
-// node.mu while it waits.
+// admitLocked waits until a call may return, and returns what it has to answer if it may not do its
+// work. It gives up node.mu while it waits.
 func (n *Node) admitLocked(call string, g *gpu) nvml.Return {
 	n.stallLocked(call, g, nil)
 	return n.answerLocked(call, g)
@@ -186,7 +187,8 @@ func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
 	})
 }
 
-// SystemGetConfComputeState returns that confidential computing is off, or the feature that an answer gives.
+// SystemGetConfComputeState returns that confidential computing is off, or the feature that an
+// answer gives.
 func (l *library) SystemGetConfComputeState() (nvml.ConfComputeSystemState, nvml.Return) {
 	return query(l, "SystemGetConfComputeState", func(s *session) (nvml.ConfComputeSystemState, nvml.Return) {
 		feature := s.node.numberLocked("SystemGetConfComputeState", nil, nvml.CC_SYSTEM_FEATURE_DISABLED)
@@ -209,7 +211,8 @@ func (l *library) DeviceGetCount() (int, nvml.Return) {
 	})
 }
 
-// DeviceGetHandleByIndex returns the GPU with an index. The call concerns that GPU; where there is none, none.
+// DeviceGetHandleByIndex returns the GPU with an index. The call concerns that GPU; where there is
+// none, none.
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()

@@ -24,8 +24,8 @@ var ratings = map[uint32]rating{
 	nvml.DEVICE_ARCH_BLACKWELL: {watts: 1000, sm: 1965, memory: 3996, thermometer: true},
 }
 
-// Each GPU does the same job again and again: it works for a part of the period and is idle for the rest. The GPUs are at different
-// places in it.
+// Each GPU does the same job again and again: it works for a part of the period and is idle for the
+// rest. The GPUs are at different places in it.
 const (
 	jobPeriod = 8 * time.Minute
 	jobWork   = 0.7  // of the period
@@ -48,7 +48,8 @@ type moment struct {
 	load, warmth float64 // warmth is the mean load of the last minute
 }
 
-// momentLocked returns how a GPU is now. One on which processes were injected is never idle, and one that is hot does less.
+// momentLocked returns how a GPU is now. One on which processes were injected is never idle, and
+// one that is hot does less.
 func (n *Node) momentLocked(g *gpu) moment {
 	at := time.Since(n.began)
 	m := moment{rating: ratings[g.spec.model.architecture], load: load(g.slot, at)}
@@ -99,7 +100,8 @@ func (n *Node) usedLocked(number int, mib uint64) nvml.Memory_v2 {
 	return m
 }
 
-// energyLocked returns the energy in mJ that a GPU used since its driver was loaded. At each call it is more than at the one before.
+// energyLocked returns the energy in mJ that a GPU used since its driver was loaded. At each call
+// it is more than at the one before.
 func (n *Node) energyLocked(g *gpu) uint64 {
 	now := time.Since(n.began)
 	g.energy += max(1000, uint64(n.momentLocked(g).power()*1000*(now-g.metered).Seconds()))
@@ -169,7 +171,8 @@ func (d device) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
 	})
 }
 
-// GetEncoderUtilization returns percent, and the microseconds that they are the mean of: no job encodes.
+// GetEncoderUtilization returns percent, and the microseconds that they are the mean of: no job
+// encodes.
 func (d device) GetEncoderUtilization() (uint32, uint32, nvml.Return) {
 	percent, ret := askWhole(d, "DeviceGetEncoderUtilization", func(moment) uint32 { return 0 })
 	return percent, 167000, ret
@@ -195,7 +198,8 @@ func (d device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return
 func (d device) GetGridLicensableFeatures() (nvml.GridLicensableFeatures, nvml.Return) {
 	return ask(d, "DeviceGetGridLicensableFeatures", func(g *gpu) (nvml.GridLicensableFeatures, nvml.Return) {
 		all := nvml.GridLicensableFeatures{IsGridLicenseSupported: 1, LicensableFeaturesCount: 1}
-		all.GridLicensableFeatures[0].FeatureState = uint32(d.session.node.numberLocked("DeviceGetGridLicensableFeatures", g, 0))
+		all.GridLicensableFeatures[0].FeatureState = uint32(d.session.node.numberLocked("DeviceGetGridLicensableFeatures", g,
+			0))
 		return all, nvml.SUCCESS
 	})
 }
@@ -210,7 +214,8 @@ func (d device) GetPcieThroughput(which nvml.PcieUtilCounter) (uint32, nvml.Retu
 	})
 }
 
-// nvlinkField returns how to read a counter of all NVLinks of a GPU, in KiB: as much goes over them as energy is used.
+// nvlinkField returns how to read a counter of all NVLinks of a GPU, in KiB: as much goes over them
+// as energy is used.
 func nvlinkField(kibPerJoule uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	return func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
 		if g.spec.model.NVLink.Links == 0 || scope != math.MaxUint32 {

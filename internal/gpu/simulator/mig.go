@@ -118,7 +118,8 @@ func number(instances []*gpuInstance, m Model, gpu string) (layout, error) {
 	return l, nil
 }
 
-// placeAll gives the instances their places, if there are such. The first placed of them have theirs.
+// placeAll gives the instances their places, if there are such. The first placed of them have
+// theirs.
 func placeAll(instances []*gpuInstance, placed int) bool {
 	if placed == len(instances) {
 		return true

@@ -7,7 +7,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A migDevice is a session's handle of a MIG device. Calls that NVML has for GPUs alone are not supported on it.
+// A migDevice is a session's handle of a MIG device. Calls that NVML has for GPUs alone are not
+// supported on it.
 type migDevice struct {
 	nvml.Device // nil: what the simulator does not implement cannot be called
 	session     *session
@@ -17,7 +18,8 @@ type migDevice struct {
 
 var _ nvml.Device = migDevice{}
 
-// askMIG makes a call on a MIG device. When another one gets its index, the handle is one of that, as it is with the driver.
+// askMIG makes a call on a MIG device. When another one gets its index, the handle is one of that,
+// as it is with the driver.
 func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance) (T, nvml.Return)) (T, nvml.Return) {
 	return ask(device{session: d.session, gpu: d.gpu}, call, func(g *gpu) (T, nvml.Return) {
 		at := slices.IndexFunc(g.layout.devices, func(c *computeInstance) bool { return c.index == d.index })
@@ -127,7 +129,8 @@ func (d migDevice) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 
 // GetComputeRunningProcesses returns the processes that were injected into the MIG device.
 func (d migDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return askMIG(d, "DeviceGetComputeRunningProcesses", func(_ *gpu, c *computeInstance) ([]nvml.ProcessInfo, nvml.Return) {
+	return askMIG(d, "DeviceGetComputeRunningProcesses", func(_ *gpu, c *computeInstance) ([]nvml.ProcessInfo,
+		nvml.Return) {
 		return c.runningLocked(), nvml.SUCCESS
 	})
 }

@@ -20,7 +20,8 @@ var architectures = map[string]uint32{
 }
 
 // brands are the brands a Model can have.
-var brands = map[string]nvml.BrandType{"tesla": nvml.BRAND_TESLA, "geforce": nvml.BRAND_GEFORCE, "nvidia": nvml.BRAND_NVIDIA}
+var brands = map[string]nvml.BrandType{"tesla": nvml.BRAND_TESLA, "geforce": nvml.BRAND_GEFORCE,
+	"nvidia": nvml.BRAND_NVIDIA}
 
 // addressingModes are the addressing modes a Model can have.
 var addressingModes = map[string]nvml.DeviceAddressingModeType{
@@ -35,8 +36,8 @@ var nvlinkVersions = map[string]nvml.NvlinkVersion{
 	"5.0": nvml.NVLINK_VERSION_5_0,
 }
 
-// instanceProfiles are the numbers that NVML gives to the GPU instance profiles, by compute slices and attribute. A
-// second profile of one slice, with more memory, has the number secondOneSlice.
+// instanceProfiles are the numbers that NVML gives to the GPU instance profiles, by compute slices
+// and attribute. A second profile of one slice, with more memory, has the number secondOneSlice.
 var instanceProfiles = map[string]int{
 	"1g": nvml.GPU_INSTANCE_PROFILE_1_SLICE, "2g": nvml.GPU_INSTANCE_PROFILE_2_SLICE,
 	"3g": nvml.GPU_INSTANCE_PROFILE_3_SLICE, "4g": nvml.GPU_INSTANCE_PROFILE_4_SLICE,
@@ -51,8 +52,9 @@ var instanceProfiles = map[string]int{
 
 const secondOneSlice = nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2
 
-// firstInstanceID is the ID of the first GPU instance by how many of its size fill a GPU. Like the driver's, there is one ID for the
-// instance that takes all, two for the halves, four for the quarters, and the rest are for the eighths.
+// firstInstanceID is the ID of the first GPU instance by how many of its size fill a GPU. Like the
+// driver's, there is one ID for the instance that takes all, two for the halves, four for the
+// quarters, and the rest are for the eighths.
 var firstInstanceID = map[int]int{1: 0, 2: 1, 4: 3, 8: 7}
 
 // complete parses what the file gives as text, and refuses a model that cannot be.
@@ -100,8 +102,8 @@ func (m *Model) complete() error {
 	return nil
 }
 
-// place finds the memory slices at which instances of a profile can begin: at multiples of their size, as long as there are compute
-// slices behind. A GPU with seven of those lacks the eighth.
+// place finds the memory slices at which instances of a profile can begin: at multiples of their
+// size, as long as there are compute slices behind. A GPU with seven of those lacks the eighth.
 func (m *Model) place(p *MIGProfile) {
 	eighths := 1
 	for eighths < m.computeSlices {
@@ -173,7 +175,8 @@ func firstStep(way string) (int, error) {
 	return node, nil
 }
 
-// deriveUUID returns a UUID that depends on the given names alone: version 8, the one for such uses.
+// deriveUUID returns a UUID that depends on the given names alone: version 8, the one for such
+// uses.
 func deriveUUID(names ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(names, "\x00")))
 	sum[6] = sum[6]&0x0f | 0x80

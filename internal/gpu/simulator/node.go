@@ -12,7 +12,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A Node is a simulated machine. Its methods may be called by any number of goroutines; it has none of its own.
+// A Node is a simulated machine. Its methods may be called by any number of goroutines; it has none
+// of its own.
 type Node struct {
 	profile Profile
 	began   time.Time // when it was made
@@ -112,7 +113,8 @@ func build(p Profile) (*Node, error) {
 			return nil, fmt.Errorf("gpus[%d]: mig: %w", slot, err)
 		}
 		n.bindings++
-		n.gpus = append(n.gpus, &gpu{slot: slot, spec: spec, binding: n.bindings, mig: spec.MIG != nil, pending: spec.MIG != nil, layout: layout})
+		n.gpus = append(n.gpus, &gpu{slot: slot, spec: spec, binding: n.bindings, mig: spec.MIG != nil,
+			pending: spec.MIG != nil, layout: layout})
 	}
 	for i, f := range p.Faults {
 		if err := n.Inject(f); err != nil {
@@ -130,10 +132,12 @@ func (n *Node) Close() {
 	n.changeLocked()
 }
 
-// NVML returns a library of the node's driver that is not loaded yet. Each library is that of another process.
+// NVML returns a library of the node's driver that is not loaded yet. Each library is that of
+// another process.
 func (n *Node) NVML() nvml.Interface { return &library{node: n} }
 
-// Root returns the node's file system, with the folders proc, sys and dev. It follows what happens to the node.
+// Root returns the node's file system, with the folders proc, sys and dev. It follows what happens
+// to the node.
 func (n *Node) Root() fs.FS { return root{n} }
 
 // changeLocked wakes all calls that wait for a change, and makes Root show it.
@@ -157,12 +161,13 @@ func (n *Node) failureLocked(call string, g *gpu) nvml.Return {
 type Stats struct {
 	// Sessions are those that were opened with Init and not closed with Shutdown.
 	Sessions int
-	// EventSets are those that were created and not freed, SystemEventSets those for events of the node as a whole.
+	// EventSets are those that were created and not freed, SystemEventSets those for events of the
+	// node as a whole.
 	EventSets, SystemEventSets int
 	// GPMSamples are those of GPU performance monitoring that were allocated and not freed.
 	GPMSamples int
-	// StaleCalls counts calls on handles of ended sessions and freed event sets, any of which can crash a process that
-	// uses the real library.
+	// StaleCalls counts calls on handles of ended sessions and freed event sets, any of which can
+	// crash a process that uses the real library.
 	StaleCalls int
 }
 
@@ -175,7 +180,8 @@ func (n *Node) Stats() Stats {
 	}
 }
 
-// Calls returns how many calls were made on the node's sessions, but for those that only free something.
+// Calls returns how many calls were made on the node's sessions, but for those that only free
+// something.
 func (n *Node) Calls() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -184,7 +190,8 @@ func (n *Node) Calls() uint64 {
 
 // A Status says how one GPU of the node is.
 type Status struct {
-	// Index is the GPU's position in the profile: its NVML index as long as all GPUs before it are plugged in.
+	// Index is the GPU's position in the profile: its NVML index as long as all GPUs before it are
+	// plugged in.
 	Index int    `json:"index"`
 	UUID  string `json:"uuid"`
 	BDF   string `json:"bdf"`
@@ -207,7 +214,8 @@ type MIGStatus struct {
 	CI      int    `json:"ci"`
 }
 
-// List returns how the GPUs of the node are, in the order of the profile; those that are unplugged too.
+// List returns how the GPUs of the node are, in the order of the profile; those that are unplugged
+// too.
 func (n *Node) List() []Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -239,7 +247,8 @@ func (n *Node) uuidLocked(g *gpu, c *computeInstance) string {
 	return c.uuid
 }
 
-// A target is what a Fault is aimed at: a GPU and, if it was addressed by a MIG device, its instance.
+// A target is what a Fault is aimed at: a GPU and, if it was addressed by a MIG device, its
+// instance.
 type target struct {
 	gpu  *gpu
 	inst *computeInstance

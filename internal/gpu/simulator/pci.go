@@ -29,8 +29,8 @@ func put(to []int8, s string) {
 	}
 }
 
-// pcieRoot returns the PCIe root complex of the GPU at position i. GPUs below one host bridge share it; its bus is the one before that of
-// the first of them.
+// pcieRoot returns the PCIe root complex of the GPU at position i. GPUs below one host bridge share
+// it; its bus is the one before that of the first of them.
 func (p *Profile) pcieRoot(i int) string {
 	bridge := func(g GPU) string {
 		steps := strings.SplitN(g.PCIe, "/", 3)

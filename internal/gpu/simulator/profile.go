@@ -33,15 +33,18 @@ type Profile struct {
 	Driver string `json:"driver"`
 	// CUDA is the newest CUDA version that the driver supports, such as "13.0".
 	CUDA string `json:"cuda"`
-	// Model is the model of every GPU that does not name its own: a file in models, or a key of Models.
+	// Model is the model of every GPU that does not name its own: a file in models, or a key of
+	// Models.
 	Model string `json:"model"`
 	// Models are further models by key. They win over those in models.
 	Models map[string]Model `json:"models,omitempty"`
 	// GPUs are the GPUs by ascending PCI address: NVML's order.
 	GPUs []GPU `json:"gpus"`
-	// NVSwitches are the PCI addresses of the switches that all NVLinks lead to. Without any, NVLinks says where they go.
+	// NVSwitches are the PCI addresses of the switches that all NVLinks lead to. Without any, NVLinks
+	// says where they go.
 	NVSwitches []string `json:"nvswitches,omitempty"`
-	// NVLinks is the matrix of direct NVLinks: one row a GPU, in it the number of lanes to each GPU, separated by blanks.
+	// NVLinks is the matrix of direct NVLinks: one row a GPU, in it the number of lanes to each GPU,
+	// separated by blanks.
 	NVLinks []string `json:"nvlinks,omitempty"`
 	// Fabric is the multi-node NVLink fabric that the GPUs have joined; nil without one.
 	Fabric *Fabric `json:"fabric,omitempty"`
@@ -57,19 +60,23 @@ type Profile struct {
 type GPU struct {
 	// BDF is the PCI address, such as "0000:1b:00.0".
 	BDF string `json:"bdf"`
-	// PCIe is the way to the GPU through the PCIe tree: NUMA node, host bridge, and the switches below it, separated by
-	// slashes, such as "0/1/0". Two GPUs are as near as their ways have first steps in common.
+	// PCIe is the way to the GPU through the PCIe tree: NUMA node, host bridge, and the switches below
+	// it, separated by slashes, such as "0/1/0". Two GPUs are as near as their ways have first steps
+	// in common.
 	PCIe string `json:"pcie"`
-	// NUMA is the NUMA node that sysfs gives, if it is not the first step of PCIe; firmware that does not say gives -1.
+	// NUMA is the NUMA node that sysfs gives, if it is not the first step of PCIe; firmware that does
+	// not say gives -1.
 	NUMA *int `json:"numa,omitempty"`
 	// Minor is the N of /dev/nvidiaN; by default the GPU's position in the list.
 	Minor *int `json:"minor,omitempty"`
-	// UUID is NVML's name for the GPU; by default one derived from the profile's name and the GPU's position.
+	// UUID is NVML's name for the GPU; by default one derived from the profile's name and the GPU's
+	// position.
 	UUID string `json:"uuid,omitempty"`
 	// Model is the key of the GPU's model, if it differs from the Model of the Profile.
 	Model string `json:"model,omitempty"`
-	// MIG is the layout of the GPU in multi-instance mode, by the names of the MIG devices; nil if the mode is off.
-	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU instance after another.
+	// MIG is the layout of the GPU in multi-instance mode, by the names of the MIG devices; nil if the
+	// mode is off. Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one
+	// GPU instance after another.
 	MIG []string `json:"mig,omitempty"`
 
 	// VGPU makes the GPU a virtual one of a hypervisor; nil for a GPU of the machine.
@@ -82,7 +89,8 @@ type GPU struct {
 	minor int
 }
 
-// A Fabric is a multi-node NVLink fabric: the UUID of its cluster, and the part that the machine belongs to.
+// A Fabric is a multi-node NVLink fabric: the UUID of its cluster, and the part that the machine
+// belongs to.
 type Fabric struct {
 	Cluster string `json:"cluster"`
 	Clique  uint32 `json:"clique"`
@@ -92,7 +100,8 @@ var clusterForm = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 })
 
-// A VGPU is what a virtual GPU tells of the hypervisor's driver: its version and branch, of 10 bytes at most.
+// A VGPU is what a virtual GPU tells of the hypervisor's driver: its version and branch, of 10
+// bytes at most.
 type VGPU struct {
 	HostDriver string `json:"hostDriver"`
 	HostBranch string `json:"hostBranch"`
@@ -115,7 +124,8 @@ type Model struct {
 	Class  string       `json:"class,omitempty"`
 	NVLink NVLink       `json:"nvlink,omitempty"`
 	MIG    []MIGProfile `json:"mig,omitempty"`
-	// MemorySlices is into how many parts multi-instance mode divides the memory; 8 if it is not given.
+	// MemorySlices is into how many parts multi-instance mode divides the memory; 8 if it is not
+	// given.
 	MemorySlices int `json:"memorySlices,omitempty"`
 
 	architecture  uint32
@@ -159,7 +169,8 @@ func Names() []string {
 	return embeddedNames("profiles")
 }
 
-// embeddedNames returns the names of the files in a folder in the binary, sorted and without their ending.
+// embeddedNames returns the names of the files in a folder in the binary, sorted and without their
+// ending.
 func embeddedNames(folder string) []string {
 	files, err := fs.Glob(embedded, folder+"/*.yaml")
 	if err != nil {
@@ -174,8 +185,8 @@ func embeddedNames(folder string) []string {
 // maxProfile is the largest file of a profile that is read, in bytes.
 const maxProfile = 1 << 20
 
-// Load returns the profile with a name that Names lists, or, for a name that ends in .yaml or .yml, the profile in the
-// file at that path.
+// Load returns the profile with a name that Names lists, or, for a name that ends in .yaml or .yml,
+// the profile in the file at that path.
 func Load(nameOrPath string) (Profile, error) {
 	if ext := filepath.Ext(nameOrPath); ext == ".yaml" || ext == ".yml" {
 		data, err := statefile.Read(nameOrPath, maxProfile)
@@ -209,7 +220,8 @@ func parse(file string, data []byte) (Profile, error) {
 	return p, nil
 }
 
-// trimDecoder drops the words with which the YAML library introduces an error: they name its steps, not the file's.
+// trimDecoder drops the words with which the YAML library introduces an error: they name its steps,
+// not the file's.
 func trimDecoder(err error) error {
 	text := err.Error()
 	for _, prefix := range []string{
@@ -220,7 +232,8 @@ func trimDecoder(err error) error {
 	return errors.New(text)
 }
 
-// modelOf returns the model with a key: one of known, or one in the binary, which it then adds to known.
+// modelOf returns the model with a key: one of known, or one in the binary, which it then adds to
+// known.
 func modelOf(key string, known map[string]Model) (Model, error) {
 	if m, ok := known[key]; ok {
 		return m, nil

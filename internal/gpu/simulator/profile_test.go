@@ -75,7 +75,8 @@ func uuid(t *testing.T, d nvml.Device) string {
 	return u
 }
 
-// checkIdentities checks that nothing that names a GPU or MIG device names two, and that look-ups lead back.
+// checkIdentities checks that nothing that names a GPU or MIG device names two, and that look-ups
+// lead back.
 func checkIdentities(t *testing.T, lib nvml.Interface) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -112,7 +113,8 @@ func migDevices(t *testing.T, d nvml.Device) []nvml.Device {
 	return all
 }
 
-// checkLinks checks that the NVLinks of all GPUs fit together and that PCIe is as near one way as the other.
+// checkLinks checks that the NVLinks of all GPUs fit together and that PCIe is as near one way as
+// the other.
 func checkLinks(t *testing.T, lib nvml.Interface) {
 	t.Helper()
 	all := handles(t, lib)
@@ -158,7 +160,8 @@ func checkLinks(t *testing.T, lib nvml.Interface) {
 	}
 }
 
-// checkMIGNames checks that what the calls say of a MIG device gives the name that the profile gives it.
+// checkMIGNames checks that what the calls say of a MIG device gives the name that the profile
+// gives it.
 func checkMIGNames(t *testing.T, p simulator.Profile, lib nvml.Interface) {
 	t.Helper()
 	for i, d := range handles(t, lib) {
@@ -173,7 +176,8 @@ func checkMIGNames(t *testing.T, p simulator.Profile, lib nvml.Interface) {
 	}
 }
 
-// migName makes a MIG device's name of what calls say: the eighths of the memory that it has a part of.
+// migName makes a MIG device's name of what calls say: the eighths of the memory that it has a part
+// of.
 func migName(t *testing.T, gpu, m nvml.Device) string {
 	t.Helper()
 	a, ret := m.GetAttributes()
@@ -181,7 +185,8 @@ func migName(t *testing.T, gpu, m nvml.Device) string {
 	memory, ret := gpu.GetMemoryInfo()
 	must(t, "GetMemoryInfo", ret)
 	eighths := math.Ceil(float64(a.MemorySizeMB<<20) / float64(memory.Total) * 8)
-	name := fmt.Sprintf("%dg.%.0fgb", a.GpuInstanceSliceCount, math.Round(eighths/8*math.Ceil(float64(memory.Total)/(1<<30))))
+	name := fmt.Sprintf("%dg.%.0fgb", a.GpuInstanceSliceCount,
+		math.Round(eighths/8*math.Ceil(float64(memory.Total)/(1<<30))))
 	if a.ComputeInstanceSliceCount < a.GpuInstanceSliceCount {
 		name = fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
 	}
@@ -311,7 +316,8 @@ nvlinks: [0 2, 2 0]
 		"missing row":       {"[0 2, 2 0]", "[0 2]", "nvlinks has 1 rows for 2 GPUs"},
 		"switch and links":  {"nvlinks:", "nvswitches: [\"0000:09:00.0\"]\nnvlinks:", "both given"},
 		"MIG without mode":  {"minor: 5", "mig: [1g.10gb]", "gpus[1]: mig: My GPU has no multi-instance mode"},
-		"impossible fault":  {"nvlinks:", "faults: [{kind: lost, gpu: \"2\"}]\nnvlinks:", `faults[0]: inject lost: no GPU or MIG device "2"`},
+		"impossible fault": {"nvlinks:", "faults: [{kind: lost, gpu: \"2\"}]\nnvlinks:",
+			`faults[0]: inject lost: no GPU or MIG device "2"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := load(t, strings.Replace(good, c.replace, c.by, 1))
@@ -328,7 +334,8 @@ func TestFaultsFromTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Faults = []simulator.Fault{{Kind: simulator.KindLost, GPU: "2"}, {Kind: simulator.KindRemapFailure, GPU: "5"}, {Kind: simulator.KindDriver, Driver: "missing"}}
+	p.Faults = []simulator.Fault{{Kind: simulator.KindLost, GPU: "2"}, {Kind: simulator.KindRemapFailure, GPU: "5"},
+		{Kind: simulator.KindDriver, Driver: "missing"}}
 	file := filepath.Join(t.TempDir(), "dgx-h100.yaml")
 	text, err := yaml.Marshal(p)
 	if err != nil {
@@ -352,7 +359,8 @@ func TestFaultsFromTheStart(t *testing.T) {
 }
 
 func TestLoadOfNothing(t *testing.T) {
-	if _, err := simulator.Load("dgx-h1000"); err == nil || !strings.Contains(err.Error(), "give one of a100-mig-mixed, a30-x4,") {
+	if _, err := simulator.Load("dgx-h1000"); err == nil ||
+		!strings.Contains(err.Error(), "give one of a100-mig-mixed, a30-x4,") {
 		t.Errorf("an unknown name: %v", err)
 	}
 	if _, err := simulator.Load("/no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml") {

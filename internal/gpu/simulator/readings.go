@@ -21,7 +21,8 @@ type readings struct {
 	remapPending bool
 	remapFailure bool
 	unrepairable bool
-	// The report alone is the worse for the rest; only of errors in the chip's own memories more follows, after an XID.
+	// The report alone is the worse for the rest; only of errors in the chip's own memories more
+	// follows, after an XID.
 	sramThreshold bool
 	throttled     bool
 	replays       int
@@ -33,7 +34,8 @@ type readings struct {
 	smiReset  string       // what nvidia-smi does when it is to be reset
 }
 
-// A fabric says how far the GPU's registration with the NVSwitch fabric is, relative to one that is complete.
+// A fabric says how far the GPU's registration with the NVSwitch fabric is, relative to one that is
+// complete.
 type fabric struct {
 	behind uint8 // steps that are missing
 	status nvml.Return
@@ -56,12 +58,17 @@ var fields = map[uint32]field{
 	nvml.FI_DEV_NVLINK_LINK_COUNT: {since: 1, read: plainField(func(g *gpu) uint64 {
 		return uint64(g.spec.model.NVLink.Links)
 	})},
-	nvml.FI_DEV_REMAPPED_COR:                      {since: 450, read: remapField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_REMAPPED_UNC:                      {since: 450, read: remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
-	nvml.FI_DEV_REMAPPED_PENDING:                  {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
-	nvml.FI_DEV_REMAPPED_FAILURE:                  {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
-	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX:         {since: 450, read: nvlinkField(400), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
-	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX:         {since: 450, read: nvlinkField(390), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_REMAPPED_COR: {since: 450, read: remapField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_REMAPPED_UNC: {since: 450,
+		read: remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
+	nvml.FI_DEV_REMAPPED_PENDING: {since: 450,
+		read: remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
+	nvml.FI_DEV_REMAPPED_FAILURE: {since: 450,
+		read: remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
+	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX: {since: 450, read: nvlinkField(400),
+		kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX: {since: 450, read: nvlinkField(390),
+		kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
 	nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL:   {since: 450, read: linkErrors(3)},
 	nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: {since: 450, read: linkErrors(1)},
 	nvml.FI_DEV_NVLINK_GET_STATE: {since: 530, read: func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
@@ -112,7 +119,8 @@ func bit(b bool) uint64 {
 	return 0
 }
 
-// remaps reports whether the driver tells of the GPU's row remapper: since Ampere, and not with MIG instances.
+// remaps reports whether the driver tells of the GPU's row remapper: since Ampere, and not with MIG
+// instances.
 func remaps(g *gpu) bool {
 	return g.spec.model.architecture >= nvml.DEVICE_ARCH_AMPERE && len(g.layout.instances) == 0
 }
@@ -140,7 +148,8 @@ func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 	return ret
 }
 
-// GetRemappedRows returns the corrected and uncorrected remapped rows, and whether a remapping is pending or failed.
+// GetRemappedRows returns the corrected and uncorrected remapped rows, and whether a remapping is
+// pending or failed.
 func (d device) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	type rows struct {
 		remapped        int
@@ -165,7 +174,8 @@ func (d device) GetUnrepairableMemoryFlag_v1() (nvml.UnrepairableMemoryStatus_v1
 	})
 }
 
-// GetSramEccErrorStatus returns whether the chip's own memories had more errors than a part may have.
+// GetSramEccErrorStatus returns whether the chip's own memories had more errors than a part may
+// have.
 func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
 	return ask(d, "DeviceGetSramEccErrorStatus", func(g *gpu) (nvml.EccSramErrorStatus, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_AMPERE {
@@ -175,8 +185,8 @@ func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
 	})
 }
 
-// GetRetiredPagesPendingStatus returns whether memory pages will be retired at the next reset: what a GPU before Ampere has
-// in the place of remapped rows.
+// GetRetiredPagesPendingStatus returns whether memory pages will be retired at the next reset: what
+// a GPU before Ampere has in the place of remapped rows.
 func (d device) GetRetiredPagesPendingStatus() (nvml.EnableState, nvml.Return) {
 	return ask(d, "DeviceGetRetiredPagesPendingStatus", func(g *gpu) (nvml.EnableState, nvml.Return) {
 		if g.spec.model.architecture >= nvml.DEVICE_ARCH_AMPERE {

@@ -7,8 +7,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// resets says whether the GPU's mode is changed by a reset, and outlives one: so it is on Ampere. Later generations change it without a
-// reset, and lose it with one.
+// resets says whether the GPU's mode is changed by a reset, and outlives one: so it is on Ampere.
+// Later generations change it without a reset, and lose it with one.
 func (g *gpu) resets() bool { return g.spec.model.architecture <= nvml.DEVICE_ARCH_AMPERE }
 
 // busy says whether processes compute on the GPU or on a part of it, or have it open.
@@ -17,14 +17,15 @@ func (g *gpu) busy() bool {
 		slices.ContainsFunc(g.layout.devices, func(c *computeInstance) bool { return c.processes > 0 })
 }
 
-// reset has the GPU do what a reset and a restart of the node do to its multi-instance mode. Its instances are lost.
+// reset has the GPU do what a reset and a restart of the node do to its multi-instance mode. Its
+// instances are lost.
 func (g *gpu) reset() {
 	g.mig = g.pending && g.resets()
 	g.pending, g.layout = g.mig, layout{}
 }
 
-// open says whether another session than this one is open, or one is registered for the events of the GPU: then the driver does not reset
-// the GPU.
+// open says whether another session than this one is open, or one is registered for the events of
+// the GPU: then the driver does not reset the GPU.
 func (n *Node) openLocked(g *gpu, own *session) bool {
 	for s := range n.sets {
 		if s.masks[g] != 0 {
@@ -34,8 +35,9 @@ func (n *Node) openLocked(g *gpu, own *session) bool {
 	return len(n.sessions) > 1 || !own.open
 }
 
-// SetMigMode sets the mode, and returns first how its activation went. While the GPU is in use or has instances it is not activated: on
-// Ampere it is pending then, and as long as another session has the GPU open. In a virtual machine GPUs are not reset.
+// SetMigMode sets the mode, and returns first how its activation went. While the GPU is in use or
+// has instances it is not activated: on Ampere it is pending then, and as long as another session
+// has the GPU open. In a virtual machine GPUs are not reset.
 func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 	n := d.session.node
 	activation, ret := ask(d, "DeviceSetMigMode", func(g *gpu) (nvml.Return, nvml.Return) {
@@ -141,7 +143,8 @@ func (d device) CreateGpuInstanceWithPlacement(
 }
 
 // create creates a GPU instance at the place that is found for it.
-func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile) (int, bool)) (nvml.GpuInstance, nvml.Return) {
+func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile) (int, bool)) (nvml.GpuInstance,
+	nvml.Return) {
 	return ask(d, call, func(g *gpu) (nvml.GpuInstance, nvml.Return) {
 		p, ok := g.profileLocked(profile)
 		if !g.mig || !ok {
@@ -162,7 +165,8 @@ func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile)
 	})
 }
 
-// Destroy ends the GPU instance, unless it has a compute instance, or a sample of performance monitoring refers to it.
+// Destroy ends the GPU instance, unless it has a compute instance, or a sample of performance
+// monitoring refers to it.
 func (h gpuInstanceHandle) Destroy() nvml.Return {
 	_, ret := askGI(h, "GpuInstanceDestroy", func() (struct{}, nvml.Return) {
 		for _, pinned := range h.session.node.pins {
@@ -173,7 +177,8 @@ func (h gpuInstanceHandle) Destroy() nvml.Return {
 		if len(h.gi.computes) > 0 {
 			return struct{}{}, nvml.ERROR_IN_USE
 		}
-		h.gpu.layout.instances = slices.DeleteFunc(slices.Clone(h.gpu.layout.instances), func(o *gpuInstance) bool { return o == h.gi })
+		h.gpu.layout.instances = slices.DeleteFunc(slices.Clone(h.gpu.layout.instances),
+			func(o *gpuInstance) bool { return o == h.gi })
 		h.session.node.repartitionedLocked(h.gpu)
 		return struct{}{}, nvml.SUCCESS
 	})
@@ -199,7 +204,8 @@ func (gi *gpuInstance) roomFor(start, size int) bool {
 		!slices.ContainsFunc(gi.computes, func(c *computeInstance) bool { return c.start < start+size && start < c.start+c.slices })
 }
 
-// GetComputeInstancePossiblePlacements returns where compute instances of a profile can be, whether there is room now or not.
+// GetComputeInstancePossiblePlacements returns where compute instances of a profile can be, whether
+// there is room now or not.
 func (h gpuInstanceHandle) GetComputeInstancePossiblePlacements(
 	info *nvml.ComputeInstanceProfileInfo,
 ) ([]nvml.ComputeInstancePlacement, nvml.Return) {
@@ -214,8 +220,10 @@ func (h gpuInstanceHandle) GetComputeInstancePossiblePlacements(
 	})
 }
 
-// GetComputeInstanceRemainingCapacity returns how many compute instances of a profile there is room for now.
-func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.ComputeInstanceProfileInfo) (int, nvml.Return) {
+// GetComputeInstanceRemainingCapacity returns how many compute instances of a profile there is room
+// for now.
+func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.ComputeInstanceProfileInfo) (int,
+	nvml.Return) {
 	return askGI(h, "GpuInstanceGetComputeInstanceRemainingCapacity", func() (int, nvml.Return) {
 		rooms, size := 0, computeSlices[int(info.Id)]
 		for _, start := range h.gi.computeStarts(size) {
@@ -228,7 +236,8 @@ func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.Comput
 }
 
 // CreateComputeInstance creates a compute instance at the first place that has room.
-func (h gpuInstanceHandle) CreateComputeInstance(info *nvml.ComputeInstanceProfileInfo) (nvml.ComputeInstance, nvml.Return) {
+func (h gpuInstanceHandle) CreateComputeInstance(info *nvml.ComputeInstanceProfileInfo) (nvml.ComputeInstance,
+	nvml.Return) {
 	return h.create("GpuInstanceCreateComputeInstance", info.Id, func(size int) int {
 		return slices.IndexFunc(h.gi.computeStarts(size), func(start int) bool { return h.gi.roomFor(start, size) })
 	})
@@ -246,8 +255,10 @@ func (h gpuInstanceHandle) CreateComputeInstanceWithPlacement(
 	})
 }
 
-// create creates a compute instance at the place that is found for it, by its position among all places for its size.
-func (h gpuInstanceHandle) create(call string, profile uint32, place func(size int) int) (nvml.ComputeInstance, nvml.Return) {
+// create creates a compute instance at the place that is found for it, by its position among all
+// places for its size.
+func (h gpuInstanceHandle) create(call string, profile uint32, place func(size int) int) (nvml.ComputeInstance,
+	nvml.Return) {
 	return askGI(h, call, func() (nvml.ComputeInstance, nvml.Return) {
 		size := computeSlices[int(profile)]
 		at := place(size)

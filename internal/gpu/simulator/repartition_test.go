@@ -68,7 +68,8 @@ func TestInstances(t *testing.T) {
 	if got := capacity(t, gpu, two); got != 2 {
 		t.Errorf("room for %d instances of two slices", got)
 	}
-	one, ret := gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+	one, ret := gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE,
+		nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 	must(t, "GetComputeInstanceProfileInfo", ret)
 	first, ret := gi.CreateComputeInstance(&one)
 	must(t, "CreateComputeInstance", ret)
@@ -176,10 +177,12 @@ func TestModes(t *testing.T) {
 // TestInstancesAreLost restarts a node, and resets a GPU, with instances on it.
 func TestInstancesAreLost(t *testing.T) {
 	t.Parallel()
-	for node, mode := range map[string]int{"a100-mig-mixed": nvml.DEVICE_MIG_ENABLE, "h100-mig-1g": nvml.DEVICE_MIG_DISABLE} {
+	for node, mode := range map[string]int{"a100-mig-mixed": nvml.DEVICE_MIG_ENABLE,
+		"h100-mig-1g": nvml.DEVICE_MIG_DISABLE} {
 		n, lib := start(t, node)
 		gpu := handle(t, lib, 3)
-		if activation, ret := gpu.SetMigMode(nvml.DEVICE_MIG_DISABLE); ret != nvml.SUCCESS || activation != nvml.ERROR_IN_USE {
+		if activation, ret := gpu.SetMigMode(nvml.DEVICE_MIG_DISABLE); ret != nvml.SUCCESS ||
+			activation != nvml.ERROR_IN_USE {
 			t.Errorf("%s: the mode is switched off although there are instances: %v, %v", node, activation, ret)
 		}
 		must(t, "SetMigMode", second2(gpu.SetMigMode(nvml.DEVICE_MIG_ENABLE)))
@@ -204,39 +207,49 @@ func second2(_, ret nvml.Return) nvml.Return { return ret }
 
 // TestRepartitioningFailsAndHangs has each call fail, and hang.
 func TestRepartitioningFailsAndHangs(t *testing.T) {
-	for call, do := range map[string]func(t *testing.T, gpu nvml.Device, gi nvml.GpuInstance, ci nvml.ComputeInstance) nvml.Return{
+	for call, do := range map[string]func(t *testing.T, gpu nvml.Device, gi nvml.GpuInstance,
+		ci nvml.ComputeInstance) nvml.Return{
 		"DeviceSetMigMode": func(_ *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
 			return second2(gpu.SetMigMode(nvml.DEVICE_MIG_ENABLE))
 		},
-		"DeviceCreateGpuInstance": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"DeviceCreateGpuInstance": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gpu.CreateGpuInstance(profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE)))
 		},
-		"DeviceCreateGpuInstanceWithPlacement": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"DeviceCreateGpuInstanceWithPlacement": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(create(gpu, profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE), 0, 1))
 		},
-		"DeviceGetGpuInstanceRemainingCapacity": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"DeviceGetGpuInstanceRemainingCapacity": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gpu.GetGpuInstanceRemainingCapacity(profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE)))
 		},
-		"DeviceGetGpuInstancePossiblePlacements": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"DeviceGetGpuInstancePossiblePlacements": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gpu.GetGpuInstancePossiblePlacements(profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE)))
 		},
 		"DeviceGetGpuInstances": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
 			return second(gpu.GetGpuInstances(profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE)))
 		},
-		"GpuInstanceCreateComputeInstance": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"GpuInstanceCreateComputeInstance": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gi.CreateComputeInstance(&nvml.ComputeInstanceProfileInfo{}))
 		},
-		"GpuInstanceCreateComputeInstanceWithPlacement": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"GpuInstanceCreateComputeInstanceWithPlacement": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			placement := nvml.ComputeInstancePlacement{Start: 2, Size: 1}
 			return second(gi.CreateComputeInstanceWithPlacement(&nvml.ComputeInstanceProfileInfo{}, &placement))
 		},
-		"GpuInstanceGetComputeInstanceRemainingCapacity": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"GpuInstanceGetComputeInstanceRemainingCapacity": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gi.GetComputeInstanceRemainingCapacity(&nvml.ComputeInstanceProfileInfo{}))
 		},
-		"GpuInstanceGetComputeInstancePossiblePlacements": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"GpuInstanceGetComputeInstancePossiblePlacements": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gi.GetComputeInstancePossiblePlacements(&nvml.ComputeInstanceProfileInfo{}))
 		},
-		"GpuInstanceGetComputeInstances": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"GpuInstanceGetComputeInstances": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gi.GetComputeInstances(&nvml.ComputeInstanceProfileInfo{}))
 		},
 		"GpuInstanceDestroy": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, ci nvml.ComputeInstance) nvml.Return {
@@ -281,8 +294,9 @@ func TestRepartitioningFailsAndHangs(t *testing.T) {
 	}
 }
 
-// TestRandomInstances creates and destroys instances at random. No two are ever on one slice, the remaining capacity is right about
-// whether one more can be created, and a place is refused only where an instance is, or where the profile has none.
+// TestRandomInstances creates and destroys instances at random. No two are ever on one slice, the
+// remaining capacity is right about whether one more can be created, and a place is refused only
+// where an instance is, or where the profile has none.
 func TestRandomInstances(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {

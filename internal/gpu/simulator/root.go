@@ -126,7 +126,8 @@ func (b filer) gpu(g *gpu) {
 	}
 }
 
-// client adds what /proc has of a process that has a GPU open, as it is seen from a container with a control group namespace of its own.
+// client adds what /proc has of a process that has a GPU open, as it is seen from a container with
+// a control group namespace of its own.
 func (b filer) client(folder string, minor int, pod string) {
 	b.text(folder+"/comm", "nv-hostengine")
 	b.link(folder+"/fd/0", "/dev/null")
@@ -169,7 +170,8 @@ func (b filer) driver(n *Node) {
 	b.minors(n)
 }
 
-// The number of GPU instances of a GPU, and of compute instances in one of them, for which the driver keeps minors.
+// The number of GPU instances of a GPU, and of compute instances in one of them, for which the
+// driver keeps minors.
 const (
 	minorGIs = 15
 	minorCIs = 8

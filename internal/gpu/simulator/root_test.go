@@ -69,7 +69,8 @@ func TestRoot(t *testing.T) {
 		}
 	}
 	minors := read(t, n, "proc/driver/nvidia-caps/mig-minors")
-	for _, line := range []string{"config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi7/ci0/access 67", "gpu1/gi0/access 138"} {
+	for _, line := range []string{"config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi7/ci0/access 67",
+		"gpu1/gi0/access 138"} {
 		if !strings.Contains(minors, line+"\n") {
 			t.Errorf("mig-minors has no line %q", line)
 		}

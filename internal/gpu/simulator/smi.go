@@ -27,8 +27,8 @@ func (n *Node) smiResetLocked(f Fault, t target) error {
 	return err
 }
 
-// Reset does what nvidia-smi --gpu-reset does with the GPUs at some PCI addresses. It returns what that prints, and whether it succeeds.
-// A reset that hangs ends with ctx.
+// Reset does what nvidia-smi --gpu-reset does with the GPUs at some PCI addresses. It returns what
+// that prints, and whether it succeeds. A reset that hangs ends with ctx.
 func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -73,14 +73,16 @@ func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 		return "The following GPUs could not be reset:\n" + strings.Join(refused, "\n"), false
 	}
 	for _, peer := range n.gpus {
-		needs := slices.ContainsFunc(gpus, func(g *gpu) bool { return g.smiReset == resetPeers }) && peer.smiReset == resetPeers
+		needs := slices.ContainsFunc(gpus, func(g *gpu) bool { return g.smiReset == resetPeers }) &&
+			peer.smiReset == resetPeers
 		if needs && !slices.Contains(gpus, peer) {
 			missing = append(missing, strconv.Itoa(peer.slot))
 		}
 	}
 	if len(missing) > 0 {
 		return "GPU Reset couldn't progress because the specified devices do not meet the reset criterion (e.g. NVLink connected GPUs must be " +
-			"reset together). Please append the following device indexes to the command line and retry.\n" + strings.Join(missing, ","), false
+			"reset together). Please append the following device indexes to the command line and retry.\n" +
+			strings.Join(missing, ","), false
 	}
 	for _, g := range gpus {
 		at := g

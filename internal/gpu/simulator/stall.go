@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// A stall keeps calls from returning, for a time or until it is restored: those with a name, or all, on one GPU, or anywhere.
+// A stall keeps calls from returning, for a time or until it is restored: those with a name, or
+// all, on one GPU, or anywhere.
 type stall struct {
 	call    string
 	slot    int // or anywhere
@@ -29,11 +30,13 @@ func (s *stall) String() string {
 
 // strikes reports whether a call on a GPU (nil: on none) is one that stalls.
 func (s *stall) strikes(call string, g *gpu) bool {
-	return (s.call == "" || s.call == call) && (s.slot == anywhere || g != nil && s.slot == g.slot) && !(s.counted && s.left == 0)
+	return (s.call == "" || s.call == call) && (s.slot == anywhere || g != nil && s.slot == g.slot) &&
+		!(s.counted && s.left == 0)
 }
 
-// stallLocked returns when a call on a GPU (nil: on none) may go on. It gives up node.mu while it waits. Each stall strikes a
-// call once: passed are those that have struck this one, and the result is passed with those that have since.
+// stallLocked returns when a call on a GPU (nil: on none) may go on. It gives up node.mu while it
+// waits. Each stall strikes a call once: passed are those that have struck this one, and the result
+// is passed with those that have since.
 func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 	for !n.closed {
 		i := slices.IndexFunc(n.stalls, func(s *stall) bool { return s.strikes(call, g) && !slices.Contains(passed, s) })

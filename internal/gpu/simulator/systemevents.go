@@ -7,14 +7,16 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A systemSet collects the events of the node as a whole for one session, which has at most one. Its fields are guarded by the
-// node's mu. Users know it by their session: the handle in their requests stays nil, as its type is go-nvml's own.
+// A systemSet collects the events of the node as a whole for one session, which has at most one.
+// Its fields are guarded by the node's mu. Users know it by their session: the handle in their
+// requests stays nil, as its type is go-nvml's own.
 type systemSet struct {
 	mask  uint64 // the event types registered for
 	queue []nvml.SystemEventData_v1
 }
 
-// system makes a call on the session that concerns its system set, and that only a request of version 1 makes.
+// system makes a call on the session that concerns its system set, and that only a request of
+// version 1 makes.
 func system[T any](l *library, call string, request T, version uint32, answer func(*session) nvml.Return) nvml.Return {
 	_, ret := query(l, call, func(s *session) (struct{}, nvml.Return) {
 		if version != nvml.STRUCT_VERSION(request, 1) {
@@ -64,7 +66,8 @@ func (l *library) SystemEventSetFree(r *nvml.SystemEventSetFreeRequest) nvml.Ret
 	})
 }
 
-// SystemEventSetWait returns the next events; TIMEOUT if there is none for the time that the request gives.
+// SystemEventSetWait returns the next events; TIMEOUT if there is none for the time that the
+// request gives.
 func (l *library) SystemEventSetWait(r *nvml.SystemEventSetWaitRequest) nvml.Return {
 	changed, ret := l.takeSystemEvents(r)
 	if ret != nvml.ERROR_TIMEOUT || r.Timeoutms == 0 {

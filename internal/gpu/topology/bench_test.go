@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// BenchmarkChoose times the choice on each machine at the size that takes longest, all GPUs available.
+// BenchmarkChoose times the choice on each machine at the size that takes longest, all GPUs
+// available.
 func BenchmarkChoose(b *testing.B) {
 	for _, m := range slices.Concat(machines8(), machines16(), machines32(), []machine{{"random-64", random(64, 1)}}) {
 		g := topology.New(m.gpus)

@@ -6,7 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestBoundOfASearchThatEnded: no set that was not looked at has a higher score. What is left of a point counts as one.
+// TestBoundOfASearchThatEnded: no set that was not looked at has a higher score. What is left of a
+// point counts as one.
 func TestBoundOfASearchThatEnded(t *testing.T) {
 	t.Parallel()
 	g := New([]inventory.GPU{{UUID: "a"}, {UUID: "b", Index: 1}})
@@ -22,7 +23,8 @@ func TestBoundOfASearchThatEnded(t *testing.T) {
 		"a little less":     {5*unit - 1, 5, false},
 	} {
 		s := &search{n: 1, found: []ranked{{value: 0, set: 1}}, open: tt.open}
-		if c := g.choice(s, 0, Request{Available: SetOf(0), Size: 1}); c.Bound != tt.bound || c.Exact != tt.exact || c.Set != SetOf(0) {
+		if c := g.choice(s, 0, Request{Available: SetOf(0), Size: 1}); c.Bound != tt.bound || c.Exact != tt.exact ||
+			c.Set != SetOf(0) {
 			t.Errorf("%s: %+v, want the bound %d", name, c, tt.bound)
 		}
 	}

@@ -6,10 +6,11 @@ type Request struct {
 	Available GPUSet
 	// Required are the GPUs that the answer must hold; they count as available.
 	Required GPUSet
-	// Busy are the GPUs that others hold; those that are also available or required do not count as busy. A GPU that
-	// is none of the three, such as an unhealthy one, has no part in the choice.
+	// Busy are the GPUs that others hold; those that are also available or required do not count as
+	// busy. A GPU that is none of the three, such as an unhealthy one, has no part in the choice.
 	Busy GPUSet
-	// Size is the number of GPUs wanted, the required ones included. Less than the required ones means just those.
+	// Size is the number of GPUs wanted, the required ones included. Less than the required ones means
+	// just those.
 	Size int
 }
 
@@ -19,11 +20,11 @@ type Choice struct {
 	Set GPUSet
 	// Score is the sum of the scores of the pairs inside Set.
 	Score int64
-	// Cost is the damage to the rest: 8 times the score from Set to the available GPUs outside it, plus the score
-	// from Set to the busy ones.
+	// Cost is the damage to the rest: 8 times the score from Set to the available GPUs outside it,
+	// plus the score from Set to the busy ones.
 	Cost int64
-	// Exact says that Set is the best by the package's objective. Otherwise the search ended early, and Set is the best
-	// that it saw.
+	// Exact says that Set is the best by the package's objective. Otherwise the search ended early,
+	// and Set is the best that it saw.
 	Exact bool
 	// Bound is what the Score of no possible set exceeds. It equals Score if Exact.
 	Bound int64
@@ -42,9 +43,9 @@ func (g *Graph) Choose(r Request) (Choice, bool) {
 	return choice, true
 }
 
-// Best returns the best `count` sets for a request, the best first; fewer if there are not as many, none if fewer GPUs
-// are available than it asks for. It may take a hundred times as long as Choose: it is for people who want to see what
-// the choice was between.
+// Best returns the best `count` sets for a request, the best first; fewer if there are not as many,
+// none if fewer GPUs are available than it asks for. It may take a hundred times as long as Choose:
+// it is for people who want to see what the choice was between.
 func (g *Graph) Best(r Request, count int) []Choice {
 	r, ok := g.normalise(r)
 	if !ok || count <= 0 {
@@ -68,23 +69,26 @@ func (g *Graph) choice(s *search, nth int, r Request) Choice {
 	c := Choice{Set: set, Score: g.within(set), Cost: g.cost(set, r), Exact: s.open <= s.found[nth].value}
 	c.Bound = c.Score
 	if !c.Exact {
-		// A value is unit × score − cost, without the required GPUs' own, and the cost is less than a unit.
+		// A value is unit × score − cost, without the required GPUs' own, and the cost is less than a
+		// unit.
 		c.Bound = max(c.Score, g.within(r.Required)+(s.open+unit-1)/unit)
 	}
 	return c
 }
 
-// freeWeight is what breaking a link to a GPU that stays free costs, in breaks of a link to a busy one. In simulation
-// the results are the same from 8 to 20: what matters is that damage to free neighbourhoods goes first and that ties fall
-// to GPUs whose neighbours are busy.
+// freeWeight is what breaking a link to a GPU that stays free costs, in breaks of a link to a busy
+// one. In simulation the results are the same from 8 to 20: what matters is that damage to free
+// neighbourhoods goes first and that ties fall to GPUs whose neighbours are busy.
 const freeWeight = 8
 
-// unit is what one point of score inside the set counts in the single number that is searched for: more than any cost,
-// so that the order is lexicographic. Cost is at most 64 GPUs × 63 peers × 8 × the highest pair score, 12,860: under
-// 2^29. Score is at most 2016 pairs × 12,860, under 2^25; so the number stays under 2^55.
+// unit is what one point of score inside the set counts in the single number that is searched for:
+// more than any cost, so that the order is lexicographic. Cost is at most 64 GPUs × 63 peers × 8 ×
+// the highest pair score, 12,860: under 2^29. Score is at most 2016 pairs × 12,860, under 2^25; so
+// the number stays under 2^55.
 const unit = int64(1) << 30
 
-// normalise makes the parts of a request disjoint and its size possible; false if too few GPUs are available.
+// normalise makes the parts of a request disjoint and its size possible; false if too few GPUs are
+// available.
 func (g *Graph) normalise(r Request) (Request, bool) {
 	r.Required &= g.Everything()
 	r.Available = r.Available&g.Everything() | r.Required
@@ -93,8 +97,8 @@ func (g *Graph) normalise(r Request) (Request, bool) {
 	return r, r.Size <= r.Available.Len()
 }
 
-// damage is the part of a GPU's cost that does not depend on the rest of the set: the score inside the set counts as if
-// it were cut, which among sets of equal score changes nothing.
+// damage is the part of a GPU's cost that does not depend on the rest of the set: the score inside
+// the set counts as if it were cut, which among sets of equal score changes nothing.
 func (g *Graph) damage(position int, r Request) int64 {
 	return freeWeight*g.between(position, r.Available) + g.between(position, r.Busy)
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// draw returns a random request for a graph: about two thirds of the GPUs available, of the others most busy.
+// draw returns a random request for a graph: about two thirds of the GPUs available, of the others
+// most busy.
 func draw(g *topology.Graph, r *rand.Rand) topology.Request {
 	var request topology.Request
 	for p := range g.Len() {
@@ -48,7 +49,8 @@ func TestChooseMatchesBruteForce(t *testing.T) {
 	}
 }
 
-// compare holds the choice against brute force: with everything available at every size, and for random requests.
+// compare holds the choice against brute force: with everything available at every size, and for
+// random requests.
 func compare(t *testing.T, g *topology.Graph, draws int) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(7, uint64(g.Len())))
@@ -172,8 +174,10 @@ func TestChooseRequestsThatMakeNoSense(t *testing.T) {
 			"required is not available",
 			topology.Request{Available: topology.SetOf(1), Required: topology.SetOf(7), Size: 2}, topology.SetOf(1, 7), true,
 		},
-		{"fewer than required", topology.Request{Available: g.Everything(), Required: topology.SetOf(1, 7), Size: 1}, topology.SetOf(1, 7), true},
-		{"busy and available", topology.Request{Available: topology.SetOf(1), Busy: topology.SetOf(1), Size: 1}, topology.SetOf(1), true},
+		{"fewer than required", topology.Request{Available: g.Everything(), Required: topology.SetOf(1, 7), Size: 1},
+			topology.SetOf(1, 7), true},
+		{"busy and available", topology.Request{Available: topology.SetOf(1), Busy: topology.SetOf(1), Size: 1},
+			topology.SetOf(1), true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -207,8 +211,8 @@ func TestChooseGrowsWithWhatIsAvailable(t *testing.T) {
 	}
 }
 
-// Renaming the GPUs, or giving them in another order, changes nothing but names: the best score stays, whatever the
-// numbering; and with the numbering kept the choice stays.
+// Renaming the GPUs, or giving them in another order, changes nothing but names: the best score
+// stays, whatever the numbering; and with the numbering kept the choice stays.
 func TestChooseDoesNotDependOnNames(t *testing.T) {
 	t.Parallel()
 	for _, m := range slices.Concat(machines8(), machines16()) {
@@ -281,7 +285,8 @@ func TestBestOfNothing(t *testing.T) {
 	}
 }
 
-// However long a search takes, it allocates no more than its memory once; and that is kept for the next one.
+// However long a search takes, it allocates no more than its memory once; and that is kept for the
+// next one.
 func TestChooseAllocatesNothingThatGrows(t *testing.T) {
 	for _, gpus := range [][]inventory.GPU{uniform(8), random(16, 1), random(32, 1)} {
 		g := topology.New(gpus)

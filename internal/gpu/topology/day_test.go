@@ -28,8 +28,8 @@ var (
 	heavyMix = mix{1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 8, 8}
 )
 
-// newDay draws the pods of a day for a node with so many GPUs, without those that are too large for it. They come so
-// often that they want seven tenths of the node on average.
+// newDay draws the pods of a day for a node with so many GPUs, without those that are too large for
+// it. They come so often that they want seven tenths of the node on average.
 func newDay(pods, gpus int, sizes mix, seed uint64) day {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var d day
@@ -53,13 +53,15 @@ func newDay(pods, gpus int, sizes mix, seed uint64) day {
 
 // A result is how good the placements of a day were.
 type result struct {
-	// mean is the mean score of the pods with two GPUs or more, each divided by the best of its size on the empty node.
+	// mean is the mean score of the pods with two GPUs or more, each divided by the best of its size
+	// on the empty node.
 	mean float64
 	// fours is the part of the pods with four GPUs that got that best.
 	fours float64
 }
 
-// live places the pods of a day, each as soon as those before it are placed and enough GPUs are free.
+// live places the pods of a day, each as soon as those before it are placed and enough GPUs are
+// free.
 func (d day) live(g *topology.Graph, healthy topology.GPUSet, place placer) result {
 	best := map[int]int64{}
 	for _, size := range d.sizes {
@@ -174,8 +176,8 @@ func placers(g *topology.Graph) []placer {
 	}
 }
 
-// remembered returns a policy that is asked once about what comes again and again in a day: it has to go by its arguments
-// alone.
+// remembered returns a policy that is asked once about what comes again and again in a day: it has
+// to go by its arguments alone.
 func remembered(p placer) placer {
 	type question struct {
 		free, busy topology.GPUSet

@@ -38,7 +38,8 @@ func TestEqualGraphs(t *testing.T) {
 		return topology.New(gpus)
 	}
 	equality.Check(t, func() pair {
-		return pair{Ends: []end{{UUID: "a", Index: 3}, {UUID: "b", Index: 7}}, NVLinks: 2, Version: 4, PCIe: inventory.PCIeMultiple, Connected: true}
+		return pair{Ends: []end{{UUID: "a", Index: 3}, {UUID: "b", Index: 7}}, NVLinks: 2, Version: 4,
+			PCIe: inventory.PCIeMultiple, Connected: true}
 	}, func(a, b pair) bool { return graph(a).Equal(graph(b)) })
 }
 

@@ -2,7 +2,8 @@ package topology
 
 import "math"
 
-// Work searches for the best set of a request with a budget. It returns the choice, and the work done in candidates looked at.
+// Work searches for the best set of a request with a budget. It returns the choice, and the work
+// done in candidates looked at.
 func (g *Graph) Work(r Request, budget int64) (Choice, int64) {
 	r, ok := g.normalise(r)
 	if !ok {

@@ -22,8 +22,9 @@ var (
 
 const docs = "../../../docs/dev"
 
-// dayMachines are the machines of the simulated day: the simulator's profiles of several whole GPUs, and machines that are
-// broken, irregular or large. A profile whose GPUs are connected as those of another is left out.
+// dayMachines are the machines of the simulated day: the simulator's profiles of several whole
+// GPUs, and machines that are broken, irregular or large. A profile whose GPUs are connected as
+// those of another is left out.
 func dayMachines(t *testing.T) []machine {
 	var machines []machine
 	for _, name := range slices.Sorted(slices.Values(simulator.Names())) {
@@ -49,8 +50,9 @@ func dayMachines(t *testing.T) []machine {
 	)
 }
 
-// TestDay has 20,000 pods come and go on each machine, placed by each policy. This one must not lose to any other with
-// the light mix; with the heavy one, which mends what the policies break, it may lose a little to the reference.
+// TestDay has 20,000 pods come and go on each machine, placed by each policy. This one must not
+// lose to any other with the light mix; with the heavy one, which mends what the policies break, it
+// may lose a little to the reference.
 func TestDay(t *testing.T) {
 	t.Parallel()
 	var text strings.Builder
@@ -104,8 +106,9 @@ func TestDay(t *testing.T) {
 	}
 }
 
-// TestMeasure measures the time of a choice over the number of GPUs: the lower quartile of many calls, which other users
-// of the machine disturb least, at the size that takes longest, everything available.
+// TestMeasure measures the time of a choice over the number of GPUs: the lower quartile of many
+// calls, which other users of the machine disturb least, at the size that takes longest, everything
+// available.
 func TestMeasure(t *testing.T) {
 	if !*measure {
 		t.Skip("measures only with -measure")
@@ -143,7 +146,8 @@ func TestMeasure(t *testing.T) {
 	write(t, "topology-time.svg", curves("Time of a choice in µs, at its slowest size", "GPUs", xs, rows))
 }
 
-// slowest returns the time of a choice at the size where it is longest, and whether it is exact at every size.
+// slowest returns the time of a choice at the size where it is longest, and whether it is exact at
+// every size.
 func slowest(g *topology.Graph) (worst time.Duration, exact bool) {
 	exact = true
 	for size := range g.Len() + 1 {

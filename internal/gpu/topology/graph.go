@@ -14,7 +14,8 @@ type Graph struct {
 	nodes []node
 	// at holds the position of each GPU by UUID.
 	at map[string]int
-	// links and scores have a row of len(nodes) for each GPU; they are symmetric, with zeros on the diagonal.
+	// links and scores have a row of len(nodes) for each GPU; they are symmetric, with zeros on the
+	// diagonal.
 	links  []inventory.Link
 	scores []int32
 	// scratch holds *search values for reuse: they have a fixed size for a Graph.
@@ -30,9 +31,9 @@ type node struct {
 	numaNode int
 }
 
-// New builds the graph of the given GPUs. Positions follow PCI order: ascending Index, then BDF, then UUID. Of a UUID
-// that comes twice the first counts, and GPUs past MaxGPUs are left out. A GPU whose links could not be read has only those
-// links that other GPUs report.
+// New builds the graph of the given GPUs. Positions follow PCI order: ascending Index, then BDF,
+// then UUID. Of a UUID that comes twice the first counts, and GPUs past MaxGPUs are left out. A GPU
+// whose links could not be read has only those links that other GPUs report.
 func New(gpus []inventory.GPU) *Graph {
 	sorted := slices.Clone(gpus)
 	slices.SortStableFunc(sorted, func(a, b inventory.GPU) int {
@@ -98,11 +99,12 @@ func (g *Graph) Position(uuid string) (int, bool) {
 // Everything returns the set of all GPUs.
 func (g *Graph) Everything() GPUSet { return GPUSet(1)<<len(g.nodes) - 1 }
 
-// Score returns the points of the connection of the GPUs at two positions, 0 for one that is not known.
+// Score returns the points of the connection of the GPUs at two positions, 0 for one that is not
+// known.
 func (g *Graph) Score(a, b int) int { return int(g.scores[a*len(g.nodes)+b]) }
 
-// Equal reports whether two graphs have the same GPUs with the same connections. A Graph that equals the one in use
-// need not replace it.
+// Equal reports whether two graphs have the same GPUs with the same connections. A Graph that
+// equals the one in use need not replace it.
 func (g *Graph) Equal(other *Graph) bool {
 	return slices.Equal(g.nodes, other.nodes) && slices.Equal(g.links, other.links)
 }

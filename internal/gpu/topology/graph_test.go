@@ -77,9 +77,11 @@ func TestConnectionsThatTheEndsDisagreeOn(t *testing.T) {
 		{"one lane, which one end sees", []inventory.Link{link("b", 1, inventory.PCIeSystem)}, nil, 0, 0, "NV1", "SYS", 110},
 		{"no path, one NUMA node", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 1, 1, "NODE", "NODE", 20},
 		{"no path, two NUMA nodes", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 0, 1, "SYS", "SYS", 10},
-		{"no path, a NUMA node unknown", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 0, inventory.NoNUMANode, "?", "?", 0},
+		{"no path, a NUMA node unknown", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 0, inventory.NoNUMANode,
+			"?", "?", 0},
 		{
-			"links to itself and to strangers", []inventory.Link{link("a", 9, inventory.PCIeSingle), link("z", 9, inventory.PCIeSingle)},
+			"links to itself and to strangers", []inventory.Link{link("a", 9, inventory.PCIeSingle),
+				link("z", 9, inventory.PCIeSingle)},
 			nil, 0, 0, "?", "?", 0,
 		},
 	}

@@ -15,8 +15,8 @@ type machine struct {
 	gpus []inventory.GPU
 }
 
-// build returns n GPUs, 16 at most under one socket each half, with the link that `link` gives for each pair a < b; a
-// link without PCIe path leaves the pair unconnected.
+// build returns n GPUs, 16 at most under one socket each half, with the link that `link` gives for
+// each pair a < b; a link without PCIe path leaves the pair unconnected.
 func build(n int, link func(a, b int) inventory.Link) []inventory.GPU {
 	gpus := make([]inventory.GPU, n)
 	for i := range gpus {
@@ -41,7 +41,8 @@ func build(n int, link func(a, b int) inventory.Link) []inventory.GPU {
 	return gpus
 }
 
-// pcie is the path between two GPUs of n on two sockets with `perSwitch` GPUs under each PCIe switch.
+// pcie is the path between two GPUs of n on two sockets with `perSwitch` GPUs under each PCIe
+// switch.
 func pcie(n, perSwitch int) func(a, b int) inventory.PCIePath {
 	return func(a, b int) inventory.PCIePath {
 		switch {
@@ -231,8 +232,8 @@ func everySet(g *topology.Graph, r topology.Request, visit func(topology.Choice)
 	walk(r.Required, 0, max(0, r.Size-r.Required.Len()))
 }
 
-// judge returns score and cost of a set by their definition. It goes by values alone, and is called so often that the race
-// detector, which finds nothing in it, would take most of the tests' time.
+// judge returns score and cost of a set by their definition. It goes by values alone, and is called
+// so often that the race detector, which finds nothing in it, would take most of the tests' time.
 //
 //go:norace
 func judge(g *topology.Graph, set, free, busy topology.GPUSet) (score, cost int64) {

@@ -9,8 +9,8 @@ import (
 // GroupSizes are the sizes of the groups that Groups makes, descending.
 var GroupSizes = [...]int{8, 4, 2}
 
-// Groups is how the GPUs of a Graph fall into well connected groups. The groups of one size share no GPU, and each lies in one group of
-// the next larger size or outside of all of those.
+// Groups is how the GPUs of a Graph fall into well connected groups. The groups of one size share
+// no GPU, and each lies in one group of the next larger size or outside of all of those.
 type Groups struct {
 	// Sets are the groups by their size.
 	Sets map[int][]GPUSet
@@ -18,9 +18,11 @@ type Groups struct {
 	Order []int
 }
 
-// Groups divides all GPUs, free or not, into groups of each of GroupSizes. A set of twice the size is divided so that both halves together
-// have the highest score. Of any other set the best group is taken out, as Choose finds it, then the best of what stays, and so on; fewer
-// GPUs than the size are in no group of it. GPUs of which the connections are not all known are in no group together.
+// Groups divides all GPUs, free or not, into groups of each of GroupSizes. A set of twice the size
+// is divided so that both halves together have the highest score. Of any other set the best group
+// is taken out, as Choose finds it, then the best of what stays, and so on; fewer GPUs than the
+// size are in no group of it. GPUs of which the connections are not all known are in no group
+// together.
 func (g *Graph) Groups() Groups {
 	groups := Groups{Sets: map[int][]GPUSet{}}
 	g.group(g.Everything(), GroupSizes[:], &groups)
@@ -56,7 +58,8 @@ func (g *Graph) take(set GPUSet, size int) GPUSet {
 	return choice.Set
 }
 
-// half returns the half of a set, with its first GPU, for which both halves together have the highest score.
+// half returns the half of a set, with its first GPU, for which both halves together have the
+// highest score.
 func (g *Graph) half(set GPUSet) GPUSet {
 	positions := make([]int, 0, MaxGPUs)
 	for p := range set.All() {
@@ -90,8 +93,8 @@ func (g *Graph) known(set GPUSet) bool {
 	return true
 }
 
-// NVLinkDomains returns the sets of GPUs that reach one another by NVLink, straight, through switches or through other GPUs, by
-// ascending position. A GPU without NVLinks is in none.
+// NVLinkDomains returns the sets of GPUs that reach one another by NVLink, straight, through
+// switches or through other GPUs, by ascending position. A GPU without NVLinks is in none.
 func (g *Graph) NVLinkDomains() []GPUSet {
 	var domains []GPUSet
 	for left := g.Everything(); left != 0; {

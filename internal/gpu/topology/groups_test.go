@@ -31,7 +31,8 @@ func TestGroups(t *testing.T) {
 		gpus []inventory.GPU
 		want string
 	}{
-		// Pairs with two lanes, 0-3 and 1-2, are worth more together than the best pair, 2-3, and the worst.
+		// Pairs with two lanes, 0-3 and 1-2, are worth more together than the best pair, 2-3, and the
+		// worst.
 		{"dgx-1", scan(t, "dgx-1").gpus, "{0 1 2 3 4 5 6 7} / {0 1 2 3} {4 5 6 7} / {0 3} {1 2} {4 7} {5 6} /"},
 		{"dgx-h100", scan(t, "dgx-h100").gpus, "{0 1 2 3 4 5 6 7} / {0 1 2 3} {4 5 6 7} / {0 1} {2 3} {4 5} {6 7} /"},
 		{"t4", scan(t, "t4").gpus, "/ / /"},
@@ -47,7 +48,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestGroupsAreWhole holds on many graphs that groups are disjoint, nested, neighbours in the order, and of two halves the best ones.
+// TestGroupsAreWhole holds on many graphs that groups are disjoint, nested, neighbours in the
+// order, and of two halves the best ones.
 func TestGroupsAreWhole(t *testing.T) {
 	t.Parallel()
 	for n := range 20 {
@@ -77,7 +79,8 @@ func TestGroupsAreWhole(t *testing.T) {
 			}
 			for _, four := range groups.Sets[4] {
 				p := slices.Collect(four.All())
-				best := max(g.Score(p[0], p[1])+g.Score(p[2], p[3]), g.Score(p[0], p[2])+g.Score(p[1], p[3]), g.Score(p[0], p[3])+g.Score(p[1], p[2]))
+				best := max(g.Score(p[0], p[1])+g.Score(p[2], p[3]), g.Score(p[0], p[2])+g.Score(p[1], p[3]),
+					g.Score(p[0], p[3])+g.Score(p[1], p[2]))
 				got := 0
 				for _, pair := range groups.Sets[2] {
 					if pair&four == pair {

@@ -2,9 +2,9 @@ package topology
 
 import "math/bits"
 
-// guess returns a good set of `wanted` candidates, so that the search can skip most sets from the start. It adds the best
-// candidate at each step and then swaps members while that helps. With more than exactGPUs candidates this set may be the
-// answer, so guess begins once with every candidate.
+// guess returns a good set of `wanted` candidates, so that the search can skip most sets from the
+// start. It adds the best candidate at each step and then swaps members while that helps. With more
+// than exactGPUs candidates this set may be the answer, so guess begins once with every candidate.
 func (s *search) guess(wanted int) ranked {
 	best := s.improve(s.grow(0, wanted))
 	if s.n <= exactGPUs {
@@ -19,8 +19,9 @@ func (s *search) guess(wanted int) ranked {
 	return best
 }
 
-// grow adds candidates to a set until it has `wanted`, each time the candidate that adds most. It leaves in the second row of s.gains what
-// each candidate adds to the set, its own linear weight and its weights to the members.
+// grow adds candidates to a set until it has `wanted`, each time the candidate that adds most. It
+// leaves in the second row of s.gains what each candidate adds to the set, its own linear weight
+// and its weights to the members.
 func (s *search) grow(set uint64, wanted int) uint64 {
 	adds := s.gains[s.n : 2*s.n]
 	copy(adds, s.gains[:s.n])
@@ -50,8 +51,8 @@ func (s *search) grow(set uint64, wanted int) uint64 {
 	return set
 }
 
-// improve swaps a member for another candidate, the best swap first, until none helps. It needs the second row of
-// s.gains as grow leaves it.
+// improve swaps a member for another candidate, the best swap first, until none helps. It needs the
+// second row of s.gains as grow leaves it.
 func (s *search) improve(set uint64) ranked {
 	adds := s.gains[s.n : 2*s.n]
 	for {

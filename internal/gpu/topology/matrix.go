@@ -19,17 +19,19 @@ type MatrixGPU struct {
 	Model string `json:"model"`
 	// NUMANode is the nearest memory node, or inventory.NoNUMANode.
 	NUMANode int `json:"numaNode"`
-	// Peers are the connections to all GPUs, in order of position; the one to itself has the label "X" and no score.
+	// Peers are the connections to all GPUs, in order of position; the one to itself has the label "X"
+	// and no score.
 	Peers []MatrixPeer `json:"peers"`
 }
 
 // MatrixPeer is a cell of a Matrix.
 type MatrixPeer struct {
 	UUID string `json:"uuid"`
-	// Label is what nvidia-smi topo -m calls the connection: "NV4" for 4 NVLink lanes, else the PCIe path; "X" for the GPU
-	// itself, "?" for one that could not be read.
+	// Label is what nvidia-smi topo -m calls the connection: "NV4" for 4 NVLink lanes, else the PCIe
+	// path; "X" for the GPU itself, "?" for one that could not be read.
 	Label string `json:"label"`
-	// NVLinks is the number of active lanes, NVLinkVersion their generation, and Switched says that they lead to NVSwitches.
+	// NVLinks is the number of active lanes, NVLinkVersion their generation, and Switched says that
+	// they lead to NVSwitches.
 	NVLinks       int  `json:"nvlinks"`
 	NVLinkVersion int  `json:"nvlinkVersion"`
 	Switched      bool `json:"switched"`

@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Policy says how devices that share a physical GPU are chosen. With one device to each GPU all policies are the same:
-// the best connected GPUs.
+// Policy says how devices that share a physical GPU are chosen. With one device to each GPU all
+// policies are the same: the best connected GPUs.
 type Policy int
 
 // The policies. Whatever a policy leaves open, the connections between the GPUs decide.
@@ -17,8 +17,8 @@ const (
 	Distributed Policy = iota
 	// Packed takes devices one by one, each from the GPU of which the most are in use.
 	Packed
-	// Distinct gives a request as many different GPUs as it can, and of those the ones of which the fewest devices are in
-	// use. A request for more devices than there are GPUs is spread evenly.
+	// Distinct gives a request as many different GPUs as it can, and of those the ones of which the
+	// fewest devices are in use. A request for more devices than there are GPUs is spread evenly.
 	Distinct
 )
 
@@ -34,7 +34,8 @@ func (p Policy) String() string {
 type Device struct {
 	// ID is the name that kubelet knows.
 	ID string
-	// UUID is the GPU or MIG device that the ID stands for; several IDs with one UUID are its replicas.
+	// UUID is the GPU or MIG device that the ID stands for; several IDs with one UUID are its
+	// replicas.
 	UUID string
 	// GPU is the UUID of the physical GPU.
 	GPU string
@@ -42,7 +43,8 @@ type Device struct {
 	Healthy bool
 }
 
-// A Preference answers which of a resource's devices to prefer. It is immutable, and safe for concurrent use.
+// A Preference answers which of a resource's devices to prefer. It is immutable, and safe for
+// concurrent use.
 type Preference struct {
 	graph   *Graph
 	policy  Policy
@@ -66,8 +68,9 @@ type gpuOfResource struct {
 	units    []int32
 }
 
-// NewPreference returns the preference for devices in the order in which they are given, which is the order of the answers.
-// Of an ID that comes twice the first counts. GPUs that the graph does not have come last.
+// NewPreference returns the preference for devices in the order in which they are given, which is
+// the order of the answers. Of an ID that comes twice the first counts. GPUs that the graph does
+// not have come last.
 func NewPreference(graph *Graph, devices []Device, policy Policy) *Preference {
 	p := &Preference{graph: graph, policy: policy, at: make(map[string]int32, len(devices))}
 	gpus, units := map[string]int32{}, map[string]int32{}
@@ -100,13 +103,14 @@ func NewPreference(graph *Graph, devices []Device, policy Policy) *Preference {
 	return p
 }
 
-// Prefer returns the IDs of `size` different devices, in the order of the Preference: all the required ones, and of the
-// available ones those that suit best. The order of the request does not matter. Available IDs that are not known are
-// ignored, and required ones count as available; unhealthy devices are taken only when nothing else is left. If more
-// devices are required than `size`, the answer is just those.
+// Prefer returns the IDs of `size` different devices, in the order of the Preference: all the
+// required ones, and of the available ones those that suit best. The order of the request does not
+// matter. Available IDs that are not known are ignored, and required ones count as available;
+// unhealthy devices are taken only when nothing else is left. If more devices are required than
+// `size`, the answer is just those.
 //
-// The error is an *UnknownDeviceError if a required ID is not known, and a *TooFewError if fewer devices than `size`
-// are available. The answer is never shorter than `size`.
+// The error is an *UnknownDeviceError if a required ID is not known, and a *TooFewError if fewer
+// devices than `size` are available. The answer is never shorter than `size`.
 func (p *Preference) Prefer(available, required []string, size int) ([]string, error) {
 	r, err := p.read(available, required)
 	if err != nil {

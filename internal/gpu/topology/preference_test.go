@@ -35,7 +35,8 @@ func replicas(gpus []inventory.GPU, n int) []topology.Device {
 	return devices
 }
 
-// partitions returns n MIG devices for each GPU, MIG-00-0 and so on, each with some replicas: MIG-00-0::0.
+// partitions returns n MIG devices for each GPU, MIG-00-0 and so on, each with some replicas:
+// MIG-00-0::0.
 func partitions(gpus []inventory.GPU, n, replicas int) []topology.Device {
 	var devices []topology.Device
 	for _, gpu := range gpus {
@@ -179,7 +180,8 @@ func TestPreferSharedDevices(t *testing.T) {
 		},
 		{
 			"distinct: a GPU that is used up gives none", pairs, shared, topology.Distinct,
-			[]string{"GPU-00::0", "GPU-00::1", "GPU-00::2"}, nil, 4, []string{"GPU-01::0", "GPU-01::1", "GPU-02::0", "GPU-03::0"},
+			[]string{"GPU-00::0", "GPU-00::1", "GPU-00::2"}, nil, 4, []string{"GPU-01::0", "GPU-01::1", "GPU-02::0",
+				"GPU-03::0"},
 		},
 		{
 			"MIG, distributed: connected GPUs", mesh, partitions(mesh, 7, 1), topology.Distributed,
@@ -203,7 +205,8 @@ func TestPreferSharedDevices(t *testing.T) {
 		},
 		{"everything", pairs, mig, topology.Packed, nil, nil, 12, ids(mig)},
 		{"GPUs without a graph, by order", nil, mig, topology.Distinct, nil, nil, 2, []string{"MIG-00-0", "MIG-01-0"}},
-		{"GPUs of the graph before others", pairs[2:], mig, topology.Distinct, nil, nil, 3, []string{"MIG-00-0", "MIG-02-0", "MIG-03-0"}},
+		{"GPUs of the graph before others", pairs[2:], mig, topology.Distinct, nil, nil, 3,
+			[]string{"MIG-00-0", "MIG-02-0", "MIG-03-0"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -243,7 +246,8 @@ func TestPreferRequestsThatMakeNoSense(t *testing.T) {
 		{"more required than wanted", ids(devices), []string{"GPU-05", "GPU-01"}, 1, []string{"GPU-01", "GPU-05"}},
 		{"unhealthy if nothing else is left", []string{"GPU-06", "GPU-07"}, nil, 2, []string{"GPU-06", "GPU-07"}},
 		{"not unhealthy otherwise", []string{"GPU-06", "GPU-07", "GPU-00"}, nil, 2, []string{"GPU-00", "GPU-06"}},
-		{"unhealthy and required", []string{"GPU-06", "GPU-07", "GPU-00"}, []string{"GPU-07"}, 2, []string{"GPU-06", "GPU-07"}},
+		{"unhealthy and required", []string{"GPU-06", "GPU-07", "GPU-00"}, []string{"GPU-07"}, 2,
+			[]string{"GPU-06", "GPU-07"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -307,7 +311,8 @@ func TestPreferErrors(t *testing.T) {
 		t.Errorf("got %v, want an UnknownDeviceError", err)
 	}
 	var few *topology.TooFewError
-	if _, err := p.Prefer(all[:2], nil, 3); !errors.As(err, &few) || few.Wanted != 3 || !slices.Equal(few.Available, all[:2]) {
+	if _, err := p.Prefer(all[:2], nil, 3); !errors.As(err, &few) || few.Wanted != 3 ||
+		!slices.Equal(few.Available, all[:2]) {
 		t.Errorf("got %v, want a TooFewError", err)
 	}
 }
@@ -318,7 +323,8 @@ func TestPreferFollowsItsPolicy(t *testing.T) {
 	gpus := cubes(16)
 	g := topology.New(gpus)
 	r := rand.New(rand.NewPCG(11, 11))
-	for _, devices := range [][]topology.Device{replicas(gpus, 4), partitions(gpus[:5], 7, 1), partitions(gpus[:4], 3, 2)} {
+	for _, devices := range [][]topology.Device{replicas(gpus, 4), partitions(gpus[:5], 7, 1),
+		partitions(gpus[:4], 3, 2)} {
 		for _, policy := range []topology.Policy{topology.Distributed, topology.Packed, topology.Distinct} {
 			p := topology.NewPreference(g, devices, policy)
 			for range 300 {
@@ -349,8 +355,9 @@ func TestPreferFollowsItsPolicy(t *testing.T) {
 	}
 }
 
-// replay takes the devices of an answer one after the other by the policy's rule, as the sharing documentation states it.
-// It returns a GPU whose turn it was although the answer has none (or no more) of its devices; "" if there is none.
+// replay takes the devices of an answer one after the other by the policy's rule, as the sharing
+// documentation states it. It returns a GPU whose turn it was although the answer has none (or no
+// more) of its devices; "" if there is none.
 func replay(devices []topology.Device, policy topology.Policy, available, required, answer []string) string {
 	type gpu struct{ load, picked, candidates, answered int }
 	gpus := map[string]*gpu{}
@@ -422,7 +429,8 @@ func TestPolicyString(t *testing.T) {
 	}
 }
 
-// FuzzPrefer holds that every answer has the size that was asked for, all that is required and nothing twice or unknown.
+// FuzzPrefer holds that every answer has the size that was asked for, all that is required and
+// nothing twice or unknown.
 func FuzzPrefer(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3}, []byte{1}, 2, 0)
 	f.Add([]byte{9, 9, 200}, []byte{200}, -1, 1)

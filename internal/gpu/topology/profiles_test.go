@@ -47,7 +47,8 @@ func TestChooseMatchesBruteForceOnEveryProfile(t *testing.T) {
 	}
 }
 
-// A GPU that falls off the bus and a link that goes down leave the connections of all other GPUs as they were.
+// A GPU that falls off the bus and a link that goes down leave the connections of all other GPUs as
+// they were.
 func TestFaultsOfOneGPUDoNotSpoilTheRest(t *testing.T) {
 	t.Parallel()
 	link := 0

@@ -6,18 +6,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// A reference is the stated policy of NVIDIA's device plugin: divide the free GPUs into sets of the wanted size (one may
-// be smaller) so that the sum of all scores is highest, and of that partition take the best set. Of equals the first
-// counts, in lexicographic order. Looking at every partition takes seconds on 16 GPUs; this one finds the same by
-// remembering the best partition of every set of GPUs that it has come by.
+// A reference is the stated policy of NVIDIA's device plugin: divide the free GPUs into sets of the
+// wanted size (one may be smaller) so that the sum of all scores is highest, and of that partition
+// take the best set. Of equals the first counts, in lexicographic order. Looking at every partition
+// takes seconds on 16 GPUs; this one finds the same by remembering the best partition of every set
+// of GPUs that it has come by.
 type reference struct {
 	gpus   int
 	scores [32][32]int64       // of pairs
 	best   map[int][]partition // by size and by set of free GPUs
 }
 
-// partition is the best division of a set of GPUs, as the set that holds the lowest one; the others follow from what it
-// leaves.
+// partition is the best division of a set of GPUs, as the set that holds the lowest one; the others
+// follow from what it leaves.
 type partition struct {
 	known bool
 	total int64
@@ -50,7 +51,8 @@ func (r *reference) place(free, _ topology.GPUSet, size int) topology.GPUSet {
 	return topology.GPUSet(chosen.first)
 }
 
-// divide returns the best partition of a set. A reference belongs to one goroutine, and the race detector would make it slow.
+// divide returns the best partition of a set. A reference belongs to one goroutine, and the race
+// detector would make it slow.
 //
 //go:norace
 func (r *reference) divide(set uint32, size int) partition {
@@ -78,7 +80,8 @@ type division struct {
 	best  partition
 }
 
-// grow adds members from the rest to the set that holds the lowest GPU, in every way, and keeps the best.
+// grow adds members from the rest to the set that holds the lowest GPU, in every way, and keeps the
+// best.
 //
 //go:norace
 func (d *division) grow(members, rest uint32, score int64, places int) {

@@ -57,7 +57,8 @@ func (r *round) choose(number int32) {
 	r.units[d.unit].load++
 }
 
-// fill chooses up to `missing` of the candidates that are healthy, or of those that are not, by the policy.
+// fill chooses up to `missing` of the candidates that are healthy, or of those that are not, by the
+// policy.
 func (r *round) fill(healthy bool, missing int) {
 	r.count(healthy)
 	for missing > 0 && r.tie() {
@@ -80,7 +81,8 @@ func (r *round) fill(healthy bool, missing int) {
 	}
 }
 
-// count counts the candidates that are healthy, or those that are not, and what is in use beside them.
+// count counts the candidates that are healthy, or those that are not, and what is in use beside
+// them.
 func (r *round) count(healthy bool) {
 	clear(r.units)
 	for i := range r.gpus {
@@ -97,7 +99,8 @@ func (r *round) count(healthy bool) {
 	}
 }
 
-// tie sets r.tied to the GPUs that suit the policy best, by number; false if no candidates are left.
+// tie sets r.tied to the GPUs that suit the policy best, by number; false if no candidates are
+// left.
 func (r *round) tie() bool {
 	r.tied = r.tied[:0]
 	for i, gpu := range r.gpus {
@@ -131,8 +134,9 @@ func (r *round) compare(a, b gpuRound) int {
 	}
 }
 
-// nearest returns `count` of the tied GPUs, by number: those that are best connected with each other and with the other
-// GPUs picked so far. All that the graph knows come before all that it does not.
+// nearest returns `count` of the tied GPUs, by number: those that are best connected with each
+// other and with the other GPUs picked so far. All that the graph knows come before all that it
+// does not.
 func (r *round) nearest(count int) []int32 {
 	if count == len(r.tied) {
 		return r.tied
@@ -178,8 +182,8 @@ func (r *round) bit(gpu int32) GPUSet {
 	return 0
 }
 
-// take chooses a candidate that stands on a GPU which has one: from the unit of which the most, or the fewest, devices are
-// in use.
+// take chooses a candidate that stands on a GPU which has one: from the unit of which the most, or
+// the fewest, devices are in use.
 func (r *round) take(gpu int32, healthy bool) {
 	best, device := int32(-1), int32(-1)
 	for _, unit := range r.p.gpus[gpu].units {
@@ -215,7 +219,8 @@ func (r *round) candidate(unit int32, healthy bool) (int32, bool) {
 	return 0, false
 }
 
-// named returns the IDs of the `count` devices in either of two states, in the order of the Preference.
+// named returns the IDs of the `count` devices in either of two states, in the order of the
+// Preference.
 func (r *round) named(count int, a, b choice) []string {
 	ids := make([]string, 0, count)
 	for i, s := range r.states {

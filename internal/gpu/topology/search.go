@@ -9,32 +9,36 @@ import (
 // exactGPUs is the number of candidates up to which the search always runs to its end.
 const exactGPUs = 16
 
-// workBudget is the work after which a search among more than exactGPUs candidates ends, in candidates looked at: about
-// a millisecond.
+// workBudget is the work after which a search among more than exactGPUs candidates ends, in
+// candidates looked at: about a millisecond.
 const workBudget = 60_000
 
-// A search is one run over the sets of a request, with the memory that it needs. Candidates, the GPUs that are available and
-// not required, are numbered from 0 in order of position; sets of them are bitmasks.
+// A search is one run over the sets of a request, with the memory that it needs. Candidates, the
+// GPUs that are available and not required, are numbered from 0 in order of position; sets of them
+// are bitmasks.
 //
-// Every set has one value, unit × score − cost, as a sum of pair weights and of one linear weight for each candidate:
-// its score to the required GPUs less the damage it does. The search goes depth-first through the candidates in order,
-// each first taken and then left out, so the first set of a value is the one with the lowest positions.
+// Every set has one value, unit × score − cost, as a sum of pair weights and of one linear weight
+// for each candidate: its score to the required GPUs less the damage it does. The search goes
+// depth-first through the candidates in order, each first taken and then left out, so the first set
+// of a value is the one with the lowest positions.
 type search struct {
 	n        int    // candidates
 	everyone uint64 // the set of all candidates
 	position [MaxGPUs]int
 	// weights are the pair weights of the candidates, unit × score, in rows of n.
 	weights []int64
-	// twins are, of each candidate, the later ones that are interchangeable with it: of those a set takes the first.
+	// twins are, of each candidate, the later ones that are interchangeable with it: of those a set
+	// takes the first.
 	twins [MaxGPUs]uint64
 	// neighbours are the other candidates of each one by descending weight, in rows of n.
 	neighbours []uint8
-	// halves bound what the pairs among candidates still to come can add: for the candidates from p on, at
-	// [(p×n + k)×n + i], half of the k highest weights from candidate i. Filled in for a p when it is first needed.
+	// halves bound what the pairs among candidates still to come can add: for the candidates from p
+	// on, at [(p×n + k)×n + i], half of the k highest weights from candidate i. Filled in for a p when
+	// it is first needed.
 	halves     []int64
 	haveHalves uint64
-	// gains are, for each depth, what taking a candidate adds to the value of the set so far, in rows of n. Those of
-	// depth 0 are the linear weights.
+	// gains are, for each depth, what taking a candidate adds to the value of the set so far, in rows
+	// of n. Those of depth 0 are the linear weights.
 	gains []int64
 
 	keep   int      // how many of the best sets are wanted
@@ -65,8 +69,8 @@ func newSearch(g *Graph) *search {
 	}
 }
 
-// run searches for the best sets of a normalised request, `keep` of them. What it finds is in s.found; what it did not
-// look at is in s.open.
+// run searches for the best sets of a normalised request, `keep` of them. What it finds is in
+// s.found; what it did not look at is in s.open.
 func (s *search) run(g *Graph, r Request, keep int, budget int64) {
 	s.prepare(g, r)
 	s.keep, s.found, s.beaten, s.set, s.open = keep, s.found[:0], never, 0, never
@@ -126,7 +130,8 @@ func (s *search) prepare(g *Graph, r Request) {
 	s.haveHalves = 0
 }
 
-// findTwins groups the candidates that are interchangeable: equal linear weights, and equal weights to everybody else.
+// findTwins groups the candidates that are interchangeable: equal linear weights, and equal weights
+// to everybody else.
 func (s *search) findTwins() {
 	n := s.n
 	var grouped uint64
@@ -160,7 +165,8 @@ func (s *search) alike(i, j int) bool {
 	return true
 }
 
-// visit looks at the sets that hold s.set, whose value is given, and `wanted` (at least 1) of the candidates in `rest`.
+// visit looks at the sets that hold s.set, whose value is given, and `wanted` (at least 1) of the
+// candidates in `rest`.
 func (s *search) visit(depth int, rest uint64, wanted int, value int64) {
 	gains := s.gains[depth*s.n : (depth+1)*s.n]
 	for bits.OnesCount64(rest) >= wanted {
@@ -213,8 +219,9 @@ func (s *search) offer(value int64, set uint64) {
 	}
 }
 
-// bound returns no less than what any `wanted` of the candidates in rest can add to the value of the set so far: each
-// adds at most its gain and half of its wanted−1 highest weights to candidates still to come.
+// bound returns no less than what any `wanted` of the candidates in rest can add to the value of
+// the set so far: each adds at most its gain and half of its wanted−1 highest weights to candidates
+// still to come.
 func (s *search) bound(rest uint64, wanted int, gains []int64) int64 {
 	first := bits.TrailingZeros64(rest)
 	if s.haveHalves>>first&1 == 0 {
@@ -232,11 +239,13 @@ func (s *search) bound(rest uint64, wanted int, gains []int64) int64 {
 	return sumOfHighest(most[:count], wanted)
 }
 
-// sumOfHighest returns the sum of the k highest values, 1 ≤ k ≤ len(values), and leaves values in another order.
+// sumOfHighest returns the sum of the k highest values, 1 ≤ k ≤ len(values), and leaves values in
+// another order.
 func sumOfHighest(values []int64, k int) int64 {
 	var sum int64
 	for len(values) > k {
-		// Values higher than the pivot go to the front, lower ones to the back; those between are equal to it.
+		// Values higher than the pivot go to the front, lower ones to the back; those between are equal
+		// to it.
 		pivot := values[len(values)/2]
 		var above int64
 		low, mid, high := 0, 0, len(values)

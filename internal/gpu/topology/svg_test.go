@@ -39,7 +39,8 @@ func bars(title string, labels []string, rows []series) string {
 	return b.String() + "</svg>\n"
 }
 
-// curves draws rows over xs as an SVG picture, with values from 0.1 to 10,000 on a logarithmic axis.
+// curves draws rows over xs as an SVG picture, with values from 0.1 to 10,000 on a logarithmic
+// axis.
 func curves(title, xTitle string, xs []int, rows []series) string {
 	const left, width, height, top, decades = 70, 640, 400, 60, 5
 	var b strings.Builder
@@ -48,7 +49,8 @@ func curves(title, xTitle string, xs []int, rows []series) string {
 	for decade := range decades + 1 {
 		y := top + height - height*decade/decades
 		fmt.Fprintf(&b, "<line x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"#dddddd\"/>\n", left, y, left+width, y)
-		fmt.Fprintf(&b, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%g</text>\n", left-8, y+4, math.Pow(10, float64(decade-1)))
+		fmt.Fprintf(&b, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%g</text>\n", left-8, y+4,
+			math.Pow(10, float64(decade-1)))
 	}
 	x := func(i int) float64 {
 		return left + width*float64(xs[i]-xs[0])/float64(xs[len(xs)-1]-xs[0])

@@ -7,8 +7,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// TestWork holds how much is looked at until the best set of each size is found, all sizes together. More means that the search
-// leaves out less than it could. Less is better: lower the figure then.
+// TestWork holds how much is looked at until the best set of each size is found, all sizes
+// together. More means that the search leaves out less than it could. Less is better: lower the
+// figure then.
 func TestWork(t *testing.T) {
 	t.Parallel()
 	most := map[string]int64{
@@ -34,8 +35,8 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// TestSearchThatEndsEarly: a search among many GPUs uses its budget and no more, and what it finds is as good as it was. Less than the
-// scores given here means that the first guess is worse.
+// TestSearchThatEndsEarly: a search among many GPUs uses its budget and no more, and what it finds
+// is as good as it was. Less than the scores given here means that the first guess is worse.
 func TestSearchThatEndsEarly(t *testing.T) {
 	t.Parallel()
 	for _, m := range []struct {
@@ -75,8 +76,9 @@ func TestExactUpTo16GPUs(t *testing.T) {
 	}
 }
 
-// TestFirstGuess holds how good the sets are with which a search among many GPUs begins: without a budget they are the answer. Less than
-// the sum of their scores given here means that the guess is worse.
+// TestFirstGuess holds how good the sets are with which a search among many GPUs begins: without a
+// budget they are the answer. Less than the sum of their scores given here means that the guess is
+// worse.
 func TestFirstGuess(t *testing.T) {
 	t.Parallel()
 	var sum int64

@@ -1,5 +1,5 @@
-// Package checkpoint has the format of the file in which kubelet's device manager keeps which container holds which devices. The
-// daemon only reads the file.
+// Package checkpoint has the format of the file in which kubelet's device manager keeps which
+// container holds which devices. The daemon only reads the file.
 //
 // The package and its types have the same names as in kubelet, because the checksum includes them.
 package checkpoint
@@ -16,7 +16,8 @@ import (
 // FileName is the name of the file, which is beside kubelet.sock.
 const FileName = "kubelet_internal_checkpoint"
 
-// DevicesPerNUMA are device IDs by NUMA node, or by -1 if a device has none. A device with several nodes is at each of them.
+// DevicesPerNUMA are device IDs by NUMA node, or by -1 if a device has none. A device with several
+// nodes is at each of them.
 type DevicesPerNUMA map[int64][]string
 
 // PodDevicesEntry has the devices of one resource that a container holds.
@@ -39,8 +40,8 @@ type Data struct {
 	Checksum uint64
 }
 
-// Parse returns the content of a file. It fails if kubelet would not accept the file, or if the file does not have the format of
-// kubelet 1.20 and later.
+// Parse returns the content of a file. It fails if kubelet would not accept the file, or if the
+// file does not have the format of kubelet 1.20 and later.
 func Parse(text []byte) (Data, error) {
 	// Like kubelet, start with values that are empty and not nil: the checksums of the two differ.
 	d := Data{Data: checkpointData{PodDeviceEntries: []PodDevicesEntry{}, RegisteredDevices: map[string][]string{}}}

@@ -50,7 +50,8 @@ func TestAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 			if test.name != gpu {
 				both = append(both, test.name)
 			}
-			// The GPU that nobody holds changes at once, before the clock moves. Under the same name, it has no more devices at first than before.
+			// The GPU that nobody holds changes at once, before the clock moves. Under the same name, it has
+			// no more devices at first than before.
 			if test.name == gpu {
 				n.await(t, listed([]string{held, free + "::0"}, append(strings.Fields(ids(held)), free, free+"::1")), gpu)
 				n.clock.Step(time.Second)
@@ -58,14 +59,16 @@ func TestAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 			n.await(t, listed(append(strings.Fields(ids(free)), held), append(strings.Fields(ids(held)), free)), both...)
 			r, _ := n.daemon.Offered().Value().Resource(test.name)
 			d, _ := r.Device(held + "::0")
-			if want := "its GPU is not free yet as nvidia.com/gpu " + held + ": pod default/p holds it"; d.Healthy || d.Reason != want {
+			if want := "its GPU is not free yet as nvidia.com/gpu " + held + ": pod default/p holds it"; d.Healthy ||
+				d.Reason != want {
 				t.Errorf("the device is Healthy %v with reason %q, want %q", d.Healthy, d.Reason, want)
 			}
 			for range 2 { // so many replicas are free
 				n.admit(t, fmt.Sprint("other", n.Mark()), test.name)
 			}
 			var refused *standin.PodError
-			if _, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: test.name, Count: 1}); !errors.As(err, &refused) {
+			if _, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: test.name,
+				Count: 1}); !errors.As(err, &refused) {
 				t.Errorf("a third pod was admitted: %v", err)
 			}
 			n.pass(t, 100)
@@ -107,7 +110,8 @@ func TestAWholeGPUAndItsMIGDevicesWaitForEachOther(t *testing.T) {
 	n.until(t, "GPU-0 GPU-1 | ", gpu, mig)
 }
 
-// Kubelet asks for a device, and for that of another plugin after it, before it says anywhere that a pod holds it.
+// Kubelet asks for a device, and for that of another plugin after it, before it says anywhere that
+// a pod holds it.
 func TestAGPUThatKubeletHasJustAskedForWaits(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)
@@ -170,8 +174,9 @@ func TestAfterARestartAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 	}
 }
 
-// Kubelet does not see the end of pods by itself, and NVIDIA's chart does not mount the folder of PodResources. A node that is given other
-// resource names after its pods have ended offers something under a new name, and all of it as soon as a pod has come.
+// Kubelet does not see the end of pods by itself, and NVIDIA's chart does not mount the folder of
+// PodResources. A node that is given other resource names after its pods have ended offers
+// something under a new name, and all of it as soon as a pod has come.
 func TestNewNamesAfterPodsHaveEndedWithoutPodResources(t *testing.T) {
 	t.Parallel()
 	const other = gpu + ".shared"
@@ -290,8 +295,9 @@ func TestNoGPUIsEverHeldInTwoForms(t *testing.T) {
 	}
 }
 
-// Another device plugin offers the GPUs under another name. What it offers is not given out here, and it is left to serve what
-// pods hold; when it has ended, this daemon serves that until the pods have ended, too.
+// Another device plugin offers the GPUs under another name. What it offers is not given out here,
+// and it is left to serve what pods hold; when it has ended, this daemon serves that until the pods
+// have ended, too.
 func TestAGPUThatAnotherPluginOffersWaits(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)
@@ -300,7 +306,8 @@ func TestAGPUThatAnotherPluginOffersWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(theirs.Stop)
-	theirs.Send(&v1beta1.Device{ID: "GPU-0", Health: v1beta1.Healthy}, &v1beta1.Device{ID: "GPU-1", Health: v1beta1.Healthy})
+	theirs.Send(&v1beta1.Device{ID: "GPU-0", Health: v1beta1.Healthy},
+		&v1beta1.Device{ID: "GPU-1", Health: v1beta1.Healthy})
 	if err := theirs.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}

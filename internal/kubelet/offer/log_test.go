@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// record has run log in a bubble until ctx ends. It returns what is logged, without what comes before the words, after each call of a
-// step.
+// record has run log in a bubble until ctx ends. It returns what is logged, without what comes
+// before the words, after each call of a step.
 func record(t *testing.T, run func(context.Context) error, words string, steps ...func()) (logged []string) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines []string
@@ -45,7 +45,8 @@ func record(t *testing.T, run func(context.Context) error, words string, steps .
 	return logged
 }
 
-// TestAWarningIsLoggedWhenItComes: once, and again when it comes back. One that goes at once is not logged.
+// TestAWarningIsLoggedWhenItComes: once, and again when it comes back. One that goes at once is not
+// logged.
 func TestAWarningIsLoggedWhenItComes(t *testing.T) {
 	t.Parallel()
 	plans := feed.New(resource.Plan{})
@@ -82,7 +83,8 @@ func TestAFailureOfTheDiskIsLoggedOnce(t *testing.T) {
 	full, broken := errors.New("disk full"), errors.New("disk broken")
 	got := record(t, k.run, `CDI specs`, becomes(nil), becomes(full), becomes(broken), becomes(nil), becomes(broken))
 	const cannot = ` and device nodes; devices without them are not offered" "error"="`
-	if diff := cmp.Diff([]string{"", cannot + `disk full"`, cannot + `disk broken"`, ` and device nodes are complete again"`, cannot + `disk broken"`}, got); diff != "" {
+	if diff := cmp.Diff([]string{"", cannot + `disk full"`, cannot + `disk broken"`,
+		` and device nodes are complete again"`, cannot + `disk broken"`}, got); diff != "" {
 		t.Errorf("logged (-want +got):\n%s", diff)
 	}
 }

@@ -38,9 +38,10 @@ func TestHoldsOfMPS(t *testing.T) {
 		unasked []string
 		want    map[string]int
 	}{
-		"not asked yet": {map[string]string{shared: "not asked"}, []string{shared}, map[string]int{"nvidia.com/gpu": 1, "": 1}},
-		"no answer":     {map[string]string{shared: "no answer"}, nil, map[string]int{"nvidia.com/gpu": 1, shared: 2, "": 1}},
-		"answers":       {nil, nil, map[string]int{"nvidia.com/gpu": 1, shared: 2, "": 3}},
+		"not asked yet": {map[string]string{shared: "not asked"}, []string{shared},
+			map[string]int{"nvidia.com/gpu": 1, "": 1}},
+		"no answer": {map[string]string{shared: "no answer"}, nil, map[string]int{"nvidia.com/gpu": 1, shared: 2, "": 1}},
+		"answers":   {nil, nil, map[string]int{"nvidia.com/gpu": 1, shared: 2, "": 3}},
 	} {
 		if diff := cmp.Diff(tt.want, listed(tt.unready, tt.unasked...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

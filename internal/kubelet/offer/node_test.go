@@ -54,7 +54,8 @@ type node struct {
 func newNode(t *testing.T, podResources bool) *node {
 	t.Helper()
 	root := loopback.Folder(t)
-	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{}, log: klog.Background()}
+	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{},
+		log: klog.Background()}
 	socket := ""
 	if podResources {
 		socket = filepath.Join(root, "p.sock")
@@ -116,7 +117,8 @@ func (noMPS) Unready() *feed.Feed[map[string]string] { return new(feed.Feed[map[
 func gpus() inventory.Snapshot {
 	s := inventory.Snapshot{Generation: 1}
 	for i := range 2 {
-		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Health: inventory.Health{State: inventory.Healthy}})
+		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i,
+			Health: inventory.Health{State: inventory.Healthy}})
 	}
 	return s
 }
@@ -126,7 +128,8 @@ func partitioned() inventory.Snapshot {
 	s := gpus()
 	s.Generation = 2
 	s.GPUs[0].MIG = inventory.MIGEnabled
-	s.GPUs[0].MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", Profile: "1g.10gb", Health: inventory.Health{State: inventory.Healthy}}}
+	s.GPUs[0].MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", Profile: "1g.10gb",
+		Health: inventory.Health{State: inventory.Healthy}}}
 	return s
 }
 
@@ -143,7 +146,8 @@ func shared(rename string) config.Config {
 	return c
 }
 
-// health is what kubelet lists of the resources: Healthy devices, and after them the others, each in order.
+// health is what kubelet lists of the resources: Healthy devices, and after them the others, each
+// in order.
 func (n *node) health(resources ...string) string {
 	var healthy, not []string
 	for _, name := range resources {
@@ -211,7 +215,8 @@ func (n *node) settle() {
 	before := n.account.asked.Load()
 	n.clock.Step(time.Second)
 	waits := slices.ContainsFunc(n.daemon.Status(), func(s serve.Status) bool { return len(s.Departing) > 0 })
-	for patience := time.Now().Add(20 * time.Millisecond); waits && n.account.asked.Load() == before && time.Now().Before(patience); {
+	for patience := time.Now().Add(20 * time.Millisecond); waits && n.account.asked.Load() == before &&
+		time.Now().Before(patience); {
 		time.Sleep(time.Millisecond)
 	}
 }

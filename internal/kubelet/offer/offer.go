@@ -1,5 +1,5 @@
-// Package offer makes a plan of every Snapshot and Config, puts the holds on it, and has the plugin servers serve it. It has the
-// CDI specs of new devices written before the devices are offered.
+// Package offer makes a plan of every Snapshot and Config, puts the holds on it, and has the plugin
+// servers serve it. It has the CDI specs of new devices written before the devices are offered.
 package offer
 
 import (
@@ -30,10 +30,11 @@ type Loop struct {
 	Set       *serve.Set
 	Specs     Specs
 	MPS       MPS
-	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not offered. They are nil, or the feed is,
-	// where nobody changes layouts.
+	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not
+	// offered. They are nil, or the feed is, where nobody changes layouts.
 	MIG *feed.Feed[map[string]resource.GPUHold]
-	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
+	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are
+	// nil. A nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
 	// Proofs say which devices CUDA is not proven on; nil where that is never asked for.
 	Proofs Proofs
@@ -53,17 +54,20 @@ type Proofs interface {
 	Changed() <-chan struct{}
 }
 
-// MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they run.
+// MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they
+// run.
 type MPS interface {
 	// Follow sets the resources whose daemons are asked from now on. It does not wait for them.
 	Follow(resources []string)
 	// Unready is the feed of those whose daemons do not answer, by name, each with the reason.
 	Unready() *feed.Feed[map[string]string]
-	// Asked reports whether the daemon of a resource that is followed has answered, or was given its time to answer.
+	// Asked reports whether the daemon of a resource that is followed has answered, or was given its
+	// time to answer.
 	Asked(resource string) bool
 }
 
-// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends, and then returns nil.
+// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends, and then
+// returns nil.
 func (l *Loop) Run(ctx context.Context) error {
 	specs := newSpecTask(l.Specs)
 	group, ctx := errgroup.WithContext(ctx)
@@ -73,7 +77,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the plan.
+// follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the
+// plan.
 func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	var wanted config.Config
 	var epoch uint64
@@ -148,7 +153,8 @@ func (l *Loop) proven() <-chan struct{} {
 	return l.Proofs.Changed()
 }
 
-// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it, and those on devices on which CUDA is not proven.
+// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it, and those on
+// devices on which CUDA is not proven.
 func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
 	options := c.Resource
 	if l.Owners != nil {
@@ -193,9 +199,9 @@ func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Ho
 	return holds
 }
 
-// holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the reasons, by daemon.
-// Devices of unasked daemons are hidden: a list in which they are Unhealthy for a moment would change the status of the pods
-// that hold them.
+// holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the
+// reasons, by daemon. Devices of unasked daemons are hidden: a list in which they are Unhealthy for
+// a moment would change the status of the pods that hold them.
 func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
@@ -210,8 +216,8 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 	return holds
 }
 
-// warnAfter is how long after a change the warnings of the plan are logged. Within that time CDI specs are written, and MPS control daemons
-// answer, at a start that nothing is wrong with.
+// warnAfter is how long after a change the warnings of the plan are logged. Within that time CDI
+// specs are written, and MPS control daemons answer, at a start that nothing is wrong with.
 const warnAfter = time.Second
 
 // warn logs the warnings of plans, each when it comes and stays, until ctx ends.

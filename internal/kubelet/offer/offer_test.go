@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// A resource whose devices disappear keeps its server for the day they return. One that the configuration no longer has loses it.
+// A resource whose devices disappear keeps its server for the day they return. One that the
+// configuration no longer has loses it.
 func TestOnlyAConfigurationRetiresAResource(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)
@@ -47,7 +48,8 @@ func TestOnlyAConfigurationRetiresAResource(t *testing.T) {
 	c.DRA.Mode = config.DRASplit
 	n.configs.Publish(c)
 	poll.Until(t, "the resource that has no devices with the configuration's new mode is retired", retired(0))
-	if w := n.daemon.Offered().Value().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "it is not known") }) {
+	if w := n.daemon.Offered().Value().Warnings; slices.ContainsFunc(w,
+		func(w string) bool { return strings.Contains(w, "it is not known") }) {
 		t.Errorf("warnings %q although kubelet's checkpoint can be read", w)
 	}
 }
@@ -118,7 +120,8 @@ func (d *fullDisk) Apply(s inventory.Snapshot, p resource.Plan, c config.Config)
 	return d.slowDisk.Apply(s, p, c)
 }
 
-// TestADiskThatRefusesFilesTakesNoDeviceAway: a device list strategy whose files cannot be written leaves the one before in force.
+// TestADiskThatRefusesFilesTakesNoDeviceAway: a device list strategy whose files cannot be written
+// leaves the one before in force.
 func TestADiskThatRefusesFilesTakesNoDeviceAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)
@@ -157,11 +160,13 @@ func (d *daemons) Follow(resources []string)              { d.followed.Publish(r
 func (d *daemons) Asked(string) bool                      { return d.asked.Load() }
 func (d *daemons) Unready() *feed.Feed[map[string]string] { return d.unready }
 
-// A device shared by MPS is hidden until its control daemon was asked, and Healthy while that answers. Other resources are not asked for.
+// A device shared by MPS is hidden until its control daemon was asked, and Healthy while that
+// answers. Other resources are not asked for.
 func TestSharedByMPSFollowsItsControlDaemon(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)
-	mps := &daemons{followed: feed.New([]string(nil)), unready: feed.New(map[string]string{gpu + ".shared": "it was not asked yet"})}
+	mps := &daemons{followed: feed.New([]string(nil)), unready: feed.New(map[string]string{gpu +
+		".shared": "it was not asked yet"})}
 	n.mps = mps
 	c := shared(gpu + ".shared")
 	c.Resource.Sharing.Mode = resource.MPS
@@ -184,7 +189,8 @@ func TestSharedByMPSFollowsItsControlDaemon(t *testing.T) {
 	}
 }
 
-// TestGPUsThatAreDivided: one is offered once it is decided how it is to be divided, and not given out while that is done.
+// TestGPUsThatAreDivided: one is offered once it is decided how it is to be divided, and not given
+// out while that is done.
 func TestGPUsThatAreDivided(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)

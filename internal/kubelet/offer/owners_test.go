@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestOnlyGPUsOfTheDevicePluginAreOffered: one that leaves is not given out from then on, and stays listed while a pod holds it. The owners
-// are followed only when kubelet's list is on its way.
+// TestOnlyGPUsOfTheDevicePluginAreOffered: one that leaves is not given out from then on, and stays
+// listed while a pod holds it. The owners are followed only when kubelet's list is on its way.
 func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, true)
@@ -23,7 +23,8 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 		t.Helper()
 		owners := dra.Owners{"GPU-0": a, "GPU-1": b}
 		n.owners.Publish(owners)
-		poll.Latest(t, fmt.Sprint("followed: ", owners), n.followed, func(got dra.Owners) bool { return maps.Equal(got, owners) })
+		poll.Latest(t, fmt.Sprint("followed: ", owners), n.followed,
+			func(got dra.Owners) bool { return maps.Equal(got, owners) })
 	}
 	follow(dra.OwnedByDRA, dra.LeavesDRA)
 	if got := n.daemon.Status(); len(got) > 0 {
@@ -35,7 +36,8 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 	n.clock.Step(20 * time.Second)
 	follow(dra.OwnedByPlugin, dra.OwnedByPlugin)
 	n.await(t, "GPU-0 GPU-1 | ", gpu)
-	if _, err := n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"}); err == nil || !strings.Contains(err.Error(), "is still on offer") {
+	if _, err := n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"}); err == nil ||
+		!strings.Contains(err.Error(), "is still on offer") {
 		t.Errorf("users of GPUs that are on offer: %v", err)
 	}
 	follow(dra.LeavesPlugin, dra.LeavesPlugin)
@@ -44,7 +46,8 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 		t.Errorf("left out %+v, warnings %q: it is given elsewhere", l.LeftOut, l.Warnings)
 	}
 	users, err := n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"})
-	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); { // kubelet answers by its list of a moment ago
+	// kubelet answers by its list of a moment ago
+	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); {
 		n.settle()
 		users, err = n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"})
 	}

@@ -13,17 +13,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Specs are the CDI spec files, in which container runtimes look up the CDI names of devices, and the host's device nodes, which kubelet
-// gives to containers.
+// Specs are the CDI spec files, in which container runtimes look up the CDI names of devices, and
+// the host's device nodes, which kubelet gives to containers.
 type Specs interface {
-	// Apply writes the files and makes the nodes that a plan needs and that are not there yet. It waits for the disk.
+	// Apply writes the files and makes the nodes that a plan needs and that are not there yet. It
+	// waits for the disk.
 	Apply(inventory.Snapshot, resource.Plan, config.Config) error
-	// Lacks returns holds on the devices of a plan whose names are in no file, or whose nodes could not be made. It does not wait for the
-	// disk, also while Apply runs.
+	// Lacks returns holds on the devices of a plan whose names are in no file, or whose nodes could
+	// not be made. It does not wait for the disk, also while Apply runs.
 	Lacks(inventory.Snapshot, resource.Plan, config.Config) []resource.Hold
 }
 
-// rewriteEvery is how often the files are checked although nothing changed: another program may have removed them.
+// rewriteEvery is how often the files are checked although nothing changed: another program may
+// have removed them.
 const rewriteEvery = 30 * time.Second
 
 // A specRequest asks for the files of a plan.
@@ -86,7 +88,8 @@ func (t *specTask) lacks(snapshot inventory.Snapshot, plan resource.Plan, c conf
 // force; empty if it does not.
 func (t *specTask) withdraws(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) string {
 	holds := t.lacks(snapshot, plan, c)
-	if len(holds) == 0 || len(plan.Under(holds).Resources) > 0 || len(plan.Under(t.lacks(snapshot, plan, *t.inForce)).Resources) == 0 {
+	if len(holds) == 0 || len(plan.Under(holds).Resources) > 0 ||
+		len(plan.Under(t.lacks(snapshot, plan, *t.inForce)).Resources) == 0 {
 		return ""
 	}
 	return holds[0].Reason

@@ -81,7 +81,8 @@ func offered(k *specTask, c config.Config, uuids ...string) (ids []string, s con
 	return ids, c.Edits.Strategies[0]
 }
 
-// keep writes files until the test ends, and returns what waits until all that was requested was tried.
+// keep writes files until the test ends, and returns what waits until all that was requested was
+// tried.
 func keep(t *testing.T, k *specTask) (settle func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -151,7 +152,8 @@ func TestAnotherWayOfGivingWaitsForTheDisk(t *testing.T) {
 	}
 	d.writing.Unlock()
 	settle()
-	if ids, way := offered(k, by(containeredits.CDIAnnotations), "a"); len(ids) != 0 || way != containeredits.CDIAnnotations {
+	if ids, way := offered(k, by(containeredits.CDIAnnotations), "a"); len(ids) != 0 ||
+		way != containeredits.CDIAnnotations {
 		t.Errorf("a write that fails: offered %q by %s", ids, way)
 	}
 	if ids, way := offered(k, by(containeredits.EnvVar), "a"); len(ids) != 1 || way != containeredits.EnvVar {
@@ -176,7 +178,8 @@ func TestWhatDoesNotNeedFilesDoesNotWait(t *testing.T) {
 	}
 }
 
-// TestFilesAreWrittenForWhatTheyDependOn: a snapshot, a plan or a configuration that differs, and nothing else.
+// TestFilesAreWrittenForWhatTheyDependOn: a snapshot, a plan or a configuration that differs, and
+// nothing else.
 func TestFilesAreWrittenForWhatTheyDependOn(t *testing.T) {
 	t.Parallel()
 	d := &disk{}
@@ -189,7 +192,8 @@ func TestFilesAreWrittenForWhatTheyDependOn(t *testing.T) {
 	c, other := by(containeredits.CDICRI), by(containeredits.CDICRI)
 	other.Edits.GDRCopy = containeredits.Always
 	for i, r := range []specRequest{
-		{snapshot: snapshot, plan: plan, config: c}, {snapshot: newer, plan: plan, config: c}, {snapshot: newer, plan: held, config: c},
+		{snapshot: snapshot, plan: plan, config: c}, {snapshot: newer, plan: plan, config: c}, {snapshot: newer, plan: held,
+			config: c},
 		{snapshot: newer, plan: held, config: other},
 	} {
 		for range 2 {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestDevicesWaitForUVM: nvidia-uvm may come seconds after the nodes of GPUs. A container that is made before cannot use CUDA as long as it
-// lives, unless NVIDIA's runtime loads the module for it.
+// TestDevicesWaitForUVM: nvidia-uvm may come seconds after the nodes of GPUs. A container that is
+// made before cannot use CUDA as long as it lives, unless NVIDIA's runtime loads the module for it.
 func TestDevicesWaitForUVM(t *testing.T) {
 	t.Parallel()
 	const both = "GPU-0 GPU-1 | "
@@ -29,11 +29,13 @@ func TestDevicesWaitForUVM(t *testing.T) {
 		majors  inventory.Majors
 		waits   bool
 	}{
-		"CDI":                           {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}, control: inventory.NodeControl, waits: true},
-		"CDI, its number is known":      {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}},
-		"CDI, no node can be seen":      {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}},
-		"device nodes":                  {edits: containeredits.Options{DeviceNodes: true}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}, waits: true},
-		"device nodes, it is there":     {edits: containeredits.Options{DeviceNodes: true}, control: inventory.NodeControl | inventory.NodeUVM},
+		"CDI":                      {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}, control: inventory.NodeControl, waits: true},
+		"CDI, its number is known": {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}, control: inventory.NodeControl, majors: inventory.Majors{UVM: 510}},
+		"CDI, no node can be seen": {edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}},
+		"device nodes": {edits: containeredits.Options{DeviceNodes: true}, control: inventory.NodeControl,
+			majors: inventory.Majors{UVM: 510}, waits: true},
+		"device nodes, it is there": {edits: containeredits.Options{DeviceNodes: true},
+			control: inventory.NodeControl | inventory.NodeUVM},
 		"by the environment, and alone": {control: inventory.NodeControl},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// checkSoon is how long after a list was sent kubelet's account is compared with it: kubelet takes a list in within
-	// milliseconds, and a second leaves room for a busy node.
+	// checkSoon is how long after a list was sent kubelet's account is compared with it: kubelet takes
+	// a list in within milliseconds, and a second leaves room for a busy node.
 	checkSoon = time.Second
 	// checkLater is the longest pause between two comparisons. Each pause is twice the one before.
 	checkLater = 30 * time.Second
@@ -25,11 +25,13 @@ const (
 	accountTimeout = 2 * time.Second
 	// differsFor is how long the account has to differ before that counts.
 	differsFor = time.Second
-	// suspectFor is how old the socket of another program may be for the program to count as the reason of a difference.
+	// suspectFor is how old the socket of another program may be for the program to count as the
+	// reason of a difference.
 	suspectFor = time.Minute
 	// endsWithin is how long after its socket another program may end its stream.
 	endsWithin = 10 * time.Second
-	// disputeFirst and disputeMost are the shortest and the longest time between two registrations because of a difference.
+	// disputeFirst and disputeMost are the shortest and the longest time between two registrations
+	// because of a difference.
 	disputeFirst = 10 * time.Second
 	disputeMost  = 5 * time.Minute
 )
@@ -38,15 +40,17 @@ const (
 type Accountant interface {
 	// Allocatable returns, for each resource, the IDs of the devices that kubelet holds for healthy.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Held returns the devices that pods hold, as kubelet says. Kubelet is asked after the call has begun.
+	// Held returns the devices that pods hold, as kubelet says. Kubelet is asked after the call has
+	// begun.
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
-	// Allocating is called when kubelet begins a call that allocates devices. The function that it returns is called when that call has
-	// ended; more says that a call of Allocate follows. Between the two, kubelet must not be asked by Held. Both return at once.
+	// Allocating is called when kubelet begins a call that allocates devices. The function that it
+	// returns is called when that call has ended; more says that a call of Allocate follows. Between
+	// the two, kubelet must not be asked by Held. Both return at once.
 	Allocating() (ended func(more bool))
 }
 
-// disputes limit how often a resource is registered again because kubelet's account differs from the list. A new registration
-// does not end every difference.
+// disputes limit how often a resource is registered again because kubelet's account differs from
+// the list. A new registration does not end every difference.
 type disputes struct {
 	next time.Time     // no earlier
 	wait time.Duration // between the last one and next
@@ -68,11 +72,13 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 
 // A comparison is what a life knows from comparing kubelet's account with its list.
 type comparison struct {
-	agreed   bool                            // the two have been the same at least once
-	counted  bool                            // they have been the same since the list was sent
-	since    time.Time                       // when they began to differ; zero if they do not
-	foreign  map[kubelet.Socket]time.Time    // of other programs → when they came; zero if that was before the registration
-	ended    time.Time                       // when another program that came after the registration was seen to have ended; zero if none was
+	agreed  bool      // the two have been the same at least once
+	counted bool      // they have been the same since the list was sent
+	since   time.Time // when they began to differ; zero if they do not
+	// of other programs → when they came; zero if that was before the registration
+	foreign map[kubelet.Socket]time.Time
+	// when another program that came after the registration was seen to have ended; zero if none was
+	ended    time.Time
 	passed   bool                            // the two were the same after that
 	common   *pluginapi.ListAndWatchResponse // the list at the last comparison in which the two were the same
 	suspects []string                        // sockets of other programs that may be the reason of the difference
@@ -85,7 +91,8 @@ type comparison struct {
 	retry    time.Duration                   // the pause after a question that failed
 }
 
-// next sets the pause until the accounts are compared next. It replaces the pause that was set before.
+// next sets the pause until the accounts are compared next. It replaces the pause that was set
+// before.
 func (c *comparison) next(pause time.Duration) {
 	select { // a timer that has expired meanwhile
 	case <-c.timer.C():
@@ -94,12 +101,14 @@ func (c *comparison) next(pause time.Duration) {
 	c.timer.Reset(pause)
 }
 
-// checkAccount compares kubelet's account with the list again and again. It returns when ctx ends or when a new life is needed,
-// and reports whether the two have ever been the same. An account that does not answer is no reason for a new life.
+// checkAccount compares kubelet's account with the list again and again. It returns when ctx ends
+// or when a new life is needed, and reports whether the two have ever been the same. An account
+// that does not answer is no reason for a new life.
 //
-// A difference is never answered by sending the list again: kubelet may allocate devices through another server, and list and
-// server must not be of two processes. While the reason of a difference is not known, no list is sent, and a list that is only to
-// be sent again is sent after a comparison. If another program registered after us, the new life waits until that has ended.
+// A difference is never answered by sending the list again: kubelet may allocate devices through
+// another server, and list and server must not be of two processes. While the reason of a
+// difference is not known, no list is sent, and a list that is only to be sent again is sent after
+// a comparison. If another program registered after us, the new life waits until that has ended.
 func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
 	c := &comparison{pace: checkSoon, retry: askAgain, timer: l.Clock.NewTimer(checkSoon), repeated: l.list.again.Value()}
 	defer c.timer.Stop()
@@ -129,7 +138,8 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 	}
 }
 
-// awaitComparison waits until the account is to be compared with the list. It returns the latest request to send the list again.
+// awaitComparison waits until the account is to be compared with the list. It returns the latest
+// request to send the list again.
 func (l *life) awaitComparison(ctx context.Context, c *comparison) (repeat uint64, err error) {
 	for {
 		sent, changed := l.sent.Latest()
@@ -160,8 +170,8 @@ func (l *life) awaitComparison(ctx context.Context, c *comparison) (repeat uint6
 	}
 }
 
-// compare compares the account with the list that was sent. It returns the pause until the next comparison, or an error with which this
-// life ends.
+// compare compares the account with the list that was sent. It returns the pause until the next
+// comparison, or an error with which this life ends.
 func (l *life) compare(
 	ctx context.Context, incarnation uint64, c *comparison, sent *pluginapi.ListAndWatchResponse,
 ) (pause time.Duration, err error) {
@@ -226,9 +236,10 @@ func (l *life) noteEnds(ctx context.Context, c *comparison) {
 	}
 }
 
-// differs decides what to do about an account that differs from the list: to ask again after the returned pause, or an error
-// with which this life ends.
-func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, allocatable, list []string) (time.Duration, error) {
+// differs decides what to do about an account that differs from the list: to ask again after the
+// returned pause, or an error with which this life ends.
+func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison,
+	allocatable, list []string) (time.Duration, error) {
 	now := l.Clock.Now()
 	difference := fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))
 	l.compared(difference)
@@ -246,8 +257,8 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 		}
 	}
 	if len(allocatable) == 0 && c.counted {
-		// Another server has ended, and kubelet 1.36 has stopped the endpoint that it went by. A kubelet that has not counted
-		// this list yet may still be taking it in.
+		// Another server has ended, and kubelet 1.36 has stopped the endpoint that it went by. A kubelet
+		// that has not counted this list yet may still be taking it in.
 		return 0, errDisagrees
 	}
 	if lasted := now.Sub(c.since); lasted < differsFor {
@@ -268,7 +279,8 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 		return 0, errDisagrees
 	}
 	l.explained()
-	l.compared(difference + "; registering again did not end that, and is tried again at " + now.Add(wait).UTC().Format(time.RFC3339))
+	l.compared(difference + "; registering again did not end that, and is tried again at " +
+		now.Add(wait).UTC().Format(time.RFC3339))
 	return min(wait, checkLater), nil
 }
 

@@ -39,7 +39,8 @@ func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r := oneGPU()
-		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{}),
+		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: emptyAccount{}, Clock: clock.RealClock{}},
+			list: newList(r.Name, clock.RealClock{}),
 			past: &past{}, compared: func(string) {}}
 		l.list.publish(r, Options{}, nil)
 		l.sent.Publish(l.list.views.Value().response)
@@ -89,7 +90,8 @@ func TestThePaceOfComparing(t *testing.T) {
 		},
 		"it is never answered": {
 			func(int) ([]string, error) { return nil, refused },
-			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 6400 * ms, 12800 * ms, 25600 * ms, 30000 * ms},
+			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 6400 * ms, 12800 * ms,
+				25600 * ms, 30000 * ms},
 		},
 		"it fails now and then": {
 			func(n int) ([]string, error) {
@@ -158,7 +160,8 @@ func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T
 	})
 }
 
-// A list that is only sent again must not be kubelet's last one while another program serves the resource.
+// A list that is only sent again must not be kubelet's last one while another program serves the
+// resource.
 func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
 	list := []string{oneGPU().Devices[0].ID}
 	for name, test := range map[string]struct {
@@ -185,7 +188,8 @@ func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
 					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
 				l.list.publish(oneGPU(), Options{}, nil)
 				l.sent.Publish(l.list.views.Value().response)
-				time.AfterFunc(checkSoon/2, func() { l.list.again.Publish(1) }) // kubelet is taking the list in, and writes its checkpoint
+				// kubelet is taking the list in, and writes its checkpoint
+				time.AfterFunc(checkSoon/2, func() { l.list.again.Publish(1) })
 				time.AfterFunc(time.Until(asked), func() { l.list.again.Publish(2) })
 				_, _ = l.checkAccount(ctx, 1)
 				want := uint64(0)
@@ -252,7 +256,8 @@ func TestSocketsOfOtherPrograms(t *testing.T) {
 	sees("it ends", []kubelet.Socket{first}, always, ended, false)
 	sees("the one that was there before ends", nil, map[kubelet.Socket]time.Time{}, ended, true)
 
-	sees("it comes again", []kubelet.Socket{first, second}, map[kubelet.Socket]time.Time{first: c.Now().Add(time.Second), second: c.Now().Add(time.Second)},
+	sees("it comes again", []kubelet.Socket{first, second},
+		map[kubelet.Socket]time.Time{first: c.Now().Add(time.Second), second: c.Now().Add(time.Second)},
 		ended, true)
 	d.refuses = []string{second.Name}
 	c.Step(time.Second)
@@ -266,8 +271,9 @@ func TestSocketsOfOtherPrograms(t *testing.T) {
 	}
 }
 
-// TestWhatADifferenceLeadsTo: it has to last for a second. Then a program that came within the last minute is the reason, and without
-// one the resource is registered again, unless that was done a short time ago.
+// TestWhatADifferenceLeadsTo: it has to last for a second. Then a program that came within the last
+// minute is the reason, and without one the resource is registered again, unless that was done a
+// short time ago.
 func TestWhatADifferenceLeadsTo(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
@@ -281,13 +287,19 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 		last     error           // after a second
 		silence  silence
 	}{
-		"another list":                  {counts: []string{"a"}, pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, last: errDisagrees, silence: forDifference},
-		"nothing":                       {pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, last: errDisagrees, silence: forDifference},
-		"nothing any more":              {counted: true, last: errDisagrees, silence: forDifference},
-		"registered a short time ago":   {counts: []string{"a"}, disputed: true, pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, silence: speaks},
-		"a program that has just come":  {map[kubelet.Socket]time.Duration{socket: suspectFor}, false, false, nil, []time.Duration{100 * ms, 300 * ms, 200 * ms}, errOtherEnded, forForeign},
-		"a program that came long ago":  {map[kubelet.Socket]time.Duration{socket: suspectFor + 1}, false, false, nil, []time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
-		"a program that was there ever": {map[kubelet.Socket]time.Duration{socket: 0}, false, false, nil, []time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
+		"another list": {counts: []string{"a"}, pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms},
+			last: errDisagrees, silence: forDifference},
+		"nothing": {pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, last: errDisagrees,
+			silence: forDifference},
+		"nothing any more": {counted: true, last: errDisagrees, silence: forDifference},
+		"registered a short time ago": {counts: []string{"a"}, disputed: true,
+			pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, silence: speaks},
+		"a program that has just come": {map[kubelet.Socket]time.Duration{socket: suspectFor}, false, false, nil,
+			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errOtherEnded, forForeign},
+		"a program that came long ago": {map[kubelet.Socket]time.Duration{socket: suspectFor + 1}, false, false, nil,
+			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
+		"a program that was there ever": {map[kubelet.Socket]time.Duration{socket: 0}, false, false, nil,
+			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -301,7 +313,8 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 				}
 			}
 			said := ""
-			l := &life{Collaborators: Collaborators{Registrar: d, Clock: clock, Incarnation: feed.New(uint64(1))}, list: newList(gpuName, clock),
+			l := &life{Collaborators: Collaborators{Registrar: d, Clock: clock, Incarnation: feed.New(uint64(1))},
+				list: newList(gpuName, clock),
 				past: &past{}, report: func(Phase) {}, compared: func(text string) { said = text }}
 			if tt.disputed {
 				l.past.disputes.register(clock.Now().Add(-disputeFirst / 2))
@@ -316,7 +329,8 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 				if i < len(tt.pauses) {
 					continue
 				}
-				if want := disputeFirst/2 - differsFor; !errors.Is(err, tt.last) || tt.disputed && (pause != want || !strings.Contains(said, "is tried again at")) {
+				if want := disputeFirst/2 - differsFor; !errors.Is(err, tt.last) ||
+					tt.disputed && (pause != want || !strings.Contains(said, "is tried again at")) {
 					t.Errorf("after %v: %v, a pause of %v; want %v; %s", at, err, pause, tt.last, said)
 				}
 				break
@@ -332,16 +346,17 @@ func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { r
 
 // listing returns a life whose list has one GPU, which was sent.
 func listing(d Registrar, a Accountant) *life {
-	l := &life{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{}, Incarnation: feed.New(uint64(1)),
-		Sockets: feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}), past: &past{},
+	l := &life{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
+		Incarnation: feed.New(uint64(1)),
+		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}), past: &past{},
 		report: func(Phase) {}, compared: func(string) {}, adopt: func(context.Context) {}, connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
 	l.list.publish(oneGPU(), Options{}, nil)
 	l.sent.Publish(l.list.views.Value().response)
 	return l
 }
 
-// TestTheAccountAfterAnotherProgram: kubelet up to 1.36 has stopped both servers at its end, and counts the devices of a list that is sent
-// afterwards all the same.
+// TestTheAccountAfterAnotherProgram: kubelet up to 1.36 has stopped both servers at its end, and
+// counts the devices of a list that is sent afterwards all the same.
 func TestTheAccountAfterAnotherProgram(t *testing.T) {
 	const s = time.Second
 	list := []string{oneGPU().Devices[0].ID}
@@ -397,7 +412,8 @@ func TestTheAccountAfterAnotherProgram(t *testing.T) {
 
 // TestASilentServerAsksNobody: what kubelet counts is not its list, and it has none to send again.
 func TestASilentServerAsksNobody(t *testing.T) {
-	for silent, asks := range map[silence]bool{speaks: true, forLater: false, forForeign: false, forDifference: true, forNext: true} {
+	for silent, asks := range map[silence]bool{speaks: true, forLater: false, forForeign: false, forDifference: true,
+		forNext: true} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
@@ -422,7 +438,8 @@ func TestASilentServerAsksNobody(t *testing.T) {
 	}
 }
 
-// TestAnAnswerMayBeOfAnotherList: one that is sent while kubelet is asked. So may there be none yet.
+// TestAnAnswerMayBeOfAnotherList: one that is sent while kubelet is asked. So may there be none
+// yet.
 func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+time.Millisecond)

@@ -112,8 +112,8 @@ func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 	})
 }
 
-// TestAListThatWaitsForAnAccount: after a difference no list is sent until its reason is known. That a GPU is sick reaches kubelet soon all the
-// same.
+// TestAListThatWaitsForAnAccount: after a difference no list is sent until its reason is known.
+// That a GPU is sick reaches kubelet soon all the same.
 func TestAListThatWaitsForAnAccount(t *testing.T) {
 	t.Parallel()
 	all := []string{id(0), id(1)}
@@ -161,7 +161,8 @@ func TestAListThatWaitsForAnAccount(t *testing.T) {
 	}
 }
 
-// TestAListThatWaitsForAnotherProgram: where another program has registered since, its end is waited for, also when the account is not answered.
+// TestAListThatWaitsForAnotherProgram: where another program has registered since, its end is
+// waited for, also when the account is not answered.
 func TestAListThatWaitsForAnotherProgram(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
@@ -198,8 +199,8 @@ func TestAListThatWaitsForAnotherProgram(t *testing.T) {
 	until(t, c, "our devices again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 1 })
 }
 
-// Kubelet 1.36 that has none of the devices any more has stopped the endpoint: a list would change what it shows, and
-// nothing else.
+// Kubelet 1.36 that has none of the devices any more has stopped the endpoint: a list would change
+// what it shows, and nothing else.
 func TestAKubeletThatHasNothingIsRegisteredWithAgain(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
@@ -217,7 +218,8 @@ func TestAKubeletThatHasNothingIsRegisteredWithAgain(t *testing.T) {
 	}
 }
 
-// startAnother starts a foreign plugin that registers the resource with one device of its own, "theirs", and waits until kubelet has that.
+// startAnother starts a foreign plugin that registers the resource with one device of its own,
+// "theirs", and waits until kubelet has that.
 func (n *node) startAnother(t *testing.T) *scenario.Plugin {
 	t.Helper()
 	p, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
@@ -245,7 +247,8 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		}
 		n.Remove("p")
 		for _, e := range n.Events(mark) {
-			if e.Kind == standin.Listed && len(e.Devices) != 1 || e.Kind == standin.Registering && filepath.Base(e.Endpoint) != "nvidia-gpu.sock" {
+			if e.Kind == standin.Listed && len(e.Devices) != 1 ||
+				e.Kind == standin.Registering && filepath.Base(e.Endpoint) != "nvidia-gpu.sock" {
 				t.Errorf("kubelet saw %v beside the other plugin", e)
 			}
 		}
@@ -270,7 +273,8 @@ func (a *askedAccount) Allocatable(ctx context.Context) (map[string][]string, er
 	return insist(func() (map[string][]string, error) { return a.Accountant.Allocatable(ctx) })
 }
 
-// The answer to a question may show the devices of a program that has registered since the question began.
+// The answer to a question may show the devices of a program that has registered since the question
+// began.
 func TestAnotherProgramMayRegisterWhileKubeletIsAsked(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -294,8 +298,8 @@ func TestAnotherProgramMayRegisterWhileKubeletIsAsked(t *testing.T) {
 	})
 }
 
-// A foreign plugin that comes again under the name of its socket serves again. Its devices of the first time are departing then, which
-// gives our list reasons to be sent again.
+// A foreign plugin that comes again under the name of its socket serves again. Its devices of the
+// first time are departing then, which gives our list reasons to be sent again.
 func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"stopped", "killed"} {
@@ -332,8 +336,8 @@ func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
 	}
 }
 
-// Another program registers the same devices after us, and ends. On kubelet 1.36, nobody is asked for devices from then on, although
-// kubelet lists what we send.
+// Another program registers the same devices after us, and ends. On kubelet 1.36, nobody is asked
+// for devices from then on, although kubelet lists what we send.
 func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"stopped", "killed"} {

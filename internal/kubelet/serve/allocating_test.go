@@ -19,9 +19,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// An allocationNotes is the account of a daemon that does not ask the kubelet about pods. It notes the
-// kubelet's allocations for the questions of the test: a question of the daemon could be under way
-// when an allocation begins.
+// An allocationNotes is the account of a daemon that does not ask the kubelet about pods. It notes
+// the kubelet's allocations for the questions of the test: a question of the daemon could be under
+// way when an allocation begins.
 type allocationNotes struct {
 	*kubelet.PodResources
 	real *kubelet.PodResources // by the real clock
@@ -35,11 +35,13 @@ func (a allocationNotes) Allocatable(ctx context.Context) (map[string][]string, 
 	return a.real.Allocatable(ctx)
 }
 
-// TestNoGPUForTwoPods: while kubelet allocates a GPU, another pod has ended and the daemon wants to know which pods hold devices. Kubelet, asked
-// at that moment, would forget the GPU and give it to the next pod, too. On a busy machine kubelet waits for a CPU after it has chosen.
+// TestNoGPUForTwoPods: while kubelet allocates a GPU, another pod has ended and the daemon wants to
+// know which pods hold devices. Kubelet, asked at that moment, would forget the GPU and give it to
+// the next pod, too. On a busy machine kubelet waits for a CPU after it has chosen.
 func TestNoGPUForTwoPods(t *testing.T) {
 	t.Parallel()
-	for at, kubeletWaits := range map[standin.Moment]time.Duration{standin.BeforeAllocate: 900 * time.Millisecond, standin.AfterAllocate: 0} {
+	for at, kubeletWaits := range map[standin.Moment]time.Duration{standin.BeforeAllocate: 900 * time.Millisecond,
+		standin.AfterAllocate: 0} {
 		t.Run(string(at), func(t *testing.T) {
 			t.Parallel()
 			bothVersions(t, func(t *testing.T, v standin.Version) { noGPUForTwoPods(t, v, at, kubeletWaits) })
@@ -96,13 +98,14 @@ func noGPUForTwoPods(t *testing.T, v standin.Version, at standin.Moment, kubelet
 		t.Errorf("kubelet was asked while it allocated, and forgot devices %d times", forgotten)
 	}
 	c.Step(time.Second)
-	if err := <-answered; err != nil || !slices.ContainsFunc(held, func(d kubelet.HeldDevice) bool { return d.ID == second }) {
+	if err := <-answered; err != nil || !slices.ContainsFunc(held,
+		func(d kubelet.HeldDevice) bool { return d.ID == second }) {
 		t.Errorf("the answer %v, %v does not name the pod that got a GPU meanwhile", held, err)
 	}
 }
 
-// TestAnAccountFromBeforeAllocate: a checkpoint that was read before a call of Allocate, and whose reading took longer than a device counts as
-// given, does not say that no pod holds the device.
+// TestAnAccountFromBeforeAllocate: a checkpoint that was read before a call of Allocate, and whose
+// reading took longer than a device counts as given, does not say that no pod holds the device.
 func TestAnAccountFromBeforeAllocate(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
@@ -124,7 +127,8 @@ func TestAnAccountFromBeforeAllocate(t *testing.T) {
 	d.offer(1)
 	n.awaitAllocatable(t, 1)
 	slow.Store(true)
-	o := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpu, Replicas: 2}}}}
+	o := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced,
+		Rules: []resource.SharingRule{{Name: gpu, Replicas: 2}}}}
 	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus(1)}, o), asEnvironment, 1)
 	<-begun
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {

@@ -10,15 +10,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// What a Set does with devices and resources that left the plan. list.go decides when a list drops a device.
+// What a Set does with devices and resources that left the plan. list.go decides when a list drops
+// a device.
 
-// adoptTimeout bounds the wait for PodResources before the first registration, if the checkpoint cannot be read. It is short
-// because pods that are admitted before the registration fail.
+// adoptTimeout bounds the wait for PodResources before the first registration, if the checkpoint
+// cannot be read. It is short because pods that are admitted before the registration fail.
 const adoptTimeout = time.Second
 
-// adopt adds to the list, as departing, the devices of the resource that kubelet has and the plan has not: they were listed by an
-// earlier process, or by another one that is about to end. It is called before each registration. The checkpoint has them all.
-// If it cannot be read, PodResources is asked instead, before the first registration only.
+// adopt adds to the list, as departing, the devices of the resource that kubelet has and the plan
+// has not: they were listed by an earlier process, or by another one that is about to end. It is
+// called before each registration. The checkpoint has them all. If it cannot be read, PodResources
+// is asked instead, before the first registration only.
 func (s *Set) adopt(ctx context.Context, entry *served) {
 	s.mu.Lock()
 	first := !entry.adopted
@@ -40,7 +42,8 @@ func (s *Set) adopt(ctx context.Context, entry *served) {
 	}
 }
 
-// knownOf returns the devices of a resource in a checkpoint, by ID, with the NUMA nodes of those that are held.
+// knownOf returns the devices of a resource in a checkpoint, by ID, with the NUMA nodes of those
+// that are held.
 func knownOf(checkpoint kubelet.Checkpoint, resource string) map[string][]int64 {
 	nodes := map[string][]int64{}
 	for _, id := range checkpoint.Healthy[resource] {
@@ -54,7 +57,8 @@ func knownOf(checkpoint kubelet.Checkpoint, resource string) map[string][]int64 
 	return nodes
 }
 
-// askPodResources returns what PodResources answers, in the form of a checkpoint. It may be incomplete.
+// askPodResources returns what PodResources answers, in the form of a checkpoint. It may be
+// incomplete.
 func (s *Set) askPodResources(ctx context.Context) kubelet.Checkpoint {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -78,23 +82,25 @@ func (s *Set) askPodResources(ctx context.Context) kubelet.Checkpoint {
 const (
 	// readInterval is how often the checkpoint and PodResources are read, while devices are departing.
 	readInterval = time.Second
-	// readSoon is how often they are read after kubelet gave away a departing device. On a node without a free device, the next pod
-	// gets a device moments after the last one ended; the device changes its form only if it is seen free in between.
+	// readSoon is how often they are read after kubelet gave away a departing device. On a node
+	// without a free device, the next pod gets a device moments after the last one ended; the device
+	// changes its form only if it is seen free in between.
 	readSoon = 100 * time.Millisecond
-	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again to have kubelet write its
-	// checkpoint. The pause doubles.
+	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again to
+	// have kubelet write its checkpoint. The pause doubles.
 	resendSoon  = time.Second
 	resendLater = 30 * time.Second
 )
 
-// dropDeparting drops departing devices that no pod holds, and ends the servers of retired resources that have none left.
+// dropDeparting drops departing devices that no pod holds, and ends the servers of retired
+// resources that have none left.
 //
-// The checkpoint may name pods that have ended, because kubelet does not write it when a pod ends. Kubelet writes it when it
-// receives a list. So the lists are sent again while only the checkpoint says that a pod holds a device, and while the
-// checkpoint cannot be read.
+// The checkpoint may name pods that have ended, because kubelet does not write it when a pod ends.
+// Kubelet writes it when it receives a list. So the lists are sent again while only the checkpoint
+// says that a pod holds a device, and while the checkpoint cannot be read.
 //
-// While nothing departs, the accounts are read after kubelet or another plugin came or went, because there may be devices that pods
-// hold and nobody serves.
+// While nothing departs, the accounts are read after kubelet or another plugin came or went,
+// because there may be devices that pods hold and nobody serves.
 func (s *Set) dropDeparting(ctx context.Context) error {
 	r := s.newReader()
 	for {
@@ -160,7 +166,8 @@ func (r *reader) lookIn(d time.Duration) {
 	}
 }
 
-// tickIn sets when the accounts are read next. A longer pause that has begun ends: units were given or came back since.
+// tickIn sets when the accounts are read next. A longer pause that has begun ends: units were given
+// or came back since.
 func (r *reader) tickIn(d time.Duration) {
 	if r.tick == nil || d < r.pause {
 		r.tick, r.pause = r.set.collaborators.Clock.After(d), d
@@ -197,15 +204,17 @@ func (s *Set) sendAgain() {
 	}
 }
 
-// hasForeign reports whether kubelet has devices under resources that this Set does not serve and may have to.
+// hasForeign reports whether kubelet has devices under resources that this Set does not serve and
+// may have to.
 func (s *Set) hasForeign() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.told.foreign) > 0
 }
 
-// waits reports whether new evidence is waited for, and whether servers are to end with the next tick. With a tick, it ends the servers of
-// retired resources without devices, once the empty list was sent: kubelet has it by the next tick.
+// waits reports whether new evidence is waited for, and whether servers are to end with the next
+// tick. With a tick, it ends the servers of retired resources without devices, once the empty list
+// was sent: kubelet has it by the next tick.
 func (s *Set) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,7 +250,8 @@ func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	outdated, changed := s.update(e, now)
-	changed = changed || s.waiting.over(now) || s.forms.drain.due(now) || s.forms.drain.next != "" && s.waiting.since.IsZero()
+	changed = changed || s.waiting.over(now) || s.forms.drain.due(now) ||
+		s.forms.drain.next != "" && s.waiting.since.IsZero()
 	changed = changed || !s.forms.grows.IsZero() && !now.Before(s.forms.grows)
 	for _, entry := range s.resources {
 		o, c := entry.list.drop(e, s.told.silence.counts())
@@ -284,7 +294,8 @@ func (s *Set) lists() []*list {
 	return lists
 }
 
-// forget removes a retired resource from the Set, unless the plan has it again, and reports whether it did.
+// forget removes a retired resource from the Set, unless the plan has it again, and reports whether
+// it did.
 func (s *Set) forget(ctx context.Context, entry *served) bool {
 	s.mu.Lock()
 	_, ended := entry.list.leaving()

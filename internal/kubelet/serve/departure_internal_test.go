@@ -18,8 +18,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestWhenTheAccountsAreRead: for the first plan; a second after kubelet or a socket came, sooner than a look that is due anyway; half a minute after a gap;
-// and each second while kubelet has devices under another resource.
+// TestWhenTheAccountsAreRead: for the first plan; a second after kubelet or a socket came, sooner
+// than a look that is due anyway; half a minute after a gap; and each second while kubelet has
+// devices under another resource.
 func TestWhenTheAccountsAreRead(t *testing.T) {
 	const s = time.Second
 	damaged := errors.New("damaged")
@@ -44,7 +45,8 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 				defer cancel()
 				began := time.Now()
 				var at []time.Duration
-				set := NewSet(Collaborators{Registrar: &sharedDirectory{listening: true}, Accountant: emptyAccount{}, Clock: clock.RealClock{},
+				set := NewSet(Collaborators{Registrar: &sharedDirectory{listening: true}, Accountant: emptyAccount{},
+					Clock:       clock.RealClock{},
 					Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil)),
 					Checkpoint: func() (kubelet.Checkpoint, error) {
 						at = append(at, time.Since(began))
@@ -77,7 +79,8 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 	}
 }
 
-// TestABusyNodeIsReadSoon: after kubelet gave a departing device away, ten times a second for ten seconds; and then each second.
+// TestABusyNodeIsReadSoon: after kubelet gave a departing device away, ten times a second for ten
+// seconds; and then each second.
 func TestABusyNodeIsReadSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second+readSoon/2)
@@ -152,12 +155,14 @@ func TestAServerWithoutDevicesEnds(t *testing.T) {
 		other.phase = PhaseServing
 		waits, ending := s.waits(!tt.early)
 		if stopped != tt.want || waits != tt.departs || ending != (!tt.stays && !tt.departs) {
-			t.Errorf("%s: stopped %v, want %v; somebody waits: %v, servers are to end: %v", name, stopped, tt.want, waits, ending)
+			t.Errorf("%s: stopped %v, want %v; somebody waits: %v, servers are to end: %v", name, stopped, tt.want, waits,
+				ending)
 		}
 	}
 }
 
-// TestWhatKubeletKnewIsAdopted before each registration: by the checkpoint, or by PodResources before the first one only, for a second at most.
+// TestWhatKubeletKnewIsAdopted before each registration: by the checkpoint, or by PodResources
+// before the first one only, for a second at most.
 func TestWhatKubeletKnewIsAdopted(t *testing.T) {
 	for name, tt := range map[string]struct {
 		unreadable error
@@ -166,9 +171,10 @@ func TestWhatKubeletKnewIsAdopted(t *testing.T) {
 		asked      int
 		takes      time.Duration
 	}{
-		"the checkpoint":             {want: []string{"saved", "saved,saved2"}},
-		"PodResources":               {unreadable: errors.New("damaged"), want: []string{"told1", "told1"}, asked: 1},
-		"PodResources does not come": {unreadable: errors.New("damaged"), hangs: true, want: []string{"", ""}, asked: 1, takes: adoptTimeout},
+		"the checkpoint": {want: []string{"saved", "saved,saved2"}},
+		"PodResources":   {unreadable: errors.New("damaged"), want: []string{"told1", "told1"}, asked: 1},
+		"PodResources does not come": {unreadable: errors.New("damaged"), hangs: true, want: []string{"", ""}, asked: 1,
+			takes: adoptTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -188,7 +194,8 @@ func TestWhatKubeletKnewIsAdopted(t *testing.T) {
 					if got := len(entry.list.views.Value().response.Devices); got != len(entry.list.departing) {
 						t.Errorf("registration %d: %d devices are listed", i+1, got)
 					}
-					if looks, changed := len(s.departed) > 0, i == 0 && want != ""; looks != (changed || i == 1 && want != tt.want[0]) {
+					if looks, changed := len(s.departed) > 0, i == 0 &&
+						want != ""; looks != (changed || i == 1 && want != tt.want[0]) {
 						t.Errorf("registration %d: the accounts are read: %v", i+1, looks)
 					}
 					for len(s.departed) > 0 {
@@ -227,7 +234,8 @@ func TestTheWarningOfAnUnreadableCheckpoint(t *testing.T) {
 	warns := func(step string, want bool) {
 		t.Helper()
 		_, ending := c.waits(false)
-		if got := strings.Join(c.Offered().Value().Warnings, "; "); strings.Contains(got, "not known which devices pods hold") != want || ending {
+		if got := strings.Join(c.Offered().Value().Warnings, "; "); strings.Contains(got,
+			"not known which devices pods hold") != want || ending {
 			t.Errorf("%s: the plan warns of %q", step, got)
 		}
 	}

@@ -76,8 +76,8 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 	})
 }
 
-// A countedAccount counts how often it was asked who holds devices. Its clock is faster than kubelet's, which refuses
-// questions that come too fast; it asks again then.
+// A countedAccount counts how often it was asked who holds devices. Its clock is faster than
+// kubelet's, which refuses questions that come too fast; it asks again then.
 type countedAccount struct {
 	serve.Accountant
 	asked    atomic.Int64
@@ -155,9 +155,9 @@ func TestADeviceNobodyHoldsIsDroppedAfterTenSeconds(t *testing.T) {
 	}
 }
 
-// A pod holds a GPU on a node with a Topology Manager policy, and the configuration begins to share it. Whatever keeps
-// kubelet's accounts from telling of the pod, its device stays listed, so that kubelet does not crash when it admits the pod
-// again.
+// A pod holds a GPU on a node with a Topology Manager policy, and the configuration begins to share
+// it. Whatever keeps kubelet's accounts from telling of the pod, its device stays listed, so that
+// kubelet does not crash when it admits the pod again.
 func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
 	t.Parallel()
 	pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1, SingleNode: true}
@@ -178,8 +178,12 @@ func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
 			check(t, n.Resume())
 			pass(60)
 		}},
-		"a plain init container is the holder": {init: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(120) }},
-		"there is no PodResources":             {noAccount: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(120) }},
+		"a plain init container is the holder": {init: true, happens: func(_ *testing.T, _ *node,
+			pass func(int)) {
+			pass(120)
+		}},
+		"there is no PodResources": {noAccount: true,
+			happens: func(_ *testing.T, _ *node, pass func(int)) { pass(120) }},
 		"there is no PodResources, and kubelet restarts without the API server": {noAccount: true,
 			happens: func(t *testing.T, n *node, pass func(int)) {
 				n.SetPodsKnown(false)
@@ -295,7 +299,8 @@ func (a badAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
 	return nil, nil
 }
 
-// However PodResources answers a daemon that starts, the devices of the one before it stay listed, with their NUMA nodes.
+// However PodResources answers a daemon that starts, the devices of the one before it stay listed,
+// with their NUMA nodes.
 func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(ctx context.Context) error{
@@ -314,7 +319,8 @@ func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 				}
 				before.stop()
 				mark := n.Mark()
-				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t, clock.RealClock{}), answer: answer})
+				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t, clock.RealClock{}),
+					answer: answer})
 				d.offerUnder(2, 1)
 				n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
 				if got := n.Capacity(gpu); got != 8 {
@@ -326,15 +332,17 @@ func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 				n.SetPodsKnown(true)
 				var failed *standin.PodError
 				if _, err := n.Admit(t.Context(), pod); !errors.As(err, &failed) || failed.Reason != standin.UnexpectedAdmission {
-					t.Errorf("the pod's admission after kubelet's restart: %v, want %s, which a running container is spared", err, standin.UnexpectedAdmission)
+					t.Errorf("the pod's admission after kubelet's restart: %v, want %s, which a running container is spared", err,
+						standin.UnexpectedAdmission)
 				}
 			})
 		})
 	}
 }
 
-// Where kubelet's checkpoint cannot be read, PodResources tells a daemon that starts which devices the one beside it listed, and the NUMA nodes
-// of those that pods hold. A PodResources that does not answer is not waited for: pods that come before the registration fail.
+// Where kubelet's checkpoint cannot be read, PodResources tells a daemon that starts which devices
+// the one beside it listed, and the NUMA nodes of those that pods hold. A PodResources that does
+// not answer is not waited for: pods that come before the registration fail.
 func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
 	t.Parallel()
 	for name, answers := range map[string]bool{"it answers": true, "it does not answer": false} {
@@ -345,7 +353,8 @@ func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
 				got, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 4, SingleNode: true})
 				check(t, err)
 				var account serve.Accountant = &countedAccount{Accountant: n.account(t, clock.RealClock{})}
-				var c clock.WithTicker = clocktesting.NewFakeClock(time.Now()) // the answer has a second, and a slow machine takes longer
+				// the answer has a second, and a slow machine takes longer
+				var c clock.WithTicker = clocktesting.NewFakeClock(time.Now())
 				if !answers {
 					c = clock.RealClock{}
 					account = badAccount{Accountant: account, answer: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
@@ -447,8 +456,9 @@ func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 	until(t, c, "dropped", func() bool { return n.Capacity(gpu) == 7 })
 }
 
-// The list that kubelet knows is nearly as long as kubelet accepts, and a configuration replaces it by another such list: the
-// two do not fit together. Kubelet gets as much of the new one as fits, and the rest once devices were dropped.
+// The list that kubelet knows is nearly as long as kubelet accepts, and a configuration replaces it
+// by another such list: the two do not fit together. Kubelet gets as much of the new one as fits,
+// and the rest once devices were dropped.
 func TestDepartingDevicesCountInWhatFitsIntoAList(t *testing.T) {
 	t.Parallel()
 	const replicas = 2000 // a little over 1,000 bytes each, and kubelet accepts 4 MiB
@@ -477,7 +487,8 @@ func TestDepartingDevicesCountInWhatFitsIntoAList(t *testing.T) {
 			}
 			d.Apply(shared("b", 2*replicas-100), asEnvironment, 3)
 			n.await(t, "a list of both", func() bool {
-				return n.Capacity(gpu) > replicas+replicas/2 && n.Allocatable(gpu) > replicas/2 && n.Allocatable(gpu) < 2*replicas-100
+				return n.Capacity(gpu) > replicas+replicas/2 && n.Allocatable(gpu) > replicas/2 &&
+					n.Allocatable(gpu) < 2*replicas-100
 			})
 			if healthy, listed := n.Devices(gpu)[got.IDs[0]]; healthy || !listed {
 				t.Errorf("the pod's device is Healthy %v and listed %v", healthy, listed)

@@ -12,15 +12,17 @@ import (
 const (
 	// settled is how long after a change kubelet no longer gives devices that it chose before.
 	settled = 5 * time.Second
-	// drainAfter is how long GPUs wait for pods that follow one another, before the first of them is withdrawn.
+	// drainAfter is how long GPUs wait for pods that follow one another, before the first of them is
+	// withdrawn.
 	drainAfter = 10 * time.Second
-	// drainFor is how long a GPU is withdrawn at first, and drainMost at most. Each further time is twice as long.
+	// drainFor is how long a GPU is withdrawn at first, and drainMost at most. Each further time is
+	// twice as long.
 	drainFor  = 30 * time.Second
 	drainMost = 10 * time.Minute
 )
 
-// A drain withdraws the old form of one GPU after another, where pods that follow one another would have held it for ever. The zero value
-// withdraws nothing.
+// A drain withdraws the old form of one GPU after another, where pods that follow one another would
+// have held it for ever. The zero value withdraws nothing.
 type drain struct {
 	began time.Time // since when GPUs wait for pods; zero if none does
 	since time.Time // since when GPUs wait for pods that follow one another; zero if none does
@@ -54,8 +56,8 @@ func (d *drain) begin(now time.Time) {
 	d.tried[d.gpu]++
 }
 
-// withdraw decides which GPU is withdrawn: of those that wait for pods which follow one another, the one that was withdrawn least often.
-// Where changes are announced, it waits for that.
+// withdraw decides which GPU is withdrawn: of those that wait for pods which follow one another,
+// the one that was withdrawn least often. Where changes are announced, it waits for that.
 func (s *Set) withdraw(old map[resource.Device]*oldForm) {
 	d, now := &s.forms.drain, s.collaborators.Clock.Now()
 	if d.gpu != "" && d.due(now) {

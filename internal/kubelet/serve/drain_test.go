@@ -8,8 +8,8 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// TestAChangeUnderConstantLoadEnds: each GPU is always held by a pod, and the next pod comes before the last one ends. The GPUs are withdrawn
-// one after the other, so that they become free.
+// TestAChangeUnderConstantLoadEnds: each GPU is always held by a pod, and the next pod comes before
+// the last one ends. The GPUs are withdrawn one after the other, so that they become free.
 func TestAChangeUnderConstantLoadEnds(t *testing.T) {
 	t.Parallel()
 	for _, announce := range []bool{false, true} {
@@ -28,7 +28,8 @@ func TestAChangeUnderConstantLoadEnds(t *testing.T) {
 				if number := s.daemon.Fewer().Value(); number > 1 {
 					s.daemon.Proceed(number)
 				}
-				if _, err := s.Admit(t.Context(), standin.Container{Pod: fmt.Sprint(made), Name: "c", Resource: gpu, Count: 1}); err != nil {
+				if _, err := s.Admit(t.Context(), standin.Container{Pod: fmt.Sprint(made), Name: "c", Resource: gpu,
+					Count: 1}); err != nil {
 					refused++
 				} else {
 					pods = append(pods, fmt.Sprint(made))
@@ -52,7 +53,8 @@ func TestAChangeUnderConstantLoadEnds(t *testing.T) {
 	}
 }
 
-// TestPodsThatStay: a GPU whose pod stays is on offer in its old form again, and is left alone from then on.
+// TestPodsThatStay: a GPU whose pod stays is on offer in its old form again, and is left alone from
+// then on.
 func TestPodsThatStay(t *testing.T) {
 	t.Parallel()
 	s := newReplicated(t, standin.V137)

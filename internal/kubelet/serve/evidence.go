@@ -19,11 +19,12 @@ type holder struct {
 	container      string
 }
 
-// A source is the kubelet that has told who holds devices. Only when the same kubelet no longer tells of a holder has that holder ended.
-// The zero value is none.
+// A source is the kubelet that has told who holds devices. Only when the same kubelet no longer
+// tells of a holder has that holder ended. The zero value is none.
 type source struct{ incarnation, connections uint64 }
 
-// evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold devices.
+// evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold
+// devices.
 type evidence struct {
 	kubelet uint64    // incarnation of the running kubelet; 0 if none runs
 	source  source    // of what PodResources has told
@@ -33,14 +34,15 @@ type evidence struct {
 	gap        string
 	partly     bool // there is a gap, and held is what one of the accounts says
 	unreadable bool // the checkpoint cannot be read
-	// absent says that there is none, and that kubelet has answered: it writes one as soon as it has a device.
+	// absent says that there is none, and that kubelet has answered: it writes one as soon as it has a
+	// device.
 	absent bool
-	// unasked says that PodResources cannot be asked. Then kubelet's checkpoint names pods that have ended until kubelet gives devices to
-	// another pod.
+	// unasked says that PodResources cannot be asked. Then kubelet's checkpoint names pods that have
+	// ended until kubelet gives devices to another pod.
 	unasked    bool
 	checkpoint kubelet.Checkpoint
-	// healthy are the devices that kubelet holds for healthy, by resource, and alone says that no other GPU device plugin listens. Both
-	// are known only if readOthers was called.
+	// healthy are the devices that kubelet holds for healthy, by resource, and alone says that no
+	// other GPU device plugin listens. Both are known only if readOthers was called.
 	healthy map[string][]string
 	alone   bool
 }
@@ -57,9 +59,9 @@ type accounts struct {
 
 // read returns which pods hold devices.
 //
-// The checkpoint names every pod that holds a device: kubelet itself starts from it. PodResources leaves out init containers,
-// and most pods until kubelet has a connection to the API server. It adds only the pods that kubelet could not write to the
-// checkpoint.
+// The checkpoint names every pod that holds a device: kubelet itself starts from it. PodResources
+// leaves out init containers, and most pods until kubelet has a connection to the API server. It
+// adds only the pods that kubelet could not write to the checkpoint.
 func (a *accounts) read(ctx context.Context) evidence {
 	there, began := a.Incarnation.Value(), a.Clock.Now()
 	checkpoint, unreadable := a.Checkpoint()
@@ -103,8 +105,8 @@ func (a *accounts) connections() uint64 {
 
 // readOthers adds to evidence what tells whether other plugins serve devices.
 //
-// PodResources says what kubelet has in memory. What is saved may have devices of a plugin that has ended. Neither tells of a plugin
-// whose devices are all Unhealthy, but it listens.
+// PodResources says what kubelet has in memory. What is saved may have devices of a plugin that has
+// ended. Neither tells of a plugin whose devices are all Unhealthy, but it listens.
 func (a *accounts) readOthers(ctx context.Context, e *evidence) {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()

@@ -20,7 +20,8 @@ func TestGapsInTheEvidence(t *testing.T) {
 	var meanwhile func()
 	connections := uint64(0)
 	key := deviceKey{gpuName, "GPU-0"}
-	a := accounts{Collaborators: Collaborators{Incarnation: incarnation, Clock: clock.RealClock{}, Connections: func() uint64 { return connections },
+	a := accounts{Collaborators: Collaborators{Incarnation: incarnation, Clock: clock.RealClock{},
+		Connections: func() uint64 { return connections },
 		Checkpoint: func() (kubelet.Checkpoint, error) {
 			return kubelet.Checkpoint{Held: []kubelet.HeldDevice{{Resource: gpuName, ID: "GPU-0", Pod: "saved"}}}, unreadable
 		},
@@ -49,13 +50,18 @@ func TestGapsInTheEvidence(t *testing.T) {
 		{"that of another kubelet has not answered", 2, away, nil, nil, "", holder{pod: "saved", checkpointOnly: true}},
 		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holder{pod: "told", checkpointOnly: false}},
 		{"there is none", 2, nil, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{pod: "told", checkpointOnly: false}},
-		{"there is none, and PodResources fails", 2, away, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{pod: "saved", checkpointOnly: true}},
+		{"there is none, and PodResources fails", 2, away, fs.ErrNotExist, nil, fs.ErrNotExist.Error(),
+			holder{pod: "saved", checkpointOnly: true}},
 		{"it is asked by the first connection", 2, nil, nil, connects, "", holder{pod: "told", checkpointOnly: false}},
-		{"it is asked by another connection", 2, nil, nil, connects, "kubelet has just restarted", holder{pod: "told", checkpointOnly: false}},
+		{"it is asked by another connection", 2, nil, nil, connects, "kubelet has just restarted",
+			holder{pod: "told", checkpointOnly: false}},
 		{"it is asked by the same connection", 2, nil, nil, nil, "", holder{pod: "told", checkpointOnly: false}},
-		{"it cannot be asked", 2, kubelet.ErrNoPodResources, nil, nil, kubelet.ErrNoPodResources.Error(), holder{pod: "saved", checkpointOnly: true}},
-		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted", holder{pod: "told", checkpointOnly: false}},
-		{"no kubelet", 0, kubelet.ErrNoPodResources, damaged, nil, "kubelet does not run", holder{pod: "saved", checkpointOnly: true}},
+		{"it cannot be asked", 2, kubelet.ErrNoPodResources, nil, nil, kubelet.ErrNoPodResources.Error(),
+			holder{pod: "saved", checkpointOnly: true}},
+		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted",
+			holder{pod: "told", checkpointOnly: false}},
+		{"no kubelet", 0, kubelet.ErrNoPodResources, damaged, nil, "kubelet does not run",
+			holder{pod: "saved", checkpointOnly: true}},
 	} {
 		incarnation.Publish(step.kubelet)
 		failed, unreadable, meanwhile = step.failed, step.unreadable, step.meanwhile
@@ -68,7 +74,8 @@ func TestGapsInTheEvidence(t *testing.T) {
 		if step.gap != "" || step.failed != nil {
 			told = source{}
 		}
-		if e.source != told || e.absent != (step.name == "there is none") || e.unasked != (step.gap == kubelet.ErrNoPodResources.Error()) {
+		if e.source != told || e.absent != (step.name == "there is none") ||
+			e.unasked != (step.gap == kubelet.ErrNoPodResources.Error()) {
 			t.Errorf("%s: told by %v, absent %v, unasked %v", step.name, e.source, e.absent, e.unasked)
 		}
 	}
@@ -80,7 +87,8 @@ type heldAccount func() ([]kubelet.HeldDevice, error)
 func (h heldAccount) Held(context.Context) ([]kubelet.HeldDevice, error) { return h() }
 func (heldAccount) Allocating() (ended func(bool))                       { return func(bool) {} }
 
-// TestWhatOthersServe: PodResources says what kubelet has in memory, and the checkpoint, if that is not answered, what it has saved.
+// TestWhatOthersServe: PodResources says what kubelet has in memory, and the checkpoint, if that is
+// not answered, what it has saved.
 func TestWhatOthersServe(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errors.New("away")} {
@@ -88,7 +96,8 @@ func TestWhatOthersServe(t *testing.T) {
 		a := accounts{Collaborators: Collaborators{Registrar: &sharedDirectory{listening: err != nil}, Accountant: account}}
 		e := evidence{checkpoint: kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"saved"}}}}
 		a.readOthers(t.Context(), &e)
-		if got, want := e.healthy[gpuName][0], map[bool]string{true: "told", false: "saved"}[err == nil]; got != want || e.alone != (err == nil) {
+		if got, want := e.healthy[gpuName][0], map[bool]string{true: "told", false: "saved"}[err == nil]; got != want ||
+			e.alone != (err == nil) {
 			t.Errorf("PodResources answers %v: healthy are %q, want %q; alone: %v", err, got, want, e.alone)
 		}
 	}

@@ -22,11 +22,13 @@ type waiting struct {
 // over reports whether the change has waited for long enough.
 func (w waiting) over(now time.Time) bool { return !w.since.IsZero() && now.Sub(w.since) >= fewerWait }
 
-// Fewer returns the feed of the number of the change that takes devices away and waits for Proceed; 0 if none waits. A change waits only
-// where the Options say Announce, and for 30 s at most. Devices that are sick, or that the device plugin may not give, never wait.
+// Fewer returns the feed of the number of the change that takes devices away and waits for Proceed;
+// 0 if none waits. A change waits only where the Options say Announce, and for 30 s at most.
+// Devices that are sick, or that the device plugin may not give, never wait.
 func (s *Set) Fewer() *feed.Feed[uint64] { return s.fewer }
 
-// Proceed has a change that waits go on: the lists lose the devices. A number of another change has no effect.
+// Proceed has a change that waits go on: the lists lose the devices. A number of another change has
+// no effect.
 func (s *Set) Proceed(number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +69,8 @@ func (s *Set) keep() {
 	}
 }
 
-// letGo has no device wait any more. Those that waited begin to depart now: kubelet may be allocating them.
+// letGo has no device wait any more. Those that waited begin to depart now: kubelet may be
+// allocating them.
 func (s *Set) letGo() {
 	s.waiting.since = time.Time{}
 	if s.forms.drain.next != "" {
@@ -85,7 +88,8 @@ func (s *Set) letGo() {
 	}
 }
 
-// allLeft notes that all departing devices were on offer until now: another process of this program may serve them.
+// allLeft notes that all departing devices were on offer until now: another process of this program
+// may serve them.
 func (l *list) allLeft() {
 	for id, d := range l.departing {
 		d.left = true
@@ -93,7 +97,8 @@ func (l *list) allLeft() {
 	}
 }
 
-// usable returns the UUIDs of the GPUs whose devices in the plan are all Healthy: under no hold, not sick, and not of another owner.
+// usable returns the UUIDs of the GPUs whose devices in the plan are all Healthy: under no hold,
+// not sick, and not of another owner.
 func (s *Set) usable() map[string]bool {
 	usable := map[string]bool{}
 	for _, r := range s.asked.plan.Resources {

@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// A replicated is a node whose two GPUs are offered as four replicas each, by a daemon whose changes wait.
+// A replicated is a node whose two GPUs are offered as four replicas each, by a daemon whose
+// changes wait.
 type replicated struct {
 	*testing.T
 	*node
@@ -31,7 +32,8 @@ func newReplicated(t *testing.T, v standin.Version) *replicated {
 	return s
 }
 
-// offers has the GPUs offered with so many replicas; one: they are not shared. The GPUs of these indices are sick.
+// offers has the GPUs offered with so many replicas; one: they are not shared. The GPUs of these
+// indices are sick.
 func (s *replicated) offers(replicas int, announce bool, sick ...int) {
 	all := gpus(2)
 	for _, i := range sick {
@@ -39,7 +41,8 @@ func (s *replicated) offers(replicas int, announce bool, sick ...int) {
 	}
 	var o resource.Options
 	if replicas > 1 {
-		o.Sharing = resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpu, Replicas: replicas}}}
+		o.Sharing = resource.Sharing{Mode: resource.TimeSliced,
+			Rules: []resource.SharingRule{{Name: gpu, Replicas: replicas}}}
 	}
 	how := asEnvironment
 	how.Announce = announce
@@ -74,7 +77,8 @@ func TestFewerDevicesWait(t *testing.T) {
 		if got := s.daemon.Fewer().Value(); got != 1 || s.Allocatable(gpu) != 8 {
 			t.Errorf("change %d waits, and kubelet counts %d, want 1 and 8", got, s.Allocatable(gpu))
 		}
-		if holds := s.daemon.Offered().Value().Holds; len(holds) != 2 || !strings.Contains(holds[0].Reason, "is tainted before") {
+		if holds := s.daemon.Offered().Value().Holds; len(holds) != 2 ||
+			!strings.Contains(holds[0].Reason, "is tainted before") {
 			t.Errorf("the holds are %+v", holds)
 		}
 		s.daemon.Proceed(1)
@@ -131,7 +135,8 @@ func TestAChangeBackEndsTheWait(t *testing.T) {
 	until(t, s.clock, "four replicas", func() bool { return s.Allocatable(gpu) == 4 })
 }
 
-// TestAnotherProcessTakesDevicesAway: a process that starts with another configuration offers what the one before it did, until it may go.
+// TestAnotherProcessTakesDevicesAway: a process that starts with another configuration offers what
+// the one before it did, until it may go.
 func TestAnotherProcessTakesDevicesAway(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -166,7 +171,8 @@ func TestAnotherProcessTakesDevicesAway(t *testing.T) {
 	})
 }
 
-// TestWhatDoesNotWait: a change that takes nothing away, one that is not to be announced, and devices that no pod may be given.
+// TestWhatDoesNotWait: a change that takes nothing away, one that is not to be announced, and
+// devices that no pod may be given.
 func TestWhatDoesNotWait(t *testing.T) {
 	t.Parallel()
 	t.Run("more devices", func(t *testing.T) {
@@ -205,7 +211,8 @@ func TestWhatDoesNotWait(t *testing.T) {
 	})
 }
 
-// TestAKeptDeviceBeginsToDepartWhenItGoes: kubelet may be allocating it, and crashes if the list loses it at once.
+// TestAKeptDeviceBeginsToDepartWhenItGoes: kubelet may be allocating it, and crashes if the list
+// loses it at once.
 func TestAKeptDeviceBeginsToDepartWhenItGoes(t *testing.T) {
 	t.Parallel()
 	s := newReplicated(t, standin.V137)

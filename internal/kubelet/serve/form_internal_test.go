@@ -34,7 +34,8 @@ func newChanging(t *testing.T, gpus int) *changing {
 	clock := clocktesting.NewFakeClock(time.Now())
 	c := &changing{T: t, Set: NewSet(Collaborators{Clock: clock}), clock: clock, held: map[deviceKey]holder{}}
 	for i := range gpus {
-		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i, Health: inventory.Health{State: inventory.Healthy}})
+		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i,
+			Health: inventory.Health{State: inventory.Healthy}})
 	}
 	return c
 }
@@ -43,7 +44,8 @@ func newChanging(t *testing.T, gpus int) *changing {
 func (c *changing) plan(replicas int) {
 	o := resource.Options{MIG: resource.MIGMixed}
 	if replicas > 1 {
-		o.Sharing = resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpuName, Replicas: replicas}}}
+		o.Sharing = resource.Sharing{Mode: resource.TimeSliced,
+			Rules: []resource.SharingRule{{Name: gpuName, Replicas: replicas}}}
 	}
 	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, o), Options{
 		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 1)
@@ -126,8 +128,9 @@ func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
 	c.lists("G0", "G1", "G2")
 }
 
-// The scheduler sends pods by the old count for some seconds. It must know the new one before the pods end that hold more devices than
-// there will be, and pods that come meanwhile find those that are free.
+// The scheduler sends pods by the old count for some seconds. It must know the new one before the
+// pods end that hold more devices than there will be, and pods that come meanwhile find those that
+// are free.
 func TestACountThatFallsIsToldAtOnce(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 2)
@@ -261,7 +264,8 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
 		c.gpus[0].MIG = inventory.MIGEnabled
-		c.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "M0", Profile: "1g.10gb", Health: inventory.Health{State: inventory.Healthy}}}
+		c.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "M0", Profile: "1g.10gb",
+			Health: inventory.Health{State: inventory.Healthy}}}
 		c.plan(1)
 		c.lists()
 		if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
@@ -288,7 +292,8 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 	})
 }
 
-// Kubelet's checkpoint names a pod that has ended until kubelet writes it again. PodResources has shown the pod, and does so no more.
+// Kubelet's checkpoint names a pod that has ended until kubelet writes it again. PodResources has
+// shown the pod, and does so no more.
 func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 1)
@@ -340,14 +345,16 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	c.lists("G0::0", "G0::1", "G1")
 }
 
-// In a roll-out, pods that the scheduler sends by the old count find a device from the first list on.
+// In a roll-out, pods that the scheduler sends by the old count find a device from the first list
+// on.
 func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 2)
 	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
 		return kubelet.Checkpoint{
 			Healthy: map[string][]string{gpuName: {"G0::0", "G0::1", "G0::2", "G1::0", "G1::1", "G1::2"}},
-			Held:    []kubelet.HeldDevice{{Resource: gpuName, ID: "G0::0", Pod: "p"}, {Resource: gpuName, ID: "G1::1", Pod: "p"}},
+			Held: []kubelet.HeldDevice{{Resource: gpuName, ID: "G0::0", Pod: "p"},
+				{Resource: gpuName, ID: "G1::1", Pod: "p"}},
 		}, nil
 	}
 	c.plan(1)
@@ -399,7 +406,8 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 	}
 }
 
-// A call that kubelet made for a device which is withheld is refused, and changes nothing: the pod's device is on offer as before.
+// A call that kubelet made for a device which is withheld is refused, and changes nothing: the
+// pod's device is on offer as before.
 func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 1)
@@ -417,7 +425,8 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAnOrdinaryAllocateChangesNoList, and a list whose resource has left the plan says by which name a device is not known.
+// TestAnOrdinaryAllocateChangesNoList, and a list whose resource has left the plan says by which
+// name a device is not known.
 func TestAnOrdinaryAllocateChangesNoList(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 2)

@@ -12,16 +12,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// unreadableFor is how long kubelet's checkpoint must be unreadable, while kubelet runs, before a device no longer counts as held
-// although nothing is known about it.
+// unreadableFor is how long kubelet's checkpoint must be unreadable, while kubelet runs, before a
+// device no longer counts as held although nothing is known about it.
 const unreadableFor = 10 * time.Second
 
-// unservedFor is how long it must be known that no plugin serves a resource, before this one does so for the pods that hold its devices. A
-// plugin that starts again, or registers with a new kubelet, takes less. Kubelet goes without a server for so long.
+// unservedFor is how long it must be known that no plugin serves a resource, before this one does
+// so for the pods that hold its devices. A plugin that starts again, or registers with a new
+// kubelet, takes less. Kubelet goes without a server for so long.
 const unservedFor = 10 * time.Second
 
-// refresh makes all lists say what the plan and the evidence say: which devices depart, which of them count as held, and which
-// devices of the plan are withheld because of those. It publishes the plan with its holds.
+// refresh makes all lists say what the plan and the evidence say: which devices depart, which of
+// them count as held, and which devices of the plan are withheld because of those. It publishes the
+// plan with its holds.
 func (s *Set) refresh() {
 	for name, entry := range s.resources {
 		r, _ := s.asked.plan.Resource(name)
@@ -65,13 +67,15 @@ func (s *Set) refresh() {
 	s.offered.Publish(plan)
 }
 
-// growsAfter is how long after the last offer of a GPU in its old form more devices of it are on offer than there were: kubelet has
-// received the list by then, and has made the calls for devices that it chose before.
+// growsAfter is how long after the last offer of a GPU in its old form more devices of it are on
+// offer than there were: kubelet has received the list by then, and has made the calls for devices
+// that it chose before.
 const growsAfter = 500 * time.Millisecond
 
-// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer in the old form. Kubelet may give such
-// a GPU once more in its old form. Its devices in the new form are withheld then. The count must not rise before that and then fall: the
-// scheduler would send pods for devices that do not exist.
+// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer
+// in the old form. Kubelet may give such a GPU once more in its old form. Its devices in the new
+// form are withheld then. The count must not rise before that and then fall: the scheduler would
+// send pods for devices that do not exist.
 func (s *Set) grow(plan resource.Plan) resource.Plan {
 	type devices struct{ resource, uuid string }
 	before, now := map[devices]int{}, s.collaborators.Clock.Now()
@@ -128,7 +132,8 @@ type oldForm struct {
 	others []string        // the other IDs
 }
 
-// findHeldForms finds the forms in which GPUs count as held, and decides which departing devices are on offer.
+// findHeldForms finds the forms in which GPUs count as held, and decides which departing devices
+// are on offer.
 func (s *Set) findHeldForms() {
 	old := map[resource.Device]*oldForm{}
 	for _, entry := range s.resources {
@@ -176,13 +181,14 @@ func (s *Set) findHeldForms() {
 	}
 }
 
-// stuckFor is how long a resource must have nothing to give before that counts. A daemon that starts knows after unservedFor which forms
-// pods hold.
+// stuckFor is how long a resource must have nothing to give before that counts. A daemon that
+// starts knows after unservedFor which forms pods hold.
 const stuckFor = 30 * time.Second
 
-// stuck returns GPUs whose held forms do not count once that has lasted for stuckFor: one for each resource of the plan that has nothing
-// to give because all of its devices wait for pods which hold them under other names. Where PodResources cannot be asked, kubelet sees
-// that such a pod has ended only when it gives a device to another one, which would never come.
+// stuck returns GPUs whose held forms do not count once that has lasted for stuckFor: one for each
+// resource of the plan that has nothing to give because all of its devices wait for pods which hold
+// them under other names. Where PodResources cannot be asked, kubelet sees that such a pod has
+// ended only when it gives a device to another one, which would never come.
 func (s *Set) stuck() map[string]bool {
 	gpus := map[string]bool{}
 	if !s.told.unasked {
@@ -205,7 +211,8 @@ func (s *Set) stuck() map[string]bool {
 			}
 			return d.Healthy && !waits
 		})
-		same := slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Resource == r.Name }) // pods still ask for it
+		// pods still ask for it
+		same := slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Resource == r.Name })
 		if !free && !same && gpu != "" {
 			gpus[gpu] = true
 		}
@@ -223,10 +230,11 @@ func (s *Set) gpuOf(c resource.HeldForm) string {
 	return device.GPU
 }
 
-// offer puts devices of an old form on offer if it is well and no other form of its GPU counts as held: those that count as held. If
-// these are more than the planned devices that wait for them, so many are on offer as wait, at first those that are free, and then those
-// of which no pod is known, as after a start: the scheduler sends pods by the old count for some seconds, and must know the new one before
-// the pods end.
+// offer puts devices of an old form on offer if it is well and no other form of its GPU counts as
+// held: those that count as held. If these are more than the planned devices that wait for them, so
+// many are on offer as wait, at first those that are free, and then those of which no pod is known,
+// as after a start: the scheduler sends pods by the old count for some seconds, and must know the
+// new one before the pods end.
 func (s *Set) offer(f *oldForm) {
 	now, there := s.asked.plan.NodeDevice(f.device.UUID)
 	well := there && now.Healthy && !s.contests(f.device)
@@ -246,7 +254,8 @@ func (s *Set) offer(f *oldForm) {
 	}
 }
 
-// holders returns how many pods are known to hold a device, or were given it a short time ago: 0 or 1.
+// holders returns how many pods are known to hold a device, or were given it a short time ago: 0 or
+// 1.
 func (s *Set) holders(l *list, id string) int {
 	_, held := s.told.evidence.held[deviceKey{l.name, id}]
 	_, given := l.allocated[id]
@@ -261,10 +270,12 @@ func (s *Set) contests(device resource.Device) bool {
 	return slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Conflicts(device) })
 }
 
-// allocating returns the view of a list for the answer to a call of Allocate. The devices of the call count as held from now on.
+// allocating returns the view of a list for the answer to a call of Allocate. The devices of the
+// call count as held from now on.
 //
-// Kubelet may have chosen a departing device in the moment before it received the list that has the GPU in its new form. The device
-// is on offer again then, unless the GPU was given in its new form meanwhile.
+// Kubelet may have chosen a departing device in the moment before it received the list that has the
+// GPU in its new form. The device is on offer again then, unless the GPU was given in its new form
+// meanwhile.
 func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +325,8 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 // waitsForAllocate is why a device that a pod may have got a short time ago counts as held.
 const waitsForAllocate = "kubelet may have allocated it within the last 10s"
 
-// untouched notes that no pod can hold the devices of the plan that wait for a departing device which is given once more.
+// untouched notes that no pod can hold the devices of the plan that wait for a departing device
+// which is given once more.
 func (s *Set) untouched(d departure) {
 	for _, entry := range s.resources {
 		for _, device := range entry.list.resource.Devices {
@@ -325,7 +337,8 @@ func (s *Set) untouched(d departure) {
 	}
 }
 
-// take notes that a device of the plan is given to a pod: its GPU is not given in another form from now on.
+// take notes that a device of the plan is given to a pod: its GPU is not given in another form from
+// now on.
 func (s *Set) take(device resource.Device) {
 	for _, entry := range s.resources {
 		for id, d := range entry.list.departing {
@@ -346,8 +359,8 @@ func (d departure) heldForm() resource.HeldForm {
 	return form
 }
 
-// foreignForms returns the devices that kubelet has under resources which this Set does not serve: those on GPUs of the plan, and
-// those that this program may have offered on other GPUs.
+// foreignForms returns the devices that kubelet has under resources which this Set does not serve:
+// those on GPUs of the plan, and those that this program may have offered on other GPUs.
 func (s *Set) foreignForms() []resource.HeldForm {
 	var foreign []resource.HeldForm
 	add := func(name, id, reason string) {
@@ -372,8 +385,9 @@ func (s *Set) foreignForms() []resource.HeldForm {
 	return foreign
 }
 
-// update takes in new evidence about resources that this Set does not serve, and about whether the checkpoint can be read. It
-// reports whether a new checkpoint would say more, and whether the held forms or the resources changed.
+// update takes in new evidence about resources that this Set does not serve, and about whether the
+// checkpoint can be read. It reports whether a new checkpoint would say more, and whether the held
+// forms or the resources changed.
 func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 	before, silence := s.told.foreign, s.told.silence.reason
 	s.told.silence.see(e.unreadable, now, unreadableFor, e.gap)
@@ -395,15 +409,17 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 		s.forms.held, s.told.foreign = nil, s.foreignForms()
 		changed = s.serveUnserved(since, now)
 	}
-	changed = changed || s.forms.stuck.isDue(now, stuckFor) || s.told.silence.reason != silence || e.unasked != s.told.unasked ||
+	changed = changed || s.forms.stuck.isDue(now, stuckFor) || s.told.silence.reason != silence ||
+		e.unasked != s.told.unasked ||
 		!slices.Equal(before, s.told.foreign)
 	s.told.unasked = e.unasked
 	return e.unreadable || len(s.told.foreign) > 0, changed
 }
 
-// serveUnserved begins to serve resources of which pods hold devices and which no plugin has served for unservedFor, although this
-// program may have offered them: their GPUs cannot be read now, or the configuration has changed. So kubelet goes on listing what
-// its pods hold. It reports whether there are any. since says how long the resources are known.
+// serveUnserved begins to serve resources of which pods hold devices and which no plugin has served
+// for unservedFor, although this program may have offered them: their GPUs cannot be read now, or
+// the configuration has changed. So kubelet goes on listing what its pods hold. It reports whether
+// there are any. since says how long the resources are known.
 func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (changed bool) {
 	if !s.told.evidence.alone {
 		return false

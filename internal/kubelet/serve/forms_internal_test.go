@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Without PodResources, kubelet sees the end of a pod when it gives a device to the next one. A pod that asks for a resource of which nothing is
-// on offer would wait for ever.
+// Without PodResources, kubelet sees the end of a pod when it gives a device to the next one. A pod
+// that asks for a resource of which nothing is on offer would wait for ever.
 func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 	t.Parallel()
 	const other = gpuName + ".shared"
@@ -26,7 +26,8 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 			reads := func(unasked bool, want ...string) {
 				t.Helper()
 				c.clock.Step(time.Second)
-				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, unasked: unasked}, c.clock.Now())
+				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, unasked: unasked},
+					c.clock.Now())
 				if got := slices.Sorted(slices.Values(c.resources[other].list.views.Value().healthy())); !slices.Equal(got, want) {
 					t.Errorf("%s has %q Healthy, want %q", other, got, want)
 				}
@@ -99,7 +100,8 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 	}
 }
 
-// TestADeviceThatNothingWaitsFor: a pod holds it, and the configuration offers its GPU no more. Its health is that of the GPU.
+// TestADeviceThatNothingWaitsFor: a pod holds it, and the configuration offers its GPU no more. Its
+// health is that of the GPU.
 func TestADeviceThatNothingWaitsFor(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 2)
@@ -112,7 +114,8 @@ func TestADeviceThatNothingWaitsFor(t *testing.T) {
 	c.lists("G0")
 }
 
-// TestSickGPUsAreNoReasonToForgetWhoHoldsThem: a resource that has nothing to give for that waits for no pod.
+// TestSickGPUsAreNoReasonToForgetWhoHoldsThem: a resource that has nothing to give for that waits
+// for no pod.
 func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 2)
@@ -128,11 +131,13 @@ func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 	}
 }
 
-// TestWhatAnotherPluginOffers is not given out by this one. What a pod is known to hold is said so, and the same evidence is no change.
+// TestWhatAnotherPluginOffers is not given out by this one. What a pod is known to hold is said so,
+// and the same evidence is no change.
 func TestWhatAnotherPluginOffers(t *testing.T) {
 	t.Parallel()
 	const other, another = "nvidia.com/other", "nvidia.com/another"
-	offers := kubelet.Checkpoint{Healthy: map[string][]string{other: {"G0", "G1"}, another: {"G0", "G1"}, gpuName: {"G0", "G1"}}}
+	offers := kubelet.Checkpoint{Healthy: map[string][]string{other: {"G0", "G1"}, another: {"G0", "G1"},
+		gpuName: {"G0", "G1"}}}
 	for range 10 { // resources come in any order
 		c := newChanging(t, 2)
 		c.plan(1)
@@ -169,7 +174,8 @@ func TestAMIGDeviceIsNotGivenBesideItsGPU(t *testing.T) {
 	for id, want := range map[string]bool{"G0": false, "M0": false, "G1": true} {
 		c := newChanging(t, 1)
 		c.gpus[0].MIG = inventory.MIGEnabled
-		c.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "M0", Profile: "1g.10gb", Health: inventory.Health{State: inventory.Healthy}}}
+		c.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "M0", Profile: "1g.10gb",
+			Health: inventory.Health{State: inventory.Healthy}}}
 		c.plan(1)
 		offers := kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/other": {id}}}
 		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), checkpoint: offers}, c.clock.Now())
@@ -179,7 +185,8 @@ func TestAMIGDeviceIsNotGivenBesideItsGPU(t *testing.T) {
 	}
 }
 
-// TestWhatAnotherPluginOffersIsItsOwn, however long this one has nothing to give: no pod of its own would tell that another has ended.
+// TestWhatAnotherPluginOffersIsItsOwn, however long this one has nothing to give: no pod of its own
+// would tell that another has ended.
 func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 1)

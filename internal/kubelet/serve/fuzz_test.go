@@ -24,11 +24,13 @@ func fuzzed() *service {
 		gpus = append(gpus, inventory.GPU{UUID: uuid, Index: i, Health: inventory.Health{State: inventory.Healthy}})
 	}
 	gpus[2].Health.State = inventory.Unhealthy
-	o := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, OnePerRequest: true, Rules: []resource.SharingRule{
-		{Name: name, Devices: []resource.Ref{"1"}, Replicas: 3},
-	}}}
+	o := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, OnePerRequest: true,
+		Rules: []resource.SharingRule{
+			{Name: name, Devices: []resource.Ref{"1"}, Replicas: 3},
+		}}}
 	ways := Options{Edits: containeredits.Options{
-		Strategies: []containeredits.Strategy{containeredits.VolumeMounts, containeredits.CDIAnnotations, containeredits.CDICRI}, DeviceNodes: true,
+		Strategies: []containeredits.Strategy{containeredits.VolumeMounts, containeredits.CDIAnnotations,
+			containeredits.CDICRI}, DeviceNodes: true,
 	}}
 	set := NewSet(Collaborators{Clock: clock.RealClock{}})
 	for _, n := range []int{4, 3} {
@@ -39,7 +41,8 @@ func fuzzed() *service {
 }
 
 func FuzzAllocate(f *testing.F) {
-	for _, ids := range [][]string{nil, {""}, {"GPU-a"}, {"GPU-a", "GPU-a"}, {"GPU-b::0", "GPU-b::2"}, {"GPU-c"}, {"GPU-d"}, {"GPU-b::00"}} {
+	for _, ids := range [][]string{nil, {""}, {"GPU-a"}, {"GPU-a", "GPU-a"}, {"GPU-b::0", "GPU-b::2"}, {"GPU-c"},
+		{"GPU-d"}, {"GPU-b::00"}} {
 		seed, err := proto.Marshal(&pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{
 			{DevicesIds: ids}, {DevicesIds: []string{"GPU-b::1"}},
 		}})
@@ -83,7 +86,8 @@ func FuzzAllocate(f *testing.F) {
 func FuzzGetPreferredAllocation(f *testing.F) {
 	for _, size := range []int32{0, 1, 3, -1, 1 << 30} {
 		seed, err := proto.Marshal(&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: []string{"GPU-a", "GPU-b::0", "GPU-b::1", "GPU-z", "GPU-c"}, MustIncludeDeviceIDs: []string{"GPU-b::2"},
+			AvailableDeviceIDs: []string{"GPU-a", "GPU-b::0", "GPU-b::1", "GPU-z",
+				"GPU-c"}, MustIncludeDeviceIDs: []string{"GPU-b::2"},
 			AllocationSize: size,
 		}}})
 		if err != nil {

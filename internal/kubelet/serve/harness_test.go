@@ -84,8 +84,8 @@ type daemon struct {
 	stop      func()
 }
 
-// startDaemon runs a Set on the node until the test ends, or stop is called. A clock that is not the real one may be faster than
-// kubelet, which refuses questions that come too fast.
+// startDaemon runs a Set on the node until the test ends, or stop is called. A clock that is not
+// the real one may be faster than kubelet, which refuses questions that come too fast.
 func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
 	var account serve.Accountant = n.account(t, c)
@@ -95,7 +95,8 @@ func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	return n.startDaemonWith(t, c, account)
 }
 
-// serving returns a node on which kubelet counts so many devices, all healthy, of a daemon that goes by c.
+// serving returns a node on which kubelet counts so many devices, all healthy, of a daemon that
+// goes by c.
 func serving(t *testing.T, v standin.Version, c clock.WithTicker, devices int) (*node, *daemon) {
 	t.Helper()
 	n := newNode(t)
@@ -106,7 +107,8 @@ func serving(t *testing.T, v standin.Version, c clock.WithTicker, devices int) (
 	return n, d
 }
 
-// account returns kubelet's own account for a daemon that goes by c. Questions that wait until kubelet has allocated come without a step.
+// account returns kubelet's own account for a daemon that goes by c. Questions that wait until
+// kubelet has allocated come without a step.
 func (n *node) account(t *testing.T, c clock.PassiveClock) *kubelet.PodResources {
 	t.Helper()
 	if _, is := c.(clock.RealClock); is {
@@ -164,7 +166,8 @@ func (n *node) directory(t *testing.T) *kubelet.Directory {
 	return directory
 }
 
-// startSet runs a Set with collaborators of a test's own, whose feeds it makes, until the test ends, or stop is called.
+// startSet runs a Set with collaborators of a test's own, whose feeds it makes, until the test
+// ends, or stop is called.
 func (n *node) startSet(t *testing.T, c serve.Collaborators) *daemon {
 	t.Helper()
 	c.Incarnation, c.Sockets = feed.New(uint64(0)), feed.New([]string(nil))
@@ -218,7 +221,8 @@ func (d *daemon) offerUnder(epoch uint64, n int, unhealthy ...int) {
 func gpus(n int) []inventory.GPU {
 	var all []inventory.GPU
 	for i := range n {
-		all = append(all, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 4, Health: inventory.Health{State: inventory.Healthy}})
+		all = append(all, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 4,
+			Health: inventory.Health{State: inventory.Healthy}})
 	}
 	return all
 }
@@ -266,7 +270,8 @@ func (n *node) count(kind standin.Kind, after int) int {
 	return count
 }
 
-// listedAnew reports whether kubelet has a list from a life that it was registered with since a mark.
+// listedAnew reports whether kubelet has a list from a life that it was registered with since a
+// mark.
 func (n *node) listedAnew(after int) bool {
 	registered := map[string]bool{}
 	for _, e := range n.Events(after) {

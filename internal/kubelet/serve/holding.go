@@ -12,13 +12,15 @@ const (
 	lost
 	// held: kubelet's accounts name a pod.
 	held
-	// given: they name none, but kubelet may have allocated the device a short time ago: they do not show that at once.
+	// given: they name none, but kubelet may have allocated the device a short time ago: they do not
+	// show that at once.
 	given
 	// ended: only the checkpoint names a pod, and PodResources has shown that the pod has ended.
 	ended
 	// free: they have named none since a time that is known.
 	free
-	// unheld: they cannot be read, and no pod can hold the device: it was never on offer, or it was free and not given since.
+	// unheld: they cannot be read, and no pod can hold the device: it was never on offer, or it was
+	// free and not given since.
 	unheld
 	holdings // their number
 )
@@ -37,7 +39,8 @@ const (
 	findings                   // their number
 )
 
-// transitions are what follows from each holding by each finding. docs/dev/architecture.md has a picture of them.
+// transitions are what follows from each holding by each finding. docs/dev/architecture.md has a
+// picture of them.
 var transitions = [holdings][findings]holding{
 	//        namesPod, namesEnded, namesNone, namesNotYet, saysNothing, staysSilent, allocates
 	unread: {held, ended, free, given, unread, lost, given},
@@ -72,8 +75,9 @@ func (p possession) allocate(now time.Time) possession {
 	return p
 }
 
-// read returns the possession after a reading of the accounts. If named, holder has the device. The accounts are silent if they cannot be
-// read for so long that it counts. What happened after the reading began, which may be long before now, they need not show.
+// read returns the possession after a reading of the accounts. If named, holder has the device. The
+// accounts are silent if they cannot be read for so long that it counts. What happened after the
+// reading began, which may be long before now, they need not show.
 func (p possession) read(e evidence, holder holder, named, silent bool, now time.Time) possession {
 	// The checkpoint may still name the pod before the last Allocate, PodResources does not.
 	if named && !holder.checkpointOnly && e.began.After(p.allocated) {
@@ -105,7 +109,8 @@ func (p possession) read(e evidence, holder holder, named, silent bool, now time
 	return p
 }
 
-// over reports whether the list may drop the device, after a reading of the accounts that began at this time.
+// over reports whether the list may drop the device, after a reading of the accounts that began at
+// this time.
 func (p possession) over(began time.Time) bool {
 	return p.holding == free && began.Sub(p.since) >= freeFor
 }

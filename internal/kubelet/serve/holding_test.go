@@ -1,6 +1,7 @@
 package serve
 
-// Inside: the table of states is private, and no call from outside tells one state from another that counts the same.
+// Inside: the table of states is private, and no call from outside tells one state from another
+// that counts the same.
 
 import (
 	"os"
@@ -27,14 +28,16 @@ func TestTheTableOfHoldings(t *testing.T) {
 		for _, to := range transitions[h] {
 			next = append(next, names[to])
 		}
-		if row := "| " + title + " | " + strings.Join(next, " | ") + " |"; !slices.Contains(strings.Split(section, "\n"), row) {
+		if row := "| " + title + " | " + strings.Join(next, " | ") + " |"; !slices.Contains(strings.Split(section, "\n"),
+			row) {
 			t.Errorf("docs/dev/architecture.md lacks the row %q", row)
 		}
 	}
 }
 
-// TestAHolderIsNotForgottenWithTheAccounts: once a pod was named, the device counts as held when the accounts cannot be read, also if it
-// was never on offer here: another process may have given it.
+// TestAHolderIsNotForgottenWithTheAccounts: once a pod was named, the device counts as held when
+// the accounts cannot be read, also if it was never on offer here: another process may have given
+// it.
 func TestAHolderIsNotForgottenWithTheAccounts(t *testing.T) {
 	t.Parallel()
 	p := possession{holding: unheld}

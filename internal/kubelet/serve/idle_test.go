@@ -39,8 +39,8 @@ func (c countingClock) After(d time.Duration) <-chan time.Time {
 	return c.RealClock.After(d)
 }
 
-// runAlone runs a Set, beside the kubelet of an incarnation if that is not 0, until the test or its bubble ends. It also returns how
-// often the Set has asked for a timer.
+// runAlone runs a Set, beside the kubelet of an incarnation if that is not 0, until the test or its
+// bubble ends. It also returns how often the Set has asked for a timer.
 func runAlone(t *testing.T, incarnation uint64) (set *serve.Set, asked *atomic.Int64) {
 	t.Helper()
 	asked = new(atomic.Int64)

@@ -46,7 +46,8 @@ func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
 	})
 }
 
-// TestDevicesThatLeftThePlanAreInspected: of those that an earlier process offered only the ID is known.
+// TestDevicesThatLeftThePlanAreInspected: of those that an earlier process offered only the ID is
+// known.
 func TestDevicesThatLeftThePlanAreInspected(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -67,7 +68,8 @@ func TestDevicesThatLeftThePlanAreInspected(t *testing.T) {
 			}
 			d.inspector.mu.Lock()
 			defer d.inspector.mu.Unlock()
-			if got := d.inspector.devices; len(got) != 1 || got[0].ID != want.ID || got[0].UUID != want.UUID || got[0].GPU != want.GPU {
+			if got := d.inspector.devices; len(got) != 1 || got[0].ID != want.ID || got[0].UUID != want.UUID ||
+				got[0].GPU != want.GPU {
 				t.Errorf("inspected %+v, want %+v", got, want)
 			}
 		}
@@ -81,7 +83,8 @@ func TestDevicesThatLeftThePlanAreInspected(t *testing.T) {
 		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0), GPU: id(0)})
 		mark := n.Mark()
 		d.stop()
-		// Kubelet 1.36 takes a stream whose end it sees late for that of the second daemon, and stops that one.
+		// Kubelet 1.36 takes a stream whose end it sees late for that of the second daemon, and stops
+		// that one.
 		n.await(t, "the end of the first daemon's stream", func() bool { return n.count(standin.StreamEnded, mark) > 0 })
 		d = n.startDaemon(t, clock.RealClock{})
 		other(d, id(1)) // kubelet may show it from before

@@ -31,18 +31,19 @@ import (
 // From then on it is as above, with the two in each other's place. A process whose successor
 // listens and has not registered yet waits for that in the same way.
 //
-// Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one process, it could ask the one that ends
-// last.
+// Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one
+// process, it could ask the one that ends last.
 
 const (
-	// leaveTimeout limits the preparation of the end of a process, without the wait for another one: it has 2 s in all.
+	// leaveTimeout limits the preparation of the end of a process, without the wait for another one:
+	// it has 2 s in all.
 	leaveTimeout = 800 * time.Millisecond
 	// handOverTimeout limits the wait for the registration of the process that serves afterwards.
 	handOverTimeout = 5 * time.Second
 	// handOverPause is how often that process is asked.
 	handOverPause = 20 * time.Millisecond
-	// leftFor is how long no earlier process must have had a socket before this one registers again: kubelet has taken notice of the
-	// end of its stream by then. It is served all the time.
+	// leftFor is how long no earlier process must have had a socket before this one registers again:
+	// kubelet has taken notice of the end of its stream by then. It is served all the time.
 	leftFor = time.Second
 	// earlierPause is how often a process that ends looks whether the earlier one has ended.
 	earlierPause = 5 * time.Millisecond
@@ -104,10 +105,12 @@ func (l *life) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.
 	}
 }
 
-// sayFarewell registers once more before this process ends. It is called where an earlier process has made kubelet forget this one, and
-// no other process serves the resource: kubelet would not see that the streams of this one end. It first waits for the end of earlier
-// processes, which could make kubelet forget this registration, too.
-func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc.Server, options *pluginapi.DevicePluginOptions) {
+// sayFarewell registers once more before this process ends. It is called where an earlier process
+// has made kubelet forget this one, and no other process serves the resource: kubelet would not see
+// that the streams of this one end. It first waits for the end of earlier processes, which could
+// make kubelet forget this registration, too.
+func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc.Server,
+	options *pluginapi.DevicePluginOptions) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	l.silence.Publish(forNext) // a list that kubelet took in after the end would bring the devices back
@@ -124,7 +127,8 @@ func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc
 	}
 }
 
-// awaitEarlier waits until no earlier process has a socket, for half of leaveTimeout at most. The directory may be watched no longer.
+// awaitEarlier waits until no earlier process has a socket, for half of leaveTimeout at most. The
+// directory may be watched no longer.
 func (l *life) awaitEarlier(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout/2)
 	defer cancel()
@@ -133,8 +137,8 @@ func (l *life) awaitEarlier(ctx context.Context) {
 	}
 }
 
-// forget notes that an earlier process makes kubelet forget this one. It reports false if this process is ending: then it would not
-// register again.
+// forget notes that an earlier process makes kubelet forget this one. It reports false if this
+// process is ending: then it would not register again.
 func (p *past) forget() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,22 +157,25 @@ func (p *past) beginRegistration() (forgotten int) {
 	return p.forgotten
 }
 
-// remembered notes that kubelet has accepted a registration. forgotten is what beginRegistration returned for it.
+// remembered notes that kubelet has accepted a registration. forgotten is what beginRegistration
+// returned for it.
 func (p *past) remembered(forgotten int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known = forgotten
 }
 
-// isForgotten reports whether kubelet was made to forget this process and has accepted no registration of it since. Kubelet may have
-// forgotten a later process, too, and not have seen that one end.
+// isForgotten reports whether kubelet was made to forget this process and has accepted no
+// registration of it since. Kubelet may have forgotten a later process, too, and not have seen that
+// one end.
 func (p *past) isForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.forgotten > p.known
 }
 
-// endsForgotten notes that this process is ending, and reports whether kubelet was made to forget it.
+// endsForgotten notes that this process is ending, and reports whether kubelet was made to forget
+// it.
 func (p *past) endsForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,7 +262,8 @@ func (p *past) isLeaving(name string) bool {
 	return leaving
 }
 
-// forgetLeaving forgets that processes are ending which have none of these sockets. It needs the lock.
+// forgetLeaving forgets that processes are ending which have none of these sockets. It needs the
+// lock.
 func (p *past) forgetLeaving(names []string) {
 	there := map[string]bool{}
 	for _, name := range names {
@@ -265,10 +273,10 @@ func (p *past) forgetLeaving(names []string) {
 	maps.DeleteFunc(p.leaving, func(token string, _ int) bool { return !there[token] })
 }
 
-// endKept ends the server of the life before, if there still is one, while the kubelet has forgotten
-// this process and takes no notice of that. It returns when the kubelet has seen the end: it would
-// take that for the end of whichever process registers meanwhile. Where a later process may have
-// registered, the server goes on.
+// endKept ends the server of the life before, if there still is one, while the kubelet has
+// forgotten this process and takes no notice of that. It returns when the kubelet has seen the end:
+// it would take that for the end of whichever process registers meanwhile. Where a later process
+// may have registered, the server goes on.
 func (l *life) endKept(ctx context.Context, incarnation uint64) {
 	if l.past.kept == nil {
 		return
@@ -323,7 +331,8 @@ func (l *life) beReachable(ctx context.Context) {
 	l.past.socket, l.past.reachable = l.past.serveKept(unix), true
 }
 
-// endBetween prepares the end of a process that ends between two lives, while the server of the life before goes on.
+// endBetween prepares the end of a process that ends between two lives, while the server of the
+// life before goes on.
 func (p *past) endBetween() {
 	if p.kept != nil && p.unlock == nil { // else the end is prepared already
 		p.prepareEnd()

@@ -14,8 +14,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// TestWhatIsForgotten: a registration undoes only what was before it. The answer to a registration may come after the question of an
-// earlier process that ends: kubelet has forgotten this one since then.
+// TestWhatIsForgotten: a registration undoes only what was before it. The answer to a registration
+// may come after the question of an earlier process that ends: kubelet has forgotten this one since
+// then.
 func TestWhatIsForgotten(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before, during, refused bool
@@ -74,7 +75,8 @@ func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
 					directory.earlier = []string{"earlier.sock"}
 					defer time.AfterFunc(tt.ends-time.Millisecond, func() { directory.behind() }).Stop()
 				}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}}, list: newList(gpuName, clock.RealClock{})}
+				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}},
+					list: newList(gpuName, clock.RealClock{})}
 				began := time.Now()
 				l.awaitEarlier(t.Context())
 				if took := time.Since(began); took != tt.want {
@@ -85,7 +87,8 @@ func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAProcessIsPrepared within the time that it has. Before it registers once more it sends no list.
+// TestTheEndOfAProcessIsPrepared within the time that it has. Before it registers once more it
+// sends no list.
 func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	t.Parallel()
 	directory := &sharedDirectory{dir: t.TempDir()}
@@ -110,18 +113,21 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 		defer client.Close()
 		long, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err = pluginapi.NewDevicePluginClient(client).GetDevicePluginOptions(long, &pluginapi.Empty{}, grpc.WaitForReady(true))
+		_, err = pluginapi.NewDevicePluginClient(client).GetDevicePluginOptions(long, &pluginapi.Empty{},
+			grpc.WaitForReady(true))
 		served = err == nil
 	}
 	l.leave(t.Context(), 1)
 	server := grpc.NewServer()
 	defer server.Stop()
-	pluginapi.RegisterDevicePluginServer(server, newService(&life{list: l.list, connections: newConnections()}, klog.Background()))
+	pluginapi.RegisterDevicePluginServer(server, newService(&life{list: l.list, connections: newConnections()},
+		klog.Background()))
 	directory.behind("earlier.sock")
 	began = time.Now()
 	l.sayFarewell(t.Context(), 1, server, nil)
 	if asked != 2 || !silent || !served || !directory.locked() {
-		t.Errorf("kubelet was asked %d times; silent %v, served %v, registrations locked %v", asked, silent, served, directory.locked())
+		t.Errorf("kubelet was asked %d times; silent %v, served %v, registrations locked %v", asked, silent, served,
+			directory.locked())
 	}
 	directory.dir = "/nowhere"
 	if l.sayFarewell(t.Context(), 1, server, nil); asked != 2 {

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// lowest looks at how many devices are allocatable until it is stopped, and returns the lowest number.
+// lowest looks at how many devices are allocatable until it is stopped, and returns the lowest
+// number.
 func (n *node) lowest(t *testing.T) (stop func() int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	least := n.Allocatable(gpu)
@@ -36,7 +37,8 @@ func (n *node) lowest(t *testing.T) (stop func() int) {
 	return func() int { cancel(); looking.Wait(); return least }
 }
 
-// rollOut starts a daemon beside another one, which ends then, and waits until the new one has registered a second time, on 1.36.
+// rollOut starts a daemon beside another one, which ends then, and waits until the new one has
+// registered a second time, on 1.36.
 func (n *node) rollOut(t *testing.T, v standin.Version, earlier *daemon, devices int) *daemon {
 	t.Helper()
 	later := n.overlap(t, earlier, devices)
@@ -86,7 +88,8 @@ func TestARollOutTakesNoDeviceAway(t *testing.T) { // not beside other tests: wh
 	})
 }
 
-// The two streams of a daemon end with each other, so that kubelet does not take the end of one for that of the next life's.
+// The two streams of a daemon end with each other, so that kubelet does not take the end of one for
+// that of the next life's.
 func TestALifeAfterTheSecondRegistration(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -141,7 +144,8 @@ func TestALaterProcessThatDoesNotRegisterAgainIsNotForgotten(t *testing.T) {
 		n := newNode(t)
 		n.startKubelet(t, v)
 		registrar := &leavingRegistrar{Directory: n.directory(t)}
-		d := n.startSetOn(t, serve.Collaborators{Registrar: registrar, Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{}})
+		d := n.startSetOn(t, serve.Collaborators{Registrar: registrar, Accountant: n.account(t, clock.RealClock{}),
+			Clock: clock.RealClock{}})
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
 		later := n.later(t)
@@ -162,8 +166,8 @@ func TestALaterProcessThatDoesNotRegisterAgainIsNotForgotten(t *testing.T) {
 	})
 }
 
-// A later process that is not registered yet is not forgotten either: nothing of it is known. Where it does not register for five seconds,
-// it is waited for no longer.
+// A later process that is not registered yet is not forgotten either: nothing of it is known. Where
+// it does not register for five seconds, it is waited for no longer.
 func TestAProcessThatIsNotRegisteredDoesNotPromiseToRegisterAgain(t *testing.T) {
 	t.Parallel()
 	n, d := serving(t, standin.V136, clock.RealClock{}, 2)
@@ -193,8 +197,9 @@ func (n *node) overlap(t *testing.T, earlier *daemon, devices int) (later *daemo
 	return later
 }
 
-// Both daemons of a roll-out may be told to end at the same time. Kubelet sees the end of the later one all the same, unless it is so slow
-// that the daemon has ended while it registers: up to 1.36 it may count the devices then until the next daemon comes.
+// Both daemons of a roll-out may be told to end at the same time. Kubelet sees the end of the later
+// one all the same, unless it is so slow that the daemon has ended while it registers: up to 1.36
+// it may count the devices then until the next daemon comes.
 func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -222,20 +227,23 @@ func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
 	})
 }
 
-// A promisingServer is a server of a later process that promises to register again, and is killed before.
+// A promisingServer is a server of a later process that promises to register again, and is killed
+// before.
 type promisingServer struct {
 	pluginapi.UnimplementedDevicePluginServer
 	list *pluginapi.ListAndWatchResponse
 }
 
-func (*promisingServer) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (*promisingServer) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
+	error) {
 	if kubelet.Leaves(ctx) != "" {
 		kubelet.RegistersAgain(ctx)
 	}
 	return &pluginapi.DevicePluginOptions{}, nil
 }
 
-func (p *promisingServer) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+func (p *promisingServer) ListAndWatch(_ *pluginapi.Empty,
+	stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	if err := stream.Send(p.list); err != nil {
 		return err
 	}
@@ -243,8 +251,8 @@ func (p *promisingServer) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStr
 	return nil
 }
 
-// Of three processes, the first has kubelet forget the last, which is killed then. The one between has the same list: it must not take
-// kubelet's account for a proof that kubelet goes by it.
+// Of three processes, the first has kubelet forget the last, which is killed then. The one between
+// has the same list: it must not take kubelet's account for a proof that kubelet goes by it.
 func TestAProcessBetweenServesWhenAForgottenOneIsKilled(t *testing.T) {
 	t.Parallel()
 	n, first := serving(t, standin.V136, clock.RealClock{}, 2)
@@ -262,7 +270,8 @@ func TestAProcessBetweenServesWhenAForgottenOneIsKilled(t *testing.T) {
 	check(t, err)
 }
 
-// startPromising registers a promisingServer with two devices. The test makes the calls by which it leaves.
+// startPromising registers a promisingServer with two devices. The test makes the calls by which it
+// leaves.
 func (n *node) startPromising(t *testing.T) (leave func(context.Context) error, kill func()) {
 	t.Helper()
 	directory := n.directory(t)
@@ -286,10 +295,12 @@ func (n *node) startPromising(t *testing.T) (leave func(context.Context) error, 
 	return func(ctx context.Context) error { return directory.Leave(ctx, incarnation.Value(), gpu) }, server.Stop
 }
 
-// The earlier process may be killed at each step of its end: the later one serves, and kubelet sees its end.
+// The earlier process may be killed at each step of its end: the later one serves, and kubelet sees
+// its end.
 func TestTheEarlierProcessIsKilledAsItLeaves(t *testing.T) {
 	t.Parallel()
-	for name, forgotten := range map[string]bool{"it has told the later one": false, "kubelet has forgotten the later one": true} {
+	for name, forgotten := range map[string]bool{"it has told the later one": false,
+		"kubelet has forgotten the later one": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
@@ -326,7 +337,8 @@ func TestTheEarlierProcessIsKilledAsItLeaves(t *testing.T) {
 	}
 }
 
-// Kubelet does not see that a forgotten process is killed. The next one that starts serves, and kubelet sees the end of that.
+// Kubelet does not see that a forgotten process is killed. The next one that starts serves, and
+// kubelet sees the end of that.
 func TestAForgottenProcessIsKilled(t *testing.T) {
 	t.Parallel()
 	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
@@ -347,7 +359,8 @@ func TestAForgottenProcessIsKilled(t *testing.T) {
 	n.awaitAllocatable(t, 0)
 }
 
-// overlapping returns a node of kubelet 1.36 on which a later daemon serves the two devices of an earlier one.
+// overlapping returns a node of kubelet 1.36 on which a later daemon serves the two devices of an
+// earlier one.
 func overlapping(t *testing.T) (n *node, earlier, later *daemon) {
 	t.Helper()
 	n, earlier = serving(t, standin.V136, clock.RealClock{}, 2)
@@ -356,7 +369,8 @@ func overlapping(t *testing.T) (n *node, earlier, later *daemon) {
 	return n, earlier, later
 }
 
-// A second registration that fails costs nothing: kubelet goes on with the first, whose server answers.
+// A second registration that fails costs nothing: kubelet goes on with the first, whose server
+// answers.
 func TestASecondRegistrationFails(t *testing.T) {
 	t.Parallel()
 	n, earlier, later := overlapping(t)
@@ -373,14 +387,16 @@ func TestASecondRegistrationFails(t *testing.T) {
 	n.awaitAllocatable(t, 0)
 }
 
-// A daemon may end while it waits to try its second registration once more: kubelet sees its end all the same.
+// A daemon may end while it waits to try its second registration once more: kubelet sees its end
+// all the same.
 func TestADaemonEndsBetweenTwoAttemptsToRegisterAgain(t *testing.T) {
 	t.Parallel()
 	n, earlier, later := overlapping(t)
 	earlier.stop()
 	n.SetRegister(standin.RegisterRefuses)
 	mark := n.Mark()
-	n.await(t, "seven refusals", func() bool { return n.count(standin.Refused, mark) >= 7 }) // the next pause is half a second
+	// the next pause is half a second
+	n.await(t, "seven refusals", func() bool { return n.count(standin.Refused, mark) >= 7 })
 	n.SetRegister(standin.RegisterAnswers)
 	later.stop()
 	n.awaitAllocatable(t, 0)
@@ -389,7 +405,8 @@ func TestADaemonEndsBetweenTwoAttemptsToRegisterAgain(t *testing.T) {
 	}
 }
 
-// Kubelet may need longer to refuse a registration than the process lives that sent it: the later one serves all the same.
+// Kubelet may need longer to refuse a registration than the process lives that sent it: the later
+// one serves all the same.
 func TestKubeletRefusesLate(t *testing.T) {
 	t.Parallel()
 	n, earlier, later := overlapping(t)

@@ -21,30 +21,32 @@ import (
 )
 
 const (
-	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. Kubelet tries to connect to our socket
-	// for up to 10 s before it answers.
+	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. Kubelet
+	// tries to connect to our socket for up to 10 s before it answers.
 	registerTimeout = 15 * time.Second
-	// stopDelay is the pause after kubelet closed the connection of one life, before the next Register. Kubelet 1.36 marks the
-	// resource as stopped a little after it closed the connection. A server that registers before that is marked, too.
+	// stopDelay is the pause after kubelet closed the connection of one life, before the next
+	// Register. Kubelet 1.36 marks the resource as stopped a little after it closed the connection. A
+	// server that registers before that is marked, too.
 	stopDelay = 50 * time.Millisecond
-	// stopTimeout limits the further wait until kubelet's account shows that the resource is stopped. If another server of the
-	// resource goes on, the account never shows that.
+	// stopTimeout limits the further wait until kubelet's account shows that the resource is stopped.
+	// If another server of the resource goes on, the account never shows that.
 	stopTimeout = 500 * time.Millisecond
 	// deadCloseTimeout limits the wait for the connection of a kubelet that ended to close.
 	deadCloseTimeout = 5 * time.Millisecond
 	// closeTimeout limits the wait for kubelet to close its connection after the stream ended.
 	closeTimeout = 500 * time.Millisecond
-	// handshakeTimeout is how long a connection may stay silent. gRPC's default is two minutes, and a server that stops waits for
-	// such a connection.
+	// handshakeTimeout is how long a connection may stay silent. gRPC's default is two minutes, and a
+	// server that stops waits for such a connection.
 	handshakeTimeout = time.Second
 	// finishTimeout limits the wait for calls that are being answered when a life ends.
 	finishTimeout = time.Second
 	// provenAfter is how long a stream must last for its registration to count as one that worked.
 	provenAfter = time.Second
-	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a list, and again those that must
-	// be chosen.
+	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a
+	// list, and again those that must be chosen.
 	maxRequest = 2 * resource.MaxList
-	// largeRequest is the size of a request, in bytes, whose memory is given back when it was answered.
+	// largeRequest is the size of a request, in bytes, whose memory is given back when it was
+	// answered.
 	largeRequest = 1 << 20
 )
 
@@ -63,15 +65,18 @@ var (
 	errTakesOver     = errors.New("a process that started later is ending, and this one serves the resource again")
 )
 
-// A life is one registration of the server of one resource: from a new socket to the end of its stream. It runs once.
+// A life is one registration of the server of one resource: from a new socket to the end of its
+// stream. It runs once.
 type life struct {
 	Collaborators
 	list   *list
 	past   *past
 	report func(Phase)
-	// compared is called with the difference between kubelet's account and the list; empty if there is none.
+	// compared is called with the difference between kubelet's account and the list; empty if there is
+	// none.
 	compared func(difference string)
-	// adopt adds devices to the list that kubelet knows and the plan does not have. It is called before each registration.
+	// adopt adds devices to the list that kubelet knows and the plan does not have. It is called
+	// before each registration.
 	adopt func(context.Context)
 	// allocating returns the view of the list for the answer to a call of Allocate.
 	allocating func(*pluginapi.AllocateRequest) *view
@@ -88,8 +93,8 @@ type life struct {
 	leaves         feed.Feed[bool]         // another process is ending, and this one has promised to register again then
 }
 
-// run registers and serves until ctx ends or the registration ends. It returns nil if the next life may begin at once, and
-// otherwise the reason for which the registration failed.
+// run registers and serves until ctx ends or the registration ends. It returns nil if the next life
+// may begin at once, and otherwise the reason for which the registration failed.
 func (l *life) run(parent context.Context) error {
 	incarnation, ok := l.awaitKubelet(parent)
 	if !ok || !l.awaitLaterEnds(parent, incarnation) {
@@ -154,15 +159,17 @@ func newServer(s *service) *grpc.Server {
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.StatsHandler(newRequestLimit()),
-		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log), freeMemory),
+		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log),
+			freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(s.log)),
 	)
 	pluginapi.RegisterDevicePluginServer(server, s)
 	return server
 }
 
-// leaveSocket leaves the socket to the next life and returns nil if that may begin at once: the registration was proven, or a new one
-// cures why it ended. Otherwise it closes the socket and returns the cause.
+// leaveSocket leaves the socket to the next life and returns nil if that may begin at once: the
+// registration was proven, or a new one cures why it ended. Otherwise it closes the socket and
+// returns the cause.
 func (l *life) leaveSocket(socket *listener, proven bool, cause error) error {
 	cured := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
 	if proven || slices.ContainsFunc(cured, func(e error) bool { return errors.Is(cause, e) }) {
@@ -188,8 +195,8 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 	}
 }
 
-// follow returns the reason why this life has to end, as far as kubelet's directory and the list show one. Until then, it
-// signals siblingChanged when the socket of another server came or went.
+// follow returns the reason why this life has to end, as far as kubelet's directory and the list
+// show one. Until then, it signals siblingChanged when the socket of another server came or went.
 func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
 	before := l.Registrar.Rivals(l.list.name)
 	var alone <-chan time.Time
@@ -243,8 +250,9 @@ func isGone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// stayRegistered registers, and returns when ctx ends or kubelet does not serve the registration. It reports whether the
-// registration worked: kubelet counted the devices or allocated one, or the stream lasted.
+// stayRegistered registers, and returns when ctx ends or kubelet does not serve the registration.
+// It reports whether the registration worked: kubelet counted the devices or allocated one, or the
+// stream lasted.
 func (l *life) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
@@ -263,8 +271,8 @@ func (l *life) stayRegistered(
 	l.accepted = true
 	l.past.remembered(forgotten)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// A later server that is there now may have registered before us or after us. If we sent a list before its socket came, it
-	// registers after us. So does one whose socket comes from now on.
+	// A later server that is there now may have registered before us or after us. If we sent a list
+	// before its socket came, it registers after us. So does one whose socket comes from now on.
 	if len(l.later()) > 0 && l.sent.Value() == nil {
 		return false, errLaterCame
 	}
@@ -300,10 +308,12 @@ func (l *life) register(
 	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
 }
 
-// disconnect ends the streams and stops the gRPC server. If the kubelet that registered us still runs, disconnect waits until
-// that kubelet has closed its connection and stopped the resource, because kubelet can mistake an earlier Register for this life.
+// disconnect ends the streams and stops the gRPC server. If the kubelet that registered us still
+// runs, disconnect waits until that kubelet has closed its connection and stopped the resource,
+// because kubelet can mistake an earlier Register for this life.
 func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
-	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only made its socket anew keeps it.
+	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only
+	// made its socket anew keeps it.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
 	if l.accepted { // else kubelet asks the server of the life before still
@@ -344,8 +354,8 @@ func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) 
 	}
 }
 
-// awaitStopped waits until kubelet's account shows no device of the resource, for stopTimeout at most. It returns early when ctx
-// ends or, if incarnation is not 0, when another kubelet comes.
+// awaitStopped waits until kubelet's account shows no device of the resource, for stopTimeout at
+// most. It returns early when ctx ends or, if incarnation is not 0, when another kubelet comes.
 func (l *life) awaitStopped(ctx context.Context, incarnation uint64) {
 	for began := l.Clock.Now(); ; {
 		if !l.pause(ctx, incarnation, stopDelay) || !l.counted(ctx) || l.Clock.Since(began) >= stopTimeout {
@@ -354,7 +364,8 @@ func (l *life) awaitStopped(ctx context.Context, incarnation uint64) {
 	}
 }
 
-// pause waits for d. It reports false if ctx ended or, if incarnation is not 0, another kubelet came first.
+// pause waits for d. It reports false if ctx ended or, if incarnation is not 0, another kubelet
+// came first.
 func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -373,7 +384,8 @@ func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) b
 	}
 }
 
-// counted reports whether kubelet's account shows healthy devices of the resource. Without an answer it reports false.
+// counted reports whether kubelet's account shows healthy devices of the resource. Without an
+// answer it reports false.
 func (l *life) counted(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()

@@ -35,8 +35,9 @@ func (a countingAccount) Allocatable(context.Context) (map[string][]string, erro
 
 func (countingAccount) Held(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }
 
-// TestDisconnecting has a life hang up whose kubelet closes its connection some time after it was told to, if it did not by
-// itself, and whose directory shows another incarnation some time after that.
+// TestDisconnecting has a life hang up whose kubelet closes its connection some time after it was
+// told to, if it did not by itself, and whose directory shows another incarnation some time after
+// that.
 func TestDisconnecting(t *testing.T) {
 	const (
 		itself = -1 // the connection is closed already
@@ -98,7 +99,8 @@ func TestDisconnecting(t *testing.T) {
 	}
 }
 
-// TestWithoutAKubeletTheLastSocketIsClosed: a process that started earlier has to see that this one serves no more.
+// TestWithoutAKubeletTheLastSocketIsClosed: a process that started earlier has to see that this one
+// serves no more.
 func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "l.sock")
@@ -109,7 +111,8 @@ func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	open := false
-	l := &life{Collaborators: Collaborators{Incarnation: feed.New(uint64(0))}, past: &past{socket: &listener{UnixListener: unix}}}
+	l := &life{Collaborators: Collaborators{Incarnation: feed.New(uint64(0))},
+		past: &past{socket: &listener{UnixListener: unix}}}
 	l.report = func(Phase) {
 		client, err := net.Dial("unix", path)
 		if open = err == nil; open {
@@ -122,8 +125,8 @@ func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 	}
 }
 
-// TestAKeptLife: its stream stays open without lists, until its successor has it end. Other processes see by its socket that this one
-// goes on.
+// TestAKeptLife: its stream stays open without lists, until its successor has it end. Other
+// processes see by its socket that this one goes on.
 func TestAKeptLife(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -131,7 +134,8 @@ func TestAKeptLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := &life{list: newList(gpuName, clock.RealClock{}), past: &past{}, connections: newConnections(), closing: make(chan struct{})}
+		l := &life{list: newList(gpuName, clock.RealClock{}), past: &past{}, connections: newConnections(),
+			closing: make(chan struct{})}
 		ended := 0
 		l.past.kept = func() { ended++ }
 		socket := &listener{UnixListener: unix, connections: l.connections}
@@ -164,8 +168,10 @@ func TestAKeptLife(t *testing.T) {
 		}
 		l.past.endKept()
 		l.past.endKept() // nothing is left to end
-		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || ended != 1 || silent.SetDeadline(time.Time{}) == nil {
-			t.Errorf("its server serves: %v, its tasks have ended: %v; the life before ended %d times, want once", err, task, ended)
+		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || ended != 1 ||
+			silent.SetDeadline(time.Time{}) == nil {
+			t.Errorf("its server serves: %v, its tasks have ended: %v; the life before ended %d times, want once", err, task,
+				ended)
 		}
 		select {
 		case <-l.closing:
@@ -185,9 +191,11 @@ func TestWhyALifeEnds(t *testing.T) {
 		after   time.Duration
 		signals bool // the socket of another server came or went
 	}{
-		"nothing":          {want: context.DeadlineExceeded, after: 10 * s},
-		"another kubelet":  {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(2) }, want: errKubeletLeft, after: s},
-		"the same kubelet": {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(1) }, want: context.DeadlineExceeded, after: 10 * s},
+		"nothing": {want: context.DeadlineExceeded, after: 10 * s},
+		"another kubelet": {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(2) },
+			want: errKubeletLeft, after: s},
+		"the same kubelet": {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(1) },
+			want: context.DeadlineExceeded, after: 10 * s},
 		"its socket is removed": {happens: func(l *life, _ *sharedDirectory, socket string) {
 			_ = os.Remove(socket)
 			l.Sockets.Publish(nil)

@@ -14,19 +14,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// freeFor is how long it must be known that no pod holds a device that left the plan, before the list drops the device. Kubelet
-// crashes when the last list does not have a device that it is allocating or that a pod holds. While kubelet is allocating a
-// device, its checkpoint does not yet say that a pod holds it; that takes much less than freeFor.
+// freeFor is how long it must be known that no pod holds a device that left the plan, before the
+// list drops the device. Kubelet crashes when the last list does not have a device that it is
+// allocating or that a pod holds. While kubelet is allocating a device, its checkpoint does not yet
+// say that a pod holds it; that takes much less than freeFor.
 const freeFor = 10 * time.Second
 
-// A list is what one resource advertises, over all lives of its server. Its methods need the lock of the Set; readers get immutable
-// views without it.
+// A list is what one resource advertises, over all lives of its server. Its methods need the lock
+// of the Set; readers get immutable views without it.
 type list struct {
 	name  string
 	clock clock.PassiveClock
 	views *feed.Feed[*view]
 	last  atomic.Pointer[pluginapi.ListAndWatchResponse] // the last one that was sent
-	again *feed.Feed[uint64]                             // changes when the last list is to be sent again, for kubelet to write its checkpoint
+	// changes when the last list is to be sent again, for kubelet to write its checkpoint
+	again *feed.Feed[uint64]
 
 	resource  resource.Resource
 	offered   map[string]bool      // UUIDs of devices of the resource that were not withheld at some time since they came
@@ -34,11 +36,13 @@ type list struct {
 	allocated map[string]time.Time // by device ID: the last Allocate, if it was within freeFor
 	retired   bool                 // the resource left the plan for good
 	units     units                // if the devices are units of memory
-	adopted   map[string]bool      // IDs that kubelet has in its list, if another process sent that; nil if it was the last view
+	// IDs that kubelet has in its list, if another process sent that; nil if it was the last view
+	adopted map[string]bool
 }
 
-// A departure is a device that left the plan and is still listed. It is Healthy as long as it counts as held and its GPU is well:
-// kubelet gives it to nobody while a pod holds it, and the node's count stays what the scheduler knows.
+// A departure is a device that left the plan and is still listed. It is Healthy as long as it
+// counts as held and its GPU is well: kubelet gives it to nobody while a pod holds it, and the
+// node's count stays what the scheduler knows.
 type departure struct {
 	possession
 	device    resource.Device // Healthy if Allocate gives it; only ID and UUID are known if the node does not have it
@@ -49,7 +53,8 @@ type departure struct {
 	left      bool            // it was on offer until it left the plan, and may be kept
 	kept      bool            // it stays on offer, and counts as held, until Proceed is called
 	given     time.Time       // when it was given last since it left the plan; zero if it was not
-	taken     bool            // it was never offered, or since it ceased to count, Allocate has given the GPU in another form
+	// it was never offered, or since it ceased to count, Allocate has given the GPU in another form
+	taken bool
 }
 
 // counts reports whether the device counts as held by a pod.
@@ -66,11 +71,13 @@ type view struct {
 }
 
 func newList(name string, c clock.PassiveClock) *list {
-	return &list{name: name, clock: c, views: feed.New(&view{response: &pluginapi.ListAndWatchResponse{}}), again: feed.New(uint64(0)),
+	return &list{name: name, clock: c, views: feed.New(&view{response: &pluginapi.ListAndWatchResponse{}}),
+		again:   feed.New(uint64(0)),
 		offered: map[string]bool{}, departing: map[string]departure{}, allocated: map[string]time.Time{}}
 }
 
-// replace takes in what the plan has of the resource now. Devices that the plan no longer has begin to depart.
+// replace takes in what the plan has of the resource now. Devices that the plan no longer has begin
+// to depart.
 func (l *list) replace(r resource.Resource) {
 	for device := range l.resource.Without(r) {
 		d := departure{device: device, possession: possession{allocated: l.allocated[device.ID], waits: waitsForReading},
@@ -101,8 +108,9 @@ func (l *list) replace(r resource.Resource) {
 // waitsForReading is why a device is still listed before the first reading.
 const waitsForReading = "kubelet's checkpoint was not read since the device left the plan"
 
-// adopt adds the known devices that the plan does not have, as departing, each with its NUMA nodes: if a list has no NUMA node of
-// a device that a running pod holds, kubelet refuses the pod at its next start. It reports whether there are any.
+// adopt adds the known devices that the plan does not have, as departing, each with its NUMA nodes:
+// if a list has no NUMA node of a device that a running pod holds, kubelet refuses the pod at its
+// next start. It reports whether there are any.
 func (l *list) adopt(known map[string][]int64) (changed bool) {
 	for id, nodes := range known {
 		_, planned := l.resource.Device(id)
@@ -124,9 +132,9 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 	return changed
 }
 
-// drop takes in new evidence and drops the departing devices that no pod has held for freeFor. It reports whether the checkpoint
-// may be outdated, and whether the list or what its devices wait for changed. silent says that kubelet's accounts cannot be read for so
-// long that it counts.
+// drop takes in new evidence and drops the departing devices that no pod has held for freeFor. It
+// reports whether the checkpoint may be outdated, and whether the list or what its devices wait for
+// changed. silent says that kubelet's accounts cannot be read for so long that it counts.
 func (l *list) drop(e evidence, silent bool) (outdated, changed bool) {
 	now := l.clock.Now()
 	for id, d := range l.departing {
@@ -143,7 +151,8 @@ func (l *list) drop(e evidence, silent bool) (outdated, changed bool) {
 	return outdated, changed
 }
 
-// leaving reports whether devices are departing, and as ended whether the list is retired and has none.
+// leaving reports whether devices are departing, and as ended whether the list is retired and has
+// none.
 func (l *list) leaving() (departing, ended bool) {
 	return len(l.departing) > 0, l.retired && len(l.departing) == 0
 }
@@ -157,9 +166,9 @@ func (l *list) departures() []Departing {
 	return all
 }
 
-// publish publishes a view: the resource with the holds on it, of which withheld says which devices are under a hold of the Set, by
-// UUID, and the departing devices. Streams send a response if its pointer differs from the last one, so a response with the same
-// content is kept.
+// publish publishes a view: the resource with the holds on it, of which withheld says which devices
+// are under a hold of the Set, by UUID, and the departing devices. Streams send a response if its
+// pointer differs from the last one, so a response with the same content is kept.
 func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool) {
 	l.resource = r
 	before := l.views.Value()
@@ -199,8 +208,9 @@ func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool)
 		unoffered: unoffered})
 }
 
-// leaveRoom removes planned devices from the end, until a list with the departing ones is not too long for kubelet. Devices that
-// kubelet has in its last list stay: it may be allocating them. The removed devices are listed once departing ones were dropped.
+// leaveRoom removes planned devices from the end, until a list with the departing ones is not too
+// long for kubelet. Devices that kubelet has in its last list stay: it may be allocating them. The
+// removed devices are listed once departing ones were dropped.
 func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bool) []*pluginapi.Device {
 	excess := proto.Size(&pluginapi.ListAndWatchResponse{Devices: planned}) +
 		proto.Size(&pluginapi.ListAndWatchResponse{Devices: departing}) - resource.MaxList
@@ -213,7 +223,8 @@ func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bo
 	return planned
 }
 
-// listedBefore returns a function that reports whether a device is in the list that kubelet received last.
+// listedBefore returns a function that reports whether a device is in the list that kubelet
+// received last.
 func (l *list) listedBefore() func(id string) bool {
 	ids := l.adopted
 	return func(id string) bool {
@@ -236,7 +247,8 @@ func wire(d resource.Device, near *pluginapi.TopologyInfo) *pluginapi.Device {
 	return w
 }
 
-// near returns the NUMA nodes of a device in kubelet's words: those given, if there are any. It is nil if there are none.
+// near returns the NUMA nodes of a device in kubelet's words: those given, if there are any. It is
+// nil if there are none.
 func near(d resource.Device, nodes []int64) (t *pluginapi.TopologyInfo) {
 	if len(nodes) == 0 && d.NUMANode >= 0 { // negative: not known
 		nodes = []int64{int64(d.NUMANode)}

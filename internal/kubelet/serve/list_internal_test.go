@@ -18,7 +18,8 @@ import (
 
 // oneGPU is a resource with one device.
 func oneGPU() resource.Resource {
-	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0", Health: inventory.Health{State: inventory.Healthy}}}}
+	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0",
+		Health: inventory.Health{State: inventory.Healthy}}}}
 	return resource.New(snapshot, resource.Options{}).Resources[0]
 }
 
@@ -37,17 +38,24 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 		readings []reading
 		stays    bool
 	}{
-		"not free for long enough":              {[]reading{{time.Hour, free}, {10*time.Second - 1, free}}, true},
-		"free for long enough":                  {[]reading{{time.Second, free}, {10 * time.Second, free}}, false},
-		"a reading that began before that":      {[]reading{{0, free}, {time.Hour, evidence{kubelet: 1, began: time.Unix(1, 0)}}}, true},
-		"never an account":                      {[]reading{{time.Hour, silent}, {24 * time.Hour, silent}}, true},
-		"the account is away once on the way":   {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free}, {9 * time.Second, free}}, true},
-		"and then is there for long enough":     {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free}, {10 * time.Second, free}}, false},
-		"kubelet restarts on the way":           {[]reading{{0, free}, {9 * time.Second, restarted}, {9 * time.Second, restarted}}, true},
-		"and that one says so for long enough":  {[]reading{{0, free}, {9 * time.Second, restarted}, {10 * time.Second, restarted}}, false},
-		"held after a while":                    {[]reading{{0, free}, {9 * time.Second, held}, {9 * time.Second, free}, {9 * time.Second, free}}, true},
-		"held, and then free for long enough":   {[]reading{{0, held}, {time.Hour, free}, {10 * time.Second, free}}, false},
-		"another resource's device of the name": {[]reading{{0, evidence{kubelet: 1, held: map[deviceKey]holder{{"other", "GPU-0"}: {}}}}, {10 * time.Second, free}}, false},
+		"not free for long enough": {[]reading{{time.Hour, free}, {10*time.Second - 1, free}}, true},
+		"free for long enough":     {[]reading{{time.Second, free}, {10 * time.Second, free}}, false},
+		"a reading that began before that": {[]reading{{0, free},
+			{time.Hour, evidence{kubelet: 1, began: time.Unix(1, 0)}}}, true},
+		"never an account": {[]reading{{time.Hour, silent}, {24 * time.Hour, silent}}, true},
+		"the account is away once on the way": {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free},
+			{9 * time.Second, free}}, true},
+		"and then is there for long enough": {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free},
+			{10 * time.Second, free}}, false},
+		"kubelet restarts on the way": {[]reading{{0, free}, {9 * time.Second, restarted},
+			{9 * time.Second, restarted}}, true},
+		"and that one says so for long enough": {[]reading{{0, free}, {9 * time.Second, restarted},
+			{10 * time.Second, restarted}}, false},
+		"held after a while": {[]reading{{0, free}, {9 * time.Second, held}, {9 * time.Second, free},
+			{9 * time.Second, free}}, true},
+		"held, and then free for long enough": {[]reading{{0, held}, {time.Hour, free}, {10 * time.Second, free}}, false},
+		"another resource's device of the name": {[]reading{{0,
+			evidence{kubelet: 1, held: map[deviceKey]holder{{"other", "GPU-0"}: {}}}}, {10 * time.Second, free}}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +77,8 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 	}
 }
 
-// Kubelet asks for a device before it says in any account that a pod holds it. From then on the accounts count.
+// Kubelet asks for a device before it says in any account that a pod holds it. From then on the
+// accounts count.
 func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 	t.Parallel()
 	const name, id = "nvidia.com/gpu", "GPU-0"
@@ -83,10 +92,12 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 		want  bool
 	}
 	tests := map[string][]reading{
-		"no account shows the pod":            {{0, 0, nil, true}, {10*time.Second - 1, 0, nil, true}, {10 * time.Second, 0, nil, false}},
-		"Allocate was long ago":               {{time.Hour, time.Hour, nil, true}, {2 * time.Hour, 0, nil, false}},
-		"PodResources has shown the pod":      {{time.Second, 0, holders(false), true}, {2 * time.Second, 0, nil, false}},
-		"a question before Allocate shows it": {{time.Second, 2 * time.Second, holders(false), true}, {2 * time.Second, 0, nil, true}},
+		"no account shows the pod": {{0, 0, nil, true}, {10*time.Second - 1, 0, nil, true},
+			{10 * time.Second, 0, nil, false}},
+		"Allocate was long ago":          {{time.Hour, time.Hour, nil, true}, {2 * time.Hour, 0, nil, false}},
+		"PodResources has shown the pod": {{time.Second, 0, holders(false), true}, {2 * time.Second, 0, nil, false}},
+		"a question before Allocate shows it": {{time.Second, 2 * time.Second, holders(false), true},
+			{2 * time.Second, 0, nil, true}},
 		"the checkpoint may show the last one": {{time.Second, 0, holders(true), true}, {2 * time.Second, 0, nil, true},
 			{10 * time.Second, 0, nil, false}},
 	}
@@ -120,7 +131,8 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 	}
 }
 
-// A device that nobody asked for may be held while kubelet's checkpoint cannot be read, but not for longer than a moment.
+// A device that nobody asked for may be held while kubelet's checkpoint cannot be read, but not for
+// longer than a moment.
 func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
@@ -138,7 +150,8 @@ func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	}
 }
 
-// The ten seconds begin anew when the checkpoint could be read meanwhile. Who waits is told when they are over, and what a device waits for.
+// The ten seconds begin anew when the checkpoint could be read meanwhile. Who waits is told when
+// they are over, and what a device waits for.
 func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
@@ -153,7 +166,8 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 		held, changed, damage bool
 	}{
 		{0, unread, true, false, true},
-		{9 * time.Second, evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}, true, false, false},
+		{9 * time.Second, evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}, true,
+			false, false},
 		{12 * time.Second, unread, true, false, true},
 		{22 * time.Second, unread, false, true, true},
 		{23 * time.Second, unread, false, false, true},
@@ -171,7 +185,8 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	holds := evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}
 	for i, want := range []bool{true, false} {
 		if _, changed := l.drop(holds, false); changed != want {
-			t.Errorf("claims changed: %v, want %v, when kubelet says for the %d. time that a pod holds the device", changed, want, i+1)
+			t.Errorf("claims changed: %v, want %v, when kubelet says for the %d. time that a pod holds the device", changed,
+				want, i+1)
 		}
 	}
 	l.drop(evidence{kubelet: 1, began: c.Now()}, false)
@@ -184,7 +199,8 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	}
 }
 
-// One device under a resource that this program does not serve is enough: kubelet writes its checkpoint when it receives a list.
+// One device under a resource that this program does not serve is enough: kubelet writes its
+// checkpoint when it receives a list.
 func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
 	t.Parallel()
 	s := NewSet(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
@@ -213,9 +229,11 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 		"PodResources names the pod, too": {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}, nil},
 		"no holder":                       {evidence{kubelet: 1}, nil},
 		"only the checkpoint names one": {
-			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", checkpointOnly: true}}}, []int{0, 1, 3, 7, 15, 31, 61, 91},
+			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", checkpointOnly: true}}}, []int{0, 1, 3, 7, 15, 31,
+				61, 91},
 		},
-		"the checkpoint cannot be read": {evidence{kubelet: 1, gap: "damaged", unreadable: true}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
+		"the checkpoint cannot be read": {evidence{kubelet: 1, gap: "damaged", unreadable: true},
+			[]int{0, 1, 3, 7, 15, 31, 61, 91}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -241,7 +259,8 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 	}
 }
 
-// Node 0 is a NUMA node as any other; a device may have none, and an adopted one has those that kubelet noted.
+// Node 0 is a NUMA node as any other; a device may have none, and an adopted one has those that
+// kubelet noted.
 func TestNUMANodesOfAListedDevice(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -259,7 +278,8 @@ func TestNUMANodesOfAListedDevice(t *testing.T) {
 	}
 }
 
-// TestADeviceThatLeavesThePlanAgain: while it is back, it may not be offered. Whether a pod may hold it then is as before.
+// TestADeviceThatLeavesThePlanAgain: while it is back, it may not be offered. Whether a pod may
+// hold it then is as before.
 func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 	t.Parallel()
 	for _, free := range []bool{false, true} {
@@ -304,7 +324,8 @@ func TestOneDeviceOfSeveralIsEnough(t *testing.T) {
 		c := clocktesting.NewFakeClock(time.Now())
 		l := newList(gpuName, c)
 		l.adopt(map[string][]int64{"GPU-0": nil, "GPU-1": nil, "GPU-2": nil})
-		said := evidence{kubelet: 1, held: map[deviceKey]holder{{gpuName, "GPU-0"}: {pod: "p"}, {gpuName, "GPU-2"}: {pod: "p"}}}
+		said := evidence{kubelet: 1, held: map[deviceKey]holder{{gpuName, "GPU-0"}: {pod: "p"},
+			{gpuName, "GPU-2"}: {pod: "p"}}}
 		l.drop(said, false)
 		said.held[deviceKey{gpuName, "GPU-1"}] = holder{pod: "p", checkpointOnly: true}
 		if outdated, changed := l.drop(said, false); !outdated || !changed {
@@ -341,7 +362,8 @@ func TestAListThatSaysTheSameIsKept(t *testing.T) {
 	}
 }
 
-// TestWhatFitsIntoAList: planned devices that kubelet does not have leave room for departing ones, the last first, and only as many as must.
+// TestWhatFitsIntoAList: planned devices that kubelet does not have leave room for departing ones,
+// the last first, and only as many as must.
 func TestWhatFitsIntoAList(t *testing.T) {
 	t.Parallel()
 	planned := func() []*pluginapi.Device {
@@ -374,7 +396,8 @@ func TestWhatFitsIntoAList(t *testing.T) {
 		"all must go":                   {3 * each, "", ""},
 	} {
 		got := ""
-		for _, d := range leaveRoom(planned(), []*pluginapi.Device{filled(tt.excess)}, func(id string) bool { return strings.Contains(tt.listed, id) }) {
+		for _, d := range leaveRoom(planned(), []*pluginapi.Device{filled(tt.excess)},
+			func(id string) bool { return strings.Contains(tt.listed, id) }) {
 			got += d.GetID()
 		}
 		if got != tt.want {
@@ -417,7 +440,8 @@ func TestWhatIsAdopted(t *testing.T) {
 		known   []string
 		changed bool
 		departs string
-	}{{nil, false, ""}, {[]string{"GPU-0"}, false, ""}, {[]string{"GPU-0", "GPU-1"}, true, "GPU-1"}, {[]string{"GPU-1"}, false, "GPU-1"}} {
+	}{{nil, false, ""}, {[]string{"GPU-0"}, false, ""}, {[]string{"GPU-0", "GPU-1"}, true, "GPU-1"}, {[]string{"GPU-1"},
+		false, "GPU-1"}} {
 		known := map[string][]int64{}
 		for _, id := range tt.known {
 			known[id] = []int64{int64(len(tt.known))}
@@ -425,7 +449,8 @@ func TestWhatIsAdopted(t *testing.T) {
 		changed := l.adopt(known)
 		departs := strings.Join(slices.Sorted(maps.Keys(l.departing)), ",")
 		if changed != tt.changed || departs != tt.departs {
-			t.Errorf("kubelet knows %q: changed %v, want %v; %q depart, want %q", tt.known, changed, tt.changed, departs, tt.departs)
+			t.Errorf("kubelet knows %q: changed %v, want %v; %q depart, want %q", tt.known, changed, tt.changed, departs,
+				tt.departs)
 		}
 	}
 	if d := l.departing["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts() || d.waits != waitsForReading {

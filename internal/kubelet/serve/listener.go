@@ -12,8 +12,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// connections are the open connections of one listener. They show when kubelet has closed its connection. A life closes the
-// other ones itself, because gRPC waits for a connection that sends nothing when the server stops.
+// connections are the open connections of one listener. They show when kubelet has closed its
+// connection. A life closes the other ones itself, because gRPC waits for a connection that sends
+// nothing when the server stops.
 type connections struct {
 	mu      sync.Mutex // guards all following fields
 	open    map[*conn]struct{}
@@ -40,10 +41,12 @@ func (c *connections) called(ctx context.Context) {
 	}
 }
 
-// kubeletClosed returns a channel that is closed once kubelet's connection was closed; never if kubelet makes no call.
+// kubeletClosed returns a channel that is closed once kubelet's connection was closed; never if
+// kubelet makes no call.
 func (c *connections) kubeletClosed() <-chan struct{} { return c.gone }
 
-// left returns a channel that is closed once no connection of kubelet's is open: at once if there never was one.
+// left returns a channel that is closed once no connection of kubelet's is open: at once if there
+// never was one.
 func (c *connections) left() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +94,8 @@ func (c *connections) remove(conn *conn) {
 	delete(c.open, conn)
 }
 
-// A listener keeps account of the connections that it accepts. Close ends the accepting alone: the socket stays until release.
+// A listener keeps account of the connections that it accepts. Close ends the accepting alone: the
+// socket stays until release.
 type listener struct {
 	*net.UnixListener
 	connections *connections

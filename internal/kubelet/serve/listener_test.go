@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// silent opens a connection to each of the node's plugin sockets that says nothing until the test ends.
+// silent opens a connection to each of the node's plugin sockets that says nothing until the test
+// ends.
 func (n *node) silent(t *testing.T) []net.Conn {
 	t.Helper()
 	var open []net.Conn

@@ -50,7 +50,8 @@ func (s *stuck) Listening(ctx context.Context) []string {
 	return s.Registrar.Listening(ctx)
 }
 
-func (s *stuck) Register(ctx context.Context, incarnation uint64, name, endpoint string, o *pluginapi.DevicePluginOptions) error {
+func (s *stuck) Register(ctx context.Context, incarnation uint64, name, endpoint string,
+	o *pluginapi.DevicePluginOptions) error {
 	s.pass("Register")
 	return s.Registrar.Register(ctx, incarnation, name, endpoint, o)
 }

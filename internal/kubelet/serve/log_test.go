@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 )
 
-// TestWhatGRPCLogs: errors of gRPC itself are lines of the daemon's log. It is not parallel, because gRPC has one logger.
+// TestWhatGRPCLogs: errors of gRPC itself are lines of the daemon's log. It is not parallel,
+// because gRPC has one logger.
 func TestWhatGRPCLogs(t *testing.T) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	serve.LogGRPC(logger)

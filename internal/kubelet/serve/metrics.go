@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Metrics counts registrations at kubelet and calls of kubelet's. Its methods return at once. They may be called by several
-// goroutines.
+// Metrics counts registrations at kubelet and calls of kubelet's. Its methods return at once. They
+// may be called by several goroutines.
 type Metrics interface {
 	// Registered counts a registration of a resource, and whether kubelet accepted it.
 	Registered(resource string, accepted bool)

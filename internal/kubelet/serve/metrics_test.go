@@ -47,14 +47,17 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c := &counts{n: map[string]int{}}
-	d := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{}, Metrics: c})
+	d := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
+		Metrics: c})
 	d.offer(2)
 	n.startKubelet(t, standin.V137)
 	n.awaitAllocatable(t, 2)
-	// Kubelet takes the list before it answers Register. Without the answer the registration counts as one that was not accepted.
+	// Kubelet takes the list before it answers Register. Without the answer the registration counts as
+	// one that was not accepted.
 	accepted := func(times int) {
 		t.Helper()
-		poll.Until(t, fmt.Sprint(times, " registrations are accepted"), func() bool { return c.now()[gpu+" accepted true"] == times })
+		poll.Until(t, fmt.Sprint(times, " registrations are accepted"),
+			func() bool { return c.now()[gpu+" accepted true"] == times })
 	}
 	accepted(1)
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
@@ -78,7 +81,8 @@ func TestMetrics(t *testing.T) {
 	poll.Until(t, "all is counted", func() bool {
 		now := c.now()
 		return now[gpu+" accepted true"] == 3 && now[gpu+" accepted false"] == n.count(standin.Refused, mark) &&
-			// What of a restart is seen first differs: kubelet removes the sockets, ends the streams and is another one.
+			// What of a restart is seen first differs: kubelet removes the sockets, ends the streams and is
+			// another one.
 			now[gpu+" ended kubelet-restarted"]+now[gpu+" ended kubelet-ended-stream"]+now[gpu+" ended socket-removed"] == 2 &&
 			now["Allocate OK"] == 1
 	})

@@ -11,8 +11,9 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// A roll-out that overtakes the one before ends the later of two daemons, before or after the next one has come. The earlier one serves
-// until that does. No device is taken away, and the kubelet sees the end of the last one.
+// A roll-out that overtakes the one before ends the later of two daemons, before or after the next
+// one has come. The earlier one serves until that does. No device is taken away, and the kubelet
+// sees the end of the last one.
 func TestARollOutOvertakesTheOneBefore(t *testing.T) { // not beside other tests: what it measures needs a processor
 	for name, next := range map[string]bool{"the next one comes afterwards": false, "the next one comes meanwhile": true} {
 		t.Run(name, func(t *testing.T) {
@@ -56,8 +57,9 @@ func TestARollOutOvertakesTheOneBefore(t *testing.T) { // not beside other tests
 	}
 }
 
-// The later of two daemons may end before the earlier one has noticed the socket of the later one. The earlier daemon has not stopped sending
-// lists, but the kubelet calls the later one: the earlier daemon registers again before the later one ends.
+// The later of two daemons may end before the earlier one has noticed the socket of the later one.
+// The earlier daemon has not stopped sending lists, but the kubelet calls the later one: the
+// earlier daemon registers again before the later one ends.
 func TestALaterProcessEndsBeforeItIsNoticed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -95,8 +97,8 @@ func slow(t *testing.T) *node {
 	return n
 }
 
-// A daemon that registers a second time ends the stream of the life before the last. The kubelet must not take that for the end of the
-// stream of the new registration.
+// A daemon that registers a second time ends the stream of the life before the last. The kubelet
+// must not take that for the end of the stream of the new registration.
 func TestTheStreamOfAnEarlierLifeEndsBeforeTheNextRegistration(t *testing.T) { // not beside other tests: what it measures needs a processor
 	n := slow(t)
 	first := n.startDaemon(t, clock.RealClock{})
@@ -115,8 +117,9 @@ func TestTheStreamOfAnEarlierLifeEndsBeforeTheNextRegistration(t *testing.T) { /
 	}
 }
 
-// Two daemons may leave for the same later one. The registration by which the second has the kubelet forget the later daemon begins when
-// the kubelet has seen the end of the first: it would take that for the end of the later one.
+// Two daemons may leave for the same later one. The registration by which the second has the
+// kubelet forget the later daemon begins when the kubelet has seen the end of the first: it would
+// take that for the end of the later one.
 func TestTwoDaemonsLeaveForALaterOne(t *testing.T) { // not beside other tests: what it measures needs a processor
 	n := slow(t)
 	first := n.startDaemon(t, clock.RealClock{})

@@ -28,7 +28,8 @@ func TestOneRegistrationForEachKubelet(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n := newNode(t)
-		// Kubelet's account is not asked: it would have us register again with a kubelet that is slow to take a list in.
+		// Kubelet's account is not asked: it would have us register again with a kubelet that is slow to
+		// take a list in.
 		d := n.startDaemonWith(t, clock.RealClock{}, &liar{err: errors.New("not here")})
 		d.offer(8) // before any kubelet
 		n.startKubelet(t, v)
@@ -47,7 +48,8 @@ func TestOneRegistrationForEachKubelet(t *testing.T) {
 	})
 }
 
-// TestRegistrationComesBack does to the registration whatever can happen to it, and then gives out a device.
+// TestRegistrationComesBack does to the registration whatever can happen to it, and then gives out
+// a device.
 func TestRegistrationComesBack(t *testing.T) {
 	t.Parallel()
 	harm := map[string]func(t *testing.T, n *node){
@@ -158,7 +160,8 @@ func TestTwoDaemonsOverlap(t *testing.T) {
 				}
 			}
 		}
-		// On 1.36 the end of the old stream takes the new one with it, and an admission in that moment fails.
+		// On 1.36 the end of the old stream takes the new one with it, and an admission in that moment
+		// fails.
 		attempt := 0
 		poll.Until(t, "eight devices from the survivor", func() bool {
 			attempt++
@@ -172,8 +175,8 @@ func TestTwoDaemonsOverlap(t *testing.T) {
 	})
 }
 
-// Kubelet 1.36 ends whatever the resource has when a stream ends, and that may be a registration whose stream has not
-// begun: it is answered, and never asked for its list.
+// Kubelet 1.36 ends whatever the resource has when a stream ends, and that may be a registration
+// whose stream has not begun: it is answered, and never asked for its list.
 func TestAKubeletThatHangsUpBeforeTheListIsRegisteredWithAgain(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -190,8 +193,9 @@ func TestAKubeletThatHangsUpBeforeTheListIsRegisteredWithAgain(t *testing.T) {
 	})
 }
 
-// Kubelet 1.36 keeps one endpoint for a resource, that of the daemon which registered last. When that one ends, the stream
-// of the other is open still, and its devices count as soon as it sends a list, but none of them can be allocated.
+// Kubelet 1.36 keeps one endpoint for a resource, that of the daemon which registered last. When
+// that one ends, the stream of the other is open still, and its devices count as soon as it sends a
+// list, but none of them can be allocated.
 func TestTheLaterOfTwoDaemonsEnds(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -240,7 +244,8 @@ func TestOurSocketIsMissedThoughNobodySaidThatItWasThere(t *testing.T) {
 		c := clocktesting.NewFakeClock(time.Now())
 		n := newNode(t)
 		n.startKubelet(t, v)
-		d := n.startSet(t, serve.Collaborators{Registrar: n.directory(t), Accountant: &liar{err: errors.New("not here")}, Clock: c})
+		d := n.startSet(t, serve.Collaborators{Registrar: n.directory(t), Accountant: &liar{err: errors.New("not here")},
+			Clock: c})
 		d.kubelet.Publish(1) // and no more
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
@@ -352,7 +357,8 @@ func TestAKubeletIsRegisteredWithOnceHoweverLateItIsSeen(t *testing.T) {
 		n := newNode(t)
 		n.startKubelet(t, v)
 		registrar := &refusedRegistrar{Directory: n.directory(t)}
-		d := n.startSet(t, serve.Collaborators{Registrar: registrar, Accountant: &liar{err: errors.New("not here")}, Clock: clock.RealClock{}})
+		d := n.startSet(t, serve.Collaborators{Registrar: registrar, Accountant: &liar{err: errors.New("not here")},
+			Clock: clock.RealClock{}})
 		seen := feed.New(uint64(0))
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)

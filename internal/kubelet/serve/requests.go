@@ -81,11 +81,14 @@ func (l requestLimit) HandleRPC(ctx context.Context, event stats.RPCStats) {
 func (l requestLimit) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (l requestLimit) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// boundPreStart refuses a request of PreStartContainer that is too large, and has the others leave their places.
-func boundPreStart(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// boundPreStart refuses a request of PreStartContainer that is too large, and has the others leave
+// their places.
+func boundPreStart(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
+	error) {
 	if info.FullMethod == pluginapi.DevicePlugin_PreStartContainer_FullMethodName {
 		if message, ok := request.(proto.Message); ok && proto.Size(message) > maxPreStart {
-			return nil, status.Errorf(codes.ResourceExhausted, "the request has %d bytes and may have %d", proto.Size(message), maxPreStart)
+			return nil, status.Errorf(codes.ResourceExhausted, "the request has %d bytes and may have %d", proto.Size(message),
+				maxPreStart)
 		}
 		if p, has := ctx.Value(placeKey{}).(*place); has {
 			p.leave()

@@ -26,8 +26,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A service answers kubelet in one life of a server: each method reads the list's latest view, decides by it, and
-// translates.
+// A service answers kubelet in one life of a server: each method reads the list's latest view,
+// decides by it, and translates.
 type service struct {
 	pluginapi.UnimplementedDevicePluginServer
 	*life
@@ -36,7 +36,8 @@ type service struct {
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once
 	began chan struct{} // closed when it begins
-	// oneClient says that kubelet takes the end of any stream for that of the server that registered last. It is known when began is closed.
+	// oneClient says that kubelet takes the end of any stream for that of the server that registered
+	// last. It is known when began is closed.
 	oneClient bool
 	used      atomic.Bool // kubelet allocated in this life
 }
@@ -45,7 +46,8 @@ func newService(l *life, log klog.Logger) *service {
 	return &service{life: l, log: log, inspect: l.list.views.Value().options.Inspect, began: make(chan struct{})}
 }
 
-func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
+	error) {
 	if token := kubelet.Leaves(ctx); token != "" {
 		switch again, soon := s.seesLeave(token); {
 		case again:
@@ -64,7 +66,8 @@ func (s *service) options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: s.inspect}
 }
 
-// ListAndWatch sends the list, and again whenever it changed, until kubelet or the life ends the stream.
+// ListAndWatch sends the list, and again whenever it changed, until kubelet or the life ends the
+// stream.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.connections.called(stream.Context())
 	s.first.Do(func() {
@@ -117,14 +120,16 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		ids = append(ids, container.GetDevicesIds()...)
 	}
 	if !view.withholds(ids) {
-		err := s.forward(ctx, view, [][]string{ids}, func(ctx context.Context, earlier pluginapi.DevicePluginClient) (err error) {
+		err := s.forward(ctx, view, [][]string{ids}, func(ctx context.Context,
+			earlier pluginapi.DevicePluginClient) (err error) {
 			response, err = earlier.Allocate(ctx, request)
 			return err
 		})
 		if err == nil {
 			return response, nil
 		}
-		if status.Code(err) == codes.FailedPrecondition { // the earlier server knows the devices, and says why it does not give them
+		// the earlier server knows the devices, and says why it does not give them
+		if status.Code(err) == codes.FailedPrecondition {
 			return nil, err
 		}
 	}
@@ -168,9 +173,9 @@ func (s *service) mayGive(devices []resource.Device) error {
 	return s.MayGive(devices)
 }
 
-// forward makes a call about devices that are none of the plan's to the earlier server that listed them. Kubelet makes such a call when it
-// chose the devices just before it received our first list. The IDs are by container. The error is fs.ErrNotExist if the call is not for
-// that server.
+// forward makes a call about devices that are none of the plan's to the earlier server that listed
+// them. Kubelet makes such a call when it chose the devices just before it received our first list.
+// The IDs are by container. The error is fs.ErrNotExist if the call is not for that server.
 func (s *service) forward(
 	ctx context.Context, v *view, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
@@ -191,7 +196,8 @@ func (s *service) forward(
 	return err
 }
 
-// withholds reports whether one of the devices left the plan and must not be given to a pod, by no process.
+// withholds reports whether one of the devices left the plan and must not be given to a pod, by no
+// process.
 func (v *view) withholds(ids []string) bool {
 	return slices.ContainsFunc(ids, func(id string) bool {
 		d, departing := v.departing[id]
@@ -244,8 +250,8 @@ func (v *view) left(id string) (resource.Device, bool) {
 	return d.device, true
 }
 
-// asPlanned returns a unit that left the plan as the units of its GPU are now. It is false if the GPU is not in these units any more:
-// nothing may hold the limit then.
+// asPlanned returns a unit that left the plan as the units of its GPU are now. It is false if the
+// GPU is not in these units any more: nothing may hold the limit then.
 func (v *view) asPlanned(left resource.Device) (resource.Device, bool) {
 	i := slices.IndexFunc(v.resource.Devices, func(d resource.Device) bool { return d.UUID == left.UUID })
 	if i < 0 {
@@ -274,17 +280,19 @@ func (v *view) unknown(id string) error {
 		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
 	}
 	if d, departing := v.departing[id]; departing {
-		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id, cmp.Or(d.device.Reason, d.reason))
+		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id,
+			cmp.Or(d.device.Reason, d.reason))
 	}
 	if len(id) > maxShown { // gRPC keeps as much memory for each connection as the longest error took
 		id = strings.ToValidUTF8(id[:maxShown], "") + fmt.Sprintf("... (%d bytes)", len(id))
 	}
 	// The words of NVIDIA's plugin, for which people's alerts may look.
-	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s", v.resource.Name, id)
+	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s",
+		v.resource.Name, id)
 }
 
-// GetPreferredAllocation says which of the available devices a container is best given. An error would fail the pod, so
-// there is one only where no answer can be right.
+// GetPreferredAllocation says which of the available devices a container is best given. An error
+// would fail the pod, so there is one only where no answer can be right.
 func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (
 	response *pluginapi.PreferredAllocationResponse, err error,
 ) {
@@ -301,7 +309,8 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	}
 	response = &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
-		ids, err := view.prefer(container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(), int(container.GetAllocationSize()))
+		ids, err := view.prefer(container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(),
+			int(container.GetAllocationSize()))
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "prefer devices of %s: %v", s.list.name, err)
 		}
@@ -311,9 +320,10 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	return response, nil
 }
 
-// prefer returns which `size` of the available devices a container is best given. Devices that are not of the plan come last: they
-// left it, or kubelet chose among them in the moment before it received the list. Also one that must be included is no error: kubelet
-// would refuse the pod for good. The Allocate that follows decides, and names an ID that it does not know.
+// prefer returns which `size` of the available devices a container is best given. Devices that are
+// not of the plan come last: they left it, or kubelet chose among them in the moment before it
+// received the list. Also one that must be included is no error: kubelet would refuse the pod for
+// good. The Allocate that follows decides, and names an ID that it does not know.
 func (v *view) prefer(available, required []string, size int) ([]string, error) {
 	if v.resource.InUnits() {
 		return v.resource.Prefer(available, required, size) // those that left are of one GPU with the others, or not given
@@ -348,8 +358,8 @@ func (v *view) split(ids []string) (planned, others []string) {
 // inspectTimeout bounds an inspection: kubelet itself waits for 30 s, and the container with it.
 const inspectTimeout = 5 * time.Second
 
-// PreStartContainer refuses a container whose devices must not be used now. Kubelet calls it for containers that start
-// again, too.
+// PreStartContainer refuses a container whose devices must not be used now. Kubelet calls it for
+// containers that start again, too.
 func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (
 	*pluginapi.PreStartContainerResponse, error,
 ) {
@@ -376,8 +386,8 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
 
-// refuse says in the pod's events why its container does not start, and what helps: kubelet tries again on the same
-// devices for ever.
+// refuse says in the pod's events why its container does not start, and what helps: kubelet tries
+// again on the same devices for ever.
 func (s *service) refuse(err error) error {
 	return status.Errorf(status.Code(err), "start a container on %s: %s; kubelet tries again on the same device for as long as the "+
 		"pod is there: delete the pod to get another", s.list.name, status.Convert(err).Message())
@@ -399,8 +409,8 @@ func answer(e containeredits.Edits) *pluginapi.ContainerAllocateResponse {
 	return response
 }
 
-// freeMemory gives the memory of large requests back to the system soon after they were answered. By itself the runtime keeps it
-// for minutes.
+// freeMemory gives the memory of large requests back to the system soon after they were answered.
+// By itself the runtime keeps it for minutes.
 func freeMemory(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	response, err := handle(ctx, request)
 	if message, ok := request.(proto.Message); ok && proto.Size(message) > largeRequest {
@@ -422,9 +432,11 @@ func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
 	}
 }
 
-// recoverCalls turns a panic in a call into a status and a log line: one bad request must not end the daemon.
+// recoverCalls turns a panic in a call into a status and a log line: one bad request must not end
+// the daemon.
 func recoverCalls(log klog.Logger) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (response any, err error) {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (response any,
+		err error) {
 		defer func() { err = recovered(log, recover(), info.FullMethod, err) }()
 		return handle(ctx, request)
 	}

@@ -62,17 +62,20 @@ func (s *listStream) Send(r *pluginapi.ListAndWatchResponse) error {
 	return s.err
 }
 
-// TestWhatAStreamSends: the list, each other one, and the last one again when it is to be repeated; nothing while the server is silent.
+// TestWhatAStreamSends: the list, each other one, and the last one again when it is to be repeated;
+// nothing while the server is silent.
 func TestWhatAStreamSends(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newList(gpuName, clock.RealClock{})
 		ended := 0
-		life := &life{list: l, past: &past{}, closing: make(chan struct{}), connections: newConnections(), end: func(error) { ended++ },
+		life := &life{list: l, past: &past{}, closing: make(chan struct{}), connections: newConnections(),
+			end:           func(error) { ended++ },
 			Collaborators: Collaborators{KeepsOneClient: func(agent string) bool { return agent == "grpc-go/1.79.0" }}}
 		life.again.Publish(7) // in an earlier stream
 		s, again, sent, silence := alone(life), &life.again, &life.sent, &life.silence
-		ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs("user-agent", "grpc-go/1.79.0")))
+		ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(),
+			metadata.Pairs("user-agent", "grpc-go/1.79.0")))
 		defer cancel()
 		stream := &listStream{ctx: ctx}
 		if s.streamed() {
@@ -131,7 +134,8 @@ func TestWhatAStreamSends(t *testing.T) {
 		if err := s.ListAndWatch(nil, stream); err != nil || ended != 1 {
 			t.Errorf("a stream that has ended: %v, %d ends", err, ended)
 		}
-		if err := s.ListAndWatch(nil, &listStream{ctx: t.Context(), err: io.ErrClosedPipe}); !errors.Is(err, io.ErrClosedPipe) {
+		if err := s.ListAndWatch(nil, &listStream{ctx: t.Context(), err: io.ErrClosedPipe}); !errors.Is(err,
+			io.ErrClosedPipe) {
 			t.Errorf("a list that cannot be sent: %v", err)
 		}
 	})
@@ -164,8 +168,9 @@ type headerStream struct {
 
 func (s *headerStream) SetHeader(h metadata.MD) error { s.header = h; return nil }
 
-// TestThePromiseToRegisterAgain is given where the kubelet keeps one client and goes by this life, or may. While this process is about to
-// register, it promises that, too. The call of a process that ends is not one of the kubelet's.
+// TestThePromiseToRegisterAgain is given where the kubelet keeps one client and goes by this life,
+// or may. While this process is about to register, it promises that, too. The call of a process
+// that ends is not one of the kubelet's.
 func TestThePromiseToRegisterAgain(t *testing.T) {
 	t.Parallel()
 	const ends, third = "gpu-device-plugin-gpu-000000-zzzzzzzzzzzz-1.sock", "gpu-device-plugin-gpu-000000-zzzzzzzzzzzy-1.sock"
@@ -201,13 +206,16 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		for _, leaves := range []bool{true, false} {
 			ctx, stream, want := t.Context(), &headerStream{}, ""
 			if leaves {
-				want, ctx = tt.promises, metadata.NewIncomingContext(ctx, metadata.Pairs("gpu-device-plugin-leaves", "zzzzzzzzzzzz"))
+				want, ctx = tt.promises, metadata.NewIncomingContext(ctx,
+					metadata.Pairs("gpu-device-plugin-leaves", "zzzzzzzzzzzz"))
 			}
 			ctx = peer.NewContext(grpc.NewContextWithServerTransportStream(ctx, stream), &peer.Peer{Addr: caller.RemoteAddr()})
 			o, err := s.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
 			promises := strings.Join(stream.header.Get("gpu-device-plugin-registers-again"), "")
-			if called := s.connections.kubelet == caller; err != nil || !o.GetPreStartRequired() || promises != want || called == leaves {
-				t.Errorf("%s: %v, %v; promises %q, want %q; taken for a call of the kubelet's: %v", name, o, err, promises, want, called)
+			if called := s.connections.kubelet == caller; err != nil || !o.GetPreStartRequired() || promises != want ||
+				called == leaves {
+				t.Errorf("%s: %v, %v; promises %q, want %q; taken for a call of the kubelet's: %v", name, o, err, promises, want,
+					called)
 			}
 		}
 		if s.leaves.Value() != (tt.promises == "yes") || s.past.isForgotten() == tt.ended {
@@ -216,7 +224,8 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 	}
 }
 
-// TestADeviceThatNoProcessMustGive is not asked of the earlier process. Others that are not of the plan are.
+// TestADeviceThatNoProcessMustGive is not asked of the earlier process. Others that are not of the
+// plan are.
 func TestADeviceThatNoProcessMustGive(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -285,7 +294,8 @@ func TestAPreferenceAmongDevicesOfAnEarlierServer(t *testing.T) {
 			return nil
 		}}}})
 		_, err := s.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{
-			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: strings.Fields(available), AllocationSize: 1}},
+			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: strings.Fields(available),
+				AllocationSize: 1}},
 		})
 		if err != nil || asked != want {
 			t.Errorf("%s: the earlier server is asked: %v, want %v (%v)", available, asked, want, err)

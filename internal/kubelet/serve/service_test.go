@@ -26,7 +26,8 @@ func (n *node) client(t *testing.T) pluginapi.DevicePluginClient {
 	if len(sockets) != 1 {
 		t.Fatalf("sockets = %v, want one", sockets)
 	}
-	conn, err := grpc.NewClient("unix://"+filepath.Join(n.dir, sockets[0]), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(n.dir, sockets[0]),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,8 @@ func TestAllocate(t *testing.T) {
 			if status.Code(err) != test.code {
 				t.Fatalf("Allocate() = %v, want %v", err, test.code)
 			}
-			if test.says != "" && (!strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "nvidia.com/gpu")) {
+			if test.says != "" && (!strings.Contains(err.Error(), test.says) ||
+				!strings.Contains(err.Error(), "nvidia.com/gpu")) {
 				t.Errorf("Allocate() = %v, want it to name the resource and say %q", err, test.says)
 			}
 			var got []string
@@ -151,7 +153,8 @@ func TestListsAreSortedAndSentOnlyWhenTheyChange(t *testing.T) {
 func TestRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	n, _ := serving(t, standin.V137, clock.RealClock{}, 8)
-	for size, want := range map[int]codes.Code{2*resource.MaxList - 100: codes.NotFound, 2 * resource.MaxList: codes.ResourceExhausted} {
+	for size, want := range map[int]codes.Code{2*resource.MaxList - 100: codes.NotFound,
+		2 * resource.MaxList: codes.ResourceExhausted} {
 		_, err := n.client(t).Allocate(t.Context(), &pluginapi.AllocateRequest{
 			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{strings.Repeat("x", size)}}},
 		})

@@ -30,16 +30,19 @@ type Registrar interface {
 	Listening(ctx context.Context) []string
 	// Refuses reports whether the socket of that name is gone or refuses connections now.
 	Refuses(ctx context.Context, name string) bool
-	// AwaitEnd waits until no server listens on the socket of that name. It returns an error if ctx ends before.
+	// AwaitEnd waits until no server listens on the socket of that name. It returns an error if ctx
+	// ends before.
 	AwaitEnd(ctx context.Context, name string) error
-	// CallEarlier makes a call to the server of a resource in the process that started last before this one.
+	// CallEarlier makes a call to the server of a resource in the process that started last before
+	// this one.
 	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
-	// LockRegistrations keeps other processes from registering until unlock is called, which may be called more than once. It waits for
-	// their registrations, for a second at most.
+	// LockRegistrations keeps other processes from registering until unlock is called, which may be
+	// called more than once. It waits for their registrations, for a second at most.
 	LockRegistrations(ctx context.Context) (unlock func())
-	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
-	// is called once for an endpoint.
-	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
+	// Register registers the serving socket at path endpoint for resource at the kubelet of an
+	// incarnation, and at no other. It is called once for an endpoint.
+	Register(ctx context.Context, incarnation uint64, resource, endpoint string,
+		options *pluginapi.DevicePluginOptions) error
 	// Leave prepares the end of the stream of a resource that another process serves from now on.
 	// Without it, the kubelet up to 1.36 would treat that end as the end of that process's stream.
 	// The error kubelet.ErrNotYet means that it is to be called again.
@@ -48,8 +51,9 @@ type Registrar interface {
 
 // An Inspector looks at devices before a container starts on them.
 type Inspector interface {
-	// Inspect returns why the devices must not be used, in a sentence for the pod's events; nil if they may. The devices may be missing in
-	// the plan now, or be changed there. The GPU of a device that an earlier process offered is empty.
+	// Inspect returns why the devices must not be used, in a sentence for the pod's events; nil if
+	// they may. The devices may be missing in the plan now, or be changed there. The GPU of a device
+	// that an earlier process offered is empty.
 	Inspect(ctx context.Context, devices []resource.Device) error
 }
 
@@ -57,27 +61,30 @@ type Inspector interface {
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
-	// Connections returns a number that changes with each connection of the Accountant to a kubelet; nil if that is not known. A kubelet
-	// that starts answers before Incarnation changes.
+	// Connections returns a number that changes with each connection of the Accountant to a kubelet;
+	// nil if that is not known. A kubelet that starts answers before Incarnation changes.
 	Connections func() uint64
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
-	// MayGive returns why devices must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked in
-	// each call of Allocate, and returns at once. Without the function all GPUs may be given.
+	// MayGive returns why devices must not be given to a pod by any device plugin now, in a sentence;
+	// nil if they may. It is asked in each call of Allocate, and returns at once. Without the function
+	// all GPUs may be given.
 	MayGive func(devices []resource.Device) error
-	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end of the server that registered last. The
-	// argument is the user agent of kubelet's calls. Nil means kubelet.KeepsOneClient.
+	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end
+	// of the server that registered last. The argument is the user agent of kubelet's calls. Nil means
+	// kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool
 	// ExtendEnd is called when this process is ending, and needs so much time from now on at most,
 	// until another one serves in its place. Nil does nothing.
 	ExtendEnd func(time.Duration)
 	// Metrics counts registrations and calls; nil counts nothing.
 	Metrics Metrics
-	// Incarnation is the number of the current kubelet, which changes when kubelet restarts; 0 while no kubelet runs.
+	// Incarnation is the number of the current kubelet, which changes when kubelet restarts; 0 while
+	// no kubelet runs.
 	Incarnation *feed.Feed[uint64]
-	// Sockets are the names of the plugin sockets in kubelet's directory. A new value makes the Set look at the sockets: publish one
-	// whenever a socket may have come or gone.
+	// Sockets are the names of the plugin sockets in kubelet's directory. A new value makes the Set
+	// look at the sockets: publish one whenever a socket may have come or gone.
 	Sockets *feed.Feed[[]string]
 	Clock   clock.WithTicker
 }
@@ -100,7 +107,8 @@ const (
 	PhaseNoKubelet   Phase = "waiting for kubelet"
 	PhaseRegistering Phase = "registering"
 	PhaseServing     Phase = "serving"
-	// PhaseYielding: the server sends nothing, because a process of this program that started later serves the resource.
+	// PhaseYielding: the server sends nothing, because a process of this program that started later
+	// serves the resource.
 	PhaseYielding Phase = "silent: another server has registered"
 	// PhaseForeign: the server sends nothing, because another program serves the resource.
 	PhaseForeign Phase = "silent: another program has registered"
@@ -112,13 +120,16 @@ type Status struct {
 	Phase    Phase
 	// Devices counts the devices that the list names, Healthy those of them that may be given out.
 	Devices, Healthy int
-	// Unoffered counts the units of well GPUs that are listed as Unhealthy because the free units of another GPU are on offer.
+	// Unoffered counts the units of well GPUs that are listed as Unhealthy because the free units of
+	// another GPU are on offer.
 	Unoffered int
-	// Agreed says that kubelet's own account of the resource was the list, when the two were compared last in this life.
+	// Agreed says that kubelet's own account of the resource was the list, when the two were compared
+	// last in this life.
 	Agreed bool
 	// Since is since when Agreed is true; zero if it is not.
 	Since time.Time
-	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty while all is well.
+	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty
+	// while all is well.
 	Problem string
 	// Departing are the devices that left the plan and are still listed, by ID.
 	Departing []Departing
@@ -171,7 +182,8 @@ type told struct {
 	unserved map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
 }
 
-// heldForms are the forms in which GPUs count as held, where that is another form than that of the plan.
+// heldForms are the forms in which GPUs count as held, where that is another form than that of the
+// plan.
 type heldForms struct {
 	held  []resource.HeldForm
 	grows time.Time // when more devices of a GPU in its new form may be on offer; zero if there are none
@@ -236,17 +248,20 @@ func NewSet(c Collaborators) *Set {
 	return &Set{collaborators: c, resources: map[string]*served{}, allocated: map[deviceKey]uint64{},
 		users:   users{accounts: accounts{Collaborators: c}, shown: map[deviceKey]showing{}},
 		added:   feed.New(0),
-		offered: feed.New(resource.Plan{}), fewer: feed.New(uint64(0)), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
+		offered: feed.New(resource.Plan{}), fewer: feed.New(uint64(0)), departed: make(chan struct{},
+			1), pulse: supervise.NewPulse()}
 }
 
-// Offered returns the feed of the plan with all its holds, also those on devices whose GPU may be held in another form.
+// Offered returns the feed of the plan with all its holds, also those on devices whose GPU may be
+// held in another form.
 func (s *Set) Offered() *feed.Feed[resource.Plan] { return s.offered }
 
-// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It does not wait, except for the disk
-// when it reads the checkpoint for the first time.
+// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It
+// does not wait, except for the disk when it reads the checkpoint for the first time.
 //
-// The epoch numbers the configuration of the plan. If a resource is missing in the plan of a later epoch, its server ends. If it is
-// missing in a later plan of the same epoch, it has only lost its devices, and its server stays until they return.
+// The epoch numbers the configuration of the plan. If a resource is missing in the plan of a later
+// epoch, its server ends. If it is missing in a later plan of the same epoch, it has only lost its
+// devices, and its server stays until they return.
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.readOnce() // what pods hold is known before anything is offered
 	s.mu.Lock()
@@ -275,7 +290,8 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.mayDepart()
 }
 
-// readOnce reads the checkpoint unless that was done. It reads without the lock: calls of kubelet's do not wait for the disk.
+// readOnce reads the checkpoint unless that was done. It reads without the lock: calls of kubelet's
+// do not wait for the disk.
 func (s *Set) readOnce() {
 	s.mu.Lock()
 	done := s.told.begun
@@ -333,7 +349,8 @@ func (s *Set) Status() []Status {
 // Alive returns an error if Run makes no round before ctx ends.
 func (s *Set) Alive(ctx context.Context) error { return s.pulse.Check(ctx) }
 
-// Run serves until ctx ends. Then it closes its sockets, sends nothing more to kubelet, and returns nil. It runs once.
+// Run serves until ctx ends. Then it closes its sockets, sends nothing more to kubelet, and returns
+// nil. It runs once.
 func (s *Set) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.dropDeparting(ctx) })

@@ -58,7 +58,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// TestTheConnectionOfTheFirstCallIsKubelets: its end is the end of kubelet's connections, and that of others is not.
+// TestTheConnectionOfTheFirstCallIsKubelets: its end is the end of kubelet's connections, and that
+// of others is not.
 func TestTheConnectionOfTheFirstCallIsKubelets(t *testing.T) {
 	t.Parallel()
 	c := newConnections()
@@ -118,7 +119,8 @@ func TestAListenerThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := 0
-	l := &listener{UnixListener: unix, connections: newConnections(), logger: funcr.New(func(string, string) { said++ }, funcr.Options{})}
+	l := &listener{UnixListener: unix, connections: newConnections(),
+		logger: funcr.New(func(string, string) { said++ }, funcr.Options{})}
 	l.failing = true // it failed before
 	client, err := net.Dial("unix", path)
 	if err != nil {
@@ -145,13 +147,15 @@ func TestAListenerThatFails(t *testing.T) {
 func whole(gpus int) *view {
 	var s inventory.Snapshot
 	for i := range gpus {
-		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i, Health: inventory.Health{State: inventory.Healthy}})
+		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i,
+			Health: inventory.Health{State: inventory.Healthy}})
 	}
 	r, _ := resource.New(s, resource.Options{}).Resource(resource.WholeGPU)
 	return &view{resource: r}
 }
 
-// TestDevicesThatAreNotOfThePlanArePreferredLast: they left it, or kubelet has not received the list that has them not.
+// TestDevicesThatAreNotOfThePlanArePreferredLast: they left it, or kubelet has not received the
+// list that has them not.
 func TestDevicesThatAreNotOfThePlanArePreferredLast(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -180,7 +184,8 @@ func TestDevicesThatAreNotOfThePlanArePreferredLast(t *testing.T) {
 	}
 }
 
-// TestCallsAboutDevicesOfAnEarlierServerAreForwarded: only if none of the devices is of the plan, and if that server answers.
+// TestCallsAboutDevicesOfAnEarlierServerAreForwarded: only if none of the devices is of the plan,
+// and if that server answers.
 func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("nobody listens")
@@ -200,7 +205,8 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 			}
 			return tt.err
 		}}
-		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(resource.WholeGPU, clock.RealClock{})})
+		s := alone(&life{Collaborators: Collaborators{Registrar: directory},
+			list: newList(resource.WholeGPU, clock.RealClock{})})
 		if got := s.forward(t.Context(), whole(1), [][]string{strings.Fields(tt.ids)}, nil) == nil; got != tt.want {
 			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
 		}

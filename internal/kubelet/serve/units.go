@@ -9,26 +9,30 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// What a Set knows of units of memory. Kubelet's accounts say which units containers hold, and a call of Allocate says so until they do.
+// What a Set knows of units of memory. Kubelet's accounts say which units containers hold, and a
+// call of Allocate says so until they do.
 
 const (
-	// unitsStay is how long after a call of Allocate the free units of the same GPU stay on offer: a container may get more units than
-	// the init container of its pod whose units it takes over.
+	// unitsStay is how long after a call of Allocate the free units of the same GPU stay on offer: a
+	// container may get more units than the init container of its pod whose units it takes over.
 	unitsStay = time.Second
-	// unitsPause is how often the accounts are read for units alone, after nothing has changed for unitsQuiet.
+	// unitsPause is how often the accounts are read for units alone, after nothing has changed for
+	// unitsQuiet.
 	unitsPause = 5 * time.Second
 	unitsQuiet = 10 * time.Second
 )
 
 // units are what a list knows of the units of its resource.
 type units struct {
-	given   map[string]givenUnit // by device ID: those that the accounts need not show yet
-	calls   uint64               // of Allocate
-	last    time.Time            // the last call
-	gpu     string               // the GPU whose free units are on offer; empty for all
-	offered []bool               // which devices of the resource are on offer, and then which of the kept ones that no container holds
-	used    int                  // how many units containers hold
-	changed time.Time            // when offered changed last
+	given map[string]givenUnit // by device ID: those that the accounts need not show yet
+	calls uint64               // of Allocate
+	last  time.Time            // the last call
+	gpu   string               // the GPU whose free units are on offer; empty for all
+	// which devices of the resource are on offer, and then which of the kept ones that no container
+	// holds
+	offered []bool
+	used    int       // how many units containers hold
+	changed time.Time // when offered changed last
 }
 
 // A givenUnit is one that was given in a call of Allocate.
@@ -46,8 +50,8 @@ func (u *units) give(id string, now time.Time) {
 	u.last = now
 }
 
-// see forgets given units that the accounts of e show, or that no container holds although they were read long after the unit was given.
-// Without the checkpoint an init container may.
+// see forgets given units that the accounts of e show, or that no container holds although they
+// were read long after the unit was given. Without the checkpoint an init container may.
 func (u *units) see(name string, e evidence) {
 	for id, g := range u.given {
 		_, held := e.held[deviceKey{name, id}]
@@ -57,7 +61,8 @@ func (u *units) see(name string, e evidence) {
 	}
 }
 
-// unitContainers returns who holds each unit of a resource, by device ID. Each container has a name of its own; the names say no more.
+// unitContainers returns who holds each unit of a resource, by device ID. Each container has a name
+// of its own; the names say no more.
 func (s *Set) unitContainers(l *list) map[string]string {
 	all := make(map[string]string, len(l.units.given))
 	for key, h := range s.told.holders {
@@ -71,8 +76,9 @@ func (s *Set) unitContainers(l *list) map[string]string {
 	return all
 }
 
-// isFree reports whether no container holds a unit that left the plan and is not kept, and whose GPU is in these units still. Its place is
-// one of the free units of the plan then, so it is not on offer beside them. Where the accounts could not be read yet, any may be held.
+// isFree reports whether no container holds a unit that left the plan and is not kept, and whose
+// GPU is in these units still. Its place is one of the free units of the plan then, so it is not on
+// offer beside them. Where the accounts could not be read yet, any may be held.
 func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
 	_, named := containers[d.device.ID]
 	_, held := s.told.evidence.held[deviceKey{l.name, d.device.ID}]
@@ -81,8 +87,9 @@ func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
 
 // useOf returns what is known of the units of a resource that containers hold.
 func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
-	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{}, Departing: map[string]int{},
-		Kept: map[string]int{}}
+	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{},
+		Departing: map[string]int{},
+		Kept:      map[string]int{}}
 	seen := map[[2]string]bool{}
 	for id, container := range containers {
 		uuid, _ := resource.SplitID(id)
@@ -120,7 +127,8 @@ func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
 	return offered
 }
 
-// offerKept puts so many of the kept units that no container holds on offer, by the UUID of the GPU, and returns which.
+// offerKept puts so many of the kept units that no container holds on offer, by the UUID of the
+// GPU, and returns which.
 func (l *list) offerKept(count map[string]int, containers map[string]string) (offered []bool) {
 	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
 		d := l.departing[id]
@@ -135,8 +143,8 @@ func (l *list) offerKept(count map[string]int, containers map[string]string) (of
 	return offered
 }
 
-// seeUnits takes in new evidence about the units of a list. It reports whether the checkpoint names containers that may have ended, and
-// whether other units are to be on offer.
+// seeUnits takes in new evidence about the units of a list. It reports whether the checkpoint names
+// containers that may have ended, and whether other units are to be on offer.
 func (s *Set) seeUnits(l *list, e evidence) (outdated, changed bool) {
 	r := l.views.Value().resource
 	if !r.InUnits() || !e.tells() {
@@ -173,7 +181,8 @@ func (s *Set) readPause() time.Duration {
 	return pause
 }
 
-// overbooked returns why a container cannot be given units: as many containers hold units of its GPU as can use it at the same time.
+// overbooked returns why a container cannot be given units: as many containers hold units of its
+// GPU as can use it at the same time.
 func (s *Set) overbooked(l *list, ids []string) string {
 	containers := s.unitContainers(l)
 	uuid, _ := resource.SplitID(ids[0])

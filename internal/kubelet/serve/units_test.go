@@ -47,7 +47,8 @@ type unitNode struct {
 func (n *unitNode) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
 	directory := n.directory(t)
-	return n.startSetOn(t, serve.Collaborators{Accountant: unitAccount{&countedAccount{Accountant: n.account(t, c)}, n}, Clock: c,
+	return n.startSetOn(t, serve.Collaborators{Accountant: unitAccount{&countedAccount{Accountant: n.account(t, c)}, n},
+		Clock: c,
 		Checkpoint: func() (kubelet.Checkpoint, error) {
 			defer n.await()()
 			if n.unreadable.Load() {
@@ -57,7 +58,8 @@ func (n *unitNode) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 		}})
 }
 
-// await waits until it is told who holds devices. It is until the function that await returns is called.
+// await waits until it is told who holds devices. It is until the function that await returns is
+// called.
 func (n *unitNode) await() (told func()) {
 	n.waiting.Add(1)
 	defer n.waiting.Add(-1)
@@ -87,12 +89,14 @@ func (a unitAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
 	return a.countedAccount.Held(ctx)
 }
 
-// Allocatable is not answered: no list waits for a comparison, which waits for the clock, and the clock runs ahead of kubelet.
+// Allocatable is not answered: no list waits for a comparison, which waits for the clock, and the
+// clock runs ahead of kubelet.
 func (a unitAccount) Allocatable(context.Context) (map[string][]string, error) {
 	return nil, errors.New("kubelet is not asked here")
 }
 
-// units returns the plan of a node whose first GPUs are in units, and the others are shared by four or whole.
+// units returns the plan of a node whose first GPUs are in units, and the others are shared by four
+// or whole.
 func units(gpus, gib, inUnits int, rules resource.Units) resource.Plan {
 	var all []inventory.GPU
 	o := resource.Options{Units: rules, Sharing: resource.Sharing{RenameByDefault: true}}
@@ -104,7 +108,8 @@ func units(gpus, gib, inUnits int, rules resource.Units) resource.Plan {
 		capability.Major = 6
 	}
 	for i := range gpus {
-		all = append(all, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 2, Health: inventory.Health{State: inventory.Healthy},
+		all = append(all, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 2,
+			Health:      inventory.Health{State: inventory.Healthy},
 			MemoryBytes: uint64(gib+1) << 30, ComputeCapability: capability})
 		s := resource.Selector{Where: "x", Devices: []resource.Ref{resource.Ref(fmt.Sprint(i))}, Replicas: 1}
 		switch {
@@ -121,7 +126,8 @@ func units(gpus, gib, inUnits int, rules resource.Units) resource.Plan {
 var byMPS = resource.Units{ReserveMiB: 1024, MPS: true}
 
 func (n *unitNode) apply(d *daemon, rules resource.Units) {
-	o := serve.Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, MPSRoot: "/run/mps"}, Announce: n.waits}
+	o := serve.Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar},
+		MPSRoot: "/run/mps"}, Announce: n.waits}
 	d.Apply(units(n.gpus+2, n.size, n.gpus, rules), o, 1)
 }
 
@@ -151,8 +157,8 @@ func (n *unitNode) held() int {
 	return held
 }
 
-// settle waits until what is on offer beside what pods hold is free on one GPU, the emptiest. Until a list has come after the end of a
-// pod, a scheduler counts its units as free, too.
+// settle waits until what is on offer beside what pods hold is free on one GPU, the emptiest. Until
+// a list has come after the end of a pod, a scheduler counts its units as free, too.
 func (n *unitNode) settle(t *testing.T) {
 	t.Helper()
 	until(t, n.clock, fmt.Sprintf("%d held and %v free", n.held(), n.free()), func() bool {
@@ -178,7 +184,8 @@ func (n *unitNode) settle(t *testing.T) {
 	})
 }
 
-// awaitLists waits until kubelet has a list of each resource from a life that was registered since a mark.
+// awaitLists waits until kubelet has a list of each resource from a life that was registered since
+// a mark.
 func (n *unitNode) awaitLists(t *testing.T, mark int) {
 	t.Helper()
 	until(t, n.clock, "lists of all resources", func() bool {
@@ -213,7 +220,8 @@ func (n *unitNode) admit(t *testing.T, pod string, count int) {
 		}
 	}
 	env := got.Response.GetEnvs()
-	if env["NVIDIA_VISIBLE_DEVICES"] != id(i) || env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != fmt.Sprintf("0=%dM", count<<10) ||
+	if env["NVIDIA_VISIBLE_DEVICES"] != id(i) || env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != fmt.Sprintf("0=%dM",
+		count<<10) ||
 		env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/pipe" {
 		t.Fatalf("%s with %d units of %s: %v", pod, count, id(i), env)
 	}
@@ -241,8 +249,9 @@ func (n *unitNode) serve(t *testing.T, v standin.Version) *daemon {
 	return d
 }
 
-// Pods come and go on GPUs in units, beside a GPU that is shared and one that is whole. What the scheduler counts as free always fits on one
-// GPU, so no pod fails; also while the daemon is replaced and kubelet restarts.
+// Pods come and go on GPUs in units, beside a GPU that is shared and one that is whole. What the
+// scheduler counts as free always fits on one GPU, so no pod fails; also while the daemon is
+// replaced and kubelet restarts.
 func TestPodsOfUnitsFit(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -279,7 +288,8 @@ func TestPodsOfUnitsFit(t *testing.T) {
 					n.admit(t, pod, 1+random.IntN(free))
 				}
 				for _, other := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"} {
-					if _, err := n.Admit(t.Context(), standin.Container{Pod: pod + other, Name: "c", Resource: other, Count: 1}); err != nil {
+					if _, err := n.Admit(t.Context(), standin.Container{Pod: pod + other, Name: "c", Resource: other,
+						Count: 1}); err != nil {
 						t.Fatal(err)
 					}
 					n.Remove(pod + other)
@@ -323,8 +333,9 @@ func (c *pausesClock) begun(d time.Duration) bool {
 	return begun
 }
 
-// After a time without a change the accounts are read every 5 s. When a pod comes, they are read within a second, and not after what is left
-// of the 5 s: until then the free units of another GPU are not on offer.
+// After a time without a change the accounts are read every 5 s. When a pod comes, they are read
+// within a second, and not after what is left of the 5 s: until then the free units of another GPU
+// are not on offer.
 func TestUnitsAfterAQuietTime(t *testing.T) {
 	t.Parallel()
 	c := &pausesClock{FakeClock: clocktesting.NewFakeClock(time.Now())}
@@ -339,7 +350,8 @@ func TestUnitsAfterAQuietTime(t *testing.T) {
 	n.settle(t)
 }
 
-// A container may get more units than the init container of its pod had: the GPU stays on offer between the two.
+// A container may get more units than the init container of its pod had: the GPU stays on offer
+// between the two.
 func TestUnitsOfAnInitContainer(t *testing.T) {
 	t.Parallel()
 	n, _ := newUnitNode(t, standin.V137, 2, 8)
@@ -359,8 +371,9 @@ func TestUnitsOfAnInitContainer(t *testing.T) {
 	}
 }
 
-// In a roll-out to units of another size, both sizes are asked for all the time: what pods are given of a GPU is never more than it has, and it
-// is given in one size alone until no pod holds it so.
+// In a roll-out to units of another size, both sizes are asked for all the time: what pods are
+// given of a GPU is never more than it has, and it is given in one size alone until no pod holds it
+// so.
 func TestUnitsOfAnotherSizeInARollOut(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]standin.Version{"1.36": standin.V136, "1.37": standin.V137} {
@@ -374,7 +387,8 @@ func TestUnitsOfAnotherSizeInARollOut(t *testing.T) {
 			sizes, next := map[string]map[string]bool{n.pods["a"][0][:12]: {mem: true}}, 0
 			ask := func(resource string, size int) {
 				next++
-				got, err := n.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("p", next), Name: "c", Resource: resource, Count: 1})
+				got, err := n.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("p", next), Name: "c", Resource: resource,
+					Count: 1})
 				if err != nil {
 					return // it has none, or the GPU is given in the other size
 				}
@@ -423,7 +437,8 @@ func TestUnitsOfAnotherSizeInARollOut(t *testing.T) {
 	}
 }
 
-// A pod that the scheduler sent by an old count, and for which no GPU has enough, fails with the reason.
+// A pod that the scheduler sent by an old count, and for which no GPU has enough, fails with the
+// reason.
 func TestUnitsThatNoGPUHas(t *testing.T) {
 	t.Parallel()
 	n, d := newUnitNode(t, standin.V137, 2, 8)
@@ -461,7 +476,8 @@ func TestContainersOfAGPUInUnits(t *testing.T) {
 		}
 	}
 	err := admit("one more") // where the list did not say so before
-	if err == nil || !strings.Contains(err.Error(), "16 containers have units of GPU") && !strings.Contains(err.Error(), "Available: 0") {
+	if err == nil || !strings.Contains(err.Error(), "16 containers have units of GPU") &&
+		!strings.Contains(err.Error(), "Available: 0") {
 		t.Errorf("one more container: %v", err)
 	}
 	until(t, n.clock, "nothing is free", func() bool { return n.Allocatable(mem) == 16 })

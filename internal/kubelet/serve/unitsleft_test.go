@@ -64,8 +64,8 @@ func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
 	n.admit(t, "a", 5)
 }
 
-// TestUnitsThatLeaveBesideAnotherGPU: units that left the plan and that no pod holds are not on offer beside the free units of another GPU. A
-// pod of all that is on offer is given it.
+// TestUnitsThatLeaveBesideAnotherGPU: units that left the plan and that no pod holds are not on
+// offer beside the free units of another GPU. A pod of all that is on offer is given it.
 func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -103,8 +103,9 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 	})
 }
 
-// TestUnitsThatLeaveWhileTheyAreAllocated: kubelet chose them before it received the list that has them not on offer. The pod is given them,
-// and they count as held from then on, also before its accounts were read.
+// TestUnitsThatLeaveWhileTheyAreAllocated: kubelet chose them before it received the list that has
+// them not on offer. The pod is given them, and they count as held from then on, also before its
+// accounts were read.
 func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -120,7 +121,8 @@ func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 		n.WhileAllocating(func(now standin.Moment) {
 			if now == standin.BeforeAllocate {
 				n.apply(d, less)
-				poll.Until(t, "a reading that waits, and 5 units on offer", func() bool { return n.waiting.Load() > 0 && n.Allocatable(mem) == 5 })
+				poll.Until(t, "a reading that waits, and 5 units on offer",
+					func() bool { return n.waiting.Load() > 0 && n.Allocatable(mem) == 5 })
 				return
 			}
 			poll.Until(t, "those of the pod and 5 of the other GPU", func() bool { return n.Allocatable(mem) == 8+5 })
@@ -138,8 +140,9 @@ func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 	})
 }
 
-// TestUnitsThatLeaveBeforeTheAccountsWereRead: a pod may hold any of them, so they stay on offer, in place of others, until kubelet's accounts
-// show that none does, or cannot be read for 10 s. What is on offer is never more than the GPU has.
+// TestUnitsThatLeaveBeforeTheAccountsWereRead: a pod may hold any of them, so they stay on offer,
+// in place of others, until kubelet's accounts show that none does, or cannot be read for 10 s.
+// What is on offer is never more than the GPU has.
 func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
 	t.Parallel()
 	for name, unreadable := range map[string]bool{"they are read": false, "they cannot be read": true} {
@@ -179,11 +182,13 @@ func (n *unitNode) left() (count int) {
 	return count
 }
 
-// TestUnitsThatLeaveAnInitContainer: PodResources leaves out init containers. Where the checkpoint cannot be read, that is no evidence.
+// TestUnitsThatLeaveAnInitContainer: PodResources leaves out init containers. Where the checkpoint
+// cannot be read, that is no evidence.
 func TestUnitsThatLeaveAnInitContainer(t *testing.T) {
 	t.Parallel()
 	n, d := newUnitNode(t, standin.V137, 1, 8)
-	if _, err := n.Admit(t.Context(), standin.Container{Pod: "a", Name: "init", Resource: mem, Count: 8, Init: true}); err != nil {
+	if _, err := n.Admit(t.Context(), standin.Container{Pod: "a", Name: "init", Resource: mem, Count: 8,
+		Init: true}); err != nil {
 		t.Fatal(err)
 	}
 	n.awaitReadings(t, 3)
@@ -203,7 +208,8 @@ func TestUnitsThatLeaveAnInitContainer(t *testing.T) {
 	until(t, n.clock, "all that the container holds", func() bool { return n.Allocatable(mem) == 8 })
 }
 
-// TestUnitsOfAnInitContainerCount against the free ones of their GPU, also while the checkpoint cannot be read for long.
+// TestUnitsOfAnInitContainerCount against the free ones of their GPU, also while the checkpoint
+// cannot be read for long.
 func TestUnitsOfAnInitContainerCount(t *testing.T) {
 	t.Parallel()
 	for name, unreadable := range map[string]bool{"given before": false, "given meanwhile": true} {
@@ -241,8 +247,9 @@ func TestUnitsOfAnInitContainerCount(t *testing.T) {
 	}
 }
 
-// TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still has it on offer in place of another unit
-// of its GPU. A pod that needs it does not fail, and the node has no more units than the plan.
+// TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still
+// has it on offer in place of another unit of its GPU. A pod that needs it does not fail, and the
+// node has no more units than the plan.
 func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -298,8 +305,8 @@ func TestAGPUThatWasInUnits(t *testing.T) {
 	until(t, n.clock, "shared by four", func() bool { return n.Allocatable("nvidia.com/gpu.shared") == 4 })
 }
 
-// TestUnitsThatLeaveWait: until the change may proceed, pods that were sent by the old count get units, and what is on offer is never more than
-// one GPU has free.
+// TestUnitsThatLeaveWait: until the change may proceed, pods that were sent by the old count get
+// units, and what is on offer is never more than one GPU has free.
 func TestUnitsThatLeaveWait(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -348,7 +355,8 @@ func TestUnitsThatLeaveWait(t *testing.T) {
 	})
 }
 
-// TestUnitsOfAGPUThatLeavesWait: what is on offer until then is what one GPU has free: one that stays in units, if there is one.
+// TestUnitsOfAGPUThatLeavesWait: what is on offer until then is what one GPU has free: one that
+// stays in units, if there is one.
 func TestUnitsOfAGPUThatLeavesWait(t *testing.T) {
 	t.Parallel()
 	for stay, free := range []int{7, 6} {

@@ -18,11 +18,13 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// A container that is refused because its units are of two GPUs holds none of them: what is free on one GPU is on offer as soon as the accounts
-// were read, and no unit beside it. The kubelet asks for no preference where a container asks for all that is on offer.
+// A container that is refused because its units are of two GPUs holds none of them: what is free on
+// one GPU is on offer as soon as the accounts were read, and no unit beside it. The kubelet asks
+// for no preference where a container asks for all that is on offer.
 func TestUnitsOfARefusedContainer(t *testing.T) {
 	t.Parallel()
-	n := &unitNode{node: newNode(t), clock: clocktesting.NewFakeClock(time.Now()), gpus: 2, size: 8, pods: map[string][]string{}}
+	n := &unitNode{node: newNode(t), clock: clocktesting.NewFakeClock(time.Now()), gpus: 2, size: 8,
+		pods: map[string][]string{}}
 	n.startKubelet(t, standin.V137)
 	n.apply(n.startDaemon(t, clock.RealClock{}), byMPS)
 	n.settle(t)
@@ -48,12 +50,14 @@ func TestUnitsOfARefusedContainer(t *testing.T) {
 	}
 }
 
-// allocate calls Allocate as the kubelet does, for units. It returns the error of the server that knows them.
+// allocate calls Allocate as the kubelet does, for units. It returns the error of the server that
+// knows them.
 func (n *unitNode) allocate(t *testing.T, ids []string) error {
 	t.Helper()
 	var last error
 	for _, name := range n.sockets(t) {
-		client, err := grpc.NewClient("unix://"+filepath.Join(n.dir, name), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		client, err := grpc.NewClient("unix://"+filepath.Join(n.dir, name),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		check(t, err)
 		_, err = pluginapi.NewDevicePluginClient(client).Allocate(t.Context(), &pluginapi.AllocateRequest{
 			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})

@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestAResourceThatNobodyServesForTenSeconds: it must be known for ten seconds without a gap, of one kubelet, that nobody serves it.
+// TestAResourceThatNobodyServesForTenSeconds: it must be known for ten seconds without a gap, of
+// one kubelet, that nobody serves it.
 func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 	t.Parallel()
 	const name = "nvidia.com/mig-1g.10gb"
@@ -24,15 +25,17 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 		last      time.Duration
 		want      bool
 	}{
-		"nearly":                     {is, unservedFor - 1, false},
-		"ten seconds":                {is, unservedFor, true},
-		"another listens meanwhile":  {but(func(e *evidence) { e.alone = false }), unservedFor, false},
-		"a gap":                      {but(func(e *evidence) { e.gap = "damaged" }), unservedFor, false},
-		"another kubelet":            {but(func(e *evidence) { e.kubelet = 2 }), unservedFor, false},
-		"another serves it":          {but(func(e *evidence) { e.healthy = map[string][]string{name: {"x"}} }), unservedFor, false},
-		"another resource is served": {but(func(e *evidence) { e.healthy = map[string][]string{"x": {"x"}} }), unservedFor, true},
-		"no pod holds it":            {but(func(e *evidence) { e.held = nil }), unservedFor, false},
-		"of another vendor":          {but(func(e *evidence) { e.held = held("example.com/gpu") }), unservedFor, false},
+		"nearly":                    {is, unservedFor - 1, false},
+		"ten seconds":               {is, unservedFor, true},
+		"another listens meanwhile": {but(func(e *evidence) { e.alone = false }), unservedFor, false},
+		"a gap":                     {but(func(e *evidence) { e.gap = "damaged" }), unservedFor, false},
+		"another kubelet":           {but(func(e *evidence) { e.kubelet = 2 }), unservedFor, false},
+		"another serves it": {but(func(e *evidence) { e.healthy = map[string][]string{name: {"x"}} }), unservedFor,
+			false},
+		"another resource is served": {but(func(e *evidence) { e.healthy = map[string][]string{"x": {"x"}} }), unservedFor,
+			true},
+		"no pod holds it":   {but(func(e *evidence) { e.held = nil }), unservedFor, false},
+		"of another vendor": {but(func(e *evidence) { e.held = held("example.com/gpu") }), unservedFor, false},
 	} {
 		c := clocktesting.NewFakeClock(time.Now())
 		s := NewSet(Collaborators{Clock: c})
@@ -47,7 +50,8 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 	}
 }
 
-// TestWhoseResourceItIs: one that has a name and held devices as this program makes them, or those of the plan.
+// TestWhoseResourceItIs: one that has a name and held devices as this program makes them, or those
+// of the plan.
 func TestWhoseResourceItIs(t *testing.T) {
 	t.Parallel()
 	const ours, theirs = "MIG-00000000-0000-0000-0000-000000000000", "nvidia0/vgpu1"
@@ -84,7 +88,8 @@ func TestWhoseResourceItIs(t *testing.T) {
 	}
 }
 
-// TestHowAServerIsShown: a new phase forgets what was said of the account, and that of a server that serves what went wrong before.
+// TestHowAServerIsShown: a new phase forgets what was said of the account, and that of a server
+// that serves what went wrong before.
 func TestHowAServerIsShown(t *testing.T) {
 	t.Parallel()
 	s := NewSet(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})

@@ -25,7 +25,8 @@ const mig = "nvidia.com/mig-1g.10gb"
 
 func migID(i int) string { return fmt.Sprintf("MIG-%08d-0000-0000-0000-000000000000", i) }
 
-// partitioned returns a snapshot of one whole GPU and, unless it cannot be read, one with two MIG devices.
+// partitioned returns a snapshot of one whole GPU and, unless it cannot be read, one with two MIG
+// devices.
 func partitioned(readable bool) inventory.Snapshot {
 	healthy := inventory.Health{State: inventory.Healthy}
 	all := gpus(2)
@@ -34,7 +35,8 @@ func partitioned(readable bool) inventory.Snapshot {
 	}
 	all[1].MIG = inventory.MIGEnabled
 	for i := range 2 {
-		all[1].MIGDevices = append(all[1].MIGDevices, inventory.MIGDevice{UUID: migID(i), Index: i, Profile: "1g.10gb", Health: healthy})
+		all[1].MIGDevices = append(all[1].MIGDevices, inventory.MIGDevice{UUID: migID(i), Index: i, Profile: "1g.10gb",
+			Health: healthy})
 	}
 	return inventory.Snapshot{GPUs: all}
 }
@@ -48,8 +50,9 @@ func (n *node) registrations(resource string, after int) int {
 	return len(slices.DeleteFunc(n.Events(after), func(e standin.Event) bool { return e.Kind != standin.Registered || e.Resource != resource }))
 }
 
-// A pod holds a MIG device, and the daemon starts again while nothing can be read that would tell of the resource. The device is listed,
-// and not on offer, until the pod ends or the device comes back.
+// A pod holds a MIG device, and the daemon starts again while nothing can be read that would tell
+// of the resource. The device is listed, and not on offer, until the pod ends or the device comes
+// back.
 func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(d *daemon){
@@ -125,7 +128,8 @@ func TestAResourceThatOnlyPodsTellOfEndsWithThem(t *testing.T) {
 		if n.Capacity(mig) != 1 {
 			t.Error("the device was dropped although kubelet does not know that the pod has ended")
 		}
-		// The other plugin returns and registers last: it serves. On kubelet 1.36, the end of our stream would end its service.
+		// The other plugin returns and registers last: it serves. On kubelet 1.36, the end of our stream
+		// would end its service.
 		came := c.Now()
 		check(t, theirs.again(t))
 		n.await(t, "their list", func() bool { return n.Allocatable(mig) == 1 })
@@ -179,7 +183,8 @@ func (p *theirPlugin) hold(t *testing.T, n *node, pod string) {
 	n.await(t, "unserved", func() bool { return n.Allocatable(p.resource) == 0 })
 }
 
-// unserved returns a node on which pod p holds a device of a resource whose plugin, another program's, has ended.
+// unserved returns a node on which pod p holds a device of a resource whose plugin, another
+// program's, has ended.
 func unserved(t *testing.T, v standin.Version, resource, id string) (*node, *theirPlugin) {
 	t.Helper()
 	n := newNode(t)
@@ -203,7 +208,8 @@ func TestWhatAnotherProgramServesOrMayServeIsLeftAlone(t *testing.T) {
 			check(t, theirs.again(t))
 			theirs.Send(&device{ID: migID(0), Health: pluginapi.Unhealthy})
 		}},
-		"its devices are Healthy": {resource: mig, id: migID(0), happens: func(t *testing.T, theirs *theirPlugin) { check(t, theirs.again(t)) }},
+		"its devices are Healthy": {resource: mig, id: migID(0),
+			happens: func(t *testing.T, theirs *theirPlugin) { check(t, theirs.again(t)) }},
 		"it starts, and has not registered": {resource: mig, id: migID(0), happens: func(t *testing.T, theirs *theirPlugin) {
 			started, err := scenario.StartPlugin(theirs.dir, "nvidia-mig.sock", mig, scenario.Script{})
 			check(t, err)
@@ -248,13 +254,14 @@ func TestWhatPodsHoldIsLookedForUntilAnAccountCanBeRead(t *testing.T) {
 	directory := n.directory(t)
 	var damaged atomic.Bool
 	var reads atomic.Int64
-	d := n.startSetOn(t, serve.Collaborators{Accountant: &countedAccount{Accountant: n.account(t, c)}, Clock: c, Checkpoint: func() (kubelet.Checkpoint, error) {
-		reads.Add(1)
-		if damaged.Load() {
-			return kubelet.Checkpoint{}, errors.New("damaged")
-		}
-		return directory.Checkpoint()
-	}})
+	d := n.startSetOn(t, serve.Collaborators{Accountant: &countedAccount{Accountant: n.account(t, c)}, Clock: c,
+		Checkpoint: func() (kubelet.Checkpoint, error) {
+			reads.Add(1)
+			if damaged.Load() {
+				return kubelet.Checkpoint{}, errors.New("damaged")
+			}
+			return directory.Checkpoint()
+		}})
 	damage := func() {
 		damaged.Store(true)
 		before := reads.Load()

@@ -27,7 +27,8 @@ type users struct {
 	shown    map[deviceKey]showing // what showed a holder while the device was not on offer
 }
 
-// A showing is who has shown a holder of a device, and how often the device had been allocated then.
+// A showing is who has shown a holder of a device, and how often the device had been allocated
+// then.
 type showing struct {
 	source      source
 	allocations uint64
@@ -41,7 +42,8 @@ type reading struct {
 	err     error               // why healthy is not known
 }
 
-// read returns a reading that began after the call. Callers that come at about the same time share one: kubelet refuses many questions.
+// read returns a reading that began after the call. Callers that come at about the same time share
+// one: kubelet refuses many questions.
 func (u *users) read(ctx context.Context) reading {
 	before := u.begun.Load()
 	u.mu.Lock()
@@ -58,9 +60,10 @@ func (u *users) read(ctx context.Context) reading {
 	return r
 }
 
-// Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with all their replicas. If the error is
-// nil, no other pod holds one, and no pod gets one while a hold is on them. The error says why that is not known: a device is still
-// offered, kubelet has not read the list or does not answer, or it may have allocated a device a short time ago.
+// Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with
+// all their replicas. If the error is nil, no other pod holds one, and no pod gets one while a hold
+// is on them. The error says why that is not known: a device is still offered, kubelet has not read
+// the list or does not answer, or it may have allocated a device a short time ago.
 func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	asked := func(id string) bool {
 		uuid, _ := resource.SplitID(id)
@@ -111,7 +114,8 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 	return held, s.justAllocated(asked, e, allocations)
 }
 
-// allocations returns how often each device was allocated. A device that is not on offer is not allocated any more.
+// allocations returns how often each device was allocated. A device that is not on offer is not
+// allocated any more.
 func (s *Set) allocations() map[deviceKey]uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,8 +136,8 @@ func (s *Set) onOffer(asked func(id string) bool) error {
 	return nil
 }
 
-// justAllocated returns an error if one of the devices was allocated a short time ago and the accounts have not shown the pod that holds
-// it.
+// justAllocated returns an error if one of the devices was allocated a short time ago and the
+// accounts have not shown the pod that holds it.
 func (s *Set) justAllocated(asked func(id string) bool, e evidence, allocations map[deviceKey]uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestUsers follows devices from being on offer to being free for certain, with a pod on one of them.
+// TestUsers follows devices from being on offer to being free for certain, with a pod on one of
+// them.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -40,7 +41,8 @@ func TestUsers(t *testing.T) {
 				if err != nil {
 					last += err.Error()
 				}
-				if len(held) != len(pods) || (err == nil) != (reason == "") || err != nil && !strings.Contains(err.Error(), reason) {
+				if len(held) != len(pods) || (err == nil) != (reason == "") ||
+					err != nil && !strings.Contains(err.Error(), reason) {
 					return false
 				}
 				for i, h := range held {
@@ -79,7 +81,8 @@ func TestUsers(t *testing.T) {
 		says("all free", "")
 		d.offer(3)
 		n.awaitAllocatable(t, 3)
-		if _, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3, Init: true}); err != nil {
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3,
+			Init: true}); err != nil {
 			t.Fatal(err)
 		}
 		withdraw()
@@ -124,8 +127,8 @@ func TestUsers(t *testing.T) {
 	})
 }
 
-// TestAKubeletThatStartsHasNoUsersYet: a kubelet that was restarted answers before its directory shows that it is another one, and lists no
-// pod then. The pod that holds a device holds it still.
+// TestAKubeletThatStartsHasNoUsersYet: a kubelet that was restarted answers before its directory
+// shows that it is another one, and lists no pod then. The pod that holds a device holds it still.
 func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -140,7 +143,8 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 		n.Kubelet = k
 		t.Cleanup(k.Stop)
 		account := n.account(t, clock.RealClock{})
-		d := n.startSetOn(t, serve.Collaborators{Accountant: account, Connections: account.Connections, Clock: clock.RealClock{}})
+		d := n.startSetOn(t, serve.Collaborators{Accountant: account, Connections: account.Connections,
+			Clock: clock.RealClock{}})
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2}); err != nil {
@@ -151,7 +155,8 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 			held, err := d.Users(t.Context(), []string{id(0), id(1)})
 			return fmt.Sprint(held, err)
 		}
-		want := fmt.Sprint([]kubelet.HeldDevice{{Resource: gpu, ID: id(0), Pod: "default/p"}, {Resource: gpu, ID: id(1), Pod: "default/p"}}, nil)
+		want := fmt.Sprint([]kubelet.HeldDevice{{Resource: gpu, ID: id(0), Pod: "default/p"},
+			{Resource: gpu, ID: id(1), Pod: "default/p"}}, nil)
 		poll.Until(t, "the pod is shown", func() bool { return users() == want })
 		starting = func() {
 			poll.Until(t, "the kubelet that starts answers", func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
@@ -171,14 +176,16 @@ func TestUsersAreInOrder(t *testing.T) {
 	var ids []string
 	for i := range 8 {
 		ids = append(ids, id(i))
-		if _, err := n.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("p", i), Name: "c", Resource: gpu, Count: 1}); err != nil {
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("p", i), Name: "c", Resource: gpu,
+			Count: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	d.offer(8, 0, 1, 2, 3, 4, 5, 6, 7)
 	for range 10 {
 		held, _ := d.Users(t.Context(), ids)
-		if !slices.IsSortedFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID, b.ID) }) || len(held) != 8 {
+		if !slices.IsSortedFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID, b.ID) }) ||
+			len(held) != 8 {
 			t.Fatalf("held: %v", held)
 		}
 	}

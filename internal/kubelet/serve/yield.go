@@ -13,12 +13,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// Two servers of one resource never send lists in turn: kubelet goes by the list that it received last, and gives devices out
-// through the server that registered last. So a server is silent from the moment that a later process has a socket for the
-// resource, until that process has ended. Then a new life registers and sends its list.
+// Two servers of one resource never send lists in turn: kubelet goes by the list that it received
+// last, and gives devices out through the server that registered last. So a server is silent from
+// the moment that a later process has a socket for the resource, until that process has ended. Then
+// a new life registers and sends its list.
 
-// returnTimeout is how long a server that was silent waits for the later one at a new kubelet, which has removed the sockets
-// of both.
+// returnTimeout is how long a server that was silent waits for the later one at a new kubelet,
+// which has removed the sockets of both.
 const returnTimeout = time.Second
 
 // past is what one life of a server leaves to the next.
@@ -26,21 +27,25 @@ type past struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
 	yielded  bool      // the life was silent because of a later server when it ended
 	disputes disputes
-	// kept ends the server of the life before, whose stream stays open beside that of this one; nil if there is none.
+	// kept ends the server of the life before, whose stream stays open beside that of this one; nil if
+	// there is none.
 	kept func()
-	// serveKept has that server accept connections on another socket. reachable says that it does, as there is no life.
+	// serveKept has that server accept connections on another socket. reachable says that it does, as
+	// there is no life.
 	serveKept func(*net.UnixListener) *listener
 	reachable bool
 	// prepareEnd prepares the end of this process, where that server is its newest.
 	prepareEnd func()
-	// unlock lets other processes register when this one has ended; nil if it does not keep them from it.
+	// unlock lets other processes register when this one has ended; nil if it does not keep them from
+	// it.
 	unlock func()
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them
-	// forgotten is the number of times that an earlier process has made kubelet forget this one. known is what forgotten was when the last
-	// accepted registration began. If forgotten is larger than known, kubelet may not know this process: an earlier process may end while
-	// kubelet handles a registration.
+	// forgotten is the number of times that an earlier process has made kubelet forget this one. known
+	// is what forgotten was when the last accepted registration began. If forgotten is larger than
+	// known, kubelet may not know this process: an earlier process may end while kubelet handles a
+	// registration.
 	forgotten, known int
 	began            int            // what forgotten was when the last registration began
 	ending           bool           // this process is ending, or no longer serves the resource
@@ -66,7 +71,8 @@ func (p *past) end(name string) {
 	p.ended[name] = true
 }
 
-// later returns the sockets of processes that started later than this one and that may serve the resource.
+// later returns the sockets of processes that started later than this one and that may serve the
+// resource.
 func (l *life) later() []string {
 	return l.past.running(l.Registrar.Rivals(l.list.name).Later)
 }
@@ -91,8 +97,9 @@ const (
 	forNext               // the next life has the list
 )
 
-// maySend reports whether a list may be sent now. The channel is closed when that may have changed. maySend reads the directory
-// itself, because the notice of a later server's socket may come later than that server's list.
+// maySend reports whether a list may be sent now. The channel is closed when that may have changed.
+// maySend reads the directory itself, because the notice of a later server's socket may come later
+// than that server's list.
 func (l *life) maySend() (bool, <-chan struct{}) {
 	now, changed := l.silence.Latest()
 	if now == speaks && len(l.later()) > 0 {
@@ -102,7 +109,8 @@ func (l *life) maySend() (bool, <-chan struct{}) {
 	return now == speaks, changed
 }
 
-// awaitLaterEnds waits until no later process serves the resource. It reports false when ctx ended or another kubelet came.
+// awaitLaterEnds waits until no later process serves the resource. It reports false when ctx ended
+// or another kubelet came.
 func (l *life) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 	if l.past.yielded {
 		l.past.yielded = false
@@ -120,8 +128,8 @@ func (l *life) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 			l.past.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
-		// Kubelet up to 1.36 stops the endpoint that it has for the resource when it takes notice of that end: a registration before is
-		// stopped, too, and a list that comes after it hides that.
+		// Kubelet up to 1.36 stops the endpoint that it has for the resource when it takes notice of that
+		// end: a registration before is stopped, too, and a list that comes after it hides that.
 		l.awaitStopped(ctx, incarnation)
 	}
 	return ctx.Err() == nil
@@ -146,9 +154,9 @@ func (l *life) awaitLater(ctx context.Context) {
 	}
 }
 
-// yield is silent until no later process serves the resource any more. It returns nil if none ever was registered, and an
-// error with which this life ends otherwise. Until then the stream stays open: at its end, kubelet 1.36 would close the
-// connection to the later server.
+// yield is silent until no later process serves the resource any more. It returns nil if none ever
+// was registered, and an error with which this life ends otherwise. Until then the stream stays
+// open: at its end, kubelet 1.36 would close the connection to the later server.
 func (l *life) yield(ctx context.Context, incarnation uint64) error {
 	log := klog.FromContext(ctx)
 	l.silence.Publish(forLater)
@@ -179,8 +187,9 @@ func (l *life) yield(ctx context.Context, incarnation uint64) error {
 	}
 }
 
-// undisturbed reports whether kubelet still goes by the list that this life sent last, some time after another server ended. On
-// kubelet 1.36 it does so only if that server was never registered: at its end, all devices would count as unhealthy.
+// undisturbed reports whether kubelet still goes by the list that this life sent last, some time
+// after another server ended. On kubelet 1.36 it does so only if that server was never registered:
+// at its end, all devices would count as unhealthy.
 func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
 	for _, d := range []time.Duration{stopDelay, checkSoon} {
 		if !l.pause(ctx, incarnation, d) {

@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// A shared directory is one in which a test has servers of later processes come, and at which it sees who registers.
+// A shared directory is one in which a test has servers of later processes come, and at which it
+// sees who registers.
 type sharedDirectory struct {
 	Registrar
 	registered func()                                     // called in each Register
@@ -107,7 +108,8 @@ func (d *sharedDirectory) CallEarlier(
 	return d.called(resource)
 }
 
-// alone returns the service of a life beside which no other server is. Its Registrar, if it has none, knows of none.
+// alone returns the service of a life beside which no other server is. Its Registrar, if it has
+// none, knows of none.
 func alone(l *life) *service {
 	if l.Registrar == nil {
 		l.Registrar = &sharedDirectory{}
@@ -122,7 +124,8 @@ func (d *sharedDirectory) Leave(ctx context.Context, _ uint64, _ string) error {
 	return d.err
 }
 
-func (d *sharedDirectory) Register(ctx context.Context, _ uint64, _, endpoint string, _ *pluginapi.DevicePluginOptions) error {
+func (d *sharedDirectory) Register(ctx context.Context, _ uint64, _, endpoint string,
+	_ *pluginapi.DevicePluginOptions) error {
 	if !d.locked() {
 		return errors.New("registrations are not locked")
 	}
@@ -134,7 +137,8 @@ func (d *sharedDirectory) Register(ctx context.Context, _ uint64, _, endpoint st
 	return d.err
 }
 
-// A server that may send becomes silent for one later server. One that is silent for another reason stays so for that reason.
+// A server that may send becomes silent for one later server. One that is silent for another reason
+// stays so for that reason.
 func TestMaySend(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -148,7 +152,8 @@ func TestMaySend(t *testing.T) {
 		"one later, and the account differs": {forDifference, []string{"a"}, forDifference},
 		"the account differs":                {forDifference, nil, forDifference},
 	} {
-		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}, list: newList(gpuName, clock.RealClock{}), past: &past{}}
+		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}},
+			list: newList(gpuName, clock.RealClock{}), past: &past{}}
 		l.past.end("ended")
 		l.silence.Publish(tt.before)
 		if may, _ := l.maySend(); may != (tt.want == speaks) || l.silence.Value() != tt.want {
@@ -157,7 +162,8 @@ func TestMaySend(t *testing.T) {
 	}
 }
 
-// A new kubelet has removed the sockets of both. The later server gets a second to come back, and no more is waited once it is there.
+// A new kubelet has removed the sockets of both. The later server gets a second to come back, and
+// no more is waited once it is there.
 func TestTheLaterServerMayReturnFirst(t *testing.T) {
 	const never = -1
 	for name, tt := range map[string]struct{ comes, ends, want time.Duration }{
@@ -194,8 +200,8 @@ func TestTheLaterServerMayReturnFirst(t *testing.T) {
 	}
 }
 
-// A later server that comes while this one registers may have registered before or after it. Only a list that was sent says that it
-// comes after.
+// A later server that comes while this one registers may have registered before or after it. Only a
+// list that was sent says that it comes after.
 func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before, during bool // when the later one comes
@@ -204,9 +210,10 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 		want           error
 		registers      bool
 	}{
-		"before":                        {before: true, want: errLaterCame},
-		"before the first list":         {during: true, began: true, want: errLaterCame, registers: true},
-		"after the first list":          {during: true, sent: true, began: true, want: context.DeadlineExceeded, registers: true},
+		"before":                {before: true, want: errLaterCame},
+		"before the first list": {during: true, began: true, want: errLaterCame, registers: true},
+		"after the first list": {during: true, sent: true, began: true, want: context.DeadlineExceeded,
+			registers: true},
 		"never":                         {sent: true, began: true, want: context.DeadlineExceeded, registers: true},
 		"never, and there is no stream": {want: errNoStream, registers: true},
 		"never, and kubelet hangs up":   {closed: true, want: errClosedEarly, registers: true},
@@ -217,7 +224,8 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				defer cancel()
 				account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
 				directory := &sharedDirectory{}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{}, Metrics: noMetrics{}},
+				l := &life{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{},
+					Metrics: noMetrics{}},
 					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, compared: func(string) {},
 					adopt: func(context.Context) {}, connections: newConnections()}
 				s := newService(l, klog.Background())
@@ -253,7 +261,8 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 	}
 }
 
-// TestWhatProvesARegistration: kubelet counted the devices, gave one away, or kept the stream for a second.
+// TestWhatProvesARegistration: kubelet counted the devices, gave one away, or kept the stream for a
+// second.
 func TestWhatProvesARegistration(t *testing.T) {
 	const ms = time.Millisecond
 	for name, tt := range map[string]struct {
@@ -289,7 +298,8 @@ func TestWhatProvesARegistration(t *testing.T) {
 				s := newService(l, klog.Background())
 				close(s.began)
 				s.used.Store(tt.used)
-				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); proven != tt.wants || !errors.Is(err, context.DeadlineExceeded) {
+				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); proven != tt.wants ||
+					!errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("proven %v, want %v (%v)", proven, tt.wants, err)
 				}
 			})
@@ -321,7 +331,8 @@ func TestUndisturbed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				account := &notedAccount{answer: func(n int) ([]string, error) { return tt.answers[n-1], tt.err }}
-				l := &life{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{}, Incarnation: feed.New(uint64(1))},
+				l := &life{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{},
+					Incarnation: feed.New(uint64(1))},
 					list: newList(gpuName, clock.RealClock{})}
 				if !tt.empty {
 					l.list.publish(oneGPU(), Options{}, nil)
@@ -340,10 +351,12 @@ func TestUndisturbed(t *testing.T) {
 	}
 }
 
-// TestASilentServerAtANewKubelet: it remembers that a later one was there, and lets that one register first.
+// TestASilentServerAtANewKubelet: it remembers that a later one was there, and lets that one
+// register first.
 func TestASilentServerAtANewKubelet(t *testing.T) {
 	t.Parallel()
-	l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}}, Incarnation: feed.New(uint64(2))},
+	l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
+		Incarnation: feed.New(uint64(2))},
 		list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
 	if err := l.yield(t.Context(), 1); !errors.Is(err, errKubeletLeft) || !l.past.yielded {
 		t.Errorf("yield() = %v, yielded %v", err, l.past.yielded)
@@ -353,7 +366,8 @@ func TestASilentServerAtANewKubelet(t *testing.T) {
 // TestTheTurnAfterASilence: the next life gives the later server time to return, once.
 func TestTheTurnAfterASilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{}, Sockets: feed.New([]string(nil)), Clock: clock.RealClock{}},
+		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{}, Sockets: feed.New([]string(nil)),
+			Clock: clock.RealClock{}},
 			list: newList(gpuName, clock.RealClock{}), past: &past{yielded: true}}
 		for _, want := range []time.Duration{returnTimeout, 0} {
 			began := time.Now()
@@ -364,7 +378,8 @@ func TestTheTurnAfterASilence(t *testing.T) {
 	})
 }
 
-// TestTheTurnAfterALaterServer: kubelet up to 1.36 would stop a server that registers before kubelet has taken notice of the later one's end.
+// TestTheTurnAfterALaterServer: kubelet up to 1.36 would stop a server that registers before
+// kubelet has taken notice of the later one's end.
 func TestTheTurnAfterALaterServer(t *testing.T) {
 	for counted, want := range map[int]time.Duration{0: stopDelay, 2: 3 * stopDelay, 1000: stopTimeout} {
 		synctest.Test(t, func(t *testing.T) {
@@ -374,18 +389,21 @@ func TestTheTurnAfterALaterServer(t *testing.T) {
 				}
 				return []string{"GPU-0"}, nil
 			}}
-			l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}}, Accountant: account,
+			l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
+				Accountant:  account,
 				Incarnation: feed.New(uint64(1)), Clock: clock.RealClock{}},
 				list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
 			began := time.Now()
 			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
-				t.Errorf("counted %d times: awaitLaterEnds() = %v after %v, want true after %v", counted, ended, time.Since(began), want)
+				t.Errorf("counted %d times: awaitLaterEnds() = %v after %v, want true after %v", counted, ended, time.Since(began),
+					want)
 			}
 		})
 	}
 }
 
-// TestASilentServerThatMaySpeakAgain does so only if kubelet went by its list all the time, and was not made to forget another server.
+// TestASilentServerThatMaySpeakAgain does so only if kubelet went by its list all the time, and was
+// not made to forget another server.
 func TestASilentServerThatMaySpeakAgain(t *testing.T) {
 	list := []string{oneGPU().Devices[0].ID}
 	for name, tt := range map[string]struct {
@@ -446,7 +464,8 @@ func TestTheTurnThatNeverComes(t *testing.T) {
 				cancel()
 			}
 		}
-		if ended := l.awaitLaterEnds(ctx, 1); ended || l.past.yielded != left || !slices.Equal(phases, []Phase{PhaseYielding}) {
+		if ended := l.awaitLaterEnds(ctx, 1); ended || l.past.yielded != left ||
+			!slices.Equal(phases, []Phase{PhaseYielding}) {
 			t.Errorf("kubelet left %v: its ended %v, yielded %v, phases %q", left, ended, l.past.yielded, phases)
 		}
 		cancel()

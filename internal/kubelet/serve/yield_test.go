@@ -36,7 +36,8 @@ const (
 	third  form = 3
 )
 
-// offerForm applies a plan of one resource with the devices of a form, the first GPU on another NUMA node if other.
+// offerForm applies a plan of one resource with the devices of a form, the first GPU on another
+// NUMA node if other.
 func (d *daemon) offerForm(f form, other bool) {
 	all := gpus(8)
 	if other {
@@ -94,11 +95,13 @@ func (n *node) churn(t *testing.T) (stop func() []error) {
 	}
 }
 
-// Each takes more than 20 s: a device of an earlier process counts as held for 10 s, and leaves the list 10 s after that.
+// Each takes more than 20 s: a device of an earlier process counts as held for 10 s, and leaves the
+// list 10 s after that.
 var rollOuts = flag.Int("rollouts", 1, "roll-outs of a change of names")
 
-// TestDaemonsWithDifferentListsTakeTurns rolls a change of names out, in one direction and then in the other one, with the next daemon
-// there before the last one ends. Both have something new to say all the time.
+// TestDaemonsWithDifferentListsTakeTurns rolls a change of names out, in one direction and then in
+// the other one, with the next daemon there before the last one ends. Both have something new to
+// say all the time.
 func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other tests: what it measures needs a processor
 	if testing.Short() {
 		t.Skip("a roll-out takes 20 s: make test-all runs it")
@@ -119,7 +122,8 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 					mark := n.Mark()
 					d.offerForm(f, i%2 == 0)
 					// No faster than kubelet takes lists in: they would queue.
-					for late := time.Now().Add(time.Second); ctx.Err() == nil && n.count(standin.Listed, mark) == 0 && time.Now().Before(late); {
+					for late := time.Now().Add(time.Second); ctx.Err() == nil && n.count(standin.Listed, mark) == 0 &&
+						time.Now().Before(late); {
 						select {
 						case <-ctx.Done():
 						case <-time.After(3 * time.Millisecond):
@@ -162,8 +166,9 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 		const most = 3 // of some hundred for each roll-out
 		raced := 0
 		for _, err := range stop() {
-			// Kubelet chose a replica at the moment at which it gave the GPU to another pod once more in its old form: ADR 17.
-			// On a slow machine the later process may not know such a replica at all: TestADeviceThatOnlyTheEarlierProcessKnowsIsNotGiven.
+			// Kubelet chose a replica at the moment at which it gave the GPU to another pod once more in its
+			// old form: ADR 17. On a slow machine the later process may not know such a replica at all:
+			// TestADeviceThatOnlyTheEarlierProcessKnowsIsNotGiven.
 			unknown := strings.Contains(err.Error(), "unknown device") && strings.Contains(err.Error(), "::")
 			if unknown || strings.Contains(err.Error(), "is not healthy: its GPU is not free yet as") {
 				if raced++; raced <= most {
@@ -179,8 +184,9 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 	})
 }
 
-// A later process may have read kubelet's checkpoint before the earlier one offered a device. Kubelet chooses that device, and then has the
-// list of the later process, which lacks it: kubelet crashes if anybody gives it now. So the pod is refused, and the next one gets a device.
+// A later process may have read kubelet's checkpoint before the earlier one offered a device.
+// Kubelet chooses that device, and then has the list of the later process, which lacks it: kubelet
+// crashes if anybody gives it now. So the pod is refused, and the next one gets a device.
 func TestADeviceThatOnlyTheEarlierProcessKnowsIsNotGiven(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -218,7 +224,8 @@ func (n *node) registeredLast() (endpoint string) {
 	return endpoint
 }
 
-// A laterServer is a server of a process of this program that started later, and does what a test tells it.
+// A laterServer is a server of a process of this program that started later, and does what a test
+// tells it.
 type laterServer struct {
 	*scenario.Plugin
 	name string
@@ -256,7 +263,8 @@ func TestTheEarlierServesAgainWhenTheLaterEnds(t *testing.T) {
 			t.Errorf("kubelet saw %v of the earlier one", n.Events(mark))
 		}
 		later.Stop()
-		n.await(t, "the earlier one's devices, of a new life", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
+		n.await(t, "the earlier one's devices, of a new life",
+			func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
 		d.status(t, "agreed", agreed)
 		_, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
 		check(t, err)
@@ -282,7 +290,8 @@ func TestTheSocketOfADeadLaterProcessSilencesNobody(t *testing.T) {
 	})
 }
 
-// Kubelet may never take the later process's registration. The earlier one's stream is as good as before.
+// Kubelet may never take the later process's registration. The earlier one's stream is as good as
+// before.
 func TestALaterProcessThatIsNotRegisteredCostsTheEarlierNothing(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -321,7 +330,8 @@ func TestServersOfOtherResourcesAreNoRivals(t *testing.T) {
 	}
 }
 
-// Each daemon has a life at the new kubelet; in the end the list is the latest's, and it is the one that is asked.
+// Each daemon has a life at the new kubelet; in the end the list is the latest's, and it is the one
+// that is asked.
 func TestTheLatestServesAfterARestartOfKubelet(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -375,7 +385,8 @@ type pausedRegistrar struct {
 }
 
 func newPausedRegistrar(d *kubelet.Directory) *pausedRegistrar {
-	return &pausedRegistrar{Directory: d, locks: make(chan struct{}, 9), called: make(chan struct{}, 9), goOn: make(chan struct{})}
+	return &pausedRegistrar{Directory: d, locks: make(chan struct{}, 9), called: make(chan struct{}, 9),
+		goOn: make(chan struct{})}
 }
 
 func (r *pausedRegistrar) LockRegistrations(ctx context.Context) (unlock func()) {
@@ -396,8 +407,9 @@ func (r *pausedRegistrar) Register(
 	return r.Directory.Register(ctx, incarnation, resource, endpoint, options)
 }
 
-// Where a kubelet comes for which two processes register at once, the earlier one must not be registered last: kubelet 1.36 would count the
-// later one's devices and ask the earlier one, which ends.
+// Where a kubelet comes for which two processes register at once, the earlier one must not be
+// registered last: kubelet 1.36 would count the later one's devices and ask the earlier one, which
+// ends.
 func TestRegistrationsOfTwoProcessesFollowEachOther(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -405,7 +417,8 @@ func TestRegistrationsOfTwoProcessesFollowEachOther(t *testing.T) {
 		n.startKubelet(t, v)
 		start := func(devices int) (*daemon, *pausedRegistrar) {
 			r := newPausedRegistrar(n.directory(t))
-			d := n.startSetOn(t, serve.Collaborators{Registrar: r, Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{}})
+			d := n.startSetOn(t, serve.Collaborators{Registrar: r, Accountant: n.account(t, clock.RealClock{}),
+				Clock: clock.RealClock{}})
 			d.offer(devices)
 			return d, r
 		}

@@ -33,10 +33,11 @@ type Options struct {
 	Snapshots *feed.Feed[inventory.Snapshot]
 	// Prove has a device compute, by UUID.
 	Prove func(ctx context.Context, uuid string) cuda.Proof
-	// Reserve keeps a device, and all else of its GPU, from those who would use it until release is called. The error says who uses it, or why
-	// that is not known.
+	// Reserve keeps a device, and all else of its GPU, from those who would use it until release is
+	// called. The error says who uses it, or why that is not known.
 	Reserve func(ctx context.Context, d Device) (release func(), err error)
-	// Tell has the health of a device say why CUDA does not work on it; nothing with nil. The error says that ctx ended.
+	// Tell has the health of a device say why CUDA does not work on it; nothing with nil. The error
+	// says that ctx ended.
 	Tell func(ctx context.Context, uuid string, f *cuda.Failure) error
 	// Lead returns why this process does not lead; nil if it does.
 	Lead func() error
@@ -46,7 +47,8 @@ type Options struct {
 	Disk *statefile.Disk
 }
 
-// Proofs prove that CUDA works. New builds it; Follow runs always, and Run while this process leads.
+// Proofs prove that CUDA works. New builds it; Follow runs always, and Run while this process
+// leads.
 type Proofs struct {
 	options Options
 	disk    *statefile.Disk
@@ -67,7 +69,8 @@ type Status struct {
 	InUse map[string]bool
 	// Retry is when a device is tried again that failed, by UUID.
 	Retry map[string]time.Time
-	// Done is how long after the start of this process there was a verdict on each device for the first time; 0 before.
+	// Done is how long after the start of this process there was a verdict on each device for the
+	// first time; 0 before.
 	Done time.Duration
 	// Unsaved is why the verdicts are not on disk as they are known; empty if they are.
 	Unsaved string
@@ -79,7 +82,8 @@ type form struct {
 	Devices Records `json:"devices"`
 }
 
-// New returns Proofs that know what earlier processes proved, where the configuration wants proofs. What cannot be read is proven anew.
+// New returns Proofs that know what earlier processes proved, where the configuration wants proofs.
+// What cannot be read is proven anew.
 func New(ctx context.Context, o Options) *Proofs {
 	if o.Disk == nil {
 		o.Disk = statefile.NewDisk()
@@ -108,7 +112,8 @@ func (p *Proofs) recall(ctx context.Context) {
 		return f, err
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Beginning without what was proven of CUDA before", "dir", p.options.StateDir, "reason", err.Error())
+		klog.FromContext(ctx).Info("Beginning without what was proven of CUDA before", "dir", p.options.StateDir, "reason",
+			err.Error())
 		return
 	}
 	p.saved = saved.Devices
@@ -129,7 +134,8 @@ func (p *Proofs) Changed() <-chan struct{} {
 // Status is the feed of how far the Proofs are; it says nothing in a process that does not lead.
 func (p *Proofs) Status() *feed.Feed[Status] { return p.status }
 
-// Unproven returns why devices of the Snapshot may not be given to pods, by UUID; nil where CUDA need not be proven.
+// Unproven returns why devices of the Snapshot may not be given to pods, by UUID; nil where CUDA
+// need not be proven.
 func (p *Proofs) Unproven(s inventory.Snapshot) map[string]string {
 	if !p.options.Configs.Value().Validate {
 		return nil
@@ -137,8 +143,8 @@ func (p *Proofs) Unproven(s inventory.Snapshot) map[string]string {
 	return p.records.Value().Unproven(s, p.options.BootID)
 }
 
-// Again forgets the verdict on a device, by UUID, and has it be proven once more. It does nothing where CUDA need not be proven, or while
-// this process does not lead.
+// Again forgets the verdict on a device, by UUID, and has it be proven once more. It does nothing
+// where CUDA need not be proven, or while this process does not lead.
 func (p *Proofs) Again(uuid string) {
 	if !p.options.Configs.Value().Validate || p.options.Lead() != nil {
 		return

@@ -27,7 +27,8 @@ import (
 
 var (
 	wrong   = &cuda.Failure{Kind: cuda.Wrong, Text: "1 is 2"}
-	passing = &cuda.Failure{Kind: cuda.Refused, Function: "cuInit", Code: cuda.SystemNotReady, Name: "CUDA_ERROR_SYSTEM_NOT_READY"}
+	passing = &cuda.Failure{Kind: cuda.Refused, Function: "cuInit", Code: cuda.SystemNotReady,
+		Name: "CUDA_ERROR_SYSTEM_NOT_READY"}
 	untried = &cuda.Failure{Kind: cuda.NoLibrary, Text: "no such file"}
 )
 
@@ -189,7 +190,8 @@ func equal(t *testing.T, what string, want, got any) {
 	}
 }
 
-// TestOnce: each device is proven once per boot, version of the driver and reset, two at a time, and a process that follows knows it.
+// TestOnce: each device is proven once per boot, version of the driver and reset, two at a time,
+// and a process that follows knows it.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -255,7 +257,8 @@ func TestAResetOutlivesTheProcess(t *testing.T) {
 	})
 }
 
-// TestFailures: a device that fails stays so until a reset or an operator's word, and what may pass is tried again.
+// TestFailures: a device that fails stays so until a reset or an operator's word, and what may pass
+// is tried again.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -307,7 +310,8 @@ func TestPauses(t *testing.T) {
 	})
 }
 
-// TestAHangingDevice keeps none of the others, and is not tried again while its process is there, also if it was away meanwhile.
+// TestAHangingDevice keeps none of the others, and is not tried again while its process is there,
+// also if it was away meanwhile.
 func TestAHangingDevice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -353,13 +357,15 @@ func TestOnlyTheLeadDecides(t *testing.T) {
 			t.Error("it wrote")
 		}
 		equal(t, "held", 1, len(r.unproven()))
-		r.Records().Publish(cudacheck.Records{"GPU-0": {Boot: "boot", Driver: "580.95.05", At: time.Now()}}) // as the lead tells
+		// as the lead tells
+		r.Records().Publish(cudacheck.Records{"GPU-0": {Boot: "boot", Driver: "580.95.05", At: time.Now()}})
 		equal(t, "held when it was told", 0, len(r.unproven()))
 	})
 }
 
-// TestNothingIsForgottenWhereNothingIsProven: an operator who clears a device has no file written while the configuration wants no proofs.
-// A process that does not lead does not remember that it was asked.
+// TestNothingIsForgottenWhereNothingIsProven: an operator who clears a device has no file written
+// while the configuration wants no proofs. A process that does not lead does not remember that it
+// was asked.
 func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -388,8 +394,8 @@ func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
 	})
 }
 
-// TestAFullDisk: where a verdict cannot be written, the one before does not count for the next process. The test runs alone: the limit is
-// that of the whole process.
+// TestAFullDisk: where a verdict cannot be written, the one before does not count for the next
+// process. The test runs alone: the limit is that of the whole process.
 func TestAFullDisk(t *testing.T) { //nolint:paralleltest // see above
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
@@ -446,7 +452,8 @@ func TestMIGDevices(t *testing.T) {
 		r := newRig(t, "", 2)
 		r.change(func(s *inventory.Snapshot) {
 			s.GPUs[1].MIG = inventory.MIGEnabled
-			s.GPUs[1].MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", Index: 0, GI: 1, Health: inventory.Health{State: inventory.Healthy}}}
+			s.GPUs[1].MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", Index: 0, GI: 1,
+				Health: inventory.Health{State: inventory.Healthy}}}
 		})
 		r.fails["MIG-0"] = wrong
 		r.start(t, "boot")
@@ -477,7 +484,8 @@ func TestADamagedFile(t *testing.T) {
 // TestSelect: devices by index and UUID, and those of a GPU by the GPU's.
 func TestSelect(t *testing.T) {
 	t.Parallel()
-	all := []cudacheck.Device{{Index: "0", UUID: "GPU-0", GPU: "GPU-0"}, {Index: "1:0", UUID: "MIG-0", GPU: "GPU-1"}, {Index: "1:1", UUID: "MIG-1", GPU: "GPU-1"}}
+	all := []cudacheck.Device{{Index: "0", UUID: "GPU-0", GPU: "GPU-0"}, {Index: "1:0", UUID: "MIG-0", GPU: "GPU-1"},
+		{Index: "1:1", UUID: "MIG-1", GPU: "GPU-1"}}
 	for names, want := range map[string]int{"": 3, "0": 1, "1": 2, "1:1": 1, "GPU-1": 2, "MIG-0": 1, "0,MIG-1": 2} {
 		got, err := cudacheck.Select(all, strings.FieldsFunc(names, func(r rune) bool { return r == ',' }))
 		if err != nil || len(got) != want {

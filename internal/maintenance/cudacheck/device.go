@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Device is one on which CUDA can be proven to work: a GPU without multi-instance mode, or a MIG device.
+// A Device is one on which CUDA can be proven to work: a GPU without multi-instance mode, or a MIG
+// device.
 type Device struct {
 	// Index is the GPU's index "i" or the MIG device's "i:j".
 	Index string
@@ -29,14 +30,16 @@ func Devices(s inventory.Snapshot) []Device {
 		}
 		for _, m := range g.MIGDevices {
 			all = append(all, Device{
-				Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID, GPU: g.UUID, GI: m.GI, Model: g.Model + " " + m.Profile,
+				Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID, GPU: g.UUID, GI: m.GI, Model: g.Model + " " +
+					m.Profile,
 			})
 		}
 	}
 	return all
 }
 
-// Select returns the devices with the given indexes or UUIDs, and the MIG devices of GPUs with them; all if none is given.
+// Select returns the devices with the given indexes or UUIDs, and the MIG devices of GPUs with
+// them; all if none is given.
 func Select(all []Device, names []string) ([]Device, error) {
 	is := func(d Device, name string) bool {
 		gpu, _, _ := strings.Cut(d.Index, ":")
@@ -52,8 +55,8 @@ func Select(all []Device, names []string) ([]Device, error) {
 	}), nil
 }
 
-// Computes returns the processes that compute on the device, of those on its GPU. One of which the driver does not say where it is may be
-// on each device.
+// Computes returns the processes that compute on the device, of those on its GPU. One of which the
+// driver does not say where it is may be on each device.
 func (d Device) Computes(processes []inventory.Process) []inventory.Process {
 	return slices.DeleteFunc(slices.Clone(processes), func(p inventory.Process) bool {
 		return d.UUID != d.GPU && p.GI.Known && p.GI.Value != d.GI

@@ -26,7 +26,8 @@ func (r *rig) hang() (answer func()) {
 	return func() { close(hangs) }
 }
 
-// TestNothingIsReadWhereNothingIsProven: a disk that hangs delays no start, and the file is left alone. It is read when proofs are wanted.
+// TestNothingIsReadWhereNothingIsProven: a disk that hangs delays no start, and the file is left
+// alone. It is read when proofs are wanted.
 func TestNothingIsReadWhereNothingIsProven(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -50,8 +51,9 @@ func TestNothingIsReadWhereNothingIsProven(t *testing.T) {
 	})
 }
 
-// TestADiskThatHangs: a verdict that could not be saved is saved when the disk answers. A device of which the file says that CUDA is proven
-// on it is tried only when the file does not say that any more.
+// TestADiskThatHangs: a verdict that could not be saved is saved when the disk answers. A device of
+// which the file says that CUDA is proven on it is tried only when the file does not say that any
+// more.
 func TestADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -10,7 +10,8 @@ import (
 
 // A Record is what a proof showed of a device.
 type Record struct {
-	// Boot is the boot ID of the node then, and Driver the version of the driver: with others the verdict says nothing.
+	// Boot is the boot ID of the node then, and Driver the version of the driver: with others the
+	// verdict says nothing.
 	Boot   string `json:"boot"`
 	Driver string `json:"driver"`
 	// At is when the proof began. The verdict says nothing of a GPU that was reset since.
@@ -35,7 +36,8 @@ func (b Records) valid(s inventory.Snapshot, boot string, d Device) (Record, boo
 // unproven is why a device is held of which nothing is known.
 const unproven = "CUDA is not proven on it yet"
 
-// Unproven returns why devices may not be given to pods, by UUID; nothing of those on which CUDA is proven.
+// Unproven returns why devices may not be given to pods, by UUID; nothing of those on which CUDA is
+// proven.
 func (b Records) Unproven(s inventory.Snapshot, boot string) map[string]string {
 	held := map[string]string{}
 	for _, d := range Devices(s) {

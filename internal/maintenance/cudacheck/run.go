@@ -18,11 +18,13 @@ import (
 const (
 	// AtOnce is how many devices are tried at a time: a process takes some hundred megabytes.
 	AtOnce = 2
-	// It is asked at this pace whether devices that are in use are free: at the first one after a change, and then less and less often.
+	// It is asked at this pace whether devices that are in use are free: at the first one after a
+	// change, and then less and less often.
 	soon, seldom = time.Second, 10 * time.Second
 	// saveAgain is when it is tried again to save verdicts.
 	saveAgain = 10 * time.Second
-	// What may pass by itself is tried again after firstRetry, and each time after twice as long, up to lastRetry.
+	// What may pass by itself is tried again after firstRetry, and each time after twice as long, up
+	// to lastRetry.
 	firstRetry, lastRetry = 10 * time.Second, 5 * time.Minute
 )
 
@@ -53,7 +55,8 @@ type loop struct {
 	known    map[string]*try
 	running  int
 	outcomes chan outcome
-	// Devices in use are asked about together: asking says that they are, next when they are again, and pace how long after that.
+	// Devices in use are asked about together: asking says that they are, next when they are again,
+	// and pace how long after that.
 	asking  bool
 	next    time.Time
 	pace    time.Duration
@@ -63,7 +66,8 @@ type loop struct {
 	save    time.Time
 }
 
-// Run proves that CUDA works on the devices, while the configuration wants that, until ctx ends. Processes that run then are given up.
+// Run proves that CUDA works on the devices, while the configuration wants that, until ctx ends.
+// Processes that run then are given up.
 func (p *Proofs) Run(ctx context.Context) error {
 	l := &loop{Proofs: p, known: map[string]*try{}, outcomes: make(chan outcome), answers: make(chan map[string]error)}
 	giveUp, cancel := context.WithCancel(ctx)
@@ -101,7 +105,8 @@ func (p *Proofs) Run(ctx context.Context) error {
 	}
 }
 
-// end gives up what is under way, and waits for its end. What is not saved is saved, if the disk answers now.
+// end gives up what is under way, and waits for its end. What is not saved is saved, if the disk
+// answers now.
 func (l *loop) end(ctx context.Context, giveUp func()) {
 	giveUp()
 	if l.unsaved != nil {
@@ -209,7 +214,8 @@ func (l *loop) hangs(t *try) bool {
 	}
 }
 
-// unfit says why a device is not tried as it is now; empty if it may be. A failed one is Unhealthy by that.
+// unfit says why a device is not tried as it is now; empty if it may be. A failed one is Unhealthy
+// by that.
 func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	if s.Stale != "" {
 		return "the last look at the node failed: " + s.Stale
@@ -227,8 +233,8 @@ func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	return ""
 }
 
-// claimed reports whether the file says that CUDA is proven on a device, which is not known any more, and the disk hangs: a process that
-// follows would believe that, whatever a proof shows now.
+// claimed reports whether the file says that CUDA is proven on a device, which is not known any
+// more, and the disk hangs: a process that follows would believe that, whatever a proof shows now.
 func (l *loop) claimed(d Device) bool {
 	v, found := l.saved[d.UUID]
 	return errors.Is(l.unsaved, statefile.ErrHangs) && found && v.Failure == nil && v.Boot == l.options.BootID
@@ -252,8 +258,8 @@ func (l *loop) try(ctx context.Context, d Device) (o outcome) {
 	return o
 }
 
-// ask asks whether the devices in use are free, if it is time: about all at once, because kubelet refuses many questions. It returns when
-// it is time; zero if there is nothing to ask.
+// ask asks whether the devices in use are free, if it is time: about all at once, because kubelet
+// refuses many questions. It returns when it is time; zero if there is nothing to ask.
 func (l *loop) ask(ctx context.Context, s inventory.Snapshot) (next time.Time) {
 	var used []Device
 	for _, d := range Devices(s) {
@@ -345,7 +351,8 @@ func (l *loop) take(ctx context.Context, o outcome) {
 	}))
 }
 
-// decide publishes verdicts and writes them down. What cannot be written is proven anew by the next process.
+// decide publishes verdicts and writes them down. What cannot be written is proven anew by the next
+// process.
 func (l *loop) decide(ctx context.Context, b Records) {
 	if l.options.Lead() != nil {
 		return
@@ -362,7 +369,8 @@ func (l *loop) decide(ctx context.Context, b Records) {
 	}
 }
 
-// write writes the verdicts down. Where the disk hangs, what is written at last is what is known then.
+// write writes the verdicts down. Where the disk hangs, what is written at last is what is known
+// then.
 func (l *loop) write(ctx context.Context) {
 	written := make(chan Records, 1)
 	l.unsaved = l.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
@@ -391,7 +399,8 @@ func (l *loop) write(ctx context.Context) {
 	}
 }
 
-// saveLate writes the verdicts down that could not be written before, if it is time. It returns when it is time; zero if all are on disk.
+// saveLate writes the verdicts down that could not be written before, if it is time. It returns
+// when it is time; zero if all are on disk.
 func (l *loop) saveLate(ctx context.Context) time.Time {
 	if l.unsaved != nil && !l.save.After(time.Now()) && l.options.Lead() == nil {
 		l.write(ctx)
@@ -401,7 +410,8 @@ func (l *loop) saveLate(ctx context.Context) time.Time {
 
 // show publishes how far the loop is.
 func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
-	next := Status{Waiting: map[string]string{}, InUse: map[string]bool{}, Retry: map[string]time.Time{}, Done: l.status.Value().Done}
+	next := Status{Waiting: map[string]string{}, InUse: map[string]bool{}, Retry: map[string]time.Time{},
+		Done: l.status.Value().Done}
 	if l.unsaved != nil {
 		next.Unsaved = l.unsaved.Error()
 	}
@@ -431,7 +441,8 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 		l.status.Publish(next)
 	}
 	for uuid := range l.known {
-		if t := l.known[uuid]; !t.running && !l.hangs(t) && !slices.ContainsFunc(all, func(d Device) bool { return d.UUID == uuid }) {
+		if t := l.known[uuid]; !t.running && !l.hangs(t) && !slices.ContainsFunc(all,
+			func(d Device) bool { return d.UUID == uuid }) {
 			delete(l.known, uuid)
 		}
 	}

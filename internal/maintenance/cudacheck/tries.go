@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// Tries are those that are under way, by UUID of the device, so that they can be ended from outside of the loop.
+// Tries are those that are under way, by UUID of the device, so that they can be ended from outside
+// of the loop.
 type tries struct {
 	mu  sync.Mutex
 	all map[string]*underWay
@@ -21,8 +22,8 @@ type underWay struct {
 
 func newTries() *tries { return &tries{all: map[string]*underWay{}} }
 
-// begin has a try of a device be known. The context that it returns ends when the try is to be given up. The try calls end with what tells
-// of the end of its process.
+// begin has a try of a device be known. The context that it returns ends when the try is to be
+// given up. The try calls end with what tells of the end of its process.
 func (t *tries) begin(ctx context.Context, uuid string) (context.Context, func(ended <-chan struct{})) {
 	ctx, cancel := context.WithCancel(ctx)
 	u := &underWay{cancel: cancel, done: make(chan struct{})}
@@ -36,8 +37,9 @@ func (t *tries) begin(ctx context.Context, uuid string) (context.Context, func(e
 	}
 }
 
-// Release gives up the proofs that are under way, and waits until their processes have ended. None begins while the driver is released. The
-// error names a device whose process had not ended when ctx ended.
+// Release gives up the proofs that are under way, and waits until their processes have ended. None
+// begins while the driver is released. The error names a device whose process had not ended when
+// ctx ended.
 func (p *Proofs) Release(ctx context.Context) error {
 	p.tries.mu.Lock()
 	all := map[string]*underWay{}
@@ -48,7 +50,8 @@ func (p *Proofs) Release(ctx context.Context) error {
 	p.tries.mu.Unlock()
 	for uuid, u := range all {
 		if !within(ctx, u.done) || u.ended != nil && !within(ctx, u.ended) {
-			return fmt.Errorf("a process of this program that tries CUDA on %s has not ended: a call into the driver may hang", uuid)
+			return fmt.Errorf("a process of this program that tries CUDA on %s has not ended: a call into the driver may hang",
+				uuid)
 		}
 	}
 	return nil

@@ -39,8 +39,8 @@ func TestDevicesInUseAreAskedAboutTogether(t *testing.T) {
 	})
 }
 
-// TestReleaseEndsProofs: whoever releases the driver waits until no process for a proof is there. The devices are tried again at once when
-// the driver is in use again.
+// TestReleaseEndsProofs: whoever releases the driver waits until no process for a proof is there.
+// The devices are tried again at once when the driver is in use again.
 func TestReleaseEndsProofs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,8 +17,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
 )
 
-// TestWrittenMeanwhile: what somebody else writes while this program removes its own file, as apt does, is never lost. The moment that counts
-// is a few microseconds long, between the judgement and the removal, so that it takes many tries to meet it.
+// TestWrittenMeanwhile: what somebody else writes while this program removes its own file, as apt
+// does, is never lost. The moment that counts is a few microseconds long, between the judgement and
+// the removal, so that it takes many tries to meet it.
 func TestWrittenMeanwhile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "reboot-required")
 	var steps atomic.Int64

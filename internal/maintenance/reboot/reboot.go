@@ -1,9 +1,12 @@
-// Package reboot asks for a restart of the node by a file, as kured and other programs look for it. Nothing here restarts a node.
+// Package reboot asks for a restart of the node by a file, as kured and other programs look for it.
+// Nothing here restarts a node.
 //
-// Others write the same file, such as Debian's packages. Only a file whose text is this program's is removed.
+// Others write the same file, such as Debian's packages. Only a file whose text is this program's
+// is removed.
 //
-// The text ends with the boot ID. Where the file outlives a restart of the node, it asks for no other one: the driver may not come, so that
-// nothing is known, and the node would be restarted again and again.
+// The text ends with the boot ID. Where the file outlives a restart of the node, it asks for no
+// other one: the driver may not come, so that nothing is known, and the node would be restarted
+// again and again.
 package reboot
 
 import (
@@ -39,7 +42,8 @@ const (
 type Sentinel struct {
 	// Path is the file; empty for none. One that was written before is removed.
 	Path string
-	// Known is whether it is known that the node needs a restart, or needs none. Otherwise the file stays as it is.
+	// Known is whether it is known that the node needs a restart, or needs none. Otherwise the file
+	// stays as it is.
 	Known bool
 	// Reason is why the node needs a restart; empty where it needs none.
 	Reason string
@@ -50,7 +54,8 @@ type Asker struct {
 	// Wanted returns what is wanted, and channels that are closed when that may change.
 	Wanted func() (wanted Sentinel, configured, looked <-chan struct{})
 	Clock  clock.Clock
-	// BootID is that of the node; empty if it is not known. Then a file from before a restart stays as long as nothing is known.
+	// BootID is that of the node; empty if it is not known. Then a file from before a restart stays as
+	// long as nothing is known.
 	BootID string
 	// Disk does the work on the file; nil is one of its own.
 	Disk *statefile.Disk
@@ -58,7 +63,8 @@ type Asker struct {
 	asked string // the path of the last file that may be this program's
 }
 
-// Run writes and removes the file until ctx ends, and then returns nil, also when the disk does not answer. The file stays then.
+// Run writes and removes the file until ctx ends, and then returns nil, also when the disk does not
+// answer. The file stays then.
 func (a *Asker) Run(ctx context.Context) error {
 	disk, said := cmp.Or(a.Disk, statefile.NewDisk()), ""
 	for {
@@ -123,8 +129,9 @@ func (a *Asker) text(reason string) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxText-len(end))], "") + end
 }
 
-// A file is written under the first of these names before it has its own, and judged under the second one before it is removed. A process
-// that is killed there leaves it, and the next step ends what was begun.
+// A file is written under the first of these names before it has its own, and judged under the
+// second one before it is removed. A process that is killed there leaves it, and the next step ends
+// what was begun.
 func unfinished(path string) string { return beside(path, "new") }
 func removed(path string) string    { return beside(path, "old") }
 
@@ -132,7 +139,8 @@ func beside(path, what string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpu-device-plugin."+what)
 }
 
-// read returns the line of a file that has this program's text, and no more than that; empty for another file.
+// read returns the line of a file that has this program's text, and no more than that; empty for
+// another file.
 func read(path string) (line string, err error) {
 	switch info, err := os.Lstat(path); {
 	case statefile.IsAbsent(err):
@@ -191,7 +199,8 @@ func ask(ctx context.Context, path, text string) error {
 		return nil
 	}
 	if err == nil {
-		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason", strings.TrimPrefix(strings.TrimSpace(text), begins))
+		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason",
+			strings.TrimPrefix(strings.TrimSpace(text), begins))
 	}
 	return err
 }
@@ -206,7 +215,8 @@ func create(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// withdraw removes the file if it is this program's. It is judged under another name, so that what somebody writes meanwhile stays.
+// withdraw removes the file if it is this program's. It is judged under another name, so that what
+// somebody writes meanwhile stays.
 func withdraw(ctx context.Context, path string) error {
 	if err := settle(path); err != nil {
 		return err
@@ -224,8 +234,8 @@ func withdraw(ctx context.Context, path string) error {
 	return settle(path)
 }
 
-// settle ends what a process that was killed has begun. A file of somebody else that was to be removed gets its name again, unless there is
-// one.
+// settle ends what a process that was killed has begun. A file of somebody else that was to be
+// removed gets its name again, unless there is one.
 func settle(path string) error {
 	if err := os.Remove(unfinished(path)); err != nil && !statefile.IsAbsent(err) {
 		return err

@@ -36,12 +36,14 @@ func start(ctx context.Context, t *testing.T, wanted *feed.Feed[reboot.Sentinel]
 }
 
 // startOf does so on a node with a boot ID.
-func startOf(ctx context.Context, t *testing.T, boot string, wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
+func startOf(ctx context.Context, t *testing.T, boot string,
+	wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
 	t.Helper()
-	a := &reboot.Asker{Clock: clock.RealClock{}, BootID: boot, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
-		w, changed := wanted.Latest()
-		return w, changed, nil
-	}}
+	a := &reboot.Asker{Clock: clock.RealClock{}, BootID: boot,
+		Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+			w, changed := wanted.Latest()
+			return w, changed, nil
+		}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -77,7 +79,8 @@ func settled(t *testing.T, path, want string) {
 	})
 }
 
-// TestAskAndWithdraw: the file is there while there is a reason, also over restarts of the process; what is not known changes nothing.
+// TestAskAndWithdraw: the file is there while there is a reason, also over restarts of the process;
+// what is not known changes nothing.
 func TestAskAndWithdraw(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "reboot-required")
@@ -104,10 +107,12 @@ func TestAskAndWithdraw(t *testing.T) {
 	settled(t, path, "")
 }
 
-// TestFileOfOthers: a file that others have written stays as it is, whatever they have written and whenever.
+// TestFileOfOthers: a file that others have written stays as it is, whatever they have written and
+// whenever.
 func TestFileOfOthers(t *testing.T) {
 	t.Parallel()
-	for what, text := range map[string]string{"apt's": apt, "ours and more": ours + apt, "another text": "a\n" + ours, "unfinished": strings.TrimSpace(ours)} {
+	for what, text := range map[string]string{"apt's": apt, "ours and more": ours + apt, "another text": "a\n" + ours,
+		"unfinished": strings.TrimSpace(ours)} {
 		path := filepath.Join(t.TempDir(), "reboot-required")
 		write(t, path, text)
 		wanted := feed.New(reboot.Sentinel{Path: path, Known: true, Reason: reason})
@@ -137,8 +142,9 @@ func TestFileOfOthers(t *testing.T) {
 	}
 }
 
-// TestKilled: what a process that was killed has left is ended by the next one: an unfinished file asks for nothing, and one that was to be
-// judged before its removal gets its name again where it is somebody else's.
+// TestKilled: what a process that was killed has left is ended by the next one: an unfinished file
+// asks for nothing, and one that was to be judged before its removal gets its name again where it
+// is somebody else's.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ what, name, left, there, known, want string }{
@@ -161,8 +167,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestFormerBoot: a file that has outlived a restart of the node asks for no other one, also while nothing is known, as where the driver does
-// not come. Where that cannot be told, it stays.
+// TestFormerBoot: a file that has outlived a restart of the node asks for no other one, also while
+// nothing is known, as where the driver does not come. Where that cannot be told, it stays.
 func TestFormerBoot(t *testing.T) {
 	t.Parallel()
 	of := func(boot string) string { return strings.TrimSpace(ours) + " (boot " + boot + ")\n" }
@@ -174,7 +180,8 @@ func TestFormerBoot(t *testing.T) {
 		"a boot that is not known":        {of("1"), "", "", of("1")},
 		"a file without a boot":           {ours, "2", "", ours},
 		"the file of somebody else":       {apt + "(boot 1)\n", "2", "", apt + "(boot 1)\n"},
-		"a long reason":                   {"", "2", long, "gpu-device-plugin asks for a restart of this node: " + long[:4034] + " (boot 2)\n"},
+		"a long reason": {"", "2", long, "gpu-device-plugin asks for a restart of this node: " +
+			long[:4034] + " (boot 2)\n"},
 	} {
 		path := filepath.Join(t.TempDir(), "reboot-required")
 		if tt.there != "" {
@@ -194,7 +201,8 @@ func TestFormerBoot(t *testing.T) {
 	}
 }
 
-// TestLinks: a link in the place of a file is not followed. One with the name of the file is somebody else's.
+// TestLinks: a link in the place of a file is not followed. One with the name of the file is
+// somebody else's.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -214,7 +222,8 @@ func TestLinks(t *testing.T) {
 	settled(t, path, "")
 	link("reboot-required")
 	other := filepath.Join(t.TempDir(), "other")
-	for _, w := range []reboot.Sentinel{{Path: path, Known: true, Reason: reason}, {Path: path, Known: true}, {Path: other, Known: true, Reason: reason}} {
+	for _, w := range []reboot.Sentinel{{Path: path, Known: true, Reason: reason}, {Path: path, Known: true},
+		{Path: other, Known: true, Reason: reason}} {
 		wanted.Publish(w)
 	}
 	settled(t, other, ours)
@@ -226,7 +235,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestFullDisk: where the text does not fit on the disk, no part of it is left; it is written when there is room.
+// TestFullDisk: where the text does not fit on the disk, no part of it is left; it is written when
+// there is room.
 func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the process
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
@@ -261,8 +271,8 @@ func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the proc
 	}
 }
 
-// TestDiskThatHangs: Run ends although the disk does not answer, and nothing is written afterwards. Otherwise the file is as it is wanted when
-// the disk answers.
+// TestDiskThatHangs: Run ends although the disk does not answer, and nothing is written afterwards.
+// Otherwise the file is as it is wanted when the disk answers.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, ends := range []bool{true, false} {
@@ -274,10 +284,11 @@ func TestDiskThatHangs(t *testing.T) {
 			}()
 			synctest.Wait()
 			wanted := feed.New(reboot.Sentinel{Path: path, Known: true, Reason: reason})
-			a := &reboot.Asker{Clock: clock.RealClock{}, Disk: disk, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
-				w, changed := wanted.Latest()
-				return w, changed, nil
-			}}
+			a := &reboot.Asker{Clock: clock.RealClock{}, Disk: disk,
+				Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+					w, changed := wanted.Latest()
+					return w, changed, nil
+				}}
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- a.Run(ctx) }()

@@ -72,8 +72,9 @@ func (r *Resets) settle() (err error) {
 	}
 }
 
-// Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged by their readings. They stay withdrawn
-// as long as that process may still reset them. Run returns nil when ctx ends. It is for the process that leads.
+// Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged
+// by their readings. They stay withdrawn as long as that process may still reset them. Run returns
+// nil when ctx ends. It is for the process that leads.
 func (r *Resets) Run(ctx context.Context) error {
 	if err := r.takeOver(ctx); err != nil {
 		klog.FromContext(ctx).Info("Cannot read whether an earlier process was resetting GPUs", "reason", err.Error())
@@ -108,7 +109,8 @@ func (r *Resets) takeOver(ctx context.Context) error {
 			return r.forget(ctx)
 		case left != nil:
 			shown = left
-			r.withdraw(ctx, Status{GPUs: left.GPUs, Phase: left.Phase, Since: left.Since, Reason: former + " led before and may still reset them"})
+			r.withdraw(ctx, Status{GPUs: left.GPUs, Phase: left.Phase, Since: left.Since,
+				Reason: former + " led before and may still reset them"})
 		}
 		select {
 		case <-changed:

@@ -18,9 +18,11 @@ import (
 func TestWhatAnEarlierProcessLeft(t *testing.T) {
 	t.Parallel()
 	for boot, want := range map[string]reset.Phase{"boot": reset.PhaseInterrupted, "another": ""} {
-		for phase, why := range map[string]string{"waiting": "before the GPUs were reset", "resetting": "judged by their readings"} {
+		for phase, why := range map[string]string{"waiting": "before the GPUs were reset",
+			"resetting": "judged by their readings"} {
 			dir := t.TempDir()
-			text := `{"version": 1, "gpus": ["GPU-a"], "since": "2026-01-01T00:00:00Z", "phase": "` + phase + `", "boot": "` + boot + `"}`
+			text := `{"version": 1, "gpus": ["GPU-a"], "since": "2026-01-01T00:00:00Z", "phase": "` + phase + `", "boot": "` +
+				boot + `"}`
 			if err := os.WriteFile(filepath.Join(dir, reset.File), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -76,8 +78,9 @@ func TestADaemonThatEnds(t *testing.T) {
 	})
 }
 
-// TestANoteThatComesLate: a reset that cannot be noted in time is refused. What the disk writes later is taken back, so that the next
-// process shows no reset that never ran. It is so also where the disk takes its time for the note of the second phase, and where it fails.
+// TestANoteThatComesLate: a reset that cannot be noted in time is refused. What the disk writes
+// later is taken back, so that the next process shows no reset that never ran. It is so also where
+// the disk takes its time for the note of the second phase, and where it fails.
 func TestANoteThatComesLate(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -145,8 +148,9 @@ func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
-// TestAProcessThatLeadsMeanwhile: a roll-out hands the lead over while the driver's program runs. The GPUs stay withdrawn in the process that
-// leads then until the other one has reset them, is killed, or the lead is lost again.
+// TestAProcessThatLeadsMeanwhile: a roll-out hands the lead over while the driver's program runs.
+// The GPUs stay withdrawn in the process that leads then until the other one has reset them, is
+// killed, or the lead is lost again.
 func TestAProcessThatLeadsMeanwhile(t *testing.T) {
 	t.Parallel()
 	for _, happens := range []string{"it ends", "it is killed", "the lead is lost"} {
@@ -163,7 +167,8 @@ func TestAProcessThatLeadsMeanwhile(t *testing.T) {
 			go func() { _ = later.Run(ctx) }()
 			time.Sleep(time.Minute)
 			s := later.Status().Value()
-			if s.Phase != reset.PhaseResetting || !strings.Contains(s.Reason, "the earlier process led before") || later.Withheld("GPU-a") == nil {
+			if s.Phase != reset.PhaseResetting || !strings.Contains(s.Reason, "the earlier process led before") ||
+				later.Withheld("GPU-a") == nil {
 				t.Errorf("%s: meanwhile %+v", happens, s)
 			}
 			later.set(func() {

@@ -1,5 +1,6 @@
-// Package reset is the owner of the resets of GPUs that an operator asks for: GPUs are withdrawn, their users are waited for or named, the
-// driver's own program resets them while nobody of this process has the driver open, and they are judged anew.
+// Package reset is the owner of the resets of GPUs that an operator asks for: GPUs are withdrawn,
+// their users are waited for or named, the driver's own program resets them while nobody of this
+// process has the driver open, and they are judged anew.
 package reset
 
 import (
@@ -23,12 +24,13 @@ import (
 const (
 	// askEvery is how often the users of the GPUs are asked for.
 	askEvery = time.Second
-	// soonFor is how long it may stay unknown who uses a GPU: kubelet reads the list in which it is withdrawn, and tells of pods that it has
-	// just admitted.
+	// soonFor is how long it may stay unknown who uses a GPU: kubelet reads the list in which it is
+	// withdrawn, and tells of pods that it has just admitted.
 	soonFor = 15 * time.Second
 	// judgedWithin is how long it is waited for the verdict on GPUs that were reset.
 	judgedWithin = 30 * time.Second
-	// withholdPatience is how long it is waited for the monitor, which answers at once unless the daemon ends.
+	// withholdPatience is how long it is waited for the monitor, which answers at once unless the
+	// daemon ends.
 	withholdPatience = 2 * time.Second
 	// remedy ends the sentence about a reset that others are in the way of.
 	remedy = "a reset needs that nothing has the GPU open: end its processes; nvidia-persistenced, DCGM and Fabric Manager may have it " +
@@ -38,22 +40,25 @@ const (
 // Options are the parts of the daemon that Resets use.
 type Options struct {
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Withhold has GPUs, by UUID, not be given to new pods, for a reason; with an empty one they are judged as before.
+	// Withhold has GPUs, by UUID, not be given to new pods, for a reason; with an empty one they are
+	// judged as before.
 	Withhold func(ctx context.Context, gpus []string, reason string) error
-	// Users returns who uses a GPU, in words for people, and keeps claims from it until release is called, which is nil where the GPU may be
-	// in use. The error says why the users are not known.
+	// Users returns who uses a GPU, in words for people, and keeps claims from it until release is
+	// called, which is nil where the GPU may be in use. The error says why the users are not known.
 	Users func(ctx context.Context, gpu inventory.GPU) (users []string, release func(), err error)
 	// Clients returns who has a GPU open, in words for people, as far as this process sees it.
 	Clients func(gpu inventory.GPU) []string
-	// Run resets GPUs while this process has released the driver, if May allows it then. It returns in bounded time, with context.Canceled
-	// when the daemon ends. When the error wraps ErrHangs, ended is called once the reset has ended.
+	// Run resets GPUs while this process has released the driver, if May allows it then. It returns in
+	// bounded time, with context.Canceled when the daemon ends. When the error wraps ErrHangs, ended
+	// is called once the reset has ended.
 	Run func(ctx context.Context, gpus []inventory.GPU, ended func()) error
 	// May returns why this process may not reset GPUs now; nil if it may.
 	May func() error
-	// Former returns which process, in words for people, led before and may still reset GPUs; empty if none. The channel is closed when that
-	// may have changed.
+	// Former returns which process, in words for people, led before and may still reset GPUs; empty if
+	// none. The channel is closed when that may have changed.
 	Former func() (who string, changed <-chan struct{})
-	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot ID of the node.
+	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot
+	// ID of the node.
 	StateDir, BootID string
 	// Write writes the note to a path, within any time; nil is statefile.WriteState.
 	Write func(path string, v any) error
@@ -92,7 +97,8 @@ type Status struct {
 	Reason string
 }
 
-// Resets reset GPUs, those of one request at a time. New makes one; Run ends what an earlier process left.
+// Resets reset GPUs, those of one request at a time. New makes one; Run ends what an earlier
+// process left.
 type Resets struct {
 	options Options
 	disk    *statefile.Disk
@@ -112,7 +118,8 @@ func New(o Options) *Resets {
 // Status is the feed of the last reset.
 func (r *Resets) Status() *feed.Feed[Status] { return r.status }
 
-// Withheld returns why a GPU, by UUID, may not be given to a pod: it is being reset. It is nil where it may be.
+// Withheld returns why a GPU, by UUID, may not be given to a pod: it is being reset. It is nil
+// where it may be.
 func (r *Resets) Withheld(gpu string) error {
 	if s := r.status.Value(); s.Withholds() && slices.Contains(s.GPUs, gpu) {
 		return fmt.Errorf("GPU %s is being reset", gpu)
@@ -139,8 +146,9 @@ type Order struct {
 	Wait time.Duration
 }
 
-// Reset resets GPUs, and tells how far it is, in sentences. The error is why they were not reset, or are still not Healthy afterwards. When
-// ctx ends before the driver is released, nothing is reset; later the reset goes on, and Status tells how it ends.
+// Reset resets GPUs, and tells how far it is, in sentences. The error is why they were not reset,
+// or are still not Healthy afterwards. When ctx ends before the driver is released, nothing is
+// reset; later the reset goes on, and Status tells how it ends.
 func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	gpus, err := selected(r.options.Snapshots.Value(), q.GPUs)
 	if err != nil {
@@ -192,8 +200,9 @@ type attempt struct {
 	gone   <-chan struct{} // closed when nobody is told any more
 }
 
-// run waits for the users until ctx ends, and resets the GPUs. Keep has the end of ctx not count any more; it reports false if it ended
-// before. The outcome is sent as soon as it is known: a reset that cannot be ended is waited for after it.
+// run waits for the users until ctx ends, and resets the GPUs. Keep has the end of ctx not count
+// any more; it reports false if it ended before. The outcome is sent as soon as it is known: a
+// reset that cannot be ended is waited for after it.
 func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool, outcome chan<- error) {
 	always := context.WithoutCancel(ctx)
 	over := make(chan struct{})
@@ -237,12 +246,13 @@ func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 	}
 }
 
-// end publishes how the reset ended. The GPUs are judged as before. The note goes first: a process that has got the lead meanwhile reads it
-// once this one resets nothing any more.
+// end publishes how the reset ended. The GPUs are judged as before. The note goes first: a process
+// that has got the lead meanwhile reads it once this one resets nothing any more.
 func (a *attempt) end(ctx context.Context, p Phase, reason string) {
 	klog.FromContext(ctx).Info("A reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
 	if err := a.forget(ctx); err != nil {
-		klog.FromContext(ctx).Info("Cannot remove the note of a reset; the next start shows it as interrupted", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot remove the note of a reset; the next start shows it as interrupted", "reason",
+			err.Error())
 	}
 	a.status.Phase, a.status.Reason = p, reason
 	a.Resets.status.Publish(a.status)
@@ -265,7 +275,8 @@ func (r *Resets) giveBack(ctx context.Context, gpus []string) {
 	_ = r.options.Withhold(ctx, gpus, "") // it fails when the daemon ends
 }
 
-// await withdraws the GPUs, and waits until nobody uses them. It returns what lets claims have them again.
+// await withdraws the GPUs, and waits until nobody uses them. It returns what lets claims have them
+// again.
 func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []func(), err error) {
 	began := time.Now()
 	a.show(ctx, PhaseWaiting, "withdrawn from new pods")

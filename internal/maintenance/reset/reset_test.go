@@ -39,7 +39,8 @@ func newRig(dir string) *rig {
 	s := inventory.Snapshot{Generation: 1}
 	for i, uuid := range []string{"GPU-a", "GPU-b"} {
 		s.GPUs = append(s.GPUs, inventory.GPU{
-			UUID: uuid, Index: i, BDF: "0000:0" + string(rune('1'+i)) + ":00.0", Health: inventory.Health{State: inventory.Healthy},
+			UUID: uuid, Index: i, BDF: "0000:0" + string(rune('1'+i)) +
+				":00.0", Health: inventory.Health{State: inventory.Healthy},
 		})
 	}
 	r := &rig{
@@ -124,7 +125,8 @@ func (r *rig) free(t *testing.T, dir string) {
 	}
 }
 
-// TestReset: GPUs are withdrawn while their users are waited for, are reset together, and are given back.
+// TestReset: GPUs are withdrawn while their users are waited for, are reset together, and are given
+// back.
 func TestReset(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -134,7 +136,8 @@ func TestReset(t *testing.T) {
 		outcome := r.begin(t.Context(), time.Hour, "0", "GPU-b")
 		time.Sleep(time.Minute)
 		s := r.Status().Value()
-		if s.Phase != reset.PhaseWaiting || !strings.Contains(s.Reason, "GPU 0 by pod a/b, GPU 1 by pod a/b") || len(s.GPUs) != 2 {
+		if s.Phase != reset.PhaseWaiting || !strings.Contains(s.Reason, "GPU 0 by pod a/b, GPU 1 by pod a/b") ||
+			len(s.GPUs) != 2 {
 			t.Errorf("status %+v", s)
 		}
 		r.set(func() {
@@ -195,7 +198,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestMayNotAnyMore: another process starts, or leads, while users are waited for. Nothing is reset, also where the users end just then.
+// TestMayNotAnyMore: another process starts, or leads, while users are waited for. Nothing is
+// reset, also where the users end just then.
 func TestMayNotAnyMore(t *testing.T) {
 	t.Parallel()
 	for _, ends := range []bool{false, true} {

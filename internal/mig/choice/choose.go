@@ -1,5 +1,6 @@
-// Package choice decides which MIG layout the node is to have: the configuration file, a label of the node and the command mig apply may
-// each name one. What it decides, the owner of the layouts in package mig makes.
+// Package choice decides which MIG layout the node is to have: the configuration file, a label of
+// the node and the command mig apply may each name one. What it decides, the owner of the layouts
+// in package mig makes.
 //
 // Package cluster tells it the label, and writes the state of the layout at the API server.
 package choice
@@ -33,9 +34,10 @@ type said struct {
 	command *Command
 }
 
-// choose returns the layout that counts, the GPUs that it is about and who named it; no layout if nobody does. A command counts as long as
-// the configuration file and the label say what they said when it was given: whoever speaks last is heard. The label counts before the
-// configuration file, which is for many nodes.
+// choose returns the layout that counts, the GPUs that it is about and who named it; no layout if
+// nobody does. A command counts as long as the configuration file and the label say what they said
+// when it was given: whoever speaks last is heard. The label counts before the configuration file,
+// which is for many nodes.
 func choose(s said) (layout string, gpus []string, from Origin) {
 	switch c := s.command; {
 	case c != nil && c.Key == s.key && c.Label == s.label:

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
 
-// TestTheDefaultOfTheOperator: all-disabled counts only if somebody has chosen it, where it would remove MIG devices; also for the process
-// after this one.
+// TestTheDefaultOfTheOperator: all-disabled counts only if somebody has chosen it, where it would
+// remove MIG devices; also for the process after this one.
 func TestTheDefaultOfTheOperator(t *testing.T) {
 	t.Parallel()
 	const disabled = "all-disabled"
@@ -59,7 +59,8 @@ func TestTheDefaultOfTheOperator(t *testing.T) {
 			for _, process := range []*choice.Chooser{c, start()} {
 				process.SetLabel(t.Context(), tt.labels[len(tt.labels)-1])
 				got := process.Decisions().Value()
-				if refused := got.Err != nil; refused != tt.refused || refused && !strings.Contains(got.Err.Error(), "to confirm it") {
+				if refused := got.Err != nil; refused != tt.refused ||
+					refused && !strings.Contains(got.Err.Error(), "to confirm it") {
 					t.Errorf("the decision is %+v, want refused: %v", got, tt.refused)
 				}
 				if want := tt.labels[len(tt.labels)-1]; (got.Wish.Layout == want) == tt.refused {

@@ -23,7 +23,8 @@ import (
 const (
 	// rereadEvery is how often the file of layouts is read again.
 	rereadEvery = 10 * time.Second
-	// labelPatience is how long a node of which the label was never known waits for it, before the configuration file counts.
+	// labelPatience is how long a node of which the label was never known waits for it, before the
+	// configuration file counts.
 	labelPatience = 5 * time.Second
 	// diskTimeout is how long the state directory may take: a disk that hangs keeps no GPU from pods.
 	diskTimeout = 5 * time.Second
@@ -44,7 +45,8 @@ type Decision struct {
 	// Layout is its name, and From who named it.
 	Layout string
 	From   Origin
-	// Err is why the Wish is still an earlier one: the file of layouts cannot be used, or does not have the layout. It is nil otherwise.
+	// Err is why the Wish is still an earlier one: the file of layouts cannot be used, or does not
+	// have the layout. It is nil otherwise.
 	Err error
 	// Wish is the wish for the owner of the layouts.
 	Wish mig.Wish
@@ -75,7 +77,8 @@ type Chooser struct {
 	file    *layout.File
 }
 
-// The file in the state directory with what the configuration file does not say, so that a process that starts makes the same layout.
+// The file in the state directory with what the configuration file does not say, so that a process
+// that starts makes the same layout.
 const (
 	stateFile    = "mig-wish.json"
 	stateVersion = 1
@@ -86,17 +89,20 @@ type savedState struct {
 	Version int `json:"version"`
 	// Label is the last value of the label that is known; nil if none ever was.
 	Label *string `json:"label,omitempty"`
-	// Default says that the label came as all-disabled where there was none: NVIDIA's GPU operator gives it to nodes without a label.
+	// Default says that the label came as all-disabled where there was none: NVIDIA's GPU operator
+	// gives it to nodes without a label.
 	Default bool `json:"default,omitempty"`
 	// Command is the last command of mig apply; nil if it does not count any more.
 	Command *Command `json:"command,omitempty"`
 }
 
-// New returns a Chooser that has made its first choice, by the configuration in force and what the state directory remembers. Nothing is
-// remembered without a state directory. Lead returns why this process writes nothing there; nil if it may. Divided reports whether GPUs
-// of the node are in MIG mode, and whether that is known.
+// New returns a Chooser that has made its first choice, by the configuration in force and what the
+// state directory remembers. Nothing is remembered without a state directory. Lead returns why this
+// process writes nothing there; nil if it may. Divided reports whether GPUs of the node are in MIG
+// mode, and whether that is known.
 func New(
-	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, divided func() (divided, known bool),
+	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, divided func() (divided,
+		known bool),
 	c clock.WithTicker,
 ) *Chooser {
 	l := &Chooser{
@@ -132,8 +138,8 @@ func (l *Chooser) Run(ctx context.Context) error {
 	}
 }
 
-// Reload reads the wish that an earlier process has saved since this process started, and returns when the owner knows it. Call it when
-// this process begins to change layouts.
+// Reload reads the wish that an earlier process has saved since this process started, and returns
+// when the owner knows it. Call it when this process begins to change layouts.
 func (l *Chooser) Reload(ctx context.Context) {
 	l.mu.Lock()
 	l.recall(ctx)
@@ -153,9 +159,10 @@ func (l *Chooser) SetLabel(ctx context.Context, value string) {
 	l.decide(ctx)
 }
 
-// Apply chooses the layout of that name for the given GPUs (for all GPUs if gpus is empty), until the configuration file or the label names
-// another layout. An empty name ends the choice of an earlier Apply. An error says that the configuration does not let layouts be changed,
-// or why the layout cannot be used; then nothing has changed.
+// Apply chooses the layout of that name for the given GPUs (for all GPUs if gpus is empty), until
+// the configuration file or the label names another layout. An empty name ends the choice of an
+// earlier Apply. An error says that the configuration does not let layouts be changed, or why the
+// layout cannot be used; then nothing has changed.
 func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decision, error) {
 	l.mu.Lock()
 	c := l.configs.Value().MIG
@@ -178,7 +185,8 @@ func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decisi
 	return l.decide(ctx), nil
 }
 
-// Layouts returns the file of layouts; nil if they are the built-in ones. The error says why it cannot be used.
+// Layouts returns the file of layouts; nil if they are the built-in ones. The error says why it
+// cannot be used.
 func (l *Chooser) Layouts() (*layout.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,7 +218,8 @@ func (l *Chooser) decide(ctx context.Context) Decision {
 	}
 	log := klog.FromContext(ctx)
 	if next.Err != nil {
-		log.Info("Cannot use the MIG layout; the last one that could be used stays in force", "layout", next.Layout, "from", string(next.From),
+		log.Info("Cannot use the MIG layout; the last one that could be used stays in force", "layout", next.Layout, "from",
+			string(next.From),
 			"reason", next.Err.Error())
 	} else if next.Layout != before.Layout || next.From != before.From {
 		log.Info("Chose the MIG layout", "layout", next.Layout, "from", string(next.From))
@@ -255,8 +264,8 @@ func (l *Chooser) next(c config.MIG, before Decision) Decision {
 	return next
 }
 
-// find returns the file that has a layout, and nil for a layout that is built in. Whether there is a built-in one depends on the GPUs: the
-// owner says so.
+// find returns the file that has a layout, and nil for a layout that is built in. Whether there is
+// a built-in one depends on the GPUs: the owner says so.
 func (l *Chooser) find(path, name string) (*layout.File, error) {
 	file, err := l.layouts(path)
 	if file == nil {
@@ -268,7 +277,8 @@ func (l *Chooser) find(path, name string) (*layout.File, error) {
 	return file, nil
 }
 
-// layouts returns a file of layouts, and nil without a path. The file is the same one as long as its content is.
+// layouts returns a file of layouts, and nil without a path. The file is the same one as long as
+// its content is.
 func (l *Chooser) layouts(path string) (*layout.File, error) {
 	if path == "" {
 		return nil, nil
@@ -287,7 +297,8 @@ func (l *Chooser) layouts(path string) (*layout.File, error) {
 	return l.file, nil
 }
 
-// recall takes in what an earlier process has saved. A label that this process was told stays, and what it was asked for.
+// recall takes in what an earlier process has saved. A label that this process was told stays, and
+// what it was asked for.
 func (l *Chooser) recall(ctx context.Context) {
 	if l.stateDir == "" {
 		return
@@ -297,7 +308,8 @@ func (l *Chooser) recall(ctx context.Context) {
 		var saved savedState
 		found, err := statefile.ReadState(path, maxState, stateVersion, &saved)
 		if err != nil {
-			klog.FromContext(ctx).Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+statefile.Damaged,
+			klog.FromContext(ctx).Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path",
+				stateFile+statefile.Damaged,
 				"reason", err.Error())
 		}
 		if found {
@@ -319,7 +331,8 @@ func (l *Chooser) recall(ctx context.Context) {
 	}
 }
 
-// save writes what is not saved, if this process leads. What cannot be written is written the next time.
+// save writes what is not saved, if this process leads. What cannot be written is written the next
+// time.
 func (l *Chooser) save(ctx context.Context) {
 	if l.stateDir == "" || !l.unsaved || l.lead() != nil {
 		return // Reload has it written when this process leads
@@ -335,9 +348,11 @@ func (l *Chooser) save(ctx context.Context) {
 
 // use works in the state directory. An error is logged once.
 func (l *Chooser) use(ctx context.Context, work func(path string) error) error {
-	err := l.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error { return work(filepath.Join(l.stateDir, stateFile)) })
+	err := l.disk.Do(context.WithoutCancel(ctx), diskTimeout,
+		func() error { return work(filepath.Join(l.stateDir, stateFile)) })
 	if err != nil && fmt.Sprint(err) != fmt.Sprint(l.problem) {
-		klog.FromContext(ctx).Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason",
+			err.Error())
 	}
 	l.problem = err
 	return err

@@ -59,14 +59,16 @@ type desk struct {
 func newDesk(t *testing.T, m config.MIG) *desk {
 	t.Helper()
 	m.Enabled = true
-	d := &desk{t: t, configs: feed.New(config.Config{MIG: m}), dir: t.TempDir(), clock: clocktesting.NewFakeClock(time.Now())}
+	d := &desk{t: t, configs: feed.New(config.Config{MIG: m}), dir: t.TempDir(),
+		clock: clocktesting.NewFakeClock(time.Now())}
 	d.restart()
 	return d
 }
 
 // restart makes the Chooser of a new process.
 func (d *desk) restart() {
-	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil }, func() (bool, bool) { return false, true }, d.clock)
+	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil },
+		func() (bool, bool) { return false, true }, d.clock)
 }
 
 // layouts writes a file with layouts of these names, and returns its path.
@@ -105,12 +107,14 @@ func (d *desk) apply(layout string, gpus ...string) error {
 	return err
 }
 
-// Who speaks last is heard, also by the process after this one, which knows it before the API server answers.
+// Who speaks last is heard, also by the process after this one, which knows it before the API
+// server answers.
 func TestWhoSpeaksLastIsHeard(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour})
 	first := d.wants("all-disabled", "configuration file")
-	if want := (mig.Wish{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour, Origin: "configuration file"}); !cmp.Equal(want, first) {
+	if want := (mig.Wish{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour,
+		Origin: "configuration file"}); !cmp.Equal(want, first) {
 		t.Errorf("the first wish is %+v", first)
 	}
 	d.SetLabel(t.Context(), "all-balanced")
@@ -155,7 +159,8 @@ func TestWhoSpeaksLastIsHeard(t *testing.T) {
 	}
 }
 
-// A file that cannot be used, or lacks the layout, loses nothing: the last wish stands, and the reason is said.
+// A file that cannot be used, or lacks the layout, loses nothing: the last wish stands, and the
+// reason is said.
 func TestABadNameLosesNothing(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{})
@@ -224,7 +229,8 @@ func TestTheFileIsFollowed(t *testing.T) {
 	}
 }
 
-// A node whose label was never known waits for it, for some seconds: otherwise its first layout would be made twice.
+// A node whose label was never known waits for it, for some seconds: otherwise its first layout
+// would be made twice.
 func TestTheFirstLabelIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Label: true})
@@ -237,8 +243,8 @@ func TestTheFirstLabelIsWaitedFor(t *testing.T) {
 	d.wants("all-disabled", "configuration file")
 }
 
-// In a roll-out one of two processes leads, and saves what it is asked for. The later one knows that when it leads, and saves what it was asked
-// for itself.
+// In a roll-out one of two processes leads, and saves what it is asked for. The later one knows
+// that when it leads, and saves what it was asked for itself.
 func TestTwoProcessesRemember(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
@@ -247,7 +253,8 @@ func TestTwoProcessesRemember(t *testing.T) {
 	waits := errors.New("another process leads")
 	next := func() {
 		waits = errors.New("another process leads")
-		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits }, func() (bool, bool) { return false, true }, d.clock)
+		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits },
+			func() (bool, bool) { return false, true }, d.clock)
 	}
 	leads := func() { waits = nil; d.Reload(t.Context()) }
 	next()
@@ -259,7 +266,8 @@ func TestTwoProcessesRemember(t *testing.T) {
 	if w := d.wants("all-enabled", "mig apply"); !cmp.Equal([]string{"1"}, w.GPUs) {
 		t.Errorf("the order is about %v", w.GPUs)
 	}
-	// A label that the earlier one was told counts against an order that the later one got before it led.
+	// A label that the earlier one was told counts against an order that the later one got before it
+	// led.
 	next()
 	if err := d.apply("all-balanced"); err != nil {
 		t.Fatal(err)
@@ -286,7 +294,8 @@ func TestTwoProcessesRemember(t *testing.T) {
 	d.wants("all-balanced", "mig apply")
 }
 
-// A state directory that does not answer delays the start for some seconds, and loses nothing of what it remembers.
+// A state directory that does not answer delays the start for some seconds, and loses nothing of
+// what it remembers.
 func TestADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -314,7 +323,8 @@ func TestADiskThatHangs(t *testing.T) {
 	})
 }
 
-// A state file that cannot be read is set aside; one that cannot be written keeps nothing from being done.
+// A state file that cannot be read is set aside; one that cannot be written keeps nothing from
+// being done.
 func TestStateThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true})

@@ -20,9 +20,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// ClaimSpecs are the CDI specs of the claims of a driver, and metadata files beside them. Their names and those of their CDI devices have
-// the name of the driver, as with all drivers that use Kubernetes' library: a claim that NVIDIA's driver prepared under the same name has
-// one file, and one that has devices of two drivers has two.
+// ClaimSpecs are the CDI specs of the claims of a driver, and metadata files beside them. Their
+// names and those of their CDI devices have the name of the driver, as with all drivers that use
+// Kubernetes' library: a claim that NVIDIA's driver prepared under the same name has one file, and
+// one that has devices of two drivers has two.
 type ClaimSpecs struct {
 	// Dir is the folder in which runtimes look for specs, and Driver the name of the driver.
 	Dir, Driver string
@@ -32,7 +33,8 @@ const claimClass = "claim"
 
 func vendorOf(driver string) string { return "k8s." + driver }
 
-// Given has the files and devices that a container gets with each GPU and MIG device of a node. It is immutable.
+// Given has the files and devices that a container gets with each GPU and MIG device of a node. It
+// is immutable.
 type Given struct {
 	version string
 	mpsRoot string
@@ -41,11 +43,13 @@ type Given struct {
 	imex    []*specs.DeviceNode        // of IMEX channel 0; nil where the node has none
 }
 
-// Given returns what containers are given with the devices of a Snapshot. If files of the driver cannot be read, the error says which,
-// and those that were found before are used. If none were found before, no device is given.
+// Given returns what containers are given with the devices of a Snapshot. If files of the driver
+// cannot be read, the error says which, and those that were found before are used. If none were
+// found before, no device is given.
 func (w *Writer) Given(snapshot inventory.Snapshot, e containeredits.Options, o Options) (Given, error) {
 	e.IDs, e.Void, e.IMEX = containeredits.ByUUID, true, true
-	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e, Options: o}
+	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e,
+		Options: o}
 	made, err := wanted.specs(w.root, &w.found)
 	spec := made[containeredits.CDIGPU]
 	if spec == nil {
@@ -62,7 +66,8 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e containeredits.Options, o 
 		}
 	}
 	named := *spec
-	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"}) // the UID of a claim may begin with a digit
+	// the UID of a claim may begin with a digit
+	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"})
 	if imex := made[containeredits.CDIIMEX]; imex != nil {
 		named.Devices = append(named.Devices, imex.Devices...)
 	}
@@ -116,7 +121,8 @@ type claimDevice struct {
 // A ClaimedDevice is a device of a claim.
 type ClaimedDevice struct {
 	UUID string
-	// MPS is the directory of the MPS daemon whose clients the containers are, below the host's directory of MPS state; empty for none.
+	// MPS is the directory of the MPS daemon whose clients the containers are, below the host's
+	// directory of MPS state; empty for none.
 	MPS string
 	// Env are more environment variables of such a client, as NAME=VALUE.
 	Env []string
@@ -126,8 +132,8 @@ type ClaimedDevice struct {
 	IMEX bool
 }
 
-// Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
-// ClaimSpecs.Note: runtimes take it for a comment.
+// Claim returns the content of a claim's spec file, for its devices by their names. All of them
+// must be known. The note, a line, is for ClaimSpecs.Note: runtimes take it for a comment.
 func (g Given) Claim(driver, uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
 	spec := claimSpec{Version: g.version, Kind: vendorOf(driver) + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
@@ -145,8 +151,8 @@ func (g Given) Claim(driver, uid string, devices map[string]ClaimedDevice, note 
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// with returns the edits of a device with what makes a container a client of an MPS daemon, with the IMEX channel, and with its metadata
-// files.
+// with returns the edits of a device with what makes a container a client of an MPS daemon, with
+// the IMEX channel, and with its metadata files.
 func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
 	if device.MPS == "" && !device.IMEX && len(device.Metadata) == 0 {
 		return given, nil
@@ -165,11 +171,13 @@ func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessag
 		}
 		all.Env = append(all.Env, device.Env...)
 		for _, m := range client.Mounts {
-			all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath, []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
+			all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath,
+				[]string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
 		}
 	}
 	for _, host := range slices.Sorted(maps.Keys(device.Metadata)) {
-		all.Mounts = append(all.Mounts, mount(host, device.Metadata[host], []string{"ro", "nosuid", "nodev", "noexec", "bind"}))
+		all.Mounts = append(all.Mounts, mount(host, device.Metadata[host],
+			[]string{"ro", "nosuid", "nodev", "noexec", "bind"}))
 	}
 	return json.Marshal(all)
 }
@@ -187,10 +195,12 @@ func (s ClaimSpecs) File(uid string) string { return filepath.Join(s.Dir, s.name
 
 const claimSuffix = ".yaml"
 
-// metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the folder of specs.
+// metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the
+// folder of specs.
 const metadataSuffix = ".metadata"
 
-// MetadataFile is the path of the metadata file for a request of a claim: beside its spec, as the runtime has to find both.
+// MetadataFile is the path of the metadata file for a request of a claim: beside its spec, as the
+// runtime has to find both.
 func (s ClaimSpecs) MetadataFile(uid, request string) string {
 	return filepath.Join(s.Dir, s.name(uid)+"."+request+metadataSuffix)
 }
@@ -203,7 +213,8 @@ type ClaimFile struct {
 	Metadata    bool
 }
 
-// ClaimFiles returns the files of all claims, of all drivers, in a folder of specs. A folder that is not there has none.
+// ClaimFiles returns the files of all claims, of all drivers, in a folder of specs. A folder that
+// is not there has none.
 func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !statefile.IsAbsent(err) {
@@ -225,8 +236,8 @@ func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	return all, nil
 }
 
-// WriteMetadata writes a metadata file if it is not so already, and reports whether it did. Containers have the file that was there when
-// they started.
+// WriteMetadata writes a metadata file if it is not so already, and reports whether it did.
+// Containers have the file that was there when they started.
 func WriteMetadata(path string, content []byte) (written bool, err error) {
 	if there, err := statefile.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
 		return false, nil
@@ -237,7 +248,8 @@ func WriteMetadata(path string, content []byte) (written bool, err error) {
 	return true, statefile.Replace(path, content, readableByAll)
 }
 
-// Note returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.
+// Note returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's
+// driver wrote.
 func (s ClaimSpecs) Note(uid string) []byte {
 	text, err := statefile.Read(s.File(uid), maxClaimFile)
 	if note, is := bytes.CutPrefix(text, []byte(notePrefix)); is && err == nil {
@@ -255,7 +267,8 @@ func (s ClaimSpecs) Device(uid, device string) string {
 	return vendorOf(s.Driver) + "/" + claimClass + "=" + uid + "-" + device
 }
 
-// Write replaces the spec file of a claim. It does not wait for the disk: the file can be written again from the record of the claim.
+// Write replaces the spec file of a claim. It does not wait for the disk: the file can be written
+// again from the record of the claim.
 func (s ClaimSpecs) Write(uid string, content []byte) error {
 	err := statefile.Replace(s.File(uid), content, readableByAll)
 	if errors.Is(err, os.ErrNotExist) {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 )
 
-// A claim's file has the devices that are known, by the claim's names for them, and is found again by its UID and note.
+// A claim's file has the devices that are known, by the claim's names for them, and is found again
+// by its UID and note.
 func TestSpecOfAClaim(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
@@ -21,10 +22,12 @@ func TestSpecOfAClaim(t *testing.T) {
 	if err != nil || !given.Has("GPU-a") || !given.Has("MIG-b0") || given.Has("GPU-z") {
 		t.Fatalf("Given() = %+v, %v", given, err)
 	}
-	if _, err := given.Claim("gpu.nvidia.com", "uid", map[string]cdi.ClaimedDevice{"gpu-9": {UUID: "GPU-z"}}, nil); err == nil || !strings.Contains(err.Error(), "GPU-z") {
+	if _, err := given.Claim("gpu.nvidia.com", "uid", map[string]cdi.ClaimedDevice{"gpu-9": {UUID: "GPU-z"}},
+		nil); err == nil || !strings.Contains(err.Error(), "GPU-z") {
 		t.Errorf("a claim of an unknown device: %v", err)
 	}
-	devices := map[string]cdi.ClaimedDevice{"gpu-0": {UUID: "GPU-a"}, "gpu-1": {UUID: "MIG-b0", MPS: "x", Env: []string{"A=B"}}}
+	devices := map[string]cdi.ClaimedDevice{"gpu-0": {UUID: "GPU-a"},
+		"gpu-1": {UUID: "MIG-b0", MPS: "x", Env: []string{"A=B"}}}
 	text, err := given.Claim("gpu.nvidia.com", "uid", devices, []byte("note"))
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +59,8 @@ func TestSpecOfAClaim(t *testing.T) {
 	if gpu == nil || mig == nil || gpu.ContainerEdits.DeviceNodes[0].Path != "/dev/nvidia3" {
 		t.Fatalf("devices %+v", spec.Devices)
 	}
-	if env := mig.ContainerEdits.Env; !slices.Contains(env, "A=B") || !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "CUDA_MPS_PIPE_DIRECTORY=") }) {
+	if env := mig.ContainerEdits.Env; !slices.Contains(env, "A=B") ||
+		!slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "CUDA_MPS_PIPE_DIRECTORY=") }) {
 		t.Errorf("a client of MPS has the environment %q", env)
 	}
 	other := cdi.ClaimSpecs{Dir: h.specs, Driver: "gpu.example.com"} // a claim can have devices of two drivers
@@ -72,16 +76,19 @@ func TestSpecOfAClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine, theirs := cache.GetDevice(other.Device("uid", "gpu-0")), cache.GetDevice(files.Device("uid", "gpu-0"))
-	if mine == nil || theirs == nil || mine.GetSpec().GetPath() != other.File("uid") || theirs.GetSpec().GetPath() != files.File("uid") {
+	if mine == nil || theirs == nil || mine.GetSpec().GetPath() != other.File("uid") ||
+		theirs.GetSpec().GetPath() != files.File("uid") {
 		t.Errorf("the devices of a claim by two drivers: %v, %v", mine, theirs)
 	}
 	described := files.MetadataFile("uid", "request")
-	for _, path := range []string{described, described + ".tmp", files.File("x") + "~", files.MetadataFile("", "request"), filepath.Join(h.specs, "k8s.a.yaml")} {
+	for _, path := range []string{described, described + ".tmp", files.File("x") + "~", files.MetadataFile("", "request"),
+		filepath.Join(h.specs, "k8s.a.yaml")} {
 		if _, err := cdi.WriteMetadata(path, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	there("with another driver's and with metadata", cdi.ClaimFile{Driver: "gpu.example.com", UID: "uid", Path: other.File("uid")},
+	there("with another driver's and with metadata", cdi.ClaimFile{Driver: "gpu.example.com", UID: "uid",
+		Path: other.File("uid")},
 		cdi.ClaimFile{Driver: "gpu.nvidia.com", UID: "uid", Path: described, Metadata: true}, spec0)
 	file := filepath.Join(h.root, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -19,12 +19,15 @@ func TestGraphicsOfMIGDevices(t *testing.T) {
 		"1g.24gb":     "/dev/nvidia2 /dev/nvidia-caps/nvidia-cap30 /dev/nvidia-caps/nvidia-cap31",
 	} {
 		for _, disabled := range []string{"", "create-symlinks", "all"} {
-			h := newHost(t, driverFiles("sys/bus/pci/devices/0000:1c:00.0/drm/card2/x", "driver-root/usr/bin/nvidia-cdi-hook")...)
+			h := newHost(t, driverFiles("sys/bus/pci/devices/0000:1c:00.0/drm/card2/x",
+				"driver-root/usr/bin/nvidia-cdi-hook")...)
 			w := wanted()
 			w.Options.DisabledHooks = []string{disabled}
 			w.Snapshot.GPUs[1].MIGDevices[0].Profile = profile
-			other := inventory.MIGDevice{UUID: "MIG-b1", Index: 1, Profile: "1g.24gb", Health: w.Snapshot.GPUs[1].MIGDevices[0].Health}
-			w.Snapshot.GPUs[1].MIGDevices = append(w.Snapshot.GPUs[1].MIGDevices, other) // whose profile says nothing of the first one's
+			other := inventory.MIGDevice{UUID: "MIG-b1", Index: 1, Profile: "1g.24gb",
+				Health: w.Snapshot.GPUs[1].MIGDevices[0].Health}
+			// whose profile says nothing of the first one's
+			w.Snapshot.GPUs[1].MIGDevices = append(w.Snapshot.GPUs[1].MIGDevices, other)
 			w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
 			h.apply(t, w)
 			devices := h.spec(t, "gpu").Devices

@@ -6,7 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// An image of Debian's kind may run on a host of Red Hat's kind, whose folder does not tell the architecture.
+// An image of Debian's kind may run on a host of Red Hat's kind, whose folder does not tell the
+// architecture.
 func TestLoadersLookInFoldersOfTheirArchitecture(t *testing.T) {
 	t.Parallel()
 	for arch, want := range map[string][]string{

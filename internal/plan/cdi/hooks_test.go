@@ -24,14 +24,16 @@ func (h *host) program(t *testing.T, path, words string) {
 // newHook is what a hook contains that has all subcommands.
 const newHook = "create-symlinks update-ldcache enable-cuda-compat disable-device-node-modification update-application-profile apply-cuda-memory-limits"
 
-// TestHooksThatAreCalled: a subcommand that a hook does not have fails every container, and what has been seen in its bytes it has.
+// TestHooksThatAreCalled: a subcommand that a hook does not have fails every container, and what
+// has been seen in its bytes it has.
 func TestHooksThatAreCalled(t *testing.T) {
 	t.Parallel()
 	const (
 		ldcache = "update-ldcache --folder /usr/lib/x86_64-linux-gnu --folder /usr/lib/x86_64-linux-gnu/vdpau"
-		links   = "create-symlinks --link libcuda.so." + version + "::/usr/lib/x86_64-linux-gnu/libcuda.so.1 --link libcuda.so.1::/usr/lib/x86_64-linux-gnu/libcuda.so"
-		compat  = "enable-cuda-compat --host-driver-version=" + version
-		limits  = "apply-cuda-memory-limits --driver-root / --gpu-id GPU-a"
+		links   = "create-symlinks --link libcuda.so." + version +
+			"::/usr/lib/x86_64-linux-gnu/libcuda.so.1 --link libcuda.so.1::/usr/lib/x86_64-linux-gnu/libcuda.so"
+		compat = "enable-cuda-compat --host-driver-version=" + version
+		limits = "apply-cuda-memory-limits --driver-root / --gpu-id GPU-a"
 	)
 	for name, tt := range map[string]struct {
 		options  cdi.Options
@@ -41,12 +43,15 @@ func TestHooksThatAreCalled(t *testing.T) {
 		"none to be seen": {},
 		"all disabled":    {options: cdi.Options{HookPath: "/opt/bin/nvidia-ctk", DisabledHooks: []string{"all"}}},
 		"some disabled": {
-			options:  cdi.Options{HookPath: "/opt/bin/nvidia-ctk", DisabledHooks: []string{"create-symlinks", "enable-cuda-compat", "apply-cuda-memory-limits"}},
+			options: cdi.Options{HookPath: "/opt/bin/nvidia-ctk",
+				DisabledHooks: []string{"create-symlinks", "enable-cuda-compat", "apply-cuda-memory-limits"}},
 			programs: map[string]string{"driver-root/opt/bin/nvidia-ctk": newHook},
-			want:     []string{"nvidia-ctk hook " + ldcache, "nvidia-ctk hook disable-device-node-modification", "nvidia-ctk hook update-application-profile"},
+			want: []string{"nvidia-ctk hook " + ldcache, "nvidia-ctk hook disable-device-node-modification",
+				"nvidia-ctk hook update-application-profile"},
 		},
 		"configured, not to be seen": {
-			options: cdi.Options{HookPath: "/opt/nvidia-cdi-hook"}, want: []string{"nvidia-cdi-hook " + links, "nvidia-cdi-hook " + ldcache},
+			options: cdi.Options{HookPath: "/opt/nvidia-cdi-hook"}, want: []string{"nvidia-cdi-hook " + links,
+				"nvidia-cdi-hook " + ldcache},
 		},
 		"older": {
 			programs: map[string]string{"driver-root/usr/bin/nvidia-ctk": strings.Repeat("x", 3<<20) + "enable-cuda-compat"},
@@ -103,10 +108,12 @@ func TestHookThatIsReplaced(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitsOfOlderDriver: a hook that limits memory fails a container with the variables where the driver cannot do it.
+// TestMemoryLimitsOfOlderDriver: a hook that limits memory fails a container with the variables
+// where the driver cannot do it.
 func TestMemoryLimitsOfOlderDriver(t *testing.T) {
 	t.Parallel()
-	for version, want := range map[string]bool{"580.95.05": false, "614.99": false, "615": true, "615.71.05": true, "": false, "next.615": false} {
+	for version, want := range map[string]bool{"580.95.05": false, "614.99": false, "615": true, "615.71.05": true,
+		"": false, "next.615": false} {
 		h := newHost(t, driverFiles()...)
 		h.library(t, "driver-root/usr/lib/x86_64-linux-gnu/libcuda.so."+version, "libcuda.so.1")
 		h.program(t, "driver-root/usr/bin/nvidia-cdi-hook", newHook)

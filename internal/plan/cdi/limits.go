@@ -17,8 +17,9 @@ const (
 // isToken reports whether a device is no GPU and no part of one.
 func isToken(d resource.Device) bool { return d.Sharing == resource.Percentage }
 
-// limits returns the specs of the limits that containers with units of memory are given, one device for each size that a GPU of the node
-// has. The sizes do not depend on the configuration: a container that starts again needs the name that it was given.
+// limits returns the specs of the limits that containers with units of memory are given, one device
+// for each size that a GPU of the node has. The sizes do not depend on the configuration: a
+// container that starts again needs the name that it was given.
 func (w Wanted) limits() map[containeredits.CDIClass]*specs.Spec {
 	has := func(mode resource.SharingMode) bool {
 		given := func(d resource.Device) bool { return d.Sharing == mode }

@@ -17,16 +17,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// hostile holds what wins where a pod sets the variables of limits itself: by CDI the limit does, once, whatever the pod says.
+// hostile holds what wins where a pod sets the variables of limits itself: by CDI the limit does,
+// once, whatever the pod says.
 func hostile(t *testing.T, cache *cdilib.Cache) {
 	t.Helper()
 	for _, own := range [][]string{
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_PIPE_DIRECTORY=/nowhere"},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100",
+			"CUDA_MPS_PIPE_DIRECTORY=/nowhere"},
 		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="},
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=9G", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=99"},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=9G", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8G",
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=99"},
 	} {
-		spec := &oci.Spec{Process: &oci.Process{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=all"}, own...)}, Hooks: &oci.Hooks{}}
-		if _, err := cache.InjectDevices(spec, "k8s.device-plugin.nvidia.com/memory-limit=256Mi", "k8s.device-plugin.nvidia.com/thread-limit=25"); err != nil {
+		spec := &oci.Spec{Process: &oci.Process{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=all"}, own...)},
+			Hooks: &oci.Hooks{}}
+		if _, err := cache.InjectDevices(spec, "k8s.device-plugin.nvidia.com/memory-limit=256Mi",
+			"k8s.device-plugin.nvidia.com/thread-limit=25"); err != nil {
 			t.Fatal(err)
 		}
 		last := map[string]string{} // of two values of a variable, the last counts
@@ -41,7 +46,8 @@ func hostile(t *testing.T, cache *cdilib.Cache) {
 	}
 }
 
-// Every limit that a container with units can be given is in a spec, and stays there when the reserve changes.
+// Every limit that a container with units can be given is in a spec, and stays there when the
+// reserve changes.
 func TestLimitsOfUnitsResolve(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
@@ -71,7 +77,8 @@ func TestLimitsOfUnitsResolve(t *testing.T) {
 	}
 }
 
-// unitsOf returns a node with GPUs in units of so much memory, of which no container gets the reserve.
+// unitsOf returns a node with GPUs in units of so much memory, of which no container gets the
+// reserve.
 func unitsOf(gib uint64, reserveMiB int) cdi.Wanted {
 	w := wanted()
 	for i := range w.Snapshot.GPUs {
@@ -79,19 +86,21 @@ func unitsOf(gib uint64, reserveMiB int) cdi.Wanted {
 		w.Snapshot.GPUs[i].ComputeCapability.Major = 9
 	}
 	w.Plan = resource.New(w.Snapshot, resource.Options{
-		Units: resource.Units{Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: reserveMiB, MPS: true},
-		MIG:   resource.MIGNone, Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Units: true}},
+		Units: resource.Units{Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage",
+			ReserveMiB: reserveMiB, MPS: true},
+		MIG: resource.MIGNone, Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Units: true}},
 	})
 	return w
 }
 
-// TestAFullDiskHasNotAllLimits: GPUs with more memory come, and their limits cannot be written. A container that is given one of them would
-// not start.
+// TestAFullDiskHasNotAllLimits: GPUs with more memory come, and their limits cannot be written. A
+// container that is given one of them would not start.
 func TestAFullDiskHasNotAllLimits(t *testing.T) {
 	const full = "TEST_FULL_DISK"
 	if os.Getenv(full) == "" {
 		t.Parallel()
-		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$") // a process of its own has a limit of its own
+		// a process of its own has a limit of its own
+		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 		c.Env = append(os.Environ(), full+"=yes")
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -111,7 +120,8 @@ func TestAFullDiskHasNotAllLimits(t *testing.T) {
 	}
 }
 
-// Units by the driver are given out only where NVIDIA's hook sets their limits, and each limit is in a spec.
+// Units by the driver are given out only where NVIDIA's hook sets their limits, and each limit is
+// in a spec.
 func TestLimitsByTheDriver(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -125,8 +135,9 @@ func TestLimitsByTheDriver(t *testing.T) {
 		"an older toolkit":    {driver: version, hook: "update-ldcache", want: "install NVIDIA's container toolkit 1.20.1"},
 		"a toolkit that goes": {driver: version, hook: newHook, gone: true, want: "which was not seen"},
 		"no toolkit":          {driver: version, want: "which was not seen"},
-		"disabled":            {driver: version, hook: newHook, disabled: []string{"apply-cuda-memory-limits"}, want: "check --nvidia-cdi-hook-path and --cdi-disable-hooks"},
-		"cgroup v1":           {driver: version, hook: newHook, v1: true, want: "need cgroup v2"},
+		"disabled": {driver: version, hook: newHook, disabled: []string{"apply-cuda-memory-limits"},
+			want: "check --nvidia-cdi-hook-path and --cdi-disable-hooks"},
+		"cgroup v1": {driver: version, hook: newHook, v1: true, want: "need cgroup v2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 )
 
-// Debian's alternatives are absolute links: they lead inside the driver root, wherever that is for the process that looks
-// and for the host.
+// Debian's alternatives are absolute links: they lead inside the driver root, wherever that is for
+// the process that looks and for the host.
 func TestLinksLeadInsideTheDriverRoot(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles("driver-root/usr/lib/nvidia/current/nvidia-debugdump", "driver-root/opt/icd.json")...)
@@ -45,8 +45,8 @@ func TestLinksLeadInsideTheDriverRoot(t *testing.T) {
 	}
 }
 
-// The host's hook and its files for GPUDirect Storage, too, are where links lead below the host's root, not below this
-// process's.
+// The host's hook and its files for GPUDirect Storage, too, are where links lead below the host's
+// root, not below this process's.
 func TestLinksOfTheHostLeadInsideItsRoot(t *testing.T) {
 	t.Parallel()
 	here := newHost(t, "cufile.json", "hook") // as this process sees them

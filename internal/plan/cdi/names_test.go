@@ -16,8 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestDevicesThatAreNotOfferedHaveNames: a configuration that excludes a GPU may also be the first that uses CDI. A pod may hold the GPU
-// then, and kubelet gives it to further pods until the GPU was free for a moment.
+// TestDevicesThatAreNotOfferedHaveNames: a configuration that excludes a GPU may also be the first
+// that uses CDI. A pod may hold the GPU then, and kubelet gives it to further pods until the GPU
+// was free for a moment.
 func TestDevicesThatAreNotOfferedHaveNames(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
@@ -107,7 +108,8 @@ func TestAllAndIndices(t *testing.T) {
 	}
 }
 
-// TestAFileThatNoRuntimeReads: what another program made of a spec file does not keep devices from containers.
+// TestAFileThatNoRuntimeReads: what another program made of a spec file does not keep devices from
+// containers.
 func TestAFileThatNoRuntimeReads(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(*specs.Spec){

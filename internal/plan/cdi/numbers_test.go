@@ -10,14 +10,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestNodesThatTheHostDoesNotHave: a runtime gives a container the nodes whose numbers are known, whether or not somebody has made them on
-// the host. Nobody makes those of a new MIG device there.
+// TestNodesThatTheHostDoesNotHave: a runtime gives a container the nodes whose numbers are known,
+// whether or not somebody has made them on the host. Nobody makes those of a new MIG device there.
 func TestNodesThatTheHostDoesNotHave(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	w := wanted()
 	w.Snapshot.Control = inventory.NodeControl | inventory.NodeModeset
-	for _, majors := range []inventory.Majors{{GPU: 195, UVM: 510, Caps: 234}, {GPU: 195, UVM: 508, Caps: 236}} { // the driver was loaded anew
+	// the driver was loaded anew
+	for _, majors := range []inventory.Majors{{GPU: 195, UVM: 510, Caps: 234}, {GPU: 195, UVM: 508, Caps: 236}} {
 		w.Snapshot.Majors = majors
 		h.apply(t, w)
 		given := inject(t, h, "k8s.device-plugin.nvidia.com/gpu=MIG-b0")
@@ -47,7 +48,8 @@ func TestNodesThatTheHostDoesNotHave(t *testing.T) {
 	}
 }
 
-// TestNodesWithoutNumbers: where the kernel tells no number, the runtime takes that of the host's node, and there must be one.
+// TestNodesWithoutNumbers: where the kernel tells no number, the runtime takes that of the host's
+// node, and there must be one.
 func TestNodesWithoutNumbers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)

@@ -11,10 +11,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// programs is what was found in the bytes of programs. A program is read again when it has changed: one may take 20 MB.
+// programs is what was found in the bytes of programs. A program is read again when it has changed:
+// one may take 20 MB.
 type programs map[string]program
 
-// A program is a file as it was when it was read, and what it contains of the words that were looked for.
+// A program is a file as it was when it was read, and what it contains of the words that were
+// looked for.
 type program struct {
 	size     int64
 	modified time.Time
@@ -24,8 +26,9 @@ type program struct {
 // maxProgram is the largest program that is looked into, in bytes.
 const maxProgram = 256 << 20
 
-// contain returns those words that a program has in its bytes. The program is looked for below several roots; it may be a script that
-// runs a program beside it that is called the same but for ".real". If neither can be read, nothing is known of it.
+// contain returns those words that a program has in its bytes. The program is looked for below
+// several roots; it may be a script that runs a program beside it that is called the same but for
+// ".real". If neither can be read, nothing is known of it.
 func (p *programs) contain(roots []fs.FS, name string, words []string) []string {
 	for _, root := range roots {
 		var found []string

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDriverRootThatIsNotMounted: where this process sees nothing at the path of the driver root in its container, it looks at the
-// host's path.
+// TestDriverRootThatIsNotMounted: where this process sees nothing at the path of the driver root in
+// its container, it looks at the host's path.
 func TestDriverRootThatIsNotMounted(t *testing.T) {
 	t.Parallel()
 	var paths []string

@@ -17,20 +17,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Options is the part of the configuration that is about spec files. Neither it nor what its slices hold is changed after it
-// was made.
+// Options is the part of the configuration that is about spec files. Neither it nor what its slices
+// hold is changed after it was made.
 type Options struct {
 	// DriverRoot is the host's directory that the driver is installed below.
 	DriverRoot string
-	// ContainerDriverRoot is the path of the driver root in this container. If there is nothing, DriverRoot is used.
+	// ContainerDriverRoot is the path of the driver root in this container. If there is nothing,
+	// DriverRoot is used.
 	ContainerDriverRoot string
 	// SearchPath are folders below the driver root in which libraries are looked for before others.
 	SearchPath []string
-	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk. If it is empty, the usual paths are looked at.
+	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk. If it is empty, the usual paths
+	// are looked at.
 	HookPath string
 	// DisabledHooks are the names of hooks to leave out, or "all".
 	DisabledHooks []string
-	// DevicesOnly is content with device nodes where the driver root has no libraries: on a simulated node.
+	// DevicesOnly is content with device nodes where the driver root has no libraries: on a simulated
+	// node.
 	DevicesOnly bool
 }
 
@@ -42,11 +45,13 @@ type Wanted struct {
 	Options  Options
 }
 
-// voidVariable in a spec has NVIDIA's container runtime add no GPU by itself, whatever the image's environment says.
+// voidVariable in a spec has NVIDIA's container runtime add no GPU by itself, whatever the image's
+// environment says.
 const voidVariable = containeredits.EnvVisibleDevices + "=" + containeredits.Void
 
-// specs returns the spec of each class that the node has, without a version. Root is the file system of this process. What cannot be
-// read of the driver is as it was found before: an error that comes with specs says so.
+// specs returns the spec of each class that the node has, without a version. Root is the file
+// system of this process. What cannot be read of the driver is as it was found before: an error
+// that comes with specs says so.
 func (w Wanted) specs(root fs.FS, before *found) (map[containeredits.CDIClass]*specs.Spec, error) {
 	gpus, err := w.gpuSpec(root, before)
 	if gpus == nil {
@@ -75,8 +80,9 @@ type found struct {
 	programs programs
 }
 
-// find looks for the driver's files. If they cannot be read, or are not there, although NVML goes on answering with the same version, those
-// that were found before count as present: a mount that is away for a moment withdraws no device.
+// find looks for the driver's files. If they cannot be read, or are not there, although NVML goes
+// on answering with the same version, those that were found before count as present: a mount that
+// is away for a moment withdraws no device.
 func (w Wanted) find(root fs.FS, before *found) error {
 	version := w.Snapshot.Driver.Version
 	view, err := w.driverView(root)
@@ -100,8 +106,9 @@ func newSpec(class containeredits.CDIClass) *specs.Spec {
 	return &specs.Spec{Kind: containeredits.CDIVendor + "/" + string(class)}
 }
 
-// gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files. Devices that are not offered any more
-// are in it, too: while a pod holds one, kubelet may give it to the next pod.
+// gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files.
+// Devices that are not offered any more are in it, too: while a pod holds one, kubelet may give it
+// to the next pod.
 func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	problem := w.find(root, driver)
 	if problem != nil && driver.version == "" {
@@ -119,7 +126,8 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 			continue
 		}
 		display, links := w.display(root, d)
-		given := specs.ContainerEdits{DeviceNodes: w.nodes(append(containeredits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links)}
+		given := specs.ContainerEdits{DeviceNodes: w.nodes(append(containeredits.DevicePaths(d), display...)),
+			Hooks: driver.hook.symlinks(links)}
 		if d.UUID == d.GPU {
 			given.Hooks = append(given.Hooks, driver.hook.memoryLimits(path.Join("/", w.Options.DriverRoot), d.UUID)...)
 		}
@@ -158,7 +166,8 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 // everyDevice is the name of all GPUs and MIG devices together.
 const everyDevice = "all"
 
-// together returns what a container is given with several devices. GPUs are given whole by their own name or by their MIG devices'.
+// together returns what a container is given with several devices. GPUs are given whole by their
+// own name or by their MIG devices'.
 func together(devices map[string]specs.ContainerEdits) specs.ContainerEdits {
 	var all specs.ContainerEdits
 	seen := map[string]bool{}
@@ -187,8 +196,9 @@ func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	return view, nil
 }
 
-// hostRoots are where this process may see the host's root, or a part of it: the driver root where that is the host's, the place at
-// which NVIDIA's operator mounts it, and what is mounted at the host's own paths.
+// hostRoots are where this process may see the host's root, or a part of it: the driver root where
+// that is the host's, the place at which NVIDIA's operator mounts it, and what is mounted at the
+// host's own paths.
 func (w Wanted) hostRoots(root fs.FS) []fs.FS {
 	folders := []string{"host", "."}
 	if w.Options.DriverRoot == "/" {
@@ -203,8 +213,9 @@ func (w Wanted) hostRoots(root fs.FS) []fs.FS {
 	return roots
 }
 
-// onHost reports whether the host has a file, as far as this process can see: the driver root usually is the host's root. Links need
-// not be resolved: the programs that use the file on the host follow them.
+// onHost reports whether the host has a file, as far as this process can see: the driver root
+// usually is the host's root. Links need not be resolved: the programs that use the file on the
+// host follow them.
 func (w Wanted) onHost(root fs.FS, name string) bool {
 	view, err := fs.Sub(root, below(w.Options.ContainerDriverRoot))
 	if err != nil {
@@ -227,8 +238,8 @@ func below(absolute string) string {
 	return "."
 }
 
-// display returns the device nodes of a device's display engine, which whole GPUs have, and MIG devices with graphics; and
-// the links by which programs find them by PCI address.
+// display returns the device nodes of a device's display engine, which whole GPUs have, and MIG
+// devices with graphics; and the links by which programs find them by PCI address.
 func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links [][2]string) {
 	g, known := w.Snapshot.GPU(d.GPU)
 	partial := slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
@@ -252,8 +263,8 @@ func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links []
 	return paths, links
 }
 
-// nodes returns the device nodes of the given paths in the container. A runtime makes those with a number by that; for the others, it needs
-// the host's node.
+// nodes returns the device nodes of the given paths in the container. A runtime makes those with a
+// number by that; for the others, it needs the host's node.
 func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 	nodes := make([]*specs.DeviceNode, 0, len(paths))
 	for _, p := range paths {

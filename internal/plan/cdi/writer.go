@@ -32,8 +32,8 @@ type Writer struct {
 	found found
 }
 
-// NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the driver's files are
-// looked for.
+// NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the
+// driver's files are looked for.
 func NewWriter(dir string, root fs.FS) *Writer {
 	return &Writer{dir: dir, root: root}
 }
@@ -46,14 +46,15 @@ type Written struct {
 	err        error
 }
 
-// Apply writes the spec files that differ from what is wanted, and returns the names that the files have then. The error says which
-// file could not be written; its earlier content is still there.
+// Apply writes the spec files that differ from what is wanted, and returns the names that the files
+// have then. The error says which file could not be written; its earlier content is still there.
 func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	made, err := wanted.specs(w.root, &w.found)
 	if err != nil {
 		err = fmt.Errorf("make CDI specs: %w", err)
 	}
-	written := Written{devices: map[string]bool{}, companions: map[containeredits.CDIClass]bool{}, unlimited: w.found.hook.unlimited(w.root)}
+	written := Written{devices: map[string]bool{}, companions: map[containeredits.CDIClass]bool{},
+		unlimited: w.found.hook.unlimited(w.root)}
 	for class, spec := range made {
 		needed := spec.Devices // the file may keep others, too
 		names, problem := w.write(class, spec, wanted.Edits.IDs)
@@ -70,10 +71,11 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	return written, err
 }
 
-// write replaces a spec file if its content differs, and returns the names of the devices that are in the file as they should
-// be. By says how containers are given devices. If the file cannot be written, these are the devices that were in it before and did
-// not change.
-func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy) (map[string]bool, error) {
+// write replaces a spec file if its content differs, and returns the names of the devices that are
+// in the file as they should be. By says how containers are given devices. If the file cannot be
+// written, these are the devices that were in it before and did not change.
+func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy) (map[string]bool,
+	error) {
 	name := cdilib.GenerateSpecName(containeredits.CDIVendor, string(class)) + ".json"
 	file := w.read(name)
 	if file != nil {
@@ -158,7 +160,8 @@ func same[T any](a, b T) bool {
 // maxSpec is the largest spec file that is read, in bytes. One device takes some hundred.
 const maxSpec = 16 << 20
 
-// read returns a spec file as it is; nil if it is not there, or is of no use: a new file must not have what runtimes refuse.
+// read returns a spec file as it is; nil if it is not there, or is of no use: a new file must not
+// have what runtimes refuse.
 func (w *Writer) read(name string) *specs.Spec {
 	path := filepath.Join(w.dir, name)
 	if _, err := statefile.Read(path, maxSpec); err != nil {
@@ -171,8 +174,9 @@ func (w *Writer) read(name string) *specs.Spec {
 	return spec.Spec
 }
 
-// retire adds to a spec the devices of the file before it that it does not have: containers may have been given them. An index that
-// nothing has any more is kept where containers are given devices by index.
+// retire adds to a spec the devices of the file before it that it does not have: containers may
+// have been given them. An index that nothing has any more is kept where containers are given
+// devices by index.
 func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	if before.Kind != spec.Kind {
 		return
@@ -192,7 +196,8 @@ func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	}
 }
 
-// Lacks returns the devices of a plan, by UUID, that containers cannot be given by CDI, each with the reason.
+// Lacks returns the devices of a plan, by UUID, that containers cannot be given by CDI, each with
+// the reason.
 func (w Written) Lacks(wanted Wanted) map[string]string {
 	lacks := map[string]string{}
 	why := "its CDI spec is not written yet"

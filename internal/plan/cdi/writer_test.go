@@ -55,7 +55,8 @@ func (h *host) add(t *testing.T, path string) {
 func (h *host) library(t *testing.T, path, soname string) {
 	t.Helper()
 	h.add(t, path)
-	c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-Wl,-soname,"+soname, "-x", "c", "-o", filepath.Join(h.root, path), os.DevNull)
+	c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-Wl,-soname,"+soname, "-x", "c", "-o",
+		filepath.Join(h.root, path), os.DevNull)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v: %s", err, out)
 	}
@@ -82,7 +83,8 @@ func wanted() cdi.Wanted {
 			{UUID: "GPU-a", Index: 0, Minor: 3, BDF: "0000:1b:00.0", Health: healthy},
 			{
 				UUID: "GPU-b", Index: 1, Minor: 2, BDF: "0000:1c:00.0", Health: healthy, MIG: inventory.MIGEnabled,
-				MIGDevices: []inventory.MIGDevice{{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "1g.10gb", Health: healthy}},
+				MIGDevices: []inventory.MIGDevice{{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "1g.10gb",
+					Health: healthy}},
 			},
 		},
 	}
@@ -161,7 +163,8 @@ func TestSpecWithHooks(t *testing.T) {
 	}}
 	want := &specs.Spec{
 		Version: "0.5.0", Kind: "k8s.device-plugin.nvidia.com/gpu",
-		Devices: []specs.Device{{Name: "0", ContainerEdits: gpu}, {Name: "1:0", ContainerEdits: mig}, {Name: "GPU-a", ContainerEdits: gpu},
+		Devices: []specs.Device{{Name: "0", ContainerEdits: gpu}, {Name: "1:0", ContainerEdits: mig},
+			{Name: "GPU-a", ContainerEdits: gpu},
 			{Name: "MIG-b0", ContainerEdits: mig}, {Name: "all", ContainerEdits: specs.ContainerEdits{
 				DeviceNodes: slices.Concat(gpu.DeviceNodes, mig.DeviceNodes), Hooks: gpu.Hooks,
 			}}},
@@ -169,12 +172,16 @@ func TestSpecWithHooks(t *testing.T) {
 			Env:         []string{"NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=" + lib},
 			DeviceNodes: []*specs.DeviceNode{node("/dev/nvidiactl"), node("/dev/nvidia-uvm")},
 			Mounts: []*specs.Mount{
-				same(lib + "/libcuda.so." + version), same(lib + "/vdpau/libvdpau_nvidia.so." + version), same(lib + "/libnvidia-nvvm70.so.4"),
-				same("/usr/bin/nvidia-smi"), same("/usr/share/nvidia/nvoptix.bin"), same("/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin"),
-				mount("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", "nosuid", "nodev", "rbind", "rprivate", "noexec"),
+				same(lib + "/libcuda.so." + version), same(lib + "/vdpau/libvdpau_nvidia.so." + version), same(lib +
+					"/libnvidia-nvvm70.so.4"),
+				same("/usr/bin/nvidia-smi"), same("/usr/share/nvidia/nvoptix.bin"), same("/lib/firmware/nvidia/" + version +
+					"/gsp_ga10x.bin"),
+				mount("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", "nosuid", "nodev", "rbind", "rprivate",
+					"noexec"),
 			},
 			Hooks: []*specs.Hook{
-				hook("create-symlinks", "--link", "libcuda.so."+version+"::"+lib+"/libcuda.so.1", "--link", "libcuda.so.1::"+lib+"/libcuda.so"),
+				hook("create-symlinks", "--link", "libcuda.so."+version+"::"+lib+"/libcuda.so.1", "--link",
+					"libcuda.so.1::"+lib+"/libcuda.so"),
 				hook("enable-cuda-compat", "--host-driver-version="+version),
 				hook("update-ldcache", "--folder", lib, "--folder", lib+"/vdpau"),
 				hook("disable-device-node-modification"),
@@ -233,7 +240,8 @@ func TestNamesByIndexAndAnotherDevRootNeedANewerSpec(t *testing.T) {
 		if spec.Version != "0.5.0" {
 			t.Errorf("version %s", spec.Version)
 		}
-		if host := spec.ContainerEdits.DeviceNodes[0].HostPath; w.Edits.DevRoot != "" && host != "/run/nvidia/driver/dev/nvidiactl" {
+		if host := spec.ContainerEdits.DeviceNodes[0].HostPath; w.Edits.DevRoot != "" &&
+			host != "/run/nvidia/driver/dev/nvidiactl" {
 			t.Errorf("host path %s", host)
 		}
 	}
@@ -266,7 +274,8 @@ func TestCompanionsHaveSpecsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestHostPathsOfGDS: the host has the files of GPUDirect Storage below the driver root, and else where this process sees them.
+// TestHostPathsOfGDS: the host has the files of GPUDirect Storage below the driver root, and else
+// where this process sees them.
 func TestHostPathsOfGDS(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles("dev/nvidia-fs0", "driver-root/run/udev/x", "etc/cufile.json")...)
@@ -293,7 +302,8 @@ func TestHostPathsOfGDS(t *testing.T) {
 func TestVoidInSpecs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
-	for _, strategies := range [][]containeredits.Strategy{{containeredits.CDICRI}, {containeredits.EnvVar, containeredits.CDICRI}, {containeredits.VolumeMounts, containeredits.CDIAnnotations}} {
+	for _, strategies := range [][]containeredits.Strategy{{containeredits.CDICRI},
+		{containeredits.EnvVar, containeredits.CDICRI}, {containeredits.VolumeMounts, containeredits.CDIAnnotations}} {
 		for _, void := range []bool{true, false} {
 			w := wanted()
 			w.Edits.Strategies, w.Edits.Void = strategies, void
@@ -308,7 +318,8 @@ func TestVoidInSpecs(t *testing.T) {
 // Every name that a container is given is in a spec.
 func TestEveryNameOfEditsResolves(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, driverFiles("dev/nvidia-fs0", "dev/gdrdrv", "dev/infiniband/rdma_cm", "dev/nvidia-caps-imex-channels/channel0")...)
+	h := newHost(t, driverFiles("dev/nvidia-fs0", "dev/gdrdrv", "dev/infiniband/rdma_cm",
+		"dev/nvidia-caps-imex-channels/channel0")...)
 	for _, ids := range []containeredits.IDStrategy{containeredits.ByUUID, containeredits.ByIndex} {
 		w := wanted()
 		w.Snapshot.Control = inventory.AllControlNodes
@@ -381,13 +392,16 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 	}
 }
 
-// TestALinkInThePlaceOfASpec is replaced by a file: what it points to keeps its mode and its content.
+// TestALinkInThePlaceOfASpec is replaced by a file: what it points to keeps its mode and its
+// content.
 func TestALinkInThePlaceOfASpec(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	h.apply(t, wanted())
-	path, elsewhere := filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-gpu.json"), filepath.Join(t.TempDir(), "elsewhere")
-	if err := errors.Join(os.Rename(path, elsewhere), os.Chmod(elsewhere, 0o600), os.Symlink(elsewhere, path)); err != nil {
+	path, elsewhere := filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-gpu.json"), filepath.Join(t.TempDir(),
+		"elsewhere")
+	if err := errors.Join(os.Rename(path, elsewhere), os.Chmod(elsewhere, 0o600),
+		os.Symlink(elsewhere, path)); err != nil {
 		t.Fatal(err)
 	}
 	h.apply(t, wanted())
@@ -432,7 +446,8 @@ func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
 	}
 	noCompanion := newHost(t, driverFiles()...)
 	companion := wanted()
-	companion.Snapshot.Control, companion.Edits.GDS = inventory.AllControlNodes, containeredits.Always // but no node to be found
+	// but no node to be found
+	companion.Snapshot.Control, companion.Edits.GDS = inventory.AllControlNodes, containeredits.Always
 	for name, tt := range map[string]struct {
 		host   *host
 		wanted cdi.Wanted
@@ -448,7 +463,8 @@ func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
 			continue
 		}
 		lacks := written.Lacks(tt.wanted)
-		if got := slices.Sorted(maps.Keys(lacks)); !slices.Equal(got, []string{"GPU-a", "MIG-b0"}) || lacks["GPU-a"] != err.Error() {
+		if got := slices.Sorted(maps.Keys(lacks)); !slices.Equal(got, []string{"GPU-a", "MIG-b0"}) ||
+			lacks["GPU-a"] != err.Error() {
 			t.Errorf("%s: lacks %v", name, lacks)
 		}
 	}

@@ -24,8 +24,8 @@ const (
 	CDIMOFED   CDIClass = "mofed"
 )
 
-// companions are the classes beside CDIGPU, the device node without which the node does not have them, and the only
-// device of each.
+// companions are the classes beside CDIGPU, the device node without which the node does not have
+// them, and the only device of each.
 var companions = [...]struct {
 	class  CDIClass
 	node   inventory.ControlNodes
@@ -37,7 +37,8 @@ var companions = [...]struct {
 	{CDIMOFED, inventory.NodeRDMA, "all"},
 }
 
-// CDICompanions returns the devices beside GPUs that a node with these device nodes gives its containers, by class.
+// CDICompanions returns the devices beside GPUs that a node with these device nodes gives its
+// containers, by class.
 func CDICompanions(control inventory.ControlNodes, o Options) map[CDIClass]string {
 	c := container{options: o, devices: []resource.Device{{Control: control}}}
 	all := map[CDIClass]string{}
@@ -49,8 +50,8 @@ func CDICompanions(control inventory.ControlNodes, o Options) map[CDIClass]strin
 	return all
 }
 
-// CDIName is the device part of a device's CDI name. The UUIDs that drivers before R470 give to MIG devices have
-// slashes, which CDI does not allow.
+// CDIName is the device part of a device's CDI name. The UUIDs that drivers before R470 give to MIG
+// devices have slashes, which CDI does not allow.
 func CDIName(d resource.Device, by IDStrategy) string {
 	return strings.ReplaceAll(Name(d, by), "/", "_")
 }
@@ -77,7 +78,8 @@ func (c *container) cdiNames() []string {
 	return names
 }
 
-// annotationKey is a key that no other request of one pod has: of one for other devices, the names differ.
+// annotationKey is a key that no other request of one pod has: of one for other devices, the names
+// differ.
 func (c *container) annotationKey(names []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(names, ",")))
 	return c.options.AnnotationPrefix + "nvidia-device-plugin_" + hex.EncodeToString(sum[:16])

@@ -43,7 +43,8 @@ const (
 )
 
 const (
-	// volumeRoot is the directory in which NVIDIA's container runtime looks for files named after devices.
+	// volumeRoot is the directory in which NVIDIA's container runtime looks for files named after
+	// devices.
 	volumeRoot = "/var/run/nvidia-container-devices"
 	// nothing is the source of such a file: only its name counts.
 	nothing = "/dev/null"
@@ -51,8 +52,8 @@ const (
 	imexChannel = "0"
 )
 
-// For returns what a container is given with the devices of one request: replicas of one device give it that device
-// once.
+// For returns what a container is given with the devices of one request: replicas of one device
+// give it that device once.
 func For(devices []resource.Device, o Options) (Edits, error) {
 	c := container{options: o, devices: distinct(devices), edits: Edits{Env: map[string]string{}}}
 	c.bound, c.limited = limitOf(devices)
@@ -174,8 +175,8 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 // mpsContainerRoot is where containers see MPS state.
 const mpsContainerRoot = "/mps"
 
-// joinMPS makes the container a client of the MPS daemon of its devices, if one of them is shared by MPS: the daemon sets
-// a mode in which only its clients can use the device.
+// joinMPS makes the container a client of the MPS daemon of its devices, if one of them is shared
+// by MPS: the daemon sets a mode in which only its clients can use the device.
 func (c *container) joinMPS() {
 	i := slices.IndexFunc(c.devices, func(d resource.Device) bool { return d.MPSDaemon() != "" })
 	if i < 0 {
@@ -189,11 +190,12 @@ func (c *container) joinMPS() {
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }
 
-// unitsPipe is where a container with units sees the pipe directory of its one GPU: the same for each GPU, so that the CDI device of its
-// limit can say where it is.
+// unitsPipe is where a container with units sees the pipe directory of its one GPU: the same for
+// each GPU, so that the CDI device of its limit can say where it is.
 const unitsPipe = mpsContainerRoot + "/pipe"
 
-// MPSClient returns what makes a container a client of the MPS daemon with a directory below root, the host's directory of MPS state.
+// MPSClient returns what makes a container a client of the MPS daemon with a directory below root,
+// the host's directory of MPS state.
 func MPSClient(root, dir string) Edits {
 	return mpsClient(root, dir, path.Join(mpsContainerRoot, dir, "pipe"))
 }

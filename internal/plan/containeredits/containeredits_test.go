@@ -33,7 +33,8 @@ func TestEdits(t *testing.T) {
 		{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/MIG-a"},
 	}
 	names := []string{"k8s.device-plugin.nvidia.com/gpu=GPU-b", "k8s.device-plugin.nvidia.com/gpu=MIG-a"}
-	everything := containeredits.Options{IMEX: true, GDRCopy: containeredits.Always, GDS: containeredits.Always, MOFED: containeredits.Always}
+	everything := containeredits.Options{IMEX: true, GDRCopy: containeredits.Always, GDS: containeredits.Always,
+		MOFED: containeredits.Always}
 	with := func(o containeredits.Options, strategies ...containeredits.Strategy) containeredits.Options {
 		o.Strategies = strategies
 		return o
@@ -54,29 +55,36 @@ func TestEdits(t *testing.T) {
 		},
 		{
 			name: "volume-mounts", options: with(containeredits.Options{}, containeredits.VolumeMounts),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, Mounts: volumes},
+			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+				Mounts: volumes},
 		},
 		{
-			name: "envvar and volume-mounts", options: with(containeredits.Options{}, containeredits.EnvVar, containeredits.VolumeMounts),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, Mounts: volumes},
+			name: "envvar and volume-mounts", options: with(containeredits.Options{}, containeredits.EnvVar,
+				containeredits.VolumeMounts),
+			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+				Mounts: volumes},
 		},
 		{
-			name: "volume-mounts and envvar", options: with(containeredits.Options{}, containeredits.VolumeMounts, containeredits.EnvVar),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, Mounts: volumes},
+			name: "volume-mounts and envvar", options: with(containeredits.Options{}, containeredits.VolumeMounts,
+				containeredits.EnvVar),
+			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+				Mounts: volumes},
 		},
 		{
 			name: "cdi-cri", options: with(containeredits.Options{}, containeredits.CDICRI),
 			want: containeredits.Edits{Env: map[string]string{}, CDIDevices: names},
 		},
 		{
-			name: "cdi-cri by index, void", options: with(containeredits.Options{IDs: containeredits.ByIndex, Void: true, DeviceNodes: true}, containeredits.CDICRI),
+			name: "cdi-cri by index, void", options: with(containeredits.Options{IDs: containeredits.ByIndex, Void: true,
+				DeviceNodes: true}, containeredits.CDICRI),
 			want: containeredits.Edits{
 				Env:        map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"},
 				CDIDevices: []string{"k8s.device-plugin.nvidia.com/gpu=1", "k8s.device-plugin.nvidia.com/gpu=0:2"},
 			},
 		},
 		{
-			name: "both CDI ways", options: with(containeredits.Options{Void: true, AnnotationPrefix: "cdi.k8s.io/"}, containeredits.CDIAnnotations, containeredits.CDICRI),
+			name: "both CDI ways", options: with(containeredits.Options{Void: true, AnnotationPrefix: "cdi.k8s.io/"},
+				containeredits.CDIAnnotations, containeredits.CDICRI),
 			want: containeredits.Edits{
 				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, CDIDevices: names,
 				Annotations: map[string]string{
@@ -85,11 +93,13 @@ func TestEdits(t *testing.T) {
 			},
 		},
 		{
-			name: "a mixed set keeps the value of envvar", options: with(containeredits.Options{Void: true}, containeredits.CDICRI, containeredits.EnvVar),
+			name: "a mixed set keeps the value of envvar", options: with(containeredits.Options{Void: true},
+				containeredits.CDICRI, containeredits.EnvVar),
 			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}, CDIDevices: names},
 		},
 		{
-			name: "companions that the node lacks", options: with(everything, containeredits.EnvVar, containeredits.CDICRI), control: always,
+			name: "companions that the node lacks", options: with(everything, containeredits.EnvVar,
+				containeredits.CDICRI), control: always,
 			want: containeredits.Edits{
 				Env: map[string]string{
 					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
@@ -98,7 +108,8 @@ func TestEdits(t *testing.T) {
 			},
 		},
 		{
-			name: "companions", options: with(everything, containeredits.EnvVar, containeredits.CDICRI), control: inventory.AllControlNodes,
+			name: "companions", options: with(everything, containeredits.EnvVar,
+				containeredits.CDICRI), control: inventory.AllControlNodes,
 			want: containeredits.Edits{
 				Env: map[string]string{
 					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
@@ -109,7 +120,8 @@ func TestEdits(t *testing.T) {
 			},
 		},
 		{
-			name: "volume-mounts with an IMEX channel", options: with(containeredits.Options{IMEX: true}, containeredits.VolumeMounts), control: inventory.AllControlNodes,
+			name: "volume-mounts with an IMEX channel", options: with(containeredits.Options{IMEX: true},
+				containeredits.VolumeMounts), control: inventory.AllControlNodes,
 			want: containeredits.Edits{
 				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 				Mounts: append(slices.Clone(volumes),
@@ -117,20 +129,24 @@ func TestEdits(t *testing.T) {
 			},
 		},
 		{
-			name: "device nodes", options: with(containeredits.Options{DeviceNodes: true, DevRoot: "/", IMEX: true}, containeredits.EnvVar),
+			name: "device nodes", options: with(containeredits.Options{DeviceNodes: true, DevRoot: "/", IMEX: true},
+				containeredits.EnvVar),
 			control: inventory.NodeControl | inventory.NodeUVM | inventory.NodeGDS | inventory.NodeIMEXChannel0,
 			want: containeredits.Edits{
 				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_IMEX_CHANNELS": "0"},
-				Nodes: nodes("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia6", "/dev/nvidia7", "/dev/nvidia-caps/nvidia-cap12",
+				Nodes: nodes("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia6", "/dev/nvidia7",
+					"/dev/nvidia-caps/nvidia-cap12",
 					"/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps-imex-channels/channel0"),
 			},
 		},
 		{
-			name:    "device nodes of a driver container, beside CDI",
-			options: with(containeredits.Options{DeviceNodes: true, DevRoot: "/run/nvidia/driver"}, containeredits.EnvVar, containeredits.CDICRI), control: always,
+			name: "device nodes of a driver container, beside CDI",
+			options: with(containeredits.Options{DeviceNodes: true, DevRoot: "/run/nvidia/driver"}, containeredits.EnvVar,
+				containeredits.CDICRI), control: always,
 			want: containeredits.Edits{
 				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}, CDIDevices: names,
-				Nodes: nodes("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+				Nodes: nodes("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
+					"/dev/nvidia-modeset",
 					"/dev/nvidia6", "/dev/nvidia7", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"),
 			},
 		},
@@ -160,13 +176,15 @@ func nodes(root string, paths ...string) []containeredits.DeviceNode {
 func TestNodesOfTwoMIGDevicesOfOneGPUAreGivenOnce(t *testing.T) {
 	t.Parallel()
 	two := []resource.Device{
-		{UUID: "MIG-a", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 13}, {UUID: "MIG-b", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 14},
+		{UUID: "MIG-a", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 13}, {UUID: "MIG-b", GPU: "GPU-a", Minor: 3, GICap: 12,
+			CICap: 14},
 	}
 	got, err := containeredits.For(two, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := nodes("", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps/nvidia-cap14")
+	want := nodes("", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13",
+		"/dev/nvidia-caps/nvidia-cap14")
 	if diff := cmp.Diff(want, got.Nodes); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
@@ -176,12 +194,14 @@ func TestClientsOfMPS(t *testing.T) {
 	t.Parallel()
 	d := devices(0)[:1]
 	d[0].Sharing, d[0].Resource = resource.MPS, "nvidia.com/gpu.shared"
-	got, err := containeredits.For(d, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, MPSRoot: "/run/nvidia/mps"})
+	got, err := containeredits.For(d, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar},
+		MPSRoot: "/run/nvidia/mps"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := containeredits.Edits{
-		Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"},
+		Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b",
+			"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"},
 		Mounts: []containeredits.Mount{
 			{HostPath: "/run/nvidia/mps/nvidia.com/gpu.shared/pipe", ContainerPath: "/mps/nvidia.com/gpu.shared/pipe"},
 			{HostPath: "/run/nvidia/mps/shm", ContainerPath: "/dev/shm"},
@@ -191,7 +211,8 @@ func TestClientsOfMPS(t *testing.T) {
 		t.Errorf("edits (-want +got):\n%s", diff)
 	}
 
-	// A resource can have devices that are not shared beside those that are. Kubelet names them in any order.
+	// A resource can have devices that are not shared beside those that are. Kubelet names them in any
+	// order.
 	other := devices(0)[1]
 	other.Resource = "nvidia.com/gpu.shared"
 	for _, mixed := range [][]resource.Device{{d[0], other}, {other, d[0]}} {
@@ -204,7 +225,8 @@ func TestClientsOfMPS(t *testing.T) {
 
 func TestAnnotationKeysTellRequestsApart(t *testing.T) {
 	t.Parallel()
-	o := containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDIAnnotations}, AnnotationPrefix: "cdi.k8s.io/"}
+	o := containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDIAnnotations},
+		AnnotationPrefix: "cdi.k8s.io/"}
 	keys := map[string]bool{}
 	for _, request := range [][]resource.Device{devices(0)[:1], devices(0)[1:2], devices(0)} {
 		e, err := containeredits.For(request, o)
@@ -254,7 +276,8 @@ func TestStrategies(t *testing.T) {
 	if want := []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"}; !slices.Equal(names, want) {
 		t.Errorf("strategies %q, want %q", names, want)
 	}
-	if got := fmt.Sprint(containeredits.ByUUID, " ", containeredits.ByIndex, " ", containeredits.IDStrategy(9)); got != "uuid index IDStrategy(9)" {
+	if got := fmt.Sprint(containeredits.ByUUID, " ", containeredits.ByIndex, " ",
+		containeredits.IDStrategy(9)); got != "uuid index IDStrategy(9)" {
 		t.Errorf("ID strategies %s", got)
 	}
 	if got, err := containeredits.For(nil, containeredits.Options{Strategies: []containeredits.Strategy{-1}}); err == nil {
@@ -262,7 +285,8 @@ func TestStrategies(t *testing.T) {
 	}
 }
 
-// TestNodesOfOneGPU: a container with one GPU gets that GPU's node and the driver's, and nothing without a device.
+// TestNodesOfOneGPU: a container with one GPU gets that GPU's node and the driver's, and nothing
+// without a device.
 func TestNodesOfOneGPU(t *testing.T) {
 	t.Parallel()
 	o := containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true}
@@ -287,7 +311,8 @@ func TestNodesOfMIGDevices(t *testing.T) {
 		want   []string
 	}{
 		{resource.Device{Minor: 2}, []string{"/dev/nvidia2"}},
-		{resource.Device{Minor: 2, GICap: 1, CICap: 1}, []string{"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap1"}},
+		{resource.Device{Minor: 2, GICap: 1, CICap: 1}, []string{"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap1",
+			"/dev/nvidia-caps/nvidia-cap1"}},
 		{resource.Device{Minor: 2, GICap: 3}, []string{"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap3"}},
 	} {
 		if diff := cmp.Diff(tt.want, containeredits.DevicePaths(tt.device)); diff != "" {
@@ -304,11 +329,15 @@ func TestCompanionsOneByOne(t *testing.T) {
 		env     map[string]string
 		class   containeredits.CDIClass
 	}{
-		"none":    {containeredits.Options{}, nil, ""},
-		"GDRCopy": {containeredits.Options{GDRCopy: containeredits.Always}, map[string]string{"NVIDIA_GDRCOPY": "enabled"}, containeredits.CDIGDRCopy},
-		"GDS":     {containeredits.Options{GDS: containeredits.Always}, map[string]string{"NVIDIA_GDS": "enabled"}, containeredits.CDIGDS},
-		"MOFED":   {containeredits.Options{MOFED: containeredits.Always}, map[string]string{"NVIDIA_MOFED": "enabled"}, containeredits.CDIMOFED},
-		"IMEX":    {containeredits.Options{IMEX: true}, map[string]string{"NVIDIA_IMEX_CHANNELS": "0"}, containeredits.CDIIMEX},
+		"none": {containeredits.Options{}, nil, ""},
+		"GDRCopy": {containeredits.Options{GDRCopy: containeredits.Always}, map[string]string{"NVIDIA_GDRCOPY": "enabled"},
+			containeredits.CDIGDRCopy},
+		"GDS": {containeredits.Options{GDS: containeredits.Always}, map[string]string{"NVIDIA_GDS": "enabled"},
+			containeredits.CDIGDS},
+		"MOFED": {containeredits.Options{MOFED: containeredits.Always}, map[string]string{"NVIDIA_MOFED": "enabled"},
+			containeredits.CDIMOFED},
+		"IMEX": {containeredits.Options{IMEX: true}, map[string]string{"NVIDIA_IMEX_CHANNELS": "0"},
+			containeredits.CDIIMEX},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -336,8 +365,8 @@ func TestCompanionsOneByOne(t *testing.T) {
 	}
 }
 
-// TestCompanionsWhereTheyAre: with auto a container is asked for what its node has, by each way, and RDMA devices come with GPUDirect
-// Storage alone.
+// TestCompanionsWhereTheyAre: with auto a container is asked for what its node has, by each way,
+// and RDMA devices come with GPUDirect Storage alone.
 func TestCompanionsWhereTheyAre(t *testing.T) {
 	t.Parallel()
 	const always = inventory.NodeControl | inventory.NodeUVM
@@ -355,7 +384,8 @@ func TestCompanionsWhereTheyAre(t *testing.T) {
 			[]containeredits.CDIClass{containeredits.CDIGDRCopy, containeredits.CDIGDS, containeredits.CDIMOFED},
 		},
 	} {
-		o := containeredits.Options{GDRCopy: containeredits.Auto, GDS: containeredits.Auto, MOFED: containeredits.Auto, Strategies: []containeredits.Strategy{containeredits.CDICRI}}
+		o := containeredits.Options{GDRCopy: containeredits.Auto, GDS: containeredits.Auto, MOFED: containeredits.Auto,
+			Strategies: []containeredits.Strategy{containeredits.CDICRI}}
 		got, err := containeredits.For(devices(tt.control), o)
 		if err != nil {
 			t.Fatal(err)
@@ -374,14 +404,17 @@ func TestCompanionsWhereTheyAre(t *testing.T) {
 	}
 }
 
-// TestNumbersOfNodes: a node has a number where the kernel has its major, and no other file has one.
+// TestNumbersOfNodes: a node has a number where the kernel has its major, and no other file has
+// one.
 func TestNumbersOfNodes(t *testing.T) {
 	t.Parallel()
 	majors := inventory.Majors{GPU: 195, UVM: 510, Caps: 234, IMEX: 233}
 	for path, want := range map[string]containeredits.Number{
-		"/dev/nvidiactl": {Major: 195, Minor: 255}, "/dev/nvidia-modeset": {Major: 195, Minor: 254}, "/dev/nvidia12": {Major: 195, Minor: 12},
+		"/dev/nvidiactl": {Major: 195, Minor: 255}, "/dev/nvidia-modeset": {Major: 195,
+			Minor: 254}, "/dev/nvidia12": {Major: 195, Minor: 12},
 		"/dev/nvidia-uvm": {Major: 510}, "/dev/nvidia-uvm-tools": {Major: 510, Minor: 1},
-		"/dev/nvidia-caps/nvidia-cap30": {Major: 234, Minor: 30, Mode: 0o444}, "/dev/nvidia-caps-imex-channels/channel0": {Major: 233},
+		"/dev/nvidia-caps/nvidia-cap30": {Major: 234, Minor: 30,
+			Mode: 0o444}, "/dev/nvidia-caps-imex-channels/channel0": {Major: 233},
 	} {
 		if got, known := containeredits.NumberOf(path, majors); !known || got != want {
 			t.Errorf("%s: %+v, %t; want %+v", path, got, known, want)
@@ -390,7 +423,8 @@ func TestNumbersOfNodes(t *testing.T) {
 			t.Errorf("%s has a number although the kernel has no major", path)
 		}
 	}
-	for _, path := range []string{"/dev/nvidia", "/dev/nvidia-nvswitch0", "/dev/nvidia-fs0", "/dev/gdrdrv", "/dev/dri/card0", "/dev/nvidia-caps/nvidia-cap"} {
+	for _, path := range []string{"/dev/nvidia", "/dev/nvidia-nvswitch0", "/dev/nvidia-fs0", "/dev/gdrdrv",
+		"/dev/dri/card0", "/dev/nvidia-caps/nvidia-cap"} {
 		if got, known := containeredits.NumberOf(path, majors); known {
 			t.Errorf("%s has the number %+v", path, got)
 		}

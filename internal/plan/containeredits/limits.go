@@ -14,10 +14,12 @@ const (
 	CDIThreads CDIClass = "thread-limit"
 )
 
-// CDIDriverMemory is the class of limits that the driver holds the cgroup of a container to. NVIDIA's hook sets them.
+// CDIDriverMemory is the class of limits that the driver holds the cgroup of a container to.
+// NVIDIA's hook sets them.
 const CDIDriverMemory CDIClass = "driver-memory-limit"
 
-// A Limit is a limit that a container gets by variables of its environment. As a CDI device it wins over variables of the pod.
+// A Limit is a limit that a container gets by variables of its environment. As a CDI device it wins
+// over variables of the pod.
 type Limit struct {
 	Class CDIClass
 	// CDIName is the device part of the limit's CDI name.
@@ -32,20 +34,23 @@ const (
 	threadVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 )
 
-// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in MiB. It also says where the MPS daemon
-// is: a process that does not find it has no limit.
+// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in
+// MiB. It also says where the MPS daemon is: a process that does not find it has no limit.
 func MemoryLimit(mib int) Limit {
-	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib), pipeVariable + "=" + unitsPipe}}
+	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib),
+		pipeVariable + "=" + unitsPipe}}
 }
 
-// DriverMemoryLimit returns the limit of the memory of a GPU that all processes of a container may have together, in MiB. Nothing is
-// requested: what the driver keeps for a cgroup stays behind when the cgroup goes.
+// DriverMemoryLimit returns the limit of the memory of a GPU that all processes of a container may
+// have together, in MiB. Nothing is requested: what the driver keeps for a cgroup stays behind when
+// the cgroup goes.
 func DriverMemoryLimit(mib int) Limit {
 	env := []string{"NVIDIA_GPU_MEMORY_REQUEST=0", fmt.Sprintf("NVIDIA_GPU_MEMORY_LIMIT=%d", mib)}
 	return Limit{CDIDriverMemory, fmt.Sprintf("%dMi", mib), env}
 }
 
-// ThreadLimit returns the limit of the threads of a GPU that a process of a container may use, in percent.
+// ThreadLimit returns the limit of the threads of a GPU that a process of a container may use, in
+// percent.
 func ThreadLimit(percentage int) Limit {
 	return Limit{CDIThreads, fmt.Sprint(percentage), []string{fmt.Sprintf("%s=%d", threadVariable, percentage)}}
 }
@@ -75,7 +80,8 @@ func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 	return Limit{}, false
 }
 
-// limit gives the container the limit that its devices bring: also by a variable where one of the strategies is not CDI.
+// limit gives the container the limit that its devices bring: also by a variable where one of the
+// strategies is not CDI.
 func (c *container) limit() {
 	if c.limited && !c.options.OnlyCDI() {
 		for _, variable := range c.bound.Env {
@@ -85,7 +91,8 @@ func (c *container) limit() {
 	}
 }
 
-// onlyLimit returns what a container is given that gets its limit by this request and its GPU by another one.
+// onlyLimit returns what a container is given that gets its limit by this request and its GPU by
+// another one.
 func (c *container) onlyLimit() Edits {
 	names := []string{qualified(c.bound.Class, c.bound.CDIName)}
 	for _, s := range c.options.Strategies {
@@ -101,11 +108,12 @@ func (c *container) onlyLimit() Edits {
 	return c.edits
 }
 
-// AllocatedKey is the annotation with the time at which a container was given units of memory. Kubelet keeps it with the answer.
+// AllocatedKey is the annotation with the time at which a container was given units of memory.
+// Kubelet keeps it with the answer.
 const AllocatedKey = "gpu-device-plugin.github.io/allocated"
 
-// Limits returns the limits that the edits bring a container: of memory in MiB, and of threads in percent; 0 for none. A CDI device counts
-// before a variable, as it does for a container runtime.
+// Limits returns the limits that the edits bring a container: of memory in MiB, and of threads in
+// percent; 0 for none. A CDI device counts before a variable, as it does for a container runtime.
 func (e Edits) Limits() (mib, percentage int) {
 	read := func(text, form string) (n int) {
 		if _, err := fmt.Sscanf(text, form, &n); err != nil {

@@ -7,17 +7,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Options is what the configuration decides about the Edits. It is a value: nobody changes it, or what its slices hold,
-// after it was made.
+// Options is what the configuration decides about the Edits. It is a value: nobody changes it, or
+// what its slices hold, after it was made.
 type Options struct {
 	// Strategies are the ways in which the devices are passed to the runtime. All of them are used.
 	Strategies []Strategy
 	// IDs says how devices are named to the runtime.
 	IDs IDStrategy
-	// Void sets NVIDIA_VISIBLE_DEVICES=void in CDI specs, and for the container where all strategies are CDI, so that what an image says there
-	// has no effect, and what another strategy says has none where the runtime knows CDI.
+	// Void sets NVIDIA_VISIBLE_DEVICES=void in CDI specs, and for the container where all strategies
+	// are CDI, so that what an image says there has no effect, and what another strategy says has none
+	// where the runtime knows CDI.
 	Void bool
-	// DeviceNodes gives the container the nodes of its devices too, if one strategy at least is not CDI.
+	// DeviceNodes gives the container the nodes of its devices too, if one strategy at least is not
+	// CDI.
 	DeviceNodes bool
 	// DevRoot is the host's directory that dev/ is in.
 	DevRoot string
@@ -41,15 +43,18 @@ func (o Options) OnlyCDI() bool {
 	return !slices.ContainsFunc(o.Strategies, func(s Strategy) bool { return !s.cdi() })
 }
 
-// GivesNodes reports whether containers are given the nodes of their devices by kubelet, which takes them from the host.
+// GivesNodes reports whether containers are given the nodes of their devices by kubelet, which
+// takes them from the host.
 func (o Options) GivesNodes() bool { return o.DeviceNodes && !o.OnlyCDI() }
 
-// wants reports whether containers of a node with these device nodes are to have a companion of the driver.
+// wants reports whether containers of a node with these device nodes are to have a companion of the
+// driver.
 func (o Options) wants(node, control inventory.ControlNodes) bool {
 	there := control.Has(node)
 	return node == inventory.NodeIMEXChannel0 && o.IMEX ||
 		node == inventory.NodeGDRCopy && o.GDRCopy.wanted(there) || node == inventory.NodeGDS && o.GDS.wanted(there) ||
-		node == inventory.NodeRDMA && o.MOFED.wanted(there && control.Has(inventory.NodeGDS)) // many nodes have RDMA for other purposes
+		// many nodes have RDMA for other purposes
+		node == inventory.NodeRDMA && o.MOFED.wanted(there && control.Has(inventory.NodeGDS))
 }
 
 // Companion says when containers are given something beside their GPUs.
@@ -61,8 +66,8 @@ const (
 	Never Companion = iota
 	// Always asks for it on each node; a node that lacks it gives none.
 	Always
-	// Auto asks for it on nodes that have it. RDMA devices are given on nodes that also have GPUDirect Storage, as NVIDIA's operator gives
-	// them.
+	// Auto asks for it on nodes that have it. RDMA devices are given on nodes that also have GPUDirect
+	// Storage, as NVIDIA's operator gives them.
 	Auto
 )
 

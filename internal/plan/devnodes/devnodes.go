@@ -1,5 +1,5 @@
-// Package devnodes makes the driver's device nodes on the host, for containers that kubelet gives the host's nodes: nobody makes those of a
-// new MIG device there.
+// Package devnodes makes the driver's device nodes on the host, for containers that kubelet gives
+// the host's nodes: nobody makes those of a new MIG device there.
 package devnodes
 
 import (
@@ -26,7 +26,8 @@ import (
 
 // Roots say where the host's device nodes are seen.
 type Roots struct {
-	// Driver is the host's directory that the driver is installed below, and Container that directory in this container.
+	// Driver is the host's directory that the driver is installed below, and Container that directory
+	// in this container.
 	Driver, Container string
 	// Dev is the host's directory that dev/ is in.
 	Dev string
@@ -34,7 +35,8 @@ type Roots struct {
 	Divides bool
 }
 
-// folder returns where this process sees Dev; false where it does not see it, or nothing there is the driver's.
+// folder returns where this process sees Dev; false where it does not see it, or nothing there is
+// the driver's.
 func (r Roots) folder() (string, bool) {
 	inside, err := filepath.Rel(path.Join("/", r.Driver), path.Join("/", r.Dev))
 	if err != nil || inside == ".." || strings.HasPrefix(inside, "../") {
@@ -45,7 +47,8 @@ func (r Roots) folder() (string, bool) {
 	return folder, err == nil
 }
 
-// A Maker makes device nodes. Apply is for one goroutine, Lacks for any. The zero value is ready for use.
+// A Maker makes device nodes. Apply is for one goroutine, Lacks for any. The zero value is ready
+// for use.
 type Maker struct {
 	// Mknod makes a character device; nil for the kernel's.
 	Mknod func(name string, mode uint32, device int) error
@@ -63,9 +66,10 @@ type tried struct {
 	lacks  map[string]string // by the path in a container: why it could not be made, or "" if it is there
 }
 
-// Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver that was loaded before. Where this
-// process does not see the host's nodes, it does nothing: then MIG devices of this program lack theirs, and all others count as there. The
-// error says which could not be made.
+// Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver
+// that was loaded before. Where this process does not see the host's nodes, it does nothing: then
+// MIG devices of this program lack theirs, and all others count as there. The error says which
+// could not be made.
 func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) error {
 	folder, seen := roots.folder()
 	if !seen {
@@ -83,7 +87,8 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 		if err := m.ensure(path.Join(folder, node), number, known); err != nil {
 			lacks[node] = fmt.Sprintf("its device node %s is not on the host, and cannot be made: %v", host, err)
 			if known {
-				lacks[node] += fmt.Sprintf("; make it there: mknod -m %o %s c %d %d", mode(number), host, number.Major, number.Minor)
+				lacks[node] += fmt.Sprintf("; make it there: mknod -m %o %s c %d %d", mode(number), host, number.Major,
+					number.Minor)
 			}
 			failed = append(failed, errors.New(lacks[node]))
 		}
@@ -92,7 +97,8 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 	return errors.Join(failed...)
 }
 
-// nodes returns the device nodes that containers are given for devices of a plan, by their paths in a container.
+// nodes returns the device nodes that containers are given for devices of a plan, by their paths in
+// a container.
 func nodes(snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) []string {
 	all := map[string]bool{}
 	for _, r := range plan.Resources {
@@ -147,7 +153,8 @@ func (m *Maker) put(name string, number containeredits.Number, device int) error
 	if mknod == nil {
 		mknod = syscall.Mknod
 	}
-	temporary := statefile.TemporaryName(name, rand.Text()) // each container has a process 1, and each may be killed before the rename
+	// each container has a process 1, and each may be killed before the rename
+	temporary := statefile.TemporaryName(name, rand.Text())
 	if err := mknod(temporary, syscall.S_IFCHR|mode(number), device); err != nil {
 		return err
 	}
@@ -195,7 +202,8 @@ func outdated(there fs.FileInfo, device uint64) bool {
 	return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && uint64(stat.Rdev) != device
 }
 
-// Lacks returns the devices of a plan, by UUID, whose nodes could not be made or were not looked at yet, each with the reason.
+// Lacks returns the devices of a plan, by UUID, whose nodes could not be made or were not looked at
+// yet, each with the reason.
 func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]string {
 	t := m.tried.Load()
 	if t == nil {

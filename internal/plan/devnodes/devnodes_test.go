@@ -38,24 +38,29 @@ func divided() (inventory.Snapshot, resource.Plan) {
 		Control: inventory.NodeControl | inventory.NodeUVM, Majors: inventory.Majors{GPU: 195, UVM: 510, Caps: 234},
 		GPUs: []inventory.GPU{
 			{UUID: "GPU-0", Health: inventory.Health{State: inventory.Healthy}},
-			{UUID: "GPU-1", Index: 1, Minor: 1, MIG: inventory.MIGEnabled, Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
-				{UUID: "MIG-1", GI: 1, Profile: "1g.10gb", GICap: 30, CICap: 31, Health: inventory.Health{State: inventory.Healthy}},
-			}},
+			{UUID: "GPU-1", Index: 1, Minor: 1, MIG: inventory.MIGEnabled, Health: inventory.Health{State: inventory.Healthy},
+				MIGDevices: []inventory.MIGDevice{
+					{UUID: "MIG-1", GI: 1, Profile: "1g.10gb", GICap: 30, CICap: 31,
+						Health: inventory.Health{State: inventory.Healthy}},
+				}},
 		},
 	}
 	return s, resource.New(s, resource.Options{MIG: resource.MIGMixed})
 }
 
 func specs(devRoot string) containeredits.Options {
-	return containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true, DevRoot: devRoot}
+	return containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true,
+		DevRoot: devRoot}
 }
 
 // write is a mknod that writes what it was told into a file.
 func write(name string, mode uint32, device int) error {
-	return os.WriteFile(name, fmt.Appendf(nil, "%o %d:%d", mode&0o777, unix.Major(uint64(device)), unix.Minor(uint64(device))), 0o600)
+	return os.WriteFile(name, fmt.Appendf(nil, "%o %d:%d", mode&0o777, unix.Major(uint64(device)),
+		unix.Minor(uint64(device))), 0o600)
 }
 
-// TestNodesAreMadeOnTheHost: kubelet gives containers the host's nodes. Those that it lacks are made there, where it can be seen.
+// TestNodesAreMadeOnTheHost: kubelet gives containers the host's nodes. Those that it lacks are
+// made there, where it can be seen.
 func TestNodesAreMadeOnTheHost(t *testing.T) {
 	t.Parallel()
 	snapshot, plan := divided()
@@ -72,10 +77,11 @@ func TestNodesAreMadeOnTheHost(t *testing.T) {
 		"all are there": {driver: "/", dev: "/", has: []string{
 			"nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31",
 		}},
-		"that of a driver container": {driver: "/run/nvidia/driver", dev: "/run/nvidia/driver", has: []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia1",
-			"nvidia-caps/nvidia-cap30"}, want: map[string]string{
-			"nvidia0": "666 195:0", "nvidia-caps/nvidia-cap31": "444 234:31",
-		}},
+		"that of a driver container": {driver: "/run/nvidia/driver", dev: "/run/nvidia/driver",
+			has: []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia1",
+				"nvidia-caps/nvidia-cap30"}, want: map[string]string{
+				"nvidia0": "666 195:0", "nvidia-caps/nvidia-cap31": "444 234:31",
+			}},
 		"a folder that is not seen":       {driver: "/run/nvidia/driver", dev: "/", has: []string{"nvidiactl"}},
 		"a folder of which nothing is it": {driver: "/", dev: "/", has: []string{"null"}},
 	} {
@@ -83,7 +89,8 @@ func TestNodesAreMadeOnTheHost(t *testing.T) {
 			t.Parallel()
 			container := host(t, tt.has...)
 			m := devnodes.Maker{Mknod: write}
-			if err := m.Apply(devnodes.Roots{Driver: tt.driver, Container: container, Dev: tt.dev}, snapshot, plan, specs(tt.dev)); err != nil {
+			if err := m.Apply(devnodes.Roots{Driver: tt.driver, Container: container, Dev: tt.dev}, snapshot, plan,
+				specs(tt.dev)); err != nil {
 				t.Error(err)
 			}
 			made := map[string]string{}
@@ -138,7 +145,8 @@ func TestNodesThatCannotBeMade(t *testing.T) {
 	}
 }
 
-// TestNodesThatNobodyMakes: where the host's nodes are not seen, MIG devices that this program makes lack theirs, with what to do.
+// TestNodesThatNobodyMakes: where the host's nodes are not seen, MIG devices that this program
+// makes lack theirs, with what to do.
 func TestNodesThatNobodyMakes(t *testing.T) {
 	t.Parallel()
 	snapshot, plan := divided()
@@ -149,7 +157,8 @@ func TestNodesThatNobodyMakes(t *testing.T) {
 			t.Error(err)
 		}
 		lacks := m.Lacks(plan, specs("/"))
-		if !roots.Divides && len(lacks) > 0 || roots.Divides && (len(lacks) != 1 || !strings.Contains(lacks["MIG-1"], "hostDev")) {
+		if !roots.Divides && len(lacks) > 0 || roots.Divides &&
+			(len(lacks) != 1 || !strings.Contains(lacks["MIG-1"], "hostDev")) {
 			t.Errorf("this program divides GPUs: %v; lacks %v", roots.Divides, lacks)
 		}
 	}
@@ -166,22 +175,26 @@ func TestNodesOfADriverThatWasLoadedBefore(t *testing.T) {
 	}
 	var m devnodes.Maker
 	for range 2 {
-		if err := m.Apply(devnodes.Roots{Driver: "/", Container: container, Dev: "/"}, snapshot, plan, specs("/")); err != nil {
+		if err := m.Apply(devnodes.Roots{Driver: "/", Container: container, Dev: "/"}, snapshot, plan,
+			specs("/")); err != nil {
 			t.Fatal(err)
 		}
 		var stat syscall.Stat_t
-		if err := syscall.Stat(stale, &stat); err != nil || stat.Rdev != unix.Mkdev(234, 30) || stat.Mode != syscall.S_IFCHR|0o444 {
+		if err := syscall.Stat(stale, &stat); err != nil || stat.Rdev != unix.Mkdev(234, 30) ||
+			stat.Mode != syscall.S_IFCHR|0o444 {
 			t.Errorf("%+v, %v", stat, err)
 		}
 	}
 }
 
-// TestNodesOfAProcessThatWasKilled: it had made a node, and not yet put it in its place. The next process, which has the same process ID in
-// its container, makes the node, also while a third one sweeps, and leaves nothing.
+// TestNodesOfAProcessThatWasKilled: it had made a node, and not yet put it in its place. The next
+// process, which has the same process ID in its container, makes the node, also while a third one
+// sweeps, and leaves nothing.
 func TestNodesOfAProcessThatWasKilled(t *testing.T) {
 	t.Parallel()
 	snapshot, plan := divided()
-	container := host(t, "nvidiactl", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31")
+	container := host(t, "nvidiactl", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30",
+		"nvidia-caps/nvidia-cap31")
 	var names []string
 	killed, swept := false, false
 	for range 3 { // the one that is killed, and two others

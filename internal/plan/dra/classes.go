@@ -29,8 +29,8 @@ type ClassParameters struct {
 	Parameters map[string]any `json:"parameters"`
 }
 
-// ClassNames returns the names of the classes of whole GPUs and of MIG devices: gpu.nvidia.com and mig.nvidia.com for the driver
-// gpu.nvidia.com.
+// ClassNames returns the names of the classes of whole GPUs and of MIG devices: gpu.nvidia.com and
+// mig.nvidia.com for the driver gpu.nvidia.com.
 func ClassNames(driver string) (gpu, mig string) {
 	return driver, "mig." + strings.TrimPrefix(driver, "gpu.")
 }
@@ -114,7 +114,8 @@ func (r NamedResource) has(d Device) bool {
 	return uuid != "" && slices.ContainsFunc(r.Devices, func(n NamedDevice) bool { return n.UUID == uuid })
 }
 
-// missing returns how many devices of the resource no claim can have as the resource has them, and why.
+// missing returns how many devices of the resource no claim can have as the resource has them, and
+// why.
 func (r NamedResource) missing(mine, pool []Device) (n int, reason string) {
 	for _, named := range r.Devices {
 		at := slices.IndexFunc(mine, func(d Device) bool { return d.uuid() == named.UUID })
@@ -142,7 +143,8 @@ func (d Device) uuid() string   { return d.Attributes["uuid"].Value }
 func (d Device) parent() string { return d.Attributes["parentUUID"].Value }
 func (d Device) model() string  { return d.Attributes["productName"].Value }
 
-// makes reports whether a device that is made for claims is another one of the kind of a MIG device.
+// makes reports whether a device that is made for claims is another one of the kind of a MIG
+// device.
 func (d Device) makes(of NamedDevice) bool {
 	return of.Profile != "" && d.parent() == of.GPU && d.Partition.Profile == of.Profile
 }
@@ -249,7 +251,8 @@ func (s classSelector) expression(driver string) string {
 	return strings.Join(parts, " && ")
 }
 
-// attributeIn returns the expression that is true for devices whose attribute has one of the values.
+// attributeIn returns the expression that is true for devices whose attribute has one of the
+// values.
 func attributeIn(attribute string, values []string) string {
 	literals := make([]string, len(values))
 	for i, v := range values {

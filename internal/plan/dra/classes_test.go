@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestClasses: classes tell devices apart by as little as possible, and a resource that claims cannot have is named.
+// TestClasses: classes tell devices apart by as little as possible, and a resource that claims
+// cannot have is named.
 func TestClasses(t *testing.T) {
 	t.Parallel()
 	device := func(kind, uuid, model, profile string) dra.Device {
@@ -65,15 +66,18 @@ func TestClasses(t *testing.T) {
 		"profiles": {
 			pool: []dra.Device{gpu("a", "A"), mig("m", "1g.10gb"), mig("n", "1g.10gb+me")},
 			of: []dra.NamedResource{
-				resource("nvidia.com/gpu", "a"), resource("nvidia.com/mig-1g.10gb", "m"), resource("nvidia.com/mig-1g.10gb.me", "n"),
+				resource("nvidia.com/gpu", "a"), resource("nvidia.com/mig-1g.10gb", "m"), resource("nvidia.com/mig-1g.10gb.me",
+					"n"),
 			},
 			want: []string{
-				"gpu.nvidia.com: " + kind + " && " + whole, "mig-1g.10gb.nvidia.com: type == 'mig' && profile == '1g.10gb' && " + whole,
+				"gpu.nvidia.com: " + kind + " && " + whole, "mig-1g.10gb.nvidia.com: type == 'mig' && profile == '1g.10gb' && " +
+					whole,
 				"mig-1g.10gb.me.nvidia.com: type == 'mig' && profile == '1g.10gb+me' && " + whole,
 			},
 		},
 		"strategy single": {
-			pool: []dra.Device{mig("m", "1g.10gb"), gpu("a", "A")}, of: []dra.NamedResource{resource("nvidia.com/gpu", "m", "a")},
+			pool: []dra.Device{mig("m", "1g.10gb"), gpu("a", "A")}, of: []dra.NamedResource{resource("nvidia.com/gpu", "m",
+				"a")},
 			want: []string{"gpu.nvidia.com: (type == 'gpu' || type == 'mig' && profile == '1g.10gb') && " + whole},
 		},
 		"models": {
@@ -108,12 +112,15 @@ func TestClasses(t *testing.T) {
 			},
 		},
 		"a MIG device of a claim": {
-			pool: []dra.Device{made("1g")}, of: []dra.NamedResource{{Name: "nvidia.com/mig-1g", Devices: resource("", "m").Devices, Profiles: []string{"1g"}}},
+			pool: []dra.Device{made("1g")}, of: []dra.NamedResource{{Name: "nvidia.com/mig-1g",
+				Devices: resource("", "m").Devices, Profiles: []string{"1g"}}},
 			want: []string{"mig-1g.nvidia.com: type == 'mig' && profile == '1g' && " + whole},
 		},
 		"shared": {
-			pool: []dra.Device{gpu("a", "A"), shared(gpu("b", "A"))}, of: []dra.NamedResource{resource("nvidia.com/gpu", "a"), byMPS},
-			want: []string{"gpu.nvidia.com: " + kind + " && " + whole, "gpu.shared.nvidia.com by MPS: " + kind + " && " + isShared},
+			pool: []dra.Device{gpu("a", "A"), shared(gpu("b", "A"))}, of: []dra.NamedResource{resource("nvidia.com/gpu", "a"),
+				byMPS},
+			want: []string{"gpu.nvidia.com: " + kind + " && " + whole,
+				"gpu.shared.nvidia.com by MPS: " + kind + " && " + isShared},
 		},
 		"all are shared": {
 			pool:     []dra.Device{shared(gpu("a", "A")), shared(gpu("c", "A")), shared(gpu("b", "A"))},
@@ -129,7 +136,8 @@ func TestClasses(t *testing.T) {
 			want: []string{"gpu.nvidia.com: " + kind + " && " + whole}, stranded: []string{"nvidia.com/gpu: 1 of 2"},
 		},
 		"one name of two": {
-			pool: []dra.Device{gpu("a", "A"), gpu("b", "B")}, of: []dra.NamedResource{resource("x.org/a_b", "a"), resource("x.org/a-b", "b")},
+			pool: []dra.Device{gpu("a", "A"), gpu("b", "B")}, of: []dra.NamedResource{resource("x.org/a_b", "a"),
+				resource("x.org/a-b", "b")},
 			want: []string{
 				"a-b.x.org: " + kind + " && " + whole + " && 'productName' in " + at + " && productName == 'A'",
 				"another-a-b.x.org: " + kind + " && " + whole + " && 'productName' in " + at + " && productName == 'B'",
@@ -160,10 +168,12 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestClassesOfAnotherName: attributes without a domain are in that of the driver's name, and configuration is for the driver of that name.
+// TestClassesOfAnotherName: attributes without a domain are in that of the driver's name, and
+// configuration is for the driver of that name.
 func TestClassesOfAnotherName(t *testing.T) {
 	t.Parallel()
-	gpu := dra.Device{SharedBy: dra.ByCount, Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: "gpu"}, "uuid": {Type: dra.String, Value: "a"}}}
+	gpu := dra.Device{SharedBy: dra.ByCount, Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: "gpu"},
+		"uuid": {Type: dra.String, Value: "a"}}}
 	all, _ := dra.Classes(dra.Pool{Driver: "gpu.example.com", Slices: []dra.Slice{{Devices: []dra.Device{gpu}}}},
 		[]dra.NamedResource{{Name: "nvidia.com/gpu", Devices: []dra.NamedDevice{{UUID: "a"}}, Shared: true, MPS: true}})
 	c := all[0]

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// ConfigVersion is the apiVersion of the configuration that claims and classes have for this driver.
+// ConfigVersion is the apiVersion of the configuration that claims and classes have for this
+// driver.
 const ConfigVersion = "resource.nvidia.com/v1beta1"
 
 // The kinds of configuration. NVIDIA's driver has others, for devices that this one does not have.
@@ -28,7 +29,8 @@ const (
 	MPS         SharingStrategy = "MPS"
 )
 
-// intervals are the lengths of a time slice, by the numbers that nvidia-smi compute-policy has for them.
+// intervals are the lengths of a time slice, by the numbers that nvidia-smi compute-policy has for
+// them.
 var intervals = []string{"Default", "Short", "Medium", "Long"}
 
 // A DeviceConfig is the configuration of devices of a claim, with all defaults.
@@ -37,7 +39,8 @@ type DeviceConfig struct {
 	Kind string
 	// Strategy is TimeSlicing if none is given.
 	Strategy SharingStrategy
-	// Interval is the length of a time slice, from 0 (the driver's default) to 3 (long). It is for GPUs with TimeSlicing only.
+	// Interval is the length of a time slice, from 0 (the driver's default) to 3 (long). It is for
+	// GPUs with TimeSlicing only.
 	Interval int
 	// MPS is for the strategy MPS only.
 	MPS MPSLimits
@@ -51,7 +54,8 @@ type MPSLimits struct {
 	Percentage int
 	// Memory is the limit of pinned memory in bytes, for each device of the claim; 0 for none.
 	Memory int64
-	// MemoryOf are the limits of single devices, which count before Memory, by UUID or by the index among the devices of the claim.
+	// MemoryOf are the limits of single devices, which count before Memory, by UUID or by the index
+	// among the devices of the claim.
 	MemoryOf map[string]int64
 	// MultiUser has processes of several users share a device.
 	MultiUser bool
@@ -85,9 +89,10 @@ func (c DeviceConfig) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// ParseConfig reads the opaque parameters of a claim or a class: JSON with the types of NVIDIA's driver. Like there, a field that is not
-// known or is given twice is refused, and names are case-sensitive. The problems are all that is wrong, each with the path of the field.
-// Of many problems the first are told. The configuration is for use only if there are none.
+// ParseConfig reads the opaque parameters of a claim or a class: JSON with the types of NVIDIA's
+// driver. Like there, a field that is not known or is given twice is refused, and names are
+// case-sensitive. The problems are all that is wrong, each with the path of the field. Of many
+// problems the first are told. The configuration is for use only if there are none.
 func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 	p := &configParser{}
 	c := p.config(parameters)
@@ -99,7 +104,8 @@ func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 }
 
 const (
-	// maxParameters is the size of the largest parameters that are read, in bytes. The API server takes 10 KiB.
+	// maxParameters is the size of the largest parameters that are read, in bytes. The API server
+	// takes 10 KiB.
 	maxParameters = 64 << 10
 	// maxProblems is how many problems are told.
 	maxProblems = 10

@@ -25,14 +25,17 @@ func TestParseConfig(t *testing.T) {
 		{"nothing", config("GpuConfig", ""), "GpuConfig: time-slicing, interval Default", ""},
 		{"null", gpu(`null`), "GpuConfig: time-slicing, interval Default", ""},
 		{"time-slicing", gpu(`{"strategy":"TimeSlicing"}`), "GpuConfig: time-slicing, interval Default", ""},
-		{"no interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{}}`), "GpuConfig: time-slicing, interval Default", ""},
-		{"an interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), "GpuConfig: time-slicing, interval Long", ""},
+		{"no interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{}}`), "GpuConfig: time-slicing, interval Default",
+			""},
+		{"an interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
+			"GpuConfig: time-slicing, interval Long", ""},
 		{"MPS", gpu(`{"strategy":"MPS"}`), "GpuConfig: MPS", ""},
 		{"MPS with all", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi",
 			"defaultPerDevicePinnedMemoryLimit":{"0":"1.5Gi","GPU-a":2147483648},"multiUser":true}}`),
 			"GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory, 1536 MiB on device 0, 2048 MiB on device GPU-a, several users", ""},
 		{"MIG", config("MigDeviceConfig", ""), "MigDeviceConfig: time-slicing", ""},
-		{"MIG by MPS", mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":1}}`), "MigDeviceConfig: MPS, 1 % of the threads", ""},
+		{"MIG by MPS", mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":1}}`),
+			"MigDeviceConfig: MPS, 1 % of the threads", ""},
 
 		{"no JSON", `{`, "", "parameters: are not JSON: EOF"},
 		{"broken in a field", `{"kind":{"a"`, "", "parameters: are not JSON: EOF"},
@@ -45,14 +48,20 @@ func TestParseConfig(t *testing.T) {
 		{"another kind", config("VfioDeviceConfig", ""), "", `kind: "VfioDeviceConfig" is not supported; use GpuConfig or MigDeviceConfig`},
 		{"unknown field", config("GpuConfig", `,"sharin":1`), "", "sharin: is not known"},
 		{"case", config("GpuConfig", `,"Sharing":{"strategy":"MPS"}`), "", "Sharing: is not known"},
-		{"unknown field inside", gpu(`{"strategy":"MPS","mpsConfig":{"percentage":1}}`), "", "sharing.mpsConfig.percentage: is not known"},
-		{"twice", gpu(`{"strategy":"MPS","mpsConfig":{"multiUser":true,"multiUser":false}}`), "", "sharing.mpsConfig.multiUser: is given twice"},
+		{"unknown field inside", gpu(`{"strategy":"MPS","mpsConfig":{"percentage":1}}`), "",
+			"sharing.mpsConfig.percentage: is not known"},
+		{"twice", gpu(`{"strategy":"MPS","mpsConfig":{"multiUser":true,"multiUser":false}}`), "",
+			"sharing.mpsConfig.multiUser: is given twice"},
 		{"no strategy", gpu(`{}`), "", `sharing.strategy: "" is not known; use TimeSlicing or MPS`},
 		{"types", gpu(`{"strategy":1,"mpsConfig":[]}`), "",
-			"sharing.mpsConfig: is not an object\n" + `sharing.strategy: "" is not known; use TimeSlicing or MPS` + "\nsharing.strategy: is not a string"},
-		{"MPS's field for time-slicing", gpu(`{"strategy":"TimeSlicing","mpsConfig":{}}`), "", "sharing.mpsConfig: is not for the strategy TimeSlicing"},
-		{"time-slicing's field for MPS", gpu(`{"strategy":"MPS","timeSlicingConfig":{}}`), "", "sharing.timeSlicingConfig: is not for the strategy MPS"},
-		{"an interval for MIG", mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), "", "sharing.timeSlicingConfig: is not known"},
+			"sharing.mpsConfig: is not an object\n" + `sharing.strategy: "" is not known; use TimeSlicing or MPS` +
+				"\nsharing.strategy: is not a string"},
+		{"MPS's field for time-slicing", gpu(`{"strategy":"TimeSlicing","mpsConfig":{}}`), "",
+			"sharing.mpsConfig: is not for the strategy TimeSlicing"},
+		{"time-slicing's field for MPS", gpu(`{"strategy":"MPS","timeSlicingConfig":{}}`), "",
+			"sharing.timeSlicingConfig: is not for the strategy MPS"},
+		{"an interval for MIG", mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), "",
+			"sharing.timeSlicingConfig: is not known"},
 		{"a field beside the interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long","x":1}}`), "",
 			"sharing.timeSlicingConfig.x: is not known"},
 		{"an unknown interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"long"}}`), "",
@@ -85,8 +94,10 @@ func TestQuantity(t *testing.T) {
 	pick := func(texts ...string) string { return texts[r.IntN(len(texts))] }
 	read := 0
 	for range 20_000 {
-		text := pick("", "", "", "+", "-", " ") + pick("0", "1", "10", "007", "123456789", "") + pick("", "", ".", ".5", ".000001", "..") +
-			pick("", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2", "e+1", "e", "Zi", "i")
+		text := pick("", "", "", "+", "-", " ") + pick("0", "1", "10", "007", "123456789", "") + pick("", "", ".", ".5",
+			".000001", "..") +
+			pick("", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2", "e+1",
+				"e", "Zi", "i")
 		want, err := resource.ParseQuantity(text)
 		got, ok := quantity(text)
 		if strings.HasPrefix(text, "-") {

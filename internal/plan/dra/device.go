@@ -33,8 +33,9 @@ func wholeGPU(g inventory.GPU, driver inventory.Driver, number int, links links)
 	return d
 }
 
-// migName returns the name of a MIG device on the GPU of a number, or why it has none. NVIDIA's driver knows only compute instances that
-// fill their GPU instance; the name of any other has the ID of the compute instance, too.
+// migName returns the name of a MIG device on the GPU of a number, or why it has none. NVIDIA's
+// driver knows only compute instances that fill their GPU instance; the name of any other has the
+// ID of the compute instance, too.
 func migName(number int, m inventory.MIGDevice) (name, reason string) {
 	if m.Placement.Size <= 0 {
 		return "", "where it lies on the GPU could not be read; only a privileged process may ask the driver for it"
@@ -114,7 +115,8 @@ func newDevice(name, kind, uuid string, g inventory.GPU, driver inventory.Driver
 	return d
 }
 
-// text sets an attribute. A value that is not known, or that the API server would refuse with the slice, is no attribute.
+// text sets an attribute. A value that is not known, or that the API server would refuse with the
+// slice, is no attribute.
 func (d Device) text(name, value string) {
 	if value != "" && len(value) <= maxValue && utf8.ValidString(value) {
 		d.Attributes[name] = Attribute{String, value}
@@ -130,7 +132,8 @@ func (d Device) version(name, value string) {
 
 var oneToThree = regexp.MustCompile(`^\d+(\.\d+){0,2}$`)
 
-// semantic returns the semantic version of one to three numbers: three without leading zeros. It is empty for any other text.
+// semantic returns the semantic version of one to three numbers: three without leading zeros. It is
+// empty for any other text.
 func semantic(version string) string {
 	if !oneToThree.MatchString(version) {
 		return ""

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestDocs holds the tables of docs/dra.md to the devices of all simulated machines, of which one is in a fabric.
+// TestDocs holds the tables of docs/dra.md to the devices of all simulated machines, of which one
+// is in a fabric.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	docs, err := os.ReadFile("../../../docs/dra.md")
@@ -22,7 +23,8 @@ func TestDocs(t *testing.T) {
 	_, table, _ := strings.Cut(string(docs), "<!-- attributes: held by internal/plan/dra TestDocs -->\n")
 	table, _, _ = strings.Cut(table, "<!-- end of attributes -->")
 	documented := map[string]string{} // type and devices
-	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\w+) \\| ([\\w ]+) \\|").FindAllStringSubmatch(table, -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\w+) \\| ([\\w ]+) \\|").FindAllStringSubmatch(table,
+		-1) {
 		documented[row[1]] = row[2] + " on " + row[3]
 	}
 	found := map[string]string{}
@@ -63,7 +65,8 @@ func TestDocs(t *testing.T) {
 	for _, row := range taints {
 		keys = append(keys, row[1])
 	}
-	if want := []string{dra.TaintXID, dra.TaintLost, dra.TaintUnmonitored, dra.TaintUnhealthy, dra.TaintLeaving}; !slices.Equal(keys, want) {
+	if want := []string{dra.TaintXID, dra.TaintLost, dra.TaintUnmonitored, dra.TaintUnhealthy,
+		dra.TaintLeaving}; !slices.Equal(keys, want) {
 		t.Errorf("docs/dra.md has the taints %v, want %v", keys, want)
 	}
 }

@@ -17,8 +17,8 @@ const (
 	TaintLeaving     = Driver + "/leaving"     // the device plugin gets the GPU as soon as no claim has it
 )
 
-// taints returns what keeps new work from a device of some health: nothing as long as kubelet would be told that it is Healthy. A device
-// that was cured has no taint any more.
+// taints returns what keeps new work from a device of some health: nothing as long as kubelet would
+// be told that it is Healthy. A device that was cured has no taint any more.
 func taints(h inventory.Health) []Taint {
 	if h.Allocatable() {
 		return nil

@@ -40,7 +40,8 @@ func TestHostileConfig(t *testing.T) {
 			t.Parallel()
 			_, problems := dra.ParseConfig([]byte(parameters))
 			text := strings.Join(problems, "; ")
-			if len(problems) == 0 || len(text) > 2500 || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			if len(problems) == 0 || len(text) > 2500 || strings.ContainsFunc(text,
+				func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("%d problems in %d bytes: %.300q", len(problems), len(text), text)
 			}
 		})

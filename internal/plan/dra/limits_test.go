@@ -27,7 +27,8 @@ func refusedBy(p dra.Pool) (problems []string) {
 			problems = append(problems, fmt.Sprintf("slice %d has %d devices", i, len(s.Devices)))
 		}
 		if len(s.SharedCounters) > 8 || s.SharedCounters != nil && s.Devices != nil {
-			problems = append(problems, fmt.Sprintf("slice %d has %d counter sets and %d devices", i, len(s.SharedCounters), len(s.Devices)))
+			problems = append(problems, fmt.Sprintf("slice %d has %d counter sets and %d devices", i, len(s.SharedCounters),
+				len(s.Devices)))
 		}
 		for _, set := range s.SharedCounters {
 			if sets[set.Name] || len(set.Counters) > 32 || len(set.Counters) == 0 {
@@ -38,11 +39,13 @@ func refusedBy(p dra.Pool) (problems []string) {
 		for _, d := range s.Devices {
 			for _, use := range d.ConsumesCounters {
 				if !sets[use.CounterSet] || len(use.Counters) == 0 {
-					problems = append(problems, fmt.Sprintf("device %q uses %d counters of %q", d.Name, len(use.Counters), use.CounterSet))
+					problems = append(problems, fmt.Sprintf("device %q uses %d counters of %q", d.Name, len(use.Counters),
+						use.CounterSet))
 				}
 			}
 			if names[d.Name] || !deviceName.MatchString(d.Name) || len(d.Attributes)+len(d.Capacity) > 32 {
-				problems = append(problems, fmt.Sprintf("device %q, %d attributes, %d capacities", d.Name, len(d.Attributes), len(d.Capacity)))
+				problems = append(problems, fmt.Sprintf("device %q, %d attributes, %d capacities", d.Name, len(d.Attributes),
+					len(d.Capacity)))
 			}
 			names[d.Name] = true
 			for name, a := range d.Attributes {
@@ -68,19 +71,23 @@ func refusedBy(p dra.Pool) (problems []string) {
 	return problems
 }
 
-// TestLimits has a driver that tells nonsense: what the API server would refuse is left out, so that it takes the rest.
+// TestLimits has a driver that tells nonsense: what the API server would refuse is left out, so
+// that it takes the rest.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 65)
 	whole := inventory.GPU{
 		UUID: "GPU-a", Model: long, Brand: "\xff\xfe", Architecture: long, AddressingMode: long, BDF: long, PCIeRoot: long, Clique: long,
-		ComputeCapability: inventory.ComputeCapability{Major: 9, Minor: 0}, MemoryBytes: 1 << 63, NUMANode: inventory.NoNUMANode,
+		ComputeCapability: inventory.ComputeCapability{Major: 9,
+			Minor: 0}, MemoryBytes: 1 << 63, NUMANode: inventory.NoNUMANode,
 	}
-	divided := inventory.GPU{UUID: "GPU-b", Index: 1, Minor: 1, MIG: inventory.MIGEnabled, Model: "M", Brand: "B", Architecture: "hopper", AddressingMode: "HMM",
+	divided := inventory.GPU{UUID: "GPU-b", Index: 1, Minor: 1, MIG: inventory.MIGEnabled, Model: "M", Brand: "B",
+		Architecture: "hopper", AddressingMode: "HMM",
 		BDF: "0000:1b:00.0", PCIeRoot: "pci0000:1a", ComputeCapability: inventory.ComputeCapability{Major: 12}, MemoryBytes: 1 << 30}
 	for i := range 64 { // as many as the adapter reads
 		divided.MIGDevices = append(divided.MIGDevices, inventory.MIGDevice{
-			UUID: fmt.Sprintf("MIG-%d", i), Index: i, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Start: i, Size: 12},
+			UUID: fmt.Sprintf("MIG-%d", i), Index: i, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Start: i,
+				Size: 12},
 		})
 	}
 	odd := inventory.GPU{UUID: "GPU-c", Index: 2, Minor: 2, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{
@@ -105,7 +112,8 @@ func TestLimits(t *testing.T) {
 	if got := strings.Join(names[:2], " "); len(names) != 1+8+1 || got != "gpu-0 gpu-1-mig-1g5gb-19-0" {
 		t.Errorf("devices: %v", names)
 	}
-	if got := strings.Join(slices.Sorted(maps.Keys(p.Slices[0].Devices[0].Attributes)), " "); got != "cudaComputeCapability type uuid" {
+	if got := strings.Join(slices.Sorted(maps.Keys(p.Slices[0].Devices[0].Attributes)),
+		" "); got != "cudaComputeCapability type uuid" {
 		t.Errorf("attributes of the GPU: %s", got)
 	}
 	left := strings.Join(p.LeftOut, "\n")
@@ -133,7 +141,8 @@ func TestMaximum(t *testing.T) {
 		g := inventory.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, MIG: inventory.MIGEnabled}
 		for j := range 8 {
 			g.MIGDevices = append(g.MIGDevices, inventory.MIGDevice{
-				UUID: fmt.Sprintf("MIG-%d-%d", i, j), Index: j, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Start: j, Size: 1},
+				UUID: fmt.Sprintf("MIG-%d-%d", i, j), Index: j, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19,
+					Start: j, Size: 1},
 			})
 		}
 		s.GPUs = append(s.GPUs, g)

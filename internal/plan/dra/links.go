@@ -54,7 +54,8 @@ func newLinks(gpus []inventory.GPU, numbers Numbers, divisions Divisions) links 
 	return l
 }
 
-// place returns where a GPU comes in the order in which well connected GPUs are neighbours. Divided GPUs come last.
+// place returns where a GPU comes in the order in which well connected GPUs are neighbours. Divided
+// GPUs come last.
 func (l links) place(g inventory.GPU) int {
 	if p, ok := l.graph.Position(g.UUID); ok {
 		return l.places[p]

@@ -9,14 +9,14 @@ import (
 	"strconv"
 )
 
-// The metadata of devices tell the containers of a claim what they were given: a file for each request of the claim, in the form and at the
-// place that Kubernetes says (KEP-5304).
+// The metadata of devices tell the containers of a claim what they were given: a file for each
+// request of the claim, in the form and at the place that Kubernetes says (KEP-5304).
 
 // metadataFolder is where containers find the files.
 const metadataFolder = "/var/run/kubernetes.io/dra-device-attributes"
 
-// metadataVersions are those of the API metadata.resource.k8s.io, the newest first, with the same fields. Readers of Kubernetes 1.36 know
-// the last one alone.
+// metadataVersions are those of the API metadata.resource.k8s.io, the newest first, with the same
+// fields. Readers of Kubernetes 1.36 know the last one alone.
 var metadataVersions = []string{"v1beta1", "v1alpha1"}
 
 // DeviceMetadata is what the containers of a claim are told of a device.
@@ -29,16 +29,16 @@ type DeviceMetadata struct {
 	UUID, GPU string
 	// GI and CI are the IDs of the GPU instance and the compute instance of a MIG device.
 	GI, CI int
-	// Memory is the part of the memory of the device that the claim has, in bytes; 0 for all of it. Limited says that each process is kept to
-	// it.
+	// Memory is the part of the memory of the device that the claim has, in bytes; 0 for all of it.
+	// Limited says that each process is kept to it.
 	Memory  int64
 	Limited bool
 	// Threads is the percentage of the threads of the device that a process can use; 0 for all.
 	Threads int
 }
 
-// MetadataPath returns where a container finds the file for a request of a claim. PodClaim is the name that the pod has for a claim that
-// was made from a template; empty for any other claim.
+// MetadataPath returns where a container finds the file for a request of a claim. PodClaim is the
+// name that the pod has for a claim that was made from a template; empty for any other claim.
 func MetadataPath(driver, claim, podClaim, request string) string {
 	name := cmp.Or(driver, Driver) + "-metadata.json"
 	if podClaim != "" {
@@ -75,8 +75,8 @@ type metadataDevice struct {
 	Attributes map[string]Attribute `json:"attributes"`
 }
 
-// MetadataFile returns the content of the file for a request of a claim, which is "<request>/<subrequest>" for an alternative of
-// firstAvailable.
+// MetadataFile returns the content of the file for a request of a claim, which is
+// "<request>/<subrequest>" for an alternative of firstAvailable.
 func MetadataFile(driver string, claim Claim, request string, devices []DeviceMetadata) ([]byte, error) {
 	var stream bytes.Buffer
 	object := metadataObject{

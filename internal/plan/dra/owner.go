@@ -5,7 +5,8 @@ import "github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 // An Ownership says by which way a GPU is given to pods.
 type Ownership string
 
-// The ways. Of a GPU that has none of them nothing is known yet: it is in no list of the device plugin and in no slice.
+// The ways. Of a GPU that has none of them nothing is known yet: it is in no list of the device
+// plugin and in no slice.
 const (
 	// OwnedByPlugin: in the plan of the device plugin, and in no slice.
 	OwnedByPlugin Ownership = "plugin"
@@ -13,9 +14,11 @@ const (
 	LeavesPlugin Ownership = "leaving-plugin"
 	// OwnedByDRA: in a slice, and in no plan.
 	OwnedByDRA Ownership = "dra"
-	// LeavesDRA: in a slice with the taint TaintLeaving, and in no plan, until no record and no allocated claim has it.
+	// LeavesDRA: in a slice with the taint TaintLeaving, and in no plan, until no record and no
+	// allocated claim has it.
 	LeavesDRA Ownership = "leaving-dra"
-	// OwnedByNobody: in no plan and in no slice. It may still be in a slice at the API server, or in a claim that was allocated by one.
+	// OwnedByNobody: in no plan and in no slice. It may still be in a slice at the API server, or in a
+	// claim that was allocated by one.
 	OwnedByNobody Ownership = "nobody"
 )
 
@@ -63,19 +66,22 @@ func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
 	return reasons
 }
 
-// OwnerFacts are the facts by which the owner of a GPU is decided. Without evidence a fact is false.
+// OwnerFacts are the facts by which the owner of a GPU is decided. Without evidence a fact is
+// false.
 type OwnerFacts struct {
 	// Wanted says that pods are to get the GPU in slices.
 	Wanted bool
 	// Before is the last decision; empty for none.
 	Before Ownership
-	// Free says that since Before was decided it was seen that no pod has the GPU, or a part of it, by a device plugin, and that none gets it.
+	// Free says that since Before was decided it was seen that no pod has the GPU, or a part of it, by
+	// a device plugin, and that none gets it.
 	Free bool
 	// Published says that the GPU may be in a slice at the API server.
 	Published bool
 	// Claimed says that a claim that is prepared has the GPU.
 	Claimed bool
-	// Unclaimed says that since Before was decided, and since the GPU is in no slice if it is in none, no claim at the API server had it.
+	// Unclaimed says that since Before was decided, and since the GPU is in no slice if it is in none,
+	// no claim at the API server had it.
 	Unclaimed bool
 }
 
@@ -115,17 +121,21 @@ func (f OwnerFacts) finding() finding {
 	return unpublished
 }
 
-// transitions are which owner follows on each owner by each finding. A GPU that no slice may have and no claim has goes to the device
-// plugin at once; each other change of the owner waits for evidence that the former one has given the GPU up.
-// docs/dev/architecture.md has a picture of them.
+// transitions are which owner follows on each owner by each finding. A GPU that no slice may have
+// and no claim has goes to the device plugin at once; each other change of the owner waits for
+// evidence that the former one has given the GPU up. docs/dev/architecture.md has a picture of
+// them.
 var transitions = map[Ownership][findings]Ownership{
 	//             wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim, unpublished, noClaim
-	"":            {LeavesPlugin, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, OwnedByPlugin, OwnedByPlugin},
-	OwnedByPlugin: {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin, OwnedByPlugin},
-	LeavesPlugin:  {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin, OwnedByPlugin},
-	OwnedByDRA:    {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA},
-	LeavesDRA:     {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, OwnedByNobody, LeavesDRA, OwnedByNobody},
-	OwnedByNobody: {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, OwnedByNobody, OwnedByNobody, OwnedByNobody, OwnedByPlugin},
+	"": {LeavesPlugin, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, OwnedByPlugin, OwnedByPlugin},
+	OwnedByPlugin: {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin,
+		OwnedByPlugin},
+	LeavesPlugin: {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin,
+		OwnedByPlugin},
+	OwnedByDRA: {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA},
+	LeavesDRA:  {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, OwnedByNobody, LeavesDRA, OwnedByNobody},
+	OwnedByNobody: {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, OwnedByNobody, OwnedByNobody, OwnedByNobody,
+		OwnedByPlugin},
 }
 
 // Decide returns the owner of a GPU.

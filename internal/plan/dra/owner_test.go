@@ -17,7 +17,8 @@ import (
 // facts returns every combination of facts.
 func facts() []dra.OwnerFacts {
 	var all []dra.OwnerFacts
-	for _, before := range []dra.Ownership{"", dra.OwnedByPlugin, dra.LeavesPlugin, dra.OwnedByDRA, dra.LeavesDRA, dra.OwnedByNobody} {
+	for _, before := range []dra.Ownership{"", dra.OwnedByPlugin, dra.LeavesPlugin, dra.OwnedByDRA, dra.LeavesDRA,
+		dra.OwnedByNobody} {
 		for bits := range 1 << 5 {
 			is := func(bit int) bool { return bits&(1<<bit) != 0 }
 			all = append(all, dra.OwnerFacts{
@@ -79,7 +80,8 @@ func TestDecideAtOnce(t *testing.T) {
 	}
 }
 
-// TestDecideStays: a GPU that is in a slice, or was, stays or comes back without evidence, if it is wanted there.
+// TestDecideStays: a GPU that is in a slice, or was, stays or comes back without evidence, if it is
+// wanted there.
 func TestDecideStays(t *testing.T) {
 	t.Parallel()
 	for _, before := range []dra.Ownership{dra.OwnedByDRA, dra.LeavesDRA, dra.OwnedByNobody} {
@@ -102,7 +104,8 @@ func TestTheTableOfOwners(t *testing.T) {
 		{Wanted: true}, {Wanted: true, Published: true}, {Wanted: true, Free: true},
 		{Claimed: true}, {Published: true}, {Published: true, Unclaimed: true}, {}, {Unclaimed: true},
 	}
-	for _, before := range []dra.Ownership{"", dra.OwnedByPlugin, dra.LeavesPlugin, dra.OwnedByDRA, dra.LeavesDRA, dra.OwnedByNobody} {
+	for _, before := range []dra.Ownership{"", dra.OwnedByPlugin, dra.LeavesPlugin, dra.OwnedByDRA, dra.LeavesDRA,
+		dra.OwnedByNobody} {
 		row := fmt.Sprintf("| %s |", cmp.Or(string(before), "not known"))
 		for _, f := range columns {
 			f.Before = before
@@ -114,7 +117,8 @@ func TestTheTableOfOwners(t *testing.T) {
 	}
 }
 
-// TestNotOffered: of each GPU that the device plugin does not offer the reason is told, also while nothing is known of it.
+// TestNotOffered: of each GPU that the device plugin does not offer the reason is told, also while
+// nothing is known of it.
 func TestNotOffered(t *testing.T) {
 	t.Parallel()
 	owners := dra.Owners{
@@ -136,7 +140,8 @@ func TestNotOffered(t *testing.T) {
 		owners dra.Owners
 		all    bool
 	}{
-		"none": {nil, true}, "one": {dra.Owners{"a": dra.OwnedByPlugin}, true}, "several": {owners, false}, "another's": {dra.All(gpus), false},
+		"none": {nil, true}, "one": {dra.Owners{"a": dra.OwnedByPlugin}, true}, "several": {owners,
+			false}, "another's": {dra.All(gpus), false},
 	} {
 		if got := tt.owners.AllPlugin(); got != tt.all {
 			t.Errorf("%s: all are the device plugin's: %v, want %v", name, got, tt.all)

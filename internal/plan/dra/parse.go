@@ -97,7 +97,8 @@ func (p *configParser) value(decoder *json.Decoder, path string) (any, error) {
 	return token, nil
 }
 
-// An object is a part of the configuration whose fields are read one by one. A field that is null is not given.
+// An object is a part of the configuration whose fields are read one by one. A field that is null
+// is not given.
 type object struct {
 	parser *configParser
 	path   string // with a dot at its end
@@ -175,8 +176,8 @@ var (
 	binary       = map[string]uint{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 )
 
-// quantity returns the value of a quantity as Kubernetes writes it, rounded up to whole bytes; false for any other text, and for a negative
-// quantity.
+// quantity returns the value of a quantity as Kubernetes writes it, rounded up to whole bytes;
+// false for any other text, and for a negative quantity.
 func quantity(text string) (int64, bool) {
 	form := quantityForm.FindStringSubmatch(text)
 	if form == nil {

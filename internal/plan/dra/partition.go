@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Divisions say how GPUs in MIG mode are divided, and those whose mode claims switch, by the UUID of the GPU.
+// Divisions say how GPUs in MIG mode are divided, and those whose mode claims switch, by the UUID
+// of the GPU.
 type Divisions map[string]Divided
 
 // divides reports whether MIG devices are made of a GPU for claims.
@@ -25,8 +26,9 @@ func (d Divisions) whole(g inventory.GPU) bool {
 	return g.MIG != inventory.MIGEnabled || d[g.UUID].Switched && d.divides(g)
 }
 
-// Steady returns a Snapshot without what MIG mode changes of GPUs whose mode claims switch: their links and their memory are as in the
-// Snapshot that Steady returned last. So no slice is written because the mode changes.
+// Steady returns a Snapshot without what MIG mode changes of GPUs whose mode claims switch: their
+// links and their memory are as in the Snapshot that Steady returned last. So no slice is written
+// because the mode changes.
 func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapshot {
 	switched := func(uuid string) bool {
 		g, _ := s.GPU(uuid)
@@ -57,17 +59,19 @@ func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapsho
 type Divided struct {
 	// Profiles are the MIG profiles of the GPU.
 	Profiles []inventory.MIGProfile
-	// Switched says that MIG mode is switched on for claims with MIG devices of the GPU, and off for those with the whole of it. Then both are
-	// published, whichever mode is in force.
+	// Switched says that MIG mode is switched on for claims with MIG devices of the GPU, and off for
+	// those with the whole of it. Then both are published, whichever mode is in force.
 	Switched bool
 	// Own are the places of the GPU instances that were made for claims.
 	Own []inventory.MIGPlacement
-	// Fixed is why nothing is made of the GPU for claims, a sentence without a full stop; empty if something is. A fixed GPU, or its MIG
-	// devices that were not made for claims, are published as they are.
+	// Fixed is why nothing is made of the GPU for claims, a sentence without a full stop; empty if
+	// something is. A fixed GPU, or its MIG devices that were not made for claims, are published as
+	// they are.
 	Fixed string
 }
 
-// A Partition is a GPU instance with one compute instance, which fills it, that is made for a claim.
+// A Partition is a GPU instance with one compute instance, which fills it, that is made for a
+// claim.
 type Partition struct {
 	// Profile is the name of the MIG profile, such as "1g.10gb".
 	Profile string
@@ -78,7 +82,8 @@ type Partition struct {
 	Switched bool
 }
 
-// A CounterSet has the counters that the devices of a GPU share. The scheduler gives out devices while each counter is large enough.
+// A CounterSet has the counters that the devices of a GPU share. The scheduler gives out devices
+// while each counter is large enough.
 type CounterSet struct {
 	Name     string              `json:"name"`
 	Counters map[string]Capacity `json:"counters"`
@@ -90,7 +95,8 @@ type CounterUse struct {
 	Counters   map[string]Capacity `json:"counters"`
 }
 
-// What the API server allows with counters: two GPUs share a slice of devices, and eight a slice of counters.
+// What the API server allows with counters: two GPUs share a slice of devices, and eight a slice of
+// counters.
 const (
 	gpusOfPartitions = 2
 	gpusOfCounters   = 8
@@ -128,7 +134,8 @@ func amounts(p inventory.MIGProfile) map[string]Capacity {
 	return counters
 }
 
-// uses returns what an instance of a profile takes of the counters of its GPU, of which the profiles are all.
+// uses returns what an instance of a profile takes of the counters of its GPU, of which the
+// profiles are all.
 func uses(p inventory.MIGProfile, start int, profiles []inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
 	for i := range p.Size {
@@ -181,15 +188,17 @@ func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	return set
 }
 
-// partitions returns the devices that can be made of a GPU, its counters, and what is no device and why. The scheduler takes the first
-// device that fits: small ones come first, and of one profile those that are in the way of the fewest others.
+// partitions returns the devices that can be made of a GPU, its counters, and what is no device and
+// why. The scheduler takes the first device that fits: small ones come first, and of one profile
+// those that are in the way of the fewest others.
 func partitions(
 	g inventory.GPU, driver inventory.Driver, number int, division Divided,
 ) (found []Device, set CounterSet, leftOut []string) {
 	profiles := division.usable()
 	set = counterSet(fmt.Sprintf("gpu-%d", number), profiles)
 	if len(profiles) == 0 || len(set.Counters) > maxCounters {
-		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not tell which MIG devices it can have", g.Index, g.UUID)}
+		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not tell which MIG devices it can have", g.Index,
+			g.UUID)}
 	}
 	slices.SortStableFunc(profiles, func(a, b inventory.MIGProfile) int {
 		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Attributes.GISlices, b.Attributes.GISlices),
@@ -202,8 +211,10 @@ func partitions(
 	for _, p := range profiles {
 		for _, start := range byConflicts(p, profiles) {
 			m := inventory.MIGDevice{
-				Profile: p.Name, Placement: inventory.MIGPlacement{Profile: p.ID, Start: start, Size: p.Size}, Attributes: p.Attributes,
-				MemoryBytes: p.MemoryBytes, Health: instanceAt(g, inventory.MIGPlacement{Profile: p.ID, Start: start, Size: p.Size}).Health,
+				Profile: p.Name, Placement: inventory.MIGPlacement{Profile: p.ID, Start: start,
+					Size: p.Size}, Attributes: p.Attributes,
+				MemoryBytes: p.MemoryBytes, Health: instanceAt(g, inventory.MIGPlacement{Profile: p.ID, Start: start,
+					Size: p.Size}).Health,
 			}
 			name, reason := migName(number, m)
 			switch {
@@ -213,7 +224,8 @@ func partitions(
 				reason = fmt.Sprintf("a GPU can have %d devices at most", most)
 			}
 			if reason != "" {
-				leftOut = append(leftOut, fmt.Sprintf("MIG device %s at memory slice %d of GPU %d (%s): %s", p.Name, start, g.Index, g.UUID, reason))
+				leftOut = append(leftOut, fmt.Sprintf("MIG device %s at memory slice %d of GPU %d (%s): %s", p.Name, start, g.Index,
+					g.UUID, reason))
 				continue
 			}
 			names[name] = true
@@ -240,7 +252,8 @@ func undivided(g inventory.GPU, driver inventory.Driver, number int, links links
 	return d
 }
 
-// byConflicts returns the memory slices at which instances of a profile can begin: first those that leave the most room to other instances.
+// byConflicts returns the memory slices at which instances of a profile can begin: first those that
+// leave the most room to other instances.
 func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int {
 	cost := func(start int) (sum int) {
 		for _, other := range profiles {
@@ -257,7 +270,8 @@ func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int 
 	return starts
 }
 
-// instanceAt returns the MIG device that fills the GPU instance at a place, as the last look found it; a healthy one if there is none.
+// instanceAt returns the MIG device that fills the GPU instance at a place, as the last look found
+// it; a healthy one if there is none.
 func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice {
 	for _, m := range g.MIGDevices {
 		if m.Placement == at && m.Attributes.CISlices == m.Attributes.GISlices {
@@ -270,11 +284,13 @@ func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice 
 // own reports whether a MIG device was made for a claim.
 func (d Divided) own(m inventory.MIGDevice) bool { return slices.Contains(d.Own, m.Placement) }
 
-// Unpartitioned returns the pool without the MIG devices that need counters, and without counters. So a whole GPU needs none.
+// Unpartitioned returns the pool without the MIG devices that need counters, and without counters.
+// So a whole GPU needs none.
 func (p Pool) Unpartitioned() Pool {
 	kept := []Slice{}
 	for _, slice := range p.Slices {
-		devices := slices.DeleteFunc(slices.Clone(slice.Devices), func(d Device) bool { return len(d.ConsumesCounters) > 0 && !d.Switched })
+		devices := slices.DeleteFunc(slices.Clone(slice.Devices),
+			func(d Device) bool { return len(d.ConsumesCounters) > 0 && !d.Switched })
 		for i := range devices {
 			devices[i].ConsumesCounters = nil
 		}
@@ -291,5 +307,6 @@ func (p Pool) Unpartitioned() Pool {
 
 // Counted reports whether the slice has counters, or a device that needs some.
 func (s Slice) Counted() bool {
-	return len(s.SharedCounters) > 0 || slices.ContainsFunc(s.Devices, func(d Device) bool { return len(d.ConsumesCounters) > 0 })
+	return len(s.SharedCounters) > 0 || slices.ContainsFunc(s.Devices,
+		func(d Device) bool { return len(d.ConsumesCounters) > 0 })
 }

@@ -89,7 +89,8 @@ func (d *divisible) clear() {
 	}
 }
 
-// divided returns the pool of a machine of which all GPUs that can be are in MIG mode, without instances.
+// divided returns the pool of a machine of which all GPUs that can be are in MIG mode, without
+// instances.
 func divided(t *testing.T, name string, profiles []inventory.MIGProfile) (inventory.Snapshot, dra.Divisions) {
 	t.Helper()
 	s, divisions := scan(t, name), dra.Divisions{}
@@ -134,7 +135,8 @@ func take(left map[string]dra.Capacity, d dra.Device) bool {
 	return true
 }
 
-// TestCounters takes the devices of every model in many orders: the counters allow one exactly when the driver can make it.
+// TestCounters takes the devices of every model in many orders: the counters allow one exactly when
+// the driver can make it.
 func TestCounters(t *testing.T) {
 	t.Parallel()
 	for _, name := range simulator.Names() {
@@ -169,7 +171,8 @@ func TestCounters(t *testing.T) {
 				left := counters(p)
 				for _, i := range random.Perm(len(devices)) {
 					at := devices[i].Partition.Placement
-					err := d.step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: at.Profile, Start: at.Start, Size: at.Size})
+					err := d.step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: at.Profile, Start: at.Start,
+						Size: at.Size})
 					if allowed := take(left, devices[i]); allowed != (err == nil) {
 						t.Fatalf("%s: the counters allow it: %v; the driver: %v", devices[i].Name, allowed, err)
 					}
@@ -180,8 +183,9 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// TestAmounts: counters say how much memory and how many engines an instance has, under the names of NVIDIA's driver (kueue#10320). All instances
-// of a profile that have room together have no more than the GPU.
+// TestAmounts: counters say how much memory and how many engines an instance has, under the names
+// of NVIDIA's driver (kueue#10320). All instances of a profile that have room together have no more
+// than the GPU.
 func TestAmounts(t *testing.T) {
 	t.Parallel()
 	for _, name := range simulator.Names() {
@@ -206,7 +210,8 @@ func TestAmounts(t *testing.T) {
 						"encoders": "encoders", "jpeg-engines": "jpegEngines", "ofa-engines": "ofaEngines",
 					} {
 						if use[counter] != device.Capacity[capacity] {
-							t.Errorf("%s, %s: counter %s is %d, and capacity %s is %d", name, device.Name, counter, use[counter], capacity, device.Capacity[capacity])
+							t.Errorf("%s, %s: counter %s is %d, and capacity %s is %d", name, device.Name, counter, use[counter], capacity,
+								device.Capacity[capacity])
 						}
 					}
 					if take(left, device) {
@@ -214,14 +219,17 @@ func TestAmounts(t *testing.T) {
 					}
 				}
 			}
-			if given == 0 || used == 0 || used > there["gpu-0/memory"] || int64(there["gpu-0/memory"]) > int64(s.GPUs[0].MemoryBytes) {
-				t.Errorf("%s: %d of %s have %d bytes, the counter is %d, the GPU has %d", name, given, profile.Name, used, there["gpu-0/memory"], s.GPUs[0].MemoryBytes)
+			if given == 0 || used == 0 || used > there["gpu-0/memory"] ||
+				int64(there["gpu-0/memory"]) > int64(s.GPUs[0].MemoryBytes) {
+				t.Errorf("%s: %d of %s have %d bytes, the counter is %d, the GPU has %d", name, given, profile.Name, used,
+					there["gpu-0/memory"], s.GPUs[0].MemoryBytes)
 			}
 		}
 	}
 }
 
-// TestDividedPool: what is published of eight GPUs in MIG mode, and that nothing that a claim does changes it.
+// TestDividedPool: what is published of eight GPUs in MIG mode, and that nothing that a claim does
+// changes it.
 func TestDividedPool(t *testing.T) {
 	t.Parallel()
 	d := newDivisible(t, "dgx-h100")
@@ -240,7 +248,8 @@ func TestDividedPool(t *testing.T) {
 	if diff := cmp.Diff(strings.Fields(want), got); diff != "" {
 		t.Errorf("devices of GPU 0 in their order (-want +got):\n%s", diff)
 	}
-	first := p.Slices[1].Devices[slices.IndexFunc(p.Slices[1].Devices, func(d dra.Device) bool { return strings.Contains(d.Name, "3g40gb") })]
+	first := p.Slices[1].Devices[slices.IndexFunc(p.Slices[1].Devices,
+		func(d dra.Device) bool { return strings.Contains(d.Name, "3g40gb") })]
 	use, err := json.Marshal(first.ConsumesCounters)
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +259,8 @@ func TestDividedPool(t *testing.T) {
 		`"memory-slice-6":{"value":"1"},"memory-slice-7":{"value":"1"},"multiprocessors":{"value":"60"}}}]`; string(use) != want {
 		t.Errorf("counters of %s: %s", first.Name, use)
 	}
-	if a := first.Attributes; a["parentUUID"].Value != s.GPUs[0].UUID || a["profile"].Value != "3g.40gb" || a["type"].Value != "mig" || a["uuid"].Value != "" {
+	if a := first.Attributes; a["parentUUID"].Value != s.GPUs[0].UUID || a["profile"].Value != "3g.40gb" ||
+		a["type"].Value != "mig" || a["uuid"].Value != "" {
 		t.Errorf("attributes: %v", a)
 	}
 	if c := first.Capacity; c["multiprocessors"] != 60 || c["memorySlice7"] != 1 || c["memory"] < 39<<30 {
@@ -259,7 +269,8 @@ func TestDividedPool(t *testing.T) {
 
 	// An instance that was made for a claim changes nothing; one that is ill is tainted, and no other.
 	at := inventory.MIGPlacement{Profile: 9, Start: 4, Size: 4}
-	made := inventory.MIGDevice{UUID: "MIG-made", Profile: "3g.40gb", Placement: at, Attributes: attributesOf(d.profiles, 9), Health: s.GPUs[0].Health}
+	made := inventory.MIGDevice{UUID: "MIG-made", Profile: "3g.40gb", Placement: at,
+		Attributes: attributesOf(d.profiles, 9), Health: s.GPUs[0].Health}
 	s.GPUs[0].MIGDevices = []inventory.MIGDevice{made}
 	divisions[s.GPUs[0].UUID] = dra.Divided{Profiles: d.profiles, Own: []inventory.MIGPlacement{at}}
 	if n := changed(p, dividedPool(s, divisions)); n != 0 {
@@ -278,33 +289,39 @@ func TestDividedPool(t *testing.T) {
 		}
 	}
 
-	// An instance of another program: nothing is made, and it is published as it is. That of the claim is not.
+	// An instance of another program: nothing is made, and it is published as it is. That of the claim
+	// is not.
 	other := made
 	other.UUID, other.Placement.Start = "MIG-other", 0
 	s.GPUs[0].MIGDevices = []inventory.MIGDevice{made, other}
-	divisions[s.GPUs[0].UUID] = dra.Divided{Profiles: d.profiles, Own: []inventory.MIGPlacement{at}, Fixed: "another program made one"}
+	divisions[s.GPUs[0].UUID] = dra.Divided{Profiles: d.profiles, Own: []inventory.MIGPlacement{at},
+		Fixed: "another program made one"}
 	fixed := dividedPool(s, divisions)
 	var names []string
 	for _, slice := range fixed.Slices {
 		for _, device := range slice.Devices {
 			if device.GPU() == s.GPUs[0].UUID {
-				names = append(names, fmt.Sprintf("%s %s %d", device.Name, device.Attributes["uuid"].Value, len(device.ConsumesCounters)))
+				names = append(names, fmt.Sprintf("%s %s %d", device.Name, device.Attributes["uuid"].Value,
+					len(device.ConsumesCounters)))
 			}
 		}
 	}
 	if len(names) != 1 || names[0] != "gpu-0-mig-3g40gb-9-0 MIG-other 0" || len(counters(fixed)) != 7*16 {
 		t.Errorf("devices of a GPU that another program divided: %q, %d counters", names, len(counters(fixed)))
 	}
-	if left := strings.Join(fixed.LeftOut, "\n"); !strings.Contains(left, "another program made one") || !strings.Contains(left, "made for a claim") {
+	if left := strings.Join(fixed.LeftOut, "\n"); !strings.Contains(left, "another program made one") ||
+		!strings.Contains(left, "made for a claim") {
 		t.Errorf("left out: %s", left)
 	}
 
 	// Without counters nothing is published that needs them.
 	safe := fixed.Unpartitioned()
-	if len(safe.Slices) != 1 || len(safe.Slices[0].Devices) != 1 || safe.Slices[0].Devices[0].Name != "gpu-0-mig-3g40gb-9-0" {
+	if len(safe.Slices) != 1 || len(safe.Slices[0].Devices) != 1 ||
+		safe.Slices[0].Devices[0].Name != "gpu-0-mig-3g40gb-9-0" {
 		t.Errorf("without counters: %+v", safe.Slices)
 	}
-	if safe := p.Unpartitioned(); len(safe.Slices) != 1 || safe.Slices[0].Devices == nil || len(safe.Slices[0].Devices) != 0 {
+	if safe := p.Unpartitioned(); len(safe.Slices) != 1 || safe.Slices[0].Devices == nil ||
+		len(safe.Slices[0].Devices) != 0 {
 		t.Errorf("without counters: %+v", safe.Slices)
 	}
 }
@@ -314,7 +331,8 @@ func attributesOf(profiles []inventory.MIGProfile, id int) inventory.MIGAttribut
 	return profiles[slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.ID == id })].Attributes
 }
 
-// TestImpossibleProfiles: what a driver tells that cannot be is left out, and a GPU without any profile has a reason.
+// TestImpossibleProfiles: what a driver tells that cannot be is left out, and a GPU without any
+// profile has a reason.
 func TestImpossibleProfiles(t *testing.T) {
 	t.Parallel()
 	one := inventory.MIGAttributes{GISlices: 1, CISlices: 1}
@@ -324,12 +342,14 @@ func TestImpossibleProfiles(t *testing.T) {
 		profiles []inventory.MIGProfile
 		want     int
 	}{
-		"none":         {nil, 0},
-		"no size":      {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Starts: []int{0}, Attributes: one}}, 0},
-		"too far":      {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{16}, Attributes: one}}, 0},
-		"negative":     {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{-1}, Attributes: one}}, 0},
-		"twice":        {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{0, 0}, Attributes: one}}, 1},
-		"far too many": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: make([]int, 100), Attributes: one}}, 1},
+		"none":     {nil, 0},
+		"no size":  {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Starts: []int{0}, Attributes: one}}, 0},
+		"too far":  {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{16}, Attributes: one}}, 0},
+		"negative": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{-1}, Attributes: one}}, 0},
+		"twice": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{0, 0}, Attributes: one}},
+			1},
+		"far too many": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: make([]int, 100),
+			Attributes: one}}, 1},
 	} {
 		p := dividedPool(s, dra.Divisions{"GPU-a": {Profiles: test.profiles}})
 		devices := 0

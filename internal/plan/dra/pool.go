@@ -11,17 +11,18 @@ import (
 // noDevices is why a GPU in MIG mode is not a device.
 const noDevices = "MIG is enabled on it, but it has no MIG devices; create MIG devices, or turn MIG mode off"
 
-// The API server refuses a slice with more devices of which one has a taint. A slice holds the GPUs of eight numbers, each with eight
-// devices at most: no GPU can be divided further.
+// The API server refuses a slice with more devices of which one has a taint. A slice holds the GPUs
+// of eight numbers, each with eight devices at most: no GPU can be divided further.
 const (
 	MaxSlice     = 64
 	gpusOfSlice  = 8
 	devicesOfGPU = MaxSlice / gpusOfSlice
 )
 
-// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all of its GPUs. Without divisions, no MIG
-// devices are made for claims. Counters come first: a device is never published before what it needs. A stale Snapshot gives the devices of
-// the last scan that succeeded. A Snapshot of Generation 0 is not allowed.
+// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all
+// of its GPUs. Without divisions, no MIG devices are made for claims. Counters come first: a device
+// is never published before what it needs. A stale Snapshot gives the devices of the last scan that
+// succeeded. A Snapshot of Generation 0 is not allowed.
 func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
 	p := Pool{Name: node, LinksDue: s.LinksDue}
 	var whole, counted shelf[Device]
@@ -97,9 +98,11 @@ func (s *shelf[T]) add(group int, content ...T) {
 }
 
 // fixed returns the devices of a GPU that is given as it is, and what is not one and why.
-func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device, leftOut []string) {
+func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device,
+	leftOut []string) {
 	if division.Fixed != "" {
-		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are made for claims: %s", g.Index, g.UUID, division.Fixed))
+		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are made for claims: %s", g.Index, g.UUID,
+			division.Fixed))
 	}
 	if g.MIG != inventory.MIGEnabled {
 		return []Device{wholeGPU(g, driver, number, links)}, leftOut
@@ -109,7 +112,8 @@ func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, di
 	}
 	migs := slices.Clone(g.MIGDevices)
 	slices.SortStableFunc(migs, func(a, b inventory.MIGDevice) int {
-		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.CI, b.CI), cmp.Compare(a.Index, b.Index))
+		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.CI, b.CI),
+			cmp.Compare(a.Index, b.Index))
 	})
 	names := map[string]bool{}
 	for _, m := range migs {

@@ -61,7 +61,8 @@ func text(d dra.Device) string {
 	return d.Name + " " + strings.Join(parts, " ")
 }
 
-// TestDevices holds the devices of four simulated machines to testdata/devices.txt, and has nothing left out of any.
+// TestDevices holds the devices of four simulated machines to testdata/devices.txt, and has nothing
+// left out of any.
 func TestDevices(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder
@@ -109,8 +110,8 @@ func changed(before, after dra.Pool) int {
 	return count
 }
 
-// TestHealthIsOneWrite has each GPU and MIG device of each machine fail and recover: each time one slice changes, and in the end all is
-// as it was.
+// TestHealthIsOneWrite has each GPU and MIG device of each machine fail and recover: each time one
+// slice changes, and in the end all is as it was.
 func TestHealthIsOneWrite(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 11, 1, 12, 0, 0, 5, time.UTC)
@@ -138,14 +139,16 @@ func TestHealthIsOneWrite(t *testing.T) {
 					fail(fmt.Sprintf("GPU %d %v", i, h.State), func(s *inventory.Snapshot) { s.GPUs[i].Health = h })
 				}
 				for j := range g.MIGDevices {
-					fail(fmt.Sprintf("MIG device %d:%d %v", i, j, h.State), func(s *inventory.Snapshot) { s.GPUs[i].MIGDevices[j].Health = h })
+					fail(fmt.Sprintf("MIG device %d:%d %v", i, j, h.State),
+						func(s *inventory.Snapshot) { s.GPUs[i].MIGDevices[j].Health = h })
 				}
 			}
 		}
 	}
 }
 
-// TestFaultOfAGPUIsOneWrite has GPUs fall off the bus, on the real edge: what the driver still tells of the links of others changes too.
+// TestFaultOfAGPUIsOneWrite has GPUs fall off the bus, on the real edge: what the driver still
+// tells of the links of others changes too.
 func TestFaultOfAGPUIsOneWrite(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"dgx-1", "dgx-2", "dgx-h100", "a100-mig-mixed"} {
@@ -185,7 +188,8 @@ func TestTaints(t *testing.T) {
 		{inventory.Health{State: inventory.Suspect, XID: 31}, ""},
 		{inventory.Health{State: inventory.Unknown, Grace: true}, ""},
 		{inventory.Health{State: inventory.Unknown}, `{"key":"gpu.nvidia.com/unmonitored","effect":"NoSchedule"}`},
-		{inventory.Health{State: inventory.Lost, XID: 79, Cure: inventory.CureReconnect}, `{"key":"gpu.nvidia.com/gpu-lost","effect":"NoSchedule"}`},
+		{inventory.Health{State: inventory.Lost, XID: 79, Cure: inventory.CureReconnect},
+			`{"key":"gpu.nvidia.com/gpu-lost","effect":"NoSchedule"}`},
 		{inventory.Health{State: inventory.Unhealthy, XID: 48, Since: since},
 			`{"key":"gpu.nvidia.com/xid","value":"48","effect":"NoSchedule","timeAdded":"2026-11-01T11:00:00Z"}`},
 		{inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureDrain},
@@ -207,7 +211,8 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-// TestNoDevices: a node without devices has one empty slice, so that nobody believes in an older one.
+// TestNoDevices: a node without devices has one empty slice, so that nobody believes in an older
+// one.
 func TestNoDevices(t *testing.T) {
 	t.Parallel()
 	undivided := inventory.GPU{UUID: "GPU-a", Index: 3, MIG: inventory.MIGEnabled}
@@ -226,7 +231,8 @@ func TestNoDevices(t *testing.T) {
 	}
 }
 
-// TestOwners: a GPU is in a slice exactly if it is the driver's, and one that leaves has a taint more; the others keep what is theirs.
+// TestOwners: a GPU is in a slice exactly if it is the driver's, and one that leaves has a taint
+// more; the others keep what is theirs.
 func TestOwners(t *testing.T) {
 	t.Parallel()
 	s := scan(t, "dgx-1")
@@ -253,12 +259,14 @@ func TestOwners(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	want := []string{"gpu-3[gpu.nvidia.com/gpu-lost:NoSchedule gpu.nvidia.com/leaving:NoSchedule]", "gpu-4[gpu.nvidia.com/leaving:NoSchedule]",
+	want := []string{"gpu-3[gpu.nvidia.com/gpu-lost:NoSchedule gpu.nvidia.com/leaving:NoSchedule]",
+		"gpu-4[gpu.nvidia.com/leaving:NoSchedule]",
 		"gpu-5[]", "gpu-6[]", "gpu-7[]"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if p := dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), nil, nil); len(p.Slices) != 1 || len(p.Slices[0].Devices) != 0 {
+	if p := dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), nil, nil); len(p.Slices) != 1 ||
+		len(p.Slices[0].Devices) != 0 {
 		t.Errorf("without owners: %+v", p)
 	}
 }
@@ -298,7 +306,8 @@ func TestNames(t *testing.T) {
 		rand.New(rand.NewPCG(uint64(i), 1)).Shuffle(len(shuffled.GPUs), func(a, b int) {
 			shuffled.GPUs[a], shuffled.GPUs[b] = shuffled.GPUs[b], shuffled.GPUs[a]
 		})
-		if changed(dra.New(s, "n", numbers, dra.All(s.GPUs), nil), dra.New(shuffled, "n", numbers, dra.All(s.GPUs), nil)) != 0 {
+		if changed(dra.New(s, "n", numbers, dra.All(s.GPUs), nil),
+			dra.New(shuffled, "n", numbers, dra.All(s.GPUs), nil)) != 0 {
 			t.Error("the slices depend on the order of the GPUs in the Snapshot")
 		}
 	}
@@ -315,7 +324,8 @@ func TestNumbers(t *testing.T) {
 	}{
 		{"new", nil, []inventory.GPU{gpu("a", 0), gpu("b", 7)}, dra.Numbers{"a": 0, "b": 7}},
 		{"known", dra.Numbers{"a": 4}, []inventory.GPU{gpu("a", 0)}, dra.Numbers{"a": 4}},
-		{"the minor is another's", dra.Numbers{"a": 1}, []inventory.GPU{gpu("a", 0), gpu("b", 1)}, dra.Numbers{"a": 1, "b": 0}},
+		{"the minor is another's", dra.Numbers{"a": 1}, []inventory.GPU{gpu("a", 0), gpu("b", 1)},
+			dra.Numbers{"a": 1, "b": 0}},
 		{"a GPU that is away", dra.Numbers{"a": 1}, []inventory.GPU{gpu("b", 0)}, dra.Numbers{"a": 1, "b": 0}},
 		{"a GPU that was replaced", dra.Numbers{"a": 1}, []inventory.GPU{gpu("b", 1)}, dra.Numbers{"b": 1}},
 		{"no minors", nil, []inventory.GPU{gpu("a", -1), gpu("b", 1<<40), gpu("c", 0)}, dra.Numbers{"a": 0, "b": 1, "c": 2}},

@@ -13,9 +13,10 @@ import (
 // maxName is the longest name of an object.
 const maxName = 253
 
-// SliceName returns the name of the ResourceSlice with slice i of the pool. The scheduler tries the slices of a pool in the order of their
-// names. A number of two digits has an a before it, one of three a b: so names sort as their numbers do, and those of one digit, which
-// former versions have written, stay as they are.
+// SliceName returns the name of the ResourceSlice with slice i of the pool. The scheduler tries the
+// slices of a pool in the order of their names. A number of two digits has an a before it, one of
+// three a b: so names sort as their numbers do, and those of one digit, which former versions have
+// written, stay as they are.
 func (p Pool) SliceName(i int) string {
 	number := strconv.Itoa(i)
 	if digits := len(number); digits > 1 {
@@ -44,19 +45,22 @@ type PublishedSlice struct {
 type Write struct {
 	// Name is that of the ResourceSlice.
 	Name string
-	// Remove says that it is to be removed. Otherwise it is to be as Published says, and is new or not.
+	// Remove says that it is to be removed. Otherwise it is to be as Published says, and is new or
+	// not.
 	Remove, New bool
 	Published   PublishedSlice
 }
 
-// Next returns the next write that has the API server show the pool, and false if it shows it. The argument there has all slices of the
-// node and the driver, by name. Last is the generation of the pool that was written last, 0 if none was; same reports whether a slice needs
-// no write.
+// Next returns the next write that has the API server show the pool, and false if it shows it. The
+// argument there has all slices of the node and the driver, by name. Last is the generation of the
+// pool that was written last, 0 if none was; same reports whether a slice needs no write.
 //
-// The scheduler uses a pool only if it has all slices of the newest generation. So one slice with other devices is one write that leaves
-// the generation as it is. If there are more, the first write begins a new generation, and the scheduler uses nothing of the pool until the
-// last one: it never sees some of them changed.
-func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Write, bool) {
+// The scheduler uses a pool only if it has all slices of the newest generation. So one slice with
+// other devices is one write that leaves the generation as it is. If there are more, the first
+// write begins a new generation, and the scheduler uses nothing of the pool until the last one: it
+// never sees some of them changed.
+func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Write,
+	bool) {
 	wanted := map[string]Slice{}
 	for i, slice := range p.Slices {
 		wanted[p.SliceName(i)] = slice
@@ -168,8 +172,8 @@ func (s Slice) Timed(other Slice) Slice {
 	return s
 }
 
-// Worse reports whether a device of a slice has a taint that it does not have in another one, or is not in that one at all: it must not be
-// given to new work any more.
+// Worse reports whether a device of a slice has a taint that it does not have in another one, or is
+// not in that one at all: it must not be given to new work any more.
 func (s Slice) Worse(other Slice) bool {
 	is := map[string]Device{}
 	for _, d := range other.Devices {
@@ -183,7 +187,8 @@ func (s Slice) Worse(other Slice) bool {
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. A value of another type, of which this driver has none, is kept as its text.
+// UnmarshalJSON reads what MarshalJSON writes. A value of another type, of which this driver has
+// none, is kept as its text.
 func (a *Attribute) UnmarshalJSON(text []byte) error {
 	var fields map[AttributeType]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {

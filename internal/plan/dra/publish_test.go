@@ -21,7 +21,8 @@ func poolOf(contents string) dra.Pool {
 	p := dra.Pool{Name: "n"}
 	for i, content := range contents {
 		p.Slices = append(p.Slices, dra.Slice{Devices: []dra.Device{{
-			Name: fmt.Sprintf("gpu-%d", i), Attributes: map[string]dra.Attribute{"uuid": {Type: dra.String, Value: string(content)}},
+			Name: fmt.Sprintf("gpu-%d", i), Attributes: map[string]dra.Attribute{"uuid": {Type: dra.String,
+				Value: string(content)}},
 		}}})
 	}
 	return p
@@ -29,7 +30,8 @@ func poolOf(contents string) dra.Pool {
 
 func same(_ string, want, is dra.Slice) bool { return want.Equal(is) }
 
-// scheduled is what a scheduler uses of the pool: the contents of its slices, or "-" while it is not complete.
+// scheduled is what a scheduler uses of the pool: the contents of its slices, or "-" while it is
+// not complete.
 func scheduled(there map[string]dra.PublishedSlice) string {
 	newest, contents, count := int64(0), map[string]string{}, 0
 	for _, is := range there {
@@ -50,8 +52,9 @@ func scheduled(there map[string]dra.PublishedSlice) string {
 	return text.String()
 }
 
-// TestNext has pools change at random, also while they are being written, and slices be removed and left by others. In the end the API
-// server has the pool; until then a scheduler sees a whole pool of before, the wanted one, or none, and never a mixture.
+// TestNext has pools change at random, also while they are being written, and slices be removed and
+// left by others. In the end the API server has the pool; until then a scheduler sees a whole pool
+// of before, the wanted one, or none, and never a mixture.
 func TestNext(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2000) {
@@ -137,14 +140,17 @@ func TestWrites(t *testing.T) {
 		"removed and changed":     {published(3, 2, "a"), 3, "cb", []string{"put 0 gen 3", "new 1 gen 3"}},
 		"removed and two changed": {published(3, 3, "ab"), 3, "cca", []string{"put 0 gen 3", "put 1 gen 3", "new 2 gen 3"}},
 		"two change while a generation is written": {
-			with(published(4, 3, "ab"), poolOf("").SliceName(2), dra.PublishedSlice{Pool: "n", Generation: 3, Count: 3, Slice: poolOf("a").Slices[0]}),
+			with(published(4, 3, "ab"), poolOf("").SliceName(2), dra.PublishedSlice{Pool: "n", Generation: 3, Count: 3,
+				Slice: poolOf("a").Slices[0]}),
 			4, "cca", []string{"put 0 gen 4", "put 1 gen 4", "put 2 gen 4"},
 		},
 		"left by another driver": {
-			map[string]dra.PublishedSlice{"n-x": {Pool: "n", Generation: 9, Count: 1}}, 0, "a", []string{"new 0 gen 10", "remove n-x"},
+			map[string]dra.PublishedSlice{"n-x": {Pool: "n", Generation: 9, Count: 1}}, 0, "a", []string{"new 0 gen 10",
+				"remove n-x"},
 		},
 		"another pool": {
-			with(published(3, 1, "a"), "n-x", dra.PublishedSlice{Pool: "other", Generation: 3, Count: 1}), 3, "a", []string{"remove n-x"},
+			with(published(3, 1, "a"), "n-x", dra.PublishedSlice{Pool: "other", Generation: 3,
+				Count: 1}), 3, "a", []string{"remove n-x"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +185,8 @@ func TestWrites(t *testing.T) {
 	}
 }
 
-// TestReadBack holds that a slice that was written is read as it was, in any form in which Kubernetes writes quantities.
+// TestReadBack holds that a slice that was written is read as it was, in any form in which
+// Kubernetes writes quantities.
 func TestReadBack(t *testing.T) {
 	t.Parallel()
 	for _, profile := range []string{"dgx-h100", "h100-mig-1g"} {
@@ -206,20 +213,24 @@ func TestReadBack(t *testing.T) {
 	}
 	var d dra.Device
 	text := `{"name":"gpu-0","attributes":{"a":{"bool":true},"b":{"strings":["x"]}},"capacity":{"m":{"value":"12345k"}}}`
-	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Capacity["m"] != 12_345_000 || d.Attributes["a"].Value != "true" {
+	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Capacity["m"] != 12_345_000 ||
+		d.Attributes["a"].Value != "true" {
 		t.Errorf("a device of another driver is read as %+v, error %v", d, err)
 	}
-	for _, text := range []string{`{"capacity":{"m":{"value":"much"}}}`, `{"capacity":[]}`, `{"attributes":{"a":5}}`, `{"allowMultipleAllocations":5}`} {
+	for _, text := range []string{`{"capacity":{"m":{"value":"much"}}}`, `{"capacity":[]}`, `{"attributes":{"a":5}}`,
+		`{"allowMultipleAllocations":5}`} {
 		if err := json.Unmarshal([]byte(text), &d); err == nil {
 			t.Errorf("%s was read", text)
 		}
 	}
-	if taint := []dra.Taint{{Key: "k"}}; (dra.Slice{Devices: []dra.Device{{}}}).Tainted() || !(dra.Slice{Devices: []dra.Device{{}, {Taints: taint}}}).Tainted() {
+	if taint := []dra.Taint{{Key: "k"}}; (dra.Slice{Devices: []dra.Device{{}}}).Tainted() ||
+		!(dra.Slice{Devices: []dra.Device{{}, {Taints: taint}}}).Tainted() {
 		t.Error("a slice without a taint has one, or one with a taint has none")
 	}
 }
 
-// TestTaintTimes: the API server gives a taint without a time one; that is no difference, and stays when the slice is written again.
+// TestTaintTimes: the API server gives a taint without a time one; that is no difference, and stays
+// when the slice is written again.
 func TestTaintTimes(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_700_000_000, 0)
@@ -258,7 +269,8 @@ func TestTaintTimes(t *testing.T) {
 	}
 }
 
-// TestLongNodeName: the name of a slice is a name for the API server, and another one for each node.
+// TestLongNodeName: the name of a slice is a name for the API server, and another one for each
+// node.
 func TestLongNodeName(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("n", 252)
@@ -268,8 +280,9 @@ func TestLongNodeName(t *testing.T) {
 	}
 }
 
-// TestSliceNamesSortAsNumbers: the scheduler tries the slices of a pool by their names, which sort as their numbers do. Those of the first ten
-// are as they always were, so that an upgrade writes no slice.
+// TestSliceNamesSortAsNumbers: the scheduler tries the slices of a pool by their names, which sort
+// as their numbers do. Those of the first ten are as they always were, so that an upgrade writes no
+// slice.
 func TestSliceNamesSortAsNumbers(t *testing.T) {
 	t.Parallel()
 	var names []string

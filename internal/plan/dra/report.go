@@ -19,17 +19,19 @@ const (
 	VerdictUnknown   Verdict = "Unknown"
 )
 
-// A DeviceHealth is the health of a device for kubelet, which shows it in the status of the pods that have the device.
+// A DeviceHealth is the health of a device for kubelet, which shows it in the status of the pods
+// that have the device.
 type DeviceHealth struct {
 	// Device is its name in the pool.
 	Device  string
 	Verdict Verdict
-	// Message is the reason, and what makes the device healthy again: at most 1024 bytes; empty for a device with nothing to say about.
+	// Message is the reason, and what makes the device healthy again: at most 1024 bytes; empty for a
+	// device with nothing to say about.
 	Message string
 }
 
-// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers cannot use a healthy device, by its
-// name.
+// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers
+// cannot use a healthy device, by its name.
 func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []DeviceHealth {
 	known := map[string]inventory.Health{} // by UUID
 	gpus := map[string]inventory.GPU{}

@@ -20,18 +20,22 @@ func TestHealthOf(t *testing.T) {
 		verdict dra.Verdict
 		message string
 	}{
-		"healthy":  {healthy, dra.VerdictHealthy, ""},
-		"suspect":  {inventory.Health{State: inventory.Suspect, Reason: "XID 48"}, dra.VerdictHealthy, "XID 48"},
-		"in grace": {inventory.Health{State: inventory.Unknown, Grace: true, Reason: "no answer"}, dra.VerdictHealthy, "no answer"},
-		"unknown":  {inventory.Health{State: inventory.Unknown, Reason: "no answer"}, dra.VerdictUnknown, "no answer"},
+		"healthy": {healthy, dra.VerdictHealthy, ""},
+		"suspect": {inventory.Health{State: inventory.Suspect, Reason: "XID 48"}, dra.VerdictHealthy, "XID 48"},
+		"in grace": {inventory.Health{State: inventory.Unknown, Grace: true, Reason: "no answer"}, dra.VerdictHealthy,
+			"no answer"},
+		"unknown": {inventory.Health{State: inventory.Unknown, Reason: "no answer"}, dra.VerdictUnknown, "no answer"},
 		"unhealthy": {
-			inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Cure: inventory.CureReboot}, dra.VerdictUnhealthy, "XID 79; cure: reboot",
+			inventory.Health{State: inventory.Unhealthy, Reason: "XID 79",
+				Cure: inventory.CureReboot}, dra.VerdictUnhealthy, "XID 79; cure: reboot",
 		},
-		"no reason": {inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureReset}, dra.VerdictUnhealthy, "cure: reset"},
+		"no reason": {inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureReset}, dra.VerdictUnhealthy,
+			"cure: reset"},
 		"lost":      {inventory.Health{State: inventory.Lost, Reason: "it fell off"}, dra.VerdictUnhealthy, "it fell off"},
 		"not UTF-8": {inventory.Health{State: inventory.Lost, Reason: "driver \xe4"}, dra.VerdictUnhealthy, "driver \uFFFD"},
 		"long": {
-			inventory.Health{State: inventory.Unhealthy, Reason: strings.Repeat("é", 1000)}, dra.VerdictUnhealthy, strings.Repeat("é", 510) + "...",
+			inventory.Health{State: inventory.Unhealthy, Reason: strings.Repeat("é",
+				1000)}, dra.VerdictUnhealthy, strings.Repeat("é", 510) + "...",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,18 +61,22 @@ func TestHealthOf(t *testing.T) {
 	}
 }
 
-// TestHealthOfMIG: a MIG device is as ill as its GPU, or more. A device of which nothing is known any more is not there.
+// TestHealthOfMIG: a MIG device is as ill as its GPU, or more. A device of which nothing is known
+// any more is not there.
 func TestHealthOfMIG(t *testing.T) {
 	t.Parallel()
 	half := inventory.MIGAttributes{GISlices: 3, CISlices: 3}
 	ill := inventory.Health{State: inventory.Unhealthy, Reason: "XID 94"}
-	g := inventory.GPU{UUID: "GPU-0", MIG: inventory.MIGEnabled, Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
-		{UUID: "MIG-0", Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Size: 4}, Attributes: half, Health: ill},
-		{
-			UUID: "MIG-1", Index: 1, Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Start: 4, Size: 4}, Attributes: half,
-			Health: inventory.Health{State: inventory.Healthy},
-		},
-	}}
+	g := inventory.GPU{UUID: "GPU-0", MIG: inventory.MIGEnabled, Health: inventory.Health{State: inventory.Healthy},
+		MIGDevices: []inventory.MIGDevice{
+			{UUID: "MIG-0", Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Size: 4}, Attributes: half,
+				Health: ill},
+			{
+				UUID: "MIG-1", Index: 1, Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Start: 4,
+					Size: 4}, Attributes: half,
+				Health: inventory.Health{State: inventory.Healthy},
+			},
+		}}
 	s := inventory.Snapshot{GPUs: []inventory.GPU{g}}
 	pool := dra.New(s, "node-1", dra.Numbers{"GPU-0": 0}, dra.All(s.GPUs), nil)
 	verdicts := func(s inventory.Snapshot) (all string) {
@@ -84,7 +92,8 @@ func TestHealthOfMIG(t *testing.T) {
 		{"one is ill", "gpu-0-mig-3g40gb-9-0 Unhealthy XID 94\ngpu-0-mig-3g40gb-9-4 Healthy \n", s},
 		{
 			"the GPU is lost", "gpu-0-mig-3g40gb-9-0 Unhealthy gone\ngpu-0-mig-3g40gb-9-4 Unhealthy gone\n",
-			inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0", Health: inventory.Health{State: inventory.Lost, Reason: "gone"}, MIGDevices: g.MIGDevices}}},
+			inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0",
+				Health: inventory.Health{State: inventory.Lost, Reason: "gone"}, MIGDevices: g.MIGDevices}}},
 		},
 		{
 			"nothing is known", "gpu-0-mig-3g40gb-9-0 Unhealthy it is not there any more; cure: reconnect\n" +

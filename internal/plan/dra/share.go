@@ -7,12 +7,14 @@ import (
 	"strings"
 )
 
-// A device that several claims can have at the same time is given in shares. By memory, each claim takes a part of the capacity memory of a
-// GPU; a claim that asks for no part takes all of it, and has the GPU alone. So claims that know nothing of shares are given GPUs as ever.
-// By count, and without a limit, a claim that asks for nothing has a share. Such devices have an attribute, by which a DeviceClass for
-// whole GPUs leaves them out.
+// A device that several claims can have at the same time is given in shares. By memory, each claim
+// takes a part of the capacity memory of a GPU; a claim that asks for no part takes all of it, and
+// has the GPU alone. So claims that know nothing of shares are given GPUs as ever. By count, and
+// without a limit, a claim that asks for nothing has a share. Such devices have an attribute, by
+// which a DeviceClass for whole GPUs leaves them out.
 
-// A ShareBy says what is counted of a device that several claims can have. NVIDIA's driver has the same three forms.
+// A ShareBy says what is counted of a device that several claims can have. NVIDIA's driver has the
+// same three forms.
 type ShareBy string
 
 // The forms.
@@ -27,19 +29,22 @@ const (
 	MemoryCapacity = "memory"
 	// SharesCapacity is the name of the capacity of which each claim takes one with shares by count.
 	SharesCapacity = "shares"
-	// SharedAttribute is the name of an attribute: a claim that asks for nothing has a share of a device with it. Its value is a ShareBy.
+	// SharedAttribute is the name of an attribute: a claim that asks for nothing has a share of a
+	// device with it. Its value is a ShareBy.
 	SharedAttribute = Domain + "/shared"
 )
 
 // shareStep is what shares are rounded up to, in bytes: control daemons of MPS limit memory in MiB.
 const shareStep = 1 << 20
 
-// Shared returns the pool with all GPUs given in shares by memory, to at most so many claims each; below 2 the pool stays as it is. MIG
-// devices, and GPUs whose memory is not known, are given whole.
+// Shared returns the pool with all GPUs given in shares by memory, to at most so many claims each;
+// below 2 the pool stays as it is. MIG devices, and GPUs whose memory is not known, are given
+// whole.
 func (p Pool) Shared(most int) Pool { return p.SharedBy(ByMemory, most) }
 
-// SharedBy returns the pool with devices given in shares, to at most so many claims each; below 2 the pool stays as it is, but with
-// Unlimited. By memory these are GPUs; by count and without a limit MIG devices, too, but for those that are made for claims.
+// SharedBy returns the pool with devices given in shares, to at most so many claims each; below 2
+// the pool stays as it is, but with Unlimited. By memory these are GPUs; by count and without a
+// limit MIG devices, too, but for those that are made for claims.
 func (p Pool) SharedBy(by ShareBy, most int) Pool {
 	return p.each(func(d Device) Device {
 		d.SmallestShare = 0
@@ -97,9 +102,10 @@ func (s Slice) Shared() bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.SmallestShare != 0 || d.SharedBy != "" })
 }
 
-// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has all of it, or if no part of it was asked
-// for. It also returns 0 if the share is not known, and for shares that this driver never gives: a part of a MIG device that is not given
-// in shares, or less memory than MPS can limit.
+// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has
+// all of it, or if no part of it was asked for. It also returns 0 if the share is not known, and
+// for shares that this driver never gives: a part of a MIG device that is not given in shares, or
+// less memory than MPS can limit.
 func (r Result) Share(of Device) int64 {
 	bytes, known := quantity(r.ConsumedCapacity[MemoryCapacity])
 	mayBe := of.SharedBy != "" || of.Attributes["type"].Value == typeGPU
@@ -109,7 +115,8 @@ func (r Result) Share(of Device) int64 {
 	return bytes
 }
 
-// Count returns how many of the shares of a device a claim has by a result; 0 if they are not counted.
+// Count returns how many of the shares of a device a claim has by a result; 0 if they are not
+// counted.
 func (r Result) Count() int64 {
 	count, known := quantity(r.ConsumedCapacity[SharesCapacity])
 	if r.ShareID == "" || !known || count < 0 {
@@ -132,8 +139,9 @@ type validRange struct {
 	Step amount `json:"step,omitempty"`
 }
 
-// policies returns those of the capacities of a device that is given in shares. By count, and without a limit, a claim takes nothing of
-// what it does not ask for: without a policy it would take all.
+// policies returns those of the capacities of a device that is given in shares. By count, and
+// without a limit, a claim takes nothing of what it does not ask for: without a policy it would
+// take all.
 func (d Device) policies() map[string]requestPolicy {
 	all := map[string]requestPolicy{}
 	if d.SharedBy == "" {
@@ -179,7 +187,8 @@ func (d Device) MarshalJSON() ([]byte, error) {
 	}{plainDevice(d), true, all})
 }
 
-// UnmarshalJSON reads a device. One that is given in shares by other rules than those of this driver has the SmallestShare -1.
+// UnmarshalJSON reads a device. One that is given in shares by other rules than those of this
+// driver has the SmallestShare -1.
 func (d *Device) UnmarshalJSON(text []byte) error {
 	var more struct {
 		AllowMultipleAllocations bool

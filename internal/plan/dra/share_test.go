@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestShared: whole GPUs are given in shares, MIG devices are not. The scheduler can give at most so many shares of a GPU, and the whole of it
-// to a claim that asks for no part.
+// TestShared: whole GPUs are given in shares, MIG devices are not. The scheduler can give at most
+// so many shares of a GPU, and the whole of it to a claim that asks for no part.
 func TestShared(t *testing.T) {
 	t.Parallel()
 	for _, name := range simulator.Names() {
@@ -25,7 +25,8 @@ func TestShared(t *testing.T) {
 					switch kind := d.Attributes["type"].Value; {
 					case kind == "mig" && least != 0, kind == "gpu" && (least <= 0) != (memory == 0):
 						t.Errorf("%s, %s of %d bytes has a smallest share of %d", name, d.Name, memory, least)
-					case least > 0 && (least*dra.Capacity(most) > memory || least*dra.Capacity(most+1) <= memory || least%(1<<20) != 0):
+					case least > 0 && (least*dra.Capacity(most) > memory || least*dra.Capacity(most+1) <= memory ||
+						least%(1<<20) != 0):
 						t.Errorf("%s, %s of %d bytes has not %d shares of %d", name, d.Name, memory, most, least)
 					}
 					if whole.Slices[i].Devices[j].SmallestShare != 0 {
@@ -54,7 +55,8 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestSharesOfOthers: a device whose rules of shares are not those of this driver is another device.
+// TestSharesOfOthers: a device whose rules of shares are not those of this driver is another
+// device.
 func TestSharesOfOthers(t *testing.T) {
 	t.Parallel()
 	const ours = `{"name":"gpu-0","attributes":{},"allowMultipleAllocations":true,"capacity":{"memory":{"value":"80Gi",` +
@@ -85,14 +87,16 @@ func TestShareOfAResult(t *testing.T) {
 	t.Parallel()
 	device := func(kind string) dra.Device {
 		return dra.Device{
-			Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: kind}}, Capacity: map[string]dra.Capacity{"memory": 80<<30 + 5},
+			Attributes: map[string]dra.Attribute{"type": {Type: dra.String,
+				Value: kind}}, Capacity: map[string]dra.Capacity{"memory": 80<<30 + 5},
 		}
 	}
 	for _, tt := range []struct {
 		kind, id, consumed string
 		want               int64
 	}{
-		{"gpu", "a", "20Gi", 20 << 30}, {"gpu", "a", "1Mi", 1 << 20}, {"gpu", "a", "80Gi", 0}, {"gpu", "a", "90Gi", 0}, {"gpu", "a", "90E", 0},
+		{"gpu", "a", "20Gi", 20 << 30}, {"gpu", "a", "1Mi", 1 << 20}, {"gpu", "a", "80Gi", 0}, {"gpu", "a", "90Gi",
+			0}, {"gpu", "a", "90E", 0},
 		{"gpu", "a", "", 0}, {"gpu", "a", "much", 0}, {"gpu", "", "20Gi", 0},
 		{"gpu", "a", "0", 0}, {"gpu", "a", "-20Gi", 0}, {"gpu", "a", "1023Ki", 0}, {"mig", "a", "20Gi", 0},
 	} {
@@ -103,8 +107,8 @@ func TestShareOfAResult(t *testing.T) {
 	}
 }
 
-// TestSharedBy: by count and without a limit GPUs and MIG devices are given in shares, and read back as they are written. Without shares they
-// are what they were.
+// TestSharedBy: by count and without a limit GPUs and MIG devices are given in shares, and read
+// back as they are written. Without shares they are what they were.
 func TestSharedBy(t *testing.T) {
 	t.Parallel()
 	for _, name := range simulator.Names() {
@@ -115,11 +119,13 @@ func TestSharedBy(t *testing.T) {
 			back := shared.Unshared()
 			for i, slice := range shared.Slices {
 				for j, d := range slice.Devices {
-					if d.SharedBy != by || d.Attributes[dra.SharedAttribute].Value != string(by) || d.Capacity[dra.SharesCapacity] != dra.Capacity(most) ||
+					if d.SharedBy != by || d.Attributes[dra.SharedAttribute].Value != string(by) ||
+						d.Capacity[dra.SharesCapacity] != dra.Capacity(most) ||
 						len(d.Attributes)+len(d.Capacity) > 32 {
 						t.Errorf("%s, %s: %+v", name, by, d)
 					}
-					if was, is := whole.Slices[i].Devices[j], back.Slices[i].Devices[j]; !maps.Equal(was.Attributes, is.Attributes) || is.SharedBy != "" {
+					if was, is := whole.Slices[i].Devices[j], back.Slices[i].Devices[j]; !maps.Equal(was.Attributes, is.Attributes) ||
+						is.SharedBy != "" {
 						t.Errorf("%s, %s: %+v without shares, and %+v before", name, by, is, was)
 					}
 				}

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Driver is the name of the driver where no other one is set: that of NVIDIA's. In options and values, an empty name means this one.
+// Driver is the name of the driver where no other one is set: that of NVIDIA's. In options and
+// values, an empty name means this one.
 const Driver = "gpu.nvidia.com"
 
 // A Pool is the devices of a node.
@@ -19,10 +20,11 @@ type Pool struct {
 	Name string
 	// Driver is the name of the driver that publishes it.
 	Driver string
-	// Slices are the devices in the order in which the scheduler tries them. There is always one at least: a node without devices has an
-	// empty slice, which says so.
+	// Slices are the devices in the order in which the scheduler tries them. There is always one at
+	// least: a node without devices has an empty slice, which says so.
 	Slices []Slice
-	// LeftOut says which GPUs and MIG devices are not in the slices, and why: sentences without a full stop.
+	// LeftOut says which GPUs and MIG devices are not in the slices, and why: sentences without a full
+	// stop.
 	LeftOut []string
 	// LinksDue says that attributes about links may be missing that will be known soon.
 	LinksDue bool
@@ -30,7 +32,8 @@ type Pool struct {
 
 // Equal reports whether two pools are the same.
 func (p Pool) Equal(other Pool) bool {
-	return p.Name == other.Name && p.Driver == other.Driver && p.LinksDue == other.LinksDue && slices.Equal(p.LeftOut, other.LeftOut) &&
+	return p.Name == other.Name && p.Driver == other.Driver && p.LinksDue == other.LinksDue &&
+		slices.Equal(p.LeftOut, other.LeftOut) &&
 		slices.EqualFunc(p.Slices, other.Slices, Slice.Equal)
 }
 
@@ -62,7 +65,8 @@ type ResourceSliceSpec struct {
 	Slice
 }
 
-// ResourcePool says which pool a Slice belongs to. The scheduler uses a pool only when it has all of its slices of one generation.
+// ResourcePool says which pool a Slice belongs to. The scheduler uses a pool only when it has all
+// of its slices of one generation.
 type ResourcePool struct {
 	Name               string `json:"name"`
 	Generation         int64  `json:"generation"`
@@ -75,7 +79,8 @@ func (p Pool) List() List {
 	for i, slice := range p.Slices {
 		l.Items = append(l.Items, ResourceSlice{
 			APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice", Metadata: Metadata{p.SliceName(i)},
-			Spec: ResourceSliceSpec{Driver: cmp.Or(p.Driver, Driver), NodeName: p.Name, Pool: ResourcePool{p.Name, 1, len(p.Slices)}, Slice: slice},
+			Spec: ResourceSliceSpec{Driver: cmp.Or(p.Driver, Driver), NodeName: p.Name,
+				Pool: ResourcePool{p.Name, 1, len(p.Slices)}, Slice: slice},
 		})
 	}
 	return l
@@ -98,31 +103,35 @@ func (s Slice) Equal(other Slice) bool {
 
 // A Device is a GPU or a MIG device as the scheduler sees it.
 type Device struct {
-	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>". It is unique in the pool.
+	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>". It is
+	// unique in the pool.
 	Name string `json:"name"`
 	// Attributes are by name; a name without domain is in that of the driver's name.
 	Attributes map[string]Attribute `json:"attributes"`
 	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
 	// ConsumesCounters is what a device that is made for a claim takes of the counters of its GPU.
 	ConsumesCounters []CounterUse `json:"consumesCounters,omitempty"`
-	// Taints keep new claims away that do not tolerate them; none for a device that may be given to new work.
+	// Taints keep new claims away that do not tolerate them; none for a device that may be given to
+	// new work.
 	Taints []Taint `json:"taints,omitempty"`
 	// Partition is made when a claim gets the device; nil for a device that exists already.
 	Partition *Partition `json:"-"`
 	// Switched says of a whole GPU that its MIG mode is switched off when a claim gets it.
 	Switched bool `json:"-"`
-	// SmallestShare is the smallest part of the memory that a claim can have of a device that is given in shares, in bytes; 0 for a device
-	// that only one claim can have.
+	// SmallestShare is the smallest part of the memory that a claim can have of a device that is given
+	// in shares, in bytes; 0 for a device that only one claim can have.
 	SmallestShare Capacity `json:"-"`
-	// SharedBy is ByCount or Unlimited for a device of which several claims have shares without asking for any; empty for any other.
+	// SharedBy is ByCount or Unlimited for a device of which several claims have shares without asking
+	// for any; empty for any other.
 	SharedBy ShareBy `json:"-"`
 }
 
-// Equal reports whether two devices are the same for the API, which has neither Partition nor Switched: the name and the counters
-// tell them.
+// Equal reports whether two devices are the same for the API, which has neither Partition nor
+// Switched: the name and the counters tell them.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
-		d.SmallestShare == other.SmallestShare && d.SharedBy == other.SharedBy && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
+		d.SmallestShare == other.SmallestShare && d.SharedBy == other.SharedBy &&
+		slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
 		slices.EqualFunc(d.ConsumesCounters, other.ConsumesCounters, func(a, b CounterUse) bool {
 			return a.CounterSet == b.CounterSet && maps.Equal(a.Counters, b.Counters)
 		})

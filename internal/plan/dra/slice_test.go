@@ -15,7 +15,8 @@ import (
 
 func TestEqual(t *testing.T) {
 	t.Parallel()
-	const partition, switched = ".Devices[0].Partition (not nil)", ".Devices[0].Switched" // the API has neither: name and counters tell it
+	// the API has neither: name and counters tell it
+	const partition, switched = ".Devices[0].Partition (not nil)", ".Devices[0].Switched"
 	slice := func() dra.Slice {
 		since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 		return dra.Slice{Devices: []dra.Device{{
@@ -25,8 +26,10 @@ func TestEqual(t *testing.T) {
 		}}, SharedCounters: []dra.CounterSet{{Counters: map[string]dra.Capacity{"a": 1}}}}
 	}
 	equality.Check(t, slice, dra.Slice.Equal, partition, switched)
-	equality.Check(t, func() dra.Pool { return dra.Pool{Slices: []dra.Slice{slice()}} }, dra.Pool.Equal, ".Slices[0]"+partition, ".Slices[0]"+switched)
-	one, two := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC), time.Date(2026, 11, 1, 13, 0, 0, 0, time.FixedZone("", 3600))
+	equality.Check(t, func() dra.Pool { return dra.Pool{Slices: []dra.Slice{slice()}} }, dra.Pool.Equal,
+		".Slices[0]"+partition, ".Slices[0]"+switched)
+	one, two := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC), time.Date(2026, 11, 1, 13, 0, 0, 0,
+		time.FixedZone("", 3600))
 	for _, test := range []struct {
 		a, b dra.Taint
 		want bool
@@ -47,7 +50,8 @@ func TestJSON(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int64{0, 1, 9, 10, 1023, 1024, 1536, 1 << 20, 81559 << 20, 3 << 40, 1 << 60, 1<<63 - 1} {
 		got, err := json.Marshal(dra.Capacity(n))
-		if want := `{"value":"` + resource.NewQuantity(n, resource.BinarySI).String() + `"}`; err != nil || string(got) != want {
+		if want := `{"value":"` + resource.NewQuantity(n, resource.BinarySI).String() + `"}`; err != nil ||
+			string(got) != want {
 			t.Errorf("%d: got %s and %v, want %s", n, got, err, want)
 		}
 	}
@@ -68,7 +72,8 @@ func TestValuesAtTheLimit(t *testing.T) {
 	model := strings.Repeat("x", 64)
 	version := "1." + strings.Repeat("2", 60) + ".3"
 	g := inventory.GPU{UUID: "GPU-a", Model: model, Health: inventory.Health{State: inventory.Healthy}}
-	d := pool(inventory.Snapshot{Driver: inventory.Driver{Version: version, CUDA: version + "3"}, GPUs: []inventory.GPU{g}}).Slices[0].Devices[0]
+	d := pool(inventory.Snapshot{Driver: inventory.Driver{Version: version, CUDA: version + "3"},
+		GPUs: []inventory.GPU{g}}).Slices[0].Devices[0]
 	if d.Attributes["productName"].Value != model || d.Attributes["driverVersion"].Value != version {
 		t.Errorf("attributes: %v", d.Attributes)
 	}
@@ -87,7 +92,8 @@ func TestValuesAtTheLimit(t *testing.T) {
 		}
 		d := pool(inventory.Snapshot{Driver: inventory.Driver{Version: "580"}, GPUs: []inventory.GPU{m}}).Slices[0].Devices[0]
 		if got := len(d.Attributes) + len(d.Capacity); got != want {
-			t.Errorf("with %d memory slices %d attributes and %d capacities, want %d in all", slices, len(d.Attributes), len(d.Capacity), want)
+			t.Errorf("with %d memory slices %d attributes and %d capacities, want %d in all", slices, len(d.Attributes),
+				len(d.Capacity), want)
 		}
 	}
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// TestSwitched: a GPU whose MIG mode claims switch is published as a whole and in parts, which exclude each other. What the mode changes of its
-// links and its memory changes no slice. Without counters it is published as a whole.
+// TestSwitched: a GPU whose MIG mode claims switch is published as a whole and in parts, which
+// exclude each other. What the mode changes of its links and its memory changes no slice. Without
+// counters it is published as a whole.
 func TestSwitched(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"dgx-h100", "h100-nvl-x4", "dgx-b200"} {

@@ -8,9 +8,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// The keys of labels about devices, without their prefix: that of whole GPUs is nvidia.com/gpu, that of a MIG profile under the
-// strategy mixed such as nvidia.com/mig-1g.10gb. gpuSuffixes are those of whole GPUs, migSuffixes those of MIG devices. Under the
-// strategy single, whole GPUs have both.
+// The keys of labels about devices, without their prefix: that of whole GPUs is nvidia.com/gpu,
+// that of a MIG profile under the strategy mixed such as nvidia.com/mig-1g.10gb. gpuSuffixes are
+// those of whole GPUs, migSuffixes those of MIG devices. Under the strategy single, whole GPUs have
+// both.
 var (
 	migSuffixes = []string{
 		"product", "count", "replicas", "sharing-strategy", "memory", "multiprocessors", "slices.gi", "slices.ci",
@@ -38,8 +39,9 @@ func (b *builder) base(key, name, model, end string, count int) {
 	b.put(suffix+".sharing-strategy", strategy.String())
 }
 
-// wholeGPUs adds the labels of the GPUs. A label has one value, so that one model counts: that of most GPUs, and of the lowest index
-// among those; models with a GPU that is not in MIG mode come before others. The count includes the model's GPUs in MIG mode.
+// wholeGPUs adds the labels of the GPUs. A label has one value, so that one model counts: that of
+// most GPUs, and of the lowest index among those; models with a GPU that is not in MIG mode come
+// before others. The count includes the model's GPUs in MIG mode.
 func (b *builder) wholeGPUs() {
 	type model struct {
 		first, whole *inventory.GPU
@@ -114,7 +116,8 @@ func (b *builder) kinds() []*profileDevices {
 
 // migDevices adds the labels of MIG devices of one profile.
 func (b *builder) migDevices(key string, k *profileDevices) {
-	b.base(key, b.options.Resources.MIGName(k.profile), k.parent.Model, "-MIG-"+strings.ReplaceAll(k.profile, "+", "."), k.count)
+	b.base(key, b.options.Resources.MIGName(k.profile), k.parent.Model, "-MIG-"+strings.ReplaceAll(k.profile, "+", "."),
+		k.count)
 	suffix := strings.TrimPrefix(key, Prefix)
 	b.put(suffix+".memory", mib(k.first.MemoryBytes))
 	a := k.first.Attributes
@@ -134,8 +137,9 @@ func (b *builder) mixed() {
 	}
 }
 
-// single has the labels of whole GPUs tell of the MIG devices, under the strategy single. On a node whose devices are not of one
-// kind they say that this is invalid, as NVIDIA's do, although the daemon serves the commonest kind there.
+// single has the labels of whole GPUs tell of the MIG devices, under the strategy single. On a node
+// whose devices are not of one kind they say that this is invalid, as NVIDIA's do, although the
+// daemon serves the commonest kind there.
 func (b *builder) single() {
 	var enabled []inventory.GPU
 	empty := false

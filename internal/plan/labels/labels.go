@@ -25,7 +25,8 @@ const (
 const (
 	// Present says that the node has GPUs. NVIDIA's operator writes it, too.
 	Present = Prefix + "gpu.present"
-	// PCIPresent says that the node has PCI devices of NVIDIA's. node-feature-discovery writes it where it is configured to.
+	// PCIPresent says that the node has PCI devices of NVIDIA's. node-feature-discovery writes it
+	// where it is configured to.
 	PCIPresent = "feature.node.kubernetes.io/pci-10de.present"
 	// Health is the sum of the health of all GPUs: HealthHealthy, HealthDegraded or HealthUnhealthy.
 	Health = OwnPrefix + "gpu.health"
@@ -62,8 +63,9 @@ type Options struct {
 	Timestamp int64
 }
 
-// Discovered returns the labels of NVIDIA's GPU feature discovery for a node. A GPU that is Lost does not count. A stale Snapshot counts
-// like any other: the caller keeps the labels of before if they are to stay. Without GPUs there are few.
+// Discovered returns the labels of NVIDIA's GPU feature discovery for a node. A GPU that is Lost
+// does not count. A stale Snapshot counts like any other: the caller keeps the labels of before if
+// they are to stay. Without GPUs there are few.
 func Discovered(s inventory.Snapshot, o Options) map[string]string {
 	b := builder{set: map[string]string{}, options: o, gpus: slices.DeleteFunc(slices.Clone(s.GPUs), isLost)}
 	if o.Timestamp != 0 {
@@ -89,16 +91,16 @@ func Discovered(s inventory.Snapshot, o Options) map[string]string {
 	return b.set
 }
 
-// All returns the labels that the daemon gives to a node: Discovered, and those that only this program or NVIDIA's operator
-// writes.
+// All returns the labels that the daemon gives to a node: Discovered, and those that only this
+// program or NVIDIA's operator writes.
 func All(s inventory.Snapshot, o Options) map[string]string {
 	set := Discovered(s, o)
 	gpus := slices.DeleteFunc(slices.Clone(s.GPUs), isLost)
 	if len(s.GPUs) > 0 {
 		set[Health] = health(s.GPUs)
 	}
-	// GPUs that are Lost or cannot be read are still there. DaemonSets choose nodes by these labels: without them, the daemon that is to
-	// see the GPUs come back would be removed from the node.
+	// GPUs that are Lost or cannot be read are still there. DaemonSets choose nodes by these labels:
+	// without them, the daemon that is to see the GPUs come back would be removed from the node.
 	if len(s.GPUs) > 0 || len(s.LeftOut) > 0 {
 		set[Present], set[PCIPresent] = "true", "true"
 	}
@@ -140,8 +142,8 @@ var (
 	edges    = "-_."
 )
 
-// plain returns text as a part of a value, as NVIDIA's feature discovery writes it: other characters are left out, and blanks are
-// hyphens.
+// plain returns text as a part of a value, as NVIDIA's feature discovery writes it: other
+// characters are left out, and blanks are hyphens.
 func plain(text string) string {
 	return strings.Join(strings.Fields(unwanted.ReplaceAllString(text, "")), "-")
 }

@@ -20,7 +20,8 @@ var nodeSuffixes = []string{
 	"vgpu.present", "vgpu.host-driver-version", "vgpu.host-driver-branch",
 }
 
-// driver adds the versions. Those of a driver that says none, or one that is not X.Y or X.Y.Z, are left out.
+// driver adds the versions. Those of a driver that says none, or one that is not X.Y or X.Y.Z, are
+// left out.
 func (b *builder) driver(d inventory.Driver) {
 	if parts := strings.Split(d.Version, "."); len(parts) == 2 || len(parts) == 3 {
 		parts = append(parts, "")

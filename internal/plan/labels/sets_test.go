@@ -114,8 +114,9 @@ var (
 	legalValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`)
 )
 
-// TestSets compares the labels of simulated nodes with sets that were written from the rules of NVIDIA's feature discovery: at least
-// one for each profile and MIG strategy, and each way of sharing.
+// TestSets compares the labels of simulated nodes with sets that were written from the rules of
+// NVIDIA's feature discovery: at least one for each profile and MIG strategy, and each way of
+// sharing.
 func TestSets(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/sets/*.txt")
@@ -205,9 +206,11 @@ func TestHealth(t *testing.T) {
 		return g
 	}
 	for want, nodes := range map[string][][]inventory.GPU{
-		labels.HealthHealthy:   {{gpu(good)}, {gpu(good, good, good), gpu(good)}, {gpu(inventory.Health{State: inventory.Suspect})}},
-		labels.HealthDegraded:  {{gpu(good), gpu(bad)}, {gpu(good, good, bad)}, {gpu(bad, good), gpu(good, good)}},
-		labels.HealthUnhealthy: {{gpu(bad)}, {gpu(bad, good, good)}, {gpu(good, bad)}, {gpu(inventory.Health{State: inventory.Lost})}},
+		labels.HealthHealthy: {{gpu(good)}, {gpu(good, good, good), gpu(good)},
+			{gpu(inventory.Health{State: inventory.Suspect})}},
+		labels.HealthDegraded: {{gpu(good), gpu(bad)}, {gpu(good, good, bad)}, {gpu(bad, good), gpu(good, good)}},
+		labels.HealthUnhealthy: {{gpu(bad)}, {gpu(bad, good, good)}, {gpu(good, bad)},
+			{gpu(inventory.Health{State: inventory.Lost})}},
 	} {
 		for _, gpus := range nodes {
 			if got := labels.All(inventory.Snapshot{GPUs: gpus}, labels.Options{})[labels.Health]; got != want {

@@ -15,8 +15,9 @@ const (
 	AllBalanced = "all-balanced"
 )
 
-// Builtin returns the layouts that GPUs have without a file. They have the names that mig-parted generates: all-disabled,
-// all-enabled, all-balanced, and for each profile one with as many instances as fit, such as all-1g.10gb or all-1g.10gb.me.
+// Builtin returns the layouts that GPUs have without a file. They have the names that mig-parted
+// generates: all-disabled, all-enabled, all-balanced, and for each profile one with as many
+// instances as fit, such as all-1g.10gb or all-1g.10gb.me.
 func Builtin(gpus []GPU) File {
 	f := File{layouts: map[string][]Item{
 		AllDisabled: {{All: true}},
@@ -50,8 +51,9 @@ func (f File) add(name string, g GPU, devices map[string]int) {
 	f.layouts[name] = append(f.layouts[name], Item{UUIDs: []string{g.UUID}, Enabled: true, Devices: devices})
 }
 
-// balanced returns the devices of all-balanced: one of three compute slices, one of two and two of one where the GPU has seven, and
-// one of two and two of one where it has four. The profiles are those without an attribute of which most instances fit.
+// balanced returns the devices of all-balanced: one of three compute slices, one of two and two of
+// one where the GPU has seven, and one of two and two of one where it has four. The profiles are
+// those without an attribute of which most instances fit.
 func balanced(profiles []inventory.MIGProfile) map[string]int {
 	best := map[int]inventory.MIGProfile{} // by compute slices
 	most := 0

@@ -36,11 +36,13 @@ func (c Changes) Possible() bool {
 // A GPUChange is what a layout makes of one GPU.
 type GPUChange struct {
 	GPU GPU
-	// Before and After are how the GPU is divided. Where the layout is impossible or not about the GPU, they are the same.
+	// Before and After are how the GPU is divided. Where the layout is impossible or not about the
+	// GPU, they are the same.
 	Before, After Division
 	// Steps are how to get from one to the other, in this order; none if nothing is to be done.
 	Steps []Step
-	// Reason says why the layout is impossible on this GPU and what to do about it; empty if it is possible.
+	// Reason says why the layout is impossible on this GPU and what to do about it; empty if it is
+	// possible.
 	Reason string
 	// Note says why the layout is not about this GPU; empty if it is.
 	Note string
@@ -78,14 +80,15 @@ func (i Part) Devices() []string {
 // A Step is one call of the driver's.
 type Step struct {
 	Action inventory.MIGAction
-	// Part is the GPU instance that the step is about, unless it is about the mode. One that is created in an earlier step has no
-	// ID: its Start tells it from the others.
+	// Part is the GPU instance that the step is about, unless it is about the mode. One that is
+	// created in an earlier step has no ID: its Start tells it from the others.
 	Part Part
 	// Compute is the compute instance that is created or destroyed.
 	Compute inventory.ComputeInstance
 }
 
-// Call returns the step as the driver takes it. The GPU instance that a compute instance is created in has the given ID.
+// Call returns the step as the driver takes it. The GPU instance that a compute instance is created
+// in has the given ID.
 func (s Step) Call(gi int) inventory.MIGStep {
 	call := inventory.MIGStep{Action: s.Action}
 	switch s.Action {
@@ -178,7 +181,8 @@ func distinct(words []string) (once []string) {
 	return once
 }
 
-// Restore returns how a GPU gets back a division that it had: the mode, and the instances, each where it was. Instances get new IDs.
+// Restore returns how a GPU gets back a division that it had: the mode, and the instances, each
+// where it was. Instances get new IDs.
 func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) GPUChange {
 	now := division(g)
 	c := GPUChange{GPU: g, Before: now, After: now}
@@ -262,7 +266,8 @@ func division(g GPU) Division {
 	return d
 }
 
-// profilesOf returns the profiles that a GPU has: those that the driver tells, or those of the tables. What cannot be is left out.
+// profilesOf returns the profiles that a GPU has: those that the driver tells, or those of the
+// tables. What cannot be is left out.
 func profilesOf(g GPU) []inventory.MIGProfile {
 	if len(g.Profiles) == 0 {
 		return models[g.PCIDevice>>16]
@@ -334,7 +339,8 @@ func (item Item) apply(g GPU) (Division, error) {
 	return after, nil
 }
 
-// kinds returns what the item wants of a GPU with these profiles, largest first, or why the GPU cannot have it however it is placed.
+// kinds returns what the item wants of a GPU with these profiles, largest first, or why the GPU
+// cannot have it however it is placed.
 func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) {
 	if len(profiles) == 0 {
 		return nil, errors.New("the profiles of this GPU are not known: run this as root, so that the driver tells them")
@@ -356,7 +362,8 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) 
 		s, _ := parseSize(name)
 		packed := pack(byInstance[name], s.slices, profiles[at].Count)
 		if packed == nil {
-			return nil, fmt.Errorf("the GPU has room for %d of %s, and %s: want fewer", profiles[at].Count, name, wanted(item.Devices, name))
+			return nil, fmt.Errorf("the GPU has room for %d of %s, and %s: want fewer", profiles[at].Count, name,
+				wanted(item.Devices, name))
 		}
 		for _, computes := range packed {
 			same := func(k instanceKind) bool { return k.profile.Name == name && sameComputes(k.computes, computes) }
@@ -423,7 +430,8 @@ func fits(kinds []instanceKind, memorySlices int) string {
 	var parts []string
 	for i, k := range kinds {
 		if counts[i] > 0 {
-			instance := Part{GPUInstance: inventory.GPUInstance{Profile: k.profile.Name, Computes: k.computes}, ComputeSlices: k.slices}
+			instance := Part{GPUInstance: inventory.GPUInstance{Profile: k.profile.Name, Computes: k.computes},
+				ComputeSlices: k.slices}
 			parts = append(parts, fmt.Sprintf("%d of %s", counts[i], strings.Join(instance.Devices(), " with ")))
 		}
 	}

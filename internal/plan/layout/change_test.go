@@ -23,7 +23,8 @@ const (
 // maxSlices is more memory slices than any GPU has.
 const maxSlices = 64
 
-// gpu returns a GPU in multi-instance mode with the given instances: a profile, "@", the first slice, and "!" if it is in use.
+// gpu returns a GPU in multi-instance mode with the given instances: a profile, "@", the first
+// slice, and "!" if it is in use.
 func gpu(device uint32, instances ...string) layout.GPU {
 	g := layout.GPU{
 		UUID: "GPU-0", InUse: map[int]bool{},
@@ -102,13 +103,16 @@ func TestSteps(t *testing.T) {
 			"create-gpu-instance 1g.10gb 2:1", "create-compute-instance at 2 0:1",
 			"create-gpu-instance 1g.10gb 3:1", "create-compute-instance at 3 0:1",
 		}},
-		"nothing to do": {gpu(h100, "2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"), layout.Item{Enabled: true, Devices: balanced}, nil},
+		"nothing to do": {gpu(h100, "2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"),
+			layout.Item{Enabled: true, Devices: balanced}, nil},
 		"what is wanted stays": {
-			gpu(h100, "1g.10gb@0!", "1g.10gb@1", "1g.10gb@2!", "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1g.10gb": 2, "3g.40gb": 1}},
+			gpu(h100, "1g.10gb@0!", "1g.10gb@1", "1g.10gb@2!", "3g.40gb@4"), layout.Item{Enabled: true,
+				Devices: map[string]int{"1g.10gb": 2, "3g.40gb": 1}},
 			[]string{"destroy-compute-instance 2/0", "destroy-gpu-instance 2"},
 		},
 		"those in use stay before others": {
-			gpu(h100, "3g.40gb@0", "3g.40gb@4!"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1, "4g.40gb": 1}},
+			gpu(h100, "3g.40gb@0", "3g.40gb@4!"), layout.Item{Enabled: true,
+				Devices: map[string]int{"3g.40gb": 1, "4g.40gb": 1}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
 				"create-gpu-instance 4g.40gb 0:4", "create-compute-instance at 0 0:4",
@@ -122,14 +126,16 @@ func TestSteps(t *testing.T) {
 			},
 		},
 		"others go around one that stays": {
-			gpu(h100, "2g.20gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 1}},
+			gpu(h100, "2g.20gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1,
+				"1g.10gb": 1}},
 			[]string{
 				"create-gpu-instance 3g.40gb 0:4", "create-compute-instance at 0 0:3",
 				"create-gpu-instance 1g.10gb 6:1", "create-compute-instance at 6 0:1",
 			},
 		},
 		"one that is in the way elsewhere moves": {
-			gpu(h100, "2g.20gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 2}},
+			gpu(h100, "2g.20gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1,
+				"1g.10gb": 2}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
 				"create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
@@ -143,12 +149,15 @@ func TestSteps(t *testing.T) {
 			[]string{"create-compute-instance at 4 0:3"},
 		},
 		"a complete one stays before one without its compute instance": {
-			gpu(h100, "3g.40gb@0?", "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 1"},
+			gpu(h100, "3g.40gb@0?", "3g.40gb@4"), layout.Item{Enabled: true,
+				Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 1"},
 		},
 		"and the other way round": {
-			gpu(h100, "3g.40gb@0", "3g.40gb@4?"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 2"},
+			gpu(h100, "3g.40gb@0", "3g.40gb@4?"), layout.Item{Enabled: true,
+				Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 2"},
 		},
-		"the same compute instances at other places": {otherOrder, layout.Item{Enabled: true, Devices: map[string]int{"2c.7g.80gb": 1, "3c.7g.80gb": 1}}, nil},
+		"the same compute instances at other places": {otherOrder,
+			layout.Item{Enabled: true, Devices: map[string]int{"2c.7g.80gb": 1, "3c.7g.80gb": 1}}, nil},
 		"other compute instances": {
 			gpu(h100, "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}},
 			[]string{
@@ -156,7 +165,8 @@ func TestSteps(t *testing.T) {
 				"create-compute-instance at 0 0:1", "create-compute-instance at 0 1:1", "create-compute-instance at 0 2:1",
 			},
 		},
-		"the same compute instances": {gpu(h100, "1c.3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}}, nil},
+		"the same compute instances": {gpu(h100, "1c.3g.40gb@4"),
+			layout.Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}}, nil},
 		"compute instances of several sizes": {
 			gpu(h100), layout.Item{Enabled: true, Devices: map[string]int{"3c.7g.80gb": 1, "2c.7g.80gb": 2}},
 			[]string{
@@ -164,12 +174,14 @@ func TestSteps(t *testing.T) {
 				"create-compute-instance at 0 4:3",
 			},
 		},
-		"the mode alone":                   {off, layout.Item{Enabled: true}, []string{"enable-mig"}},
-		"the mode alone keeps instances":   {gpu(h100, "1g.10gb@0"), layout.Item{Enabled: true}, nil},
-		"a mode that is pending":           {pending, layout.Item{Enabled: true}, []string{"enable-mig"}},
-		"a mode that is not to be changed": {toOff, layout.Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}}, []string{"enable-mig"}},
-		"off":                              {gpu(h100, "7g.80gb@0"), layout.Item{}, []string{"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "disable-mig"}},
-		"off already":                      {off, layout.Item{}, nil},
+		"the mode alone":                 {off, layout.Item{Enabled: true}, []string{"enable-mig"}},
+		"the mode alone keeps instances": {gpu(h100, "1g.10gb@0"), layout.Item{Enabled: true}, nil},
+		"a mode that is pending":         {pending, layout.Item{Enabled: true}, []string{"enable-mig"}},
+		"a mode that is not to be changed": {toOff, layout.Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}},
+			[]string{"enable-mig"}},
+		"off": {gpu(h100, "7g.80gb@0"), layout.Item{},
+			[]string{"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "disable-mig"}},
+		"off already": {off, layout.Item{}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -254,13 +266,15 @@ func TestImpossible(t *testing.T) {
 		t.Error("the mode is possible on a GPU that has none")
 	}
 	for _, item := range []layout.Item{{All: true, Enabled: true}, {All: true}, {Indexes: []int{0}}} {
-		if c := layout.Plan(layout.Layout{Items: []layout.Item{item}}, []layout.GPU{none}); !c.Possible() || c.GPUs[0].Note == "" {
+		if c := layout.Plan(layout.Layout{Items: []layout.Item{item}}, []layout.GPU{none}); !c.Possible() ||
+			c.GPUs[0].Note == "" {
 			t.Errorf("a GPU without the mode stands in the way of %+v: %+v", item, c.GPUs[0])
 		}
 	}
 }
 
-// TestDriverThatIsWrong has profiles and instances that cannot be. They give no plan that cannot be, and no plan that does not end.
+// TestDriverThatIsWrong has profiles and instances that cannot be. They give no plan that cannot
+// be, and no plan that does not end.
 func TestDriverThatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, profile := range map[string]inventory.MIGProfile{
@@ -281,11 +295,13 @@ func TestDriverThatIsWrong(t *testing.T) {
 		}
 	}
 	many := gpu(h100)
-	many.Profiles = []inventory.MIGProfile{{Name: "7g.80gb", Count: 1, Size: maxSlices, Starts: []int{0}}, {Name: "1g.10gb", Count: maxSlices, Size: 1}}
+	many.Profiles = []inventory.MIGProfile{{Name: "7g.80gb", Count: 1, Size: maxSlices, Starts: []int{0}},
+		{Name: "1g.10gb", Count: maxSlices, Size: 1}}
 	for i := range maxSlices {
 		many.Profiles[1].Starts = append(many.Profiles[1].Starts, i)
 	}
-	if c := layout.Plan(wish(map[string]int{"1g.10gb": 32}), []layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 || c.GPUs[0].After.Instances[31].Start != 31 {
+	if c := layout.Plan(wish(map[string]int{"1g.10gb": 32}), []layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 ||
+		c.GPUs[0].After.Instances[31].Start != 31 {
 		t.Errorf("32 instances on 64 slices: %s %v", c.GPUs[0].Reason, show(c.GPUs[0]))
 	}
 	twice := gpu(h100, "3g.40gb@4", "3g.40gb@4", "4g.40gb@2")
@@ -300,7 +316,8 @@ func TestDriverThatIsWrong(t *testing.T) {
 
 func TestExport(t *testing.T) {
 	t.Parallel()
-	a, b, c, off := gpu(h100, "1g.10gb@0", "1g.10gb@1", "1c.3g.40gb@4"), gpu(h100, "1g.10gb@5", "1g.10gb@2", "1c.3g.40gb@4"), gpu(h100, "3g.40gb@0?"), gpu(a100)
+	a, b, c, off := gpu(h100, "1g.10gb@0", "1g.10gb@1", "1c.3g.40gb@4"), gpu(h100, "1g.10gb@5", "1g.10gb@2",
+		"1c.3g.40gb@4"), gpu(h100, "3g.40gb@0?"), gpu(a100)
 	off.Mode = inventory.MIGDisabled
 	unread, none, off2 := gpu(h100), layout.GPU{Index: 5}, layout.GPU{Index: 6}
 	off2.Mode = inventory.MIGDisabled
@@ -349,7 +366,8 @@ func TestLastItemCounts(t *testing.T) {
 	if got.GPUs[2].Note == "" || len(got.GPUs[2].Steps) > 0 {
 		t.Errorf("a GPU that no item matches is changed: %+v", got.GPUs[2])
 	}
-	warnings := []string{"the layout names GPU-9, and there is no such GPU", "the layout names GPU 7, and there is no such GPU"}
+	warnings := []string{"the layout names GPU-9, and there is no such GPU",
+		"the layout names GPU 7, and there is no such GPU"}
 	if diff := gocmp.Diff(warnings, got.Warnings); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -373,34 +391,41 @@ func TestBuiltin(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := layout.Plan(l, gpus)
-	if !c.Possible() || len(c.GPUs[0].After.Instances) != 7 || len(c.GPUs[1].After.Instances) != 4 || len(c.GPUs[2].Steps) > 0 {
+	if !c.Possible() || len(c.GPUs[0].After.Instances) != 7 || len(c.GPUs[1].After.Instances) != 4 ||
+		len(c.GPUs[2].Steps) > 0 {
 		t.Errorf("got %+v", c)
 	}
 	enabled, err := layout.Find("all-enabled", nil, gpus[:2])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := layout.Plan(enabled, gpus[:2]); !c.Possible() || c.GPUs[0].After.Mode != inventory.MIGEnabled || len(c.GPUs[0].After.Instances) > 0 {
+	if c := layout.Plan(enabled, gpus[:2]); !c.Possible() || c.GPUs[0].After.Mode != inventory.MIGEnabled ||
+		len(c.GPUs[0].After.Instances) > 0 {
 		t.Errorf("all-enabled: %+v", c)
 	}
-	unread := layout.GPU{Index: 3, UUID: "GPU-3", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled, Unread: "no permission"}}
+	unread := layout.GPU{Index: 3, UUID: "GPU-3", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled,
+		Unread: "no permission"}}
 	if l, err = layout.Find("all-1g.10gb", nil, []layout.GPU{a, unread}); err != nil {
 		t.Fatal(err)
 	}
-	if c := layout.Plan(l, []layout.GPU{a, unread}); c.Possible() || c.GPUs[0].Reason != "" || !strings.Contains(c.GPUs[1].Reason, "no permission") {
+	if c := layout.Plan(l, []layout.GPU{a, unread}); c.Possible() || c.GPUs[0].Reason != "" ||
+		!strings.Contains(c.GPUs[1].Reason, "no permission") {
 		t.Errorf("beside a GPU that cannot be read: %+v", c)
 	}
-	for _, name := range []string{layout.AllDisabled, layout.AllEnabled} { // they name no devices, which may be those of such a GPU or not
+	// they name no devices, which may be those of such a GPU or not
+	for _, name := range []string{layout.AllDisabled, layout.AllEnabled} {
 		without, err := layout.Builtin([]layout.GPU{a}).Layout(name)
 		with, err2 := layout.Builtin([]layout.GPU{a, unread}).Layout(name)
 		if diff := gocmp.Diff(without, with); diff != "" || errors.Join(err, err2) != nil {
 			t.Errorf("%s beside a GPU that cannot be read (-without +with):\n%s", name, diff)
 		}
 	}
-	if _, err := layout.Find("all-1g.6gb", nil, gpus); err == nil || !strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
+	if _, err := layout.Find("all-1g.6gb", nil, gpus); err == nil ||
+		!strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := layout.Find("all-balanced", nil, []layout.GPU{gpu(0x999910de)}); err == nil || !strings.Contains(err.Error(), "run this as root") {
+	if _, err := layout.Find("all-balanced", nil, []layout.GPU{gpu(0x999910de)}); err == nil ||
+		!strings.Contains(err.Error(), "run this as root") {
 		t.Errorf("got %v", err)
 	}
 	file, err := layout.Parse([]byte("{version: v1, mig-configs: {mine: [{devices: all, mig-enabled: false}]}}"))
@@ -433,23 +458,27 @@ func TestBuiltinIsPossible(t *testing.T) {
 	}
 }
 
-// TestBalanced: what all-balanced has on GPUs of seven and of four compute slices, and of no other number.
+// TestBalanced: what all-balanced has on GPUs of seven and of four compute slices, and of no other
+// number.
 func TestBalanced(t *testing.T) {
 	t.Parallel()
 	profile := func(name string, count int) inventory.MIGProfile {
 		return inventory.MIGProfile{Name: name, Count: count, Size: 1, Starts: []int{0}}
 	}
-	seven := []inventory.MIGProfile{profile("1g.20gb", 4), profile("1g.10gb", 7), profile("1g.10gb+me", 9), profile("2g.20gb", 3),
+	seven := []inventory.MIGProfile{profile("1g.20gb", 4), profile("1g.10gb", 7), profile("1g.10gb+me", 9),
+		profile("2g.20gb", 3),
 		profile("3g.40gb", 2), profile("7g.80gb", 1)}
 	for name, tt := range map[string]struct {
 		profiles []inventory.MIGProfile
 		want     map[string]int
 	}{
-		"seven":               {seven, map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
-		"four":                {profilesOf(b30), map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
-		"five":                {[]inventory.MIGProfile{profile("1g.6gb", 5), profile("5g.30gb", 1)}, nil},
-		"as many as needed":   {[]inventory.MIGProfile{profile("1g.6gb", 2), profile("2g.12gb", 1), profile("4g.24gb", 1)}, map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
-		"fewer than needed":   {[]inventory.MIGProfile{profile("1g.6gb", 1), profile("2g.12gb", 1), profile("4g.24gb", 1)}, nil},
+		"seven": {seven, map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
+		"four":  {profilesOf(b30), map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
+		"five":  {[]inventory.MIGProfile{profile("1g.6gb", 5), profile("5g.30gb", 1)}, nil},
+		"as many as needed": {[]inventory.MIGProfile{profile("1g.6gb", 2), profile("2g.12gb", 1), profile("4g.24gb", 1)},
+			map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
+		"fewer than needed": {[]inventory.MIGProfile{profile("1g.6gb", 1), profile("2g.12gb", 1), profile("4g.24gb", 1)},
+			nil},
 		"one size is missing": {seven[:5:5], nil},
 		"none":                {nil, nil},
 	} {

@@ -46,7 +46,8 @@ func drive(t *testing.T, text string) *driven {
 		t.Fatal(err)
 	}
 	d := &driven{t: t, node: simulator.New(profile)}
-	if d.session, err = nvidia.New(nvidia.Options{Library: d.node.NVML(), Root: d.node.Root()}).Open(t.Context()); err != nil {
+	if d.session, err = nvidia.New(nvidia.Options{Library: d.node.NVML(),
+		Root: d.node.Root()}).Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -112,8 +113,9 @@ func (d *driven) make(c layout.GPUChange) error {
 	return nil
 }
 
-// TestDriverTakesSteps makes the steps of one random wish after the other on simulated GPUs. The driver takes each step, the GPU ends as
-// the plan says, instances that are kept are the same ones, and nothing is left to do.
+// TestDriverTakesSteps makes the steps of one random wish after the other on simulated GPUs. The
+// driver takes each step, the GPU ends as the plan says, instances that are kept are the same ones,
+// and nothing is left to do.
 func TestDriverTakesSteps(t *testing.T) {
 	t.Parallel()
 	d := drive(t, nodeOfAll)
@@ -151,7 +153,8 @@ func TestDriverTakesSteps(t *testing.T) {
 			t.Fatalf("wish %d: steps are left: %v %s", n, show(again), again.Reason)
 		}
 		exported, lost := layout.Export([]layout.GPU{after})
-		if again := layout.Plan(exported, []layout.GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" || len(lost) > 0 {
+		if again := layout.Plan(exported, []layout.GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" ||
+			len(lost) > 0 {
 			t.Fatalf("wish %d: what is exported is not what is there: %v %s %q", n, show(again), again.Reason, lost)
 		}
 		var want, got []inventory.GPUInstance

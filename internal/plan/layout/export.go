@@ -11,8 +11,8 @@ import (
 // Exported is the name of the layout that Export returns. mig-parted uses the same name.
 const Exported = "current"
 
-// Export returns the layout that the GPUs have, with one item for all GPUs that are alike, and what of it a layout cannot say. GPUs
-// without multi-instance mode are not in it.
+// Export returns the layout that the GPUs have, with one item for all GPUs that are alike, and what
+// of it a layout cannot say. GPUs without multi-instance mode are not in it.
 func Export(gpus []GPU) (Layout, []string) {
 	l := Layout{Name: Exported}
 	var lost []string

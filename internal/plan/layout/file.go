@@ -15,13 +15,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A File has layouts by name: the configuration file v1 of NVIDIA's mig-parted, in which devices may also be UUIDs of GPUs.
+// A File has layouts by name: the configuration file v1 of NVIDIA's mig-parted, in which devices
+// may also be UUIDs of GPUs.
 type File struct {
 	layouts map[string][]Item
 }
 
-// A Layout says how the GPUs of a node are to be divided. Of its items the last one that matches a GPU counts for it. A GPU that none
-// matches stays as it is.
+// A Layout says how the GPUs of a node are to be divided. Of its items the last one that matches a
+// GPU counts for it. A GPU that none matches stays as it is.
 type Layout struct {
 	Name  string
 	Items []Item
@@ -33,16 +34,18 @@ type Item struct {
 	All     bool
 	Indexes []int
 	UUIDs   []string
-	// Filters are PCI device IDs; unless there are none, the item matches only GPUs that have one of them.
+	// Filters are PCI device IDs; unless there are none, the item matches only GPUs that have one of
+	// them.
 	Filters []Filter
 	// Enabled says whether multi-instance mode is to be on.
 	Enabled bool
-	// Devices are the MIG devices that the GPU is to have, by the name of their size, with how many there are to be of each. Without
-	// any, the mode is all that matters.
+	// Devices are the MIG devices that the GPU is to have, by the name of their size, with how many
+	// there are to be of each. Without any, the mode is all that matters.
 	Devices map[string]int
 }
 
-// A Filter is a PCI device ID with the vendor ID behind it, such as 0x233010de, and that of the subsystem; 0 stands for any.
+// A Filter is a PCI device ID with the vendor ID behind it, such as 0x233010de, and that of the
+// subsystem; 0 stands for any.
 type Filter struct{ Device, Subsystem uint32 }
 
 // Parse reads a file. The error says what is wrong in it and how to correct that.
@@ -99,7 +102,8 @@ func otherFile(top map[string]json.RawMessage) error {
 	case kind != "":
 		return fmt.Errorf("the file is a Kubernetes object of the kind %.100q, and has no layouts", kind)
 	}
-	for _, key := range []string{"flags", "resources", "sharing", "selectors", "units", "dra", "mig", "features", "health"} {
+	for _, key := range []string{"flags", "resources", "sharing", "selectors", "units", "dra", "mig", "features",
+		"health"} {
 		if top[key] != nil {
 			return fmt.Errorf("the file is a configuration file of the daemon (it has the key %s), and has no layouts: "+
 				"a file of layouts has version: v1 and mig-configs", key)

@@ -25,8 +25,8 @@ var simulated = map[uint32]string{
 // devices returns the IDs of the simulated models in order.
 func devices() []uint32 { return slices.Sorted(maps.Keys(simulated)) }
 
-// drivers are the profiles that the driver of a simulated GPU tells with privileges, by the model's ID. The GPUs of the tests do not have
-// them: package layout knows them by itself.
+// drivers are the profiles that the driver of a simulated GPU tells with privileges, by the model's
+// ID. The GPUs of the tests do not have them: package layout knows them by itself.
 var drivers = sync.OnceValues(func() (map[uint32][]inventory.MIGProfile, error) {
 	all := map[uint32][]inventory.MIGProfile{}
 	for device, model := range simulated {
@@ -89,7 +89,8 @@ func names(profiles []inventory.MIGProfile) []string {
 	return all
 }
 
-// parse reads the compute slices of a MIG device's name: those of the compute instance and of the GPU instance, and the name of that.
+// parse reads the compute slices of a MIG device's name: those of the compute instance and of the
+// GPU instance, and the name of that.
 func parse(name string) (compute, all int, instance string) {
 	if part, rest, ok := strings.Cut(name, "c."); ok {
 		compute, name = int(part[0]-'0'), rest

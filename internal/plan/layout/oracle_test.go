@@ -9,8 +9,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// The oracle knows nothing of slices in order, kinds or costs. It puts the wanted instances down one after the other, at each place
-// that its profile has, and looks which ways leave most of what exists alone.
+// The oracle knows nothing of slices in order, kinds or costs. It puts the wanted instances down
+// one after the other, at each place that its profile has, and looks which ways leave most of what
+// exists alone.
 
 // An oracle tries all ways for one GPU.
 type oracle struct {
@@ -89,7 +90,8 @@ func (o *oracle) losses() (inUse, lost int) {
 	return inUse, lost
 }
 
-// media says whether the media engines suffice, by counting those of a GPU with so many ordinary slices of them.
+// media says whether the media engines suffice, by counting those of a GPU with so many ordinary
+// slices of them.
 func media(names []string) bool {
 	all, some, one := 0, 0, 0
 	for _, name := range names {

@@ -63,8 +63,8 @@ type PlannedCompute struct {
 	Slices int  `json:"slices"`
 }
 
-// NewPlanned returns what changes make of GPUs. The architectures are those of the GPUs, by UUID; the warnings come before those of
-// the changes.
+// NewPlanned returns what changes make of GPUs. The architectures are those of the GPUs, by UUID;
+// the warnings come before those of the changes.
 func NewPlanned(c Changes, architectures map[string]string, warnings []string) Planned {
 	p := Planned{Layout: c.Layout, Possible: c.Possible(), GPUs: []PlannedGPU{}, Warnings: append(warnings, c.Warnings...)}
 	for _, g := range c.GPUs {

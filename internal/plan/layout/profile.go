@@ -1,6 +1,7 @@
-// Package layout decides how multi-instance mode (MIG) is to divide GPUs: it reads files of layouts, finds a placement for the
-// instances that a layout wants, and says by which steps a GPU gets there from what it has now. It keeps instances that exist and
-// are wanted. It is policy: it changes nothing itself.
+// Package layout decides how multi-instance mode (MIG) is to divide GPUs: it reads files of
+// layouts, finds a placement for the instances that a layout wants, and says by which steps a GPU
+// gets there from what it has now. It keeps instances that exist and are wanted. It is policy: it
+// changes nothing itself.
 package layout
 
 import (
@@ -28,7 +29,8 @@ var (
 func parseSize(name string) (size, error) {
 	m := sizePattern.FindStringSubmatch(name)
 	if m == nil {
-		return size{}, fmt.Errorf("%q is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb", name)
+		return size{}, fmt.Errorf("%q is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb",
+			name)
 	}
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n } // the pattern has checked it
 	s := size{slices: number(m[2]), gib: number(m[3]), suffix: m[4]}
@@ -54,7 +56,8 @@ func (s size) instance() string { return fmt.Sprintf("%dg.%dgb%s", s.slices, s.g
 // String returns the name in its shortest form.
 func (s size) String() string { return deviceName(s.compute, s.slices, s.instance()) }
 
-// deviceName returns the name of the MIG device with so many compute slices of a GPU instance that has so many.
+// deviceName returns the name of the MIG device with so many compute slices of a GPU instance that
+// has so many.
 func deviceName(compute, slices int, instance string) string {
 	if compute == slices {
 		return instance

@@ -47,7 +47,8 @@ func TestProfilesThatCannotBe(t *testing.T) {
 		but(func(p *inventory.MIGProfile) { p.Name = "3g.40gb" }),
 	}}}
 	g.Mode = inventory.MIGEnabled
-	if diff := cmp.Diff([]string{"all-1g.10gb", "all-3g.40gb", layout.AllDisabled, layout.AllEnabled}, layout.Builtin([]layout.GPU{g}).Names()); diff != "" {
+	if diff := cmp.Diff([]string{"all-1g.10gb", "all-3g.40gb", layout.AllDisabled, layout.AllEnabled},
+		layout.Builtin([]layout.GPU{g}).Names()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

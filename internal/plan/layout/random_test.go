@@ -49,7 +49,8 @@ func random(r *rand.Rand, device uint32) (layout.GPU, map[string]int) {
 	return gpu(device, instances...), devices
 }
 
-// TestRandomWishes holds what must hold of every change, and that the solver finds the best one: that of the oracle.
+// TestRandomWishes holds what must hold of every change, and that the solver finds the best one:
+// that of the oracle.
 func TestRandomWishes(t *testing.T) {
 	t.Parallel()
 	ids := devices()
@@ -58,7 +59,8 @@ func TestRandomWishes(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 12))
 		g, wanted := random(r, ids[seed%uint64(len(ids))])
 		c := layout.Plan(wish(wanted), []layout.GPU{g}).GPUs[0]
-		if diff := cmp.Diff(c, layout.Plan(wish(maps.Clone(wanted)), []layout.GPU{g}).GPUs[0], cmpopts.IgnoreUnexported(layout.Part{})); diff != "" {
+		if diff := cmp.Diff(c, layout.Plan(wish(maps.Clone(wanted)), []layout.GPU{g}).GPUs[0],
+			cmpopts.IgnoreUnexported(layout.Part{})); diff != "" {
 			t.Fatalf("seed %d: the same wish gives another change:\n%s", seed, diff)
 		}
 		problem := judge(g, wanted, c)
@@ -66,7 +68,8 @@ func TestRandomWishes(t *testing.T) {
 			possible++
 		}
 		if problem != "" {
-			t.Fatalf("seed %d: %v has %v, wants %v: %s\n%s", seed, g.PCIDevice, g.Instances, wanted, problem, strings.Join(show(c), "\n"))
+			t.Fatalf("seed %d: %v has %v, wants %v: %s\n%s", seed, g.PCIDevice, g.Instances, wanted, problem,
+				strings.Join(show(c), "\n"))
 		}
 	}
 	if possible < 600 || possible > 2400 {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one too, and the others get new ones. One that
-// lacks its compute instances gets those.
+// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one
+// too, and the others get new ones. One that lacks its compute instances gets those.
 func TestRestoreKeepsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	had := gpu(h100, "2g.20gb@0", "1g.10gb@2", "3g.40gb@4").Instances
@@ -77,12 +77,14 @@ func TestRestoreInOrder(t *testing.T) {
 	t.Parallel()
 	had := gpu(h100, "3g.40gb@4", "1g.10gb@2", "2g.20gb@0").Instances
 	c := layout.Restore(gpu(h100), inventory.MIGEnabled, had)
-	if !slices.IsSortedFunc(c.After.Instances, func(a, b layout.Part) int { return a.Start - b.Start }) || len(c.After.Instances) != len(had) {
+	if !slices.IsSortedFunc(c.After.Instances, func(a, b layout.Part) int { return a.Start - b.Start }) ||
+		len(c.After.Instances) != len(had) {
 		t.Errorf("got %+v", c.After.Instances)
 	}
 }
 
-// TestUnreadGPU: nothing is said of the instances of a GPU that could not be read. Its mode alone can be given back.
+// TestUnreadGPU: nothing is said of the instances of a GPU that could not be read. Its mode alone
+// can be given back.
 func TestUnreadGPU(t *testing.T) {
 	t.Parallel()
 	g := gpu(h100, "3g.40gb@4")
@@ -90,7 +92,8 @@ func TestUnreadGPU(t *testing.T) {
 	if c := layout.Restore(g, inventory.MIGEnabled, nil); c.Reason != "no permission" || len(c.Steps) > 0 {
 		t.Errorf("got %q, %v", c.Reason, show(c))
 	}
-	if c := layout.Restore(g, inventory.MIGDisabled, nil); c.Reason != "" || !slices.Equal(show(c), []string{"disable-mig"}) {
+	if c := layout.Restore(g, inventory.MIGDisabled, nil); c.Reason != "" ||
+		!slices.Equal(show(c), []string{"disable-mig"}) {
 		t.Errorf("got %q, %v", c.Reason, show(c))
 	}
 	g.Unread = ""
@@ -99,14 +102,16 @@ func TestUnreadGPU(t *testing.T) {
 	}
 }
 
-// TestSlicesOfAnUnknownModel: a GPU has at least the memory slices that its instances have, and none are known without instances.
+// TestSlicesOfAnUnknownModel: a GPU has at least the memory slices that its instances have, and
+// none are known without instances.
 func TestSlicesOfAnUnknownModel(t *testing.T) {
 	t.Parallel()
 	g := gpu(0x999910de)
 	if got := layout.Plan(layout.Layout{}, []layout.GPU{g}).GPUs[0].Before.Slices; got != 0 {
 		t.Errorf("%d slices without profiles and instances", got)
 	}
-	g.Instances = []inventory.GPUInstance{{ID: 1, Profile: "3g.40gb", Start: 4, Size: 4}, {ID: 2, Profile: "2g.20gb", Size: 2}}
+	g.Instances = []inventory.GPUInstance{{ID: 1, Profile: "3g.40gb", Start: 4, Size: 4},
+		{ID: 2, Profile: "2g.20gb", Size: 2}}
 	if got := layout.Plan(layout.Layout{}, []layout.GPU{g}).GPUs[0].Before.Slices; got != 8 {
 		t.Errorf("%d slices with an instance on the slices 4 to 7", got)
 	}

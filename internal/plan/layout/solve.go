@@ -8,7 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// An instanceKind is a GPU instance as a layout wants it, so many times: a profile, and the compute instances in it.
+// An instanceKind is a GPU instance as a layout wants it, so many times: a profile, and the compute
+// instances in it.
 type instanceKind struct {
 	profile  inventory.MIGProfile
 	slices   int                         // compute slices
@@ -24,15 +25,17 @@ type spot struct {
 	existing int
 }
 
-// What it costs that an instance which exists is not kept. One that is in use outweighs all that are not.
+// What it costs that an instance which exists is not kept. One that is in use outweighs all that
+// are not.
 const (
 	costInUse    = 100_000
 	costInstance = 1000
 	costCompute  = 1 // to create the compute instances of an instance that has none
 )
 
-// A search finds the best way to put instances on the memory slices of one GPU. It looks at the slices in turn and tries each kind
-// that can begin there, so it finds every solution, and the first one of the best.
+// A search finds the best way to put instances on the memory slices of one GPU. It looks at the
+// slices in turn and tries each kind that can begin there, so it finds every solution, and the
+// first one of the best.
 type search struct {
 	kinds  []instanceKind
 	slices int
@@ -56,15 +59,17 @@ type existing struct {
 	cost int
 }
 
-// A value says how good a solution is: fewer memory slices left out is better, then more instances, then a lower cost.
+// A value says how good a solution is: fewer memory slices left out is better, then more instances,
+// then a lower cost.
 type value struct{ left, instances, cost int }
 
 func (v value) compare(other value) int {
-	return cmp.Or(cmp.Compare(other.left, v.left), cmp.Compare(v.instances, other.instances), cmp.Compare(other.cost, v.cost))
+	return cmp.Or(cmp.Compare(other.left, v.left), cmp.Compare(v.instances, other.instances),
+		cmp.Compare(other.cost, v.cost))
 }
 
-// solve returns the best solution and whether there is one. The kinds are tried in their order. With partial, some of what is wanted
-// may be left out.
+// solve returns the best solution and whether there is one. The kinds are tried in their order.
+// With partial, some of what is wanted may be left out.
 func solve(kinds []instanceKind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
 	s := search{kinds: kinds, slices: memorySlices, have: have}
 	for _, k := range kinds {
@@ -130,12 +135,14 @@ func (s *search) keep(k instanceKind, start int) (position, saved int) {
 	return -1, 0
 }
 
-// keeps says whether an instance that exists is of the kind, or is when its compute instances are created.
+// keeps says whether an instance that exists is of the kind, or is when its compute instances are
+// created.
 func (k instanceKind) keeps(i inventory.GPUInstance) bool {
 	return i.Profile == k.profile.Name && (len(i.Computes) == 0 || sameComputes(i.Computes, k.computes))
 }
 
-// sameComputes says whether compute instances have the same sizes. Where each of them is makes no difference to who uses it.
+// sameComputes says whether compute instances have the same sizes. Where each of them is makes no
+// difference to who uses it.
 func sameComputes(a, b []inventory.ComputeInstance) bool {
 	sizes := func(list []inventory.ComputeInstance) []int {
 		n := make([]int, len(list))
@@ -148,8 +155,8 @@ func sameComputes(a, b []inventory.ComputeInstance) bool {
 	return slices.Equal(sizes(a), sizes(b))
 }
 
-// clash says whether instances of two profiles cannot be on one GPU because of its media engines: one with +me takes those of which
-// the GPU has one, and one with +me.all takes all.
+// clash says whether instances of two profiles cannot be on one GPU because of its media engines:
+// one with +me takes those of which the GPU has one, and one with +me.all takes all.
 func clash(a, b string) bool {
 	all := func(name string) bool { return strings.HasSuffix(name, "+me.all") }
 	none := func(name string) bool { return strings.HasSuffix(name, "-me") }
@@ -157,8 +164,9 @@ func clash(a, b string) bool {
 	return all(a) && !none(b) || all(b) && !none(a) || one(a) && one(b)
 }
 
-// pack puts compute instances of the given sizes, in compute slices, into as few GPU instances with so many slices as it can, and at
-// most into limit. It returns the compute instances of each; nil if they do not fit. It sorts the sizes.
+// pack puts compute instances of the given sizes, in compute slices, into as few GPU instances with
+// so many slices as it can, and at most into limit. It returns the compute instances of each; nil
+// if they do not fit. It sorts the sizes.
 func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
 	slices.SortFunc(sizes, func(a, b int) int { return b - a })
 	sum := 0
@@ -179,8 +187,8 @@ func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
 	return nil
 }
 
-// packInto puts the sizes into the GPU instances, of whose compute slices those in used are taken. The first of the sizes goes into
-// instance first or a later one.
+// packInto puts the sizes into the GPU instances, of whose compute slices those in used are taken.
+// The first of the sizes goes into instance first or a later one.
 func packInto(sizes []int, first, giSlices int, used []uint, packed [][]inventory.ComputeInstance) bool {
 	if len(sizes) == 0 {
 		return true

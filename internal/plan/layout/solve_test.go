@@ -55,7 +55,8 @@ func TestPack(t *testing.T) {
 	}
 }
 
-// TestPackEnds: compute instances that do not fit into many GPU instances are refused soon. A driver that tells so many is wrong.
+// TestPackEnds: compute instances that do not fit into many GPU instances are refused soon. A
+// driver that tells so many is wrong.
 func TestPackEnds(t *testing.T) {
 	t.Parallel()
 	wrong := func(count int) layout.GPU {
@@ -64,7 +65,8 @@ func TestPackEnds(t *testing.T) {
 			{Name: "7g.81gb", Count: 1, Size: 8, Starts: []int{0}}} // says how many memory slices the GPU has
 		return g
 	}
-	if c := layout.Plan(wish(map[string]int{"1c.7g.80gb": 43}), []layout.GPU{wrong(7)}).GPUs[0]; len(c.After.Instances) != 7 {
+	if c := layout.Plan(wish(map[string]int{"1c.7g.80gb": 43}),
+		[]layout.GPU{wrong(7)}).GPUs[0]; len(c.After.Instances) != 7 {
 		t.Errorf("43 of one slice are packed into %d GPU instances of seven: %s", len(c.After.Instances), c.Reason)
 	}
 	if c := layout.Plan(wish(map[string]int{"2c.7g.80gb": 16}), []layout.GPU{wrong(5)}); c.Possible() {
@@ -72,7 +74,8 @@ func TestPackEnds(t *testing.T) {
 	}
 }
 
-// TestMostThatFits compares what is said to fit of too much with the best of all ways: most memory slices, and of those most instances.
+// TestMostThatFits compares what is said to fit of too much with the best of all ways: most memory
+// slices, and of those most instances.
 func TestMostThatFits(t *testing.T) {
 	t.Parallel()
 	ids := devices()
@@ -123,7 +126,8 @@ func (o *oracle) covered() int {
 	return n
 }
 
-// most returns how many memory slices, and then how many instances, of some can be put beside those that were put down.
+// most returns how many memory slices, and then how many instances, of some can be put beside those
+// that were put down.
 func (o *oracle) most(some []inventory.MIGProfile) [2]int {
 	if len(some) == 0 {
 		return [2]int{o.covered(), len(o.put)}

@@ -6,10 +6,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// The tables say what the driver says of each model when it is asked with privileges. They are needed where it is not: profiles and
-// counts are those of "Supported MIG Profiles" in NVIDIA's MIG User Guide
-// (https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html), numbers and placements those that
-// nvidia-smi mig -lgip and -lgipp print, for A100 and H100 in the guide's "Getting Started with MIG".
+// The tables say what the driver says of each model when it is asked with privileges. They are
+// needed where it is not: profiles and counts are those of "Supported MIG Profiles" in NVIDIA's MIG
+// User Guide (https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html),
+// numbers and placements those that nvidia-smi mig -lgip and -lgipp print, for A100 and H100 in the
+// guide's "Getting Started with MIG".
 
 // models are the profiles by PCI device ID.
 var models = map[uint32][]inventory.MIGProfile{
@@ -32,7 +33,8 @@ var models = map[uint32][]inventory.MIGProfile{
 	0x2BB5: rtxPRO6000,                       // RTX PRO 6000 Blackwell Server Edition
 }
 
-// seven returns the profiles of a GPU with seven compute slices and eight memory slices, by the GB in their names.
+// seven returns the profiles of a GPU with seven compute slices and eight memory slices, by the GB
+// in their names.
 func seven(one, oneDouble, two, three, four, full int) []inventory.MIGProfile {
 	name := func(slices, gb int) string { return fmt.Sprintf("%dg.%dgb", slices, gb) }
 	return []inventory.MIGProfile{
@@ -69,8 +71,8 @@ var rtxPRO6000 = []inventory.MIGProfile{
 	{Name: "4g.96gb+gfx", ID: 32, Count: 1, Size: 12, Starts: []int{0}},
 }
 
-// computeStarts are the compute slices of a GPU instance at which a compute instance can begin, by the slices of both: those of the
-// mock GPUs in NVIDIA's go-nvml.
+// computeStarts are the compute slices of a GPU instance at which a compute instance can begin, by
+// the slices of both: those of the mock GPUs in NVIDIA's go-nvml.
 var computeStarts = map[[2]int][]int{
 	{1, 1}: {0},
 	{2, 1}: {0, 1}, {2, 2}: {0},

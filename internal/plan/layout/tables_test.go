@@ -14,8 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// TestTablesAreTheDrivers compares what is planned for a GPU whose profiles are not told with what is planned by those that its driver
-// tells: each number of each profile, and one that is in use at each slice.
+// TestTablesAreTheDrivers compares what is planned for a GPU whose profiles are not told with what
+// is planned by those that its driver tells: each number of each profile, and one that is in use at
+// each slice.
 func TestTablesAreTheDrivers(t *testing.T) {
 	t.Parallel()
 	for _, device := range devices() {
@@ -45,7 +46,8 @@ func TestTablesAreTheDrivers(t *testing.T) {
 	}
 }
 
-// TestTablesHaveNames holds the names that NVIDIA's guide has, or follows from the memory, for models that the simulator does not have.
+// TestTablesHaveNames holds the names that NVIDIA's guide has, or follows from the memory, for
+// models that the simulator does not have.
 func TestTablesHaveNames(t *testing.T) {
 	t.Parallel()
 	for want, devices := range profileNames {
@@ -84,8 +86,9 @@ var profileNames = map[string][]uint32{
 // known returns the PCI device IDs of all models that package layout knows.
 func known() []uint32 { return slices.Concat(slices.Collect(maps.Values(profileNames))...) }
 
-// TestComputeInstancesAreNVIDIAs compares the places of compute instances with those of the mock GPUs in NVIDIA's go-nvml, where these
-// have any. They have no compute instance of four slices in seven, which nvidia-smi mig -lcip shows on A100.
+// TestComputeInstancesAreNVIDIAs compares the places of compute instances with those of the mock
+// GPUs in NVIDIA's go-nvml, where these have any. They have no compute instance of four slices in
+// seven, which nvidia-smi mig -lcip shows on A100.
 func TestComputeInstancesAreNVIDIAs(t *testing.T) {
 	t.Parallel()
 	compared := 0
@@ -109,7 +112,8 @@ func TestComputeInstancesAreNVIDIAs(t *testing.T) {
 					name = fmt.Sprintf("%dc.%s", size, name)
 				}
 				var planned []int
-				for _, i := range layout.Plan(wish(map[string]int{name: len(starts)}), []layout.GPU{gpu(device)}).GPUs[0].After.Instances {
+				for _, i := range layout.Plan(wish(map[string]int{name: len(starts)}),
+					[]layout.GPU{gpu(device)}).GPUs[0].After.Instances {
 					for _, c := range i.Computes {
 						planned = append(planned, c.Start)
 					}

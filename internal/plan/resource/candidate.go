@@ -81,7 +81,8 @@ func reason(uuid string, h inventory.Health) string {
 	return strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", uuid, h.State, h.Why()), ": ")
 }
 
-// candidates returns the devices of the node under a MIG strategy, by index. A GPU in MIG mode without MIG devices is one.
+// candidates returns the devices of the node under a MIG strategy, by index. A GPU in MIG mode
+// without MIG devices is one.
 func candidates(gpus []inventory.GPU, strategy MIGStrategy) []candidate {
 	var all []candidate
 	for i := range gpus {
@@ -112,11 +113,13 @@ func (p *planner) unfit(c candidate) string {
 	return ""
 }
 
-// displayOnly reports whether a product is a display card without compute, which NVML counts: that of a DGX Station.
+// displayOnly reports whether a product is a display card without compute, which NVML counts: that
+// of a DGX Station.
 func displayOnly(model string) bool { return model == "DGX Display" || model == "NVIDIA DGX Display" }
 
-// ofOneKind keeps the candidates of the kind (whole GPU, or one MIG profile) that most GPUs have; if two kinds have as many GPUs,
-// that of the lowest index. All devices of one resource must have one size.
+// ofOneKind keeps the candidates of the kind (whole GPU, or one MIG profile) that most GPUs have;
+// if two kinds have as many GPUs, that of the lowest index. All devices of one resource must have
+// one size.
 func (p *planner) ofOneKind(all []candidate) []candidate {
 	carriers := map[string]int{}
 	seen := map[[2]string]bool{}

@@ -33,7 +33,8 @@ type Device struct {
 	Minor int
 	// GI and CI are the instances of a MIG device; inventory.Unattributed for whole GPUs.
 	GI, CI int
-	// GICap and CICap are the N of the /dev/nvidia-caps/nvidia-capN of the two; 0 for whole GPUs and where not known.
+	// GICap and CICap are the N of the /dev/nvidia-caps/nvidia-capN of the two; 0 for whole GPUs and
+	// where not known.
 	GICap, CICap int
 	// Control are the driver's device nodes that the node has.
 	Control inventory.ControlNodes
@@ -45,8 +46,9 @@ type Device struct {
 	Reason string
 }
 
-// MPSDaemon returns the name of the MPS control daemon that containers with the device use: its directory below that of MPS state. It is
-// empty if they use none. All devices of a resource that is shared by MPS have one; a GPU in units has one of its own.
+// MPSDaemon returns the name of the MPS control daemon that containers with the device use: its
+// directory below that of MPS state. It is empty if they use none. All devices of a resource that
+// is shared by MPS have one; a GPU in units has one of its own.
 func (d Device) MPSDaemon() string {
 	switch d.Sharing {
 	case MPS:
@@ -58,13 +60,14 @@ func (d Device) MPSDaemon() string {
 	return ""
 }
 
-// A Resource is one extended resource of the node. It is immutable, and made by NewResource; the zero value has no
-// devices.
+// A Resource is one extended resource of the node. It is immutable, and made by NewResource; the
+// zero value has no devices.
 type Resource struct {
 	// Name is the full name, such as nvidia.com/gpu.
 	Name string
-	// Devices are the devices of the resource, by index and then by replica. Of units of memory they are the first of each GPU, because there
-	// are thousands that differ in their IDs alone: All makes the others.
+	// Devices are the devices of the resource, by index and then by replica. Of units of memory they
+	// are the first of each GPU, because there are thousands that differ in their IDs alone: All makes
+	// the others.
 	Devices []Device
 
 	onePerRequest bool
@@ -77,11 +80,12 @@ type Resource struct {
 	counts        []int          // how many units each GPU has, in the order of Devices
 }
 
-// NewResource returns a resource of the given devices, which it orders, on a node whose GPUs are connected as graph
-// says. It takes over the slice.
+// NewResource returns a resource of the given devices, which it orders, on a node whose GPUs are
+// connected as graph says. It takes over the slice.
 func NewResource(name string, o Options, graph *topology.Graph, devices []Device) Resource {
 	slices.SortStableFunc(devices, compareDevices)
-	r := Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, migParents: o.MIGParents, graph: graph}
+	r := Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, migParents: o.MIGParents,
+		graph: graph}
 	return r.with(devices)
 }
 
@@ -107,11 +111,13 @@ func (r Resource) with(devices []Device) Resource {
 	return r
 }
 
-// Equal reports whether two resources have the same name, the same devices in the same state, and are served alike.
+// Equal reports whether two resources have the same name, the same devices in the same state, and
+// are served alike.
 func (r Resource) Equal(other Resource) bool {
 	return r.Name == other.Name && slices.Equal(r.Devices, other.Devices) &&
 		r.onePerRequest == other.onePerRequest && r.policy == other.policy && r.migParents == other.migParents &&
-		r.units.equal(other.units) && (r.graph == other.graph || r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
+		r.units.equal(other.units) && (r.graph == other.graph ||
+		r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
 }
 
 // All returns all devices of the resource, in order.
@@ -183,7 +189,8 @@ func (r Resource) Lacks(id string) bool {
 	return !found
 }
 
-// TooFew reports whether an error of Prefer says that a request wants more devices than are available, and returns how many are.
+// TooFew reports whether an error of Prefer says that a request wants more devices than are
+// available, and returns how many are.
 func TooFew(err error) (available int, few bool) {
 	var e *topology.TooFewError
 	if !errors.As(err, &e) {
@@ -192,9 +199,9 @@ func TooFew(err error) (available int, few bool) {
 	return len(e.Available), true
 }
 
-// Prefer returns which `size` of the available devices a container should be given, including the required ones, in the
-// order of the resource. Package topology describes the rules. The answer depends on the sets alone, not on their order. It fails
-// with the errors of topology.Preference.
+// Prefer returns which `size` of the available devices a container should be given, including the
+// required ones, in the order of the resource. Package topology describes the rules. The answer
+// depends on the sets alone, not on their order. It fails with the errors of topology.Preference.
 func (r Resource) Prefer(available, required []string, size int) ([]string, error) {
 	if r.units != nil {
 		return r.preferUnits(available, required, size)
@@ -205,8 +212,8 @@ func (r Resource) Prefer(available, required []string, size int) ([]string, erro
 	return r.preference.Prefer(r.admissible(available, required, size), required, size)
 }
 
-// admissible returns those of the available devices that Admit lets a container have together, if they are enough; else
-// all of them.
+// admissible returns those of the available devices that Admit lets a container have together, if
+// they are enough; else all of them.
 func (r Resource) admissible(available, required []string, size int) []string {
 	if !r.onePerRequest || size < 2 {
 		return available
@@ -231,8 +238,8 @@ func (r Resource) admissible(available, required []string, size int) []string {
 	return kept
 }
 
-// Admit returns why a container may not be given all these devices of the resource at once; nil if it may. It does not look
-// at the health of the devices.
+// Admit returns why a container may not be given all these devices of the resource at once; nil if
+// it may. It does not look at the health of the devices.
 func (r Resource) Admit(devices []Device) error {
 	if UnitMiB(r.Name) > 0 {
 		return r.admitUnits(devices)
@@ -280,14 +287,15 @@ const replicaMark = "::"
 // replicaID is the device ID of the n-th replica of a device.
 func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.Itoa(n) }
 
-// SplitID returns the UUID of the device that kubelet has under an ID, and whether the ID is that of a replica.
+// SplitID returns the UUID of the device that kubelet has under an ID, and whether the ID is that
+// of a replica.
 func SplitID(id string) (uuid string, shared bool) {
 	uuid, _, shared = strings.Cut(id, replicaMark)
 	return uuid, shared
 }
 
-// ByID returns the facts that the ID alone tells about a device that the plan may no longer have: its UUID, and whether it is shared, but
-// not how.
+// ByID returns the facts that the ID alone tells about a device that the plan may no longer have:
+// its UUID, and whether it is shared, but not how.
 func ByID(id string) Device {
 	uuid, shared := SplitID(id)
 	d := Device{ID: id, UUID: uuid, NUMANode: inventory.NoNUMANode}
@@ -302,8 +310,9 @@ var idForm = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^((` + uuidForm + `(::\d+)?)|` + percentageID + `::\d+)$`)
 })
 
-// MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
-// GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.
+// MayBeOurs reports whether this program may have offered a device of that ID under that resource,
+// with another configuration or on GPUs that cannot be read now. NVIDIA's plugin uses the same
+// names and IDs.
 func MayBeOurs(name, id string) bool {
 	return (IsName(name) || UnitMiB(name) > 0 || IsPercentage(name)) && idForm().MatchString(id)
 }

@@ -15,18 +15,21 @@ func linked(lanes int) *topology.Graph {
 	link := func(peer int) []inventory.Link {
 		return []inventory.Link{{Peer: fmt.Sprint("GPU-", peer), PeerIndex: peer, NVLinks: lanes, PCIe: inventory.PCIeSystem}}
 	}
-	return topology.New([]inventory.GPU{{UUID: "GPU-0", Index: 0, Links: link(1)}, {UUID: "GPU-1", Index: 1, Links: link(0)}})
+	return topology.New([]inventory.GPU{{UUID: "GPU-0", Index: 0, Links: link(1)},
+		{UUID: "GPU-1", Index: 1, Links: link(0)}})
 }
 
 func TestEqual(t *testing.T) {
 	t.Parallel()
 	one := func(o resource.Options, g *topology.Graph) resource.Resource {
-		return resource.NewResource("nvidia.com/gpu", o, g, []resource.Device{{ID: "a", UUID: "GPU-0"}, {ID: "b", UUID: "GPU-1", Index: "1"}})
+		return resource.NewResource("nvidia.com/gpu", o, g, []resource.Device{{ID: "a", UUID: "GPU-0"},
+			{ID: "b", UUID: "GPU-1", Index: "1"}})
 	}
 	equality.Check(t, func() resource.Resource { return one(resource.Options{}, linked(1)) }, resource.Resource.Equal)
 	equality.Check(t, func() resource.Plan {
 		return resource.Plan{
-			Resources: []resource.Resource{one(resource.Options{}, linked(1))}, LeftOut: []resource.LeftOut{{UUID: "a"}}, Warnings: []string{"a"},
+			Resources: []resource.Resource{one(resource.Options{},
+				linked(1))}, LeftOut: []resource.LeftOut{{UUID: "a"}}, Warnings: []string{"a"},
 			Holds: []resource.Hold{{UUID: "a"}},
 		}
 	}, resource.Plan.Equal)

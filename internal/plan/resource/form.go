@@ -5,8 +5,9 @@ import (
 	"fmt"
 )
 
-// A HeldForm is a device that the plan does not offer in this form, and that a pod holds or may hold. The form of a device is its
-// resource, whether it is shared, and whether it is a whole GPU or a MIG device.
+// A HeldForm is a device that the plan does not offer in this form, and that a pod holds or may
+// hold. The form of a device is its resource, whether it is shared, and whether it is a whole GPU
+// or a MIG device.
 type HeldForm struct {
 	// Resource and ID are those at kubelet.
 	Resource, ID string
@@ -16,8 +17,8 @@ type HeldForm struct {
 	Reason string
 }
 
-// Conflicts returns holds on the devices of the plan whose GPU is held in another form, so that two pods never have a GPU in
-// different forms. Two MIG devices of a GPU do not conflict.
+// Conflicts returns holds on the devices of the plan whose GPU is held in another form, so that two
+// pods never have a GPU in different forms. Two MIG devices of a GPU do not conflict.
 func (p Plan) Conflicts(held []HeldForm) []Hold {
 	if len(held) == 0 {
 		return nil

@@ -13,12 +13,13 @@ import (
 func TestConflicts(t *testing.T) {
 	t.Parallel()
 	// Two whole GPUs of which the second is shared, and one with two MIG devices.
-	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2, "1g.10gb", "1g.10gb")}}, resource.Options{
-		MIG: resource.MIGMixed,
-		Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{
-			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"1"}, Replicas: 2},
-		}},
-	})
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2, "1g.10gb", "1g.10gb")}},
+		resource.Options{
+			MIG: resource.MIGMixed,
+			Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{
+				{Name: "nvidia.com/gpu", Devices: []resource.Ref{"1"}, Replicas: 2},
+			}},
+		})
 	const (
 		whole = "nvidia.com/gpu"
 		mig   = "nvidia.com/mig-1g.10gb"
@@ -27,19 +28,28 @@ func TestConflicts(t *testing.T) {
 		claims []resource.HeldForm
 		held   []string // UUIDs
 	}{
-		"none":                                       {},
-		"a GPU shared before":                        {[]resource.HeldForm{{Resource: whole, ID: "GPU-a::0"}, {Resource: whole, ID: "GPU-a::7"}}, []string{"GPU-a"}},
-		"a GPU not shared before":                    {[]resource.HeldForm{{Resource: whole, ID: "GPU-b"}}, []string{"GPU-b"}},
-		"one replica of more":                        {[]resource.HeldForm{{Resource: whole, ID: "GPU-b::7"}}, nil},
-		"a GPU of another name":                      {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-a"}}, []string{"GPU-a"}},
-		"replicas of another name":                   {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-b::0"}}, []string{"GPU-b"}},
-		"a whole GPU before it had MIG mode":         {[]resource.HeldForm{{Resource: whole, ID: "GPU-c"}}, []string{"MIG-c0", "MIG-c1"}},
-		"a MIG device of a GPU that is whole":        {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-a"}}, []string{"GPU-a"}},
+		"none": {},
+		"a GPU shared before": {[]resource.HeldForm{{Resource: whole, ID: "GPU-a::0"},
+			{Resource: whole, ID: "GPU-a::7"}}, []string{"GPU-a"}},
+		"a GPU not shared before": {[]resource.HeldForm{{Resource: whole, ID: "GPU-b"}},
+			[]string{"GPU-b"}},
+		"one replica of more": {[]resource.HeldForm{{Resource: whole, ID: "GPU-b::7"}}, nil},
+		"a GPU of another name": {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-a"}},
+			[]string{"GPU-a"}},
+		"replicas of another name": {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-b::0"}},
+			[]string{"GPU-b"}},
+		"a whole GPU before it had MIG mode": {[]resource.HeldForm{{Resource: whole, ID: "GPU-c"}},
+			[]string{"MIG-c0", "MIG-c1"}},
+		"a MIG device of a GPU that is whole": {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-a"}},
+			[]string{"GPU-a"}},
 		"a MIG device of which only the ID is known": {[]resource.HeldForm{{Resource: mig, ID: "MIG-x"}}, nil},
 		"a MIG device beside others":                 {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-c"}}, nil},
-		"a MIG device of another name":               {[]resource.HeldForm{{Resource: whole, ID: "MIG-c1"}}, []string{"MIG-c1"}},
-		"a MIG device that was shared":               {[]resource.HeldForm{{Resource: mig, ID: "MIG-c0::1"}}, []string{"MIG-c0"}},
-		"a GPU that is not there":                    {[]resource.HeldForm{{Resource: whole, ID: "GPU-z", GPU: "GPU-z"}}, nil},
+		"a MIG device of another name": {[]resource.HeldForm{{Resource: whole, ID: "MIG-c1"}},
+			[]string{"MIG-c1"}},
+		"a MIG device that was shared": {[]resource.HeldForm{{Resource: mig, ID: "MIG-c0::1"}},
+			[]string{"MIG-c0"}},
+		"a GPU that is not there": {[]resource.HeldForm{{Resource: whole, ID: "GPU-z", GPU: "GPU-z"}},
+			nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +70,8 @@ func TestConflicts(t *testing.T) {
 			}
 		})
 	}
-	if (resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a", GPU: "GPU-a"}) ||
+	if (resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a",
+		GPU: "GPU-a"}) ||
 		(resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "MIG-x"}) {
 		t.Error("a claim on a GPU that is not known conflicts")
 	}

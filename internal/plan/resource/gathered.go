@@ -6,15 +6,17 @@ import (
 	"slices"
 )
 
-// MaxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
+// MaxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a
+// message.
 const MaxList = 4 << 20
 
-// gathered are the devices of one resource while a plan is made. It holds no more than kubelet accepts, so that a configuration
-// with too many replicas does not use up the memory.
+// gathered are the devices of one resource while a plan is made. It holds no more than kubelet
+// accepts, so that a configuration with too many replicas does not use up the memory.
 type gathered struct {
 	devices []Device // with their replicas, but of units the first alone; nil once the list is too long
 	members []Device // without
-	// ids is the number of devices in the list, and bytes the length of the list. Both stop at the highest int.
+	// ids is the number of devices in the list, and bytes the length of the list. Both stop at the
+	// highest int.
 	ids, bytes int
 	// fit is how many devices, from the first, kubelet accepts.
 	fit int
@@ -60,7 +62,8 @@ func (g *gathered) count(n, bytes int) {
 	g.bytes = sum(g.bytes, multiply(n, bytes))
 }
 
-// sum and multiply take numbers that are not negative. A result that does not fit is the highest int.
+// sum and multiply take numbers that are not negative. A result that does not fit is the highest
+// int.
 func sum(a, b int) int {
 	if a > math.MaxInt-b {
 		return math.MaxInt
@@ -91,8 +94,8 @@ func (p *planner) fits(name string) bool {
 	return false
 }
 
-// listed returns how many bytes a device takes in a list while it is unhealthy: a message of ID, health and NUMA node,
-// each field with its tag and length.
+// listed returns how many bytes a device takes in a list while it is unhealthy: a message of ID,
+// health and NUMA node, each field with its tag and length.
 func listed(d Device) int {
 	size := 1 + varint(len(d.ID)) + len(d.ID) + 2 + len("Unhealthy")
 	switch {

@@ -21,9 +21,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden plans anew")
 
-// TestGoldenPlans holds what every simulated machine offers under the configurations that NVIDIA's documentation shows
-// and under those of our extensions: testdata/plans/NAME.yaml is the file, its first line the arguments, and NAME.txt the
-// plans.
+// TestGoldenPlans holds what every simulated machine offers under the configurations that NVIDIA's
+// documentation shows and under those of our extensions: testdata/plans/NAME.yaml is the file, its
+// first line the arguments, and NAME.txt the plans.
 func TestGoldenPlans(t *testing.T) {
 	t.Parallel()
 	nodes := map[string]inventory.Snapshot{}
@@ -90,8 +90,8 @@ func load(t *testing.T, file string) resource.Options {
 	return c.Resource
 }
 
-// describe writes a plan: a line for each resource with its capacity, one for each device with its replicas, and what is
-// left out.
+// describe writes a plan: a line for each resource with its capacity, one for each device with its
+// replicas, and what is left out.
 func describe(p resource.Plan) string {
 	var b strings.Builder
 	for _, r := range p.Resources {

@@ -16,7 +16,8 @@ type Hold struct {
 	Node bool
 }
 
-// A GPUHold keeps the devices of a GPU from being given out, but for those of some of its GPU instances.
+// A GPUHold keeps the devices of a GPU from being given out, but for those of some of its GPU
+// instances.
 type GPUHold struct {
 	// Reason is a sentence without a full stop; empty if there is no hold.
 	Reason string
@@ -24,7 +25,8 @@ type GPUHold struct {
 	Kept []int
 }
 
-// UnderGPUs returns the plan with holds on GPUs, by UUID. Devices of a GPU without an entry are in no list: nobody has decided about it.
+// UnderGPUs returns the plan with holds on GPUs, by UUID. Devices of a GPU without an entry are in
+// no list: nobody has decided about it.
 func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 	var list []Hold
 	for _, r := range p.Resources {
@@ -33,7 +35,8 @@ func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 			switch {
 			case d.Sharing == Percentage:
 			case !decided:
-				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided", Hidden: true})
+				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided",
+					Hidden: true})
 			case h.Reason != "" && !slices.Contains(h.Kept, d.GI):
 				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason})
 			}
@@ -42,7 +45,8 @@ func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 	return p.Under(list)
 }
 
-// Under returns the plan with holds on its devices. Of several holds on a device a hidden one counts, and else the first.
+// Under returns the plan with holds on its devices. Of several holds on a device a hidden one
+// counts, and else the first.
 func (p Plan) Under(holds []Hold) Plan {
 	if len(holds) == 0 {
 		return p
@@ -54,7 +58,8 @@ func (p Plan) Under(holds []Hold) Plan {
 			of[key] = h
 		}
 	}
-	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds), node: p.node}
+	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds),
+		node: p.node}
 	leftOut := map[string]bool{}
 	for _, r := range p.Resources {
 		devices, changed := make([]Device, 0, len(r.Devices)), false

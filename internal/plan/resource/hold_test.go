@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// twoResources is a plan of two resources with two devices each, of which the last is not Healthy. GPU-0 is in both.
+// twoResources is a plan of two resources with two devices each, of which the last is not Healthy.
+// GPU-0 is in both.
 func twoResources() resource.Plan {
 	a := resource.NewResource("a", resource.Options{}, linked(1), []resource.Device{
 		{ID: "GPU-0", UUID: "GPU-0", Index: "0", Healthy: true}, {ID: "GPU-1", UUID: "GPU-1", Index: "1", Healthy: true},
@@ -17,10 +18,12 @@ func twoResources() resource.Plan {
 	b := resource.NewResource("b", resource.Options{}, linked(1), []resource.Device{
 		{ID: "GPU-0::0", UUID: "GPU-0", Index: "0", Healthy: true}, {ID: "GPU-2", UUID: "GPU-2", Index: "2", Reason: "bad"},
 	})
-	return resource.Plan{Resources: []resource.Resource{a, b}, LeftOut: []resource.LeftOut{{UUID: "GPU-1", Index: "1", Reason: "x"}}}
+	return resource.Plan{Resources: []resource.Resource{a, b},
+		LeftOut: []resource.LeftOut{{UUID: "GPU-1", Index: "1", Reason: "x"}}}
 }
 
-// Holds show devices as Unhealthy or not at all, in one resource or in every one; the reason is the hold's.
+// Holds show devices as Unhealthy or not at all, in one resource or in every one; the reason is the
+// hold's.
 func TestUnder(t *testing.T) {
 	t.Parallel()
 	type devices map[string]string // ID → reason, by resource and device
@@ -50,17 +53,21 @@ func TestUnder(t *testing.T) {
 		want    devices
 		leftOut []string // besides GPU-1
 	}{
-		"none":                    {nil, none, nil},
-		"of another device":       {holds{hold("", "GPU-9", "x")}, none, nil},
-		"of another resource":     {holds{hold("c", "GPU-0", "x")}, none, nil},
-		"one resource":            {holds{hold("a", "GPU-0", "x")}, with(devices{"a GPU-0": "x"}), nil},
-		"every resource":          {holds{hold("", "GPU-0", "x")}, with(devices{"a GPU-0": "x", "b GPU-0::0": "x"}), nil},
-		"hidden in one":           {holds{hide("a", "GPU-0", "x")}, with(nil, "a GPU-0"), []string{"GPU-0: x"}},
-		"hidden everywhere":       {holds{hide("", "GPU-0", "x")}, with(nil, "a GPU-0", "b GPU-0::0"), []string{"GPU-0: x"}},
-		"the first counts":        {holds{hold("a", "GPU-0", "x"), hold("a", "GPU-0", "y")}, with(devices{"a GPU-0": "x"}), nil},
-		"a hidden one counts":     {holds{hold("a", "GPU-0", "x"), hide("a", "GPU-0", "y")}, with(nil, "a GPU-0"), []string{"GPU-0: y"}},
-		"the first hidden counts": {holds{hide("a", "GPU-0", "x"), hide("a", "GPU-0", "y")}, with(nil, "a GPU-0"), []string{"GPU-0: x"}},
-		"hidden, and then not":    {holds{hide("a", "GPU-0", "x"), hold("a", "GPU-0", "y")}, with(nil, "a GPU-0"), []string{"GPU-0: x"}},
+		"none":                {nil, none, nil},
+		"of another device":   {holds{hold("", "GPU-9", "x")}, none, nil},
+		"of another resource": {holds{hold("c", "GPU-0", "x")}, none, nil},
+		"one resource":        {holds{hold("a", "GPU-0", "x")}, with(devices{"a GPU-0": "x"}), nil},
+		"every resource":      {holds{hold("", "GPU-0", "x")}, with(devices{"a GPU-0": "x", "b GPU-0::0": "x"}), nil},
+		"hidden in one":       {holds{hide("a", "GPU-0", "x")}, with(nil, "a GPU-0"), []string{"GPU-0: x"}},
+		"hidden everywhere":   {holds{hide("", "GPU-0", "x")}, with(nil, "a GPU-0", "b GPU-0::0"), []string{"GPU-0: x"}},
+		"the first counts": {holds{hold("a", "GPU-0", "x"), hold("a", "GPU-0", "y")}, with(devices{"a GPU-0": "x"}),
+			nil},
+		"a hidden one counts": {holds{hold("a", "GPU-0", "x"), hide("a", "GPU-0", "y")}, with(nil, "a GPU-0"),
+			[]string{"GPU-0: y"}},
+		"the first hidden counts": {holds{hide("a", "GPU-0", "x"), hide("a", "GPU-0", "y")}, with(nil, "a GPU-0"),
+			[]string{"GPU-0: x"}},
+		"hidden, and then not": {holds{hide("a", "GPU-0", "x"), hold("a", "GPU-0", "y")}, with(nil, "a GPU-0"),
+			[]string{"GPU-0: x"}},
 		"its resource's is closer": {
 			holds{hold("", "GPU-0", "x"), hold("a", "GPU-0", "y")}, with(devices{"a GPU-0": "y", "b GPU-0::0": "x"}), nil,
 		},
@@ -68,7 +75,8 @@ func TestUnder(t *testing.T) {
 			holds{hold("a", "GPU-0", "y"), hide("", "GPU-0", "x")}, with(nil, "a GPU-0", "b GPU-0::0"), []string{"GPU-0: x"},
 		},
 		"hidden here, held everywhere": {
-			holds{hide("a", "GPU-0", "y"), hold("", "GPU-0", "x")}, with(devices{"b GPU-0::0": "x"}, "a GPU-0"), []string{"GPU-0: y"},
+			holds{hide("a", "GPU-0", "y"), hold("", "GPU-0", "x")}, with(devices{"b GPU-0::0": "x"},
+				"a GPU-0"), []string{"GPU-0: y"},
 		},
 		"hidden both ways": {
 			holds{hide("a", "GPU-0", "y"), hide("", "GPU-0", "x")}, with(nil, "a GPU-0", "b GPU-0::0"), []string{"GPU-0: y"},
@@ -120,7 +128,8 @@ func TestUnder(t *testing.T) {
 	}
 }
 
-// TestUnderGPUs: a hold on a GPU keeps all its devices but those of some instances. A GPU about which nothing is decided is in no list.
+// TestUnderGPUs: a hold on a GPU keeps all its devices but those of some instances. A GPU about
+// which nothing is decided is in no list.
 func TestUnderGPUs(t *testing.T) {
 	t.Parallel()
 	gpus := []inventory.GPU{gpu(0), gpu(1, "1g.10gb", "1g.10gb"), gpu(2), gpu(3)}

@@ -23,8 +23,8 @@ const sharedSuffix = ".shared"
 // SharedName returns the name of a shared resource, if names are so configured.
 func SharedName(name string) string { return name + sharedSuffix }
 
-// ProfileName returns the resource of MIG devices of a profile under the strategy mixed: "1g.10gb+me" is
-// nvidia.com/mig-1g.10gb.me. A resource name must not contain a plus sign.
+// ProfileName returns the resource of MIG devices of a profile under the strategy mixed:
+// "1g.10gb+me" is nvidia.com/mig-1g.10gb.me. A resource name must not contain a plus sign.
 func ProfileName(profile string) string {
 	return Prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
 }
@@ -85,7 +85,8 @@ func (p Pattern) Meets(other Pattern) bool {
 	case !strings.Contains(b, "*"):
 		return p.Match(b)
 	}
-	// The parts between the first and the last "*" of both patterns fit into one text, one after the other.
+	// The parts between the first and the last "*" of both patterns fit into one text, one after the
+	// other.
 	first, _, _ := strings.Cut(a, "*")
 	firstOther, _, _ := strings.Cut(b, "*")
 	last, lastOther := a[strings.LastIndex(a, "*")+1:], b[strings.LastIndex(b, "*")+1:]
@@ -117,7 +118,8 @@ func ParseRef(text string) (Ref, error) {
 
 var pciForm = regexp.MustCompile(`^([0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$`)
 
-// ParsePCI returns a PCI address as sysfs writes it, of one with or without a domain of 4 to 8 digits.
+// ParsePCI returns a PCI address as sysfs writes it, of one with or without a domain of 4 to 8
+// digits.
 func ParsePCI(text string) (string, error) {
 	parts := pciForm.FindStringSubmatch(strings.ToLower(text))
 	if parts == nil {

@@ -128,7 +128,8 @@ func FuzzMeets(f *testing.F) {
 	})
 }
 
-// What this program may have offered is told from a file of kubelet's, and the name of a resource becomes that of a socket.
+// What this program may have offered is told from a file of kubelet's, and the name of a resource
+// becomes that of a socket.
 func TestMayBeOurs(t *testing.T) {
 	t.Parallel()
 	const uuid = "0a1b2c3d-0000-1111-2222-333344445555"

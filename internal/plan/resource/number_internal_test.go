@@ -9,7 +9,8 @@ import (
 func TestNumbersThatDoNotFit(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ got, want int }{
-		{sum(2, 3), 5}, {sum(math.MaxInt-3, 2), math.MaxInt - 1}, {sum(math.MaxInt-1, 2), math.MaxInt}, {sum(math.MaxInt, math.MaxInt), math.MaxInt},
+		{sum(2, 3), 5}, {sum(math.MaxInt-3, 2), math.MaxInt - 1}, {sum(math.MaxInt-1, 2),
+			math.MaxInt}, {sum(math.MaxInt, math.MaxInt), math.MaxInt},
 		{multiply(2, 3), 6}, {multiply(math.MaxInt/2, 2), math.MaxInt - 1}, {multiply(math.MaxInt/2+1, 2), math.MaxInt},
 	} {
 		if tt.got != tt.want {

@@ -8,17 +8,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// Options are the parts of the configuration that decide about a Plan. It is a value: nobody changes it, or what its slices hold, after
-// it was made. The zero value offers every GPU whole as nvidia.com/gpu.
+// Options are the parts of the configuration that decide about a Plan. It is a value: nobody
+// changes it, or what its slices hold, after it was made. The zero value offers every GPU whole as
+// nvidia.com/gpu.
 type Options struct {
 	// MIG says how GPUs in MIG mode are offered.
 	MIG MIGStrategy
-	// Policy says which devices a container should be given where several IDs belong to one physical GPU.
+	// Policy says which devices a container should be given where several IDs belong to one physical
+	// GPU.
 	Policy Policy
-	// MIGParents has Policy look at each MIG device as at a GPU of its own, as NVIDIA's device plugin does.
+	// MIGParents has Policy look at each MIG device as at a GPU of its own, as NVIDIA's device plugin
+	// does.
 	MIGParents bool
-	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first that matches counts; what
-	// none matches has its usual name.
+	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first that
+	// matches counts; what none matches has its usual name.
 	GPUs, MIGs []Naming
 	// Selectors select devices that are treated differently; the first that selects a device counts.
 	Selectors []Selector
@@ -26,7 +29,8 @@ type Options struct {
 	Sharing Sharing
 	// Units says how GPUs are offered that a Selector has offered in units of their memory.
 	Units Units
-	// NotOffered are GPUs that no resource has, by UUID, each with the reason: pods get them in another way.
+	// NotOffered are GPUs that no resource has, by UUID, each with the reason: pods get them in
+	// another way.
 	NotOffered map[string]string
 	// Required are device nodes without which no device of the node is Healthy.
 	Required inventory.ControlNodes
@@ -57,8 +61,8 @@ func (s MIGStrategy) String() string {
 	return fmt.Sprintf("MIGStrategy(%d)", int(s))
 }
 
-// Policy says which IDs of shared or partitioned GPUs a container is preferably given. Package topology explains the
-// values.
+// Policy says which IDs of shared or partitioned GPUs a container is preferably given. Package
+// topology explains the values.
 type Policy = topology.Policy
 
 // The policies.
@@ -75,7 +79,8 @@ type Naming struct {
 	Name string
 }
 
-// A Selector selects devices and says how they are treated. A selected GPU is selected with all its MIG devices.
+// A Selector selects devices and says how they are treated. A selected GPU is selected with all its
+// MIG devices.
 type Selector struct {
 	// Where is its path in the configuration, for messages: "selectors[0]".
 	Where string
@@ -90,7 +95,8 @@ type Selector struct {
 	Exclude bool
 	// Rename is the resource they belong to, as ParseName returns it; empty for the usual one.
 	Rename string
-	// Replicas is how many containers share each of them, whatever Sharing says; 0 leaves it to Sharing, 1 means one.
+	// Replicas is how many containers share each of them, whatever Sharing says; 0 leaves it to
+	// Sharing, 1 means one.
 	Replicas int
 	// Units offers the GPUs in units of their memory.
 	Units bool
@@ -125,7 +131,8 @@ type SharingRule struct {
 	Name string
 	// Rename is the resource of the shared devices; empty for the usual name.
 	Rename string
-	// First restricts the rule to so many devices of the resource, from the lowest index; 0 for no such limit.
+	// First restricts the rule to so many devices of the resource, from the lowest index; 0 for no
+	// such limit.
 	First int
 	// Devices restrict the rule to these; nil for no such limit.
 	Devices []Ref
@@ -144,13 +151,15 @@ const (
 	TimeSliced
 	// MPS devices run it at the same time, with CUDA's Multi-Process Service.
 	MPS
-	// InUnits devices are units of the memory of a GPU, each of which one container has. Nothing enforces what a container uses.
+	// InUnits devices are units of the memory of a GPU, each of which one container has. Nothing
+	// enforces what a container uses.
 	InUnits
 	// InMPSUnits devices are such units; CUDA's Multi-Process Service enforces what a container uses.
 	InMPSUnits
 	// InDriverUnits devices are such units; the driver limits what the cgroup of a container uses.
 	InDriverUnits
-	// Percentage devices are tokens of the node, each for one percent of the threads that a container may use.
+	// Percentage devices are tokens of the node, each for one percent of the threads that a container
+	// may use.
 	Percentage
 )
 
@@ -174,8 +183,8 @@ func (m SharingMode) String() string {
 	return fmt.Sprintf("SharingMode(%d)", int(m))
 }
 
-// RuleOf returns the rule that shares the devices of a resource, given its name without sharing; of several, the first with the most
-// replicas.
+// RuleOf returns the rule that shares the devices of a resource, given its name without sharing; of
+// several, the first with the most replicas.
 func (s Sharing) RuleOf(name string) (rule SharingRule, shared bool) {
 	if r := s.largest(func(r *SharingRule) bool { return r.Name == name }); r != nil {
 		return *r, true
@@ -183,12 +192,14 @@ func (s Sharing) RuleOf(name string) (rule SharingRule, shared bool) {
 	return SharingRule{}, false
 }
 
-// GPUName returns the resource of whole GPUs of a model, without sharing and without what Selectors change.
+// GPUName returns the resource of whole GPUs of a model, without sharing and without what Selectors
+// change.
 func (o Options) GPUName(model string) string {
 	return named(o.GPUs, model, WholeGPU)
 }
 
-// MIGName returns the resource of MIG devices of a profile, without sharing and without what Selectors change.
+// MIGName returns the resource of MIG devices of a profile, without sharing and without what
+// Selectors change.
 func (o Options) MIGName(profile string) string {
 	if o.MIG == MIGMixed {
 		return named(o.MIGs, profile, ProfileName(profile))

@@ -15,12 +15,14 @@ import (
 type packing struct{ minutes, failed, held int }
 
 func (p packing) String() string {
-	return fmt.Sprintf("%d minutes, %d pods failed, %d units in use on average", p.minutes, p.failed, p.held/max(1, p.minutes))
+	return fmt.Sprintf("%d minutes, %d pods failed, %d units in use on average", p.minutes, p.failed,
+		p.held/max(1, p.minutes))
 }
 
-// pack schedules 120 pods of 1 to 16 units, which run for 5 to 60 minutes, to a node with four GPUs of 20 units: in each minute those that
-// the node has room for by its count, in the order of the queue as far as they fit. A pod that no GPU has enough for fails, and is created
-// anew at its place in the queue.
+// pack schedules 120 pods of 1 to 16 units, which run for 5 to 60 minutes, to a node with four GPUs
+// of 20 units: in each minute those that the node has room for by its count, in the order of the
+// queue as far as they fit. A pod that no GPU has enough for fails, and is created anew at its
+// place in the queue.
 func pack(t *testing.T, units resource.Units) (result packing) {
 	t.Helper()
 	var gpus []inventory.GPU
@@ -85,7 +87,8 @@ func pack(t *testing.T, units resource.Units) (result packing) {
 	return result
 }
 
-// TestPacking: with fit one no pod fails, and what that costs in time beside the others is bounded. The figures are in ADR 62.
+// TestPacking: with fit one no pod fails, and what that costs in time beside the others is bounded.
+// The figures are in ADR 62.
 func TestPacking(t *testing.T) {
 	t.Parallel()
 	one := pack(t, resource.Units{})
@@ -102,8 +105,8 @@ func TestPacking(t *testing.T) {
 	}
 }
 
-// A tick is a tenth of a second. The kubelet writes the node's status, by which the scheduler goes, every ten seconds. The daemon sees the
-// end of a pod within a second, and the scheduler at once.
+// A tick is a tenth of a second. The kubelet writes the node's status, by which the scheduler goes,
+// every ten seconds. The daemon sees the end of a pod within a second, and the scheduler at once.
 const (
 	statusTicks  = 100
 	readingTicks = 10
@@ -112,8 +115,9 @@ const (
 // behind is what came of pods that the scheduler sent by a status that may be ten seconds old.
 type behind struct{ failed, seconds int }
 
-// packBehind has 300 pods come, ten a second, each with 1 to `largest` units for 5 to 60 seconds, to a node with so many GPUs of 76 units. The
-// scheduler sends a pod as soon as the node has room for it by the last status. A pod that no GPU has enough for fails for good.
+// packBehind has 300 pods come, ten a second, each with 1 to `largest` units for 5 to 60 seconds,
+// to a node with so many GPUs of 76 units. The scheduler sends a pod as soon as the node has room
+// for it by the last status. A pod that no GPU has enough for fails for good.
 func packBehind(t *testing.T, units resource.Units, count, largest int) (result behind) {
 	t.Helper()
 	const pods = 300
@@ -203,9 +207,10 @@ func packBehind(t *testing.T, units resource.Units, count, largest int) (result 
 	return result
 }
 
-// TestPackingBehindTheStatus: the scheduler learns of the end of a pod before it learns what that leaves on offer. On a node that is full all
-// along, fewer pods fail for that with fit one than with sum; none on a node with one GPU, and none of up to an eighth of a GPU on one with
-// eight. The figures are in docs/sharing.md and ADR 62.
+// TestPackingBehindTheStatus: the scheduler learns of the end of a pod before it learns what that
+// leaves on offer. On a node that is full all along, fewer pods fail for that with fit one than
+// with sum; none on a node with one GPU, and none of up to an eighth of a GPU on one with eight.
+// The figures are in docs/sharing.md and ADR 62.
 func TestPackingBehindTheStatus(t *testing.T) {
 	t.Parallel()
 	for _, gpus := range []int{1, 2, 4, 8} {
@@ -214,7 +219,8 @@ func TestPackingBehindTheStatus(t *testing.T) {
 				t.Parallel()
 				one := packBehind(t, resource.Units{}, gpus, 76/part)
 				sum := packBehind(t, resource.Units{Fit: resource.FitSum}, gpus, 76/part)
-				t.Logf("%d GPUs, pods of up to 1/%d of one: of 300 fail %d in %d s with one, %d in %d s with sum", gpus, part, one.failed, one.seconds, sum.failed, sum.seconds)
+				t.Logf("%d GPUs, pods of up to 1/%d of one: of 300 fail %d in %d s with one, %d in %d s with sum", gpus, part,
+					one.failed, one.seconds, sum.failed, sum.seconds)
 				switch {
 				case (gpus == 1 || gpus*part >= 64) && one.failed > 0:
 					t.Errorf("with one %d pods failed, want none", one.failed)

@@ -7,8 +7,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Percentages of the threads of a GPU are tokens of the node: one is one percent. A container gets a limit by them, and its GPU by units of
-// memory. They are no reservation: which GPU they are for is not known.
+// Percentages of the threads of a GPU are tokens of the node: one is one percent. A container gets
+// a limit by them, and its GPU by units of memory. They are no reservation: which GPU they are for
+// is not known.
 
 const (
 	percentageSuffix = ".percentage"
@@ -54,7 +55,8 @@ func (p *planner) gatherPercentages() {
 // admitPercentage returns why a container may not be given so many tokens; nil if it may.
 func (r Resource) admitPercentage(tokens int) error {
 	if tokens > 100 || tokens%percentageStep != 0 {
-		return fmt.Errorf("the container asks for %d of %s: it is a percentage, and a multiple of %d up to 100", tokens, r.Name, percentageStep)
+		return fmt.Errorf("the container asks for %d of %s: it is a percentage, and a multiple of %d up to 100", tokens,
+			r.Name, percentageStep)
 	}
 	return nil
 }

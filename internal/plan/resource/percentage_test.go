@@ -11,7 +11,8 @@ import (
 
 const coresName = "volcano.sh/gpu-core.percentage"
 
-// Percentages are tokens of the node: 100 for each GPU in units, without a NUMA node, a container gets a multiple of five.
+// Percentages are tokens of the node: 100 for each GPU in units, without a NUMA node, a container
+// gets a multiple of five.
 func TestPercentages(t *testing.T) {
 	t.Parallel()
 	node := inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8), memory(2, 8)}}
@@ -28,14 +29,17 @@ func TestPercentages(t *testing.T) {
 		}
 	}
 	for tokens, want := range map[int]bool{5: true, 100: true, 35: true, 7: false, 105: false, 1: false} {
-		if err := r.Admit(slices.Repeat(r.Devices[:1], tokens)); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "multiple of 5 up to 100") {
+		if err := r.Admit(slices.Repeat(r.Devices[:1], tokens)); (err == nil) != want ||
+			err != nil && !strings.Contains(err.Error(), "multiple of 5 up to 100") {
 			t.Errorf("%d tokens: %v", tokens, err)
 		}
 	}
-	if got, err := r.Prefer([]string{"percentage::3", "percentage::7", "percentage::9"}, nil, 2); err != nil || len(got) != 2 {
+	if got, err := r.Prefer([]string{"percentage::3", "percentage::7", "percentage::9"}, nil, 2); err != nil ||
+		len(got) != 2 {
 		t.Errorf("2 of 3 tokens: %q, %v", got, err)
 	}
-	if !resource.MayBeOurs(coresName, "percentage::7") || resource.MayBeOurs(coresName, "token-7") || resource.MayBeOurs("x.io/a", "percentage::7") {
+	if !resource.MayBeOurs(coresName, "percentage::7") || resource.MayBeOurs(coresName, "token-7") ||
+		resource.MayBeOurs("x.io/a", "percentage::7") {
 		t.Error("a token is not told from other devices")
 	}
 	undecided := plan.UnderGPUs(map[string]resource.GPUHold{})
@@ -56,7 +60,8 @@ func TestPercentages(t *testing.T) {
 	}
 }
 
-// A name does not make GPUs percentages: a configuration may have named a resource so before there were any.
+// A name does not make GPUs percentages: a configuration may have named a resource so before there
+// were any.
 func TestGPUsNamedLikePercentages(t *testing.T) {
 	t.Parallel()
 	node := inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}}

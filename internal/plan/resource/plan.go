@@ -13,15 +13,17 @@ import (
 
 // A Plan is everything the node is to offer at one time. It is immutable.
 type Plan struct {
-	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are unhealthy is here; one
-	// without a device is not.
+	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are
+	// unhealthy is here; one without a device is not.
 	Resources []Resource
-	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those that are NotOffered.
+	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those
+	// that are NotOffered.
 	LeftOut []LeftOut
-	// Warnings are sentences for the operator, each about one thing of the plan that may be unexpected. Devices in LeftOut
-	// are among them, except for those that the configuration excludes.
+	// Warnings are sentences for the operator, each about one thing of the plan that may be
+	// unexpected. Devices in LeftOut are among them, except for those that the configuration excludes.
 	Warnings []string
-	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
+	// Holds are those that were put on devices of the plan, each with the name of its resource, in the
+	// order of the devices.
 	Holds []Hold
 
 	node map[string]Device // by UUID: the devices that the node has, offered or not
@@ -54,8 +56,9 @@ type planner struct {
 	plan      Plan
 }
 
-// New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts like any other: its
-// devices were there in the last scan that succeeded. The same arguments give the same Plan.
+// New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts
+// like any other: its devices were there in the last scan that succeeded. The same arguments give
+// the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
 	p := planner{
 		options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, driver: snapshot.Driver.Version,
@@ -135,8 +138,9 @@ func (p Plan) Resource(name string) (Resource, bool) {
 	return p.Resources[i], true
 }
 
-// NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the node has it. It has no resource.
-// One that is NotOffered is not Healthy. The plan need not offer it, and holds do not change it.
+// NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the
+// node has it. It has no resource. One that is NotOffered is not Healthy. The plan need not offer
+// it, and holds do not change it.
 func (p Plan) NodeDevice(uuid string) (Device, bool) {
 	d, found := p.node[uuid]
 	return d, found
@@ -151,7 +155,8 @@ func (p Plan) NodeDevices() []Device {
 	return devices
 }
 
-// MPSDaemons returns the names of the MPS control daemons that devices of the plan use, in the order of the devices.
+// MPSDaemons returns the names of the MPS control daemons that devices of the plan use, in the
+// order of the devices.
 func (p Plan) MPSDaemons() []string {
 	var names []string
 	for _, r := range p.Resources {
@@ -173,7 +178,8 @@ func (p Plan) OtherWarnings() []string {
 	return slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return about[w] })
 }
 
-// WarningsSince returns the warnings that an earlier plan did not have. Devices that are not offered for one reason are one warning.
+// WarningsSince returns the warnings that an earlier plan did not have. Devices that are not
+// offered for one reason are one warning.
 func (p Plan) WarningsSince(earlier Plan) []string {
 	isNews := func(w string) bool { return !slices.Contains(earlier.Warnings, w) }
 	var news []string
@@ -203,7 +209,8 @@ func (p Plan) WarningsSince(earlier Plan) []string {
 		for _, l := range of {
 			indexes = append(indexes, l.Index)
 		}
-		news = append(news, fmt.Sprintf("%d devices are not offered: %s (devices %s)", len(of), why, strings.Join(indexes, ", ")))
+		news = append(news, fmt.Sprintf("%d devices are not offered: %s (devices %s)", len(of), why,
+			strings.Join(indexes, ", ")))
 	}
 	return news
 }
@@ -245,7 +252,8 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 		if s := p.selector(c); s != nil && s.Exclude {
 			p.plan.LeftOut = append(p.plan.LeftOut,
-				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration", Excluded: true})
+				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration",
+					Excluded: true})
 			return true
 		}
 		why := p.unfit(c)

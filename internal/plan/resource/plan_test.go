@@ -37,7 +37,8 @@ func empty(index int) inventory.GPU {
 	return g
 }
 
-// outline is what a plan offers, in one line for each resource: name and the indices of its devices.
+// outline is what a plan offers, in one line for each resource: name and the indices of its
+// devices.
 func outline(p resource.Plan) []string {
 	var lines []string
 	for _, r := range p.Resources {
@@ -50,14 +51,16 @@ func outline(p resource.Plan) []string {
 	return lines
 }
 
-// TestUnreadableMIGDevices: of a GPU whose MIG devices could not be read the plan says why, and not that there are none.
+// TestUnreadableMIGDevices: of a GPU whose MIG devices could not be read the plan says why, and not
+// that there are none.
 func TestUnreadableMIGDevices(t *testing.T) {
 	t.Parallel()
 	const why = "MIG device 1:0 cannot be read: no permission: add the capability SYS_ADMIN to this container"
 	snapshot := inventory.Snapshot{
 		GPUs: []inventory.GPU{gpu(0), empty(1), empty(2)}, LeftOut: []inventory.LeftOut{{Index: 1, Reason: why}},
 	}
-	for strategy, want := range map[resource.MIGStrategy]bool{resource.MIGNone: false, resource.MIGSingle: true, resource.MIGMixed: true} {
+	for strategy, want := range map[resource.MIGStrategy]bool{resource.MIGNone: false, resource.MIGSingle: true,
+		resource.MIGMixed: true} {
 		plan := resource.New(snapshot, resource.Options{MIG: strategy})
 		said := slices.ContainsFunc(plan.Warnings, func(w string) bool { return strings.HasSuffix(w, "is not offered: "+why) })
 		if said != want {
@@ -78,7 +81,8 @@ func TestMIGStrategies(t *testing.T) {
 		{name: "no GPU", gpus: nil},
 		{name: "none, whole GPUs", gpus: []inventory.GPU{gpu(0), gpu(1)}, want: []string{"nvidia.com/gpu 0 1"}},
 		{name: "none, order is by number", gpus: []inventory.GPU{gpu(10), gpu(2)}, want: []string{"nvidia.com/gpu 2 10"}},
-		{name: "none, partitioned GPUs are whole", gpus: []inventory.GPU{gpu(0, "1g.10gb"), empty(1)}, want: []string{"nvidia.com/gpu 0 1"}},
+		{name: "none, partitioned GPUs are whole", gpus: []inventory.GPU{gpu(0, "1g.10gb"), empty(1)},
+			want: []string{"nvidia.com/gpu 0 1"}},
 		{
 			name: "single, whole GPUs", strategy: resource.MIGSingle,
 			gpus: []inventory.GPU{gpu(0), gpu(1)}, want: []string{"nvidia.com/gpu 0 1"},
@@ -111,7 +115,8 @@ func TestMIGStrategies(t *testing.T) {
 		},
 		{
 			name: "mixed", strategy: resource.MIGMixed,
-			gpus: []inventory.GPU{gpu(0, "3g.40gb", "1g.10gb+me", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me", "1c.2g.20gb"), gpu(1), empty(2)},
+			gpus: []inventory.GPU{gpu(0, "3g.40gb", "1g.10gb+me", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me", "1c.2g.20gb"),
+				gpu(1), empty(2)},
 			want: []string{
 				"nvidia.com/gpu 1", "nvidia.com/mig-1c.2g.20gb 0:5", "nvidia.com/mig-1g.10gb.me 0:1", "nvidia.com/mig-1g.24gb-me 0:4",
 				"nvidia.com/mig-1g.24gb.gfx 0:2", "nvidia.com/mig-1g.24gb.me.all 0:3", "nvidia.com/mig-3g.40gb 0:0",
@@ -145,10 +150,12 @@ func TestDevicesCarryWhatContainersAndKubeletNeed(t *testing.T) {
 	plan := resource.New(inventory.Snapshot{GPUs: gpus}, o)
 	want := resource.Plan{Resources: []resource.Resource{
 		resource.NewResource("nvidia.com/gpu", o, topology.New(gpus), []resource.Device{
-			{ID: "GPU-f", UUID: "GPU-f", GPU: "GPU-f", Index: "5", Resource: "nvidia.com/gpu", Minor: 2, GI: -1, CI: -1, NUMANode: 1, Healthy: true},
+			{ID: "GPU-f", UUID: "GPU-f", GPU: "GPU-f", Index: "5", Resource: "nvidia.com/gpu", Minor: 2, GI: -1, CI: -1,
+				NUMANode: 1, Healthy: true},
 		}),
 		resource.NewResource("nvidia.com/mig-1g.10gb", o, topology.New(gpus), []resource.Device{
-			{ID: "MIG-a0", UUID: "MIG-a0", GPU: "GPU-a", Index: "0:0", Resource: "nvidia.com/mig-1g.10gb", Minor: 7, GI: 7, CI: 0, NUMANode: 0, Healthy: true},
+			{ID: "MIG-a0", UUID: "MIG-a0", GPU: "GPU-a", Index: "0:0", Resource: "nvidia.com/mig-1g.10gb", Minor: 7, GI: 7,
+				CI: 0, NUMANode: 0, Healthy: true},
 		}),
 	}}
 	if diff := cmp.Diff(want, plan); diff != "" {
@@ -158,14 +165,16 @@ func TestDevicesCarryWhatContainersAndKubeletNeed(t *testing.T) {
 
 func TestHealthReachesWhatStandsOnTheGPUAndNoMore(t *testing.T) {
 	t.Parallel()
-	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: double-bit memory error", Cure: inventory.CureReset}
+	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: double-bit memory error",
+		Cure: inventory.CureReset}
 	lost := inventory.Health{State: inventory.Lost, Reason: "it fell off the bus", Cure: inventory.CureReboot}
 	a, b, c, d := gpu(0, "1g.10gb", "1g.10gb"), gpu(1, "1g.10gb"), gpu(2), gpu(3)
 	a.MIGDevices[1].Health = xid
 	b.Health, b.MIGDevices[0].Health = lost, xid
 	c.Health = inventory.Health{State: inventory.Suspect, Reason: "XID 95 is looked into"}
 	d.Health = inventory.Health{}
-	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{a, b, c, d}, Stale: "NVML does not answer"}, resource.Options{MIG: resource.MIGMixed})
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{a, b, c, d}, Stale: "NVML does not answer"},
+		resource.Options{MIG: resource.MIGMixed})
 	want := map[string]string{
 		"MIG-a0": "",
 		"MIG-a1": "MIG-a1 is Unhealthy: XID 48: double-bit memory error; cure: reset",
@@ -189,22 +198,26 @@ func TestHealthReachesWhatStandsOnTheGPUAndNoMore(t *testing.T) {
 
 func TestHiddenDevices(t *testing.T) {
 	t.Parallel()
-	o := resource.Options{MIG: resource.MIGMixed, Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{
-		{Name: "nvidia.com/gpu", Replicas: 2},
-	}}}
+	o := resource.Options{MIG: resource.MIGMixed, Sharing: resource.Sharing{Mode: resource.TimeSliced,
+		Rules: []resource.SharingRule{
+			{Name: "nvidia.com/gpu", Replicas: 2},
+		}}}
 	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2, "1g.10gb"), empty(3)}}, o)
 	if !plan.Equal(plan.Under(nil)) {
 		t.Error("a plan without holds is another")
 	}
 	reduced := plan.Under([]resource.Hold{
 		{UUID: "GPU-a", Reason: "another reason"}, {UUID: "GPU-a", Reason: "reason A", Hidden: true},
-		{Resource: "nvidia.com/mig-1g.10gb", UUID: "MIG-c0", Reason: "reason B", Hidden: true}, {UUID: "MIG-c0", Reason: "another reason"},
-		{UUID: "GPU-z", Reason: "reason C", Hidden: true}, {Resource: "nvidia.com/other", UUID: "GPU-b", Reason: "reason D", Hidden: true},
+		{Resource: "nvidia.com/mig-1g.10gb", UUID: "MIG-c0", Reason: "reason B", Hidden: true}, {UUID: "MIG-c0",
+			Reason: "another reason"},
+		{UUID: "GPU-z", Reason: "reason C", Hidden: true}, {Resource: "nvidia.com/other", UUID: "GPU-b", Reason: "reason D",
+			Hidden: true},
 	})
 	if diff := cmp.Diff([]string{"nvidia.com/gpu 1 1"}, outline(reduced)); diff != "" {
 		t.Errorf("resources (-want +got):\n%s", diff)
 	}
-	want := []resource.LeftOut{{UUID: "GPU-a", Index: "0", Reason: "reason A"}, {UUID: "MIG-c0", Index: "2:0", Reason: "reason B"}, plan.LeftOut[0]}
+	want := []resource.LeftOut{{UUID: "GPU-a", Index: "0", Reason: "reason A"},
+		{UUID: "MIG-c0", Index: "2:0", Reason: "reason B"}, plan.LeftOut[0]}
 	if diff := cmp.Diff(want, reduced.LeftOut); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
@@ -215,7 +228,8 @@ func TestHiddenDevices(t *testing.T) {
 	if d, found := r.Device("GPU-a::0"); found {
 		t.Errorf("still has %+v", d)
 	}
-	if got, err := r.Prefer([]string{"GPU-a::0", "GPU-b::1"}, nil, 1); err != nil || !slices.Equal(got, []string{"GPU-b::1"}) {
+	if got, err := r.Prefer([]string{"GPU-a::0", "GPU-b::1"}, nil, 1); err != nil ||
+		!slices.Equal(got, []string{"GPU-b::1"}) {
 		t.Errorf("prefers %q, %v", got, err)
 	}
 }
@@ -225,16 +239,18 @@ func TestDevicesUnderAHold(t *testing.T) {
 	sick := gpu(1)
 	sick.Health = inventory.Health{State: inventory.Lost}
 	node := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), sick, gpu(2), gpu(3)}}
-	plan := resource.New(node, resource.Options{Sharing: resource.Sharing{Mode: resource.MPS, Rules: []resource.SharingRule{
-		{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 2},
-		{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2"}, Rename: "nvidia.com/other", Replicas: 2},
-	}}})
+	plan := resource.New(node, resource.Options{Sharing: resource.Sharing{Mode: resource.MPS,
+		Rules: []resource.SharingRule{
+			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 2},
+			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2"}, Rename: "nvidia.com/other", Replicas: 2},
+		}}})
 	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/other"}, plan.MPSDaemons()); diff != "" {
 		t.Errorf("shared by MPS (-want +got):\n%s", diff)
 	}
 	unfit := plan.Under([]resource.Hold{
 		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {UUID: "GPU-a", Reason: "a second reason"},
-		{Resource: "nvidia.com/gpu", UUID: "GPU-b", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-c", Reason: "never"},
+		{Resource: "nvidia.com/gpu", UUID: "GPU-b", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-c",
+			Reason: "never"},
 	})
 	got := map[string]string{}
 	for _, r := range unfit.Resources {
@@ -253,7 +269,8 @@ func TestDevicesUnderAHold(t *testing.T) {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 	wantHolds := []resource.Hold{
-		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-b", Reason: "no MPS"},
+		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-b",
+			Reason: "no MPS"},
 	}
 	if diff := cmp.Diff(wantHolds, unfit.Holds); diff != "" {
 		t.Errorf("holds (-want +got):\n%s", diff)
@@ -281,7 +298,8 @@ func TestOtherWarningsAreNotAboutWhatIsLeftOut(t *testing.T) {
 	t.Parallel()
 	display, lacking := gpu(0), resource.Selector{Where: "selectors[0]", Devices: []resource.Ref{"7"}, Exclude: true}
 	display.Model = "DGX Display"
-	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{display, gpu(1)}}, resource.Options{Selectors: []resource.Selector{lacking}}).
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{display, gpu(1)}},
+		resource.Options{Selectors: []resource.Selector{lacking}}).
 		Under([]resource.Hold{{UUID: gpu(1).UUID, Reason: "no spec", Hidden: true}})
 	want := []string{"selectors[0] selects no device of this node"}
 	if got := plan.OtherWarnings(); len(plan.Warnings) != 3 || len(plan.LeftOut) != 2 || !slices.Equal(got, want) {
@@ -289,7 +307,8 @@ func TestOtherWarningsAreNotAboutWhatIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestDevicesThatAreNotOfferedForOneReasonAreOneWarning: also when some of them come later. Devices that are offered again are no news.
+// TestDevicesThatAreNotOfferedForOneReasonAreOneWarning: also when some of them come later. Devices
+// that are offered again are no news.
 func TestDevicesThatAreNotOfferedForOneReasonAreOneWarning(t *testing.T) {
 	t.Parallel()
 	whole := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}}, resource.Options{
@@ -310,10 +329,12 @@ func TestDevicesThatAreNotOfferedForOneReasonAreOneWarning(t *testing.T) {
 			"selectors[0] selects no device of this node", "3 devices are not offered: disk full (devices 0, 1, 3)",
 			"device 2 (GPU-c) is not offered: no daemon",
 		}},
-		"unchanged":      {one, one, nil},
-		"fewer":          {one, whole.Under(held("disk full", 0, 3)), nil},
-		"more":           {one, whole.Under(held("disk full", 0, 1, 2, 3)), []string{"device 2 (GPU-c) is not offered: disk full"}},
-		"another reason": {one, whole.Under(held("no daemon", 0, 1, 2)), []string{"2 devices are not offered: no daemon (devices 0, 1)"}},
+		"unchanged": {one, one, nil},
+		"fewer":     {one, whole.Under(held("disk full", 0, 3)), nil},
+		"more": {one, whole.Under(held("disk full", 0, 1, 2, 3)),
+			[]string{"device 2 (GPU-c) is not offered: disk full"}},
+		"another reason": {one, whole.Under(held("no daemon", 0, 1, 2)),
+			[]string{"2 devices are not offered: no daemon (devices 0, 1)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -349,10 +370,11 @@ func TestEqualTellsPlansApart(t *testing.T) {
 		t.Error("the plan of the same node is not Equal")
 	}
 	for name, other := range map[string]resource.Plan{
-		"health":   node(func(g *inventory.GPU) { g.Health.State = inventory.Lost }, resource.Options{}),
-		"numa":     node(func(g *inventory.GPU) { g.NUMANode = 3 }, resource.Options{}),
-		"policy":   node(func(*inventory.GPU) {}, resource.Options{Policy: resource.PolicyPacked}),
-		"links":    node(func(g *inventory.GPU) { g.Links = []inventory.Link{{Peer: "GPU-a", NVLinks: 4, NVLinkVersion: 3}} }, resource.Options{}),
+		"health": node(func(g *inventory.GPU) { g.Health.State = inventory.Lost }, resource.Options{}),
+		"numa":   node(func(g *inventory.GPU) { g.NUMANode = 3 }, resource.Options{}),
+		"policy": node(func(*inventory.GPU) {}, resource.Options{Policy: resource.PolicyPacked}),
+		"links": node(func(g *inventory.GPU) { g.Links = []inventory.Link{{Peer: "GPU-a", NVLinks: 4, NVLinkVersion: 3}} },
+			resource.Options{}),
 		"limit":    node(func(*inventory.GPU) {}, resource.Options{Sharing: resource.Sharing{OnePerRequest: true}}),
 		"left out": node(func(g *inventory.GPU) { g.Model = "DGX Display" }, resource.Options{}),
 	} {
@@ -364,7 +386,8 @@ func TestEqualTellsPlansApart(t *testing.T) {
 
 func TestResourceAndDeviceAreFoundByName(t *testing.T) {
 	t.Parallel()
-	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1, "1g.10gb")}}, resource.Options{MIG: resource.MIGMixed})
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1, "1g.10gb")}},
+		resource.Options{MIG: resource.MIGMixed})
 	for name, id := range map[string]string{"nvidia.com/gpu": "GPU-a", "nvidia.com/mig-1g.10gb": "MIG-b0"} {
 		r, found := plan.Resource(name)
 		if !found || r.Name != name {
@@ -397,7 +420,8 @@ func TestADeviceOfTheNodeIsFoundByUUID(t *testing.T) {
 
 func TestTheLargestRuleOfAResourceCounts(t *testing.T) {
 	t.Parallel()
-	s := resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/a", Replicas: 2}, {Name: "nvidia.com/b", Replicas: 3}, {Name: "nvidia.com/b", Replicas: 4}}}
+	s := resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/a", Replicas: 2},
+		{Name: "nvidia.com/b", Replicas: 3}, {Name: "nvidia.com/b", Replicas: 4}}}
 	for name, want := range map[string]int{"nvidia.com/a": 2, "nvidia.com/b": 4, "nvidia.com/c": 0} {
 		if rule, shared := s.RuleOf(name); rule.Replicas != want || shared != (want > 0) {
 			t.Errorf("RuleOf(%s) = %+v, %v, want %d replicas", name, rule, shared, want)

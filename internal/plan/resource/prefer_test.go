@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// What is best is for package topology to know and to test; here it matters that it is asked about the right devices.
+// What is best is for package topology to know and to test; here it matters that it is asked about
+// the right devices.
 func TestPreferKnowsLinksAndSharing(t *testing.T) {
 	t.Parallel()
 	link := func(peer string, index int) []inventory.Link {
@@ -52,10 +53,12 @@ func TestPreferKnowsLinksAndSharing(t *testing.T) {
 	}
 }
 
-// MIG devices of one GPU count together, or each as a GPU of its own as with NVIDIA's device plugin.
+// MIG devices of one GPU count together, or each as a GPU of its own as with NVIDIA's device
+// plugin.
 func TestPreferMIGDevices(t *testing.T) {
 	t.Parallel()
-	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0, "1g.10gb", "1g.10gb", "1g.10gb"), gpu(1, "1g.10gb", "1g.10gb")}}
+	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0, "1g.10gb", "1g.10gb", "1g.10gb"),
+		gpu(1, "1g.10gb", "1g.10gb")}}
 	// GPU 0 has a device in use and two that are not, GPU 1 has one in use.
 	available := []string{"MIG-a1::0", "MIG-a1::1", "MIG-a2::1", "MIG-b0::0"}
 	for _, tt := range []struct {
@@ -69,7 +72,8 @@ func TestPreferMIGDevices(t *testing.T) {
 	} {
 		r, found := resource.New(snapshot, resource.Options{
 			MIG: resource.MIGMixed, Policy: tt.policy, MIGParents: tt.alone,
-			Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: "nvidia.com/mig-1g.10gb", Replicas: 2}}},
+			Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: "nvidia.com/mig-1g.10gb",
+				Replicas: 2}}},
 		}).Resource("nvidia.com/mig-1g.10gb")
 		if !found {
 			t.Fatal("no resource nvidia.com/mig-1g.10gb")
@@ -80,7 +84,8 @@ func TestPreferMIGDevices(t *testing.T) {
 	}
 }
 
-// A request for several devices is refused one that is shared, where so configured: it prefers the others.
+// A request for several devices is refused one that is shared, where so configured: it prefers the
+// others.
 func TestPreferWhatIsAdmitted(t *testing.T) {
 	t.Parallel()
 	r, found := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}}, resource.Options{

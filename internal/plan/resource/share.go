@@ -39,7 +39,8 @@ type placing struct {
 	replicas int
 }
 
-// placing decides on a device that is the nth, from 0, of the resource it would be of without sharing.
+// placing decides on a device that is the nth, from 0, of the resource it would be of without
+// sharing.
 func (p *planner) placing(c candidate, s *Selector, name string, nth int) placing {
 	sharing := p.options.Sharing
 	replicas, rename := 1, ""
@@ -60,7 +61,8 @@ func (p *planner) placing(c candidate, s *Selector, name string, nth int) placin
 	return placing{name: name, mode: max(sharing.Mode, TimeSliced), replicas: replicas}
 }
 
-// rule returns the rule for a device, or nil. Of several, the one with the most replicas counts, and of those the first.
+// rule returns the rule for a device, or nil. Of several, the one with the most replicas counts,
+// and of those the first.
 func (s Sharing) rule(c candidate, name string, nth int) *SharingRule {
 	return s.largest(func(r *SharingRule) bool {
 		return r.Name == name && (r.First == 0 || nth < r.First) && (r.Devices == nil || c.isAny(r.Devices))
@@ -86,7 +88,8 @@ const (
 	newMPSClients = 60 // and since CUDA 13.1
 )
 
-// mpsClients returns how many clients one MPS server can have on a GPU, by the newest CUDA version of the driver.
+// mpsClients returns how many clients one MPS server can have on a GPU, by the newest CUDA version
+// of the driver.
 func mpsClients(g inventory.GPU, cuda string) int {
 	switch {
 	case g.ComputeCapability.Major < 7:
@@ -97,7 +100,8 @@ func mpsClients(g inventory.GPU, cuda string) int {
 	return MPSClients
 }
 
-// cudaAtLeast reports whether a CUDA version is that one or a newer one, and unknown if the version cannot be read.
+// cudaAtLeast reports whether a CUDA version is that one or a newer one, and unknown if the version
+// cannot be read.
 func cudaAtLeast(cuda string, major, minor int, unknown bool) bool {
 	var x, y int
 	if _, err := fmt.Sscanf(cuda, "%d.%d", &x, &y); err != nil {
@@ -106,7 +110,8 @@ func cudaAtLeast(cuda string, major, minor int, unknown bool) bool {
 	return x > major || x == major && y >= minor
 }
 
-// refusal returns why a device cannot be shared in this way; empty if it can. cuda is the newest CUDA version of the driver.
+// refusal returns why a device cannot be shared in this way; empty if it can. cuda is the newest
+// CUDA version of the driver.
 func (p placing) refusal(c candidate, cuda string) string {
 	if p.mode != MPS {
 		return ""
@@ -142,8 +147,8 @@ func (p *planner) place(c candidate, at placing) {
 	g.add(d, at.replicas)
 }
 
-// warnOfSecond warns of selectors that select a device which an earlier selector, s, has selected. Selectors that must overlap are
-// problems of the configuration; these do on this node.
+// warnOfSecond warns of selectors that select a device which an earlier selector, s, has selected.
+// Selectors that must overlap are problems of the configuration; these do on this node.
 func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	for i := range p.options.Selectors {
 		if o := &p.options.Selectors[i]; o != s && c.selectedBy(o) {
@@ -152,8 +157,8 @@ func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	}
 }
 
-// warnOfIdleRules warns of devices that sharing rules name and that the node does not have, or has under other resource
-// names; names has the resource names without sharing.
+// warnOfIdleRules warns of devices that sharing rules name and that the node does not have, or has
+// under other resource names; names has the resource names without sharing.
 func (p *planner) warnOfIdleRules(all []candidate, names map[string]string) {
 	for _, r := range p.options.Sharing.Rules {
 		for _, ref := range r.Devices {
@@ -175,7 +180,8 @@ func (p *planner) warnOfIdleRules(all []candidate, names map[string]string) {
 	}
 }
 
-// warnOfMixed warns of a resource with shared and unshared devices: a container cannot know which it gets.
+// warnOfMixed warns of a resource with shared and unshared devices: a container cannot know which
+// it gets.
 func (p *planner) warnOfMixed(name string) {
 	var shared, alone []string
 	for _, d := range p.resources[name].members {
@@ -187,6 +193,7 @@ func (p *planner) warnOfMixed(name string) {
 	}
 	if shared != nil && alone != nil {
 		p.warn("resource %s has devices that containers share (%s) and devices that they have alone (%s): a container cannot tell which "+
-			"it gets; give the shared ones a name of their own with rename", name, strings.Join(shared, ", "), strings.Join(alone, ", "))
+			"it gets; give the shared ones a name of their own with rename", name, strings.Join(shared,
+			", "), strings.Join(alone, ", "))
 	}
 }

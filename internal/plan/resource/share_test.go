@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// counts is what a plan offers, in one line for each resource: name, and the indices of its devices with the number of
-// replicas of each.
+// counts is what a plan offers, in one line for each resource: name, and the indices of its devices
+// with the number of replicas of each.
 func counts(p resource.Plan) []string {
 	var lines []string
 	for _, r := range p.Resources {
@@ -72,7 +72,8 @@ func TestSharingAndSelection(t *testing.T) {
 		},
 		{
 			name: "two rules with as many replicas", gpus: four[:1],
-			options: resource.Options{Sharing: slicing(resource.SharingRule{Name: whole, Replicas: 3, Rename: "nvidia.com/first"},
+			options: resource.Options{Sharing: slicing(resource.SharingRule{Name: whole, Replicas: 3,
+				Rename: "nvidia.com/first"},
 				resource.SharingRule{Name: whole, Replicas: 3, Rename: "nvidia.com/second"})},
 			want: []string{"nvidia.com/first 0×3"},
 		},
@@ -86,7 +87,8 @@ func TestSharingAndSelection(t *testing.T) {
 		{
 			name: "some devices, named", gpus: four,
 			options: resource.Options{Sharing: slicing(
-				resource.SharingRule{Name: whole, Rename: "nvidia.com/gpu.small", Devices: []resource.Ref{"0", "GPU-c"}, Replicas: 4},
+				resource.SharingRule{Name: whole, Rename: "nvidia.com/gpu.small", Devices: []resource.Ref{"0", "GPU-c"},
+					Replicas: 4},
 				resource.SharingRule{Name: whole, Devices: []resource.Ref{"1"}, Replicas: 2},
 			)},
 			want:  []string{"nvidia.com/gpu 1×2 3", "nvidia.com/gpu.small 0×4 2×4"},
@@ -94,8 +96,9 @@ func TestSharingAndSelection(t *testing.T) {
 		},
 		{
 			name: "a number of devices", gpus: four,
-			options: resource.Options{Sharing: slicing(resource.SharingRule{Name: whole, Rename: "nvidia.com/few", First: 2, Replicas: 2})},
-			want:    []string{"nvidia.com/few 0×2 1×2", "nvidia.com/gpu 2 3"},
+			options: resource.Options{Sharing: slicing(resource.SharingRule{Name: whole, Rename: "nvidia.com/few", First: 2,
+				Replicas: 2})},
+			want: []string{"nvidia.com/few 0×2 1×2", "nvidia.com/gpu 2 3"},
 		},
 		{
 			name: "MIG devices, by profile, index and UUID", gpus: partitioned,
@@ -123,7 +126,8 @@ func TestSharingAndSelection(t *testing.T) {
 			name: "a rule for devices of other resources", gpus: partitioned,
 			options: resource.Options{MIG: resource.MIGMixed, Sharing: slicing(
 				resource.SharingRule{Where: "rules[0]", Name: whole, Devices: []resource.Ref{"0", "1", "0:1"}, Replicas: 2},
-				resource.SharingRule{Where: "rules[1]", Name: "nvidia.com/mig-1g.10gb", Devices: []resource.Ref{"0", "2"}, Replicas: 2},
+				resource.SharingRule{Where: "rules[1]", Name: "nvidia.com/mig-1g.10gb", Devices: []resource.Ref{"0", "2"},
+					Replicas: 2},
 			)},
 			want: []string{"nvidia.com/gpu 1×2", "nvidia.com/mig-1g.10gb 0:0×2 2:0×2", "nvidia.com/mig-2g.20gb 0:1"},
 			warns: []string{
@@ -141,24 +145,28 @@ func TestSharingAndSelection(t *testing.T) {
 		},
 		{
 			name: "MPS where it can be", gpus: []inventory.GPU{newer, old, gpu(2, "1g.10gb")},
-			options: resource.Options{MIG: resource.MIGMixed, Sharing: resource.Sharing{Mode: resource.MPS, Rules: []resource.SharingRule{
-				{Name: whole, Replicas: 17}, {Name: "nvidia.com/mig-1g.10gb", Replicas: 2},
-			}}},
+			options: resource.Options{MIG: resource.MIGMixed, Sharing: resource.Sharing{Mode: resource.MPS,
+				Rules: []resource.SharingRule{
+					{Name: whole, Replicas: 17}, {Name: "nvidia.com/mig-1g.10gb", Replicas: 2},
+				}}},
 			want: []string{"nvidia.com/gpu 0×17"}, leftOut: []string{"1", "2:0"},
 			warns: []string{"17 replicas are asked for, and MPS serves at most 16 clients", "sharing by MPS is not supported"},
 		},
 		{
 			name: "MPS clients", gpus: []inventory.GPU{newer},
-			options: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS, Rules: []resource.SharingRule{{Name: whole, Replicas: 49}}}},
+			options: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS,
+				Rules: []resource.SharingRule{{Name: whole, Replicas: 49}}}},
 			leftOut: []string{"0"}, warns: []string{"at most 48 clients"},
 		},
 		{
 			name: "exclude by UUID, index, PCI address and model", gpus: []inventory.GPU{gpu(0), gpu(1), gpu(2), other},
 			options: resource.Options{Selectors: []resource.Selector{
-				{Where: "s0", Devices: []resource.Ref{"GPU-a", "1"}, Exclude: true}, {Where: "s1", PCI: []string{"0000:1b:00.0"}, Exclude: true},
+				{Where: "s0", Devices: []resource.Ref{"GPU-a", "1"}, Exclude: true}, {Where: "s1", PCI: []string{"0000:1b:00.0"},
+					Exclude: true},
 				{Where: "s2", Models: []resource.Pattern{"*A100*"}, Exclude: true},
 			}},
-			want: []string{"nvidia.com/gpu 2"}, leftOut: []string{"0", "1", "3"}, warns: []string{"s2 selects no device of this node"},
+			want: []string{"nvidia.com/gpu 2"}, leftOut: []string{"0", "1",
+				"3"}, warns: []string{"s2 selects no device of this node"},
 		},
 		{
 			name: "excluded devices have no vote", gpus: partitioned,
@@ -190,7 +198,8 @@ func TestSharingAndSelection(t *testing.T) {
 		{
 			name: "selectors that meet on this node", gpus: []inventory.GPU{other},
 			options: resource.Options{Selectors: []resource.Selector{
-				{Where: "s0", Devices: []resource.Ref{"3"}, Rename: "nvidia.com/a"}, {Where: "s1", Models: []resource.Pattern{"*"}, Rename: "nvidia.com/b"},
+				{Where: "s0", Devices: []resource.Ref{"3"}, Rename: "nvidia.com/a"}, {Where: "s1", Models: []resource.Pattern{"*"},
+					Rename: "nvidia.com/b"},
 			}},
 			want: []string{"nvidia.com/a 3"}, warns: []string{"device 3 (GPU-d) is selected by s0 and by s1; the first counts"},
 		},
@@ -250,19 +259,23 @@ func TestAdmitOnePerRequest(t *testing.T) {
 		refused bool
 	}{
 		{name: "unshared", sharing: resource.Sharing{OnePerRequest: true}, devices: 2},
-		{name: "not limited", sharing: resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}}, devices: 2},
+		{name: "not limited", sharing: resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}},
+			devices: 2},
 		{
-			name: "one", sharing: resource.Sharing{OnePerRequest: true, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}},
+			name: "one", sharing: resource.Sharing{OnePerRequest: true,
+				Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}},
 			devices: 1,
 		},
 		{
-			name: "two", sharing: resource.Sharing{OnePerRequest: true, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}},
+			name: "two", sharing: resource.Sharing{OnePerRequest: true,
+				Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}},
 			devices: 2, refused: true,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1)}}, resource.Options{Sharing: tt.sharing}).Resources[0]
+			r := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1)}},
+				resource.Options{Sharing: tt.sharing}).Resources[0]
 			err := r.Admit(r.Devices[:tt.devices])
 			if (err != nil) != tt.refused {
 				t.Errorf("got %v, refused %v", err, tt.refused)
@@ -283,9 +296,10 @@ func TestListsThatKubeletRefusesAreLeftOut(t *testing.T) {
 			g, small := gpu(4), gpu(0)
 			g.UUID, g.NUMANode = "GPU-00000000-0000-0000-0000-000000000000", node
 			many := func(replicas int) resource.Plan {
-				return resource.New(inventory.Snapshot{GPUs: []inventory.GPU{small, g}}, resource.Options{Selectors: []resource.Selector{
-					{Devices: []resource.Ref{"4"}, Rename: "nvidia.com/many", Replicas: replicas},
-				}})
+				return resource.New(inventory.Snapshot{GPUs: []inventory.GPU{small, g}},
+					resource.Options{Selectors: []resource.Selector{
+						{Devices: []resource.Ref{"4"}, Rename: "nvidia.com/many", Replicas: replicas},
+					}})
 			}
 			plan := many(replicas)
 			fit := fitting(g.UUID, node)
@@ -305,7 +319,8 @@ func TestListsThatKubeletRefusesAreLeftOut(t *testing.T) {
 				plan := many(replicas)
 				if len(plan.Resources) != 1 || len(plan.LeftOut) != 1 || len(plan.Warnings) != 1 ||
 					!strings.Contains(plan.Warnings[0], fmt.Sprintf("; %d devices fit", fit)) {
-					t.Errorf("%d replicas: %d resources, %d left out, warnings %q", replicas, len(plan.Resources), len(plan.LeftOut), plan.Warnings)
+					t.Errorf("%d replicas: %d resources, %d left out, warnings %q", replicas, len(plan.Resources), len(plan.LeftOut),
+						plan.Warnings)
 				}
 			}
 		})
@@ -332,7 +347,8 @@ func TestAListOfExactly4MiB(t *testing.T) {
 	for _, more := range []int{0, 1} {
 		const replicas = 90_000
 		size := func(name string) int {
-			return proto.Size(&pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{{ID: name, Health: pluginapi.Unhealthy}}})
+			return proto.Size(&pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{{ID: name,
+				Health: pluginapi.Unhealthy}}})
 		}
 		many := gpu(0)
 		many.NUMANode = inventory.NoNUMANode

@@ -43,7 +43,8 @@ func (r Resource) UnitCount(gpu string) int {
 	return 0
 }
 
-// preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers. Those that left the plan have the highest.
+// preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers. Those
+// that left the plan have the highest.
 func (r Resource) preferUnits(available, required []string, size int) ([]string, error) {
 	gpus, free, known := len(r.Devices), make([][]bool, len(r.Devices)), 0
 	counts, left := make([]int, gpus), make([][]string, gpus)
@@ -100,7 +101,8 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 	return taken, nil
 }
 
-// bestGPU returns the position of the GPU that a container best gets so many units of; -1 if none has enough.
+// bestGPU returns the position of the GPU that a container best gets so many units of; -1 if none
+// has enough.
 func (r Resource) bestGPU(counts []int, required []string, size int) int {
 	best := -1
 	for g, gpu := range r.Devices {
@@ -151,8 +153,8 @@ func (r Resource) named(units [][]bool) []string {
 	return ids
 }
 
-// unit returns the position of a unit's GPU and the number of the unit, which may be one that left the plan. The position is -1 if the
-// ID is not that of a unit of these GPUs.
+// unit returns the position of a unit's GPU and the number of the unit, which may be one that left
+// the plan. The position is -1 if the ID is not that of a unit of these GPUs.
 func (r Resource) unit(id string) (gpu, n int) {
 	uuid, number, shared := strings.Cut(id, replicaMark)
 	gpu, known := r.at[uuid]
@@ -186,20 +188,24 @@ func (r Resource) admitUnits(devices []Device) error {
 
 // A UnitUse is what is known of the units that containers hold.
 type UnitUse struct {
-	// Used are the IDs of the units that a container holds, or was given a moment ago. Others are ignored.
+	// Used are the IDs of the units that a container holds, or was given a moment ago. Others are
+	// ignored.
 	Used []string
 	// Containers counts the containers that hold units, by the UUID of the GPU.
 	Containers map[string]int
-	// Departing counts the units that containers hold and the plan no longer has, by the UUID of the GPU.
+	// Departing counts the units that containers hold and the plan no longer has, by the UUID of the
+	// GPU.
 	Departing map[string]int
-	// Kept counts units that no container holds and that stay on offer for now although they left the plan, by the UUID of the GPU.
+	// Kept counts units that no container holds and that stay on offer for now although they left the
+	// plan, by the UUID of the GPU.
 	Kept map[string]int
 }
 
-// OfferUnits returns which units are on offer, in the order of All, and with FitOne whose free units are: those of the GPU with the
-// most. Units that containers hold are on offer always, so that the node's count is what the scheduler subtracts for them. The GPU keep
-// stays the one if it has as many as any other; with stay, if it has any. Of the kept units, kept says how many are on offer, by the UUID
-// of the GPU.
+// OfferUnits returns which units are on offer, in the order of All, and with FitOne whose free
+// units are: those of the GPU with the most. Units that containers hold are on offer always, so
+// that the node's count is what the scheduler subtracts for them. The GPU keep stays the one if it
+// has as many as any other; with stay, if it has any. Of the kept units, kept says how many are on
+// offer, by the UUID of the GPU.
 func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []bool, kept map[string]int, gpu string) {
 	used := r.usedUnits(use)
 	free, best := make([]int, len(r.Devices)), -1
@@ -232,7 +238,8 @@ func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []boo
 	return offered, kept, gpu
 }
 
-// usedUnits returns which units containers hold, by the position of the GPU and the number of the unit.
+// usedUnits returns which units containers hold, by the position of the GPU and the number of the
+// unit.
 func (r Resource) usedUnits(use UnitUse) [][]bool {
 	used := make([][]bool, len(r.Devices))
 	for g := range r.Devices {

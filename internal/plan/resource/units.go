@@ -10,19 +10,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Units says how the memory of GPUs is offered in units. It counts for GPUs that a Selector selects with Units.
+// Units says how the memory of GPUs is offered in units. It counts for GPUs that a Selector selects
+// with Units.
 type Units struct {
 	// Name is the full name of the resource, as UnitsName returns it.
 	Name string
-	// ReserveMiB is the memory of a GPU that no container gets, in MiB. With Measured it is that of a GPU whose driver does not tell what it
-	// keeps. For the others it is what the driver keeps and, with MPS, what its server takes.
+	// ReserveMiB is the memory of a GPU that no container gets, in MiB. With Measured it is that of a
+	// GPU whose driver does not tell what it keeps. For the others it is what the driver keeps and,
+	// with MPS, what its server takes.
 	ReserveMiB int
 	Measured   bool
 	// Fit says which of the free units are on offer.
 	Fit Fit
 	// Fill says which GPU a container gets.
 	Fill Fill
-	// Percentage is the full name of the resource of percentages, as PercentageName returns it; empty for none.
+	// Percentage is the full name of the resource of percentages, as PercentageName returns it; empty
+	// for none.
 	Percentage string
 	// MPS has limits enforced by CUDA's Multi-Process Service. Otherwise units are only counted.
 	MPS bool
@@ -35,7 +38,8 @@ type Fit int
 
 // Which free units are on offer.
 const (
-	// FitOne offers those of one GPU, the one with the most: what the scheduler counts as free is free on one GPU.
+	// FitOne offers those of one GPU, the one with the most: what the scheduler counts as free is free
+	// on one GPU.
 	FitOne Fit = iota
 	// FitSum offers all. A container for which no single GPU has enough fails.
 	FitSum
@@ -62,15 +66,16 @@ var unitSizes = []struct {
 	mib  int
 }{{"128Mi", 128}, {"256Mi", 256}, {"1Gi", 1024}}
 
-// maxUnitsList is the length of a list of units that is not passed, in bytes: kubelet accepts MaxList, and a list may have devices that
-// left the plan, too.
+// maxUnitsList is the length of a list of units that is not passed, in bytes: kubelet accepts
+// MaxList, and a list may have devices that left the plan, too.
 const maxUnitsList = 3 << 20
 
 // unitsForm is that of a qualified name with a domain.
 var unitsForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+/` +
 	`[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 
-// UnitsName returns the full name of a resource in units of a size: it ends with the size, so that another size is another resource.
+// UnitsName returns the full name of a resource in units of a size: it ends with the size, so that
+// another size is another resource.
 func UnitsName(prefix, size string) (string, error) {
 	names := make([]string, len(unitSizes))
 	for i, s := range unitSizes {
@@ -94,7 +99,8 @@ func unitsPrefix(prefix, name string) (string, error) {
 	return name, nil
 }
 
-// UnitMiB returns the size of the units of a resource in MiB; 0 for a resource of another kind. The name alone says so.
+// UnitMiB returns the size of the units of a resource in MiB; 0 for a resource of another kind. The
+// name alone says so.
 func UnitMiB(name string) int {
 	for _, s := range unitSizes {
 		if prefix, is := strings.CutSuffix(name, "."+s.name); is && unitsForm.MatchString(prefix) {
@@ -122,15 +128,16 @@ func (u Units) reserveMiB(g inventory.GPU) int {
 // DriverLimitsSince is the first branch of the driver that limits the memory of containers.
 const DriverLimitsSince = 615
 
-// DriverLimitsMemory reports whether a driver of this version, such as 615.71.05, limits the memory of containers.
+// DriverLimitsMemory reports whether a driver of this version, such as 615.71.05, limits the memory
+// of containers.
 func DriverLimitsMemory(version string) bool {
 	branch, _, _ := strings.Cut(version, ".")
 	number, err := strconv.Atoi(branch)
 	return err == nil && number >= DriverLimitsSince
 }
 
-// placeUnits adds a GPU as units of its memory, and reports whether it did. Otherwise the GPU stays as it would be without Units, with
-// the reason in a warning.
+// placeUnits adds a GPU as units of its memory, and reports whether it did. Otherwise the GPU stays
+// as it would be without Units, with the reason in a warning.
 func (p *planner) placeUnits(c candidate) bool {
 	size, reserve, why := UnitMiB(p.options.Units.Name), p.options.Units.reserveMiB(*c.gpu), ""
 	count := (int(c.gpu.MemoryBytes>>20) - reserve) / max(size, 1)
@@ -172,7 +179,8 @@ type unitGPU struct {
 	unitsOf
 }
 
-// gatherUnits makes the resource of all GPUs in units. Where their list would be too long, each has as many units as fit.
+// gatherUnits makes the resource of all GPUs in units. Where their list would be too long, each has
+// as many units as fit.
 func (p *planner) gatherUnits() {
 	if len(p.units) == 0 {
 		return

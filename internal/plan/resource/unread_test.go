@@ -10,10 +10,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestUnreadMIGDevices: those that can be read are offered beside those that cannot; a GPU of which none can be read says why.
+// TestUnreadMIGDevices: those that can be read are offered beside those that cannot; a GPU of which
+// none can be read says why.
 func TestUnreadMIGDevices(t *testing.T) {
 	t.Parallel()
-	unread := []inventory.LeftOut{{Index: 0, Reason: "some cannot be read"}, {Index: 1, Reason: "none can be read"}, {Index: 2, Reason: "an old one"}}
+	unread := []inventory.LeftOut{{Index: 0, Reason: "some cannot be read"}, {Index: 1, Reason: "none can be read"},
+		{Index: 2, Reason: "an old one"}}
 	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0, "1g.10gb"), empty(1), gpu(2)}, LeftOut: unread}
 	for strategy, want := range map[resource.MIGStrategy][]string{
 		resource.MIGMixed: {"nvidia.com/gpu 2", "nvidia.com/mig-1g.10gb 0:0"},
@@ -23,7 +25,8 @@ func TestUnreadMIGDevices(t *testing.T) {
 		if diff := cmp.Diff(want, outline(plan)); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", strategy, diff)
 		}
-		if strategy == resource.MIGMixed && (len(plan.LeftOut) != 1 || !strings.Contains(plan.LeftOut[0].Reason, "none can be read")) {
+		if strategy == resource.MIGMixed && (len(plan.LeftOut) != 1 ||
+			!strings.Contains(plan.LeftOut[0].Reason, "none can be read")) {
 			t.Errorf("left out %+v", plan.LeftOut)
 		}
 	}
@@ -33,9 +36,10 @@ func TestUnreadMIGDevices(t *testing.T) {
 func TestDeviceOfAnID(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]resource.Device{
-		"GPU-a":            {ID: "GPU-a", UUID: "GPU-a", NUMANode: inventory.NoNUMANode},
-		"GPU-a::3":         {ID: "GPU-a::3", UUID: "GPU-a", NUMANode: inventory.NoNUMANode, Sharing: resource.TimeSliced},
-		"MIG-GPU-a/1/0::0": {ID: "MIG-GPU-a/1/0::0", UUID: "MIG-GPU-a/1/0", NUMANode: inventory.NoNUMANode, Sharing: resource.TimeSliced},
+		"GPU-a":    {ID: "GPU-a", UUID: "GPU-a", NUMANode: inventory.NoNUMANode},
+		"GPU-a::3": {ID: "GPU-a::3", UUID: "GPU-a", NUMANode: inventory.NoNUMANode, Sharing: resource.TimeSliced},
+		"MIG-GPU-a/1/0::0": {ID: "MIG-GPU-a/1/0::0", UUID: "MIG-GPU-a/1/0", NUMANode: inventory.NoNUMANode,
+			Sharing: resource.TimeSliced},
 	} {
 		if got := resource.ByID(id); got != want {
 			t.Errorf("%s: %+v, want %+v", id, got, want)
@@ -52,15 +56,18 @@ func TestMostClientsOfMPS(t *testing.T) {
 		offered         bool
 	}{
 		{"", 6, 16, true}, {"", 6, 17, false}, {"", 7, 17, true}, {"", 7, 48, true}, {"", 7, 49, false}, {"", 9, 48, true},
-		{"12.9", 9, 49, false}, {"13.0", 9, 49, false}, {"13.1", 9, 60, true}, {"13.1", 9, 61, false}, {"13.1", 6, 17, false}, {"14.0", 7, 60, true},
+		{"12.9", 9, 49, false}, {"13.0", 9, 49, false}, {"13.1", 9, 60, true}, {"13.1", 9, 61, false}, {"13.1", 6, 17,
+			false}, {"14.0", 7, 60, true},
 	} {
 		g := gpu(0)
 		g.ComputeCapability.Major = tt.major
-		plan := resource.New(inventory.Snapshot{Driver: inventory.Driver{CUDA: tt.cuda}, GPUs: []inventory.GPU{g}}, resource.Options{Sharing: resource.Sharing{
-			Mode: resource.MPS, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: tt.replicas}},
-		}})
+		plan := resource.New(inventory.Snapshot{Driver: inventory.Driver{CUDA: tt.cuda}, GPUs: []inventory.GPU{g}},
+			resource.Options{Sharing: resource.Sharing{
+				Mode: resource.MPS, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: tt.replicas}},
+			}})
 		if offered := len(plan.Resources) == 1; offered != tt.offered {
-			t.Errorf("%d replicas with CUDA %s and compute capability %d: offered %v, %q", tt.replicas, tt.cuda, tt.major, offered, plan.Warnings)
+			t.Errorf("%d replicas with CUDA %s and compute capability %d: offered %v, %q", tt.replicas, tt.cuda, tt.major,
+				offered, plan.Warnings)
 		}
 	}
 }
@@ -82,7 +89,8 @@ func TestOrderOfTheGPUs(t *testing.T) {
 	}
 }
 
-// TestDevicesOfTheNode: all that the node has are known, those that pods get in another way with the reason.
+// TestDevicesOfTheNode: all that the node has are known, those that pods get in another way with
+// the reason.
 func TestDevicesOfTheNode(t *testing.T) {
 	t.Parallel()
 	display := gpu(3)
@@ -108,13 +116,15 @@ func TestDevicesOfTheNode(t *testing.T) {
 	}
 }
 
-// TestExcludedGPUs: the first selector that selects a GPU says whether it is excluded. A display is in any case.
+// TestExcludedGPUs: the first selector that selects a GPU says whether it is excluded. A display is
+// in any case.
 func TestExcludedGPUs(t *testing.T) {
 	t.Parallel()
 	display := gpu(4)
 	display.Model = "DGX Display"
 	first := resource.Selector{Devices: []resource.Ref{"0"}, Exclude: true}
-	o := resource.Options{Selectors: []resource.Selector{first, {Models: []resource.Pattern{"*H100*"}, Replicas: 2}, {Devices: []resource.Ref{"1"}, Exclude: true}}}
+	o := resource.Options{Selectors: []resource.Selector{first, {Models: []resource.Pattern{"*H100*"}, Replicas: 2},
+		{Devices: []resource.Ref{"1"}, Exclude: true}}}
 	for _, tt := range []struct {
 		gpu      inventory.GPU
 		options  resource.Options
@@ -124,7 +134,8 @@ func TestExcludedGPUs(t *testing.T) {
 		{gpu(0), resource.Options{}, false}, {display, resource.Options{}, true}, {gpu(0, "1g.10gb"), o, true},
 	} {
 		if got := tt.options.Excludes(tt.gpu); got != tt.excluded {
-			t.Errorf("GPU %d (%s) with %d selectors: excluded %v, want %v", tt.gpu.Index, tt.gpu.Model, len(tt.options.Selectors), got, tt.excluded)
+			t.Errorf("GPU %d (%s) with %d selectors: excluded %v, want %v", tt.gpu.Index, tt.gpu.Model,
+				len(tt.options.Selectors), got, tt.excluded)
 		}
 	}
 	if !first.SelectsGPU(gpu(0)) || first.SelectsGPU(gpu(1)) {

@@ -10,7 +10,8 @@ import (
 // of the runtime is changed.
 type Distribution string
 
-// The distributions whose configuration is changed in a way of their own, by the names that their documentation uses.
+// The distributions whose configuration is changed in a way of their own, by the names that their
+// documentation uses.
 const (
 	Packages     Distribution = "" // packages of containerd, CRI-O or Docker, which have nothing of their own
 	K3s          Distribution = "K3s"
@@ -66,7 +67,8 @@ func (r Runtime) edit(change string) []string {
 	case Bottlerocket:
 		return []string{"# the configuration of containerd cannot be changed on Bottlerocket: use a variant with -nvidia in its name"}
 	case NixOS:
-		return []string{"# " + change + ", by virtualisation.containerd.settings in /etc/nixos/configuration.nix", "nixos-rebuild switch"}
+		return []string{"# " + change + ", by virtualisation.containerd.settings in /etc/nixos/configuration.nix",
+			"nixos-rebuild switch"}
 	case Flatcar, COS:
 		where = []string{"# " + change + ". " + r.Config + " may be read-only or be written anew at a start: see the documentation of " +
 			string(r.Distribution) + " for where changes are kept"}
@@ -76,10 +78,12 @@ func (r Runtime) edit(change string) []string {
 	return append(where, r.restart())
 }
 
-// configure is the command of NVIDIA's toolkit that changes the configuration. It keeps what else is in the file.
+// configure is the command of NVIDIA's toolkit that changes the configuration. It keeps what else
+// is in the file.
 func (r Runtime) configure(options string) []string {
 	name := map[string]string{Containerd: "containerd", CRIO: "crio", Docker: "docker"}[r.Name]
-	standard := map[string]string{Containerd: "/etc/containerd/config.toml", CRIO: "/etc/crio/crio.conf", Docker: "/etc/docker/daemon.json"}
+	standard := map[string]string{Containerd: "/etc/containerd/config.toml", CRIO: "/etc/crio/crio.conf",
+		Docker: "/etc/docker/daemon.json"}
 	if r.Config != standard[r.Name] && r.Name != CRIO {
 		options = "--config=" + r.Config + " " + options
 	}
@@ -94,7 +98,8 @@ func (r Runtime) enableCDI() []string {
 	return r.edit("set enable_cdi = true")
 }
 
-// makeDefault returns how NVIDIA's runtime becomes the default; installed says that the runtime has it already.
+// makeDefault returns how NVIDIA's runtime becomes the default; installed says that the runtime has
+// it already.
 func (r Runtime) makeDefault(installed bool) []string {
 	const toolkit = "# install NVIDIA's container toolkit: nvidia-container-runtime has to be in /usr/bin or /usr/local/nvidia/toolkit"
 	var remedy []string

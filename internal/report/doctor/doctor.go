@@ -1,5 +1,6 @@
-// Package doctor judges a node: from what is known of its driver, its device nodes, its container runtimes, its kubelet and the
-// daemon that runs on it, to findings, each with evidence and the commands that cure it.
+// Package doctor judges a node: from what is known of its driver, its device nodes, its container
+// runtimes, its kubelet and the daemon that runs on it, to findings, each with evidence and the
+// commands that cure it.
 //
 // It is pure. Package nodefacts fills in the facts; package cli prints the findings.
 package doctor
@@ -45,7 +46,8 @@ type Finding struct {
 	Message string `json:"message"`
 	// Evidence are files of the node, with what they say, and values.
 	Evidence []string `json:"evidence,omitempty"`
-	// Remedy are commands, in their order, for a shell of root on the node; those of gpu-device-plugin are for the daemon's container.
+	// Remedy are commands, in their order, for a shell of root on the node; those of gpu-device-plugin
+	// are for the daemon's container.
 	Remedy []string `json:"remedy,omitempty"`
 }
 
@@ -87,7 +89,8 @@ type Settings struct {
 	// Problem says why the configuration file is not used; then the other settings are without it.
 	Problem    string
 	ConfigFile string
-	// CDI, Envvar and VolumeMounts say which device list strategies are used; DeviceNodes, that containers get device nodes, too.
+	// CDI, Envvar and VolumeMounts say which device list strategies are used; DeviceNodes, that
+	// containers get device nodes, too.
 	CDI, Envvar, VolumeMounts, DeviceNodes bool
 	// CDIFolder is the folder of the daemon's CDI specs, and CDIVendor their vendor.
 	CDIFolder, CDIVendor string

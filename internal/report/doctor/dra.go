@@ -13,7 +13,8 @@ import (
 // draDriver is the name of NVIDIA's DRA driver for GPUs, and by default this program's.
 const draDriver = "gpu.nvidia.com"
 
-// allocation judges Dynamic Resource Allocation: what kubelet and the API server have of it, and that each GPU is given in one way.
+// allocation judges Dynamic Resource Allocation: what kubelet and the API server have of it, and
+// that each GPU is given in one way.
 func allocation(f *NodeFacts, r *findings) {
 	if !known(r, f.Daemon) {
 		return
@@ -32,7 +33,8 @@ func allocation(f *NodeFacts, r *findings) {
 		r.fail("Another driver of the name "+driver+" is registered with kubelet: this one publishes nothing as long as it is there",
 			[]string{d.Foreign}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu|dra'", slicesOfNode)
 	case !d.Registered && f.Settings.Claims:
-		r.fail("Kubelet has not registered the driver for claims: "+cmp.Or(d.Problem, "it has not looked at its socket yet"), nil,
+		r.fail("Kubelet has not registered the driver for claims: "+cmp.Or(d.Problem, "it has not looked at its socket yet"),
+			nil,
 			registrations, "ls -l /var/lib/kubelet/plugins_registry   # in the container: the same path has to be mounted")
 	}
 	driverName(s.DRA, r)
@@ -64,7 +66,8 @@ func allocation(f *NodeFacts, r *findings) {
 			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	if s.DRA.NoShares {
-		r.warn("The API server keeps no shares of devices: GPUs that are to be shared are given whole", []string{"status: dra: noShares: true"},
+		r.warn("The API server keeps no shares of devices: GPUs that are to be shared are given whole",
+			[]string{"status: dra: noShares: true"},
 			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	given := inBoth(f, s, r)
@@ -94,11 +97,13 @@ func driverName(s *status.DRA, r *findings) {
 			"kubectl get resourceslices --field-selector spec.driver="+draDriver+",spec.nodeName=NODE")
 	}
 	if s.Kept != "" {
-		r.warn("The driver has not the name of the configuration: "+s.Kept, nil, "gpu-device-plugin status   # which claims are prepared")
+		r.warn("The driver has not the name of the configuration: "+s.Kept, nil,
+			"gpu-device-plugin status   # which claims are prepared")
 	}
 }
 
-// inBoth finds GPUs that pods can get, or have, in both ways. It returns how many GPUs are in slices.
+// inBoth finds GPUs that pods can get, or have, in both ways. It returns how many GPUs are in
+// slices.
 func inBoth(f *NodeFacts, s status.Status, r *findings) (given int) {
 	gpuOf := map[string]string{}
 	for _, d := range s.GPUs {

@@ -32,7 +32,8 @@ func (d PCIDevice) GivenAway() string {
 
 // NVMLLibrary is NVML's library.
 type NVMLLibrary struct {
-	// Path is that below the driver root, without symbolic links; empty if there is no library. Version is what its name says.
+	// Path is that below the driver root, without symbolic links; empty if there is no library.
+	// Version is what its name says.
 	Path, Version string
 	// Root is the driver root on the node.
 	Root string
@@ -64,8 +65,9 @@ type CompanionModule struct {
 // Known companions: GDRCopy, GPUDirect Storage and MOFED.
 var (
 	GDRCopy = CompanionModule{Name: "GDRCopy", Option: "--gdrcopy-enabled", Module: "gdrdrv", Device: "gdrdrv"}
-	GDS     = CompanionModule{Name: "GPUDirect Storage", Option: "--gds-enabled", Module: "nvidia_fs", Device: "nvidia-fs0"}
-	MOFED   = CompanionModule{Name: "MOFED", Option: "--mofed-enabled", Module: "rdma_ucm", Device: "infiniband/rdma_cm"}
+	GDS     = CompanionModule{Name: "GPUDirect Storage", Option: "--gds-enabled", Module: "nvidia_fs",
+		Device: "nvidia-fs0"}
+	MOFED = CompanionModule{Name: "MOFED", Option: "--mofed-enabled", Module: "rdma_ucm", Device: "infiniband/rdma_cm"}
 )
 
 // A DeviceFile is a file below /dev.
@@ -111,7 +113,8 @@ func gpus(f *NodeFacts, r *findings) {
 		return
 	}
 	if len(f.GPUs.Value) == 0 {
-		r.info("No NVIDIA GPU is on the PCI bus", []string{"/sys/bus/pci/devices: no display device of vendor 0x10de"}, "lspci -d 10de:")
+		r.info("No NVIDIA GPU is on the PCI bus", []string{"/sys/bus/pci/devices: no display device of vendor 0x10de"},
+			"lspci -d 10de:")
 		return
 	}
 	for _, g := range f.GPUs.Value {
@@ -171,14 +174,16 @@ func driver(f *NodeFacts, r *findings) {
 	}
 	maintained(f, r)
 	if len(l.Others) > 0 {
-		r.info("Libraries of other versions of the driver are in the same folder", []string{l.Path, "others: " + strings.Join(l.Others, ", ")})
+		r.info("Libraries of other versions of the driver are in the same folder",
+			[]string{l.Path, "others: " + strings.Join(l.Others, ", ")})
 	}
 	if !r.found() {
 		r.ok("Kernel module and library have version "+module, "/proc/driver/nvidia/version", l.Path)
 	}
 }
 
-// wanted are the device nodes without which nothing computes, by name, with the driver's name in /proc/devices and the minor.
+// wanted are the device nodes without which nothing computes, by name, with the driver's name in
+// /proc/devices and the minor.
 func (d Devices) wanted() []DeviceFile {
 	wanted := []DeviceFile{{Name: "nvidiactl", Major: nvidiaMajor, Minor: 255}}
 	for _, minor := range d.GPUs {
@@ -200,7 +205,8 @@ func deviceNodes(f *NodeFacts, r *findings) {
 		judgeNodes(f.Devices.Value, r)
 	}
 	if !r.found() {
-		r.ok(status.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder, "/proc/devices")
+		r.ok(status.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder,
+			"/proc/devices")
 	}
 	if own := f.Container; own.Missing == "" && !slices.ContainsFunc(own.Value.Nodes, named("nvidiactl")) {
 		r.fail("This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
@@ -209,13 +215,15 @@ func deviceNodes(f *NodeFacts, r *findings) {
 	migCapabilities(f, r)
 }
 
-// Of the capabilities of MIG, the driver gives the first to who changes layouts, and the second to who sees MIG devices of others.
+// Of the capabilities of MIG, the driver gives the first to who changes layouts, and the second to
+// who sees MIG devices of others.
 const (
 	migConfig  = "nvidia-caps/nvidia-cap1"
 	migMonitor = "nvidia-caps/nvidia-cap2"
 )
 
-// migCapabilities judges whether this container can see MIG devices and, where the daemon changes layouts, change them.
+// migCapabilities judges whether this container can see MIG devices and, where the daemon changes
+// layouts, change them.
 func migCapabilities(f *NodeFacts, r *findings) {
 	changes := f.Daemon.Missing == "" && f.Daemon.Value.Status.MIG != nil
 	instances := slices.ContainsFunc(f.Devices.Value.Nodes, func(n DeviceFile) bool {
@@ -223,7 +231,8 @@ func migCapabilities(f *NodeFacts, r *findings) {
 	})
 	var shut []string
 	for name, wanted := range map[string]bool{migConfig: changes, migMonitor: changes || instances} {
-		if wanted && !slices.ContainsFunc(f.Container.Value.Nodes, func(n DeviceFile) bool { return n.Name == name && n.Opens }) {
+		if wanted && !slices.ContainsFunc(f.Container.Value.Nodes,
+			func(n DeviceFile) bool { return n.Name == name && n.Opens }) {
 			shut = append(shut, "/dev/"+name)
 		}
 	}
@@ -231,7 +240,8 @@ func migCapabilities(f *NodeFacts, r *findings) {
 		return
 	}
 	slices.Sort(shut)
-	r.warn("This container cannot open "+strings.Join(shut, " and ")+": MIG devices cannot be seen, or layouts not be changed. "+
+	r.warn("This container cannot open "+strings.Join(shut, " and ")+
+		": MIG devices cannot be seen, or layouts not be changed. "+
 		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
 		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
 		"or without the toolkit: hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev")
@@ -256,7 +266,8 @@ func judgeNodes(d Devices, r *findings) {
 		case !n.Character:
 			r.fail(path+" is not a character device", []string{path}, "rm "+path, modprobe)
 		case n.Numbered && w.Major != 0 && (n.Major != w.Major || n.Minor != w.Minor):
-			r.fail(fmt.Sprintf("%s has the device number %d:%d and the driver has %d:%d", path, n.Major, n.Minor, w.Major, w.Minor),
+			r.fail(fmt.Sprintf("%s has the device number %d:%d and the driver has %d:%d", path, n.Major, n.Minor, w.Major,
+				w.Minor),
 				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, modprobe)
 		}
 	}
@@ -271,7 +282,8 @@ func judgeNodes(d Devices, r *findings) {
 			continue
 		}
 		if n.Major != caps || n.Minor != minor {
-			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d and the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor, caps, minor),
+			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d and the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor,
+				caps, minor),
 				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # makes them")
 		}
 	}
@@ -307,17 +319,20 @@ func companions(f *NodeFacts, r *findings) {
 			r.ok(c.Name+" is loaded", node)
 		case loaded:
 			r.warn(c.Name+" is loaded and has no device node, so no container gets it",
-				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+c.Module)
+				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+
+					c.Module)
 		case c.Auto:
 			r.ok(c.Name+" is not loaded, and no container gets it", c.Option+"=auto")
 		default:
-			r.warn(c.Name+" is asked for and not loaded, so no container gets it", []string{c.Option + "=true", "/proc/modules has no " + c.Module},
+			r.warn(c.Name+" is asked for and not loaded, so no container gets it",
+				[]string{c.Option + "=true", "/proc/modules has no " + c.Module},
 				"modprobe "+c.Module, "gpu-device-plugin "+c.Option+"=auto   # where only some nodes have it")
 		}
 	}
 }
 
-// evicted are the beginnings of the names of resources by which the operator's driver manager finds pods that use GPUs.
+// evicted are the beginnings of the names of resources by which the operator's driver manager finds
+// pods that use GPUs.
 var evicted = []string{"nvidia.com/gpu", "nvidia.com/mig-"}
 
 func driverUpgrade(f *NodeFacts, r *findings) {
@@ -342,7 +357,8 @@ func driverUpgrade(f *NodeFacts, r *findings) {
 		return
 	}
 	r.info("An upgrade of the operator's driver container does not evict pods with "+strings.Join(unseen, ", ")+
-		", and cannot unload the driver while they run: drain the node before it", []string{"driver root " + f.Settings.DriverRoot},
+		", and cannot unload the driver while they run: drain the node before it", []string{"driver root " +
+		f.Settings.DriverRoot},
 		"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
 }
 
@@ -365,7 +381,8 @@ func persistence(f *NodeFacts, r *findings) {
 	const service = "systemctl enable --now nvidia-persistenced"
 	switch {
 	case len(off) > 0:
-		r.warn("Persistence mode is off on "+status.GPUList(off)+": the driver forgets clocks, power limits and error counts when nobody uses "+
+		r.warn("Persistence mode is off on "+status.GPUList(off)+
+			": the driver forgets clocks, power limits and error counts when nobody uses "+
 			"a GPU, and no new NVML session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
 			service, "nvidia-smi -pm 1")
 	case told > 0:
@@ -397,7 +414,8 @@ func fabricManager(f *NodeFacts, r *findings) {
 	}
 	switch {
 	case len(waiting) > 0:
-		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+": Fabric Manager does not run, or has not registered them",
+		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+
+			": Fabric Manager does not run, or has not registered them",
 			[]string{"status: cure: fabric"}, service, log)
 	case registered > 0:
 		r.ok("The GPUs are registered with the NVSwitch fabric", "status: fabric: completed")
@@ -408,9 +426,11 @@ func fabricManager(f *NodeFacts, r *findings) {
 		r.skip("The node is simulated, and no daemon answers that knows the state of the fabric")
 	case !known(r, f.Processes):
 	case f.runs("nv-fabricmanager"):
-		r.ok("Fabric Manager runs", "process nv-fabricmanager", status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
+		r.ok("Fabric Manager runs", "process nv-fabricmanager",
+			status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
 	default:
 		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
-			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
+			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus",
+				"no process nv-fabricmanager"}, service, log)
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Spec is a CDI spec for devices of NVIDIA's, or a file in a folder of CDI specs that cannot be read.
+// A Spec is a CDI spec for devices of NVIDIA's, or a file in a folder of CDI specs that cannot be
+// read.
 type Spec struct {
 	Path    string
 	Problem string // why it cannot be read
@@ -40,9 +41,11 @@ type Kubelet struct {
 	Refused string // why kubelet's socket does not accept a connection; empty if it does
 	// Listening are the names of the sockets of GPU device plugins that accept connections.
 	Listening []string
-	// DRADrivers are the registration sockets of the DRA driver gpu.nvidia.com that accept connections; none where their folder is not seen.
+	// DRADrivers are the registration sockets of the DRA driver gpu.nvidia.com that accept
+	// connections; none where their folder is not seen.
 	DRADrivers []string
-	// Registered counts the healthy devices of kubelet's checkpoint by resource; nil if it cannot be read, as Unread says.
+	// Registered counts the healthy devices of kubelet's checkpoint by resource; nil if it cannot be
+	// read, as Unread says.
 	Registered map[string]int
 	Unread     string
 }
@@ -51,7 +54,8 @@ type Kubelet struct {
 type PodResourcesAnswer struct {
 	Socket  string
 	Devices int // that kubelet counts
-	// Offered are the IDs of the devices that kubelet holds for healthy, and Held those that pods hold.
+	// Offered are the IDs of the devices that kubelet holds for healthy, and Held those that pods
+	// hold.
 	Offered map[string][]string // by resource
 	Held    []GivenDevice
 	Problem string // why there is no answer
@@ -72,7 +76,8 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		own := strings.HasPrefix(s.Kind, f.Settings.CDIVendor+"/")
 		switch {
 		case s.Problem != "":
-			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path, "mv "+s.Path+" /root/   # if nothing needs it")
+			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path,
+				"mv "+s.Path+" /root/   # if nothing needs it")
 		case len(s.Absent) > 0:
 			remedy := "nvidia-ctk cdi generate --output=" + s.Path
 			if own {
@@ -120,7 +125,8 @@ func selinux(f *NodeFacts, r *findings) {
 	}
 	evidence := []string{"/sys/fs/selinux/enforce: 1", "type of this process: " + cmp.Or(s.Domain, "none")}
 	if s.Container && s.Domain == "container_t" {
-		r.fail("SELinux enforces, and this container has the type container_t: it may not connect to kubelet's socket", evidence,
+		r.fail("SELinux enforces, and this container has the type container_t: it may not connect to kubelet's socket",
+			evidence,
 			"kubectl -n kube-system patch ds/gpu-device-plugin -p "+
 				`'{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"spc_t"}}}}}}'`)
 	}
@@ -170,7 +176,8 @@ func kubelet(f *NodeFacts, r *findings) {
 		serves := func(s status.Resource) bool { return s.Name == name }
 		if f.Daemon.Missing == "" && k.Registered[name] > 0 && strings.HasPrefix(name, "nvidia.com/") &&
 			!slices.ContainsFunc(f.Daemon.Value.Status.Resources, serves) {
-			r.warn("Kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+", which this daemon does not serve",
+			r.warn("Kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+
+				", which this daemon does not serve",
 				[]string{folder(k.Socket) + "kubelet_internal_checkpoint"}, pods)
 		}
 	}
@@ -194,7 +201,8 @@ func podResources(f *NodeFacts, r *findings) {
 	}
 }
 
-// cures are the commands that end a fault, by what the daemon calls the cure. %s is the GPU's index.
+// cures are the commands that end a fault, by what the daemon calls the cure. %s is the GPU's
+// index.
 var cures = map[inventory.Cure][]string{
 	inventory.CureReset:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
 	inventory.CureDrain:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
@@ -287,7 +295,8 @@ func daemon(f *NodeFacts, r *findings) {
 	ill(s, r)
 	for _, served := range s.Resources {
 		if served.Problem != "" {
-			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server}, "journalctl -u kubelet -n 50 | grep -i device")
+			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server},
+				"journalctl -u kubelet -n 50 | grep -i device")
 		}
 	}
 	lacking(s, r)
@@ -297,10 +306,12 @@ func daemon(f *NodeFacts, r *findings) {
 	}
 }
 
-// lacking has what the daemon says that has failed beside GPUs, and what it cannot offer, see or measure.
+// lacking has what the daemon says that has failed beside GPUs, and what it cannot offer, see or
+// measure.
 func lacking(s status.Status, r *findings) {
 	for _, line := range s.NVSwitches {
-		r.fail(line+", a fatal error: links of the node's GPUs have failed", []string{"status: nvswitches"}, "journalctl -k | grep SXid",
+		r.fail(line+", a fatal error: links of the node's GPUs have failed", []string{"status: nvswitches"},
+			"journalctl -k | grep SXid",
 			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot")
 	}
 	for _, line := range slices.Concat(s.LeftOut, s.Unwatched, s.Warnings) {

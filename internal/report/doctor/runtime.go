@@ -25,7 +25,8 @@ type Runtime struct {
 	Files  []string
 	// Problems are files that could not be read, with the reason.
 	Problems []string
-	// Readings are what the runtime makes of its files. There are several where its version is not known and matters.
+	// Readings are what the runtime makes of its files. There are several where its version is not
+	// known and matters.
 	Readings []Reading
 }
 
@@ -131,7 +132,8 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 		least = min(least, worst.Severity)
 		each = append(each, reading.Versions+": "+worst.Message)
 	}
-	switch message := "It depends on the version of " + one.title() + ", which is not known. " + strings.Join(each, ". "); {
+	switch message := "It depends on the version of " + one.title() + ", which is not known. " + strings.Join(each,
+		". "); {
 	case !differ:
 		r.list = append(r.list, first...)
 	case least > NotChecked:
@@ -146,8 +148,8 @@ type Toolkit struct {
 	File string // empty if there is none, and the defaults apply
 	// Problem says why the file could not be read.
 	Problem string
-	// EnvvarUnprivileged says that NVIDIA_VISIBLE_DEVICES counts in containers without privileges; VolumeMounts, that mounts name
-	// devices.
+	// EnvvarUnprivileged says that NVIDIA_VISIBLE_DEVICES counts in containers without privileges;
+	// VolumeMounts, that mounts name devices.
 	EnvvarUnprivileged, VolumeMounts bool
 	Mode                             string // auto, legacy, cdi, jit-cdi or csv
 	// NoCgroups says that containers get no rules for the devices that NVIDIA's runtime gives them.
@@ -169,7 +171,8 @@ func containerRuntime(f *NodeFacts, r *findings) {
 			to.fail(one.title()+" does not start with its configuration: "+reading.Refused, one.evidence(), one.checkCommand())
 			return
 		case reading.Disabled:
-			to.fail("The CRI plugin of "+one.title()+" is disabled, and the kubelet cannot use it", one.evidence("disabled_plugins has cri"),
+			to.fail("The CRI plugin of "+one.title()+" is disabled, and the kubelet cannot use it",
+				one.evidence("disabled_plugins has cri"),
 				"# in "+one.Config+": remove cri from disabled_plugins", one.restart())
 			return
 		}
@@ -220,7 +223,8 @@ func judgeCDI(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	case !slices.ContainsFunc(reading.CDIFolders, finds):
 		to.fail(one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
 			one.evidence("cdi_spec_dirs = "+strings.Join(reading.CDIFolders, ", ")),
-			"gpu-device-plugin --cdi-dir "+append(reading.CDIFolders, "/var/run/cdi")[0]+"   # or add the folder to cdi_spec_dirs")
+			"gpu-device-plugin --cdi-dir "+append(reading.CDIFolders,
+				"/var/run/cdi")[0]+"   # or add the folder to cdi_spec_dirs")
 	}
 }
 
@@ -267,8 +271,10 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 		to.fail("NVIDIA's runtime is not the default of Docker, and pods cannot choose another runtime: containers get no GPUs", evidence,
 			one.makeDefault(true)...)
 	case found && needed:
-		to.info("NVIDIA's runtime is a runtime class of "+one.title()+" and not the default: pods with GPUs need runtimeClassName",
-			evidence, append([]string{"kubectl get runtimeclass " + h.Name, "# or make it the default:"}, one.makeDefault(true)...)...)
+		to.info("NVIDIA's runtime is a runtime class of "+one.title()+
+			" and not the default: pods with GPUs need runtimeClassName",
+			evidence, append([]string{"kubectl get runtimeclass " + h.Name, "# or make it the default:"},
+				one.makeDefault(true)...)...)
 	case found:
 		to.ok("NVIDIA's runtime is a runtime class of "+one.title(), evidence...)
 	case needed:
@@ -301,7 +307,8 @@ func (r Reading) otherCgroups(nvidia RuntimeHandler) (names [2]string, differs b
 func (r Runtime) withoutNVIDIA(reading Reading) (works bool, says string) {
 	switch {
 	case r.Name != Containerd:
-		return false, "the chart does not know the default handler of " + r.Name + "; hostDev: true and deviceListStrategy: cdi-cri work"
+		return false, "the chart does not know the default handler of " + r.Name +
+			"; hostDev: true and deviceListStrategy: cdi-cri work"
 	case strings.HasPrefix(reading.Versions, "1."):
 		return false, "containerd is older than 2.0, which runtime: none needs"
 	case !reading.CDI:
@@ -350,7 +357,8 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	case isDefault:
 		r.warn("Every pod can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence, one.toolkit(envvar, false)...)
 	default:
-		r.info("Every pod with the runtime class of NVIDIA's runtime can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence,
+		r.info("Every pod with the runtime class of NVIDIA's runtime can get all GPUs with NVIDIA_VISIBLE_DEVICES=all",
+			evidence,
 			one.toolkit(envvar, false)...)
 	}
 	if !r.found() {
@@ -370,7 +378,8 @@ func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 		"gpu-device-plugin --pass-device-specs   # in the DaemonSet; or this")
 	switch t.Mode {
 	case "legacy":
-		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is for rootless containers alone", evidence,
+		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is for rootless containers alone",
+			evidence,
 			remedy...)
 	case "auto":
 		r.warn("NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: no-cgroups = true is for "+
@@ -391,8 +400,9 @@ func daemonReload(f *NodeFacts, r *findings) {
 	}
 }
 
-// judgeReload judges a node where systemd makes the cgroups. At a daemon-reload it sets the rules for devices to those that it knows:
-// to those of the container's OCI specification. A hook that adds devices later is not in them.
+// judgeReload judges a node where systemd makes the cgroups. At a daemon-reload it sets the rules
+// for devices to those that it knows: to those of the container's OCI specification. A hook that
+// adds devices later is not in them.
 func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 	inSpec := f.Settings.CDI || f.Settings.DeviceNodes
 	if mode := f.Toolkit.Value.Mode; mode == "cdi" || mode == "jit-cdi" { // empty where nobody knows it

@@ -1,5 +1,5 @@
-// Package featurefile writes the labels of a node into a feature file of node-feature-discovery (NFD), whose worker gives them to the
-// node. It needs no access to the API server.
+// Package featurefile writes the labels of a node into a feature file of node-feature-discovery
+// (NFD), whose worker gives them to the node. It needs no access to the API server.
 //
 // It is the only home of the format of these files.
 package featurefile
@@ -24,7 +24,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon that was removed go by themselves.
+// Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon
+// that was removed go by themselves.
 const (
 	// Lifetime is how long after it was written the file of a daemon expires.
 	Lifetime = time.Hour
@@ -46,7 +47,8 @@ const expiryComment = "# +expiry-time="
 
 // A Target is a file and what is to be in it.
 type Target struct {
-	// Path is the file; empty for none. Then a file that was written stays where it is until it expires.
+	// Path is the file; empty for none. Then a file that was written stays where it is until it
+	// expires.
 	Path string
 	// Labels are nil as long as they are not known: then the file keeps the labels that it has.
 	Labels map[string]string
@@ -56,20 +58,22 @@ type Target struct {
 	Lifetime time.Duration
 }
 
-// A Writer keeps a feature file up to date. It removes a file only when it has written the labels under another name in the same folder:
-// otherwise labels would vanish with each restart.
+// A Writer keeps a feature file up to date. It removes a file only when it has written the labels
+// under another name in the same folder: otherwise labels would vanish with each restart.
 type Writer struct {
-	// Wanted returns what is to be written, and channels that are closed when the path or the labels change.
+	// Wanted returns what is to be written, and channels that are closed when the path or the labels
+	// change.
 	Wanted func() (wanted Target, path, labels <-chan struct{})
-	// Problem gets the reason why the file differs from what is wanted, and nil when it does not any more. Other tasks may publish there,
-	// too.
+	// Problem gets the reason why the file differs from what is wanted, and nil when it does not any
+	// more. Other tasks may publish there, too.
 	Problem *feed.Feed[error]
 
 	reported error
 	written  string // the path that was written last; empty for none
 }
 
-// Run writes the file when Wanted changes, and anew before it expires, until ctx ends. Then it returns nil.
+// Run writes the file when Wanted changes, and anew before it expires, until ctx ends. Then it
+// returns nil.
 func (w *Writer) Run(ctx context.Context) error {
 	for {
 		wanted, path, labels := w.Wanted()
@@ -122,9 +126,11 @@ func (w *Writer) write(wanted Target) error {
 	return nil
 }
 
-// renew has labels that an earlier process wrote expire later: whether they still hold is not known.
+// renew has labels that an earlier process wrote expire later: whether they still hold is not
+// known.
 func renew(wanted Target, now time.Time) error {
-	content, _ := statefile.Read(wanted.Path, maxFile) // what cannot be read has no time at which it expires, like what has none
+	// what cannot be read has no time at which it expires, like what has none
+	content, _ := statefile.Read(wanted.Path, maxFile)
 	expiry, rest, _ := cutExpiry(string(content))
 	left := expiry.Sub(now)
 	if left <= 0 || left > wanted.Lifetime-wanted.Renewal {
@@ -151,8 +157,9 @@ func (w *Writer) report(ctx context.Context, err error) {
 	w.Problem.Publish(err)
 }
 
-// Write puts a file with the labels in the place of the file at path. NFD never sees a part of one: it ignores the temporary file, whose
-// name begins with a dot. Labels expire at a time, or never if that is zero.
+// Write puts a file with the labels in the place of the file at path. NFD never sees a part of one:
+// it ignores the temporary file, whose name begins with a dot. Labels expire at a time, or never if
+// that is zero.
 func Write(path string, labels map[string]string, expires time.Time) error {
 	content := Content(labels, expires)
 	if len(content) > maxFile {
@@ -188,20 +195,23 @@ func expiryLine(expires time.Time) string {
 	return expiryComment + expires.UTC().Format(time.RFC3339) + "\n"
 }
 
-// cutExpiry returns when the labels of a feature file expire, and what comes after that line. It returns false if they never do.
+// cutExpiry returns when the labels of a feature file expire, and what comes after that line. It
+// returns false if they never do.
 func cutExpiry(content string) (expiry time.Time, rest string, expires bool) {
 	first, rest, _ := strings.Cut(content, "\n")
 	expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryComment))
 	return expiry, rest, err == nil
 }
 
-// prepare makes the folder of a file if the folder above is there, removes what a process left that was killed while it wrote, and
-// returns an error if another program has labels of GPUs there: then NFD would mix the two. It returns the files of earlier names: the one
-// that was written last, and those of an earlier process of this program.
+// prepare makes the folder of a file if the folder above is there, removes what a process left that
+// was killed while it wrote, and returns an error if another program has labels of GPUs there: then
+// NFD would mix the two. It returns the files of earlier names: the one that was written last, and
+// those of an earlier process of this program.
 func prepare(path, written string, now time.Time) (earlier []string, err error) {
 	folder, own := filepath.Split(path)
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
+		return nil, fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there",
+			err)
 	}
 	_ = statefile.Sweep(folder) // tried again next time
 	entries, err := os.ReadDir(folder)
@@ -213,7 +223,8 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 		if name == own || strings.HasPrefix(name, ".") {
 			continue
 		}
-		content, err := statefile.Read(path, maxFile) // one that cannot be read has no labels for NFD either, which follows links
+		// one that cannot be read has no labels for NFD either, which follows links
+		content, err := statefile.Read(path, maxFile)
 		switch {
 		case path == written, err == nil && bytes.Contains(content, []byte("\n"+ownPrefix)):
 			if e.Type().IsRegular() {

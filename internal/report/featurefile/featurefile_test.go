@@ -81,13 +81,15 @@ func run(t *testing.T, test func(*rig)) {
 	})
 }
 
-// expiring is the content of a file that was written at a time since the beginning of the virtual clock, 2000-01-01.
+// expiring is the content of a file that was written at a time since the beginning of the virtual
+// clock, 2000-01-01.
 func expiring(at time.Duration, lines ...string) string {
 	expiry := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(at + time.Hour)
 	return "# +expiry-time=" + expiry.Format(time.RFC3339) + "\n" + strings.Join(lines, "\n") + "\n"
 }
 
-// TestFile: labels are written when they change and before they expire, and stay when the daemon ends.
+// TestFile: labels are written when they change and before they expire, and stay when the daemon
+// ends.
 func TestFile(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -108,10 +110,12 @@ func TestFile(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		time.Sleep(15 * time.Minute)
-		r.check("somebody removed it", map[string]string{"gpu-device-plugin": expiring(44*time.Minute, "nvidia.com/gpu.count=7")})
+		r.check("somebody removed it", map[string]string{"gpu-device-plugin": expiring(44*time.Minute,
+			"nvidia.com/gpu.count=7")})
 		r.wanted.Publish(featurefile.Target{})
 		time.Sleep(time.Hour)
-		r.check("no file is wanted any more: it expires", map[string]string{"gpu-device-plugin": expiring(44*time.Minute, "nvidia.com/gpu.count=7")})
+		r.check("no file is wanted any more: it expires", map[string]string{"gpu-device-plugin": expiring(44*time.Minute,
+			"nvidia.com/gpu.count=7")})
 		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
 		r.t.Cleanup(func() {
 			if info, err := os.Stat(r.path()); err != nil || info.Mode().Perm() != 0o644 {
@@ -121,7 +125,8 @@ func TestFile(t *testing.T) {
 	})
 }
 
-// TestAnotherName: when the file has another name, the labels move there at once, also after they were off for a while.
+// TestAnotherName: when the file has another name, the labels move there at once, also after they
+// were off for a while.
 func TestAnotherName(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -144,11 +149,13 @@ func TestAnotherName(t *testing.T) {
 		r.put("gfd", "nvidia.com/gpu.count=8\n")
 		r.wanted.Publish(target)
 		synctest.Wait()
-		r.check("beside GFD", map[string]string{"gpu-device-plugin": expiring(30*time.Minute, "nvidia.com/gpu.count=8"), "gfd": "nvidia.com/gpu.count=8\n"})
+		r.check("beside GFD", map[string]string{"gpu-device-plugin": expiring(30*time.Minute, "nvidia.com/gpu.count=8"),
+			"gfd": "nvidia.com/gpu.count=8\n"})
 	})
 }
 
-// TestAnotherNameAfterARestart: the file of an earlier process of this program goes, whatever its name is.
+// TestAnotherNameAfterARestart: the file of an earlier process of this program goes, whatever its
+// name is.
 func TestAnotherNameAfterARestart(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -164,8 +171,8 @@ func TestAnotherNameAfterARestart(t *testing.T) {
 	})
 }
 
-// TestRestartWithoutADriver: labels of an earlier process do not expire while it is not known whether they still hold. Nothing is done to
-// those that have expired, and to a file that does not.
+// TestRestartWithoutADriver: labels of an earlier process do not expire while it is not known
+// whether they still hold. Nothing is done to those that have expired, and to a file that does not.
 func TestRestartWithoutADriver(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -174,9 +181,11 @@ func TestRestartWithoutADriver(t *testing.T) {
 		}
 		r.put("gpu-device-plugin", expiring(-30*time.Minute, "nvidia.com/gpu.count=8", "nvidia.com/gpu.present=true"))
 		r.want(nil)
-		r.check("at the start", map[string]string{"gpu-device-plugin": expiring(0, "nvidia.com/gpu.count=8", "nvidia.com/gpu.present=true")})
+		r.check("at the start", map[string]string{"gpu-device-plugin": expiring(0, "nvidia.com/gpu.count=8",
+			"nvidia.com/gpu.present=true")})
 		time.Sleep(2*time.Hour + time.Minute)
-		r.check("after two hours", map[string]string{"gpu-device-plugin": expiring(2*time.Hour, "nvidia.com/gpu.count=8", "nvidia.com/gpu.present=true")})
+		r.check("after two hours", map[string]string{"gpu-device-plugin": expiring(2*time.Hour, "nvidia.com/gpu.count=8",
+			"nvidia.com/gpu.present=true")})
 		for what, content := range map[string]string{
 			"expired": expiring(0, "nvidia.com/gpu.count=8"), "without an end": "nvidia.com/gpu.count=8\n",
 		} {
@@ -187,7 +196,8 @@ func TestRestartWithoutADriver(t *testing.T) {
 	})
 }
 
-// TestOthers: nothing is written beside another program's labels of GPUs; that is said once, and ends with the other file.
+// TestOthers: nothing is written beside another program's labels of GPUs; that is said once, and
+// ends with the other file.
 func TestOthers(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -207,7 +217,8 @@ func TestOthers(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
-		others := map[string]string{"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": "", "link": "nvidia.com/gpu.count=1\n"}
+		others := map[string]string{"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n",
+			".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": "", "link": "nvidia.com/gpu.count=1\n"}
 		r.check("beside GFD", others)
 		time.Sleep(9*time.Minute + 45*time.Second)
 		for _, name := range []string{"gfd", "link"} { // which NFD follows
@@ -223,26 +234,30 @@ func TestOthers(t *testing.T) {
 		others["gpu-device-plugin"] = expiring(11*time.Minute, "nvidia.com/gpu.count=8")
 		r.check("without GFD", others)
 		log := r.log.GetBuffer().String()
-		if strings.Count(log, "Labels are not written") != 2 || strings.Count(log, "Labels are written again") != 1 || r.problem.Value() != nil {
+		if strings.Count(log, "Labels are not written") != 2 || strings.Count(log, "Labels are written again") != 1 ||
+			r.problem.Value() != nil {
 			r.t.Errorf("problem %v, log:\n%s", r.problem.Value(), log)
 		}
 	})
 }
 
-// TestNoFolder: without the folder of node-feature-discovery nothing is made, and it is tried again.
+// TestNoFolder: without the folder of node-feature-discovery nothing is made, and it is tried
+// again.
 func TestNoFolder(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
 		r.folder = filepath.Join(r.folder, "missing", "features.d")
 		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
-		if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(), "mount the folder of node-feature-discovery there") {
+		if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(),
+			"mount the folder of node-feature-discovery there") {
 			r.t.Errorf("problem: %v", err)
 		}
 		if err := os.MkdirAll(filepath.Dir(r.folder), 0o700); err != nil {
 			r.t.Fatal(err)
 		}
 		time.Sleep(31 * time.Second)
-		r.check("the folder is there now", map[string]string{"gpu-device-plugin": expiring(30*time.Second, "nvidia.com/gpu.count=8")})
+		r.check("the folder is there now", map[string]string{"gpu-device-plugin": expiring(30*time.Second,
+			"nvidia.com/gpu.count=8")})
 	})
 }
 

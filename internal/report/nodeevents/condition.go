@@ -17,7 +17,8 @@ const (
 	Unknown = "Unknown"
 )
 
-// The reasons of the node's GPU condition. GPUUnhealthy, GPULost and DriverNotReady are reasons of Events too.
+// The reasons of the node's GPU condition. GPUUnhealthy, GPULost and DriverNotReady are reasons of
+// Events too.
 const (
 	AllHealthy     Reason = "AllHealthy"
 	GPUUnknown     Reason = "GPUUnknown"
@@ -36,7 +37,8 @@ type Condition struct {
 	// Status is True, False or Unknown.
 	Status string
 	Reason Reason
-	// Message names each device that is not healthy: its UUID, its state, the XID or source, the cure. At most 1024 bytes.
+	// Message names each device that is not healthy: its UUID, its state, the XID or source, the cure.
+	// At most 1024 bytes.
 	Message string
 }
 
@@ -55,8 +57,9 @@ var conditionRows = []struct {
 	{Unknown, MonitorStalled, "The last look at the GPUs ended more than 2 minutes ago, and no device was known to be bad"},
 }
 
-// Judge returns the condition that s stands for at a time. It returns false if s says nothing: before the first look has ended, and for a
-// node without GPUs, unless there is a condition of it already.
+// Judge returns the condition that s stands for at a time. It returns false if s says nothing:
+// before the first look has ended, and for a node without GPUs, unless there is a condition of it
+// already.
 func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	if s.Version == "" || s.Looked.IsZero() && !there || len(s.GPUs)+len(s.Retries) == 0 && !there {
 		return Condition{}, false
@@ -79,7 +82,8 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	for _, r := range s.Retries {
 		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return d.Index == fmt.Sprint(r.Index) && isBad(d) })
 		if !known {
-			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, cure: %s", r.Index, inventory.CureReconnect))
+			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, cure: %s", r.Index,
+				inventory.CureReconnect))
 		}
 	}
 	slices.Sort(entries)
@@ -104,8 +108,9 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	return Condition{True, AllHealthy, "all GPUs are healthy"}, true
 }
 
-// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be read. It returns known false if s
-// does not tell: while the driver does not answer, and while there is no verdict on a GPU. Then a taint stays as it is.
+// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be
+// read. It returns known false if s does not tell: while the driver does not answer, and while
+// there is no verdict on a GPU. Then a taint stays as it is.
 func NoHealthyGPU(s status.Status) (none, known bool) {
 	if s.Version == "" || s.Looked.IsZero() {
 		return false, false

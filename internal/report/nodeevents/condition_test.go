@@ -20,15 +20,22 @@ func TestJudge(t *testing.T) {
 		there  bool
 		want   string // empty if there is nothing to say
 	}{
-		"all healthy":                   {node(whole, gpu(1, "Healthy")), false, "True AllHealthy all GPUs are healthy"},
-		"Suspect":                       {node(gpu(0, "Suspect xid 154 reset")), false, "True AllHealthy all GPUs are healthy"},
-		"no fault":                      {node(gpu(0, "Unhealthy")), false, "False GPUUnhealthy GPU-0 Unhealthy: unknown, cure: none"},
+		"all healthy": {node(whole, gpu(1, "Healthy")), false, "True AllHealthy all GPUs are healthy"},
+		"Suspect": {node(gpu(0, "Suspect xid 154 reset")), false,
+			"True AllHealthy all GPUs are healthy"},
+		"no fault": {node(gpu(0, "Unhealthy")), false,
+			"False GPUUnhealthy GPU-0 Unhealthy: unknown, cure: none"},
 		"never looked, the driver away": {with(node(gpu(0, "Unknown silence none")), neverLooked), false, ""},
-		"never looked, the driver away, a condition": {with(node(gpu(0, "Unknown silence none")), neverLooked), true, "Unknown DriverNotReady no driver"},
-		"one of one":   {node(gpu(0, "Unhealthy xid 79 reboot")), false, "False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
-		"Lost":         {node(whole, gpu(1, "Lost lost reconnect")), false, "False GPULost GPU-1 Lost: lost, cure: reconnect"},
-		"sorted, both": {node(gpu(2, "Lost lost reconnect"), gpu(1, "Unhealthy hang reset")), false, "False GPULost GPU-1 Unhealthy: hang, cure: reset; GPU-2 Lost: lost, cure: reconnect"},
-		"MIG device":   {node(whole, mig(whole, 3, "Unhealthy xid 95 reset")), false, "False GPUUnhealthy MIG-0-3 Unhealthy: XID 95, cure: reset"},
+		"never looked, the driver away, a condition": {with(node(gpu(0, "Unknown silence none")), neverLooked), true,
+			"Unknown DriverNotReady no driver"},
+		"one of one": {node(gpu(0, "Unhealthy xid 79 reboot")), false,
+			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
+		"Lost": {node(whole, gpu(1, "Lost lost reconnect")), false,
+			"False GPULost GPU-1 Lost: lost, cure: reconnect"},
+		"sorted, both": {node(gpu(2, "Lost lost reconnect"), gpu(1, "Unhealthy hang reset")), false,
+			"False GPULost GPU-1 Unhealthy: hang, cure: reset; GPU-2 Lost: lost, cure: reconnect"},
+		"MIG device": {node(whole, mig(whole, 3, "Unhealthy xid 95 reset")), false,
+			"False GPUUnhealthy MIG-0-3 Unhealthy: XID 95, cure: reset"},
 		"MIG devices of a bad GPU": {
 			node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy hang reset")), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset",
 		},
@@ -53,21 +60,28 @@ func TestJudge(t *testing.T) {
 		},
 		"of two faults, the one of the verdict": {
 			with(node(gpu(0, "Unhealthy hang reset")), func(s *status.Status) {
-				s.GPUs[0].Faults = append([]status.Fault{{Source: "contact", Cure: "human"}, {Source: "xid", XID: 48, Cure: "reset"}}, s.GPUs[0].Faults...)
+				s.GPUs[0].Faults = append([]status.Fault{{Source: "contact", Cure: "human"},
+					{Source: "xid", XID: 48, Cure: "reset"}}, s.GPUs[0].Faults...)
 			}), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset",
 		},
-		"no verdict yet":     {node(whole, gpu(1, "Unknown contact reset")), false, "Unknown GPUUnknown no verdict yet: GPU-1"},
-		"driver away":        {with(node(gpu(0, "Unknown silence none")), stale), false, "Unknown DriverNotReady no driver"},
-		"away, known bad":    {with(node(gpu(0, "Unhealthy xid 79 reboot")), stale), false, "False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
-		"released":           {with(node(whole), func(s *status.Status) { s.Quiet = true }), false, "Unknown DriverNotReady the driver was released by quiesce"},
-		"not looked at":      {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-121 * time.Second) }), false, "Unknown MonitorStalled the GPUs have not been looked at for more than 2 minutes"},
-		"looked at a little": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-119 * time.Second) }), false, "True AllHealthy all GPUs are healthy"},
+		"no verdict yet": {node(whole, gpu(1, "Unknown contact reset")), false,
+			"Unknown GPUUnknown no verdict yet: GPU-1"},
+		"driver away": {with(node(gpu(0, "Unknown silence none")), stale), false, "Unknown DriverNotReady no driver"},
+		"away, known bad": {with(node(gpu(0, "Unhealthy xid 79 reboot")), stale), false,
+			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
+		"released": {with(node(whole), func(s *status.Status) { s.Quiet = true }), false,
+			"Unknown DriverNotReady the driver was released by quiesce"},
+		"not looked at": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-121 * time.Second) }), false,
+			"Unknown MonitorStalled the GPUs have not been looked at for more than 2 minutes"},
+		"looked at a little": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-119 * time.Second) }), false,
+			"True AllHealthy all GPUs are healthy"},
 		"never had a GPU":    {node(), false, ""},
 		"never had a driver": {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), false, ""},
 		"had GPUs":           {node(), true, "False GPULost no GPU is found any more"},
-		"had a driver":       {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), true, "Unknown DriverNotReady no driver"},
-		"first look":         {with(node(), func(s *status.Status) { s.Looked = time.Time{} }), true, ""},
-		"no status":          {status.Status{}, true, ""},
+		"had a driver": {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), true,
+			"Unknown DriverNotReady no driver"},
+		"first look": {with(node(), func(s *status.Status) { s.Looked = time.Time{} }), true, ""},
+		"no status":  {status.Status{}, true, ""},
 		"released before the first look": {
 			with(node(), func(s *status.Status) { s.Looked, s.Quiet = time.Time{}, true }), true, "Unknown DriverNotReady the driver was released by quiesce",
 		},
@@ -142,7 +156,8 @@ func TestNoHealthyGPU(t *testing.T) {
 }
 
 func TestPace(t *testing.T) {
-	good, bad, away := nodeevents.Condition{nodeevents.True, "", "fine"}, nodeevents.Condition{nodeevents.False, "", "a"}, nodeevents.Condition{nodeevents.Unknown, "", "?"}
+	good, bad, away := nodeevents.Condition{nodeevents.True, "", "fine"}, nodeevents.Condition{nodeevents.False, "",
+		"a"}, nodeevents.Condition{nodeevents.Unknown, "", "?"}
 	two := nodeevents.Condition{nodeevents.False, "", "a; b"}
 	for name, tt := range map[string]struct {
 		there  *nodeevents.Condition
@@ -180,7 +195,8 @@ func TestPaceOfTwoFaults(t *testing.T) {
 	}
 }
 
-// One GPU after the other becomes bad: the first write does not wait for the last of them. One that flaps never is better.
+// One GPU after the other becomes bad: the first write does not wait for the last of them. One that
+// flaps never is better.
 func TestPaceOfMany(t *testing.T) {
 	good, p := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Pace{}
 	first := time.Time{}
@@ -231,10 +247,12 @@ func TestBeat(t *testing.T) {
 func TestWritesOfACondition(t *testing.T) {
 	for name, conditions := range map[string][2]nodeevents.Condition{
 		"another source": {
-			{Status: nodeevents.False, Message: "GPU-0 Unhealthy: hang, cure: reset"}, {Status: nodeevents.False, Message: "GPU-0 Unhealthy: contact, cure: reset"},
+			{Status: nodeevents.False, Message: "GPU-0 Unhealthy: hang, cure: reset"}, {Status: nodeevents.False,
+				Message: "GPU-0 Unhealthy: contact, cure: reset"},
 		},
-		"another reason to know nothing": {{Status: nodeevents.Unknown, Message: "a"}, {Status: nodeevents.Unknown, Message: "b"}},
-		"good and bad":                   {{Status: nodeevents.True}, {Status: nodeevents.False, Message: "GPU-0"}},
+		"another reason to know nothing": {{Status: nodeevents.Unknown, Message: "a"},
+			{Status: nodeevents.Unknown, Message: "b"}},
+		"good and bad": {{Status: nodeevents.True}, {Status: nodeevents.False, Message: "GPU-0"}},
 	} {
 		there, writes, p := conditions[0], 0, nodeevents.Pace{}
 		for i := range 900 { // an hour of looks
@@ -253,7 +271,8 @@ func TestWritesOfACondition(t *testing.T) {
 
 // The tenth write in a row waits for nothing, and the eleventh for a minute.
 func TestWritesInARow(t *testing.T) {
-	good, bad, p := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Condition{Status: nodeevents.False, Message: "GPU-0"}, nodeevents.Pace{}
+	good, bad, p := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Condition{Status: nodeevents.False,
+		Message: "GPU-0"}, nodeevents.Pace{}
 	for i := range 10 {
 		if due := p.Due(&good, start, bad, start); due.After(start.Add(30 * time.Second)) {
 			t.Errorf("write %d is due after %v", i+1, due.Sub(start))
@@ -267,7 +286,8 @@ func TestWritesInARow(t *testing.T) {
 
 // A clock that goes back lengthens no wait: it begins anew.
 func TestPaceWhenTheClockGoesBack(t *testing.T) {
-	good, bad := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Condition{Status: nodeevents.False, Message: "a"}
+	good, bad := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Condition{Status: nodeevents.False,
+		Message: "a"}
 	for name, tt := range map[string]struct {
 		there, wanted nodeevents.Condition
 		wait          time.Duration

@@ -16,7 +16,8 @@ const (
 	tableEnd   = "<!-- end of reasons -->\n"
 )
 
-// TestDocs holds the tables of docs/reference.md to those of the code. `go test ./internal/report/nodeevents -run TestDocs -update` writes them anew.
+// TestDocs holds the tables of docs/reference.md to those of the code. `go test
+// ./internal/report/nodeevents -run TestDocs -update` writes them anew.
 func TestDocs(t *testing.T) {
 	text, err := os.ReadFile(docs)
 	if err != nil {
@@ -55,7 +56,8 @@ func TestDocs(t *testing.T) {
 // Each row is complete, and Kubernetes takes it.
 func TestRows(t *testing.T) {
 	for _, r := range Rows {
-		if r.Type != normal && r.Type != warning || r.Action == "" || len(r.Action) > 128 || len(r.Reason) > 128 || r.When == "" {
+		if r.Type != normal && r.Type != warning || r.Action == "" || len(r.Action) > 128 || len(r.Reason) > 128 ||
+			r.When == "" {
 			t.Errorf("%+v", r)
 		}
 		if r.Reason.Row() != r {
@@ -75,7 +77,8 @@ func TestListThatJustFits(t *testing.T) {
 // What a message says of a device can be read back.
 func TestEntries(t *testing.T) {
 	for _, v := range []verdict{
-		{state: unhealthy, xid: 79, cure: "reboot"}, {state: lost, source: "reset-required", cure: "drain+reset"}, {state: unhealthy, source: "hang"},
+		{state: unhealthy, xid: 79, cure: "reboot"}, {state: lost, source: "reset-required",
+			cure: "drain+reset"}, {state: unhealthy, source: "hang"},
 	} {
 		for _, id := range []string{"GPU-5f1f", "MIG-GPU-aaaa-bbbb/1/0"} {
 			uuid, got, ok := parseEntry(v.entry(id))
@@ -84,7 +87,8 @@ func TestEntries(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"", "all GPUs are healthy", "and 5 more", "GPU 3 cannot be read, cure: reconnect", "no verdict yet: GPU-1"} {
+	for _, text := range []string{"", "all GPUs are healthy", "and 5 more", "GPU 3 cannot be read, cure: reconnect",
+		"no verdict yet: GPU-1"} {
 		if uuid, v, ok := parseEntry(text); ok {
 			t.Errorf("%q: %q %+v", text, uuid, v)
 		}

@@ -9,7 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxText is how many bytes the note of an Event and the message of a condition may have. The first is Kubernetes' limit.
+// maxText is how many bytes the note of an Event and the message of a condition may have. The first
+// is Kubernetes' limit.
 const maxText = 1024
 
 // A NodeEvent is an Event that is to be written.
@@ -17,7 +18,8 @@ type NodeEvent struct {
 	Reason Reason
 	// Note is a sentence of at most 1024 bytes.
 	Note string
-	// Devices are the UUIDs of the GPUs and MIG devices that it is about, in ascending order; none if it is about the node.
+	// Devices are the UUIDs of the GPUs and MIG devices that it is about, in ascending order; none if
+	// it is about the node.
 	Devices []string
 	// XID is the driver's error number that is the cause; 0 if there is none.
 	XID uint64
@@ -25,12 +27,14 @@ type NodeEvent struct {
 	Cause string
 	// At is when the fact was seen.
 	At time.Time
-	// AtStart says that the fact was there when the daemon began to report: an earlier process may have reported it.
+	// AtStart says that the fact was there when the daemon began to report: an earlier process may
+	// have reported it.
 	AtStart bool
 }
 
-// Key is the same for Events of the same reason about the same devices, with the same XID and cause: 16 characters of hexadecimal
-// digits. Two daemons on one node, and a daemon before and after its restart, give one fact the same key.
+// Key is the same for Events of the same reason about the same devices, with the same XID and
+// cause: 16 characters of hexadecimal digits. Two daemons on one node, and a daemon before and
+// after its restart, give one fact the same key.
 func (e NodeEvent) Key() string {
 	sum := sha256.Sum256([]byte(strings.Join([]string{
 		string(e.Reason), strings.Join(e.Devices, ","), fmt.Sprint(e.XID), e.Cause,

@@ -3,8 +3,9 @@ package nodeevents
 import "time"
 
 const (
-	// fewerSettles is how long after the node was seen with the taint the pods of the node are looked at: the scheduler knows of the taint by
-	// then, and what it decided before has reached the API server.
+	// fewerSettles is how long after the node was seen with the taint the pods of the node are looked
+	// at: the scheduler knows of the taint by then, and what it decided before has reached the API
+	// server.
 	fewerSettles = 2 * time.Second
 	// fewerLooks is the pause between two looks at the pods.
 	fewerLooks = 500 * time.Millisecond
@@ -14,9 +15,11 @@ const (
 
 // Fewer is what is known of a change by which a node gets fewer devices.
 type Fewer struct {
-	// Number is that of the change that waits; 0 if none waits. GivenUp is the one for which the node had the taint for long enough.
+	// Number is that of the change that waits; 0 if none waits. GivenUp is the one for which the node
+	// had the taint for long enough.
 	Number, GivenUp uint64
-	// Leads says since when this process has had to do with it; zero if such changes are not announced.
+	// Leads says since when this process has had to do with it; zero if such changes are not
+	// announced.
 	Leads time.Time
 	// Tainted says since when the node is known to have the taint; zero if it has not.
 	Tainted time.Time
@@ -28,7 +31,8 @@ type Fewer struct {
 
 // A FewerStep is what is to be done for such a change.
 type FewerStep struct {
-	// Taint says that the node is to have the taint, Proceed that the change is to go on, GiveUp that it is not waited for any more.
+	// Taint says that the node is to have the taint, Proceed that the change is to go on, GiveUp that
+	// it is not waited for any more.
 	Taint, Proceed, GiveUp bool
 	// Look says that the pods of the node are to be looked at.
 	Look bool
@@ -36,9 +40,9 @@ type FewerStep struct {
 	At time.Time
 }
 
-// Next decides what is to be done now. The node has the taint from when a change waits until its status shows the new number of devices,
-// and for a minute at most. A process that takes the lead before the status shows it has the node tainted, too. It never waits for pods
-// that hold GPUs.
+// Next decides what is to be done now. The node has the taint from when a change waits until its
+// status shows the new number of devices, and for a minute at most. A process that takes the lead
+// before the status shows it has the node tainted, too. It never waits for pods that hold GPUs.
 func (f Fewer) Next(now time.Time) FewerStep {
 	tainted, waits := !f.Tainted.IsZero(), f.Number != 0
 	until := f.Tainted.Add(FewerMost)

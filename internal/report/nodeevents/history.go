@@ -27,8 +27,9 @@ const (
 	driverReleased = "released"
 )
 
-// A History records which Events were written about a node. The zero value has none. If a limit delays an Event, it is written when the
-// limit allows it and if it is still true then. So the last Event about a GPU is soon true again.
+// A History records which Events were written about a node. The zero value has none. If a limit
+// delays an Event, it is written when the limit allows it and if it is still true then. So the last
+// Event about a GPU is soon true again.
 type History struct {
 	begun   bool
 	hadGPUs bool
@@ -64,8 +65,8 @@ type candidate struct {
 	told    func() // notes that it was told
 }
 
-// Recall sets what an earlier process told of the node: c is the condition of the node, zero if it has none, and hadGPUs says that the
-// node is known to have GPUs. It must be called before Next.
+// Recall sets what an earlier process told of the node: c is the condition of the node, zero if it
+// has none, and hadGPUs says that the node is known to have GPUs. It must be called before Next.
 func (h *History) Recall(c Condition, hadGPUs bool) {
 	h.init()
 	h.hadGPUs = h.hadGPUs || hadGPUs
@@ -89,8 +90,8 @@ func (h *History) init() {
 	}
 }
 
-// Next returns the Events that tell what changed to s, at most room of them. A status of a daemon whose first look has not ended
-// changes nothing.
+// Next returns the Events that tell what changed to s, at most room of them. A status of a daemon
+// whose first look has not ended changes nothing.
 func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	if s.Version == "" || s.Looked.IsZero() && s.Stale == "" && !s.Quiet {
 		return Batch{}
@@ -152,7 +153,8 @@ func (h *History) limit(limited string, now time.Time, room int) (cause string, 
 	return "", time.Time{}
 }
 
-// driverEvents returns the Events that say whether the driver answers. A node that never had a GPU has none.
+// driverEvents returns the Events that say whether the driver answers. A node that never had a GPU
+// has none.
 func (h *History) driverEvents(s status.Status) []candidate {
 	is, c := driverReady, candidate{subject: "driver", limited: "driver"}
 	switch {
@@ -254,17 +256,20 @@ func (h *History) configEvents(s status.Status) []candidate {
 	c := candidate{
 		NodeEvent: NodeEvent{
 			Reason: ConfigRejected, Cause: s.ConfigError,
-			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s", s.ConfigFile, s.ConfigError),
+			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s", s.ConfigFile,
+				s.ConfigError),
 		},
 		subject: "configuration", limited: "configuration", told: func() { h.config = s.ConfigError },
 	}
 	if s.ConfigError == "" {
-		c.NodeEvent = NodeEvent{Reason: ConfigApplied, Note: fmt.Sprintf("The configuration file %s is used again", s.ConfigFile)}
+		c.NodeEvent = NodeEvent{Reason: ConfigApplied, Note: fmt.Sprintf("The configuration file %s is used again",
+			s.ConfigFile)}
 	}
 	return []candidate{c}
 }
 
-// labelsPatience is how long labels are not as they are wanted before an Event tells: a write that failed is tried again.
+// labelsPatience is how long labels are not as they are wanted before an Event tells: a write that
+// failed is tried again.
 const labelsPatience = time.Minute
 
 // A labelsTold is what is known of the reason why labels are not as they are wanted.
@@ -274,7 +279,8 @@ type labelsTold struct {
 	told   bool
 }
 
-// labelsEvents tells why labels are not as they are wanted, once that has lasted, and when that will be if it has not; zero for never.
+// labelsEvents tells why labels are not as they are wanted, once that has lasted, and when that
+// will be if it has not; zero for never.
 func (h *History) labelsEvents(s status.Status, now time.Time) (events []candidate, due time.Time) {
 	if s.LabelsError != h.labels.reason {
 		h.labels = labelsTold{reason: s.LabelsError, since: now}

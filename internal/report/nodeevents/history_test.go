@@ -16,7 +16,8 @@ var start = time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
 
 const plenty = 64
 
-// gpu is a device in a state: "Healthy", "Unhealthy xid 79 reboot", "Lost lost reconnect", "Unknown silence human".
+// gpu is a device in a state: "Healthy", "Unhealthy xid 79 reboot", "Lost lost reconnect", "Unknown
+// silence human".
 func gpu(index int, state string) status.Device {
 	d := status.Device{Index: fmt.Sprint(index), UUID: fmt.Sprintf("GPU-%d", index), State: state}
 	words := strings.Fields(state)
@@ -82,7 +83,8 @@ func TestTransitions(t *testing.T) {
 			node(gpu(0, "Healthy")), node(gpu(0, "Unhealthy xid 79 reboot")),
 			[]string{"GPUUnhealthy GPU-0 XID 79"}, []string{"GPURecovered GPU-0 XID 79"},
 		},
-		"Lost": {node(gpu(0, "Healthy")), node(gpu(0, "Lost lost reconnect")), []string{"GPULost GPU-0"}, []string{"GPURecovered GPU-0"}},
+		"Lost": {node(gpu(0, "Healthy")), node(gpu(0, "Lost lost reconnect")), []string{"GPULost GPU-0"},
+			[]string{"GPURecovered GPU-0"}},
 		"needs an operator": {
 			node(gpu(0, "Healthy")), node(gpu(0, "Unhealthy flapping human")),
 			[]string{"GPUNeedsOperator GPU-0"}, []string{"GPURecovered GPU-0"},
@@ -113,28 +115,34 @@ func TestTransitions(t *testing.T) {
 			node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Unhealthy contact reset")), nil, nil,
 		},
 		"an XID that changes no verdict": {
-			node(gpu(0, "Healthy")), with(node(gpu(0, "Healthy")), func(s *status.Status) { s.GPUs[0].Events = []string{"XID 31 × 1"} }), nil, nil,
+			node(gpu(0, "Healthy")), with(node(gpu(0, "Healthy")),
+				func(s *status.Status) { s.GPUs[0].Events = []string{"XID 31 × 1"} }), nil, nil,
 		},
 		"Suspect": {node(gpu(0, "Healthy")), node(gpu(0, "Suspect xid 154 reset")), nil, nil},
 		"Unknown": {node(gpu(0, "Healthy")), node(gpu(0, "Unknown contact reset")), nil, nil},
 		"removed": {
-			node(gpu(0, "Healthy"), gpu(1, "Healthy")), node(gpu(0, "Healthy")), []string{"GPURemoved GPU-1"}, []string{"GPURecovered GPU-1"},
+			node(gpu(0, "Healthy"), gpu(1, "Healthy")), node(gpu(0,
+				"Healthy")), []string{"GPURemoved GPU-1"}, []string{"GPURecovered GPU-1"},
 		},
-		"added":              {node(gpu(0, "Healthy")), node(gpu(0, "Healthy"), gpu(1, "Healthy")), nil, []string{"GPURemoved GPU-1"}},
-		"MIG device":         {node(whole, mig(whole, 0, "Healthy")), node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), []string{"GPUUnhealthy MIG-0-0 XID 95"}, []string{"GPURecovered MIG-0-0 XID 95"}},
+		"added": {node(gpu(0, "Healthy")), node(gpu(0, "Healthy"), gpu(1, "Healthy")), nil,
+			[]string{"GPURemoved GPU-1"}},
+		"MIG device": {node(whole, mig(whole, 0, "Healthy")), node(whole, mig(whole, 0, "Unhealthy xid 95 reset")),
+			[]string{"GPUUnhealthy MIG-0-0 XID 95"}, []string{"GPURecovered MIG-0-0 XID 95"}},
 		"MIG device removed": {node(whole, mig(whole, 0, "Healthy")), node(whole), nil, nil},
 		"MIG devices of a bad GPU": {
 			node(whole, mig(whole, 0, "Healthy")), node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy hang reset")),
 			[]string{"GPUUnhealthy GPU-0"}, []string{"GPURecovered GPU-0"},
 		},
-		"driver away":     {node(whole), with(node(gpu(0, "Unknown silence none")), stale), []string{"DriverNotReady"}, []string{"DriverReady"}},
+		"driver away": {node(whole), with(node(gpu(0, "Unknown silence none")), stale), []string{"DriverNotReady"},
+			[]string{"DriverReady"}},
 		"driver released": {node(whole), with(node(whole), quiet), []string{"DriverReleased"}, []string{"DriverReady"}},
 		"released while away": {
 			with(node(whole), stale), with(node(whole), quiet), []string{"DriverReleased"}, []string{"DriverNotReady"},
 		},
 		"driver away, no GPU": {node(), with(node(), stale), nil, nil},
-		"configuration":       {node(whole), with(node(whole), refused), []string{"ConfigRejected"}, []string{"ConfigApplied"}},
-		"left out":            {node(whole), with(node(whole), leftOut), []string{"ResourceLeftOut"}, nil},
+		"configuration": {node(whole), with(node(whole), refused), []string{"ConfigRejected"},
+			[]string{"ConfigApplied"}},
+		"left out": {node(whole), with(node(whole), leftOut), []string{"ResourceLeftOut"}, nil},
 		"left out, as it is lost": {
 			node(gpu(0, "Healthy"), gpu(1, "Healthy")), with(node(gpu(0, "Healthy"), gpu(1, "Lost lost reconnect")), leftOut),
 			[]string{"GPULost GPU-1"}, []string{"GPURecovered GPU-1"},
@@ -172,16 +180,19 @@ func TestStatesBetween(t *testing.T) {
 		t.Errorf("the same fault after the driver was away: %v", got)
 	}
 	h.Next(node(gpu(0, "Suspect xid 79 reboot")), start, plenty)
-	if got := said(h.Next(node(gpu(0, "Healthy")), start, plenty)); !cmp.Equal(got, []string{"GPURecovered GPU-0 XID 79"}) {
+	if got := said(h.Next(node(gpu(0, "Healthy")), start, plenty)); !cmp.Equal(got,
+		[]string{"GPURecovered GPU-0 XID 79"}) {
 		t.Errorf("recovered by way of Suspect: %v", got)
 	}
 }
 
-// Three GPUs in different states: each has its own Event and key, also where the reason is the same.
+// Three GPUs in different states: each has its own Event and key, also where the reason is the
+// same.
 func TestThreeGPUs(t *testing.T) {
 	var h nodeevents.History
 	h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy"), gpu(2, "Healthy")), start, plenty)
-	b := h.Next(node(gpu(0, "Unhealthy xid 79 reboot"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Lost lost reconnect")), start, plenty)
+	b := h.Next(node(gpu(0, "Unhealthy xid 79 reboot"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Lost lost reconnect")),
+		start, plenty)
 	want := []string{"GPUUnhealthy GPU-0 XID 79", "GPUUnhealthy GPU-1 XID 79", "GPULost GPU-2"}
 	if diff := cmp.Diff(want, said(b)); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
@@ -192,7 +203,8 @@ func TestThreeGPUs(t *testing.T) {
 	if want := "GPU 0 (GPU-0) is Unhealthy: found by xid 79 reboot; cure: reboot"; b.Events[0].Note != want {
 		t.Errorf("note %q, want %q", b.Events[0].Note, want)
 	}
-	got := said(h.Next(node(gpu(0, "Healthy"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Unhealthy flapping human")), start, plenty))
+	got := said(h.Next(node(gpu(0, "Healthy"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Unhealthy flapping human")),
+		start, plenty))
 	if diff := cmp.Diff([]string{"GPURecovered GPU-0 XID 79", "GPUNeedsOperator GPU-2"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -216,7 +228,8 @@ func TestAlike(t *testing.T) {
 		if len(b.Events) != want {
 			t.Fatalf("%d GPUs: %d Events, want %d", n, len(b.Events), want)
 		}
-		if first := b.Events[0]; n > 4 && (len(first.Devices) != n || !strings.Contains(first.Note, fmt.Sprintf("GPU-%d", n-1))) {
+		if first := b.Events[0]; n > 4 && (len(first.Devices) != n ||
+			!strings.Contains(first.Note, fmt.Sprintf("GPU-%d", n-1))) {
 			t.Errorf("%d GPUs: %v %q", n, first.Devices, first.Note)
 		}
 		if again := h.Next(node(bad...), start, plenty); len(again.Events) != 0 {
@@ -228,7 +241,8 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// A GPU that flaps gets five Events, then one in five minutes; what it told last is true when it stops.
+// A GPU that flaps gets five Events, then one in five minutes; what it told last is true when it
+// stops.
 func TestFlapping(t *testing.T) {
 	var h nodeevents.History
 	states := []status.Status{node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Healthy"))}
@@ -323,7 +337,8 @@ func TestClockGoesBack(t *testing.T) {
 	}
 }
 
-// A daemon that starts knows from the node's condition what was told. What is new is told, and what ended meanwhile.
+// A daemon that starts knows from the node's condition what was told. What is new is told, and what
+// ended meanwhile.
 func TestRestart(t *testing.T) {
 	before := node(gpu(0, "Unhealthy xid 79 reboot"), gpu(1, "Lost lost reconnect"), gpu(2, "Healthy"))
 	c, _ := nodeevents.Judge(before, start, false)
@@ -411,7 +426,8 @@ func TestFlappingOfTheNode(t *testing.T) {
 	}
 }
 
-// The driver is replaced under the daemon, which starts anew for that: what the new process finds is told, and nothing twice.
+// The driver is replaced under the daemon, which starts anew for that: what the new process finds
+// is told, and nothing twice.
 func TestRestartOfTheDriver(t *testing.T) {
 	whole := node(gpu(0, "Healthy"))
 	away := with(node(gpu(0, "Unknown silence none")), func(s *status.Status) { s.Stale = "no driver" })

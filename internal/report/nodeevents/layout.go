@@ -9,7 +9,8 @@ import (
 // A layoutTold is what the last Event said of a MIG layout.
 type layoutTold struct{ layout, state, reason string }
 
-// layoutEvents tells what becomes of the MIG layout that is asked for. That it is being made is not told, only whom it waits for.
+// layoutEvents tells what becomes of the MIG layout that is asked for. That it is being made is not
+// told, only whom it waits for.
 func (h *History) layoutEvents(s status.Status) []candidate {
 	m := s.MIG
 	if m == nil || m.Layout == "" {

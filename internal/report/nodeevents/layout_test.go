@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A layout is told when it waits for somebody, fails, needs a reset and is made; each once, and not what an earlier process made.
+// A layout is told when it waits for somebody, fails, needs a reset and is made; each once, and not
+// what an earlier process made.
 func TestEventsOfMIGLayouts(t *testing.T) {
 	t.Parallel()
 	layout := func(name, state, reason string, waiting ...string) *status.MIGLayout {
@@ -28,7 +29,8 @@ func TestEventsOfMIGLayouts(t *testing.T) {
 		{layout("a", "success", ""), nil, ""},
 		{layout("b", "pending", "GPU 0 is being changed"), nil, ""},
 		{layout("b", "another", "GPU 0"), nil, ""},
-		{layout("b", "pending", "pod default/p holds GPU 0", "GPU-0"), []string{"MIGLayoutWaiting GPU-0"}, "layout b (label) waits: pod default/p holds GPU 0"},
+		{layout("b", "pending", "pod default/p holds GPU 0", "GPU-0"), []string{"MIGLayoutWaiting GPU-0"},
+			"layout b (label) waits: pod default/p holds GPU 0"},
 		{layout("b", "pending", "pod default/q holds GPU 0", "GPU-0"), nil, ""},
 		{layout("b", "success", ""), []string{"MIGLayoutMade"}, "layout b (label) is made"},
 		{layout("c", "failed", "no room"), []string{"MIGLayoutFailed"}, "layout c (label) cannot be made: no room"},
@@ -50,7 +52,8 @@ func TestEventsOfMIGLayouts(t *testing.T) {
 		}
 	}
 	var failing nodeevents.History
-	if got := said(failing.Next(with(node(gpu(0, "Healthy")), func(s *status.Status) { s.MIG = layout("a", "failed", "x") }), start, plenty)); len(got) != 1 {
+	if got := said(failing.Next(with(node(gpu(0, "Healthy")),
+		func(s *status.Status) { s.MIG = layout("a", "failed", "x") }), start, plenty)); len(got) != 1 {
 		t.Errorf("a layout that fails at the start: %q", got)
 	}
 }

@@ -1,5 +1,6 @@
-// Package nodeevents decides which Events, GPU condition and taint a node has in the cluster. It compares values of package status and does
-// nothing else: times are given to it, and other packages write.
+// Package nodeevents decides which Events, GPU condition and taint a node has in the cluster. It
+// compares values of package status and does nothing else: times are given to it, and other
+// packages write.
 package nodeevents
 
 // A Reason is why an Event was written, as its field reason has it.

@@ -25,7 +25,8 @@ func waitsFor(s status.ReadyStep) string {
 	return text
 }
 
-// stepEvents tells of each step that was reached, and of the one that is not reached for long; and when that will be, zero for never.
+// stepEvents tells of each step that was reached, and of the one that is not reached for long; and
+// when that will be, zero for never.
 func (h *History) stepEvents(s status.Status, now time.Time) (events []candidate, due time.Time) {
 	for i, step := range s.Steps {
 		told, known := h.steps[step.Name]
@@ -34,7 +35,8 @@ func (h *History) stepEvents(s status.Status, now time.Time) (events []candidate
 		case step.Reached && !told:
 			c.NodeEvent = NodeEvent{
 				Reason: GPUStepReached, Cause: step.Name,
-				Note: fmt.Sprintf("Step %d of %d, %s, %.1f s after the start of the daemon: %s", i+1, len(s.Steps), step.Name, step.Seconds, step.Text),
+				Note: fmt.Sprintf("Step %d of %d, %s, %.1f s after the start of the daemon: %s", i+1, len(s.Steps), step.Name,
+					step.Seconds, step.Text),
 			}
 			if known { // it was reached before, and then not
 				c.Note = fmt.Sprintf("Step %d of %d, %s, again: %s", i+1, len(s.Steps), step.Name, step.Text)
@@ -44,7 +46,8 @@ func (h *History) stepEvents(s status.Status, now time.Time) (events []candidate
 			if at := step.Since.Add(stepPatience); at.After(now) {
 				return events, at
 			}
-			c.NodeEvent = NodeEvent{Reason: GPUStepMissing, Cause: step.Name + ": " + step.Text, Note: "Pods get no GPU: " + waitsFor(step)}
+			c.NodeEvent = NodeEvent{Reason: GPUStepMissing, Cause: step.Name + ": " + step.Text,
+				Note: "Pods get no GPU: " + waitsFor(step)}
 			return append(events, c), time.Time{}
 		case !step.Reached:
 			return events, time.Time{}

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestStepsAreTold: each that is reached, in their order, once; and the one that is waited for, after a minute and in the condition, too.
+// TestStepsAreTold: each that is reached, in their order, once; and the one that is waited for,
+// after a minute and in the condition, too.
 func TestStepsAreTold(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
@@ -17,7 +18,8 @@ func TestStepsAreTold(t *testing.T) {
 	set := func(reached int, since time.Time) {
 		s.Steps = nil
 		for i, name := range []string{status.StepDriver, status.StepNodes, status.StepCUDA} {
-			s.Steps = append(s.Steps, status.ReadyStep{Name: name, Reached: i < reached, Since: since, Seconds: float64(i + 1), Text: "text", Remedy: "remedy"})
+			s.Steps = append(s.Steps, status.ReadyStep{Name: name, Reached: i < reached, Since: since, Seconds: float64(i + 1),
+				Text: "text", Remedy: "remedy"})
 		}
 	}
 	var h nodeevents.History
@@ -31,7 +33,8 @@ func TestStepsAreTold(t *testing.T) {
 		{0, 0, 0, "", nodeevents.AllHealthy},
 		{time.Second, 2, 0, "Step 1 of 3, driver, 1.0 s|Step 2 of 3, device nodes, 2.0 s", nodeevents.AllHealthy},
 		{2 * time.Second, 2, 0, "", nodeevents.AllHealthy},
-		{time.Minute, 2, 0, "Pods get no GPU: CUDA, not reached since 2026-11-26T12:00:00Z: text; remedy", nodeevents.GPUNotReady},
+		{time.Minute, 2, 0, "Pods get no GPU: CUDA, not reached since 2026-11-26T12:00:00Z: text; remedy",
+			nodeevents.GPUNotReady},
 		{2 * time.Minute, 2, 0, "", nodeevents.GPUNotReady},
 		{3 * time.Minute, 3, 0, "Step 3 of 3, CUDA", nodeevents.AllHealthy},
 		{4 * time.Minute, 0, 4 * time.Minute, "", nodeevents.AllHealthy},
@@ -58,7 +61,8 @@ func TestStepsAreTold(t *testing.T) {
 				t.Errorf("after %v: %q, want %q", now.after, note, want[i])
 			}
 		}
-		if waits := now.reached < 3 && now.since+time.Minute > now.after; waits == batch.Again.IsZero() && now.reached < 3 && now.want == "" && waits {
+		if waits := now.reached < 3 && now.since+time.Minute > now.after; waits == batch.Again.IsZero() && now.reached < 3 &&
+			now.want == "" && waits {
 			t.Errorf("after %v: nothing is told later", now.after)
 		}
 		if c, ok := nodeevents.Judge(s, at, true); !ok || c.Reason != now.reason {

@@ -6,12 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// TestLine: 1024 bytes stay as they are; of more, as many whole characters stay as leave room for the mark.
+// TestLine: 1024 bytes stay as they are; of more, as many whole characters stay as leave room for
+// the mark.
 func TestLine(t *testing.T) {
 	t.Parallel()
 	x := strings.Repeat("x", maxText-3)
 	for text, want := range map[string]string{
-		x + "abc": x + "abc", x + "abcd": x + "…", x + "é": x + "é", "é" + x + "a": "é" + x + "a", "é" + x + "ab": "é" + x[:maxText-5] + "…",
+		x + "abc": x + "abc", x + "abcd": x + "…", x + "é": x + "é", "é" + x + "a": "é" + x + "a", "é" + x + "ab": "é" +
+			x[:maxText-5] + "…",
 		x[1:] + "éabc": x[1:] + "…", "a \n b": "a b",
 	} {
 		if got := line(text); got != want || len(got) > maxText || !utf8.ValidString(got) {
@@ -20,7 +22,8 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// TestList: what fits to the byte is there. An item that is not the last leaves room for how many more there are.
+// TestList: what fits to the byte is there. An item that is not the last leaves room for how many
+// more there are.
 func TestList(t *testing.T) {
 	t.Parallel()
 	x := func(n int) string { return strings.Repeat("x", n) }

@@ -112,7 +112,8 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// What waits for a rate is told when the rate allows it, also where something else found no room meanwhile.
+// What waits for a rate is told when the rate allows it, also where something else found no room
+// meanwhile.
 func TestNoRoomBesideARate(t *testing.T) {
 	var h nodeevents.History
 	one := func(state, other string) status.Status { return node(gpu(0, state), gpu(1, other)) }

@@ -55,8 +55,8 @@ func (v verdict) needsOperator() bool {
 	return v.cure == string(inventory.CureHuman) || v.cure == string(inventory.CureHardware)
 }
 
-// reason returns why an Event is written of a device that is not healthy, and what was said of it before; an empty reason if there is
-// nothing to say.
+// reason returns why an Event is written of a device that is not healthy, and what was said of it
+// before; an empty reason if there is nothing to say.
 func (v verdict) reason(before verdict) Reason {
 	switch {
 	case v.state == lost && before.state != lost:
@@ -75,7 +75,8 @@ func (v verdict) reason(before verdict) Reason {
 	return ""
 }
 
-// entry is what a condition's message says of a device; it has no times and no counts. parseEntry is the way back.
+// entry is what a condition's message says of a device; it has no times and no counts. parseEntry
+// is the way back.
 func (v verdict) entry(uuid string) string {
 	cure := cmp.Or(v.cure, "none")
 	return fmt.Sprintf("%s %s: %s, cure: %s", uuid, v.state, v.what(), cure)

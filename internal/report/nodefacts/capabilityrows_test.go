@@ -10,7 +10,8 @@ var capabilityRows = []row{
 	{
 		name: "MIG capabilities that this container cannot open", change: changes{"dev/nvidia-caps/nvidia-cap30": "char 234:30", "dev/char/234:30": "-> x"},
 		facts: func(f *doctor.NodeFacts) {
-			f.Container = doctor.Fact[doctor.Devices]{Value: doctor.Devices{Nodes: []doctor.DeviceFile{{Name: "nvidiactl"}, {Name: "nvidia-caps/nvidia-cap2"}}}}
+			f.Container = doctor.Fact[doctor.Devices]{Value: doctor.Devices{Nodes: []doctor.DeviceFile{{Name: "nvidiactl"},
+				{Name: "nvidia-caps/nvidia-cap2"}}}}
 		},
 		check: "device-nodes", severity: doctor.Warning, says: "cannot open /dev/nvidia-caps/nvidia-cap2: MIG devices cannot be seen",
 	},
@@ -24,7 +25,8 @@ var capabilityRows = []row{
 		check: "device-nodes", severity: doctor.Warning, says: "toolkit 1.18.0 to 1.20.0 ignores",
 	},
 	{
-		name: "MIG capabilities that are opened", change: changes{"dev/nvidia-caps/nvidia-cap30": "char 234:30", "dev/char/234:30": "-> x"},
+		name: "MIG capabilities that are opened", change: changes{"dev/nvidia-caps/nvidia-cap30": "char 234:30",
+			"dev/char/234:30": "-> x"},
 		facts: func(f *doctor.NodeFacts) {
 			f.Container = doctor.Fact[doctor.Devices]{Value: doctor.Devices{Nodes: []doctor.DeviceFile{
 				{Name: "nvidiactl"}, {Name: "nvidia-caps/nvidia-cap2", Opens: true},

@@ -81,12 +81,14 @@ var claimRows = []row{
 	},
 	{
 		name: "held, too", settings: claims, status: given(nil),
-		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.GivenDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1", Pod: "ns/pod"}}}),
+		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.GivenDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1",
+			Pod: "ns/pod"}}}),
 		check: "dra", severity: doctor.Error, says: "a pod has it by a device plugin", shows: "ns/pod",
 	},
 	{
 		name: "on its way back", settings: claims, status: given(func(d *status.DRA) { d.GPUs[0].Owner = "leaving-plugin" }),
-		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.GivenDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1", Pod: "ns/pod"}}}),
+		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.GivenDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1",
+			Pod: "ns/pod"}}}),
 		check: "dra", severity: doctor.OK, says: "0 GPUs of 1",
 	},
 	{

@@ -28,7 +28,8 @@ const (
 	from24                   // enable_cdi does not exist: CDI is always on
 )
 
-// generations are the versions of containerd with the first and the last minor version of each generation.
+// generations are the versions of containerd with the first and the last minor version of each
+// generation.
 var generations = []struct {
 	generation
 	name               string
@@ -47,7 +48,8 @@ type containerdVersion struct {
 	minorKnown   bool
 }
 
-// The sections of containerd's CRI plugin: in version 1 of the configuration, in version 2, and from version 3 on.
+// The sections of containerd's CRI plugin: in version 1 of the configuration, in version 2, and
+// from version 3 on.
 const (
 	sectionV1 = "cri"
 	sectionV2 = "io.containerd.grpc.v1.cri"
@@ -95,7 +97,8 @@ func containerdFilesOf(r root, first string) (files []configFile, problems []str
 func readings(r root, files []configFile, version containerdVersion) []doctor.Reading {
 	var all []doctor.Reading
 	for _, g := range generations {
-		if version.major != 0 && version.major != g.major || version.minorKnown && (version.minor < g.first || version.minor > g.last) ||
+		if version.major != 0 && version.major != g.major || version.minorKnown &&
+			(version.minor < g.first || version.minor > g.last) ||
 			g.generation == from16 && !version.minorKnown { // its maintenance has ended
 			continue
 		}
@@ -243,7 +246,8 @@ func renameSections(sections table) {
 	}
 }
 
-// migrate moves what the section of version 2 says to that of version 3. What the latter says already stays.
+// migrate moves what the section of version 2 says to that of version 3. What the latter says
+// already stays.
 func migrate(sections table, g generation) {
 	from := sections.table(sectionV2)
 	if from == nil {

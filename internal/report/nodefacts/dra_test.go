@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestDRADrivers has kubelet's folders with the registration sockets of several drivers, one of which was killed.
+// TestDRADrivers has kubelet's folders with the registration sockets of several drivers, one of
+// which was killed.
 func TestDRADrivers(t *testing.T) {
 	t.Parallel()
 	folder := loopback.Folder(t)
@@ -40,8 +41,10 @@ func TestDRADrivers(t *testing.T) {
 	if err := killed.Close(); err != nil {
 		t.Fatal(err)
 	}
-	facts := nodefacts.Places{Kernel: fstest.MapFS{}, Hidden: "hidden", KubeletSocket: filepath.Join(plugins, "kubelet.sock")}.Gather(t.Context())
-	if diff := cmp.Diff([]string{rolled}, facts.Kubelet.Value.DRADrivers); diff != "" || facts.Kubelet.Value.Refused != "" {
+	facts := nodefacts.Places{Kernel: fstest.MapFS{}, Hidden: "hidden",
+		KubeletSocket: filepath.Join(plugins, "kubelet.sock")}.Gather(t.Context())
+	if diff := cmp.Diff([]string{rolled}, facts.Kubelet.Value.DRADrivers); diff != "" ||
+		facts.Kubelet.Value.Refused != "" {
 		t.Errorf("%+v, drivers (-want +got):\n%s", facts.Kubelet, diff)
 	}
 }

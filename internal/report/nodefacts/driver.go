@@ -143,8 +143,8 @@ func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error)
 	return found, nil
 }
 
-// devices returns the device nodes in the folder dev of a root, which is at a path of the node. Links to them are in the folder
-// dev/char of another root.
+// devices returns the device nodes in the folder dev of a root, which is at a path of the node.
+// Links to them are in the folder dev/char of another root.
 func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	found := doctor.Devices{Folder: at, Majors: majors(kernel), GPUs: minors(kernel)}
 	names, err := r.list("dev")
@@ -182,7 +182,8 @@ func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	return found, nil
 }
 
-// opens reports whether this process can open a device node of a MIG capability. To open another node could wake a device.
+// opens reports whether this process can open a device node of a MIG capability. To open another
+// node could wake a device.
 func opens(r root, node doctor.DeviceFile) bool {
 	if !node.Character || !strings.HasPrefix(node.Name, "nvidia-caps/") {
 		return false

@@ -18,8 +18,8 @@ func runs(name, arguments string, files changes) changes {
 	return all
 }
 
-// TestRuntimesAsTheyAreConfigured: what the files say that a runtime reads, as its arguments name them. For containerd, the table of
-// TestConfigurationsAsContainerdReadsThem has more.
+// TestRuntimesAsTheyAreConfigured: what the files say that a runtime reads, as its arguments name
+// them. For containerd, the table of TestConfigurationsAsContainerdReadsThem has more.
 func TestRuntimesAsTheyAreConfigured(t *testing.T) {
 	t.Parallel()
 	folders := []string{"/etc/cdi", "/var/run/cdi"}
@@ -97,11 +97,13 @@ BinaryName = "runc"
 				"b/2": "]", "b/3": "[crio.runtime]\ncdi_spec_dirs = ['/cdi']\n[crio.runtime.runtimes.two]\nruntime_path = 'two'\n",
 			}),
 			doctor.Runtime{
-				Name: doctor.CRIO, Service: "crio", Config: "/a.conf", Files: []string{"/a.conf", "/b/1", "/b/3"}, Problems: []string{"/b/2: "},
+				Name: doctor.CRIO, Service: "crio", Config: "/a.conf", Files: []string{"/a.conf", "/b/1",
+					"/b/3"}, Problems: []string{"/b/2: "},
 			},
 			doctor.Reading{
 				CDI: true, CDIExists: true, Default: "one", CDIFolders: []string{"/cdi"},
-				Handlers: []doctor.RuntimeHandler{{Name: "one", Program: "/usr/bin/one", Absent: true}, {Name: "two", Program: "two"}},
+				Handlers: []doctor.RuntimeHandler{{Name: "one", Program: "/usr/bin/one", Absent: true},
+					{Name: "two", Program: "two"}},
 			},
 		},
 		"CRI-O with a file that is not there": {
@@ -118,10 +120,12 @@ BinaryName = "runc"
 				"etc/crio/crio.conf.d/2": "[crio.runtime.runtimes.nvidia]\nmonitor_path = '/usr/bin/conmon'\n",
 			}),
 			doctor.Runtime{
-				Name: doctor.CRIO, Service: "crio", Config: "/etc/crio/crio.conf", Files: []string{"/etc/crio/crio.conf.d/1", "/etc/crio/crio.conf.d/2"},
+				Name: doctor.CRIO, Service: "crio", Config: "/etc/crio/crio.conf", Files: []string{"/etc/crio/crio.conf.d/1",
+					"/etc/crio/crio.conf.d/2"},
 			},
 			doctor.Reading{
-				CDI: true, CDIExists: true, Default: "crun", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{{Name: "nvidia", Systemd: true}},
+				CDI: true, CDIExists: true, Default: "crun", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{{Name: "nvidia",
+					Systemd: true}},
 			},
 		},
 		"Docker": {
@@ -129,11 +133,13 @@ BinaryName = "runc"
 				"proc/701/comm": "dockerd", "etc/docker/daemon.json": `{"default-runtime":"nvidia","exec-opts":["native.cgroupdriver=systemd"],` +
 					`"cdi-spec-dirs":["/cdi"],"features":{"cdi":false},"runtimes":{"nvidia":{"path":"/usr/bin/nvidia-container-runtime"}}}`,
 			}),
-			doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: "/etc/docker/daemon.json", Files: []string{"/etc/docker/daemon.json"}},
+			doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: "/etc/docker/daemon.json",
+				Files: []string{"/etc/docker/daemon.json"}},
 			doctor.Reading{
 				Versions: "with a newer cri-dockerd", CDIExists: true, CDISaid: new(bool), Default: "nvidia", CDIFolders: []string{"/cdi"},
 				Handlers: []doctor.RuntimeHandler{
-					{Name: "runc", Systemd: true, Implied: true}, {Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime", Systemd: true},
+					{Name: "runc", Systemd: true, Implied: true}, {Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime",
+						Systemd: true},
 				},
 			},
 		},
@@ -167,10 +173,11 @@ func TestToolkitAsItIsConfigured(t *testing.T) {
 		node changes
 		want doctor.Toolkit
 	}{
-		"no file":    {changes{toolkit: gone}, doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto"}},
-		"an empty":   {changes{toolkit: ""}, doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto", File: "/" + toolkit}},
-		"two files":  {changes{operators: "]"}, doctor.Toolkit{VolumeMounts: true, Mode: "auto", File: "/" + toolkit}},
-		"operator's": {changes{toolkit: gone, operators: "[nvidia-container-runtime]\nmode = 'cdi'\n"}, doctor.Toolkit{EnvvarUnprivileged: true, Mode: "cdi", File: "/" + operators}},
+		"no file":   {changes{toolkit: gone}, doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto"}},
+		"an empty":  {changes{toolkit: ""}, doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto", File: "/" + toolkit}},
+		"two files": {changes{operators: "]"}, doctor.Toolkit{VolumeMounts: true, Mode: "auto", File: "/" + toolkit}},
+		"operator's": {changes{toolkit: gone, operators: "[nvidia-container-runtime]\nmode = 'cdi'\n"},
+			doctor.Toolkit{EnvvarUnprivileged: true, Mode: "cdi", File: "/" + operators}},
 	} {
 		if diff := cmp.Diff(tt.want, placesOf(newNode(tt.node)).Gather(t.Context()).Toolkit.Value); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -194,7 +201,8 @@ containerEdits: {mounts: [{hostPath: /usr/bin/gone, path: /dev/nvidia0}]}
 		"etc/cdi/b.txt": "kind: nvidia.com/gpu\n", "etc/cdi/c.json": `{"kind":"example.com/nic"}`, "run/cdi/d.json": `{"devices":[]}`, "run/cdi/e.json": "{",
 	})
 	want := []doctor.Spec{
-		{Path: "/etc/cdi/a.yaml", Kind: "nvidia.com/gpu", Devices: []string{"0", "1"}, Named: 4, Absent: []string{"/dev/nvidia1", "/usr/bin/gone"}},
+		{Path: "/etc/cdi/a.yaml", Kind: "nvidia.com/gpu", Devices: []string{"0", "1"}, Named: 4,
+			Absent: []string{"/dev/nvidia1", "/usr/bin/gone"}},
 		{Path: "/var/run/cdi/d.json", Problem: "has no kind"}, {Path: "/var/run/cdi/e.json"},
 	}
 	got := placesOf(node).Gather(t.Context()).Specs.Value
@@ -240,15 +248,17 @@ func TestDriverAsItIsFound(t *testing.T) {
 	if got := facts.Module.Value; got != "580.95.05" {
 		t.Errorf("module %q", got)
 	}
-	library := doctor.NVMLLibrary{Root: "/", Path: "/" + libs + "libnvidia-ml.so.580.95.05", Version: "580.95.05", Others: []string{"570.1"}}
+	library := doctor.NVMLLibrary{Root: "/", Path: "/" + libs + "libnvidia-ml.so.580.95.05", Version: "580.95.05",
+		Others: []string{"570.1"}}
 	if diff := cmp.Diff(library, facts.Library.Value); diff != "" {
 		t.Errorf("library (-want +got):\n%s", diff)
 	}
-	devices := doctor.Devices{Folder: "/dev", Majors: map[string]int{"nvidia": 195}, GPUs: []int{0, 3}, Nodes: []doctor.DeviceFile{
-		{Name: "nvidia0", Character: true, Numbered: true, Major: 195, Linked: true}, {Name: "nvidia1"},
-		{Name: "nvidiactl", Character: true, Numbered: true, Major: 195, Minor: 255},
-		{Name: "nvidia-caps/nvidia-cap1", Character: true, Numbered: true, Major: 234, Minor: 1, Linked: true},
-	}}
+	devices := doctor.Devices{Folder: "/dev", Majors: map[string]int{"nvidia": 195}, GPUs: []int{0, 3},
+		Nodes: []doctor.DeviceFile{
+			{Name: "nvidia0", Character: true, Numbered: true, Major: 195, Linked: true}, {Name: "nvidia1"},
+			{Name: "nvidiactl", Character: true, Numbered: true, Major: 195, Minor: 255},
+			{Name: "nvidia-caps/nvidia-cap1", Character: true, Numbered: true, Major: 234, Minor: 1, Linked: true},
+		}}
 	if diff := cmp.Diff(devices, facts.Devices.Value); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// changes are files of a made-up node by path: their text, or "-> TARGET" for a symbolic link, "char MAJOR:MINOR" for a device node,
-// and gone for a file that is not there.
+// changes are files of a made-up node by path: their text, or "-> TARGET" for a symbolic link,
+// "char MAJOR:MINOR" for a device node, and gone for a file that is not there.
 type changes map[string]string
 
 const gone = "gone"
@@ -143,7 +143,8 @@ func goodDaemon() status.Status {
 
 var cdi = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: ours, KernelLog: true, DriverRoot: "/"}
 
-// A row is a node that differs from the good one, and what is found of that. Nothing else is found, but by the checks of also.
+// A row is a node that differs from the good one, and what is found of that. Nothing else is found,
+// but by the checks of also.
 type row struct {
 	name     string
 	change   changes
@@ -182,7 +183,8 @@ func (r row) run(t *testing.T) {
 		switch {
 		case f.Check == r.check && f.Severity == r.severity && strings.Contains(f.Message, r.says):
 			found = true
-			if f.Severity > doctor.NotChecked && len(f.Remedy) == 0 || !strings.Contains(strings.Join(f.Remedy, "\n"), r.remedy) {
+			if f.Severity > doctor.NotChecked && len(f.Remedy) == 0 ||
+				!strings.Contains(strings.Join(f.Remedy, "\n"), r.remedy) {
 				t.Errorf("no remedy %s: %+v", r.remedy, f)
 			}
 			if !strings.Contains(strings.Join(f.Evidence, "\n"), r.shows) {
@@ -276,7 +278,8 @@ var driverRows = []row{
 		check: "driver", severity: doctor.Error, says: "Driver 580.95.05 on disk, 570.86.15 loaded",
 	},
 	{
-		name: "sysfs has the version", change: changes{"proc/driver/nvidia/version": gone, "sys/module/nvidia/version": "570.86.15\n"},
+		name: "sysfs has the version", change: changes{"proc/driver/nvidia/version": gone,
+			"sys/module/nvidia/version": "570.86.15\n"},
 		check: "driver", severity: doctor.Error, says: "Driver 580.95.05 on disk, 570.86.15 loaded",
 	},
 	{
@@ -288,7 +291,8 @@ var driverRows = []row{
 		check: "driver", severity: doctor.Error, says: "libnvidia-ml.so.1 is in no library folder",
 	},
 	{
-		name: "library without version", change: changes{libs + "libnvidia-ml.so.1": "", libs + "libnvidia-ml.so.580.95.05": gone},
+		name: "library without version", change: changes{libs + "libnvidia-ml.so.1": "",
+			libs + "libnvidia-ml.so.580.95.05": gone},
 		check: "driver", severity: doctor.NotChecked, says: "does not say its version",
 	},
 	{
@@ -303,9 +307,11 @@ var driverRows = []row{
 		name: "version that is garbage", change: changes{"proc/driver/nvidia/version": "NVRM version: \x1b[2J\x00\xff"},
 		check: "driver", severity: doctor.NotChecked, says: "has no version",
 	},
-	{name: "not loaded", change: changes{"proc/driver/nvidia/version": gone}, check: "device-nodes", says: "Without the kernel module", also: []string{"driver"}},
+	{name: "not loaded", change: changes{"proc/driver/nvidia/version": gone}, check: "device-nodes",
+		says: "Without the kernel module", also: []string{"driver"}},
 	{name: "there", check: "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes below /dev"},
-	{name: "no number", change: changes{"proc/devices": "Character devices:\n195 nvidia\n"}, check: "device-nodes", says: "1 GPU with device nodes"},
+	{name: "no number", change: changes{"proc/devices": "Character devices:\n195 nvidia\n"}, check: "device-nodes",
+		says: "1 GPU with device nodes"},
 	{
 		name: "missing", change: changes{"dev/nvidia0": gone, "dev/nvidia-uvm": gone},
 		check: "device-nodes", severity: doctor.Error, says: "missing: /dev/nvidia0, /dev/nvidia-uvm", also: []string{"cdi-specs"},
@@ -323,11 +329,13 @@ var driverRows = []row{
 		check: "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes",
 	},
 	{
-		name: "capability of another minor", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 234:2", "dev/char/234:2": "-> x"},
+		name: "capability of another minor", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 234:2",
+			"dev/char/234:2": "-> x"},
 		check: "device-nodes", severity: doctor.Error, says: "the device number 234:2 and the driver has 234:1",
 	},
 	{
-		name: "capability with an old number", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 235:1", "dev/char/235:1": "-> x"},
+		name: "capability with an old number", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 235:1",
+			"dev/char/235:1": "-> x"},
 		check: "device-nodes", severity: doctor.Error, says: "nvidia-cap1 has the device number 235:1 and the driver has 234:1",
 	},
 	{
@@ -356,13 +364,15 @@ var driverRows = []row{
 		},
 		check: "persistence", severity: doctor.Warning, says: "off on GPUs 3, 5:",
 	},
-	{name: "nvidia-persistenced", facts: noDaemon, check: "persistence", severity: doctor.OK, says: "nvidia-persistenced runs", also: justDaemon},
+	{name: "nvidia-persistenced", facts: noDaemon, check: "persistence", severity: doctor.OK,
+		says: "nvidia-persistenced runs", also: justDaemon},
 	{
 		name: "not seen", change: changes{"proc/701/comm": gone}, facts: noDaemon,
 		check: "persistence", severity: doctor.NotChecked, says: "No daemon answers that knows persistence mode", also: justDaemon,
 	},
 	{name: "registered", check: "fabric-manager", severity: doctor.OK, says: "registered with the NVSwitch fabric"},
-	{name: "no switch", facts: noDaemon, check: "fabric-manager", severity: doctor.OK, says: "No NVSwitch", also: justDaemon},
+	{name: "no switch", facts: noDaemon, check: "fabric-manager", severity: doctor.OK, says: "No NVSwitch",
+		also: justDaemon},
 	{
 		name: "does not run", change: changes{
 			"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000",

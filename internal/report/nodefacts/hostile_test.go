@@ -24,7 +24,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// write puts the good node, without its device nodes, into a folder. What is in a path of hostile is made by its function instead.
+// write puts the good node, without its device nodes, into a folder. What is in a path of hostile
+// is made by its function instead.
 func write(t *testing.T, hostile map[string]func(path string) error) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -73,7 +74,8 @@ var hostile = map[string]func(path string) error{
 func TestHostileFiles(t *testing.T) {
 	t.Parallel()
 	read := []string{
-		"proc/driver/nvidia/version", "sys/bus/pci/devices/" + address + "/class", "proc/devices", "proc/700/comm", "proc/700/cmdline",
+		"proc/driver/nvidia/version", "sys/bus/pci/devices/" + address +
+			"/class", "proc/devices", "proc/700/comm", "proc/700/cmdline",
 		libs + "libnvidia-ml.so.580.95.05", config, dropIn, toolkit, "run/cdi/k8s.device-plugin.nvidia.com-gpu.json", "etc/cdi/other.yaml",
 		"sys/fs/selinux/enforce", "proc/driver/nvidia/gpus/" + address + "/information", "usr/bin/containerd", "dev/nvidia0",
 		"etc/crio/crio.conf",
@@ -101,7 +103,8 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// TestNothingChanges: neither content nor dates of the node's files change, but for when they were read.
+// TestNothingChanges: neither content nor dates of the node's files change, but for when they were
+// read.
 func TestNothingChanges(t *testing.T) {
 	t.Parallel()
 	folder := write(t, nil)
@@ -176,7 +179,8 @@ func TestHungRead(t *testing.T) {
 	})
 }
 
-// TestNothingVisible: in a container that sees nothing of its node, no check that needs the node's files is content.
+// TestNothingVisible: in a container that sees nothing of its node, no check that needs the node's
+// files is content.
 func TestNothingVisible(t *testing.T) {
 	t.Parallel()
 	const hidden = "The node's files are not visible"
@@ -185,7 +189,8 @@ func TestNothingVisible(t *testing.T) {
 		facts.Daemon.Missing = "No daemon answers"
 		facts.Settings.Companions, facts.Settings.DriverRoot = []doctor.CompanionModule{doctor.GDRCopy}, "/run/nvidia/driver"
 		for _, f := range doctor.Examine(facts) {
-			without := slices.Contains([]string{"gpus", "driver", "device-nodes", "persistence", "kernel-log", "fabric-manager"}, f.Check)
+			without := slices.Contains([]string{"gpus", "driver", "device-nodes", "persistence", "kernel-log", "fabric-manager"},
+				f.Check)
 			if f.Severity != doctor.NotChecked && f.Check != "mps" && (name == "nothing" || !without) {
 				t.Errorf("%s can be seen, and still: %+v", name, f)
 			}
@@ -202,10 +207,12 @@ func TestKubelet(t *testing.T) {
 		PodResourcesSocket: filepath.Join(folder, "pod-resources", "kubelet.sock"),
 	}
 	facts := places.Gather(t.Context())
-	if k := facts.Kubelet.Value; facts.Kubelet.Missing != "" || k.Refused == "" || k.Unread == "" || facts.PodResources.Value.Problem == "" {
+	if k := facts.Kubelet.Value; facts.Kubelet.Missing != "" || k.Refused == "" || k.Unread == "" ||
+		facts.PodResources.Value.Problem == "" {
 		t.Errorf("no kubelet: got %+v and %+v", facts.Kubelet, facts.PodResources)
 	}
-	k, err := standin.Start(standin.Options{Dir: folder, PodResourcesSocket: places.PodResourcesSocket, Version: standin.V137})
+	k, err := standin.Start(standin.Options{Dir: folder, PodResourcesSocket: places.PodResourcesSocket,
+		Version: standin.V137})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +223,8 @@ func TestKubelet(t *testing.T) {
 	}
 	defer func() { _ = other.Close() }()
 	facts = places.Gather(t.Context())
-	if k := facts.Kubelet.Value; k.Refused != "" || len(k.Listening) != 1 || k.Listening[0] != "nvidia-gpu.sock" || facts.PodResources.Value.Problem != "" {
+	if k := facts.Kubelet.Value; k.Refused != "" || len(k.Listening) != 1 || k.Listening[0] != "nvidia-gpu.sock" ||
+		facts.PodResources.Value.Problem != "" {
 		t.Errorf("a kubelet and another plugin: got %+v and %+v", facts.Kubelet, facts.PodResources)
 	}
 	k.Stop() // its socket's file stays

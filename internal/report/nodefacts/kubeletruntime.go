@@ -86,7 +86,8 @@ func titles(all []candidate) string {
 // sameFile reports whether two paths lead to the same file of the node.
 func (r root) sameFile(a, b string) bool { return r.canonical(a) == r.canonical(b) }
 
-// canonical returns a path without symbolic links, as far as they can be followed. /var/run is a link to /run.
+// canonical returns a path without symbolic links, as far as they can be followed. /var/run is a
+// link to /run.
 func (r root) canonical(name string) string {
 	if resolved, _, err := r.resolve(name); err == nil {
 		return "/" + resolved
@@ -161,7 +162,8 @@ func endpointOf(r root, p process) (endpoint, string) {
 	return at, ""
 }
 
-// endpointInFile returns the endpoint that a configuration file of a kubelet has; empty if it has none.
+// endpointInFile returns the endpoint that a configuration file of a kubelet has; empty if it has
+// none.
 func endpointInFile(r root, file string) (string, error) {
 	text, err := r.read(file)
 	if err != nil {
@@ -177,19 +179,22 @@ func endpointInFile(r root, file string) (string, error) {
 // socketOf returns the path of a socket that is given as a URL.
 func socketOf(url string) string { return strings.TrimPrefix(url, "unix://") }
 
-// microK8sEndpoint returns where the kubelet of MicroK8s calls its runtime: its arguments are in a file.
+// microK8sEndpoint returns where the kubelet of MicroK8s calls its runtime: its arguments are in a
+// file.
 func microK8sEndpoint(r root, p process) endpoint {
 	file := cmp.Or(p.flag("--kubelet-args-file"), "/var/snap/microk8s/current/args/kubelet")
 	value := process{args: strings.Fields(r.line(file))}.flag("--container-runtime-endpoint")
 	if value == "" {
-		return endpoint{microK8sSocket, "kubelite (process " + p.pid + ") is the kubelet of MicroK8s, which uses its own containerd"}
+		return endpoint{microK8sSocket, "kubelite (process " + p.pid +
+			") is the kubelet of MicroK8s, which uses its own containerd"}
 	}
 	return endpoint{socketOf(microK8sPath(value)), file + ": --container-runtime-endpoint=" + value}
 }
 
 // microK8sPath puts in the folders for which MicroK8s' own files have variables.
 func microK8sPath(text string) string {
-	return strings.NewReplacer("${SNAP_COMMON}", "/var/snap/microk8s/common", "${SNAP_DATA}", "/var/snap/microk8s/current").Replace(text)
+	return strings.NewReplacer("${SNAP_COMMON}", "/var/snap/microk8s/common", "${SNAP_DATA}",
+		"/var/snap/microk8s/current").Replace(text)
 }
 
 // k3sEndpoint returns where the kubelet in K3s calls its runtime. K3s hides its arguments: its unit
@@ -198,7 +203,8 @@ func k3sEndpoint(r root, p process) endpoint {
 	const flag = "container-runtime-endpoint"
 	name := "K3s (process " + p.pid + ")"
 	said := map[string]any{}
-	for _, file := range append([]string{"/etc/rancher/k3s/config.yaml"}, r.match("/etc/rancher/k3s/config.yaml.d/*.yaml")...) {
+	for _, file := range append([]string{"/etc/rancher/k3s/config.yaml"},
+		r.match("/etc/rancher/k3s/config.yaml.d/*.yaml")...) {
 		text, err := r.read(file)
 		if err == nil {
 			_ = yaml.Unmarshal(text, &said) // K3s would not run with a file that it cannot read
@@ -261,7 +267,8 @@ func dockerCandidate(r root, running []process, adapter process) candidate {
 	if !strings.HasPrefix(socket, "unix://") && !strings.HasPrefix(socket, "/") { // systemd opened it
 		socket = dockerdSocket
 	}
-	return candidate{socket: socketOf(socket), title: "Docker by cri-dockerd", runtime: func() doctor.Runtime { return docker(r, engine) }}
+	return candidate{socket: socketOf(socket), title: "Docker by cri-dockerd",
+		runtime: func() doctor.Runtime { return docker(r, engine) }}
 }
 
 // containerdCandidate returns a containerd that runs.
@@ -276,10 +283,12 @@ func containerdCandidate(r root, p process, runs func(...string) bool) candidate
 			socket = address
 		}
 	}
-	c := candidate{socket: cmp.Or(socket, containerdSocket), title: "containerd with " + config + " (process " + p.pid + ")"}
+	c := candidate{socket: cmp.Or(socket, containerdSocket),
+		title: "containerd with " + config + " (process " + p.pid + ")"}
 	c.runtime = func() doctor.Runtime { return containerd(r, p, config, c.socket, runs) }
 	one := c.runtime()
-	off := len(one.Readings) > 0 && !slices.ContainsFunc(one.Readings, func(reading doctor.Reading) bool { return !reading.Disabled })
+	off := len(one.Readings) > 0 && !slices.ContainsFunc(one.Readings,
+		func(reading doctor.Reading) bool { return !reading.Disabled })
 	switch {
 	case strings.Contains(config, "/docker/") || strings.Contains(c.socket, "/docker/"):
 		c.unlikely = c.title + " is Docker's own"
@@ -309,13 +318,15 @@ func installedRuntimes(r root) []candidate {
 	for _, at := range installed {
 		if r.exists(at.config) || r.exists(at.socket) && !sockets[at.socket] {
 			sockets[at.socket] = true
-			all = append(all, candidate{socket: at.socket, title: "containerd with " + at.config, runtime: func() doctor.Runtime {
-				return containerd(r, process{}, at.config, at.socket, nobody)
-			}})
+			all = append(all, candidate{socket: at.socket, title: "containerd with " + at.config,
+				runtime: func() doctor.Runtime {
+					return containerd(r, process{}, at.config, at.socket, nobody)
+				}})
 		}
 	}
 	if slices.ContainsFunc([]string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d", crioSocket}, r.exists) {
-		all = append(all, candidate{socket: crioSocket, title: "CRI-O", runtime: func() doctor.Runtime { return crio(r, process{}) }})
+		all = append(all, candidate{socket: crioSocket, title: "CRI-O",
+			runtime: func() doctor.Runtime { return crio(r, process{}) }})
 	}
 	return all
 }

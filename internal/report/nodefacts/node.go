@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// cdiFolders are where runtimes look for CDI specs. A spec of a later folder comes before one of an earlier folder.
+// cdiFolders are where runtimes look for CDI specs. A spec of a later folder comes before one of an
+// earlier folder.
 var cdiFolders = []string{"/etc/cdi", "/var/run/cdi"}
 
 // A cdiSpec is the part of a CDI spec that matters here.
@@ -159,8 +160,8 @@ func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 	return k, nil
 }
 
-// draDrivers returns the registration sockets of the DRA driver for GPUs, of any of its instances, that accept connections. A driver that
-// was killed leaves its socket.
+// draDrivers returns the registration sockets of the DRA driver for GPUs, of any of its instances,
+// that accept connections. A driver that was killed leaves its socket.
 func draDrivers(ctx context.Context, registry string) []string {
 	sockets, _ := filepath.Glob(path.Join(registry, "gpu.nvidia.com*.sock")) // the pattern is well-formed
 	return slices.DeleteFunc(sockets, func(socket string) bool {

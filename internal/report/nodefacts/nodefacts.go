@@ -1,6 +1,7 @@
-// Package nodefacts reads what package doctor judges from the files of a node: from its /etc, /sys, /proc, /dev and /run below
-// a root folder, from kubelet's folder, and from the folders of CDI specs. It changes nothing, opens regular files and folders
-// only, reads a bounded part of them, and gives up what does not return.
+// Package nodefacts reads what package doctor judges from the files of a node: from its /etc, /sys,
+// /proc, /dev and /run below a root folder, from kubelet's folder, and from the folders of CDI
+// specs. It changes nothing, opens regular files and folders only, reads a bounded part of them,
+// and gives up what does not return.
 package nodefacts
 
 import (
@@ -23,13 +24,14 @@ type Places struct {
 	// Host has the node's other files; nil if they are not visible, which Hidden explains.
 	Host   fs.FS
 	Hidden string
-	// Driver has the driver root, and DriverRoot is its path on the node. Driver is nil if it cannot be seen.
+	// Driver has the driver root, and DriverRoot is its path on the node. Driver is nil if it cannot
+	// be seen.
 	Driver     fs.FS
 	DriverRoot string
 	// SearchPath are folders below the driver root in which libraries are looked for before others.
 	SearchPath []string
-	// Devices has the device nodes in its folder dev, and DevFolder is the path of that on the node. Devices is nil if they cannot
-	// be seen.
+	// Devices has the device nodes in its folder dev, and DevFolder is the path of that on the node.
+	// Devices is nil if they cannot be seen.
 	Devices   fs.FS
 	DevFolder string
 	// Container has the file system of the container in which doctor runs; nil if it runs in none.
@@ -57,8 +59,12 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &atWSL, "the release of the kernel", seen, func() (bool, error) {
 			return driverroot.IsWSL(p.Kernel) || p.Devices != nil && driverroot.IsWSL(p.Devices), nil
 		}),
-		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, "0x0680") }),
-		read(ctx, &f.Module, "the version of the kernel module", seen, func() (string, error) { return moduleVersion(kernel) }),
+		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice,
+			error) {
+			return pciDevices(kernel, "0x0680")
+		}),
+		read(ctx, &f.Module, "the version of the kernel module", seen,
+			func() (string, error) { return moduleVersion(kernel) }),
 		read(ctx, &f.Modules, "the kernel's modules", seen, func() ([]string, error) { return modules(kernel) }),
 		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) {
 			return library(root{p.Driver}, p.DriverRoot, p.SearchPath)
@@ -84,10 +90,12 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &f.Runtime, "the configuration of the container runtime", hidden, func() (doctor.Runtime, error) {
 			return kubeletRuntime(host)
 		}),
-		read(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", hidden, func() (doctor.Toolkit, error) { return toolkit(host), nil }),
+		read(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", hidden,
+			func() (doctor.Toolkit, error) { return toolkit(host), nil }),
 		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
 		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),
-		read(ctx, &f.Kubelet, "kubelet's folder", p.noKubelet, func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
+		read(ctx, &f.Kubelet, "kubelet's folder", p.noKubelet,
+			func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
 		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
 			return podResources(ctx, p.PodResourcesSocket, p.Host)
 		}),
@@ -99,8 +107,10 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	return f
 }
 
-// read begins to read a fact, unless it cannot be seen. The function that it returns waits for the fact, for as long as ctx.
-func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden func() string, from func() (T, error)) (wait func()) {
+// read begins to read a fact, unless it cannot be seen. The function that it returns waits for the
+// fact, for as long as ctx.
+func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden func() string,
+	from func() (T, error)) (wait func()) {
 	if fact.Missing = hidden(); fact.Missing != "" {
 		return func() {}
 	}

@@ -18,25 +18,30 @@ const (
 var allOfRuntime = []string{"container-runtime", "nvidia-runtime", "visible-devices", "daemon-reload"}
 
 var runtimeRows = []row{
-	{name: "containerd 2", check: "container-runtime", severity: doctor.OK, says: "containerd is set up", shows: "/etc/containerd/config.toml"},
+	{name: "containerd 2", check: "container-runtime", severity: doctor.OK, says: "containerd is set up",
+		shows: "/etc/containerd/config.toml"},
 	{
 		name: "containerd without a file", facts: func(f *doctor.NodeFacts) { f.Runtime.Value.Files = nil },
 		check: "container-runtime", severity: doctor.OK, says: "is set up", shows: "containerd has no configuration file",
 	},
 	{
-		name: "containerd 2, CDI off", change: changes{config: containerd2 + "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"},
+		name: "containerd 2, CDI off", change: changes{config: containerd2 +
+			"[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"},
 		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd", shows: "enable_cdi = false",
 	},
 	{
-		name: "containerd 2, CDI off by a drop-in", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "enable_cdi = false"},
+		name: "containerd 2, CDI off by a drop-in", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 +
+			"enable_cdi = false"},
 		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd",
 	},
 	{
-		name: "containerd 2, other folders", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "cdi_spec_dirs = ['/opt/cdi']"},
+		name: "containerd 2, other folders", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 +
+			"cdi_spec_dirs = ['/opt/cdi']"},
 		check: "container-runtime", severity: doctor.Error, says: "does not look for CDI specs in /var/run/cdi",
 	},
 	{
-		name: "containerd 2, the folder by its other name", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "cdi_spec_dirs = ['/run/cdi']"},
+		name: "containerd 2, the folder by its other name", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 +
+			"cdi_spec_dirs = ['/run/cdi']"},
 		check: "container-runtime", severity: doctor.OK, says: "is set up",
 	},
 	{
@@ -81,7 +86,8 @@ var runtimeRows = []row{
 		check: "container-runtime", severity: doctor.OK, says: "is set up",
 	},
 	{
-		name: "CRI-O, a file that is not TOML", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf": "=", "etc/crio/crio.conf.d/10": crioConf},
+		name: "CRI-O, a file that is not TOML", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf": "=",
+			"etc/crio/crio.conf.d/10": crioConf},
 		check: "container-runtime", severity: doctor.Warning, says: "configuration file of CRI-O cannot be read",
 		remedy: "crio config > /dev/null",
 	},
@@ -110,7 +116,8 @@ var runtimeRows = []row{
 		also: []string{"container-runtime", "visible-devices", "daemon-reload"},
 	},
 	{
-		name: "class", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"},
+		name: "class", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 +
+			"[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"},
 		settings: func(s *doctor.Settings) { s.VolumeMounts = true },
 		check:    "nvidia-runtime", severity: doctor.Info, says: "pods with GPUs need runtimeClassName",
 	},
@@ -163,7 +170,8 @@ var runtimeRows = []row{
 	},
 	{
 		name: "open for a class", change: changes{
-			toolkit: "", "etc/containerd/conf.d/zz.toml": runtime2 + "[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n",
+			toolkit: "", "etc/containerd/conf.d/zz.toml": runtime2 +
+				"[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n",
 		},
 		check: "visible-devices", severity: doctor.Info, says: "Every pod with the runtime class",
 	},
@@ -172,7 +180,8 @@ var runtimeRows = []row{
 		check: "visible-devices", severity: doctor.Warning, says: "the device list strategy envvar needs it",
 	},
 	{
-		name: "closed for envvar", change: changes{toolkit: closed + "[nvidia-container-runtime]\nmode = 'cdi'\n"}, settings: envvar,
+		name: "closed for envvar", change: changes{toolkit: closed +
+			"[nvidia-container-runtime]\nmode = 'cdi'\n"}, settings: envvar,
 		check: "visible-devices", severity: doctor.Error, says: "ignores NVIDIA_VISIBLE_DEVICES",
 	},
 	{
@@ -255,7 +264,8 @@ var nodeRows = []row{
 	},
 	{name: "none", check: "companions", severity: doctor.OK, says: "GPUs alone"},
 	{
-		name: "asked for and there", change: changes{"dev/gdrdrv": "", "proc/modules": "nvidia 1 0 - Live 0x0\ngdrdrv 1 0 - Live 0x0\n"},
+		name: "asked for and there", change: changes{"dev/gdrdrv": "",
+			"proc/modules": "nvidia 1 0 - Live 0x0\ngdrdrv 1 0 - Live 0x0\n"},
 		settings: func(s *doctor.Settings) { s.Companions = []doctor.CompanionModule{doctor.GDRCopy} },
 		check:    "companions", severity: doctor.OK, says: "GDRCopy is loaded", shows: "/dev/gdrdrv",
 	},
@@ -286,7 +296,8 @@ var nodeRows = []row{
 	{
 		name: "renamed, and claims", settings: func(s *doctor.Settings) { s.DriverRoot, s.Claims = "/run/nvidia/driver", true },
 		status: func(s *status.Status) {
-			s.Resources = []status.Resource{{Name: "nvidia.com/gpu.shared"}, {Name: "nvidia.com/mig-1g.10gb"}, {Name: "nvidia.com/a100"}}
+			s.Resources = []status.Resource{{Name: "nvidia.com/gpu.shared"}, {Name: "nvidia.com/mig-1g.10gb"},
+				{Name: "nvidia.com/a100"}}
 		},
 		check: "driver-upgrade", severity: doctor.Info, says: "does not evict pods with nvidia.com/a100, claims (before operator 26.7)",
 		remedy: "kubectl drain", also: []string{"dra", "kubelet"},
@@ -302,7 +313,8 @@ var nodeRows = []row{
 		remedy: "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml",
 	},
 	{
-		name: "another program's", change: changes{"etc/cdi/x.yaml": strings.ReplaceAll(specText, "nvidia.com/gpu", "management.nvidia.com/gpu") + "570.86.15\n"},
+		name: "another program's", change: changes{"etc/cdi/x.yaml": strings.ReplaceAll(specText, "nvidia.com/gpu",
+			"management.nvidia.com/gpu") + "570.86.15\n"},
 		check: "cdi-specs", severity: doctor.Warning, says: "management.nvidia.com/gpu is out of date", remedy: "its program has to write it anew",
 	},
 	{
@@ -324,7 +336,8 @@ var nodeRows = []row{
 		shows: "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml", remedy: "ls -l /var/run/cdi/nvidia.yaml /var/run/cdi/old.yaml",
 	},
 	{
-		name: "once in each folder", change: changes{otherSpec: specText + "580.95.05\n", "etc/cdi/nvidia.yaml": specText + "580.95.05\n"},
+		name: "once in each folder", change: changes{otherSpec: specText + "580.95.05\n",
+			"etc/cdi/nvidia.yaml": specText + "580.95.05\n"},
 		check: "cdi-specs", severity: doctor.OK, says: "3 CDI specs ",
 	},
 	{
@@ -336,7 +349,8 @@ var nodeRows = []row{
 		check: "cdi-specs", severity: doctor.Warning, says: "cannot be read",
 	},
 	{
-		name: "of somebody else", change: changes{"etc/cdi/x.yaml": "kind: example.com/nic\ndevices:\n- name: a\n", "etc/cdi/x.txt": "text"},
+		name: "of somebody else", change: changes{"etc/cdi/x.yaml": "kind: example.com/nic\ndevices:\n- name: a\n",
+			"etc/cdi/x.txt": "text"},
 		check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec ",
 	},
 	{name: "off", check: "selinux", severity: doctor.OK, says: "does not enforce"},
@@ -345,25 +359,30 @@ var nodeRows = []row{
 		check: "selinux", severity: doctor.OK, says: "does not enforce",
 	},
 	{
-		name: "on the node", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "unconfined_u:unconfined_r:unconfined_t:s0\x00"},
+		name: "on the node", change: changes{"sys/fs/selinux/enforce": "1",
+			"proc/self/attr/current": "unconfined_u:unconfined_r:unconfined_t:s0\x00"},
 		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
 	},
 	{
-		name: "in a container", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "system_u:system_r:container_t:s0:c1,c2\x00"},
+		name: "in a container", change: changes{"sys/fs/selinux/enforce": "1",
+			"proc/self/attr/current": "system_u:system_r:container_t:s0:c1,c2\x00"},
 		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
 		check: "selinux", severity: doctor.Error, says: "may not connect to kubelet's socket",
 	},
 	{
-		name: "in a container that is not confined", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "system_u:system_r:spc_t:s0\x00"},
+		name: "in a container that is not confined", change: changes{"sys/fs/selinux/enforce": "1",
+			"proc/self/attr/current": "system_u:system_r:spc_t:s0\x00"},
 		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
 		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
 	},
 	{
-		name: "devices", change: changes{"sys/fs/selinux/enforce": "1", "sys/fs/selinux/booleans/container_use_devices": "0 0"},
+		name: "devices", change: changes{"sys/fs/selinux/enforce": "1",
+			"sys/fs/selinux/booleans/container_use_devices": "0 0"},
 		check: "selinux", severity: doctor.Warning, says: "container_use_devices is off",
 	},
 	{
-		name: "devices allowed", change: changes{"sys/fs/selinux/enforce": "1", "sys/fs/selinux/booleans/container_use_devices": "1 1"},
+		name: "devices allowed", change: changes{"sys/fs/selinux/enforce": "1",
+			"sys/fs/selinux/booleans/container_use_devices": "1 1"},
 		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
 	},
 	{name: "there", check: "kubelet", severity: doctor.OK, says: "no other device plugin"},

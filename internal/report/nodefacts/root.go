@@ -32,7 +32,8 @@ func (r root) resolve(name string) (string, fs.FileInfo, error) {
 	return resolved, info, err
 }
 
-// link returns what a symbolic link of /proc says. It may lead to a file that is not below the root.
+// link returns what a symbolic link of /proc says. It may lead to a file that is not below the
+// root.
 func (r root) link(name string) (string, error) { return fs.ReadLink(r.FS, name) }
 
 // exists reports whether there is a file.
@@ -41,14 +42,16 @@ func (r root) exists(name string) bool {
 	return err == nil
 }
 
-// open opens a regular file. Anything else is an error and is not opened: that could block, or wake a device.
+// open opens a regular file. Anything else is an error and is not opened: that could block, or wake
+// a device.
 func (r root) open(name string) (fs.File, error) {
 	resolved, info, err := r.resolve(name)
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "read", Path: "/" + strings.TrimPrefix(name, "/"), Err: errors.New("is not a regular file")}
+		return nil, &fs.PathError{Op: "read", Path: "/" + strings.TrimPrefix(name, "/"),
+			Err: errors.New("is not a regular file")}
 	}
 	return r.Open(resolved)
 }
@@ -62,7 +65,8 @@ func (r root) read(name string) ([]byte, error) {
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
-		err = &fs.PathError{Op: "read", Path: "/" + strings.TrimPrefix(name, "/"), Err: fmt.Errorf("is larger than %d bytes", maxFile)}
+		err = &fs.PathError{Op: "read", Path: "/" + strings.TrimPrefix(name, "/"),
+			Err: fmt.Errorf("is larger than %d bytes", maxFile)}
 	}
 	return data, err
 }
@@ -106,8 +110,8 @@ func (r root) list(name string) ([]string, error) {
 	return names, nil
 }
 
-// match returns the paths of the files that a pattern in the last element of a path means, in order, or the path if there is
-// no pattern in it.
+// match returns the paths of the files that a pattern in the last element of a path means, in
+// order, or the path if there is no pattern in it.
 func (r root) match(pattern string) []string {
 	if !strings.Contains(pattern, "*") {
 		return []string{pattern}

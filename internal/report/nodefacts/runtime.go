@@ -130,7 +130,8 @@ func crio(r root, p process) doctor.Runtime {
 
 // docker returns Docker as it is configured. A kubelet uses it through cri-dockerd.
 func docker(r root, p process) doctor.Runtime {
-	one := doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: cmp.Or(p.flag("--config-file"), "/etc/docker/daemon.json")}
+	one := doctor.Runtime{Name: doctor.Docker, Service: "docker",
+		Config: cmp.Or(p.flag("--config-file"), "/etc/docker/daemon.json")}
 	var said struct {
 		Default  string   `json:"default-runtime"`
 		Options  []string `json:"exec-opts"`
@@ -154,7 +155,8 @@ func docker(r root, p process) doctor.Runtime {
 	}
 	systemd := slices.Contains(said.Options, "native.cgroupdriver=systemd")
 	reading := doctor.Reading{
-		Default: cmp.Or(p.flag("--default-runtime"), said.Default, "runc"), CDISaid: said.Features.CDI, CDIFolders: cdiFolders,
+		Default: cmp.Or(p.flag("--default-runtime"), said.Default,
+			"runc"), CDISaid: said.Features.CDI, CDIFolders: cdiFolders,
 		Handlers: []doctor.RuntimeHandler{{Name: "runc", Systemd: systemd, Implied: true}},
 	}
 	if said.Folders != nil {
@@ -165,7 +167,8 @@ func docker(r root, p process) doctor.Runtime {
 		h.Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
 		reading.Handlers = append(reading.Handlers, h)
 	}
-	// cri-dockerd passes CDI devices since Mirantis/cri-dockerd#522 of November 2025, and no file says which one it is.
+	// cri-dockerd passes CDI devices since Mirantis/cri-dockerd#522 of November 2025, and no file says
+	// which one it is.
 	newer := reading
 	reading.Versions = "with cri-dockerd before CDI"
 	newer.Versions, newer.CDIExists = "with a newer cri-dockerd", true

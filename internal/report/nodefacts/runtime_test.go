@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// programs returns what makes programs: that of this test, in which the path of its package is another, or a script.
+// programs returns what makes programs: that of this test, in which the path of its package is
+// another, or a script.
 func programs(t *testing.T) func(path string) string {
 	t.Helper()
 	file, err := os.Executable()
@@ -32,7 +33,8 @@ func programs(t *testing.T) func(path string) string {
 		if path == "" {
 			return "#!/bin/sh\n"
 		}
-		return string(bytes.ReplaceAll(program, []byte(thisProgram), []byte(path+strings.Repeat("x", len(thisProgram)-len(path)))))
+		return string(bytes.ReplaceAll(program, []byte(thisProgram),
+			[]byte(path+strings.Repeat("x", len(thisProgram)-len(path)))))
 	}
 }
 
@@ -42,7 +44,8 @@ const (
 	programOf2  = "github.com/containerd/containerd/v2/cmd/containerd"
 )
 
-// containerdOf returns what makes programs of containerd that say a version: that of this test, in which two names are others.
+// containerdOf returns what makes programs of containerd that say a version: that of this test, in
+// which two names are others.
 func containerdOf(t *testing.T) func(version string) string {
 	t.Helper()
 	program := programs(t)
@@ -59,7 +62,8 @@ func containerdOf(t *testing.T) func(version string) string {
 			t.Fatalf("this program does not have %q", thisModule)
 		}
 		end := start + len("mod\t")
-		end += strings.IndexAny(text[end+strings.IndexByte(text[end:], '\t')+1:], "\t\n") + strings.IndexByte(text[end:], '\t') + 1
+		end += strings.IndexAny(text[end+strings.IndexByte(text[end:], '\t')+1:], "\t\n") + strings.IndexByte(text[end:],
+			'\t') + 1
 		was := text[start:end]
 		if len(main)+len("mod\t") > len(was) {
 			t.Fatalf("%q does not fit into %q", main, was)
@@ -68,7 +72,8 @@ func containerdOf(t *testing.T) func(version string) string {
 	}
 }
 
-// A madeOf is what a version of containerd makes of its files. The table has them as test/containerd has them from containerd itself.
+// A madeOf is what a version of containerd makes of its files. The table has them as
+// test/containerd has them from containerd itself.
 type madeOf struct {
 	Refused  bool     `json:"refused"`
 	Disabled bool     `json:"disabled"`
@@ -78,7 +83,8 @@ type madeOf struct {
 	Handlers []string `json:"handlers"`
 }
 
-// TestConfigurationsAsContainerdReadsThem: for each version, what containerd's own loader makes of the files.
+// TestConfigurationsAsContainerdReadsThem: for each version, what containerd's own loader makes of
+// the files.
 func TestConfigurationsAsContainerdReadsThem(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/containerd.yaml")
@@ -94,7 +100,8 @@ func TestConfigurationsAsContainerdReadsThem(t *testing.T) {
 		t.Fatal(len(cases), err)
 	}
 	program := containerdOf(t)
-	for version, containerd := range map[string]string{"1.7": program("1.7.30"), "2.2": program("2.2.8"), "2.4": program("2.4.2")} {
+	for version, containerd := range map[string]string{"1.7": program("1.7.30"), "2.2": program("2.2.8"),
+		"2.4": program("2.4.2")} {
 		for _, tt := range cases {
 			t.Run(version+" "+tt.Name, func(t *testing.T) {
 				node := changes{dropIn: gone, config: gone, "usr/bin/containerd": containerd}
@@ -128,7 +135,8 @@ func TestConfigurationsAsContainerdReadsThem(t *testing.T) {
 	}
 }
 
-// TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it is.
+// TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it
+// is.
 func TestContainerdTellsItsVersion(t *testing.T) {
 	t.Parallel()
 	program := programs(t)
@@ -140,7 +148,8 @@ func TestContainerdTellsItsVersion(t *testing.T) {
 		{"another program", thisProgram, "1.7, 2.0 and newer"},
 		{"no program", "", "1.7, 2.0 and newer"},
 	} {
-		facts := placesOf(newNode(changes{config: gone, dropIn: gone, "usr/bin/containerd": program(tt.path)})).Gather(t.Context())
+		facts := placesOf(newNode(changes{config: gone, dropIn: gone,
+			"usr/bin/containerd": program(tt.path)})).Gather(t.Context())
 		var got []string
 		for _, reading := range facts.Runtime.Value.Readings {
 			got = append(got, reading.Versions)
@@ -151,7 +160,8 @@ func TestContainerdTellsItsVersion(t *testing.T) {
 	}
 }
 
-// TestRuntimesWithoutProcesses: where processes are not visible, files and sockets tell which runtime the node has.
+// TestRuntimesWithoutProcesses: where processes are not visible, files and sockets tell which
+// runtime the node has.
 func TestRuntimesWithoutProcesses(t *testing.T) {
 	t.Parallel()
 	without := changes{"proc/1/comm": gone, "proc/700/comm": gone, "proc/700/cmdline": gone, "proc/701/comm": gone}

@@ -19,7 +19,8 @@ func TestSeveritiesHaveNames(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeSeenIsNotChecked: no check says that all is well, and none that something is wrong, but for what hangs.
+// TestWhatCannotBeSeenIsNotChecked: no check says that all is well, and none that something is
+// wrong, but for what hangs.
 func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
 	t.Parallel()
 	for _, hangs := range []bool{false, true} {
@@ -34,7 +35,8 @@ func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
 		}
 		worst := map[string]doctor.Severity{}
 		found := doctor.Examine(facts)
-		if got := doctor.Worst(found); (got == doctor.Warning) != hangs || got < doctor.NotChecked || doctor.Worst(nil) != doctor.OK {
+		if got := doctor.Worst(found); (got == doctor.Warning) != hangs || got < doctor.NotChecked ||
+			doctor.Worst(nil) != doctor.OK {
 			t.Errorf("hangs %v: the worst is %s", hangs, got)
 		}
 		for _, f := range found {

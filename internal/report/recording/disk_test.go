@@ -34,20 +34,21 @@ func TestDiskThatFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		driver := recorder.Driver(simulated.DriverOf(node))
-		were := verdicts(t, monitor.Options{Driver: driver, Policy: health.Default()}, func(context.Context, *monitor.Monitor) {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Error(err)
-			}
-			time.Sleep(5 * time.Minute)
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				t.Error(err)
-			}
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			if err := recorder.Stop(); err == nil {
-				t.Error("nobody says that lines are missing")
-			}
-		})
+		were := verdicts(t, monitor.Options{Driver: driver, Policy: health.Default()},
+			func(context.Context, *monitor.Monitor) {
+				if err := os.RemoveAll(dir); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(5 * time.Minute)
+				if err := os.MkdirAll(dir, 0o700); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if err := recorder.Stop(); err == nil {
+					t.Error("nobody says that lines are missing")
+				}
+			})
 		if len(were) != 2 { // a verdict and a list
 			t.Errorf("the verdicts were %q", were)
 		}
@@ -88,7 +89,8 @@ func (f diskFile) Write(text []byte) (int, error) {
 	return f.WriteCloser.Write(text)
 }
 
-// TestDiskThatHangs: no call into the driver waits for the disk, however many there are, and the missing lines are counted.
+// TestDiskThatHangs: no call into the driver waits for the disk, however many there are, and the
+// missing lines are counted.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -119,7 +121,8 @@ func TestDiskThatHangs(t *testing.T) {
 	})
 }
 
-// TestDiskThatIsFull: lines are missing, the calls have their answers, and what is on disk can be played.
+// TestDiskThatIsFull: lines are missing, the calls have their answers, and what is on disk can be
+// played.
 func TestDiskThatIsFull(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -155,8 +158,9 @@ func TestDiskThatIsFull(t *testing.T) {
 	})
 }
 
-// TestDiskWithoutInodes: where no file can be made although there is space, what was recorded is kept but for the oldest file, the calls
-// have their answers, and the missing lines are counted. It is recorded again once there are inodes. A recording cannot start without them.
+// TestDiskWithoutInodes: where no file can be made although there is space, what was recorded is
+// kept but for the oldest file, the calls have their answers, and the missing lines are counted. It
+// is recorded again once there are inodes. A recording cannot start without them.
 func TestDiskWithoutInodes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -209,7 +213,8 @@ func TestDiskWithoutInodes(t *testing.T) {
 	})
 }
 
-// TestTwoDaemonsRecordIntoOneFolder: they share its ring, as they do at an upgrade. Neither fails, and the later one is played.
+// TestTwoDaemonsRecordIntoOneFolder: they share its ring, as they do at an upgrade. Neither fails,
+// and the later one is played.
 func TestTwoDaemonsRecordIntoOneFolder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -217,7 +222,8 @@ func TestTwoDaemonsRecordIntoOneFolder(t *testing.T) {
 		var recorders [2]recording.Recorder
 		var sessions [2]monitor.Session
 		for i := range recorders {
-			o := recording.Options{Dir: dir, Files: 4, Size: 8 << 10, Policy: health.Default(), Program: fmt.Sprint("version ", i)}
+			o := recording.Options{Dir: dir, Files: 4, Size: 8 << 10, Policy: health.Default(),
+				Program: fmt.Sprint("version ", i)}
 			if err := recorders[i].Start(o); err != nil {
 				t.Fatal(err)
 			}

@@ -30,11 +30,13 @@ type line struct {
 	At   time.Time     `json:"at"`             // when it began
 	Took time.Duration `json:"took,omitempty"` // in ns
 	Call string        `json:"call"`
-	// Session is the number of the session in the recording. Its first can be one that was open before.
+	// Session is the number of the session in the recording. Its first can be one that was open
+	// before.
 	Session int             `json:"session,omitempty"`
 	GPU     string          `json:"gpu,omitempty"` // UUID
 	Args    json.RawMessage `json:"args,omitempty"`
-	// Value is what the call returned. Same says that the value is that of the last call with the same GPU and arguments.
+	// Value is what the call returned. Same says that the value is that of the last call with the same
+	// GPU and arguments.
 	Value json.RawMessage `json:"value,omitempty"`
 	Same  bool            `json:"same,omitempty"`
 	Error *recordedError  `json:"error,omitempty"`

@@ -32,7 +32,8 @@ type Recording struct {
 	Program string
 	// Faults is the ledger of faults at the start; empty without one.
 	Faults string
-	// Dropped is how many lines are missing, and CutOff says that the last line of a file was not whole.
+	// Dropped is how many lines are missing, and CutOff says that the last line of a file was not
+	// whole.
 	Dropped int
 	CutOff  bool
 
@@ -92,15 +93,18 @@ func load(path string) (h header, lines []line, cut bool, err error) {
 	}
 	defer func() { _ = file.Close() }() // it was only read
 	if info, err := file.Stat(); err == nil && info.Size() > maxFile {
-		return h, nil, false, fmt.Errorf("it has %d MiB, and a recording that can be played has %d at most", info.Size()>>20, maxFile>>20)
+		return h, nil, false, fmt.Errorf("it has %d MiB, and a recording that can be played has %d at most", info.Size()>>20,
+			maxFile>>20)
 	}
 	reader := bufio.NewReaderSize(file, 64<<10)
 	text, _, err := readLine(reader)
 	if err != nil || json.Unmarshal(text, &h) != nil || h.Format == 0 {
-		return h, nil, false, errors.Join(errors.New("it is no recording of this program: its first line is not that of one"), unlessEOF(err))
+		return h, nil, false, errors.Join(errors.New("it is no recording of this program: its first line is not that of one"),
+			unlessEOF(err))
 	}
 	if h.Format != format {
-		return h, nil, false, fmt.Errorf("it has format %d, written by version %s, and this version reads format %d", h.Format, h.Program, format)
+		return h, nil, false, fmt.Errorf("it has format %d, written by version %s, and this version reads format %d",
+			h.Format, h.Program, format)
 	}
 	last := map[string]json.RawMessage{}
 	for number := 2; ; number++ {
@@ -153,7 +157,8 @@ func unlessEOF(err error) error {
 	return err
 }
 
-// Prepare writes the ledger of faults into a state directory for the Monitor that the recording is played to.
+// Prepare writes the ledger of faults into a state directory for the Monitor that the recording is
+// played to.
 func (r *Recording) Prepare(stateDir string) error {
 	if r.Faults == "" {
 		return nil

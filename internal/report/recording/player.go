@@ -16,10 +16,11 @@ import (
 )
 
 const (
-	// early is how long before its time a call that comes too early waits for its answer. One that comes earlier gets the answer of before.
+	// early is how long before its time a call that comes too early waits for its answer. One that
+	// comes earlier gets the answer of before.
 	early = time.Second
-	// over is how long after its time an answer is still given, if there is a later one: a Monitor that asked less often is told what
-	// holds now.
+	// over is how long after its time an answer is still given, if there is a later one: a Monitor
+	// that asked less often is told what holds now.
 	over = 200 * time.Millisecond
 	// late is how long after its time a look is asked for that the Monitor does not make by itself.
 	late = 50 * time.Millisecond
@@ -62,8 +63,8 @@ func (r *Recording) Play() *Player {
 	return p
 }
 
-// Follow makes the requests of the recording to the Monitor, and asks for looks that the Monitor does not make by itself. It returns when
-// all has been played, or ctx ends.
+// Follow makes the requests of the recording to the Monitor, and asks for looks that the Monitor
+// does not make by itself. It returns when all has been played, or ctx ends.
 func (p *Player) Follow(ctx context.Context, m *monitor.Monitor) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -134,9 +135,9 @@ func (p *Player) wait(ctx context.Context, at time.Time) error {
 
 var errUnrecorded = fmt.Errorf("%w: the recording has no call", inventory.ErrNotSupported)
 
-// find returns the line that answers a call now. Lines that are over are left out. A call that comes before the time of the next line, or
-// after the last, gets the answer of before. But an error that asks for another session is answered once: a Monitor would open one again
-// and again.
+// find returns the line that answers a call now. Lines that are over are left out. A call that
+// comes before the time of the next line, or after the last, gets the answer of before. But an
+// error that asks for another session is answered once: a Monitor would open one again and again.
 func (p *Player) find(call, gpu string, args any) (line, error) {
 	l := line{Call: call, GPU: gpu}
 	if args != nil {
@@ -162,7 +163,8 @@ func (p *Player) find(call, gpu string, args any) (line, error) {
 			}
 		}
 		if t.next == len(t.lines) {
-			return line{}, fmt.Errorf("%w: the recording has no other answer to %s", inventory.ErrNoAnswer, strings.TrimSpace(l.key()))
+			return line{}, fmt.Errorf("%w: the recording has no other answer to %s", inventory.ErrNoAnswer,
+				strings.TrimSpace(l.key()))
 		}
 	}
 	l = t.lines[t.next]
@@ -218,7 +220,8 @@ func (p *Player) Open(ctx context.Context) (monitor.Session, error) {
 	return &played{Player: p, number: number, closed: make(chan struct{})}, nil
 }
 
-// A played session is one of a Player. What no verdict follows from is not played: nobody asks for it.
+// A played session is one of a Player. What no verdict follows from is not played: nobody asks for
+// it.
 type played struct {
 	*Player
 	unplayed
@@ -277,7 +280,8 @@ func (s *played) LostByClose(ctx context.Context) (string, error) {
 
 var errClosed = errors.New("the session is closed")
 
-// Next returns the recorded events, also those of the kernel's log. It leaves out that the events of an earlier session ended.
+// Next returns the recorded events, also those of the kernel's log. It leaves out that the events
+// of an earlier session ended.
 func (s *played) Next(ctx context.Context) (inventory.Event, error) {
 	for {
 		s.mu.Lock()

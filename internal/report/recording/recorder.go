@@ -26,10 +26,12 @@ type Options struct {
 	Dir string
 	// Redact puts other UUIDs and PCI addresses in the place of those of the node.
 	Redact bool
-	// Files is how many files there are at most, 4, those of earlier recordings too; Size is how large each gets, 16 MiB.
+	// Files is how many files there are at most, 4, those of earlier recordings too; Size is how large
+	// each gets, 16 MiB.
 	Files int
 	Size  int64
-	// Program is the version of the program, BootID the node's boot ID, StateDir where the ledger of faults is; each may be empty.
+	// Program is the version of the program, BootID the node's boot ID, StateDir where the ledger of
+	// faults is; each may be empty.
 	Program, BootID, StateDir string
 	// Policy is the health policy in force.
 	Policy health.Policy
@@ -37,7 +39,8 @@ type Options struct {
 	Create func(path string) (io.WriteCloser, error)
 }
 
-// A Recorder records between Start and Stop. The zero value is ready for use. Its methods may be called by several goroutines.
+// A Recorder records between Start and Stop. The zero value is ready for use. Its methods may be
+// called by several goroutines.
 type Recorder struct {
 	mu      sync.Mutex // guards starts and stops
 	running atomic.Pointer[recording]
@@ -59,7 +62,8 @@ type pendingLine struct {
 	err         error
 }
 
-// Start begins a recording. The error says that one is under way, or why the folder cannot be written.
+// Start begins a recording. The error says that one is under way, or why the folder cannot be
+// written.
 func (r *Recorder) Start(o Options) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +91,8 @@ func (r *Recorder) Start(o Options) error {
 	}
 }
 
-// Stop ends the recording. The error says that there is none, that the disk does not answer in time, or why lines are missing.
+// Stop ends the recording. The error says that there is none, that the disk does not answer in
+// time, or why lines are missing.
 func (r *Recorder) Stop() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,7 +187,8 @@ func (r Requests) Apply(ctx context.Context, p health.Policy) error {
 	return r.Monitor.Apply(ctx, p)
 }
 
-// Driver returns a driver whose sessions are recorded while there is a recording. Else a call costs a read of a pointer more.
+// Driver returns a driver whose sessions are recorded while there is a recording. Else a call costs
+// a read of a pointer more.
 func (r *Recorder) Driver(d monitor.Driver) monitor.Driver { return &driver{Driver: d, recorder: r} }
 
 type driver struct {
@@ -218,7 +224,8 @@ func recorded[T any](s *session, call, gpu string, args any, f func() (T, error)
 	}
 	began := time.Now()
 	value, err := f()
-	e := pendingLine{line: line{At: began, Took: time.Since(began), Call: call, Session: s.number, GPU: gpu}, args: args, err: err}
+	e := pendingLine{line: line{At: began, Took: time.Since(began), Call: call, Session: s.number, GPU: gpu}, args: args,
+		err: err}
 	switch any(value).(type) {
 	case nothing, monitor.Session, inventory.Sample:
 	default:
@@ -249,12 +256,19 @@ func (s *session) Retry(ctx context.Context) error {
 }
 
 // Sample records how long it took and whether it failed. Nothing is decided by what it measured.
-func (s *session) Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error) {
-	return recorded(s, callSample, uuid, nil, func() (inventory.Sample, error) { return s.Session.Sample(ctx, uuid, blocking, pause) })
+func (s *session) Sample(ctx context.Context, uuid string, blocking bool,
+	pause func(context.Context)) (inventory.Sample, error) {
+	return recorded(s, callSample, uuid, nil, func() (inventory.Sample,
+		error) {
+		return s.Session.Sample(ctx, uuid, blocking, pause)
+	})
 }
 
 func (s *session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
-	return recorded(s, callProcesses, uuid, nil, func() ([]inventory.Process, error) { return s.Session.Processes(ctx, uuid) })
+	return recorded(s, callProcesses, uuid, nil, func() ([]inventory.Process,
+		error) {
+		return s.Session.Processes(ctx, uuid)
+	})
 }
 
 func (s *session) MemoryLimit(ctx context.Context, uuid, cgroup string) (int, error) {
@@ -265,17 +279,22 @@ func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant
 	return acted(s, callClean, uuid, what, func() error { return s.Session.Clean(ctx, uuid, what) })
 }
 
-func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
+	error) {
 	return recorded(s, callComputeMode, uuid, mode, func() (inventory.ComputeMode, error) {
 		return s.Session.SetComputeMode(ctx, uuid, mode)
 	})
 }
 
 func (s *session) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
-	return recorded(s, callPartitions, uuid, nil, func() (inventory.Partitions, error) { return s.Session.Partitions(ctx, uuid) })
+	return recorded(s, callPartitions, uuid, nil, func() (inventory.Partitions,
+		error) {
+		return s.Session.Partitions(ctx, uuid)
+	})
 }
 
-func (s *session) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (func(context.Context) (int, error), error) {
+func (s *session) Repartition(ctx context.Context, uuid string,
+	step inventory.MIGStep) (func(context.Context) (int, error), error) {
 	var end func(context.Context) (int, error)
 	err := acted(s, callRepartition, uuid, step, func() (err error) {
 		end, err = s.Session.Repartition(ctx, uuid, step)
@@ -312,7 +331,10 @@ func (s *session) Hanging() bool {
 }
 
 func (s *session) Unwatched() []inventory.LeftOut {
-	unwatched, _ := recorded(s, callUnwatched, "", nil, func() ([]inventory.LeftOut, error) { return s.Session.Unwatched(), nil })
+	unwatched, _ := recorded(s, callUnwatched, "", nil, func() ([]inventory.LeftOut,
+		error) {
+		return s.Session.Unwatched(), nil
+	})
 	return unwatched
 }
 

@@ -30,7 +30,8 @@ var (
 	stories = flag.Int("stories", 8, "number of random nodes")
 )
 
-// verdicts runs a Monitor while do goes on, and returns the changes of verdicts and lists, and the Events, in their order.
+// verdicts runs a Monitor while do goes on, and returns the changes of verdicts and lists, and the
+// Events, in their order.
 func verdicts(t *testing.T, o monitor.Options, do func(context.Context, *monitor.Monitor)) []string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
@@ -83,8 +84,9 @@ func load(t *testing.T, path string) *recording.Recording {
 	return r
 }
 
-// TestRandomNodes records simulated nodes that have random faults, and whose daemon is killed now and then. Each recording, when it is
-// played, leads to the verdicts that there were, in their order.
+// TestRandomNodes records simulated nodes that have random faults, and whose daemon is killed now
+// and then. Each recording, when it is played, leads to the verdicts that there were, in their
+// order.
 func TestRandomNodes(t *testing.T) {
 	first := *seed
 	if first == 0 {
@@ -119,7 +121,8 @@ func randomNode(t *testing.T, r *rand.Rand) {
 				if r.IntN(6) == 0 {
 					uuid := node.List()[0].UUID
 					_ = recording.Requests{Monitor: m, Recorder: &recorder}.Clear(ctx, uuid) // it may be gone
-					time.Sleep(time.Duration(r.Int64N(int64(time.Second))))                  // what happens at the same moment has no order
+					// what happens at the same moment has no order
+					time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
 				}
 				if ctx.Err() != nil {
 					return
@@ -165,7 +168,8 @@ func randomFault(r *rand.Rand, gpus int) simulator.Fault {
 	}[r.IntN(14)]
 }
 
-// TestRecordings plays each recording in testdata. What it leads to is in the file of the same name with the ending .verdicts.
+// TestRecordings plays each recording in testdata. What it leads to is in the file of the same name
+// with the ending .verdicts.
 func TestRecordings(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.jsonl")
 	if err != nil || len(paths) == 0 {
@@ -238,7 +242,8 @@ func xid(t *testing.T) func(*simulator.Node) {
 	}
 }
 
-// TestRedacted: no name of the node is in the files, and the verdicts are the same but for the names.
+// TestRedacted: no name of the node is in the files, and the verdicts are the same but for the
+// names.
 func TestRedacted(t *testing.T) {
 	t.Parallel()
 	dir, were := record(t, recording.Options{Redact: true, BootID: "11111111-2222-3333-4444-555555555555"}, xid(t))
@@ -272,7 +277,8 @@ func TestRedacted(t *testing.T) {
 // TestRing: the folder stays small, and what is left can be played.
 func TestRing(t *testing.T) {
 	t.Parallel()
-	dir, _ := record(t, recording.Options{Files: 3, Size: 64 << 10}, func(*simulator.Node) { time.Sleep(20 * time.Minute) })
+	dir, _ := record(t, recording.Options{Files: 3, Size: 64 << 10},
+		func(*simulator.Node) { time.Sleep(20 * time.Minute) })
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(files) != 3 {
 		t.Fatal(files, err)

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Story is what follows from the Snapshots of a Monitor, without pods: verdicts, lists for kubelet, and Events of the node.
+// A Story is what follows from the Snapshots of a Monitor, without pods: verdicts, lists for
+// kubelet, and Events of the node.
 type Story struct {
 	// Options are what is offered. They are not changed after the first Next.
 	Options resource.Options

@@ -83,7 +83,8 @@ func (w *writer) begin() error {
 		return err
 	}
 	for _, name := range old[:max(0, len(old)-w.Files+1)] {
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // another daemon may record into the folder
+		// another daemon may record into the folder
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -158,7 +159,8 @@ func (w *writer) write(e pendingLine, dropped *atomic.Int64) {
 	}
 }
 
-// flush writes what is pending. A file of which a write fails is closed: a reader leaves out a last line that is cut off.
+// flush writes what is pending. A file of which a write fails is closed: a reader leaves out a last
+// line that is cut off.
 func (w *writer) flush(dropped *atomic.Int64) {
 	if len(w.pending) == 0 || w.file == nil {
 		return

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// A ReadyStep is a state that a node goes through until pods get its GPUs. Each needs those before it.
+// A ReadyStep is a state that a node goes through until pods get its GPUs. Each needs those before
+// it.
 type ReadyStep struct {
 	// Name is driver, device nodes, containers, CUDA or kubelet.
 	Name    string `json:"name"`
@@ -33,16 +34,19 @@ const (
 
 // Evidence is what the steps are judged by, beside a Status.
 type Evidence struct {
-	// Refused is why the driver is not accepted, and LacksNode the device node without which nothing computes; empty if there is no reason.
+	// Refused is why the driver is not accepted, and LacksNode the device node without which nothing
+	// computes; empty if there is no reason.
 	Refused, LacksNode string
-	// Answers is since when the driver answers, and Agrees since when kubelet's account is what was sent to it; zero if that is not known.
+	// Answers is since when the driver answers, and Agrees since when kubelet's account is what was
+	// sent to it; zero if that is not known.
 	Answers, Agrees time.Time
 }
 
 // doctorRemedy is what to do where only doctor finds the cause.
 const doctorRemedy = "run: " + doctor
 
-// chain are the steps in their order. A step is reached if one device at least gets through it: a bad one does not stop the others.
+// chain are the steps in their order. A step is reached if one device at least gets through it: a
+// bad one does not stop the others.
 var chain = []struct {
 	name  string
 	judge func(Status, Evidence) ReadyStep
@@ -72,7 +76,8 @@ func driverStep(s Status, e Evidence) ReadyStep {
 
 func nodesStep(s Status, e Evidence) ReadyStep {
 	if e.LacksNode != "" {
-		return ReadyStep{Text: "the device node " + e.LacksNode + " is not there", Remedy: "run on the node: nvidia-modprobe -u -c 0"}
+		return ReadyStep{Text: "the device node " + e.LacksNode + " is not there",
+			Remedy: "run on the node: nvidia-modprobe -u -c 0"}
 	}
 	held := map[string]string{}
 	for _, h := range s.Holds {
@@ -83,7 +88,8 @@ func nodesStep(s Status, e Evidence) ReadyStep {
 	return given(s, held, "those of the driver and of a device are there")
 }
 
-// containersStep asks for one device that is not held for another reason than that CUDA is not proven on it.
+// containersStep asks for one device that is not held for another reason than that CUDA is not
+// proven on it.
 func containersStep(s Status, _ Evidence) ReadyStep {
 	waits := map[string]bool{}
 	if s.Validation != nil {
@@ -100,8 +106,8 @@ func containersStep(s Status, _ Evidence) ReadyStep {
 	return given(s, held, "what containers get is there")
 }
 
-// given returns a step that is reached, with a text, if one device is not held; held says why others are, by UUID. A GPU in MIG devices is
-// not given itself.
+// given returns a step that is reached, with a text, if one device is not held; held says why
+// others are, by UUID. A GPU in MIG devices is not given itself.
 func given(s Status, held map[string]string, text string) ReadyStep {
 	divided := map[string]bool{}
 	for _, d := range s.GPUs {
@@ -192,7 +198,8 @@ func NewProgress(began time.Time) *Progress {
 	return &Progress{began: began, steps: map[string]ReadyStep{}}
 }
 
-// Steps returns the steps as they are at a time. One after the first that is not reached is not judged: it waits for that.
+// Steps returns the steps as they are at a time. One after the first that is not reached is not
+// judged: it waits for that.
 func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// steps returns steps as text: those that are reached with their seconds, and the others with what they say.
+// steps returns steps as text: those that are reached with their seconds, and the others with what
+// they say.
 func steps(all []status.ReadyStep) string {
 	var parts []string
 	for _, s := range all {
@@ -29,7 +30,8 @@ func TestSteps(t *testing.T) {
 	p := status.NewProgress(start)
 	var s status.Status
 	e := status.Evidence{Refused: "driver 550 is not accepted", LacksNode: "/dev/nvidia-uvm"}
-	s.Validation = &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-0", Result: status.Waiting, Reason: "it is being tried"}}}
+	s.Validation = &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-0", Result: status.Waiting,
+		Reason: "it is being tried"}}}
 	s.Resources = []status.Resource{{Name: "nvidia.com/gpu", Planned: true, Server: "registering"}}
 	s.Holds = []status.Hold{{Device: "GPU-0", Reason: "CUDA is not proven on it yet"}}
 	for _, now := range []struct {
@@ -44,11 +46,14 @@ func TestSteps(t *testing.T) {
 			s.Stale, s.Looked, e.Answers = "", start, start.Add(3*time.Second)
 			s.GPUs = []status.Device{{UUID: "GPU-0"}}
 		}, "driver: driver 550 is not accepted | device"},
-		{5 * time.Second, func() { e.Refused, s.Driver = "", "580" }, "driver 3s | device nodes: the device node /dev/nvidia-uvm is not there | containers: waits for device nodes"},
+		{5 * time.Second, func() { e.Refused, s.Driver = "", "580" },
+			"driver 3s | device nodes: the device node /dev/nvidia-uvm is not there | containers: waits for device nodes"},
 		{6 * time.Second, func() { e.LacksNode = "" }, "driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being tried | kubelet: waits for CUDA"},
-		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device, s.GPUs[0].UUID = "no CDI spec", "GPU-1", "GPU-1" }, "driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
+		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device, s.GPUs[0].UUID = "no CDI spec", "GPU-1", "GPU-1" },
+			"driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
 		{9 * time.Second, func() {
-			s.Validation.Devices[0] = status.Validated{Result: status.Proven, Since: start.Add(7 * time.Second), Milliseconds: 1000}
+			s.Validation.Devices[0] = status.Validated{Result: status.Proven, Since: start.Add(7 * time.Second),
+				Milliseconds: 1000}
 			s.Holds = nil
 		}, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet: nvidia.com/gpu: registering"},
 		{time.Hour, func() {
@@ -69,19 +74,22 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestStepsOfDevicesThatAreHeldOrFail: one bad device does not keep a node from being ready, and a device that a pod uses is not waited for.
+// TestStepsOfDevicesThatAreHeldOrFail: one bad device does not keep a node from being ready, and a
+// device that a pod uses is not waited for.
 func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
 	t.Parallel()
 	good := func() status.Status {
 		return status.Status{
 			Looked: time.Unix(1, 0), GPUs: []status.Device{{UUID: "GPU-0"}, {UUID: "GPU-1"}},
-			Resources:  []status.Resource{{Name: "a", Planned: true, Server: "serving", Agreed: true, Healthy: 1, Devices: 2}},
-			Validation: &status.Validation{Devices: []status.Validated{{UUID: "GPU-0", Result: status.Proven}, {UUID: "GPU-1", Result: status.Failed}}},
+			Resources: []status.Resource{{Name: "a", Planned: true, Server: "serving", Agreed: true, Healthy: 1, Devices: 2}},
+			Validation: &status.Validation{Devices: []status.Validated{{UUID: "GPU-0", Result: status.Proven},
+				{UUID: "GPU-1", Result: status.Failed}}},
 		}
 	}
 	parts := func(node bool, held ...string) func(*status.Status) { // of a GPU in two MIG devices
 		return func(s *status.Status) {
-			s.Validation, s.GPUs = nil, []status.Device{{UUID: "GPU-0"}, {UUID: "MIG-0", GPU: "GPU-0"}, {UUID: "MIG-1", GPU: "GPU-0"}}
+			s.Validation, s.GPUs = nil, []status.Device{{UUID: "GPU-0"}, {UUID: "MIG-0", GPU: "GPU-0"},
+				{UUID: "MIG-1", GPU: "GPU-0"}}
 			for _, uuid := range held {
 				s.Holds = append(s.Holds, status.Hold{Device: uuid, Reason: "it lacks something", Node: node})
 			}

@@ -6,18 +6,21 @@ import (
 	"time"
 )
 
-// A Change is one thing of a Status that became another. Its JSON is an interface of the program, like that of a Status.
+// A Change is one thing of a Status that became another. Its JSON is an interface of the program,
+// like that of a Status.
 type Change struct {
 	// Time is when the Status with the change was received.
 	Time time.Time `json:"time"`
-	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing, lead, configuration, MIG layout, hold,
-	// left out, without events, warning, MPS or summary.
+	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing,
+	// lead, configuration, MIG layout, hold, left out, without events, warning, MPS or summary.
 	Kind string `json:"kind"`
-	// Name is the device's index "i" or "i:j", or the resource's name; empty for a kind of which there is one, and for sentences.
+	// Name is the device's index "i" or "i:j", or the resource's name; empty for a kind of which there
+	// is one, and for sentences.
 	Name string `json:"name,omitempty"`
 	// Device is the device's UUID.
 	Device string `json:"device,omitempty"`
-	// From and To are what it was and is: a state, counts, a version or a sentence. From is empty for what is new, To for what is gone.
+	// From and To are what it was and is: a state, counts, a version or a sentence. From is empty for
+	// what is new, To for what is gone.
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 	// Reason and Cure belong to To.
@@ -57,7 +60,8 @@ func (c Change) String() string {
 	return strings.Join(strings.Fields(text), " ")
 }
 
-// Joined returns the changes without those of MIG devices that are the same as those of their GPUs, for people.
+// Joined returns the changes without those of MIG devices that are the same as those of their GPUs,
+// for people.
 func Joined(changes []Change) []Change {
 	type what struct{ gpu, from, to, reason string }
 	gpus := map[what]bool{}
@@ -84,8 +88,9 @@ const (
 	kindSummary  = "summary"
 )
 
-// Changes returns what differs between two Statuses, in the order of a Status, the summary last. Of a summary, only another state is
-// a change, and of an event only a new one. What the daemon did at which time is none.
+// Changes returns what differs between two Statuses, in the order of a Status, the summary last. Of
+// a summary, only another state is a change, and of an event only a new one. What the daemon did at
+// which time is none.
 func Changes(before, after Status, at time.Time) []Change {
 	was := map[[2]string]Change{}
 	for _, f := range facts(before) {
@@ -152,7 +157,8 @@ func facts(s Status) []Change {
 		facts = append(facts, Change{Kind: "driver", To: s.Driver})
 	}
 	for _, g := range s.GPUs {
-		facts = append(facts, Change{Kind: kindDevice, Name: g.Index, Device: g.UUID, To: g.State, Reason: g.Reason, Cure: g.Cure})
+		facts = append(facts, Change{Kind: kindDevice, Name: g.Index, Device: g.UUID, To: g.State, Reason: g.Reason,
+			Cure: g.Cure})
 		for _, e := range g.Events {
 			facts = append(facts, Change{Kind: kindEvent, Name: deviceName(g.Index), To: e})
 		}
@@ -161,7 +167,8 @@ func facts(s Status) []Change {
 		facts = append(facts, Change{Kind: kindResource, Name: r.Name, Reason: r.Problem,
 			To: fmt.Sprintf("%d of %d devices Healthy, %s", r.Healthy+r.Unoffered, r.Devices, r.Server)})
 		if len(r.Departing) > 0 {
-			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: Count(len(r.Departing), "device"), Reason: r.Departing[0].Reason})
+			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: Count(len(r.Departing), "device"),
+				Reason: r.Departing[0].Reason})
 		}
 	}
 	for _, h := range Held(s.Holds) {
@@ -173,7 +180,8 @@ func facts(s Status) []Change {
 	if l := s.Lead; l != (Lead{}) {
 		facts = append(facts, Change{Kind: "lead", To: l.String()})
 	}
-	facts = append(facts, Change{Kind: "configuration", To: fmt.Sprint("generation ", s.ConfigGeneration), Reason: s.ConfigError})
+	facts = append(facts, Change{Kind: "configuration", To: fmt.Sprint("generation ", s.ConfigGeneration),
+		Reason: s.ConfigError})
 	if m := s.MIG; m != nil && m.Layout != "" {
 		facts = append(facts, Change{Kind: "MIG layout", To: m.Layout + ", " + m.State, Reason: m.Reason})
 	}
@@ -195,7 +203,8 @@ func deviceName(index string) string {
 	return "GPU " + index
 }
 
-// Held returns sentences: of which resource how many devices are held, and why. There may be a thousand replicas.
+// Held returns sentences: of which resource how many devices are held, and why. There may be a
+// thousand replicas.
 func Held(holds []Hold) []string {
 	var sentences []string
 	counted := map[Hold]int{}

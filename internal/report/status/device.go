@@ -17,18 +17,22 @@ type Device struct {
 	UUID  string `json:"uuid"`
 	// Model is the name of the GPU's model, or "MIG " and the profile.
 	Model string `json:"model"`
-	// PCI is the GPU's PCI address, such as 0000:1b:00.0, and Minor the N of its /dev/nvidiaN. A MIG device has none.
+	// PCI is the GPU's PCI address, such as 0000:1b:00.0, and Minor the N of its /dev/nvidiaN. A MIG
+	// device has none.
 	PCI   string `json:"pci,omitempty"`
 	Minor *int   `json:"minor,omitempty"`
-	// GPU is the UUID of the GPU that a MIG device is on, and Profile the device's size. A GPU has none.
+	// GPU is the UUID of the GPU that a MIG device is on, and Profile the device's size. A GPU has
+	// none.
 	GPU     string `json:"gpu,omitempty"`
 	Profile string `json:"profile,omitempty"`
-	// UnitsMiB is how much of the GPU's memory is offered in units; 0 for one that is offered otherwise.
+	// UnitsMiB is how much of the GPU's memory is offered in units; 0 for one that is offered
+	// otherwise.
 	UnitsMiB int `json:"unitsMiB,omitempty"`
 	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered.
 	State string    `json:"state"`
 	Since time.Time `json:"since,omitzero"`
-	// Reason is a sentence without a full stop, empty for a device that is Healthy; Cure what makes it usable again.
+	// Reason is a sentence without a full stop, empty for a device that is Healthy; Cure what makes it
+	// usable again.
 	Reason string `json:"reason,omitempty"`
 	Cure   string `json:"cure,omitempty"`
 	// XID is the driver's error number behind State; 0 if there is none.
@@ -52,7 +56,8 @@ type Fault struct {
 	Since time.Time `json:"since,omitzero"`
 }
 
-// Devices returns the devices of a Snapshot; known is what is known of each of its GPUs, in their order.
+// Devices returns the devices of a Snapshot; known is what is known of each of its GPUs, in their
+// order.
 func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 	devices := []Device{}
 	for i, g := range snapshot.GPUs {
@@ -64,7 +69,8 @@ func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 			if at := slices.IndexFunc(known[i].Instances, func(i health.Instance) bool { return i.UUID == m.UUID }); at >= 0 {
 				own = known[i].Instances[at].Device
 			}
-			part := device(fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, "MIG "+m.Profile, inventory.Worst(g.Fitness(), m.Health), own)
+			part := device(fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, "MIG "+m.Profile,
+				inventory.Worst(g.Fitness(), m.Health), own)
 			part.GPU, part.Profile = g.UUID, m.Profile
 			devices = append(devices, part)
 		}

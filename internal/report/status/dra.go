@@ -11,21 +11,23 @@ import (
 type DRA struct {
 	// Mode is plugin, dra or split.
 	Mode string `json:"mode"`
-	// DriverName is the name of the driver; empty for gpu.nvidia.com. Kept is why that is not the one of the configuration; empty if it is.
+	// DriverName is the name of the driver; empty for gpu.nvidia.com. Kept is why that is not the one
+	// of the configuration; empty if it is.
 	DriverName string `json:"driverName,omitempty"`
 	Kept       string `json:"driverNameKept,omitempty"`
 	// Driver is the state of the driver's registration at kubelet.
 	Driver DRADriver `json:"driver"`
-	// Slices, Devices and Generation are how many ResourceSlices the API server has of the node, with how many devices, and the generation
-	// of the pool.
+	// Slices, Devices and Generation are how many ResourceSlices the API server has of the node, with
+	// how many devices, and the generation of the pool.
 	Slices     int   `json:"slices,omitempty"`
 	Devices    int   `json:"devices,omitempty"`
 	Generation int64 `json:"generation,omitempty"`
 	// Problem is why the slices at the API server are not as wanted; empty if they are.
 	Problem string `json:"problem,omitempty"`
-	// API is the version of resource.k8s.io that the API server serves; empty as long as it was not asked. NoTaints says that it does not
-	// keep the taints of devices, NoCounters that it keeps no counters, without which GPUs are not divided for claims, and NoShares that it
-	// knows no devices that several claims can have.
+	// API is the version of resource.k8s.io that the API server serves; empty as long as it was not
+	// asked. NoTaints says that it does not keep the taints of devices, NoCounters that it keeps no
+	// counters, without which GPUs are not divided for claims, and NoShares that it knows no devices
+	// that several claims can have.
 	API        string `json:"api,omitempty"`
 	NoTaints   bool   `json:"noTaints,omitempty"`
 	NoCounters bool   `json:"noCounters,omitempty"`
@@ -43,7 +45,8 @@ type DRADriver struct {
 	Problem string `json:"problem,omitempty"`
 	// Foreign is the socket of another program's driver of the same name; empty if there is none.
 	Foreign string `json:"foreign,omitempty"`
-	// Rival is why NVIDIA's driver, of another name, may give the same GPUs: then this one gives none. Empty if that driver is not there.
+	// Rival is why NVIDIA's driver, of another name, may give the same GPUs: then this one gives none.
+	// Empty if that driver is not there.
 	Rival string `json:"rival,omitempty"`
 }
 
@@ -70,9 +73,11 @@ type DRAClaim struct {
 	Shares []DRAShare `json:"shares,omitempty"`
 	// Problem is why its containers cannot use a device; empty if they can.
 	Problem string `json:"problem,omitempty"`
-	// Released is why MIG devices or control daemons of a claim are there still although it was given back; empty for any other claim.
+	// Released is why MIG devices or control daemons of a claim are there still although it was given
+	// back; empty for any other claim.
 	Released string `json:"released,omitempty"`
-	// Destroyed says that they are not there any more, and that the MIG mode of their GPUs is on still.
+	// Destroyed says that they are not there any more, and that the MIG mode of their GPUs is on
+	// still.
 	Destroyed bool `json:"destroyed,omitempty"`
 }
 
@@ -80,7 +85,8 @@ type DRAClaim struct {
 type DRAShare struct {
 	Device      string `json:"device"`
 	MemoryBytes int64  `json:"memoryBytes"`
-	// Limited says that MPS keeps each process of the claim to it. Otherwise the scheduler counts it, and nothing keeps a process to it.
+	// Limited says that MPS keeps each process of the claim to it. Otherwise the scheduler counts it,
+	// and nothing keeps a process to it.
 	Limited bool `json:"limited"`
 }
 

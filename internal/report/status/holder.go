@@ -13,27 +13,31 @@ type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	// Claim is the name of the ResourceClaim by which the container holds the device; empty if it holds it by a resource such as
-	// nvidia.com/gpu.
+	// Claim is the name of the ResourceClaim by which the container holds the device; empty if it
+	// holds it by a resource such as nvidia.com/gpu.
 	Claim string `json:"claim,omitempty"`
-	// Receipt is what holds the container to its part of the GPU; nil for a container that does not have the device in units.
+	// Receipt is what holds the container to its part of the GPU; nil for a container that does not
+	// have the device in units.
 	Receipt *Receipt `json:"receipt,omitempty"`
 }
 
-// A Receipt says what a container with units of a GPU's memory asked for, and what holds it to that.
+// A Receipt says what a container with units of a GPU's memory asked for, and what holds it to
+// that.
 type Receipt struct {
-	// MemoryMiB is the memory of its units, and Percentage the part of the threads that it may use; 0 if it asked for none.
+	// MemoryMiB is the memory of its units, and Percentage the part of the threads that it may use; 0
+	// if it asked for none.
 	MemoryMiB  int `json:"memoryMiB"`
 	Percentage int `json:"percentage,omitempty"`
-	// Layer is mps where its processes are clients of MPS with limits, driver where the driver limits its cgroup, none where units are only
-	// counted, and empty where that is not known.
+	// Layer is mps where its processes are clients of MPS with limits, driver where the driver limits
+	// its cgroup, none where units are only counted, and empty where that is not known.
 	Layer string `json:"layer,omitempty"`
-	// ReadMiB is the limit that the driver says it has for the container's cgroup; 0 if it was not read.
+	// ReadMiB is the limit that the driver says it has for the container's cgroup; 0 if it was not
+	// read.
 	ReadMiB int `json:"readMiB,omitempty"`
 	// Since is when it was given the units; zero if that is not known.
 	Since time.Time `json:"since,omitzero"`
-	// Differences are sentences: how what it was given, as kubelet keeps it, and what the MPS control daemon says now differ from what it
-	// asked for.
+	// Differences are sentences: how what it was given, as kubelet keeps it, and what the MPS control
+	// daemon says now differ from what it asked for.
 	Differences []string `json:"differences,omitempty"`
 }
 

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Signals is what was read of a GPU when it answered last. What its driver does not tell is not there. The second half
-// is only shown: nothing follows from it.
+// Signals is what was read of a GPU when it answered last. What its driver does not tell is not
+// there. The second half is only shown: nothing follows from it.
 type Signals struct {
 	RecoveryAction     string `json:"recoveryAction,omitempty"`
 	RowRemapFailure    *bool  `json:"rowRemapFailure,omitempty"`
@@ -16,7 +16,8 @@ type Signals struct {
 	UncorrectedECC *uint64 `json:"uncorrectedECC,omitempty"`
 	SRAMThreshold  *bool   `json:"sramThreshold,omitempty"` // with XID 48 or 172, the part has to be replaced
 	Fabric         string  `json:"fabric,omitempty"`
-	// FabricSummary is the driver's own: healthy, unhealthy or limited-capacity. The last one is only shown.
+	// FabricSummary is the driver's own: healthy, unhealthy or limited-capacity. The last one is only
+	// shown.
 	FabricSummary string   `json:"fabricSummary,omitempty"`
 	FabricFaults  []string `json:"fabricFaults,omitempty"`
 	// Unread names a call for one of the signals that failed, with the error.

@@ -61,7 +61,8 @@ unread: 'nvmlDeviceGetRemappedRows: ERROR_UNKNOWN'
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := yaml.Marshal(status.Devices(inventory.Snapshot{GPUs: make([]inventory.GPU, 1)}, []health.GPU{{Reading: tt.reading}})[0].Signals)
+			got, err := yaml.Marshal(status.Devices(inventory.Snapshot{GPUs: make([]inventory.GPU, 1)},
+				[]health.GPU{{Reading: tt.reading}})[0].Signals)
 			if err != nil {
 				t.Fatal(err)
 			}

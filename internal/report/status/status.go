@@ -1,10 +1,12 @@
-// Package status is all that a daemon knows of itself and its node, as one value: what status prints and what readiness is
-// judged by. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
+// Package status is all that a daemon knows of itself and its node, as one value: what status
+// prints and what readiness is judged by. Its JSON is an interface of the program: fields are
+// added, and none is renamed or removed.
 package status
 
 import "time"
 
-// A Status is what a daemon knows at one moment. Times are in UTC, to the second, and zero where there is none.
+// A Status is what a daemon knows at one moment. Times are in UTC, to the second, and zero where
+// there is none.
 type Status struct {
 	// Summary is all other fields in one line.
 	Summary Summary `json:"summary,omitzero"`
@@ -45,33 +47,40 @@ type Status struct {
 
 	// ConfigFile is the path of the configuration file; empty if there is none.
 	ConfigFile string `json:"configFile,omitempty"`
-	// ConfigGeneration numbers the configurations that were in force since the process started, from 1.
+	// ConfigGeneration numbers the configurations that were in force since the process started, from
+	// 1.
 	ConfigGeneration uint64 `json:"configGeneration,omitempty"`
 	// ConfigError is why the file as it is now is not in force; empty if it is.
 	ConfigError string `json:"configError,omitempty"`
-	// ConfigLoaded is when the configuration in force was read, or found to be the file's content still.
+	// ConfigLoaded is when the configuration in force was read, or found to be the file's content
+	// still.
 	ConfigLoaded time.Time `json:"configLoaded,omitzero"`
 	// MetricsError is why metrics are not served although they are to be; empty if there is no reason.
 	MetricsError string `json:"metricsError,omitempty"`
-	// MetricsAbsent are sentences: which metrics of GPUs the driver does not let the daemon have, and why.
+	// MetricsAbsent are sentences: which metrics of GPUs the driver does not let the daemon have, and
+	// why.
 	MetricsAbsent []string `json:"metricsAbsent,omitempty"`
-	// APIServerError is why the API server does not tell of the node; empty if it does, or is not asked. kubelet is served as before.
+	// APIServerError is why the API server does not tell of the node; empty if it does, or is not
+	// asked. kubelet is served as before.
 	APIServerError string `json:"apiServerError,omitempty"`
 	// PodResourcesError is why a kubelet that runs is not asked which pods hold devices, and what
 	// to set; empty if there is no reason.
 	PodResourcesError string `json:"podResourcesError,omitempty"`
-	// LabelsError is why the labels of the node are not as the daemon wants them; empty if there is no reason.
+	// LabelsError is why the labels of the node are not as the daemon wants them; empty if there is no
+	// reason.
 	LabelsError string `json:"labelsError,omitempty"`
 
-	// Reexecutions is how often the process replaced itself by a new one, because the driver was replaced.
+	// Reexecutions is how often the process replaced itself by a new one, because the driver was
+	// replaced.
 	Reexecutions int `json:"reexecutions,omitempty"`
 	// Kubelets is how many kubelets were seen since the process started.
 	Kubelets uint64 `json:"kubelets,omitempty"`
 
 	// GPUs are the GPUs of the last look by ascending index, each followed by its MIG devices.
 	GPUs []Device `json:"gpus"`
-	// NVSwitches are the fatal errors of NVSwitches that the kernel's log told since the process started, such as
-	// "NVSwitch 0000:c4:00.0: SXid 20034". It is read where the configuration wants that.
+	// NVSwitches are the fatal errors of NVSwitches that the kernel's log told since the process
+	// started, such as "NVSwitch 0000:c4:00.0: SXid 20034". It is read where the configuration wants
+	// that.
 	NVSwitches []string `json:"nvswitches,omitempty"`
 	// LeftOut are sentences: which GPUs cannot be read, which devices are not offered, and why.
 	LeftOut []string `json:"leftOut,omitempty"`
@@ -79,29 +88,32 @@ type Status struct {
 	Retries []Retry `json:"retries,omitempty"`
 	// Unwatched are sentences: which GPUs give no events, and why. Only looks find their faults.
 	Unwatched []string `json:"unwatched,omitempty"`
-	// MIG is how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
+	// MIG is how far the node is with the MIG layout that is asked for; nil where layouts are not
+	// changed.
 	MIG *MIGLayout `json:"mig,omitempty"`
 	// DRA is what is known of Dynamic Resource Allocation; nil where it is not used.
 	DRA *DRA `json:"dra,omitempty"`
-	// Steps are the states that the node goes through until pods get its GPUs, in their order; nil where neither proofs nor certain drivers
-	// are asked for.
+	// Steps are the states that the node goes through until pods get its GPUs, in their order; nil
+	// where neither proofs nor certain drivers are asked for.
 	Steps []ReadyStep `json:"steps,omitempty"`
 	// Validation is on which devices CUDA is proven to work; nil where that is not asked for.
 	Validation *Validation `json:"validation,omitempty"`
-	// Reset is the last reset that was asked for by the command reset; nil if there was none since the start of the daemon.
+	// Reset is the last reset that was asked for by the command reset; nil if there was none since the
+	// start of the daemon.
 	Reset *Reset `json:"reset,omitempty"`
 	// Holds are the devices that are not given out for a while.
 	Holds []Hold `json:"holds,omitempty"`
 
 	// Resources are the resources that are served, by name.
 	Resources []Resource `json:"resources"`
-	// Warnings are sentences: what else of the plan is not as the configuration or the node makes one expect.
+	// Warnings are sentences: what else of the plan is not as the configuration or the node makes one
+	// expect.
 	Warnings []string `json:"warnings,omitempty"`
 	// MPS are sentences: which resources that are shared by MPS cannot be used, and why.
 	MPS []string `json:"mps,omitempty"`
 
-	// Holders are the containers that hold devices, as kubelet says; nil where they were not asked for. HoldersError is why kubelet did not
-	// say.
+	// Holders are the containers that hold devices, as kubelet says; nil where they were not asked
+	// for. HoldersError is why kubelet did not say.
 	Holders      []Holder `json:"holders,omitzero"`
 	HoldersError string   `json:"holdersError,omitempty"`
 }
@@ -116,7 +128,8 @@ type Readiness struct {
 	Since time.Time `json:"since,omitzero"`
 }
 
-// Lead says which of the processes of this program on the node decides, and since when. During a roll-out there are two of them.
+// Lead says which of the processes of this program on the node decides, and since when. During a
+// roll-out there are two of them.
 type Lead struct {
 	// This says that it is this process.
 	This bool `json:"this"`
@@ -126,8 +139,8 @@ type Lead struct {
 	Since time.Time `json:"since,omitzero"`
 	// Standbys is how many processes wait for the lead of this one.
 	Standbys int `json:"standbys,omitempty"`
-	// Former is a process that led before and may still change GPUs: MIG layouts, MPS and time slices stay as they are until it has
-	// ended. It is empty if there is none.
+	// Former is a process that led before and may still change GPUs: MIG layouts, MPS and time slices
+	// stay as they are until it has ended. It is empty if there is none.
 	Former string `json:"former,omitempty"`
 	// Problem is why this process cannot take the lead; empty if it can.
 	Problem string `json:"problem,omitempty"`
@@ -189,13 +202,15 @@ type Retry struct {
 
 // A MIGLayout is how far a node is with a MIG layout.
 type MIGLayout struct {
-	// Layout is the name of the wanted layout, and From where it was named; both are empty if none is wanted.
+	// Layout is the name of the wanted layout, and From where it was named; both are empty if none is
+	// wanted.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	// State is pending, rebooting, success or failed, and Reason why it is not success.
 	State  string `json:"state,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Waiting are the GPUs and MIG devices, by UUID, that are in use and have to be free before the layout can be made.
+	// Waiting are the GPUs and MIG devices, by UUID, that are in use and have to be free before the
+	// layout can be made.
 	Waiting []string `json:"waiting,omitempty"`
 }
 
@@ -203,7 +218,8 @@ type MIGLayout struct {
 type Validation struct {
 	// Devices are the GPUs that are not in MIG mode, and the MIG devices, by ascending index.
 	Devices []Validated `json:"devices"`
-	// Seconds is how long after the start of the daemon there was a verdict on each device; 0 before, and in a process that does not lead.
+	// Seconds is how long after the start of the daemon there was a verdict on each device; 0 before,
+	// and in a process that does not lead.
 	Seconds float64 `json:"seconds,omitempty"`
 	// Unsaved is why verdicts are not on disk as they are shown; empty if they are.
 	Unsaved string `json:"unsaved,omitempty"`
@@ -250,21 +266,28 @@ type Hold struct {
 // A Resource is how one resource is being served.
 type Resource struct {
 	Name string `json:"name"`
-	// Planned says that the plan has the resource. One that it has no longer is served until its devices have departed.
+	// Planned says that the plan has the resource. One that it has no longer is served until its
+	// devices have departed.
 	Planned bool `json:"planned,omitempty"`
-	// MPS says that containers with its devices are clients of an MPS control daemon, whose shared memory they have at /dev/shm.
+	// MPS says that containers with its devices are clients of an MPS control daemon, whose shared
+	// memory they have at /dev/shm.
 	MPS bool `json:"mps,omitempty"`
-	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to pods.
+	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to
+	// pods.
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`
-	// Unoffered counts the units of GPUs that are well which are not given to pods: with units.fit one, those of one GPU are on offer.
+	// Unoffered counts the units of GPUs that are well which are not given to pods: with units.fit
+	// one, those of one GPU are on offer.
 	Unoffered int `json:"unoffered,omitempty"`
-	// Server is the phase of the resource's server: "waiting for kubelet", "registering", "serving", "silent: another server has
-	// registered", which is a later process of this program, or "silent: another program has registered".
+	// Server is the phase of the resource's server: "waiting for kubelet", "registering", "serving",
+	// "silent: another server has registered", which is a later process of this program, or "silent:
+	// another program has registered".
 	Server string `json:"server"`
-	// Agreed says that kubelet's own account of the resource was the list that was sent, when it was compared last.
+	// Agreed says that kubelet's own account of the resource was the list that was sent, when it was
+	// compared last.
 	Agreed bool `json:"agreed,omitempty"`
-	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty while all is well.
+	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty
+	// while all is well.
 	Problem string `json:"problem,omitempty"`
 	// Departing are the devices that left the plan and are still listed, as Unhealthy.
 	Departing []Departing `json:"departing,omitempty"`

@@ -21,7 +21,8 @@ func TestJSON(t *testing.T) {
 	got, err := json.MarshalIndent(status.Status{
 		Summary: status.Summary{State: status.Starting, Text: "x"},
 		Version: "v1", Simulated: "t4", Driver: "580", CUDA: "13.0", Generation: 3, Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
-		Calls: []status.Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &status.Quiesced{Since: at, Allocate: true},
+		Calls: []status.Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &status.Quiesced{Since: at,
+			Allocate: true},
 		Readiness:  status.Readiness{Ready: true, Reason: "why", Since: at},
 		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use", MetricsAbsent: []string{"a"}, APIServerError: "away",
 		PodResourcesError: "no socket",
@@ -30,7 +31,8 @@ func TestJSON(t *testing.T) {
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
 			Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
 		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
-		NVSwitches: []string{"n"}, LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
+		NVSwitches: []string{"n"}, LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x",
+			Next: at}}, Unwatched: []string{"GPU 2: x"},
 		Holds: []status.Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
 		Resources: []status.Resource{{
 			Name: "a/b", Planned: true, Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
@@ -174,7 +176,8 @@ func TestJSON(t *testing.T) {
 // TestJSONOfLittle holds what is there although there is nothing to say.
 func TestJSONOfLittle(t *testing.T) {
 	t.Parallel()
-	got, err := json.Marshal(status.Status{Version: "v1", GPUs: status.Devices(inventory.Snapshot{}, nil), Resources: []status.Resource{}})
+	got, err := json.Marshal(status.Status{Version: "v1", GPUs: status.Devices(inventory.Snapshot{}, nil),
+		Resources: []status.Resource{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,9 +192,10 @@ func TestDevices(t *testing.T) {
 	lost := inventory.Health{State: inventory.Lost, Reason: "gone", Cure: inventory.CureReboot, XID: 79, Since: at}
 	snapshot := inventory.Snapshot{
 		GPUs: []inventory.GPU{
-			{Index: 0, UUID: "GPU-0", Model: "A100", BDF: "0000:1b:00.0", Minor: 4, Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
-				{Index: 0, UUID: "MIG-0", Profile: "1g.5gb", Health: lost},
-			}},
+			{Index: 0, UUID: "GPU-0", Model: "A100", BDF: "0000:1b:00.0", Minor: 4,
+				Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
+					{Index: 0, UUID: "MIG-0", Profile: "1g.5gb", Health: lost},
+				}},
 			{Index: 1, UUID: "GPU-1", Model: "A100", Minor: 4, Health: lost, MIGDevices: []inventory.MIGDevice{
 				{Index: 2, UUID: "MIG-1", Profile: "1g.5gb", Health: inventory.Health{State: inventory.Healthy}},
 			}},
@@ -224,7 +228,8 @@ func TestDevices(t *testing.T) {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 	plan := resource.Plan{LeftOut: []resource.LeftOut{{Index: "0:1", UUID: "MIG-9", Reason: "excluded"}}}
-	if diff := cmp.Diff([]string{"GPU 2: silent", "device 0:1 (MIG-9): excluded"}, status.LeftOut(snapshot, plan)); diff != "" {
+	if diff := cmp.Diff([]string{"GPU 2: silent", "device 0:1 (MIG-9): excluded"},
+		status.LeftOut(snapshot, plan)); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 }
@@ -232,7 +237,8 @@ func TestDevices(t *testing.T) {
 func TestMoments(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600))
-	if got := status.Moment(at); !got.Equal(at.Truncate(time.Second)) || got.Location() != time.UTC || !status.Moment(time.Time{}).IsZero() {
+	if got := status.Moment(at); !got.Equal(at.Truncate(time.Second)) || got.Location() != time.UTC ||
+		!status.Moment(time.Time{}).IsZero() {
 		t.Errorf("moment %v, of no time %v", got, status.Moment(time.Time{}))
 	}
 	if got := status.Stamp(at) + status.Stamp(time.Time{}); got != "2026-11-22T00:02:03Z" {

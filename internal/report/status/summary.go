@@ -10,7 +10,8 @@ import (
 
 // A Summary is a Status in one line.
 type Summary struct {
-	// State is one of: starting, quiesced, waiting for driver, silent, waiting for kubelet, not ready, degraded, ready.
+	// State is one of: starting, quiesced, waiting for driver, silent, waiting for kubelet, not ready,
+	// degraded, ready.
 	State string `json:"state"`
 	// Text is a sentence without a full stop: what the state means here, and what to do.
 	Text string `json:"text"`
@@ -59,7 +60,8 @@ func Summarize(s Status) Summary {
 			s.Stale, Stamp(s.Looked), doctor)}
 	}
 	if names := inPhase(s.Resources, silent); names != "" {
-		return Summary{Silent, "another device plugin has registered " + names + "; this one sends no devices until that one ends"}
+		return Summary{Silent, "another device plugin has registered " + names +
+			"; this one sends no devices until that one ends"}
 	}
 	if names := inPhase(s.Resources, noKubelet); names != "" {
 		return Summary{WaitingForKubelet, "no kubelet is there; not registered: " + names}

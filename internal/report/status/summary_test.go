@@ -43,7 +43,8 @@ func TestSummarize(t *testing.T) {
 		want   string // state: text
 	}{
 		"all is well": {func(*status.Status) {}, "ready: 2 GPUs and 1 MIG device Healthy; a/b: 2 of 2"},
-		"starting":    {func(s *status.Status) { *s = status.Status{Version: "v1"} }, "starting: the first look at the GPUs has not ended"},
+		"starting": {func(s *status.Status) { *s = status.Status{Version: "v1"} },
+			"starting: the first look at the GPUs has not ended"},
 		"the first look hangs": {func(s *status.Status) { *s = status.Status{Calls: []status.Call{{GPU: &three, Function: "nvmlX"}}} },
 			"starting: the first look at the GPUs has not ended; nvmlX of GPU 3 does not return"},
 		"the first look hangs before it knows a GPU": {func(s *status.Status) { *s = status.Status{Calls: []status.Call{{Function: "nvmlInit_v2"}}} },
@@ -57,7 +58,8 @@ func TestSummarize(t *testing.T) {
 		},
 			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
 		"quiesced while a call hangs": {func(s *status.Status) {
-			s.Quiet, s.Stale, s.Quiesced, s.Calls = true, "quiet", &status.Quiesced{Since: s.Looked}, []status.Call{{GPU: &three, Function: "nvmlX"}}
+			s.Quiet, s.Stale, s.Quiesced, s.Calls = true, "quiet", &status.Quiesced{Since: s.Looked}, []status.Call{{GPU: &three,
+				Function: "nvmlX"}}
 		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; it is tried again, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
 		"quiesced before this process, with allocation": {func(s *status.Status) {
 			*s = status.Status{Quiet: true, Quiesced: &status.Quiesced{Since: s.Looked, Allocate: true}}
@@ -72,15 +74,18 @@ func TestSummarize(t *testing.T) {
 			s.Resources[0].Server, s.Readiness = "waiting for kubelet", status.Readiness{Reason: "x"}
 		},
 			"waiting for kubelet: no kubelet is there; not registered: a/b"},
-		"not ready":          {func(s *status.Status) { s.Readiness = status.Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
-		"a GPU that is sick": {func(s *status.Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
+		"not ready": {func(s *status.Status) { s.Readiness = status.Readiness{Reason: "kubelet refuses a/b"} },
+			"not ready: kubelet refuses a/b"},
+		"a GPU that is sick": {func(s *status.Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 },
+			"degraded: GPU 0 Lost; a/b: 1 of 2"},
 		"units of other GPUs": {func(s *status.Status) { s.Resources[0].Healthy, s.Resources[0].Unoffered = 1, 1 },
 			"ready: 2 GPUs and 1 MIG device Healthy; a/b: 1 of 2, as units.fit is one"},
 		"units of a GPU that is sick": {func(s *status.Status) {
 			s.Resources[0].Healthy, s.Resources[0].Unoffered, s.Resources[0].Devices = 1, 1, 3
 		},
 			"degraded: a/b: 1 of 3, as units.fit is one"},
-		"a GPU with MIG devices": {func(s *status.Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},
+		"a GPU with MIG devices": {func(s *status.Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" },
+			"degraded: GPU 1 Lost; a/b: 2 of 2"},
 		"a MIG device with a fault of its own": {func(s *status.Status) {
 			s.GPUs[1].State, s.GPUs[1].Reason, s.GPUs[2].State, s.GPUs[2].Reason = "Lost", "x", "Lost", "y"
 		}, "degraded: GPU 1 Lost, MIG device 1:0 Lost; a/b: 2 of 2"},
@@ -90,7 +95,8 @@ func TestSummarize(t *testing.T) {
 				s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(7 + i), State: "Lost"})
 			}
 		}, "degraded: GPU 7 Lost, GPU 8 Lost, GPU 9 Lost; a/b: 2 of 2"},
-		"a MIG device": {func(s *status.Status) { s.GPUs[2].State = "Unhealthy" }, "degraded: MIG device 1:0 Unhealthy; a/b: 2 of 2"},
+		"a MIG device": {func(s *status.Status) { s.GPUs[2].State = "Unhealthy" },
+			"degraded: MIG device 1:0 Unhealthy; a/b: 2 of 2"},
 		"a MIG device whose GPU is not there": {func(s *status.Status) { s.GPUs = append(s.GPUs, status.Device{Index: "7:0", State: "Lost"}) },
 			"degraded: MIG device 7:0 Lost; a/b: 2 of 2"},
 		"a GPU that is asked again": {func(s *status.Status) { s.GPUs[0].State, s.Retries = "Lost", []status.Retry{{Index: 0}, {Index: 7}} },
@@ -98,10 +104,14 @@ func TestSummarize(t *testing.T) {
 		"registration fails": {func(s *status.Status) { s.Resources[0].Server, s.Resources[0].Problem = "registering", "refused" },
 			"degraded: a/b: registering, refused; a/b: 2 of 2"},
 		"a device that departs": {func(s *status.Status) { s.Resources[0].Healthy = 1 }, "degraded: a/b: 1 of 2"},
-		"the file":              {func(s *status.Status) { s.ConfigError = "line 1" }, "degraded: the configuration file is not used; a/b: 2 of 2"},
-		"metrics":               {func(s *status.Status) { s.MetricsError = "in use" }, "degraded: metrics are not served; a/b: 2 of 2"},
-		"a hold":                {func(s *status.Status) { s.Holds = []status.Hold{{Device: "GPU-0"}} }, "degraded: devices held back: 1; a/b: 2 of 2"},
-		"MPS":                   {func(s *status.Status) { s.MPS = []string{"x"} }, "degraded: MPS does not work; a/b: 2 of 2"},
+		"the file": {func(s *status.Status) { s.ConfigError = "line 1" },
+			"degraded: the configuration file is not used; a/b: 2 of 2"},
+		"metrics": {func(s *status.Status) { s.MetricsError = "in use" },
+			"degraded: metrics are not served; a/b: 2 of 2"},
+		"a hold": {func(s *status.Status) { s.Holds = []status.Hold{{Device: "GPU-0"}} },
+			"degraded: devices held back: 1; a/b: 2 of 2"},
+		"MPS": {func(s *status.Status) { s.MPS = []string{"x"} },
+			"degraded: MPS does not work; a/b: 2 of 2"},
 		"no GPU": {func(s *status.Status) {
 			s.GPUs, s.Resources, s.Readiness.Reason = nil, nil, "nothing to serve: this node has no GPU"
 		}, "ready: nothing to serve: this node has no GPU"},
@@ -110,7 +120,8 @@ func TestSummarize(t *testing.T) {
 				s.GPUs = append(s.GPUs, status.Device{Index: "9", State: "Lost"})
 				s.Resources = append(s.Resources, status.Resource{Name: "c/d", Server: "serving"})
 			}
-		}, "degraded: " + strings.Repeat("GPU 9 Lost, ", 40) + "GPU 9 Lost and 9 more; a/b: 2 of 2; c/d: 0 of 0; c/d: 0 of 0; 48 more resources"},
+		}, "degraded: " + strings.Repeat("GPU 9 Lost, ", 40) +
+			"GPU 9 Lost and 9 more; a/b: 2 of 2; c/d: 0 of 0; c/d: 0 of 0; 48 more resources"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -131,21 +142,28 @@ func TestChanges(t *testing.T) {
 		change func(before, after *status.Status)
 		want   string
 	}{
-		"nothing":                  {func(_, s *status.Status) { s.Looked = s.Looked.Add(time.Hour) }, ""},
-		"the state":                {func(_, s *status.Status) { s.GPUs[0].State = "Lost" }, "GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
-		"the reason":               {func(b, s *status.Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
-		"the cure":                 {func(_, s *status.Status) { s.GPUs[2].Cure = "reset" }, "MIG device 1:0: still Healthy (cure: reset)"},
-		"another GPU at an index":  {func(_, s *status.Status) { s.GPUs[0].UUID = "GPU-9" }, "GPU 0: Healthy\nGPU 0: no longer: Healthy"},
-		"an event":                 {func(_, s *status.Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} }, "event of GPU 0: XID 13 × 1"},
-		"an event of a MIG device": {func(_, s *status.Status) { s.GPUs[2].Events = []string{"XID 13 × 1"} }, "event of MIG device 1:0: XID 13 × 1"},
-		"a call that hangs":        {func(_, s *status.Status) { s.Calls = []status.Call{{Function: "nvmlX"}} }, "call: nvmlX does not return"},
+		"nothing": {func(_, s *status.Status) { s.Looked = s.Looked.Add(time.Hour) }, ""},
+		"the state": {func(_, s *status.Status) { s.GPUs[0].State = "Lost" },
+			"GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
+		"the reason": {func(b, s *status.Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
+		"the cure": {func(_, s *status.Status) { s.GPUs[2].Cure = "reset" },
+			"MIG device 1:0: still Healthy (cure: reset)"},
+		"another GPU at an index": {func(_, s *status.Status) { s.GPUs[0].UUID = "GPU-9" },
+			"GPU 0: Healthy\nGPU 0: no longer: Healthy"},
+		"an event": {func(_, s *status.Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} },
+			"event of GPU 0: XID 13 × 1"},
+		"an event of a MIG device": {func(_, s *status.Status) { s.GPUs[2].Events = []string{"XID 13 × 1"} },
+			"event of MIG device 1:0: XID 13 × 1"},
+		"a call that hangs": {func(_, s *status.Status) { s.Calls = []status.Call{{Function: "nvmlX"}} },
+			"call: nvmlX does not return"},
 		"another event of its kind": {func(b, s *status.Status) {
 			b.GPUs[0].Events, s.GPUs[0].Events = []string{"XID 13 × 1"}, []string{"XID 13 × 2"}
 		},
 			"event of GPU 0: XID 13 × 2"},
 		"a resource": {func(_, s *status.Status) { s.Resources[0].Problem = "refused" },
 			"a/b: still 2 of 2 devices Healthy, serving: refused\nsummary: ready → degraded: a/b: serving, refused; a/b: 2 of 2"},
-		"a resource that is gone": {func(_, s *status.Status) { s.Resources = nil }, "a/b: no longer: 2 of 2 devices Healthy, serving"},
+		"a resource that is gone": {func(_, s *status.Status) { s.Resources = nil },
+			"a/b: no longer: 2 of 2 devices Healthy, serving"},
 		"a thousand replicas depart": {func(_, s *status.Status) {
 			s.Resources[0].Departing = make([]status.Departing, 1000)
 			s.Resources[0].Departing[0].Reason = lines
@@ -202,7 +220,8 @@ func TestChanges(t *testing.T) {
 	all := fine()
 	all.Summary = status.Summarize(all)
 	changes := status.Changes(status.Status{}, all, time.Time{})
-	if first, last := changes[0], changes[len(changes)-1]; len(changes) != 8 || first.Kind != "daemon" || last.Kind != "summary" || last.To != status.AllServed {
+	if first, last := changes[0], changes[len(changes)-1]; len(changes) != 8 || first.Kind != "daemon" ||
+		last.Kind != "summary" || last.To != status.AllServed {
 		t.Errorf("from nothing: %+v", changes)
 	}
 }

@@ -95,7 +95,8 @@ func sendResources(out *page, s status.Status) {
 }
 
 // states are the states of a GPU.
-var states = []inventory.State{inventory.Unknown, inventory.Healthy, inventory.Suspect, inventory.Unhealthy, inventory.Lost}
+var states = []inventory.State{inventory.Unknown, inventory.Healthy, inventory.Suspect, inventory.Unhealthy,
+	inventory.Lost}
 
 // sendGPU sends the metrics of a GPU; all has its MIG devices, too.
 func sendGPU(out *page, g status.Device, all []status.Device) {
@@ -146,7 +147,8 @@ func sendFaults(out *page, uuid, index string, d status.Device) {
 	}
 }
 
-// busID returns a PCI address of sysfs, such as 0000:1b:00.0, as NVML and dcgm-exporter write it: 00000000:1B:00.0.
+// busID returns a PCI address of sysfs, such as 0000:1b:00.0, as NVML and dcgm-exporter write it:
+// 00000000:1B:00.0.
 func busID(pci string) string {
 	if domain, _, _ := strings.Cut(pci, ":"); len(domain) == 4 {
 		pci = "0000" + pci

@@ -23,7 +23,8 @@ const (
 	maxXIDs = 32
 	// otherXID stands for all XIDs beyond.
 	otherXID = "other"
-	// departed is how long the counts of a GPU or resource that is gone are shown: long enough for the last ones to be scraped.
+	// departed is how long the counts of a GPU or resource that is gone are shown: long enough for the
+	// last ones to be scraped.
 	departed = 2 * time.Minute
 )
 
@@ -33,11 +34,12 @@ var criticalXIDs = []uint64{48, 62, 64, 74, 79, 95, 119, 120, 123, 140}
 // buckets are the classic buckets of a histogram, in seconds.
 var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
 
-// Counters counts what packages plugin, claims, monitor and nvidia tell. Make it with NewCounters. Its methods may be called by several
-// goroutines.
+// Counters counts what packages plugin, claims, monitor and nvidia tell. Make it with NewCounters.
+// Its methods may be called by several goroutines.
 type Counters struct {
 	rpcs, calls, claims *prometheus.HistogramVec
-	// errors are those of calls into the driver, requests those to the API server, and dropped Events that were not written.
+	// errors are those of calls into the driver, requests those to the API server, and dropped Events
+	// that were not written.
 	errors, requests, dropped *prometheus.CounterVec
 	switches                  *prometheus.GaugeVec
 	unasked                   atomic.Uint64 // claims without kubelet's account of resources
@@ -72,8 +74,8 @@ type resourceCounts struct {
 	ends             map[string]uint64
 }
 
-// NewCounters returns Counters that have counted nothing. The causes are those for which a stream ends; they are counted from 0, so
-// that the first end is an increase.
+// NewCounters returns Counters that have counted nothing. The causes are those for which a stream
+// ends; they are counted from 0, so that the first end is an increase.
 func NewCounters(causes []string) *Counters {
 	return &Counters{
 		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets), claims: claimDuration.histogramVec(buckets),
@@ -157,7 +159,8 @@ func (c *Counters) StreamEnded(resource, cause string) {
 	}
 }
 
-// resource returns the counts of a resource; nil if there are too many resources. The caller holds the lock.
+// resource returns the counts of a resource; nil if there are too many resources. The caller holds
+// the lock.
 func (c *Counters) resource(name string) *resourceCounts {
 	r := c.resources[name]
 	if r == nil && len(c.resources) < maxCounted {
@@ -199,7 +202,8 @@ func (c *Counters) DriverCalled(group string, took time.Duration) {
 // DriverFailed implements nvidia.Metrics.
 func (c *Counters) DriverFailed(group, code string) { c.errors.WithLabelValues(group, code).Inc() }
 
-// APIRequested counts a request to the API server; code is the HTTP status of the answer, 0 if there was none.
+// APIRequested counts a request to the API server; code is the HTTP status of the answer, 0 if
+// there was none.
 func (c *Counters) APIRequested(verb, resource string, code int) {
 	text := "none"
 	if code != 0 {
@@ -211,7 +215,8 @@ func (c *Counters) APIRequested(verb, resource string, code int) {
 // EventDropped counts a Kubernetes Event that is not written.
 func (c *Counters) EventDropped(cause string) { c.dropped.WithLabelValues(cause).Inc() }
 
-// send sends what was counted for the GPUs and resources of a status, and what is departed for a short time only.
+// send sends what was counted for the GPUs and resources of a status, and what is departed for a
+// short time only.
 func (c *Counters) send(out *page, s status.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,15 +20,17 @@ const (
 	tableEnd   = "<!-- end of metrics -->\n"
 )
 
-// TestDocs holds the tables of docs/monitoring.md to the metrics that there are, and docs/dev/metrics.md to what they cost.
-// `go test ./internal/report/telemetry -run TestDocs -update` writes them anew.
+// TestDocs holds the tables of docs/monitoring.md to the metrics that there are, and
+// docs/dev/metrics.md to what they cost. `go test ./internal/report/telemetry -run TestDocs
+// -update` writes them anew.
 func TestDocs(t *testing.T) {
 	var tables, costs strings.Builder
 	for _, c := range chapters {
 		c.write(&tables)
 	}
 	writeCost(&costs)
-	for file, want := range map[string]string{"../../../docs/monitoring.md": tables.String(), "../../../docs/dev/metrics.md": costs.String()} {
+	for file, want := range map[string]string{"../../../docs/monitoring.md": tables.String(),
+		"../../../docs/dev/metrics.md": costs.String()} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -49,8 +51,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// write writes a chapter as a table. Labels of devices are said once for all metrics that have them. Metrics of dcgm-exporter are
-// in lists, since their meanings are its own.
+// write writes a chapter as a table. Labels of devices are said once for all metrics that have
+// them. Metrics of dcgm-exporter are in lists, since their meanings are its own.
 func (c chapter) write(b *strings.Builder) {
 	exporters := map[metricType][]string{}
 	fmt.Fprintf(b, "\n### %s\n\n| metric | type; labels | meaning |\n|---|---|---|\n", c.title)
@@ -117,7 +119,8 @@ func writeCost(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", q.Function, strings.Join(names, ", "), whole, mig)
 	}
-	fmt.Fprintf(b, "| all | | %d, and %d that block | %d, %d a GPU instance, and %d that block |\n\n", sums[0], sums[3], sums[1], sums[2], sums[3])
+	fmt.Fprintf(b, "| all | | %d, and %d that block | %d, %d a GPU instance, and %d that block |\n\n", sums[0], sums[3],
+		sums[1], sums[2], sums[3])
 }
 
 // TestRows keeps rows complete and the names of our own metrics regular.

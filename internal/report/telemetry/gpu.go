@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// sampleLife is how old a sample can be to be shown: as long as Prometheus takes a value for one of now. Afterwards only its time
-// is shown.
+// sampleLife is how old a sample can be to be shown: as long as Prometheus takes a value for one of
+// now. Afterwards only its time is shown.
 const sampleLife = 5 * time.Minute
 
 // maxPodDevices bounds the series that say which container holds which device.
@@ -19,7 +19,8 @@ const maxPodDevices = 4096
 
 // GPUSettings say which metrics of GPUs there are.
 type GPUSettings struct {
-	// Every is the time between two samples of the GPUs and two questions to kubelet; 0 for no metrics of GPUs.
+	// Every is the time between two samples of the GPUs and two questions to kubelet; 0 for no metrics
+	// of GPUs.
 	Every time.Duration
 	// HostnameLabel is the name of the label with the node's name; empty for none.
 	HostnameLabel string
@@ -78,14 +79,16 @@ type found struct {
 	instances []instance
 }
 
-// sendSample sends the values of a sample. Of a GPU that is lost, or that was not measured for long, only what still holds.
+// sendSample sends the values of a sample. Of a GPU that is lost, or that was not measured for
+// long, only what still holds.
 func (c *GPUs) sendSample(out *page, g found) {
 	s, index := &g.sample, strconv.Itoa(g.Index)
 	ofGPU := heldBy(g.holders, g.labels)
 	ours := newLabels([]label{{"gpu", index}, {"UUID", g.UUID}})
 	sampleTime.sendTime(out, s.Taken, index, g.UUID)
 	code := strconv.FormatUint(s.LastXID, 10)
-	out.add(&lastXID, float64(s.LastXID), heldBy(g.holders, g.labels, label{"err_code", code}, label{"err_msg", c.xidName(s.LastXID)}))
+	out.add(&lastXID, float64(s.LastXID), heldBy(g.holders, g.labels, label{"err_code", code},
+		label{"err_msg", c.xidName(s.LastXID)}))
 	if g.Health.State == inventory.Lost || c.Now().Sub(s.Taken) > sampleLife {
 		return
 	}
@@ -154,7 +157,8 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 	return all
 }
 
-// sendPodDevices says which containers hold a device, and returns how many series it sent, which are most at most.
+// sendPodDevices says which containers hold a device, and returns how many series it sent, which
+// are most at most.
 func sendPodDevices(out *page, uuid, gi string, holders []holder, most int) int {
 	holders = holders[:min(len(holders), most)]
 	for _, h := range holders {
@@ -163,7 +167,8 @@ func sendPodDevices(out *page, uuid, gi string, holders []holder, most int) int 
 	return len(holders)
 }
 
-// sendUnits says which containers have units of a GPU, and how many of them are not held to their limits.
+// sendUnits says which containers have units of a GPU, and how many of them are not held to their
+// limits.
 func sendUnits(out *page, g inventory.GPU, holders []status.Holder) {
 	index, inUnits, differences := strconv.Itoa(g.Index), false, 0
 	for _, h := range holders[:min(len(holders), maxPodDevices)] {
@@ -200,9 +205,9 @@ func (c *GPUs) labelsOf(settings GPUSettings, d inventory.Driver, g inventory.GP
 	return all
 }
 
-// heldBy returns the labels of a device, more, and those of the container that holds it, with its claim as dcgm-exporter names it, if it
-// holds it alone: a device that is shared has the same series for all its holders. Containers that hold it by one claim have the labels of
-// that.
+// heldBy returns the labels of a device, more, and those of the container that holds it, with its
+// claim as dcgm-exporter names it, if it holds it alone: a device that is shared has the same
+// series for all its holders. Containers that hold it by one claim have the labels of that.
 func heldBy(holders []holder, device []label, more ...label) *labels {
 	all := slices.Concat(device, more)
 	if len(holders) == 1 && !holders[0].shared {
@@ -213,7 +218,8 @@ func heldBy(holders []holder, device []label, more ...label) *labels {
 		claim, m := holders[0].claim, holders[0].mig
 		for _, l := range []label{
 			{"dra_claim_name", claim.Name}, {"dra_claim_namespace", claim.Namespace}, {"dra_driver_name", claim.Driver},
-			{"dra_pool_name", claim.Pool}, {"dra_device_name", claim.Device}, {"dra_mig_profile", m.Profile}, {"dra_mig_device_uuid", m.UUID},
+			{"dra_pool_name", claim.Pool}, {"dra_device_name", claim.Device}, {"dra_mig_profile",
+				m.Profile}, {"dra_mig_device_uuid", m.UUID},
 		} {
 			if claim.Name != "" && l.value != "" {
 				all = append(all, l)

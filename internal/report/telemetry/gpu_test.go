@@ -24,7 +24,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// sources are the metrics of GPUs of a node with a GPU, one in MIG mode, and one that nobody could measure.
+// sources are the metrics of GPUs of a node with a GPU, one in MIG mode, and one that nobody could
+// measure.
 type sources struct{ telemetry.GPUs }
 
 func newSources(now time.Time) sources {
@@ -43,7 +44,8 @@ func newSources(now time.Time) sources {
 		Settings: feed.New(telemetry.GPUSettings{Every: 15 * time.Second, HostnameLabel: "Hostname"}),
 		Snapshots: feed.New(inventory.Snapshot{GPUs: []inventory.GPU{
 			{UUID: "GPU-a", Index: 0, BDF: "0000:1b:00.0", Model: "NVIDIA H100 80GB HBM3", Health: healthy},
-			{UUID: "GPU-b", Index: 1, BDF: "0000:4c:00.0", Model: "NVIDIA H100 80GB HBM3", Health: healthy, MIG: inventory.MIGEnabled,
+			{UUID: "GPU-b", Index: 1, BDF: "0000:4c:00.0", Model: "NVIDIA H100 80GB HBM3", Health: healthy,
+				MIG: inventory.MIGEnabled,
 				MIGDevices: []inventory.MIGDevice{
 					{UUID: "MIG-1", GI: 1, CI: 0, Profile: "1c.3g.40gb"}, {UUID: "MIG-2", GI: 1, CI: 1, Profile: "1c.3g.40gb"},
 					{UUID: "MIG-3", GI: 7, Profile: "1g.10gb"},
@@ -70,7 +72,8 @@ func (s sources) hold(devices ...kubelet.ContainerDevice) {
 // scrape returns the series of GPUs, without their times.
 func (s sources) scrape(t *testing.T) []string {
 	t.Helper()
-	return s.series(t, "DCGM_", "gpu_device_plugin_nvlink", "gpu_device_plugin_gpu_slowed", "gpu_device_plugin_pod_device{")
+	return s.series(t, "DCGM_", "gpu_device_plugin_nvlink", "gpu_device_plugin_gpu_slowed",
+		"gpu_device_plugin_pod_device{")
 }
 
 // series returns the series with these prefixes.
@@ -101,7 +104,8 @@ const (
 	labelsB = `Hostname="node-1",UUID="GPU-b",%sdevice="nvidia1",%sgpu="1",modelName="NVIDIA H100 80GB HBM3",%spci_bus_id="00000000:4C:00.0"%s`
 )
 
-// TestGPUMetrics: names, labels and values are those of dcgm-exporter, what was not measured is absent, and nothing is there twice.
+// TestGPUMetrics: names, labels and values are those of dcgm-exporter, what was not measured is
+// absent, and nothing is there twice.
 func TestGPUMetrics(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Now())
@@ -131,7 +135,8 @@ func TestGPUMetrics(t *testing.T) {
 	}
 }
 
-// TestSlowed: each bit of NVML's nvmlClocksEventReasons is one reason, or none of those that slow a GPU down.
+// TestSlowed: each bit of NVML's nvmlClocksEventReasons is one reason, or none of those that slow a
+// GPU down.
 func TestSlowed(t *testing.T) {
 	t.Parallel()
 	reasons := map[uint64]string{0x04: "sw_power_cap", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake"}
@@ -149,7 +154,8 @@ func TestSlowed(t *testing.T) {
 	}
 }
 
-// TestTimesOfSamples: each GPU that was measured says when, and the pods say when kubelet was asked for them.
+// TestTimesOfSamples: each GPU that was measured says when, and the pods say when kubelet was asked
+// for them.
 func TestTimesOfSamples(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Unix(1_700_000_000, 250_000_000))
@@ -159,13 +165,14 @@ func TestTimesOfSamples(t *testing.T) {
 		`gpu_device_plugin_sample_timestamp_seconds{UUID="GPU-a",gpu="0"} 1.70000000025e+09`,
 		`gpu_device_plugin_sample_timestamp_seconds{UUID="GPU-b",gpu="1"} 1.70000000025e+09`,
 	}
-	if diff := cmp.Diff(want, s.series(t, "gpu_device_plugin_sample_timestamp", "gpu_device_plugin_pod_devices_timestamp")); diff != "" {
+	if diff := cmp.Diff(want, s.series(t, "gpu_device_plugin_sample_timestamp",
+		"gpu_device_plugin_pod_devices_timestamp")); diff != "" {
 		t.Errorf("series (-want +got):\n%s", diff)
 	}
 }
 
-// TestGPUMetricsOfPods: a container that holds a device alone is in the labels of its series; those that share one are not, and
-// each has a series of its own to join with.
+// TestGPUMetricsOfPods: a container that holds a device alone is in the labels of its series; those
+// that share one are not, and each has a series of its own to join with.
 func TestGPUMetricsOfPods(t *testing.T) {
 	t.Parallel()
 	device := func(id, pod string) kubelet.ContainerDevice {
@@ -187,14 +194,17 @@ func TestGPUMetricsOfPods(t *testing.T) {
 			held: []kubelet.ContainerDevice{device("GPU-a", "p")}, pods: map[string]string{`UUID="GPU-a"`: "p"}, joins: joins("GPU-a", "", "p"),
 		},
 		"a GPU that two share": {
-			held: []kubelet.ContainerDevice{device("GPU-a::0", "p"), device("GPU-a::3", "q")}, joins: joins("GPU-a", "", "p", "q"),
+			held: []kubelet.ContainerDevice{device("GPU-a::0", "p"), device("GPU-a::3", "q")}, joins: joins("GPU-a", "", "p",
+				"q"),
 		},
-		"a GPU that can be shared": {held: []kubelet.ContainerDevice{device("GPU-a::0", "p")}, joins: joins("GPU-a", "", "p")},
+		"a GPU that can be shared": {held: []kubelet.ContainerDevice{device("GPU-a::0", "p")},
+			joins: joins("GPU-a", "", "p")},
 		"two replicas": {
 			held: []kubelet.ContainerDevice{device("GPU-a::0", "p"), device("GPU-a::1", "p")}, joins: joins("GPU-a", "", "p"),
 		},
 		"a device that was shared in between": {
-			held: []kubelet.ContainerDevice{device("GPU-a", "p"), device("GPU-a::0", "p")}, pods: map[string]string{`UUID="GPU-a"`: "p"},
+			held: []kubelet.ContainerDevice{device("GPU-a", "p"),
+				device("GPU-a::0", "p")}, pods: map[string]string{`UUID="GPU-a"`: "p"},
 			joins: joins("GPU-a", "", "p"),
 		},
 		"a MIG device": {
@@ -236,8 +246,9 @@ func TestGPUMetricsOfPods(t *testing.T) {
 	}
 }
 
-// TestClaimsInMetrics: of a device that containers hold by a claim the series name pod and claim as dcgm-exporter does, also of a MIG device that
-// was made for it. Two pods of one claim share it; shares of a GPU are of several claims.
+// TestClaimsInMetrics: of a device that containers hold by a claim the series name pod and claim as
+// dcgm-exporter does, also of a MIG device that was made for it. Two pods of one claim share it;
+// shares of a GPU are of several claims.
 func TestClaimsInMetrics(t *testing.T) {
 	t.Parallel()
 	device := func(uuid, pod, claim, name, share string) kubelet.ContainerDevice {
@@ -262,16 +273,19 @@ func TestClaimsInMetrics(t *testing.T) {
 	}
 	s.hold(device("GPU-a", "p", "one", "gpu-0", ""), device("GPU-a", "q", "one", "gpu-0", ""))
 	shared := strings.Join(s.scrape(t), "\n")
-	if !strings.Contains(shared, `dra_claim_name="one"`) || strings.Contains(shared, `DCGM_FI_DEV_GPU_TEMP{Hostname="node-1",UUID="GPU-a",container`) {
+	if !strings.Contains(shared, `dra_claim_name="one"`) ||
+		strings.Contains(shared, `DCGM_FI_DEV_GPU_TEMP{Hostname="node-1",UUID="GPU-a",container`) {
 		t.Errorf("two pods of one claim:\n%s", shared)
 	}
 	s.hold(device("GPU-a", "p", "one", "gpu-0", "s1"))
-	if share := strings.Join(s.scrape(t), "\n"); strings.Contains(share, "dra_claim_name") || !strings.Contains(share, `gpu_device_plugin_pod_device{GPU_I_ID="",UUID="GPU-a",container="main",namespace="ns",pod="p"`) {
+	if share := strings.Join(s.scrape(t), "\n"); strings.Contains(share, "dra_claim_name") ||
+		!strings.Contains(share, `gpu_device_plugin_pod_device{GPU_I_ID="",UUID="GPU-a",container="main",namespace="ns",pod="p"`) {
 		t.Errorf("a share:\n%s", share)
 	}
 }
 
-// TestGPUMetricsThatEnd: of a GPU that is lost only the XID is left, which may say why, and of a sample that is old only the time.
+// TestGPUMetricsThatEnd: of a GPU that is lost only the XID is left, which may say why, and of a
+// sample that is old only the time.
 func TestGPUMetricsThatEnd(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -308,13 +322,16 @@ func TestGPUMetricsThatEnd(t *testing.T) {
 	}
 }
 
-// TestMetricsOfUnits: who has how much of a GPU in units, by which layer, and how many are not held to it.
+// TestMetricsOfUnits: who has how much of a GPU in units, by which layer, and how many are not held
+// to it.
 func TestMetricsOfUnits(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Now())
 	s.Pods.Publish(telemetry.PodDevices{Asked: s.Now(), Units: []status.Holder{
-		{Device: "GPU-a", Namespace: "ns", Pod: "p", Container: "c", Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25, Layer: "mps"}},
-		{Device: "GPU-a", Namespace: "ns", Pod: "q", Container: "c", Receipt: &status.Receipt{MemoryMiB: 2048, Differences: []string{"x", "y"}}},
+		{Device: "GPU-a", Namespace: "ns", Pod: "p", Container: "c",
+			Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25, Layer: "mps"}},
+		{Device: "GPU-a", Namespace: "ns", Pod: "q", Container: "c",
+			Receipt: &status.Receipt{MemoryMiB: 2048, Differences: []string{"x", "y"}}},
 		{Device: "GPU-b", Namespace: "ns", Pod: "r", Container: "c", Receipt: &status.Receipt{MemoryMiB: 128, Layer: "none"}},
 	}})
 	want := []string{
@@ -333,7 +350,8 @@ func TestMetricsOfUnits(t *testing.T) {
 
 func TestHostnameLabel(t *testing.T) {
 	t.Parallel()
-	for label, want := range map[string]string{"Hostname": `{Hostname="node-1",UUID`, "hostname": `,hostname="node-1",`, "": `{UUID="GPU-a",device="nvidia0",gpu=`} {
+	for label, want := range map[string]string{"Hostname": `{Hostname="node-1",UUID`, "hostname": `,hostname="node-1",`,
+		"": `{UUID="GPU-a",device="nvidia0",gpu=`} {
 		s := newSources(time.Now())
 		s.Settings.Publish(telemetry.GPUSettings{Every: time.Second, HostnameLabel: label})
 		if line := s.scrape(t)[0]; !strings.Contains(line, want) {
@@ -353,7 +371,8 @@ func TestManyPods(t *testing.T) {
 	s := newSources(time.Now())
 	var held []kubelet.ContainerDevice
 	for i := range 10_000 {
-		held = append(held, kubelet.ContainerDevice{ID: fmt.Sprint("GPU-a::", i), Namespace: "ns", Pod: fmt.Sprint("p", i), Container: "main"})
+		held = append(held, kubelet.ContainerDevice{ID: fmt.Sprint("GPU-a::", i), Namespace: "ns", Pod: fmt.Sprint("p", i),
+			Container: "main"})
 	}
 	s.hold(held...)
 	if got := len(s.scrape(t)); got > 4096+20 {
@@ -398,8 +417,8 @@ func (l *lister) UnitHolders(_ context.Context, devices []kubelet.ContainerDevic
 	return make([]status.Holder, len(devices))
 }
 
-// TestFollowPods: kubelet is asked at the pace of samples, what it said counts while it fails for a short while, and nobody is asked
-// while there are no metrics.
+// TestFollowPods: kubelet is asked at the pace of samples, what it said counts while it fails for a
+// short while, and nobody is asked while there are no metrics.
 func TestFollowPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -461,8 +480,8 @@ func TestFollowPods(t *testing.T) {
 	})
 }
 
-// TestFollowPodsWhileTheDiskHangs: receipts of units are read from kubelet's disk. While that does not answer, pods have no receipts, and all
-// else goes on, the end, too.
+// TestFollowPodsWhileTheDiskHangs: receipts of units are read from kubelet's disk. While that does
+// not answer, pods have no receipts, and all else goes on, the end, too.
 func TestFollowPodsWhileTheDiskHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -56,7 +56,8 @@ func wantServing(t *testing.T, at, while string) {
 	}
 }
 
-// TestManyConnections: a client that opens a thousand connections, with and without requests, closes its own.
+// TestManyConnections: a client that opens a thousand connections, with and without requests,
+// closes its own.
 func TestManyConnections(t *testing.T) {
 	t.Parallel()
 	at := started(t, telemetry.Options{})
@@ -101,7 +102,8 @@ func TestManyConnections(t *testing.T) {
 	}
 }
 
-// TestSlowHeader: a connection whose request does not come is closed, however many bytes trickle in.
+// TestSlowHeader: a connection whose request does not come is closed, however many bytes trickle
+// in.
 func TestSlowHeader(t *testing.T) {
 	t.Parallel()
 	at := started(t, telemetry.Options{})
@@ -156,7 +158,8 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 }
 
-// TestScrapesWithoutAPlace: a scrape waits for its place, and one that gets none in time is refused, which is logged once.
+// TestScrapesWithoutAPlace: a scrape waits for its place, and one that gets none in time is
+// refused, which is logged once.
 func TestScrapesWithoutAPlace(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -189,7 +192,8 @@ func TestScrapesWithoutAPlace(t *testing.T) {
 		}
 	}
 	wantServing(t, at, "afterwards")
-	if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(logged, "Refused a scrape because") != 1 {
+	if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(logged,
+		"Refused a scrape because") != 1 {
 		t.Errorf("logged: %s", logged)
 	}
 }
@@ -202,16 +206,19 @@ func TestRequests(t *testing.T) {
 		request string
 		want    int
 	}{
-		"HEAD":               {"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusOK},
-		"POST":               {"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", http.StatusMethodNotAllowed},
+		"HEAD": {"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusOK},
+		"POST": {"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello",
+			http.StatusMethodNotAllowed},
 		"PUT":                {"PUT /healthz HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusMethodNotAllowed},
 		"DELETE":             {"DELETE /readyz HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusMethodNotAllowed},
 		"CONNECT":            {"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", http.StatusNotFound},
 		"another path":       {"GET /debug/pprof/ HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusNotFound},
 		"a path that climbs": {"GET /metrics/../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusTemporaryRedirect},
-		"a large header":     {"GET /metrics HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("a", 64<<10) + "\r\n\r\n", http.StatusRequestHeaderFieldsTooLarge},
-		"many headers":       {"GET /metrics HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X: a\r\n", 10_000) + "\r\n", http.StatusRequestHeaderFieldsTooLarge},
-		"no HTTP":            {"hello\r\n\r\n", http.StatusBadRequest},
+		"a large header": {"GET /metrics HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("a", 64<<10) + "\r\n\r\n",
+			http.StatusRequestHeaderFieldsTooLarge},
+		"many headers": {"GET /metrics HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X: a\r\n", 10_000) + "\r\n",
+			http.StatusRequestHeaderFieldsTooLarge},
+		"no HTTP": {"hello\r\n\r\n", http.StatusBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -249,7 +256,8 @@ func TestEndWithOpenConnections(t *testing.T) {
 		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) ||
+			errors.Is(err, context.DeadlineExceeded) {
 			t.Error("the connection stays open")
 		}
 	})

@@ -11,8 +11,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A limitedListener bounds the connections that are open at a time. When there are too many, it closes the oldest one of the client that
-// has most of them: a client that opens many connections takes none from Prometheus and kubelet.
+// A limitedListener bounds the connections that are open at a time. When there are too many, it
+// closes the oldest one of the client that has most of them: a client that opens many connections
+// takes none from Prometheus and kubelet.
 type limitedListener struct {
 	net.Listener
 	most int
@@ -29,10 +30,12 @@ type conn struct {
 	closed func(*conn)
 }
 
-// acceptAgain is how long after a connection could not be accepted, as without descriptors, the next try is.
+// acceptAgain is how long after a connection could not be accepted, as without descriptors, the
+// next try is.
 const acceptAgain = 500 * time.Millisecond
 
-// Accept implements net.Listener. It returns an error only when the listener was closed; net/http would log each other one.
+// Accept implements net.Listener. It returns an error only when the listener was closed; net/http
+// would log each other one.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	accepted, err := l.Listener.Accept()
 	for logged := false; err != nil; accepted, err = l.Listener.Accept() {

@@ -29,7 +29,8 @@ func (s *scarce) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// TestAcceptErrors: that no connection can be accepted is logged once, and not each time; afterwards they are accepted again.
+// TestAcceptErrors: that no connection can be accepted is logged once, and not each time;
+// afterwards they are accepted again.
 func TestAcceptErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -30,17 +30,21 @@ func full() status.Status {
 	zero, one := 0, 1
 	return status.Status{
 		DRA: &status.DRA{
-			Slices: 2, Devices: 16, Generation: 3, Problem: "no", Claims: []status.DRAClaim{{UID: "uid-1"}, {UID: "uid-2", Released: "in use"}},
+			Slices: 2, Devices: 16, Generation: 3, Problem: "no", Claims: []status.DRAClaim{{UID: "uid-1"},
+				{UID: "uid-2", Released: "in use"}},
 		},
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
-		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)}, {Function: "f", Since: at}},
-		MIG:   &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"}, Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven}, {Index: "1", Result: status.Failed}}},
+		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)},
+			{Function: "f", Since: at}},
+		MIG: &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"}, Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven}, {Index: "1", Result: status.Failed}}},
 		Steps:     []status.ReadyStep{{Name: status.StepDriver, Reached: true, Since: time.Unix(1, 0)}},
-		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at, Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
+		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at,
+			Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
 		GPUs: []status.Device{
 			{
 				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at, UnitsMiB: 1024,
-				Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at}, {Source: "lost", Cure: "reconnect", Since: at}},
+				Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at},
+					{Source: "lost", Cure: "reconnect", Since: at}},
 			},
 			{Index: "1", UUID: "GPU-b", Model: "H100", PCI: "0000:4c:00.0", Minor: &one, State: "Healthy", Since: at},
 			{
@@ -52,7 +56,8 @@ func full() status.Status {
 		LeftOut: []string{"GPU 2: x"}, Warnings: []string{"x", "y"},
 		Holds: []status.Hold{{Resource: "a/b", Device: "GPU-a"}},
 		Resources: []status.Resource{
-			{Name: "a/b", Planned: true, Devices: 8, Healthy: 7, Server: "serving", Agreed: true, Departing: []status.Departing{{ID: "GPU-z"}}},
+			{Name: "a/b", Planned: true, Devices: 8, Healthy: 7, Server: "serving", Agreed: true,
+				Departing: []status.Departing{{ID: "GPU-z"}}},
 			{Name: "a/c", Devices: 1, Server: "silent: another server has registered"},
 		},
 	}
@@ -83,10 +88,12 @@ func counted() *Counters {
 	return c
 }
 
-// scrape returns what an Exporter with this status and these counters answers, in the format that accept asks for.
+// scrape returns what an Exporter with this status and these counters answers, in the format that
+// accept asks for.
 func scrape(t *testing.T, s status.Status, failed error, c *Counters, accept string) *httptest.ResponseRecorder {
 	t.Helper()
-	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c, PCIGPUs: func() (own, away int) { return 8, 2 }})
+	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c,
+		PCIGPUs: func() (own, away int) { return 8, 2 }})
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
 	request.Header.Set("Accept", accept)
 	recorder := httptest.NewRecorder()
@@ -102,7 +109,8 @@ func ours(text string) string {
 	return strings.Join(regexp.MustCompile(`(?m)^(# (HELP|TYPE) )?gpu_device_plugin_.*\n`).FindAllString(text, -1), "")
 }
 
-// TestExposition holds all series of a daemon of which there is something to say, and that Prometheus' linter finds no fault with them.
+// TestExposition holds all series of a daemon of which there is something to say, and that
+// Prometheus' linter finds no fault with them.
 func TestExposition(t *testing.T) {
 	t.Parallel()
 	got := ours(scrape(t, full(), nil, counted(), "").Body.String())
@@ -128,15 +136,18 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// TestEveryMetricIsThere: the rows of the daemon and its series are the same, with types, units and labels.
+// TestEveryMetricIsThere: the rows of the daemon and its series are the same, with types, units and
+// labels.
 func TestEveryMetricIsThere(t *testing.T) {
 	t.Parallel()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(ours(scrape(t, full(), nil, counted(), "").Body.String())))
+	families, err := parser.TextToMetricFamilies(strings.NewReader(ours(scrape(t, full(), nil, counted(),
+		"").Body.String())))
 	if err != nil {
 		t.Fatal(err)
 	}
-	kinds := map[metricType]dto.MetricType{gauge: dto.MetricType_GAUGE, counter: dto.MetricType_COUNTER, histogram: dto.MetricType_HISTOGRAM}
+	kinds := map[metricType]dto.MetricType{gauge: dto.MetricType_GAUGE, counter: dto.MetricType_COUNTER,
+		histogram: dto.MetricType_HISTOGRAM}
 	for _, m := range daemonMetrics {
 		family := families[m.name]
 		delete(families, m.name)
@@ -168,7 +179,8 @@ func sorted(labels []string) []string {
 	return all
 }
 
-// TestFormats: OpenMetrics for a client that asks for it, and native histograms beside the classic ones in protobuf.
+// TestFormats: OpenMetrics for a client that asks for it, and native histograms beside the classic
+// ones in protobuf.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	open := scrape(t, full(), nil, counted(), "application/openmetrics-text;version=1.0.0")
@@ -201,7 +213,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestNoStatus: a daemon whose monitor is stuck says so at /healthz, and here shows only what is known without it.
+// TestNoStatus: a daemon whose monitor is stuck says so at /healthz, and here shows only what is
+// known without it.
 func TestNoStatus(t *testing.T) {
 	t.Parallel()
 	text := scrape(t, status.Status{}, errors.New("no answer"), counted(), "").Body.String()
@@ -210,18 +223,21 @@ func TestNoStatus(t *testing.T) {
 	}
 }
 
-// TestTextThatIsNotUTF8: a driver whose version is not text does not end the daemon, nor the metrics.
+// TestTextThatIsNotUTF8: a driver whose version is not text does not end the daemon, nor the
+// metrics.
 func TestTextThatIsNotUTF8(t *testing.T) {
 	t.Parallel()
 	s := full()
 	s.Driver = "580\xff\xfe"
 	text := scrape(t, s, nil, counted(), "").Body.String()
-	if !strings.Contains(text, `driver_info{cuda="13.0",version="580�"} 1`) || !strings.Contains(text, "gpu_device_plugin_gpu_health") {
+	if !strings.Contains(text, `driver_info{cuda="13.0",version="580�"} 1`) ||
+		!strings.Contains(text, "gpu_device_plugin_gpu_health") {
 		t.Errorf("got %s", text)
 	}
 }
 
-// TestDepartedSeries: the counts of a GPU that is gone are shown for two minutes and then forgotten, and so are a resource's.
+// TestDepartedSeries: the counts of a GPU that is gone are shown for two minutes and then
+// forgotten, and so are a resource's.
 func TestDepartedSeries(t *testing.T) {
 	t.Parallel()
 	c, now := counted(), at
@@ -229,7 +245,8 @@ func TestDepartedSeries(t *testing.T) {
 	s := full()
 	shows := func() (gpu, resource bool) {
 		text := scrape(t, s, nil, c, "").Body.String()
-		return strings.Contains(text, `xid_events_total{UUID="GPU-a"`), strings.Contains(text, `stream_ends_total{cause="kubelet-restarted",resource="a/b"}`)
+		return strings.Contains(text, `xid_events_total{UUID="GPU-a"`), strings.Contains(text,
+			`stream_ends_total{cause="kubelet-restarted",resource="a/b"}`)
 	}
 	for _, step := range []struct {
 		after time.Duration

@@ -12,8 +12,9 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// A page is our own metrics as one scrape shows them. Prometheus' client could collect and write them, too, but it compares each series
-// with all others, and writes the same labels anew in each series of a GPU, which takes most of the time of a scrape.
+// A page is our own metrics as one scrape shows them. Prometheus' client could collect and write
+// them, too, but it compares each series with all others, and writes the same labels anew in each
+// series of a GPU, which takes most of the time of a scrape.
 type page struct {
 	families map[string]*family // by name
 }
@@ -39,8 +40,8 @@ type label struct{ name, value string }
 
 var escaped = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 
-// newLabels returns labels. Values may come from the driver, which may send any bytes; Prometheus would refuse the whole page for what is
-// not UTF-8.
+// newLabels returns labels. Values may come from the driver, which may send any bytes; Prometheus
+// would refuse the whole page for what is not UTF-8.
 func newLabels(pairs []label) *labels {
 	if len(pairs) == 0 {
 		return &labels{}

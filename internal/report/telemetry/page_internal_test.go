@@ -42,11 +42,13 @@ func strange() *page {
 	return out
 }
 
-// TestTextOfPages: a page in the text formats is, byte by byte, what Prometheus' client makes of it.
+// TestTextOfPages: a page in the text formats is, byte by byte, what Prometheus' client makes of
+// it.
 func TestTextOfPages(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]*page{"strange": strange(), "large": largeNode().page(t.Context())} {
-		for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
+		for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain),
+			expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
 			var got, want bytes.Buffer
 			if err := p.write(&got, format); err != nil {
 				t.Fatal(err)
@@ -78,7 +80,8 @@ func TestNoSeriesTwice(t *testing.T) {
 	}
 }
 
-// read returns our own metrics in an answer, whatever its format and encoding: names and labels, with their values.
+// read returns our own metrics in an answer, whatever its format and encoding: names and labels,
+// with their values.
 func read(answer *http.Response) (map[string]float64, error) {
 	body := io.Reader(answer.Body)
 	if answer.Header.Get("Content-Encoding") == "gzip" {
@@ -112,7 +115,8 @@ func read(answer *http.Response) (map[string]float64, error) {
 		}
 	}
 	text, err := io.ReadAll(body)
-	if open := strings.Contains(answer.Header.Get("Content-Type"), "openmetrics"); err == nil && open != strings.HasSuffix(string(text), "\n# EOF\n") {
+	if open := strings.Contains(answer.Header.Get("Content-Type"), "openmetrics"); err == nil &&
+		open != strings.HasSuffix(string(text), "\n# EOF\n") {
 		err = fmt.Errorf("an answer of %s ends with %q", answer.Header.Get("Content-Type"), text[max(0, len(text)-20):])
 	}
 	for line := range strings.Lines(string(text)) {
@@ -138,8 +142,9 @@ func formats() (all []http.Header) {
 	return all
 }
 
-// TestScrapesShowWhatIsNow: while samples, the status and counts change, clients ask in all formats at the same time. Each gets a whole
-// answer in the format that it asked for, in which nothing is older than the question.
+// TestScrapesShowWhatIsNow: while samples, the status and counts change, clients ask in all formats
+// at the same time. Each gets a whole answer in the format that it asked for, in which nothing is
+// older than the question.
 func TestScrapesShowWhatIsNow(t *testing.T) {
 	t.Parallel()
 	var published atomic.Int64 // what all values have been made before
@@ -224,7 +229,8 @@ func TestFormatsAgree(t *testing.T) {
 			t.Fatalf("%v: %v", header, err)
 		}
 		for name := range all {
-			if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || strings.Contains(name, "_duration_seconds") {
+			if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") ||
+				strings.Contains(name, "_duration_seconds") {
 				delete(all, name) // they change all the time, or are histograms
 			}
 		}

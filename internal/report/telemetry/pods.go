@@ -17,7 +17,8 @@ import (
 // podsTimeout is how long kubelet may take to say which containers hold devices.
 const podsTimeout = 3 * time.Second
 
-// maxPodsFailures is how many questions in a row may fail until what kubelet said before counts no more.
+// maxPodsFailures is how many questions in a row may fail until what kubelet said before counts no
+// more.
 const maxPodsFailures = 3
 
 // PodDevices say which containers hold which devices.
@@ -32,13 +33,13 @@ type PodDevices struct {
 // A PodLister knows which containers hold which devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
-	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt. It may wait for kubelet's disk, also after
-	// the end of ctx.
+	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt. It
+	// may wait for kubelet's disk, also after the end of ctx.
 	UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder
 }
 
-// FollowPods asks which containers hold devices, as often as the settings say, and publishes it until ctx ends. While there are no
-// metrics of GPUs nobody is asked.
+// FollowPods asks which containers hold devices, as often as the settings say, and publishes it
+// until ctx ends. While there are no metrics of GPUs nobody is asked.
 func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices]) {
 	log := klog.FromContext(ctx)
 	disk, failures := statefile.NewDisk(), 0
@@ -92,8 +93,9 @@ func (h holder) same(other holder) bool {
 	return h.namespace == other.namespace && h.pod == other.pod && h.container == other.container
 }
 
-// byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID of a device that is shared is its UUID
-// followed by "::" and a number. A container that holds several replicas of a device is there once.
+// byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID
+// of a device that is shared is its UUID followed by "::" and a number. A container that holds
+// several replicas of a device is there once.
 func (p PodDevices) byDevice() map[string][]holder {
 	type key struct{ uuid, namespace, pod, container string }
 	seen := make(map[key]bool, len(p.Devices))

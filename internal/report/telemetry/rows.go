@@ -20,7 +20,8 @@ var (
 		help: "NVIDIA GPUs on the PCI bus, and virtual functions of GPUs, that are given to virtual machines. It needs no driver.",
 	}
 	gpuInfo = metric{
-		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model", "minor"}, series: onePerGPU,
+		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model",
+			"minor"}, series: onePerGPU,
 		help: "What a GPU is. The value is always 1.",
 	}
 	ready = metric{
@@ -98,7 +99,8 @@ var (
 		help: "1 for the state of a GPU, 0 for the others: Unknown, Healthy, Suspect, Unhealthy, Lost.",
 	}
 	gpuUnits = metric{
-		name: "gpu_device_plugin_gpu_units_memory_bytes", kind: gauge, unit: "B", labels: []string{"UUID", "gpu"}, series: onePerGPU,
+		name: "gpu_device_plugin_gpu_units_memory_bytes", kind: gauge, unit: "B", labels: []string{"UUID",
+			"gpu"}, series: onePerGPU,
 		help: "Memory of a GPU in units.",
 	}
 	gpuFault = metric{
@@ -107,7 +109,8 @@ var (
 		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig: how it was found, and what ends it.",
 	}
 	cudaProven = metric{
-		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID", "index"}, series: "1 a GPU or MIG device",
+		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID",
+			"index"}, series: "1 a GPU or MIG device",
 		help: "1 if CUDA is proven to work on a GPU or MIG device, by its UUID and its index i or i:j. Only with --validate.",
 	}
 	stepReached = metric{
@@ -119,11 +122,13 @@ var (
 		help: "When that changed, in seconds since 1970.",
 	}
 	gpuStateChange = metric{
-		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu"}, series: onePerGPU,
+		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID",
+			"gpu"}, series: onePerGPU,
 		help: "When the GPU entered its state, in seconds since 1970.",
 	}
 	migDevices = metric{
-		name: "gpu_device_plugin_mig_devices", kind: gauge, labels: []string{"UUID", "gpu", "profile", "health"}, series: "14 a GPU",
+		name: "gpu_device_plugin_mig_devices", kind: gauge, labels: []string{"UUID", "gpu", "profile",
+			"health"}, series: "14 a GPU",
 		help: "MIG devices of a GPU, by profile and health: healthy or unhealthy.",
 	}
 	xidEvents = metric{
@@ -131,7 +136,8 @@ var (
 		help: "XIDs of a GPU and its MIG devices. Critical ones are there from the start; after 32 codes, others count as other.",
 	}
 	xidLast = metric{
-		name: "gpu_device_plugin_xid_last_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
+		name: "gpu_device_plugin_xid_last_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu",
+			"xid"}, series: "33 a GPU",
 		help: "When an XID of a GPU was seen last, in seconds since 1970. Absent for one that was not seen.",
 	}
 	recoveries = metric{
@@ -140,11 +146,13 @@ var (
 	}
 
 	registrations = metric{
-		name: "gpu_device_plugin_registrations_total", kind: counter, labels: []string{"resource", "result"}, series: "2 a resource",
+		name: "gpu_device_plugin_registrations_total", kind: counter, labels: []string{"resource",
+			"result"}, series: "2 a resource",
 		help: "Registrations at kubelet, by result: accepted or failed.",
 	}
 	streamEnds = metric{
-		name: "gpu_device_plugin_stream_ends_total", kind: counter, labels: []string{"resource", "cause"}, series: "8 a resource",
+		name: "gpu_device_plugin_stream_ends_total", kind: counter, labels: []string{"resource",
+			"cause"}, series: "8 a resource",
 		help: "Ends of kubelet's stream of lists, by cause. After each of them the resource is registered anew.",
 	}
 	kubelets = metric{
@@ -174,7 +182,8 @@ var (
 		help: "Time that calls into the driver took, by group: session, inventory, mig, reading, events, use. Waits for events are not counted.",
 	}
 	switchErrors = metric{
-		name: "gpu_device_plugin_nvswitch_error_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"nvswitch", "sxid", "fatal"},
+		name: "gpu_device_plugin_nvswitch_error_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"nvswitch",
+			"sxid", "fatal"},
 		series: "1 for each error that occurred, 64 at most",
 		help: "When an NVSwitch reported an error last, in seconds since 1970, by its PCI address and SXid. Only with --kernel-log, and absent " +
 			"while there was none.",

@@ -46,7 +46,8 @@ func (s *Exporter) metrics(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// render returns the answer to a scrape, compressed. It reports false if there is no place for the scrape in time.
+// render returns the answer to a scrape, compressed. It reports false if there is no place for the
+// scrape in time.
 func (s *Exporter) render(ctx context.Context, format expfmt.Format) (*bytes.Buffer, bool) {
 	late := time.NewTimer(placeTimeout)
 	defer late.Stop()
@@ -77,13 +78,15 @@ func (s *Exporter) logRefusal(log klog.Logger) {
 	}
 }
 
-// gzips are writers that can be used again. They compress quickly: the usual level takes three times as long, for a tenth less.
+// gzips are writers that can be used again. They compress quickly: the usual level takes three
+// times as long, for a tenth less.
 var gzips = sync.Pool{New: func() any {
 	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is valid
 	return w
 }}
 
-// takesGzip reports whether a client that accepts these encodings takes gzip: it names it, and not with the weight 0.
+// takesGzip reports whether a client that accepts these encodings takes gzip: it names it, and not
+// with the weight 0.
 func takesGzip(accepted []string) bool {
 	for offer := range strings.SplitSeq(strings.Join(accepted, ","), ",") {
 		name, weight, weighted := strings.Cut(strings.ReplaceAll(offer, " ", ""), ";")

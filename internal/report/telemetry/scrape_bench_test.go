@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// BenchmarkScrape is a scrape of 16 GPUs with 7 MIG devices each and 200 pods that share them, compressed or not.
+// BenchmarkScrape is a scrape of 16 GPUs with 7 MIG devices each and 200 pods that share them,
+// compressed or not.
 func BenchmarkScrape(b *testing.B) {
 	e := largeNode()
 	for _, encoding := range []string{"gzip", "identity"} {
@@ -33,7 +34,8 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
-// largeNode returns an Exporter of a node with 16 GPUs, each in seven MIG devices that two pods can share, and 200 pods.
+// largeNode returns an Exporter of a node with 16 GPUs, each in seven MIG devices that two pods can
+// share, and 200 pods.
 func largeNode() *Exporter {
 	s := full()
 	s.GPUs = nil
@@ -73,7 +75,8 @@ func largeNode() *Exporter {
 			for replica := range 2 {
 				if len(pods) < 200 {
 					pods = append(pods, kubelet.ContainerDevice{
-						ID: fmt.Sprintf("%s::%d", mig, replica), Namespace: "default", Pod: fmt.Sprintf("training-job-worker-%d", len(pods)), Container: "main",
+						ID: fmt.Sprintf("%s::%d", mig, replica), Namespace: "default", Pod: fmt.Sprintf("training-job-worker-%d",
+							len(pods)), Container: "main",
 					})
 				}
 			}
@@ -87,7 +90,8 @@ func largeNode() *Exporter {
 	return New(Options{
 		Status: func(context.Context) (status.Status, error) { return s, nil }, Counters: counters,
 		GPUs: &GPUs{
-			Settings: feed.New(GPUSettings{Every: 15 * time.Second, HostnameLabel: "Hostname"}), Snapshots: feed.New(snapshot), Samples: feed.New(samples),
+			Settings: feed.New(GPUSettings{Every: 15 * time.Second,
+				HostnameLabel: "Hostname"}), Snapshots: feed.New(snapshot), Samples: feed.New(samples),
 			Pods: feed.New(PodDevices{Asked: at, Devices: pods}), Hostname: "node-1",
 			XIDName: func(uint64) string { return "name" }, Now: func() time.Time { return at },
 		},

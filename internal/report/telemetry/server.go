@@ -1,8 +1,9 @@
-// Package telemetry serves over HTTP what the daemon knows of itself and its GPUs: metrics for Prometheus at /metrics, and
-// the answers for kubelet's probes at /healthz and /readyz. All answers come from memory: no request makes a call to the
-// driver or to kubelet.
+// Package telemetry serves over HTTP what the daemon knows of itself and its GPUs: metrics for
+// Prometheus at /metrics, and the answers for kubelet's probes at /healthz and /readyz. All answers
+// come from memory: no request makes a call to the driver or to kubelet.
 //
-// The package imports inventory, status and feed; package cli runs it. It is the only home of Prometheus' client and of net/http.
+// The package imports inventory, status and feed; package cli runs it. It is the only home of
+// Prometheus' client and of net/http.
 package telemetry
 
 import (
@@ -38,8 +39,9 @@ const (
 	refusalPause = time.Minute
 	// maxHeader bounds the header of a request, in bytes.
 	maxHeader = 16 << 10
-	// headerTimeout is how long a client may take to send the header of a request, answerTimeout how long to take the answer,
-	// and idleTimeout how long a connection may be without a request: longer than Prometheus' usual scrape interval.
+	// headerTimeout is how long a client may take to send the header of a request, answerTimeout how
+	// long to take the answer, and idleTimeout how long a connection may be without a request: longer
+	// than Prometheus' usual scrape interval.
 	headerTimeout = 5 * time.Second
 	answerTimeout = 15 * time.Second
 	idleTimeout   = 90 * time.Second
@@ -57,8 +59,8 @@ type Options struct {
 	Status func(context.Context) (status.Status, error)
 	// Stuck returns which tasks of the daemon are stuck, with the reasons. It answers in bounded time.
 	Stuck func(context.Context) []string
-	// Ready returns the answer to the readiness probe. It waits at most that long until the daemon is ready. Probed says that the
-	// client is kubelet.
+	// Ready returns the answer to the readiness probe. It waits at most that long until the daemon is
+	// ready. Probed says that the client is kubelet.
 	Ready func(ctx context.Context, wait time.Duration, probed bool) status.Readiness
 	// Counters are the counters that other packages increase.
 	Counters *Counters
@@ -97,8 +99,9 @@ func New(o Options) *Exporter {
 	return s
 }
 
-// Run listens at the configured address until ctx ends, and returns nil then. When the address changes, it listens at the new one. It tries
-// again where it cannot listen: the address may belong to a process that is about to end.
+// Run listens at the configured address until ctx ends, and returns nil then. When the address
+// changes, it listens at the new one. It tries again where it cannot listen: the address may belong
+// to a process that is about to end.
 func (s *Exporter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		address, changed := s.options.Address.Latest()
@@ -161,8 +164,8 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	return errors.Join(server.Shutdown(ending), server.Close())
 }
 
-// httpErrors logs what net/http reports, such as a handler that panicked. By default net/http writes it to standard error, which may
-// block and has no JSON.
+// httpErrors logs what net/http reports, such as a handler that panicked. By default net/http
+// writes it to standard error, which may block and has no JSON.
 type httpErrors struct{ klog.Logger }
 
 func (l httpErrors) Write(line []byte) (int, error) {
@@ -170,7 +173,8 @@ func (l httpErrors) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// healthz answers the liveness probe: whether the tasks of the daemon are alive, and not whether GPUs are healthy.
+// healthz answers the liveness probe: whether the tasks of the daemon are alive, and not whether
+// GPUs are healthy.
 func (s *Exporter) healthz(w http.ResponseWriter, r *http.Request) {
 	if stuck := s.options.Stuck(r.Context()); len(stuck) > 0 {
 		answer(w, http.StatusServiceUnavailable, "stuck: "+strings.Join(stuck, "; "))
@@ -179,8 +183,9 @@ func (s *Exporter) healthz(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, "ok")
 }
 
-// readyz answers the readiness probe, which may say how long to wait until the daemon is ready. Kubelet's probes have a user agent
-// of their own; a client that pretends to be kubelet can only make the daemon start anew while kubelet is down.
+// readyz answers the readiness probe, which may say how long to wait until the daemon is ready.
+// Kubelet's probes have a user agent of their own; a client that pretends to be kubelet can only
+// make the daemon start anew while kubelet is down.
 func (s *Exporter) readyz(w http.ResponseWriter, r *http.Request) {
 	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {

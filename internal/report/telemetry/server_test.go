@@ -124,7 +124,8 @@ func TestAddressInUse(t *testing.T) {
 	problem := feed.New[error](nil)
 	start(t, telemetry.Options{Address: feed.New(at), Problem: problem})
 	poll.Until(t, "it says why it does not listen", func() bool {
-		return problem.Value() != nil && strings.Contains(problem.Value().Error(), "address already in use; choose another address with --metrics-address")
+		return problem.Value() != nil && strings.Contains(problem.Value().Error(),
+			"address already in use; choose another address with --metrics-address")
 	})
 	if err := other.Close(); err != nil {
 		t.Fatal(err)

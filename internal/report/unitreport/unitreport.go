@@ -1,8 +1,9 @@
 // Package unitreport makes receipts for containers with units of GPUs: what each asked for, what it
 // was given, and what the layer that holds it to its limit says now.
 //
-// It is policy: kubelet's accounts go in, and nothing is read on the way. Kubelet names no pod when it allocates, and a container's memory
-// and percentage are two calls. So they are joined here, afterwards.
+// It is policy: kubelet's accounts go in, and nothing is read on the way. Kubelet names no pod when
+// it allocates, and a container's memory and percentage are two calls. So they are joined here,
+// afterwards.
 package unitreport
 
 import (
@@ -33,15 +34,18 @@ type GPU struct {
 	Away string
 	// OwnLimits are limits that the control daemon has for all clients; empty if there are none.
 	OwnLimits string
-	// Read are what the driver says of the cgroups of pods with units of the GPU, by the UID of the pod. A pod without is not seen.
+	// Read are what the driver says of the cgroups of pods with units of the GPU, by the UID of the
+	// pod. A pod without is not seen.
 	Read map[string][]Cgroup
 }
 
 // A Cgroup is that of a container. Which container of its pod it is, is not known.
 type Cgroup struct {
-	// LimitMiB is how much of the GPU's memory its processes may use; 0 where the driver limits nothing.
+	// LimitMiB is how much of the GPU's memory its processes may use; 0 where the driver limits
+	// nothing.
 	LimitMiB int
-	// HasGPU says that the container has the device node of the GPU. Where false, it may have none, or that is not seen.
+	// HasGPU says that the container has the device node of the GPU. Where false, it may have none, or
+	// that is not seen.
 	HasGPU bool
 }
 
@@ -64,8 +68,9 @@ type container struct {
 	gpus                 map[string]bool // UUIDs of those of which it has units, of any size
 }
 
-// Of returns the containers that have units of GPUs, each with a receipt, once for a GPU, in the order of devices. The GPUs in units are by
-// UUID; of one that is not there, nothing is on offer in units.
+// Of returns the containers that have units of GPUs, each with a receipt, once for a GPU, in the
+// order of devices. The GPUs in units are by UUID; of one that is not there, nothing is on offer in
+// units.
 func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU) []status.Holder {
 	var holders []status.Holder
 	for _, c := range containers(devices) {
@@ -84,10 +89,12 @@ func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU)
 				readBack(&r, gpus[uuid].Read[uid], answers.asked(uid, uuid))
 			}
 			if len(c.gpus) > 1 {
-				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one", len(c.gpus)))
+				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one",
+					len(c.gpus)))
 			}
 			r.Differences = append(r.Differences, now(r.Layer, gpus, uuid)...)
-			holders = append(holders, status.Holder{Device: uuid, Namespace: c.namespace, Pod: c.pod, Container: c.name, Receipt: &r})
+			holders = append(holders, status.Holder{Device: uuid, Namespace: c.namespace, Pod: c.pod, Container: c.name,
+				Receipt: &r})
 		}
 	}
 	return holders
@@ -108,7 +115,8 @@ func containers(devices []kubelet.ContainerDevice) []*container {
 				gpus[key] = map[string]bool{}
 			}
 			if at[sized] == nil {
-				at[sized] = &container{namespace: d.Namespace, pod: d.Pod, name: d.Container, memory: part{resource: d.Resource}, gpus: gpus[key]}
+				at[sized] = &container{namespace: d.Namespace, pod: d.Pod, name: d.Container, memory: part{resource: d.Resource},
+					gpus: gpus[key]}
 				all = append(all, at[sized])
 			}
 			uuid, _ := resource.SplitID(d.ID)
@@ -160,7 +168,8 @@ func (c *container) receipt(mib int, answers Answers) status.Receipt {
 // of returns the answer by which a container of that name was given all devices of a part.
 func (a Answers) of(name string, p part) (kubelet.Answer, bool) {
 	for _, answer := range a.All {
-		if answer.Resource == p.resource && answer.Container == name && len(answer.IDs) == len(p.ids) && slices.Contains(answer.IDs, p.ids[0]) {
+		if answer.Resource == p.resource && answer.Container == name && len(answer.IDs) == len(p.ids) &&
+			slices.Contains(answer.IDs, p.ids[0]) {
 			return answer, true
 		}
 	}
@@ -187,8 +196,9 @@ func (a Answers) asked(pod, gpu string) (all []int) {
 	return all
 }
 
-// readBack adds to a receipt what the driver says. Of a pod's containers, which may not have started, it is only known which limits they
-// asked for: the limit of this one is there, or a container with the GPU has one that none of them asked for.
+// readBack adds to a receipt what the driver says. Of a pod's containers, which may not have
+// started, it is only known which limits they asked for: the limit of this one is there, or a
+// container with the GPU has one that none of them asked for.
 func readBack(r *status.Receipt, cgroups []Cgroup, asked []int) {
 	if slices.ContainsFunc(cgroups, func(c Cgroup) bool { return c.LimitMiB == r.MemoryMiB }) {
 		r.ReadMiB = r.MemoryMiB

@@ -24,8 +24,10 @@ const (
 // at is when containers were given units.
 var at = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 
-// given returns what kubelet keeps of a request for devices of a resource by a container c, as policy makes the answer.
-func given(t *testing.T, o containeredits.Options, name string, sharing resource.SharingMode, ids ...string) kubelet.Answer {
+// given returns what kubelet keeps of a request for devices of a resource by a container c, as
+// policy makes the answer.
+func given(t *testing.T, o containeredits.Options, name string, sharing resource.SharingMode,
+	ids ...string) kubelet.Answer {
 	t.Helper()
 	var devices []resource.Device
 	for _, id := range ids {
@@ -42,7 +44,8 @@ func given(t *testing.T, o containeredits.Options, name string, sharing resource
 		}
 		e.Annotations[containeredits.AllocatedKey] = at.Format(time.RFC3339)
 	}
-	return kubelet.Answer{Resource: name, PodUID: "uid", Container: "c", IDs: ids, Env: e.Env, CDIDevices: e.CDIDevices, Annotations: e.Annotations}
+	return kubelet.Answer{Resource: name, PodUID: "uid", Container: "c", IDs: ids, Env: e.Env, CDIDevices: e.CDIDevices,
+		Annotations: e.Annotations}
 }
 
 func ids(from, to int, gpu string) (all []string) {
@@ -52,14 +55,17 @@ func ids(from, to int, gpu string) (all []string) {
 	return all
 }
 
-// TestReceipts: what a container asked for is joined with what it was given, by each way in which limits reach it, and differences are named.
+// TestReceipts: what a container asked for is joined with what it was given, by each way in which
+// limits reach it, and differences are named.
 func TestReceipts(t *testing.T) {
 	t.Parallel()
 	strategies := map[string]containeredits.Options{
-		"cdi-cri":         {Strategies: []containeredits.Strategy{containeredits.CDICRI}, MPSRoot: "/mps"},
-		"cdi-annotations": {Strategies: []containeredits.Strategy{containeredits.CDIAnnotations}, MPSRoot: "/mps", AnnotationPrefix: "cdi.k8s.io/"},
-		"envvar":          {Strategies: []containeredits.Strategy{containeredits.EnvVar}, MPSRoot: "/mps"},
-		"both":            {Strategies: []containeredits.Strategy{containeredits.EnvVar, containeredits.CDICRI}, MPSRoot: "/mps"},
+		"cdi-cri": {Strategies: []containeredits.Strategy{containeredits.CDICRI}, MPSRoot: "/mps"},
+		"cdi-annotations": {Strategies: []containeredits.Strategy{containeredits.CDIAnnotations}, MPSRoot: "/mps",
+			AnnotationPrefix: "cdi.k8s.io/"},
+		"envvar": {Strategies: []containeredits.Strategy{containeredits.EnvVar}, MPSRoot: "/mps"},
+		"both": {Strategies: []containeredits.Strategy{containeredits.EnvVar, containeredits.CDICRI},
+			MPSRoot: "/mps"},
 	}
 	good := status.Receipt{MemoryMiB: 4 << 10, Percentage: 25, Layer: "mps", Since: at}
 	differs := func(r status.Receipt, why string) status.Receipt {
@@ -75,7 +81,8 @@ func TestReceipts(t *testing.T) {
 		less.IDs = memory.IDs
 		whole := given(t, o, mem, resource.InUnits, ids(0, 4, "GPU-a")...)
 		onlyCounted := counted
-		onlyCounted.Differences = []string{"it was given a limit of 0 percent", "it started without limits, and the configuration wants them by MPS"}
+		onlyCounted.Differences = []string{"it was given a limit of 0 percent",
+			"it started without limits, and the configuration wants them by MPS"}
 		for what, tt := range map[string]struct {
 			answers []kubelet.Answer
 			err     error
@@ -95,10 +102,13 @@ func TestReceipts(t *testing.T) {
 				answers: []kubelet.Answer{threads, memory}, gpu: &unitreport.GPU{},
 				want: differs(good, "it started as a client of MPS, and the configuration wants none"),
 			},
-			"fewer were answered": {answers: []kubelet.Answer{threads, less}, want: differs(good, "it was given a limit of 3072 MiB")},
-			"only counted":        {answers: []kubelet.Answer{whole}, want: onlyCounted},
-			"no answer":           {answers: []kubelet.Answer{threads}, want: differs(unknown, "kubelet's checkpoint does not have what it was given")},
-			"no checkpoint":       {err: errors.New("no file"), want: differs(unknown, "it is not known what it was given: no file")},
+			"fewer were answered": {answers: []kubelet.Answer{threads, less},
+				want: differs(good, "it was given a limit of 3072 MiB")},
+			"only counted": {answers: []kubelet.Answer{whole}, want: onlyCounted},
+			"no answer": {answers: []kubelet.Answer{threads},
+				want: differs(unknown, "kubelet's checkpoint does not have what it was given")},
+			"no checkpoint": {err: errors.New("no file"), want: differs(unknown,
+				"it is not known what it was given: no file")},
 		} {
 			gpus := map[string]unitreport.GPU{"GPU-a": {MPS: true}}
 			if tt.gpu != nil {
@@ -107,11 +117,13 @@ func TestReceipts(t *testing.T) {
 			var devices []kubelet.ContainerDevice
 			for resource, all := range map[string][]string{mem: memory.IDs, cores: threads.IDs, "nvidia.com/gpu": {"GPU-z"}} {
 				for _, id := range all {
-					devices = append(devices, kubelet.ContainerDevice{Resource: resource, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
+					devices = append(devices, kubelet.ContainerDevice{Resource: resource, ID: id, Namespace: "ns", Pod: "p",
+						Container: "c"})
 				}
 			}
 			want := []status.Holder{{Device: "GPU-a", Namespace: "ns", Pod: "p", Container: "c", Receipt: &tt.want}}
-			if diff := cmp.Diff(want, unitreport.Of(devices, unitreport.Answers{All: tt.answers, Err: tt.err}, gpus)); diff != "" {
+			if diff := cmp.Diff(want, unitreport.Of(devices, unitreport.Answers{All: tt.answers, Err: tt.err},
+				gpus)); diff != "" {
 				t.Errorf("%s, %s (-want +got):\n%s", name, what, diff)
 			}
 		}
@@ -129,17 +141,20 @@ func TestReceiptsOfTwoGPUs(t *testing.T) {
 	if len(got) != 2 || got[0].Receipt.MemoryMiB != 1024 || got[1].Receipt.MemoryMiB != 2048 {
 		t.Fatalf("receipts: %+v", got)
 	}
-	if text := got[1].Receipt.String(); !strings.Contains(text, "units of 2 GPUs") || !strings.Contains(text, "no longer offered in units") {
+	if text := got[1].Receipt.String(); !strings.Contains(text, "units of 2 GPUs") ||
+		!strings.Contains(text, "no longer offered in units") {
 		t.Errorf("%s", text)
 	}
 }
 
-// TestReceiptsByTheDriver: a container that the driver limits says so, and how its GPU is offered otherwise now is a difference.
+// TestReceiptsByTheDriver: a container that the driver limits says so, and how its GPU is offered
+// otherwise now is a difference.
 func TestReceiptsByTheDriver(t *testing.T) {
 	t.Parallel()
 	for what, o := range map[string]containeredits.Options{
-		"cdi-cri":         {Strategies: []containeredits.Strategy{containeredits.CDICRI}},
-		"cdi-annotations": {Strategies: []containeredits.Strategy{containeredits.CDIAnnotations}, AnnotationPrefix: "cdi.k8s.io/"},
+		"cdi-cri": {Strategies: []containeredits.Strategy{containeredits.CDICRI}},
+		"cdi-annotations": {Strategies: []containeredits.Strategy{containeredits.CDIAnnotations},
+			AnnotationPrefix: "cdi.k8s.io/"},
 	} {
 		limited := given(t, o, mem, resource.InDriverUnits, ids(0, 2, "GPU-a")...)
 		counted := given(t, o, mem, resource.InUnits, ids(0, 2, "GPU-a")...)
@@ -158,7 +173,8 @@ func TestReceiptsByTheDriver(t *testing.T) {
 			{answer: counted, gpu: unitreport.GPU{Driver: true}, layer: "none",
 				differs: []string{"it started without limits, and the configuration wants them by the driver"}},
 		} {
-			got := unitreport.Of(devices, unitreport.Answers{All: []kubelet.Answer{tt.answer}}, map[string]unitreport.GPU{"GPU-a": tt.gpu})
+			got := unitreport.Of(devices, unitreport.Answers{All: []kubelet.Answer{tt.answer}},
+				map[string]unitreport.GPU{"GPU-a": tt.gpu})
 			want := status.Receipt{MemoryMiB: 2 << 10, Layer: tt.layer, Since: at, Differences: tt.differs}
 			if len(got) != 1 || !cmp.Equal(want, *got[0].Receipt) {
 				t.Errorf("%s: %+v, want %+v", what, got, want)
@@ -167,12 +183,13 @@ func TestReceiptsByTheDriver(t *testing.T) {
 	}
 }
 
-// TestReadBack: what the driver says of the cgroups of a pod is joined with what its containers were given. What may be another container,
-// or one that has not started, is no difference.
+// TestReadBack: what the driver says of the cgroups of a pod is joined with what its containers
+// were given. What may be another container, or one that has not started, is no difference.
 func TestReadBack(t *testing.T) {
 	t.Parallel()
 	o := containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}
-	main, other := given(t, o, mem, resource.InDriverUnits, ids(0, 2, "GPU-a")...), given(t, o, mem, resource.InDriverUnits, ids(2, 6, "GPU-a")...)
+	main, other := given(t, o, mem, resource.InDriverUnits, ids(0, 2, "GPU-a")...), given(t, o, mem,
+		resource.InDriverUnits, ids(2, 6, "GPU-a")...)
 	other.Container = "other"
 	var devices []kubelet.ContainerDevice
 	for _, id := range main.IDs {
@@ -184,25 +201,31 @@ func TestReadBack(t *testing.T) {
 		read    int
 		differs []string
 	}{
-		"not seen":                 {},
-		"not started":              {cgroups: []unitreport.Cgroup{sandbox}},
-		"an init container runs":   {cgroups: []unitreport.Cgroup{sandbox, {}}},
-		"the other one runs":       {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true}}},
-		"as asked for":             {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 2048}}, read: 2048},
-		"as asked for, both":       {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true}, {LimitMiB: 2048, HasGPU: true}}, read: 2048},
-		"no limit":                 {cgroups: []unitreport.Cgroup{sandbox, {HasGPU: true}}, differs: []string{"the driver says that it has no limit"}},
-		"another limit":            {cgroups: []unitreport.Cgroup{{LimitMiB: 3000, HasGPU: true}}, read: 3000, differs: []string{"the driver says that its limit is 3000 MiB"}},
+		"not seen":               {},
+		"not started":            {cgroups: []unitreport.Cgroup{sandbox}},
+		"an init container runs": {cgroups: []unitreport.Cgroup{sandbox, {}}},
+		"the other one runs":     {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true}}},
+		"as asked for":           {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 2048}}, read: 2048},
+		"as asked for, both": {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true},
+			{LimitMiB: 2048, HasGPU: true}}, read: 2048},
+		"no limit": {cgroups: []unitreport.Cgroup{sandbox, {HasGPU: true}},
+			differs: []string{"the driver says that it has no limit"}},
+		"another limit": {cgroups: []unitreport.Cgroup{{LimitMiB: 3000, HasGPU: true}}, read: 3000,
+			differs: []string{"the driver says that its limit is 3000 MiB"}},
 		"another limit, not known": {cgroups: []unitreport.Cgroup{{LimitMiB: 3000}}},
 	} {
-		gpus := map[string]unitreport.GPU{"GPU-a": {Driver: true, Read: map[string][]unitreport.Cgroup{"uid": tt.cgroups, "another": {{HasGPU: true}}}}}
+		gpus := map[string]unitreport.GPU{"GPU-a": {Driver: true,
+			Read: map[string][]unitreport.Cgroup{"uid": tt.cgroups, "another": {{HasGPU: true}}}}}
 		got := unitreport.Of(devices, unitreport.Answers{All: []kubelet.Answer{other, main}}, gpus)
 		want := status.Receipt{MemoryMiB: 2048, Layer: "driver", ReadMiB: tt.read, Since: at, Differences: tt.differs}
 		if len(got) != 1 || !cmp.Equal(want, *got[0].Receipt) {
 			t.Errorf("%s: %+v, want %+v", name, *got[0].Receipt, want)
 		}
 	}
-	gpus := map[string]unitreport.GPU{"GPU-a": {Driver: true, Read: map[string][]unitreport.Cgroup{"uid": {{LimitMiB: 2048}}}}}
-	if text := unitreport.Of(devices, unitreport.Answers{All: []kubelet.Answer{main}}, gpus)[0].Receipt.String(); !strings.HasPrefix(text, "2048 MiB, by driver, read back") {
+	gpus := map[string]unitreport.GPU{"GPU-a": {Driver: true,
+		Read: map[string][]unitreport.Cgroup{"uid": {{LimitMiB: 2048}}}}}
+	if text := unitreport.Of(devices, unitreport.Answers{All: []kubelet.Answer{main}},
+		gpus)[0].Receipt.String(); !strings.HasPrefix(text, "2048 MiB, by driver, read back") {
 		t.Error(text)
 	}
 }
@@ -213,13 +236,16 @@ func TestUnitsOfTwoSizes(t *testing.T) {
 	const small = "volcano.sh/gpu-mem.256Mi"
 	var devices []kubelet.ContainerDevice
 	for _, d := range []struct{ resource, id string }{
-		{mem, "GPU-a::0"}, {mem, "GPU-a::1"}, {cores, "percentage::1"}, {small, "GPU-b::0"}, {small, "GPU-b::1"}, {small, "GPU-b::2"},
+		{mem, "GPU-a::0"}, {mem, "GPU-a::1"}, {cores, "percentage::1"}, {small, "GPU-b::0"}, {small, "GPU-b::1"}, {small,
+			"GPU-b::2"},
 	} {
-		devices = append(devices, kubelet.ContainerDevice{Resource: d.resource, ID: d.id, Namespace: "ns", Pod: "p", Container: "c"})
+		devices = append(devices, kubelet.ContainerDevice{Resource: d.resource, ID: d.id, Namespace: "ns", Pod: "p",
+			Container: "c"})
 	}
 	got := map[string]string{}
 	for _, h := range unitreport.Of(devices, unitreport.Answers{}, nil) {
-		got[h.Device] = fmt.Sprintf("%d MiB, %d percent, %s", h.Receipt.MemoryMiB, h.Receipt.Percentage, strings.Join(h.Receipt.Differences, "; "))
+		got[h.Device] = fmt.Sprintf("%d MiB, %d percent, %s", h.Receipt.MemoryMiB, h.Receipt.Percentage,
+			strings.Join(h.Receipt.Differences, "; "))
 	}
 	const why = "kubelet's checkpoint does not have what it was given; the container has units of 2 GPUs, and can use one; the GPU is no longer offered in units"
 	want := map[string]string{"GPU-a": "2048 MiB, 1 percent, " + why, "GPU-b": "768 MiB, 1 percent, " + why}

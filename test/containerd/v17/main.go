@@ -1,4 +1,5 @@
-// Command v17 prints what the loader of containerd 1.7 makes of a configuration file and its imports.
+// Command v17 prints what the loader of containerd 1.7 makes of a configuration file and its
+// imports.
 package main
 
 import (

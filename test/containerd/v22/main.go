@@ -1,4 +1,5 @@
-// Command v22 prints what the loader of containerd 2.2 makes of a configuration file and its imports.
+// Command v22 prints what the loader of containerd 2.2 makes of a configuration file and its
+// imports.
 package main
 
 import (
@@ -24,7 +25,8 @@ func main() {
 	}
 }
 
-// load prints the disabled plugins and the configuration of the CRI plugin. It migrates the files as the server does.
+// load prints the disabled plugins and the configuration of the CRI plugin. It migrates the files
+// as the server does.
 func load(ctx context.Context, file string) error {
 	all := registry.Graph(func(*plugin.Registration) bool { return false })
 	loaded := &config.Config{

@@ -1,4 +1,5 @@
-// Command v24 prints what the loader of containerd 2.4 makes of a configuration file and its imports.
+// Command v24 prints what the loader of containerd 2.4 makes of a configuration file and its
+// imports.
 package main
 
 import (

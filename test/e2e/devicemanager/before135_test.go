@@ -19,7 +19,8 @@ import (
 // newManagerImpl is kubelet's NewManagerImpl with a socket path of the caller's choice.
 //
 //go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(socketPath string, topology []numaNode, store topologymanager.Store) (*devicemanager.ManagerImpl, error)
+func newManagerImpl(socketPath string, topology []numaNode, store topologymanager.Store) (*devicemanager.ManagerImpl,
+	error)
 
 func newManager(socketPath string, store topologymanager.Store) (*devicemanager.ManagerImpl, error) {
 	return newManagerImpl(socketPath, numaNodes, store)

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// This file holds what the Go interfaces of the kubelets before 1.37 have in common. All of them keep one client a resource.
+// This file holds what the Go interfaces of the kubelets before 1.37 have in common. All of them
+// keep one client a resource.
 
 const version = kubelet.V136
 

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
-// TestCheckpointOfTheOther holds the stand-in's checkpoint true, its checksum included: each of the two kubelets starts from
-// the file that the other left, and knows what the pod holds.
+// TestCheckpointOfTheOther holds the stand-in's checkpoint true, its checksum included: each of the
+// two kubelets starts from the file that the other left, and knows what the pod holds.
 func TestCheckpointOfTheOther(t *testing.T) {
 	for _, standInFirst := range []bool{true, false} {
 		t.Run(fmt.Sprint("stand-in first ", standInFirst), func(t *testing.T) {

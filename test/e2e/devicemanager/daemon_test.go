@@ -23,9 +23,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// The tests here run what the daemon serves GPUs with against kubelet's own device manager. The figures they log are
-// those of docs and `make bench`; only what must hold on any machine is asserted. A round is over when something has
-// happened that it alone can bring about: a full list and a served pod are there before it, too.
+// The tests here run what the daemon serves GPUs with against kubelet's own device manager. The
+// figures they log are those of docs and `make bench`; only what must hold on any machine is
+// asserted. A round is over when something has happened that it alone can bring about: a full list
+// and a served pod are there before it, too.
 
 const (
 	gpus = 8
@@ -34,16 +35,18 @@ const (
 	restarts = 50
 	upgrades = 10
 
-	// patience bounds one wait: the daemon's own patience with a registration that does not hold is half a minute.
+	// patience bounds one wait: the daemon's own patience with a registration that does not hold is
+	// half a minute.
 	patience = 3 * time.Minute
 	// lookEvery is how often allocatable is looked at, and so what a figure can be too high by.
 	lookEvery = 200 * time.Microsecond
 )
 
-// refusals is in how many of so many rounds a pod may be refused at first. Kubelet 1.36 may come late to the end of a
-// stream, and then stops whichever registration it finds: the daemon leaves it 50 ms, which is enough unless the machine
-// is very busy, and mends what it hits. On a machine that is not, a Register that leaves it no time fails in 11 of 300, and the
-// daemon's in none: the figure is logged. Nothing of the kind is possible on 1.37.
+// refusals is in how many of so many rounds a pod may be refused at first. Kubelet 1.36 may come
+// late to the end of a stream, and then stops whichever registration it finds: the daemon leaves it
+// 50 ms, which is enough unless the machine is very busy, and mends what it hits. On a machine that
+// is not, a Register that leaves it no time fails in 11 of 300, and the daemon's in none: the
+// figure is logged. Nothing of the kind is possible on 1.37.
 func refusals(rounds int) int {
 	if version == kubelet.V137 {
 		return 0
@@ -95,14 +98,16 @@ func TestDaemonIsBackAfterRestarts(t *testing.T) {
 			refused++
 		}
 	}
-	report(t, fmt.Sprintf("kubelet restarted → full list, %d rounds, a pod refused at first in %d", restarts, refused), took)
+	report(t, fmt.Sprintf("kubelet restarted → full list, %d rounds, a pod refused at first in %d", restarts, refused),
+		took)
 	if most := restarts / 5; refused > most {
 		t.Errorf("a pod was refused at first in %d of %d rounds, want %d at most", refused, restarts, most)
 	}
 }
 
-// A rolling upgrade overlaps two daemons. Allocatable never falls, also on 1.36, which takes the end of the old stream for that of the
-// new one: the old daemon has it forget the new one before, and the new one registers again. Its end is seen then.
+// A rolling upgrade overlaps two daemons. Allocatable never falls, also on 1.36, which takes the
+// end of the old stream for that of the new one: the old daemon has it forget the new one before,
+// and the new one registers again. Its end is seen then.
 func TestDaemonsOverlap(t *testing.T) {
 	n := newNode(t)
 	old := startDaemon(t, n)
@@ -125,11 +130,13 @@ func TestDaemonsOverlap(t *testing.T) {
 	n.await(t, 0) // it has seen the end
 }
 
-// An upgrade that overtakes the one before ends the later of two daemons, while the next one may be starting. The earlier one serves until
-// that has registered: allocatable never falls, also on 1.36, and a pod gets a GPU.
+// An upgrade that overtakes the one before ends the later of two daemons, while the next one may be
+// starting. The earlier one serves until that has registered: allocatable never falls, also on
+// 1.36, and a pod gets a GPU.
 //
-// Kubelet up to 1.36 may ask the server that has just ended, in the moment between the registration that it has accepted and its own connection
-// to the server behind it: a machine that computes something else besides was seen to hit that moment once in a run.
+// Kubelet up to 1.36 may ask the server that has just ended, in the moment between the registration
+// that it has accepted and its own connection to the server behind it: a machine that computes
+// something else besides was seen to hit that moment once in a run.
 func TestAnUpgradeOvertakesTheOneBefore(t *testing.T) {
 	n := newNode(t)
 	refused := 0
@@ -171,9 +178,11 @@ func TestAnUpgradeOvertakesTheOneBefore(t *testing.T) {
 	n.await(t, 0) // it has seen the end
 }
 
-// Where both daemons of an upgrade end at once, kubelet sees the end of the later one. The later one has a GPU less, so that it is known when
-// kubelet has taken its list in: kubelet up to 1.36 may take in a list after the end of the stream, and counts its GPUs for five minutes then.
-// Each upgrade has a kubelet of its own: kubelet up to 1.36 forgets a daemon that registers while it handles the end of an earlier stream.
+// Where both daemons of an upgrade end at once, kubelet sees the end of the later one. The later
+// one has a GPU less, so that it is known when kubelet has taken its list in: kubelet up to 1.36
+// may take in a list after the end of the stream, and counts its GPUs for five minutes then. Each
+// upgrade has a kubelet of its own: kubelet up to 1.36 forgets a daemon that registers while it
+// handles the end of an earlier stream.
 func TestDaemonsOfAnUpgradeEndAtOnce(t *testing.T) {
 	for i := range upgrades {
 		t.Run(fmt.Sprint("upgrade ", i), func(t *testing.T) {
@@ -191,7 +200,8 @@ func TestDaemonsOfAnUpgradeEndAtOnce(t *testing.T) {
 	}
 }
 
-// Kubelet says much, and most of it is meant to happen here. Its logger is set before any test: what is left of a kubelet may still log.
+// Kubelet says much, and most of it is meant to happen here. Its logger is set before any test:
+// what is left of a kubelet may still log.
 func init() { klog.SetLogger(klog.New(nil)) }
 
 func newNode(t *testing.T) *node {
@@ -240,8 +250,9 @@ func startDaemonWith(t *testing.T, n *node, count int) *daemon {
 	incarnation, sockets := feed.New(uint64(0)), feed.New([]string(nil))
 	set := serve.NewSet(serve.Collaborators{
 		Registrar: directory, Accountant: account, Checkpoint: directory.Checkpoint, Incarnation: incarnation, Sockets: sockets, Clock: clock.RealClock{},
-		Metrics:        registered,
-		KeepsOneClient: func(string) bool { return version == kubelet.V136 }, // all are built with the gRPC of this module here
+		Metrics: registered,
+		// all are built with the gRPC of this module here
+		KeepsOneClient: func(string) bool { return version == kubelet.V136 },
 	})
 	var snapshot inventory.Snapshot
 	for i := range count {
@@ -272,7 +283,8 @@ func startDaemonWith(t *testing.T, n *node, count int) *daemon {
 	return &daemon{set: set, stop: stop, registered: registered}
 }
 
-// awaitStream waits until kubelet asks the daemon for its list, which it does once it holds the daemon for registered.
+// awaitStream waits until kubelet asks the daemon for its list, which it does once it holds the
+// daemon for registered.
 func (d *daemon) awaitStream(t *testing.T) {
 	t.Helper()
 	deadline, look := time.NewTimer(patience), time.NewTicker(lookEvery)
@@ -306,8 +318,8 @@ func (n *node) await(t *testing.T, count int) {
 	}
 }
 
-// watch looks at allocatable until something has been done, and allocatable has been whole for so long. It returns the lowest that it was, and
-// for how long it was not whole.
+// watch looks at allocatable until something has been done, and allocatable has been whole for so
+// long. It returns the lowest that it was, and for how long it was not whole.
 func (n *node) watch(t *testing.T, done func() bool, quiet time.Duration) (lowest int, less time.Duration) {
 	t.Helper()
 	deadline, look := time.NewTimer(patience), time.NewTicker(lookEvery)
@@ -345,8 +357,8 @@ func (n *node) sockets(t *testing.T) []string {
 	return sockets
 }
 
-// admitOne admits a pod with one GPU, and ends it. It tries until the pod is admitted, and returns 1 if the pod was
-// refused at first.
+// admitOne admits a pod with one GPU, and ends it. It tries until the pod is admitted, and returns
+// 1 if the pod was refused at first.
 func (n *node) admitOne(t *testing.T, pod string) (refused int) {
 	t.Helper()
 	c := kubelet.Container{Pod: pod, Name: "main", Resource: resource.WholeGPU, Count: 1}

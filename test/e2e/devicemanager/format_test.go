@@ -10,8 +10,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// The daemon and the stand-in kubelet have kubelet's checkpoint in a package of their own. What kubelet's own code writes is
-// read there, and the other way round; a file with another checksum is accepted by neither.
+// The daemon and the stand-in kubelet have kubelet's checkpoint in a package of their own. What
+// kubelet's own code writes is read there, and the other way round; a file with another checksum is
+// accepted by neither.
 func TestCheckpointFormat(t *testing.T) {
 	tests := map[string]struct {
 		entries    []kubelets.PodDevicesEntry

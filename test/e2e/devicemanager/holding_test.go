@@ -13,9 +13,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// A container and an init container hold GPUs on a node with a Topology Manager policy, the configuration begins to share GPUs,
-// and kubelet restarts while the API server is away. The GPUs that are held stay listed, so that kubelet does not crash when it
-// admits the pods again; the others are dropped. When the pods have ended, theirs are, too, and their GPUs are shared.
+// A container and an init container hold GPUs on a node with a Topology Manager policy, the
+// configuration begins to share GPUs, and kubelet restarts while the API server is away. The GPUs
+// that are held stay listed, so that kubelet does not crash when it admits the pods again; the
+// others are dropped. When the pods have ended, theirs are, too, and their GPUs are shared.
 func TestDevicesThatPodsHoldStayListed(t *testing.T) {
 	n := newNode(t)
 	d := startDaemon(t, n)
@@ -37,7 +38,8 @@ func TestDevicesThatPodsHoldStayListed(t *testing.T) {
 		})
 	}
 	const replicas = 2
-	sharing := resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: resource.WholeGPU, Replicas: replicas}}}
+	sharing := resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: resource.WholeGPU,
+		Replicas: replicas}}}
 	d.set.Apply(resource.New(snapshot, resource.Options{Sharing: sharing}),
 		serve.Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 2)
 	given := replicas*(gpus-len(pods)) + len(pods) // a GPU that a pod holds is not shared before it is free

@@ -30,8 +30,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// node is kubelet's device manager and PodResources service with just enough of a kubelet around them: the pods. It
-// is a scenario.Subject.
+// node is kubelet's device manager and PodResources service with just enough of a kubelet around
+// them: the pods. It is a scenario.Subject.
 type node struct {
 	dir, podResourcesSocket string
 
@@ -119,8 +119,9 @@ func (n *node) Restart() error {
 	return n.start()
 }
 
-// DropStream makes kubelet disconnect from every plugin of a resource, as it does when the plugin watcher asks for it. It
-// reports 1 if there was a stream; allocatable tells, but only beforehand: a plugin may be back at once.
+// DropStream makes kubelet disconnect from every plugin of a resource, as it does when the plugin
+// watcher asks for it. It reports 1 if there was a stream; allocatable tells, but only beforehand:
+// a plugin may be back at once.
 func (n *node) DropStream(resource string) int {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil || n.Resources()[resource].Allocatable == 0 {
@@ -185,13 +186,15 @@ func (n *node) allocate(ctx context.Context, pod *v1.Pod, container *v1.Containe
 		return &kubelet.PodError{Reason: kubelet.UnexpectedAdmission, Err: err}
 	}
 	if len(n.current().GetDevices(string(pod.UID), container.Name)[c.Resource]) < c.Count {
-		// Kubelet does not concern itself with a resource that it does not know; the scheduler would not have sent the pod.
+		// Kubelet does not concern itself with a resource that it does not know; the scheduler would not
+		// have sent the pod.
 		return &kubelet.PodError{Reason: kubelet.Unschedulable, Err: errors.New("no such resource")}
 	}
 	return nil
 }
 
-// fits reports whether the Topology Manager's policy single-numa-node is content with a resource's hints.
+// fits reports whether the Topology Manager's policy single-numa-node is content with a resource's
+// hints.
 func fits(hints []topologymanager.TopologyHint) bool {
 	single := func(h topologymanager.TopologyHint) bool { return h.Preferred && h.NUMANodeAffinity.Count() == 1 }
 	return hints == nil || slices.ContainsFunc(hints, single)
@@ -249,7 +252,8 @@ func (n *node) PodStatus(name string) map[string]map[string]bool {
 	return healthy
 }
 
-// servePodResources serves kubelet's PodResources as kubelet does. It outlives restarts of the device manager.
+// servePodResources serves kubelet's PodResources as kubelet does. It outlives restarts of the
+// device manager.
 func (n *node) servePodResources(t *testing.T) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(n.podResourcesSocket), 0o750); err != nil {
@@ -286,8 +290,8 @@ func (p podsOf) GetPodByName(_, name string) (*v1.Pod, bool) {
 	return pod, there
 }
 
-// containerDevices turns what the device manager says into PodResources' words. Kubelet's own function for that is
-// out of reach in its container manager; this says the same.
+// containerDevices turns what the device manager says into PodResources' words. Kubelet's own
+// function for that is out of reach in its container manager; this says the same.
 func containerDevices(instances devicemanager.ResourceDeviceInstances) []*podresourcesv1.ContainerDevices {
 	var answer []*podresourcesv1.ContainerDevices
 	for resource, devices := range instances {

@@ -26,8 +26,8 @@ const (
 	unitGPUs    = 2
 )
 
-// A unitNode is a node of four simulated GPUs, two of which are in units, one is shared and one is whole, with the processes of the program
-// and the stand-in for NVIDIA's control daemon of MPS.
+// A unitNode is a node of four simulated GPUs, two of which are in units, one is shared and one is
+// whole, with the processes of the program and the stand-in for NVIDIA's control daemon of MPS.
 type unitNode struct {
 	*node
 	programs, folder string
@@ -47,7 +47,8 @@ func newUnitNode(t *testing.T) *unitNode {
 	t.Helper()
 	n := &unitNode{node: newNode(t), programs: t.TempDir(), reserveMiB: 1024}
 	root := "github.com/gpu-device-plugin/gpu-device-plugin/"
-	for name, from := range map[string]string{"gpu-device-plugin": "cmd/gpu-device-plugin", "nvidia-cuda-mps-control": "test/mps"} {
+	for name, from := range map[string]string{"gpu-device-plugin": "cmd/gpu-device-plugin",
+		"nvidia-cuda-mps-control": "test/mps"} {
 		c := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(n.programs, name), root+from)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("build %s: %v: %s", name, err, out)
@@ -87,8 +88,10 @@ func (n *unitNode) run(t *testing.T, command string) *process {
 	arguments := []string{"--simulate", "h100-nvl-x4", "--config-file", filepath.Join(n.folder, "config.yaml"),
 		"--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", filepath.Join(n.folder, "mps")}
 	if command == "" {
-		arguments = append(arguments, "--kubelet-socket", filepath.Join(n.dir, "kubelet.sock"), "--pod-resources-socket", n.podResourcesSocket,
-			"--control-socket", p.socket, "--state-dir", filepath.Join(n.folder, "state"), "--cdi-dir", filepath.Join(n.folder, "cdi"),
+		arguments = append(arguments, "--kubelet-socket", filepath.Join(n.dir, "kubelet.sock"), "--pod-resources-socket",
+			n.podResourcesSocket,
+			"--control-socket", p.socket, "--state-dir", filepath.Join(n.folder, "state"), "--cdi-dir", filepath.Join(n.folder,
+				"cdi"),
 			"--device-list-strategy", "envvar,cdi-cri")
 	} else {
 		arguments = append([]string{command}, arguments...)
@@ -156,7 +159,8 @@ func (n *unitNode) killControlDaemon(t *testing.T) {
 func (n *unitNode) status(t *testing.T) (s status.Status) {
 	t.Helper()
 	var out, problem bytes.Buffer
-	c := exec.CommandContext(t.Context(), n.daemon.Path, "status", "--holders", "-o", "json", "--control-socket", n.daemon.socket)
+	c := exec.CommandContext(t.Context(), n.daemon.Path, "status", "--holders", "-o", "json", "--control-socket",
+		n.daemon.socket)
 	c.Stdout, c.Stderr = &out, &problem
 	if err := c.Run(); err != nil {
 		t.Fatalf("status: %v: %s", err, problem.String())

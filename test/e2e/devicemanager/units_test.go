@@ -35,8 +35,9 @@ type unitStory struct {
 	next   int
 }
 
-// TestRandomPodsOfUnits: pods with units, percentages, replicas and whole GPUs come and go, while processes are killed, replaced and
-// reconfigured. A pod for which the node's count has room never fails, has what it asked for, and leaves nothing.
+// TestRandomPodsOfUnits: pods with units, percentages, replicas and whole GPUs come and go, while
+// processes are killed, replaced and reconfigured. A pod for which the node's count has room never
+// fails, has what it asked for, and leaves nothing.
 func TestRandomPodsOfUnits(t *testing.T) {
 	pods := 200
 	if *minutes {
@@ -168,15 +169,17 @@ func (s *unitStory) settle(t *testing.T) {
 		unitMemory: s.held(unitMemory) + max(0, slices.Max(s.free())), unitPercent: 100 * unitGPUs, replicas: 4, resource.WholeGPU: 1,
 	}
 	shown := map[string]int{}
-	untilSo(t, func() string { return fmt.Sprintf("the node shows %v, want %v; free %v", shown, want, s.free()) }, func() bool {
-		for name, q := range s.Resources() {
-			shown[name] = q.Allocatable
-		}
-		return maps.Equal(shown, want)
-	})
+	untilSo(t, func() string { return fmt.Sprintf("the node shows %v, want %v; free %v", shown, want, s.free()) },
+		func() bool {
+			for name, q := range s.Resources() {
+				shown[name] = q.Allocatable
+			}
+			return maps.Equal(shown, want)
+		})
 }
 
-// withoutMPS ends all control daemons. Units are not on offer while they are away, and Allocate says why.
+// withoutMPS ends all control daemons. Units are not on offer while they are away, and Allocate
+// says why.
 func (s *unitStory) withoutMPS(t *testing.T) {
 	t.Helper()
 	s.mps.end(t, syscall.SIGTERM)
@@ -188,7 +191,8 @@ func (s *unitStory) withoutMPS(t *testing.T) {
 		t.Error("a pod has units without MPS")
 	}
 	for _, h := range s.status(t).Holders {
-		if h.Receipt != nil && (len(h.Receipt.Differences) != 1 || !strings.Contains(h.Receipt.Differences[0], "does not answer")) {
+		if h.Receipt != nil && (len(h.Receipt.Differences) != 1 ||
+			!strings.Contains(h.Receipt.Differences[0], "does not answer")) {
 			t.Errorf("without MPS, the receipt of %s is %+v", h.Pod, h.Receipt)
 		}
 	}
@@ -282,7 +286,8 @@ func (p *unitPod) check(t *testing.T, s *unitStory, name string, env map[string]
 		"NVIDIA_VISIBLE_DEVICES": p.gpu, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": fmt.Sprintf("0=%dM", mib),
 		"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe", "the pipe directory on the node": "/run/nvidia/mps/gpu." + p.gpu + "/pipe",
 	}
-	wantCDI := []string{"k8s.device-plugin.nvidia.com/gpu=" + p.gpu, fmt.Sprintf("k8s.device-plugin.nvidia.com/memory-limit=%dMi", mib)}
+	wantCDI := []string{"k8s.device-plugin.nvidia.com/gpu=" + p.gpu,
+		fmt.Sprintf("k8s.device-plugin.nvidia.com/memory-limit=%dMi", mib)}
 	if percent := p.asked[unitPercent]; percent > 0 {
 		want["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = fmt.Sprint(percent)
 		wantCDI = append(wantCDI, fmt.Sprintf("k8s.device-plugin.nvidia.com/thread-limit=%d", percent))
@@ -302,7 +307,8 @@ func (p *unitPod) check(t *testing.T, s *unitStory, name string, env map[string]
 	}
 }
 
-// look holds the daemon's receipts to what the pods asked for: all of them, and no others. No GPU has more given than it has.
+// look holds the daemon's receipts to what the pods asked for: all of them, and no others. No GPU
+// has more given than it has.
 func (s *unitStory) look(t *testing.T) {
 	t.Helper()
 	type row struct {
@@ -323,7 +329,8 @@ func (s *unitStory) look(t *testing.T) {
 		sums := map[string]int{}
 		for _, h := range s.status(t).Holders {
 			if r := h.Receipt; r != nil {
-				got[h.Pod] = row{h.Device, r.Layer, r.MemoryMiB, r.Percentage, time.Since(r.Since) < time.Hour, len(r.Differences) > 0}
+				got[h.Pod] = row{h.Device, r.Layer, r.MemoryMiB, r.Percentage, time.Since(r.Since) < time.Hour,
+					len(r.Differences) > 0}
 				sums[h.Device] += r.MemoryMiB
 			}
 		}

@@ -1,5 +1,6 @@
-// Package node runs a real single-node Kubernetes: etcd, the control plane, containerd and a kubelet. It takes the whole
-// network and mount namespace it is started in, which the script beside the tests makes for it.
+// Package node runs a real single-node Kubernetes: etcd, the control plane, containerd and a
+// kubelet. It takes the whole network and mount namespace it is started in, which the script beside
+// the tests makes for it.
 package node
 
 import (
@@ -171,7 +172,8 @@ func (n *Node) startControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// StartAPIServer starts the API server, with these arguments beside its own, and returns when it is ready.
+// StartAPIServer starts the API server, with these arguments beside its own, and returns when it is
+// ready.
 func (n *Node) StartAPIServer(ctx context.Context, more ...string) error {
 	args := append(apiServerArgs(n.options), more...)
 	p, err := startProcess(n.path("logs"), filepath.Join(n.options.Cache, controlPlane, "kube-apiserver"), args...)
@@ -189,13 +191,15 @@ func (n *Node) StartAPIServer(ctx context.Context, more ...string) error {
 // StopAPIServer ends the API server alone; what is in etcd stays.
 func (n *Node) StopAPIServer() { n.apiServer.stop() }
 
-// SetKubelet has a line in the configuration of a kubelet that is started later, in the place of one for the same option.
+// SetKubelet has a line in the configuration of a kubelet that is started later, in the place of
+// one for the same option.
 func (n *Node) SetKubelet(option, value string) error {
 	text, err := os.ReadFile(n.path(kubeletFile))
 	if err != nil {
 		return fmt.Errorf("configure the kubelet: %w", err)
 	}
-	lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(l string) bool { return strings.HasPrefix(l, option+":") })
+	lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"),
+		func(l string) bool { return strings.HasPrefix(l, option+":") })
 	lines = append(lines, fmt.Sprintf("%s: %s\n", option, value))
 	if err := os.WriteFile(n.path(kubeletFile), []byte(strings.Join(lines, "")), 0o600); err != nil {
 		return fmt.Errorf("configure the kubelet: %w", err)
@@ -220,8 +224,8 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 // StopKubelet ends the kubelet alone; containers go on running.
 func (n *Node) StopKubelet() { n.kubelet.stop() }
 
-// Restart ends the kubelet, all containers and containerd at once, as a restart of the machine does, and starts containerd and the kubelet
-// again. It returns when the kubelet was started.
+// Restart ends the kubelet, all containers and containerd at once, as a restart of the machine
+// does, and starts containerd and the kubelet again. It returns when the kubelet was started.
 func (n *Node) Restart(ctx context.Context) (time.Time, error) {
 	n.kubelet.stop()
 	for _, p := range n.processes {
@@ -255,7 +259,8 @@ func endContainers(ctx context.Context, cgroup string) error {
 			}
 			groups, _ := os.ReadFile(filepath.Join(folder, "cgroup"))
 			command, _ := os.ReadFile(filepath.Join(folder, "cmdline"))
-			if strings.Contains(string(groups), cgroup+"/kubepods") || strings.Contains(string(command), "containerd-shim-runc-v2") {
+			if strings.Contains(string(groups), cgroup+"/kubepods") ||
+				strings.Contains(string(command), "containerd-shim-runc-v2") {
 				_ = syscall.Kill(id, syscall.SIGKILL) // an error says that it has ended
 				left++
 			}
@@ -273,12 +278,14 @@ func (n *Node) Kubeconfig() string { return n.path(kubeconfigFile) }
 // Programs is the folder of kubectl.
 func (n *Node) Programs() string { return filepath.Join(n.options.Cache, controlPlane) }
 
-// Kubectl runs kubectl against the node and returns what it wrote to its output. It may take a minute.
+// Kubectl runs kubectl against the node and returns what it wrote to its output. It may take a
+// minute.
 func (n *Node) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return n.client(ctx, kubectlTimeout, filepath.Join(controlPlane, "kubectl"), args)
 }
 
-// Helm runs helm against the node and returns what it wrote to its output. It may take three minutes.
+// Helm runs helm against the node and returns what it wrote to its output. It may take three
+// minutes.
 func (n *Node) Helm(ctx context.Context, args ...string) (string, error) {
 	return n.client(ctx, helmTimeout, filepath.Join(helmVersion, "helm"), args)
 }
@@ -289,7 +296,8 @@ func (n *Node) client(ctx context.Context, limit time.Duration, program string, 
 	defer cancel()
 	args = append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)
 	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, program), args...)
-	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+n.path("helm"), "HELM_CONFIG_HOME="+n.path("helm"), "HELM_DATA_HOME="+n.path("helm"))
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+n.path("helm"), "HELM_CONFIG_HOME="+n.path("helm"),
+		"HELM_DATA_HOME="+n.path("helm"))
 	out, err := cmd.Output()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		return string(out), fmt.Errorf("%s %v: %w: %s", filepath.Base(program), args[2:], err, exit.Stderr)

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// stopGrace is how long a process has to end after SIGTERM. The API server waits for open watches, so it uses it up.
+// stopGrace is how long a process has to end after SIGTERM. The API server waits for open watches,
+// so it uses it up.
 const stopGrace = 5 * time.Second
 
 // process is one program of the node, from start to end. Its output goes to a log file of its own.
@@ -23,7 +24,8 @@ type process struct {
 	err  error         // how it ended; read after done
 }
 
-// startProcess starts the program at path. A log that exists is continued: a restarted kubelet has one log.
+// startProcess starts the program at path. A log that exists is continued: a restarted kubelet has
+// one log.
 func startProcess(logs, path string, args ...string) (*process, error) {
 	name := filepath.Base(path)
 	p := &process{name: name, log: filepath.Join(logs, name+".log"), done: make(chan struct{})}
@@ -34,7 +36,8 @@ func startProcess(logs, path string, args ...string) (*process, error) {
 	defer out.Close()
 	p.cmd = exec.Command(path, args...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	// A process group of its own: Ctrl-C in the terminal reaches the test program alone, which then ends the node.
+	// A process group of its own: Ctrl-C in the terminal reaches the test program alone, which then
+	// ends the node.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
 	if err := p.cmd.Start(); err != nil {
@@ -86,7 +89,8 @@ func tail(path string) string {
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
-// panicked returns what a log says of the program's last panic, and where that was; "" if there was none.
+// panicked returns what a log says of the program's last panic, and where that was; "" if there was
+// none.
 func panicked(path string) string {
 	content, err := os.ReadFile(path)
 	if err != nil {

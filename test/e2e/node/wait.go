@@ -13,8 +13,8 @@ type stop struct{ error }
 // Unwrap returns the reason.
 func (s stop) Unwrap() error { return s.error }
 
-// Wait calls ask every interval until it returns nil. When ctx ends first, the error says what ask answered last before
-// that.
+// Wait calls ask every interval until it returns nil. When ctx ends first, the error says what ask
+// answered last before that.
 func Wait(ctx context.Context, interval time.Duration, ask func(context.Context) error) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()

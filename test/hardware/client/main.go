@@ -1,5 +1,6 @@
-// Command client computes with CUDA on the first GPU that it sees, through the driver's libcuda, as a program in a container does. It
-// needs neither CUDA's headers nor its toolkit, and at run time glibc and the driver's libraries only.
+// Command client computes with CUDA on the first GPU that it sees, through the driver's libcuda, as
+// a program in a container does. It needs neither CUDA's headers nor its toolkit, and at run time
+// glibc and the driver's libraries only.
 //
 //	client info                               what the GPU is
 //	client fill [-chunk 64] [-hold 10s]       allocates chunks of MiB until one is refused
@@ -8,7 +9,8 @@
 //	client spin -for 6s                       multiplies and adds in single precision
 //	client fault address|trap|misaligned      makes a mistake
 //
-// Each line of its output is a JSON object. Where one has the field error, the exit status is 1; fault, whose error is wanted, ends with 0.
+// Each line of its output is a JSON object. Where one has the field error, the exit status is 1;
+// fault, whose error is wanted, ends with 0.
 package main
 
 import (

@@ -12,14 +12,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// startPlugin starts the daemon beside a node, with these arguments beside those for CDI, and waits until a resource has this many healthy
-// devices, or any number above 0 where that is 0.
+// startPlugin starts the daemon beside a node, with these arguments beside those for CDI, and waits
+// until a resource has this many healthy devices, or any number above 0 where that is 0.
 func startPlugin(t *testing.T, resource string, devices int, args ...string) *process {
 	t.Helper()
 	if err := os.MkdirAll("/run/gpu-device-plugin", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p := start(t, "gpu-device-plugin", nil, *daemon, append([]string{"--device-list-strategy", "cdi-cri", "-v", "2"}, args...)...)
+	p := start(t, "gpu-device-plugin", nil, *daemon, append([]string{"--device-list-strategy", "cdi-cri", "-v", "2"},
+		args...)...)
 	p.until(t, "kubelet has "+resource, func() bool {
 		n := healthy(t, resource)
 		return n > 0 && (devices == 0 || n == devices)
@@ -27,8 +28,9 @@ func startPlugin(t *testing.T, resource string, devices int, args ...string) *pr
 	return p
 }
 
-// TestContainers: kubelet gives a container the GPU, and in it CUDA computes with the device nodes and the driver's files of our CDI spec
-// alone. A container that asks for none has neither, and one that asks while the GPU is held is refused.
+// TestContainers: kubelet gives a container the GPU, and in it CUDA computes with the device nodes
+// and the driver's files of our CDI spec alone. A container that asks for none has neither, and one
+// that asks while the GPU is held is refused.
 func TestContainers(t *testing.T) {
 	if !inNamespaces(t) {
 		return
@@ -51,7 +53,8 @@ func TestContainers(t *testing.T) {
 	if got.Launches == 0 {
 		t.Errorf("the container computed: %+v", got)
 	}
-	t.Logf("the container made %d launches in %.1f s, %.3g multiplications and additions", got.Launches, got.Seconds, got.FMAs)
+	t.Logf("the container made %d launches in %.1f s, %.3g multiplications and additions", got.Launches, got.Seconds,
+		got.FMAs)
 	first.ended(t)
 	first.remove(t)
 	second.remove(t)
@@ -67,7 +70,8 @@ func TestContainers(t *testing.T) {
 	n.startTimes(t, "a GPU", map[string]string{gpu: "1"})
 }
 
-// TestDaemonInAContainer: the daemon, as deployments/host-dev starts it, finds the driver of the node, and a container gets the GPU by CDI.
+// TestDaemonInAContainer: the daemon, as deployments/host-dev starts it, finds the driver of the
+// node, and a container gets the GPU by CDI.
 func TestDaemonInAContainer(t *testing.T) {
 	if !inNamespaces(t) {
 		return
@@ -83,7 +87,8 @@ func TestDaemonInAContainer(t *testing.T) {
 	t.Logf("the daemon runs in its container, and a container with the GPU says %+v", got)
 }
 
-// hostDev returns the pod of deployments/host-dev for a kubelet without an API server and without an address.
+// hostDev returns the pod of deployments/host-dev for a kubelet without an API server and without
+// an address.
 func hostDev(t *testing.T) item {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(*source, "deployments/static/gpu-device-plugin.yaml"))
@@ -109,7 +114,8 @@ func hostDev(t *testing.T) item {
 	for _, key := range []string{"readinessProbe", "livenessProbe", "ports"} {
 		delete(main, key)
 	}
-	env := []any{item{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, item{"name": "DEVICE_LIST_STRATEGY", "value": "cdi-cri"}}
+	env := []any{item{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+		item{"name": "DEVICE_LIST_STRATEGY", "value": "cdi-cri"}}
 	for _, e := range main["env"].([]any) {
 		switch e.(item)["name"] {
 		case "POD_IP", "NODE_NAME", "MPS_ROOT", "METRICS_ADDRESS":
@@ -120,11 +126,14 @@ func hostDev(t *testing.T) item {
 	main["env"], main["imagePullPolicy"], main["securityContext"] = env, "Never", item{"privileged": true}
 	dev := item{"name": "dev", "mountPath": "/dev", "mountPropagation": "HostToContainer"}
 	main["volumeMounts"] = append(main["volumeMounts"].([]any), dev)
-	spec["volumes"] = append(spec["volumes"].([]any), item{"name": "dev", "hostPath": item{"path": "/dev", "type": "Directory"}})
-	return item{"apiVersion": "v1", "kind": "Pod", "metadata": item{"name": "gpu-device-plugin", "namespace": "default"}, "spec": spec}
+	spec["volumes"] = append(spec["volumes"].([]any), item{"name": "dev",
+		"hostPath": item{"path": "/dev", "type": "Directory"}})
+	return item{"apiVersion": "v1", "kind": "Pod", "metadata": item{"name": "gpu-device-plugin", "namespace": "default"},
+		"spec": spec}
 }
 
-// removeAll removes all pods of the node and waits until no process of the client is left: kubelet forgets such a pod before that.
+// removeAll removes all pods of the node and waits until no process of the client is left: kubelet
+// forgets such a pod before that.
 func (n *node) removeAll(t *testing.T) {
 	t.Helper()
 	found, err := filepath.Glob(n.path("pods/*.json"))
@@ -151,7 +160,8 @@ func isRunning(program string) bool {
 	})
 }
 
-// startTimes logs how long pods with these limits take from their manifest to the first answer of CUDA, one after the other.
+// startTimes logs how long pods with these limits take from their manifest to the first answer of
+// CUDA, one after the other.
 func (n *node) startTimes(t *testing.T, what string, limits map[string]string) {
 	t.Helper()
 	var took []time.Duration
@@ -166,5 +176,6 @@ func (n *node) startTimes(t *testing.T, what string, limits map[string]string) {
 		p.remove(t)
 	}
 	slices.Sort(took)
-	t.Logf("from the manifest of a pod with %s to CUDA's answer: median %v, %v to %v", what, took[len(took)/2], took[0], took[len(took)-1])
+	t.Logf("from the manifest of a pod with %s to CUDA's answer: median %v, %v to %v", what, took[len(took)/2], took[0],
+		took[len(took)-1])
 }

@@ -16,9 +16,11 @@ import (
 // inside is set in the environment of a test that is run again in namespaces of its own.
 const inside = "HARDWARE_INSIDE"
 
-// inNamespaces runs this test once more as the first process of namespaces of its own for mounts, processes, the network and System V IPC,
-// and reports whether this is that run. What is started there ends with it. Nothing that it mounts, writes below /run or listens at is seen
-// on the machine, nor is the machine's own kubelet seen there. The GPUs are the machine's; without any the test is left out.
+// inNamespaces runs this test once more as the first process of namespaces of its own for mounts,
+// processes, the network and System V IPC, and reports whether this is that run. What is started
+// there ends with it. Nothing that it mounts, writes below /run or listens at is seen on the
+// machine, nor is the machine's own kubelet seen there. The GPUs are the machine's; without any the
+// test is left out.
 func inNamespaces(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inside) == "" {
@@ -26,13 +28,15 @@ func inNamespaces(t *testing.T) bool {
 		if os.Geteuid() != 0 {
 			t.Skip("it needs root: namespaces, mounts, cgroups")
 		}
-		run := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc",
+		run := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child",
+			"--mount-proc",
 			os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v", "-daemon", *daemon, "-client", *client, "-programs", *programs,
 			"-source", *source)
 		run.Env = append(os.Environ(), inside+"=yes")
 		run.Stdout, run.Stderr = os.Stdout, os.Stderr
 		run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // where this test runs into its timeout
-		defer removeCgroups()                                              // containers that were left running have ended then
+		// containers that were left running have ended then
+		defer removeCgroups()
 		if err := run.Run(); err != nil {
 			t.Errorf("in namespaces of its own: %v", err)
 		}

@@ -31,14 +31,15 @@ const (
 	daemonPath       = "/usr/bin/gpu-device-plugin"
 )
 
-// A node is containerd and a kubelet without an API server. Its pods are files in a folder, which kubelet admits and gives devices like any
-// others.
+// A node is containerd and a kubelet without an API server. Its pods are files in a folder, which
+// kubelet admits and gives devices like any others.
 type node struct {
 	state   string
 	kubelet *process
 }
 
-// startNode starts a node whose only image has the client and the C library. It is to be called in namespaces.
+// startNode starts a node whose only image has the client and the C library. It is to be called in
+// namespaces.
 func startNode(t *testing.T) *node {
 	t.Helper()
 	program := func(name string) string {
@@ -90,7 +91,8 @@ func (n *node) load(t *testing.T, ctr, folder string, entrypoint []string, refer
 	if err := image.FromFolder(folder, entrypoint, reference, archive); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.CommandContext(t.Context(), ctr, "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", archive)
+	c := exec.CommandContext(t.Context(), ctr, "--address", containerdSocket, "--namespace", "k8s.io", "images", "import",
+		archive)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("import image %s: %v: %s", reference, err, out)
 	}
@@ -152,7 +154,8 @@ func makeCgroup(t *testing.T) {
 		}
 	}
 	for _, h := range hierarchies {
-		for _, c := range strings.Fields(string(controllers)) { // one at a time: those that cannot be had take no other one along
+		// one at a time: those that cannot be had take no other one along
+		for _, c := range strings.Fields(string(controllers)) {
 			_ = os.WriteFile(filepath.Join(h, "cgroup.subtree_control"), []byte("+"+c), 0)
 		}
 		if err := os.MkdirAll(filepath.Join(h, podsCgroup), 0o755); err != nil {
@@ -174,8 +177,8 @@ func removeCgroups() {
 	}
 }
 
-// files returns a folder with a program at a path, and what it needs of this machine: the C library, with the parts that the driver's
-// libraries ask for, and sleep.
+// files returns a folder with a program at a path, and what it needs of this machine: the C
+// library, with the parts that the driver's libraries ask for, and sleep.
 func files(t *testing.T, program, at string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -219,8 +222,8 @@ type pod struct {
 	name string
 }
 
-// run starts a pod with these limits of its container and this environment, as NAME: VALUE each. A command that is no path is one of the
-// client.
+// run starts a pod with these limits of its container and this environment, as NAME: VALUE each. A
+// command that is no path is one of the client.
 func (n *node) run(t *testing.T, name string, limits, environment map[string]string, command ...string) pod {
 	t.Helper()
 	var env []item

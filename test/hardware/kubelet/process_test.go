@@ -20,7 +20,8 @@ type process struct {
 	ended chan struct{} // closed when it has ended
 }
 
-// start starts a program whose output goes to a file named after name. Where the test fails, the end of that file is logged.
+// start starts a program whose output goes to a file named after name. Where the test fails, the
+// end of that file is logged.
 func start(t *testing.T, name string, environment []string, program string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.CommandContext(context.Background(), program, args...), ended: make(chan struct{})}
@@ -74,7 +75,8 @@ func (p *process) until(t *testing.T, what string, is func() bool) {
 	})
 }
 
-// limit is how long the tests wait for something: shorter than elsewhere, as machines with GPUs are dear.
+// limit is how long the tests wait for something: shorter than elsewhere, as machines with GPUs are
+// dear.
 const limit = 25 * time.Second
 
 // until waits until is returns true. what says what is waited for.

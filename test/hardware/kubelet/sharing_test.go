@@ -25,8 +25,9 @@ type sharing struct {
 	devices int      // on offer while none is held
 }
 
-// startSharing starts a node, mps-control-daemon and the daemon with a configuration, and waits until a resource is on offer. Compute modes
-// stay as they are: a library in front of NVML says that they are set.
+// startSharing starts a node, mps-control-daemon and the daemon with a configuration, and waits
+// until a resource is on offer. Compute modes stay as they are: a library in front of NVML says
+// that they are set.
 func startSharing(t *testing.T, configuration, resource string) sharing {
 	t.Helper()
 	if _, err := exec.LookPath("nvidia-cuda-mps-control"); err != nil {
@@ -38,7 +39,8 @@ func startSharing(t *testing.T, configuration, resource string) sharing {
 		t.Fatal(err)
 	}
 	s.args = []string{"--config-file", file, "--mps-root", mpsRoot, "--mps-root-ctr-path", mpsRoot}
-	out, err := exec.CommandContext(t.Context(), *daemon, "mps-control-daemon", "mount-shm", "--mps-root-ctr-path", mpsRoot).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), *daemon, "mps-control-daemon", "mount-shm", "--mps-root-ctr-path",
+		mpsRoot).CombinedOutput()
 	if err != nil {
 		t.Fatalf("mount-shm: %v: %s", err, out)
 	}
@@ -82,8 +84,10 @@ func withoutModes(t *testing.T) string {
 	if err := os.WriteFile(source, []byte(computeMode), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-o", filepath.Join(folder, "libnvidia-ml.so.1"),
-		"-Wl,-soname,libnvidia-ml.so.1", "-Wl,-rpath,"+folder, "-Wl,--no-as-needed", source, "-L"+folder, "-l:libnvidia-mx.so.1",
+	out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-o",
+		filepath.Join(folder, "libnvidia-ml.so.1"),
+		"-Wl,-soname,libnvidia-ml.so.1", "-Wl,-rpath,"+folder, "-Wl,--no-as-needed", source, "-L"+
+			folder, "-l:libnvidia-mx.so.1",
 		"-Wl,--allow-shlib-undefined").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build the library in front of NVML: %v: %s", err, out)
@@ -104,7 +108,8 @@ func (s sharing) said(t *testing.T, args ...string) string {
 // smi asks nvidia-smi for fields of the GPU.
 func (s sharing) smi(t *testing.T, fields string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "nvidia-smi", "--query-gpu="+fields, "--format=csv,noheader").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "nvidia-smi", "--query-gpu="+fields,
+		"--format=csv,noheader").CombinedOutput()
 	if err != nil {
 		t.Errorf("nvidia-smi: %v: %s", err, out)
 	}
@@ -136,7 +141,8 @@ func healthy(t *testing.T, resource string) int {
 	return 0
 }
 
-// client starts the client on the node; with limits it is a client of MPS that has what a container would have.
+// client starts the client on the node; with limits it is a client of MPS that has what a container
+// would have.
 func (s sharing) client(t *testing.T, limits []string, command ...string) *process {
 	t.Helper()
 	var environment []string

@@ -20,8 +20,9 @@ const (
 	percentage = "volcano.sh/gpu-core.percentage"
 )
 
-// TestUnits: containers with units of the GPU are clients of NVIDIA's own control daemon of MPS. Each has its memory and its threads and no
-// more, the memory of all of them fits, also when many use it all, and what a pod sets in its own environment has no effect.
+// TestUnits: containers with units of the GPU are clients of NVIDIA's own control daemon of MPS.
+// Each has its memory and its threads and no more, the memory of all of them fits, also when many
+// use it all, and what a pod sets in its own environment has no effect.
 func TestUnits(t *testing.T) {
 	if !inNamespaces(t) {
 		return
@@ -50,7 +51,8 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// TestReplicas: a container with one of four replicas of the GPU by MPS has a quarter of the memory and of the threads.
+// TestReplicas: a container with one of four replicas of the GPU by MPS has a quarter of the memory
+// and of the threads.
 func TestReplicas(t *testing.T) {
 	if !inNamespaces(t) {
 		return
@@ -103,7 +105,8 @@ func (s sharing) limits(t *testing.T, sms int) {
 	}, "fill", "-chunk", "16").has(t, limit)
 }
 
-// has holds a container that fills its memory to its limit in bytes, of which CUDA's context takes some.
+// has holds a container that fills its memory to its limit in bytes, of which CUDA's context takes
+// some.
 func (p pod) has(t *testing.T, limit int64) {
 	t.Helper()
 	got := p.line(t, 0)
@@ -136,7 +139,8 @@ func (s sharing) fillContainers(t *testing.T) {
 	units := s.devices / 4
 	var all []pod
 	for _, name := range []string{"a", "b", "c", "d"} {
-		all = append(all, s.node.run(t, name, map[string]string{unit: decimal(units)}, nil, "fill", "-chunk", "16", "-hold", "60s"))
+		all = append(all, s.node.run(t, name, map[string]string{unit: decimal(units)}, nil, "fill", "-chunk", "16", "-hold",
+			"60s"))
 	}
 	for _, p := range all {
 		p.has(t, int64(units)*128<<20)
@@ -146,8 +150,8 @@ func (s sharing) fillContainers(t *testing.T) {
 	t.Logf("units that are held: %s", over.refused(t))
 }
 
-// killPlugin kills the daemon while a container computes: that goes on, and the next daemon, which is returned, knows what it has. That one
-// ends with the whole test.
+// killPlugin kills the daemon while a container computes: that goes on, and the next daemon, which
+// is returned, knows what it has. That one ends with the whole test.
 func (s sharing) killPlugin(t, whole *testing.T) *process {
 	t.Cleanup(func() { s.node.removeAll(t) })
 	p := s.node.run(t, "held", map[string]string{unit: "80"}, nil, "spin", "-for", "6s")
@@ -174,7 +178,8 @@ func (s sharing) killPlugin(t, whole *testing.T) *process {
 	return next
 }
 
-// fillAll has this many clients use all the units at once: none may find the GPU full before it has what is its own.
+// fillAll has this many clients use all the units at once: none may find the GPU full before it has
+// what is its own.
 func (s sharing) fillAll(t *testing.T, clients int) {
 	units := s.devices / clients
 	own := int64(units) * 128 << 20
@@ -201,7 +206,8 @@ func (s sharing) fillAll(t *testing.T, clients int) {
 // mostContainers is how many containers a GPU in units has at most.
 const mostContainers = 48
 
-// mostClients says how many clients the server of MPS takes, which are at least as many as a GPU in units may have containers.
+// mostClients says how many clients the server of MPS takes, which are at least as many as a GPU in
+// units may have containers.
 func (s sharing) mostClients(t *testing.T) {
 	var all []*process
 	refused := ""
@@ -242,7 +248,8 @@ func (s sharing) notHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(only, unix.MNT_DETACH) })
-	alone := start(t, "client", []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Dir(only), pinned(80)}, *client, "fill", "-chunk", "16").last(t)
+	alone := start(t, "client", []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Dir(only), pinned(80)}, *client, "fill",
+		"-chunk", "16").last(t)
 	t.Logf("a process that sees the socket control alone allocates %d MiB of its 10240: %+v", alone.Allocated>>20, alone)
 	own := s.client(t, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,1=4G"}, "fill", "-chunk", "1024").last(t)
 	t.Logf("a process that gives itself 0=2G,1=4G with one GPU allocates %d MiB of its 2048", own.Allocated>>20)
@@ -250,17 +257,19 @@ func (s sharing) notHeld(t *testing.T) {
 		managed := s.client(t, []string{pinned(16)}, "managed", "-bytes", bytes).last(t)
 		t.Logf("a client with 2 GiB allocates %s bytes of managed memory: %+v", bytes, managed)
 	}
-	without := start(t, "client", []string{"CUDA_MPS_PIPE_DIRECTORY=/nowhere", pinned(8)}, *client, "fill", "-chunk", "1024").last(t)
+	without := start(t, "client", []string{"CUDA_MPS_PIPE_DIRECTORY=/nowhere", pinned(8)}, *client, "fill", "-chunk",
+		"1024").last(t)
 	t.Logf("a process that finds no control daemon allocates %d MiB of its 1024: %+v", without.Allocated>>20, without)
 }
 
-// killClient kills clients in the middle of their work, each beside another one, and says how those end. NVIDIA promises nothing. The next
-// client computes.
+// killClient kills clients in the middle of their work, each beside another one, and says how those
+// end. NVIDIA promises nothing. The next client computes.
 func (s sharing) killClient(t *testing.T) {
 	const times = 6
 	lost := map[string]int{}
 	for range times {
-		victim, other := s.client(t, []string{pinned(8)}, "spin", "-for", "3s"), s.client(t, []string{pinned(8)}, "spin", "-for", "3s")
+		victim, other := s.client(t, []string{pinned(8)}, "spin", "-for", "3s"), s.client(t, []string{pinned(8)}, "spin",
+			"-for", "3s")
 		victim.first(t)
 		other.first(t)
 		_ = victim.Process.Kill() // an error says that it has ended

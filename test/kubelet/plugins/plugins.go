@@ -1,8 +1,11 @@
-// Package plugins is a stand-in for kubelet's plugin manager and for what calls DRA drivers, on real sockets, for tests: it registers the
-// drivers whose sockets are in a folder, keeps a connection to each, calls the newest one that is connected, and forgets a driver when its
-// socket is removed. The health of all devices of a driver is forgotten when any stream ends. It keeps nothing of claims.
+// Package plugins is a stand-in for kubelet's plugin manager and for what calls DRA drivers, on
+// real sockets, for tests: it registers the drivers whose sockets are in a folder, keeps a
+// connection to each, calls the newest one that is connected, and forgets a driver when its socket
+// is removed. The health of all devices of a driver is forgotten when any stream ends. It keeps
+// nothing of claims.
 //
-// It is beside package kubelet, and not in it: kubelets before 1.37 do not have all of the API that it needs.
+// It is beside package kubelet, and not in it: kubelets before 1.37 do not have all of the API that
+// it needs.
 //
 // Only tests and the programs below test/ may import it; it knows nothing of the daemon.
 package plugins
@@ -38,7 +41,8 @@ const (
 type Options struct {
 	// Dir is the folder of the sockets for registration.
 	Dir string
-	// Services are those that kubelet knows; nil for those of kubelet 1.37. Kubelet 1.36 has no health v1, 1.33 has no DRA v1.
+	// Services are those that kubelet knows; nil for those of kubelet 1.37. Kubelet 1.36 has no health
+	// v1, 1.33 has no DRA v1.
 	Services []string
 }
 
@@ -109,7 +113,8 @@ func (k *Kubelet) Refuse(message string) {
 	k.refuse = message
 }
 
-// Registered returns the names of the sockets of the registered drivers, in the order of their registration.
+// Registered returns the names of the sockets of the registered drivers, in the order of their
+// registration.
 func (k *Kubelet) Registered() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -134,7 +139,8 @@ func (k *Kubelet) HealthReports() int {
 	return k.reports
 }
 
-// Prepare calls a driver as for the sandbox of a pod with these claims. It returns the answers by UID.
+// Prepare calls a driver as for the sandbox of a pod with these claims. It returns the answers by
+// UID.
 func (k *Kubelet) Prepare(
 	ctx context.Context, driver string, claims ...*drav1.Claim,
 ) (map[string]*drav1.NodePrepareResourceResponse, error) {
@@ -162,7 +168,8 @@ func (k *Kubelet) Unprepare(
 	return answer.GetClaims(), err
 }
 
-// Called returns the name of the socket by whose registration a driver is called now; empty if there is none.
+// Called returns the name of the socket by whose registration a driver is called now; empty if
+// there is none.
 func (k *Kubelet) Called(driver string) string {
 	if called := k.called(driver); called != nil {
 		return filepath.Base(called.socket)
@@ -259,7 +266,8 @@ func (k *Kubelet) register(ctx context.Context, socket string) error {
 			refuse = err.Error()
 		}
 	}
-	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: refuse == "", Error: refuse})
+	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: refuse == "",
+		Error: refuse})
 	if err != nil && added != nil {
 		k.forget(added)
 	}

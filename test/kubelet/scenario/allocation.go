@@ -12,7 +12,8 @@ import (
 // asksAll wants to be asked for everything.
 var asksAll = &v1beta1.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}
 
-// prefers returns a script that answers GetPreferredAllocation so, and hands what it was asked to asked.
+// prefers returns a script that answers GetPreferredAllocation so, and hands what it was asked to
+// asked.
 func prefers(asked chan<- *v1beta1.ContainerPreferredAllocationRequest, ids ...string) Script {
 	return Script{
 		Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},

@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// A Subject is the kubelet that a scenario is about. Its methods mean what those of kubelet.Kubelet mean.
+// A Subject is the kubelet that a scenario is about. Its methods mean what those of kubelet.Kubelet
+// mean.
 type Subject interface {
 	Restart() error
 	DropStream(resource string) int
@@ -42,9 +43,11 @@ const (
 	resource = "nvidia.com/gpu"
 	fence    = "nvidia.com/fence"
 
-	// patience bounds every scenario. The longest thing that kubelet itself waits for is its dial of 10 s.
+	// patience bounds every scenario. The longest thing that kubelet itself waits for is its dial of
+	// 10 s.
 	patience = 3 * time.Minute
-	// stopGrace is how long a resource outlives its last stream; margin is how close to that a scenario looks.
+	// stopGrace is how long a resource outlives its last stream; margin is how close to that a
+	// scenario looks.
 	stopGrace = 5 * time.Minute
 	margin    = 5 * time.Second
 	// lookEvery is how often a condition is looked at that nothing announces.
@@ -124,7 +127,8 @@ func (l *lab) serveFor(resource, name string, script Script, devices ...*v1beta1
 	return p
 }
 
-// start starts a plugin with healthy devices of these IDs, registers it, and waits until kubelet has its list.
+// start starts a plugin with healthy devices of these IDs, registers it, and waits until kubelet
+// has its list.
 func (l *lab) start(name string, script Script, ids ...string) *Plugin {
 	l.Helper()
 	p := l.serve(name, script, devices(ids...)...)
@@ -167,8 +171,8 @@ func (l *lab) looksLike(capacity, allocatable int) bool {
 	return there && got == kubelet.Quantity{Capacity: capacity, Allocatable: allocatable}
 }
 
-// stays waits until kubelet has gone through a whole registration of another plugin, and then looks whether the node
-// still shows the same: for things that must not happen.
+// stays waits until kubelet has gone through a whole registration of another plugin, and then looks
+// whether the node still shows the same: for things that must not happen.
 func (l *lab) stays(capacity, allocatable int) {
 	l.Helper()
 	p := l.serveFor(fence, "fence.sock", Script{}, devices("f")...)
@@ -191,7 +195,8 @@ func (l *lab) admit(pod string, count int) kubelet.Allocation {
 	return got
 }
 
-// refuse admits a pod of one container, and expects it not to come up, for that reason and with that in the message.
+// refuse admits a pod of one container, and expects it not to come up, for that reason and with
+// that in the message.
 func (l *lab) refuse(pod string, count int, reason, message string) {
 	l.Helper()
 	_, err := l.subject.Admit(l.ctx, kubelet.Container{Pod: pod, Name: "main", Resource: resource, Count: count})

@@ -179,9 +179,9 @@ func (l *lab) comesUp(p *Plugin) bool {
 // attempt bounds one attempt of recovers.
 const attempt = time.Second
 
-// recovers registers a plugin until its list shows and a pod gets its two devices. The end of a stream hits whichever
-// plugin has the resource, on 1.37 the path, by the time that kubelet looks at it, and nothing tells that it has; so the
-// first attempt need not be the one that holds.
+// recovers registers a plugin until its list shows and a pod gets its two devices. The end of a
+// stream hits whichever plugin has the resource, on 1.37 the path, by the time that kubelet looks
+// at it, and nothing tells that it has; so the first attempt need not be the one that holds.
 func (l *lab) recovers(p *Plugin) {
 	l.Helper()
 	l.eventually("a pod gets the devices", func() bool {
@@ -199,9 +199,9 @@ func (l *lab) recovers(p *Plugin) {
 	})
 }
 
-// stopped has a plugin send its two devices until the node shows them and refuses them: capacity is there, and no way to it.
-// Before kubelet has looked at the end of the plugin that it goes by, it refuses them for another reason, and that end takes
-// away what was sent.
+// stopped has a plugin send its two devices until the node shows them and refuses them: capacity is
+// there, and no way to it. Before kubelet has looked at the end of the plugin that it goes by, it
+// refuses them for another reason, and that end takes away what was sent.
 func (l *lab) stopped(p *Plugin) {
 	l.Helper()
 	l.eventually("a refusal because the endpoint has been stopped", func() bool {

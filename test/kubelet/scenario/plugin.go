@@ -15,8 +15,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Script says what a Plugin answers. The zero value wants to be asked for nothing, and allocates whatever it is asked
-// for.
+// Script says what a Plugin answers. The zero value wants to be asked for nothing, and allocates
+// whatever it is asked for.
 type Script struct {
 	Options  *v1beta1.DevicePluginOptions // the answer to GetDevicePluginOptions; SetOptions changes it
 	Hang     bool                         // GetDevicePluginOptions does not answer
@@ -26,8 +26,8 @@ type Script struct {
 	PreStart func(ids []string) error
 }
 
-// A Plugin is a device plugin on a socket of its own that does what it is told. It is no model for a real one: it looks
-// after nothing.
+// A Plugin is a device plugin on a socket of its own that does what it is told. It is no model for
+// a real one: it looks after nothing.
 type Plugin struct {
 	v1beta1.UnimplementedDevicePluginServer
 
@@ -46,8 +46,8 @@ type Plugin struct {
 	changed chan struct{}
 }
 
-// StartPlugin serves a plugin on the socket dir/name, in place of one that was killed. It has no list until Send is called. The caller
-// ends it with Stop.
+// StartPlugin serves a plugin on the socket dir/name, in place of one that was killed. It has no
+// list until Send is called. The caller ends it with Stop.
 func StartPlugin(dir, name, resource string, script Script) (*Plugin, error) {
 	path := filepath.Join(dir, name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -107,7 +107,8 @@ func (p *Plugin) Send(devices ...*v1beta1.Device) {
 // SetOptions changes the answer to GetDevicePluginOptions.
 func (p *Plugin) SetOptions(o *v1beta1.DevicePluginOptions) { p.change(func() { p.options = o }) }
 
-// EndStreams ends the streams that there are, from the plugin's side, and returns when none is left.
+// EndStreams ends the streams that there are, from the plugin's side, and returns when none is
+// left.
 func (p *Plugin) EndStreams(ctx context.Context) error {
 	p.change(func() { p.end = true })
 	err := p.wait(ctx, func() bool { return p.streams == 0 })

@@ -14,8 +14,8 @@ func single(pod string, count int) kubelet.Container {
 	return kubelet.Container{Pod: pod, Name: "main", Resource: resource, Count: count, SingleNode: true}
 }
 
-// topology is what a restart of kubelet does to pods that hold devices, where the Topology Manager has a policy: kubelet
-// admits every pod again.
+// topology is what a restart of kubelet does to pods that hold devices, where the Topology Manager
+// has a policy: kubelet admits every pod again.
 var topology = []scenario{
 	{name: "a pod's devices are on one NUMA node, or it is refused", run: func(l *lab) {
 		p := l.serve("p.sock", Script{}, device("a", v1beta1.Healthy, 0), device("b", v1beta1.Healthy, 1))
@@ -85,21 +85,22 @@ var topology = []scenario{
 		l.subject.SetPodsKnown(true)
 		l.same("held", got.IDs, l.held(client, "pod"))
 	}},
-	{name: "an init container holds devices that PodResources does not show, and the next container reuses", run: func(l *lab) {
-		p := l.serve("p.sock", Script{}, device("a", v1beta1.Healthy), device("b", v1beta1.Healthy))
-		l.must(p.Register(l.ctx))
-		l.shows(2, 2)
-		client := l.podResources()
-		c := kubelet.Container{Pod: "pod", Name: "init", Resource: resource, Count: 1, Init: true}
-		got, err := l.subject.Admit(l.ctx, c)
-		l.must(err)
-		l.same("held", []string(nil), l.held(client, "pod"))
-		l.same("holders", map[string]map[string][]string{"pod/init": {"-1": got.IDs}}, l.holders())
-		l.same("devices of the next container", got.IDs, l.admit("pod", 1).IDs)
-		l.same("held", got.IDs, l.held(client, "pod"))
-		want := map[string]map[string][]string{"pod/init": {"-1": got.IDs}, "pod/main": {"-1": got.IDs}}
-		l.same("holders", want, l.holders())
-	}},
+	{name: "an init container holds devices that PodResources does not show, and the next container reuses",
+		run: func(l *lab) {
+			p := l.serve("p.sock", Script{}, device("a", v1beta1.Healthy), device("b", v1beta1.Healthy))
+			l.must(p.Register(l.ctx))
+			l.shows(2, 2)
+			client := l.podResources()
+			c := kubelet.Container{Pod: "pod", Name: "init", Resource: resource, Count: 1, Init: true}
+			got, err := l.subject.Admit(l.ctx, c)
+			l.must(err)
+			l.same("held", []string(nil), l.held(client, "pod"))
+			l.same("holders", map[string]map[string][]string{"pod/init": {"-1": got.IDs}}, l.holders())
+			l.same("devices of the next container", got.IDs, l.admit("pod", 1).IDs)
+			l.same("held", got.IDs, l.held(client, "pod"))
+			want := map[string]map[string][]string{"pod/init": {"-1": got.IDs}, "pod/main": {"-1": got.IDs}}
+			l.same("holders", want, l.holders())
+		}},
 }
 
 // failsWith fails the scenario unless err is a pod's error with that reason.

@@ -1,9 +1,11 @@
-// Command openapi writes what the tests need of Kubernetes' OpenAPI documents: the schemas of the kinds that are deployed, and of what
-// these are made of. They come from the Go module k8s.io/kubernetes, which is downloaded and removed again.
+// Command openapi writes what the tests need of Kubernetes' OpenAPI documents: the schemas of the
+// kinds that are deployed, and of what these are made of. They come from the Go module
+// k8s.io/kubernetes, which is downloaded and removed again.
 //
 //	go run ./openapi 1.29.6 1.30.14 ... >testdata/openapi.jsonl
 //
-// The first line of the output has the versions. Each other line is the schema of a type, and the first of these versions that has it.
+// The first line of the output has the versions. Each other line is the schema of a type, and the
+// first of these versions that has it.
 package main
 
 import (

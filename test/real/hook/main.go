@@ -1,4 +1,5 @@
-// Command hook is a stand-in for nvidia-cdi-hook: it does in a container's root what the subcommands of NVIDIA's promise.
+// Command hook is a stand-in for nvidia-cdi-hook: it does in a container's root what the
+// subcommands of NVIDIA's promise.
 package main
 
 import (

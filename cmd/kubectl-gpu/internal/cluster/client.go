@@ -1,5 +1,6 @@
-// Package cluster reads what the API server has of nodes and GPUs, and runs commands in the daemon's pods. It is the only home of client-go
-// in this module, but for the flags of package command. It decides nothing: package view does.
+// Package cluster reads what the API server has of nodes and GPUs, and runs commands in the
+// daemon's pods. It is the only home of client-go in this module, but for the flags of package
+// command. It decides nothing: package view does.
 package cluster
 
 import (
@@ -42,7 +43,8 @@ func New(config *rest.Config, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--daemon-selector: %w", err)
 	}
-	// Of 5,000 nodes 10 pages are read, and as many of pods as there are; client-go's own limit of 5 a second is for controllers.
+	// Of 5,000 nodes 10 pages are read, and as many of pods as there are; client-go's own limit of 5 a
+	// second is for controllers.
 	config.QPS, config.Burst = 50, 100
 	binary := rest.CopyConfig(config)
 	binary.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
@@ -62,9 +64,11 @@ func New(config *rest.Config, o Options) (*Client, error) {
 	return &Client{options: o, selector: selector, config: config, core: core, apps: apps, resource: resource}, nil
 }
 
-// IsDaemon reports whether a pod is one of the daemon's. Labels can be given to any pod, so it also has to be that of a DaemonSet.
+// IsDaemon reports whether a pod is one of the daemon's. Labels can be given to any pod, so it also
+// has to be that of a DaemonSet.
 func (c *Client) IsDaemon(p *corev1.Pod) bool {
-	return c.selector.Matches(labels.Set(p.Labels)) && (c.options.DaemonNamespace == "" || p.Namespace == c.options.DaemonNamespace) &&
+	return c.selector.Matches(labels.Set(p.Labels)) && (c.options.DaemonNamespace == "" ||
+		p.Namespace == c.options.DaemonNamespace) &&
 		slices.ContainsFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool {
 			return o.Kind == "DaemonSet" && o.Controller != nil && *o.Controller
 		})

@@ -32,8 +32,9 @@ const (
 	program = view.Program
 )
 
-// Run runs a command of the daemon's program in one of its pods. The error is that of the command, with its exit status as in
-// k8s.io/client-go/util/exec, or says why it was not run. Where it is that of ctx, out and problems may be written to still.
+// Run runs a command of the daemon's program in one of its pods. The error is that of the command,
+// with its exit status as in k8s.io/client-go/util/exec, or says why it was not run. Where it is
+// that of ctx, out and problems may be written to still.
 func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writer, arguments ...string) error {
 	container := pod.Spec.Containers[0].Name
 	for _, each := range pod.Spec.Containers {
@@ -42,7 +43,8 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 		}
 	}
 	request := c.core.RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").VersionedParams(
-		&corev1.PodExecOptions{Container: container, Command: append([]string{program}, arguments...), Stdout: true, Stderr: true},
+		&corev1.PodExecOptions{Container: container, Command: append([]string{program}, arguments...), Stdout: true,
+			Stderr: true},
 		scheme.ParameterCodec)
 	// As kubectl: by websocket, or by SPDY where something on the way does not know that.
 	websocket, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
@@ -71,7 +73,8 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 	}
 }
 
-// status asks the daemon of one pod for its status, with the containers that hold devices if it can tell them.
+// status asks the daemon of one pod for its status, with the containers that hold devices if it can
+// tell them.
 func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
 	defer cancel()
@@ -114,7 +117,8 @@ func (b *bounded) Write(part []byte) (int, error) {
 	return b.text.Write(part)
 }
 
-// Statuses asks the daemons of pods, at most 20 at once, and returns what each of them answers, in the order of the pods.
+// Statuses asks the daemons of pods, at most 20 at once, and returns what each of them answers, in
+// the order of the pods.
 func (c *Client) Statuses(ctx context.Context, pods []*corev1.Pod) []view.Answer {
 	answers := make([]view.Answer, len(pods))
 	var asked errgroup.Group
@@ -130,8 +134,8 @@ func (c *Client) Statuses(ctx context.Context, pods []*corev1.Pod) []view.Answer
 	return answers
 }
 
-// Metrics returns the metrics of the daemons of pods, as text, in the order of the pods; empty where there are none. Pods without a port
-// called metrics are not asked.
+// Metrics returns the metrics of the daemons of pods, as text, in the order of the pods; empty
+// where there are none. Pods without a port called metrics are not asked.
 func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
 	texts := make([]string, len(pods))
 	var asked errgroup.Group
@@ -154,7 +158,8 @@ func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
 	return texts
 }
 
-// metrics returns what a port of a pod serves as metrics; empty where that fails or is more than maxAnswer.
+// metrics returns what a port of a pod serves as metrics; empty where that fails or is more than
+// maxAnswer.
 func (c *Client) metrics(ctx context.Context, pod *corev1.Pod, port int32) string {
 	answer, err := c.core.RESTClient().Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
 		Name(fmt.Sprintf("%s:%d", pod.Name, port)).Suffix("metrics").Stream(ctx)
@@ -169,8 +174,9 @@ func (c *Client) metrics(ctx context.Context, pod *corev1.Pod, port int32) strin
 	return string(text)
 }
 
-// DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two of them during a roll-out. Where pods of
-// all namespaces may not be listed, they are those of kube-system.
+// DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two
+// of them during a roll-out. Where pods of all namespaces may not be listed, they are those of
+// kube-system.
 func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, error) {
 	n, err := c.core.Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
@@ -180,7 +186,8 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	l, err := c.core.Pods(c.options.DaemonNamespace).List(ctx, o)
 	advice := "give --daemon-selector and --daemon-namespace where they have others"
 	if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
-		advice = "you may not list pods of all namespaces, so that " + defaultNamespace + " alone was looked at: give --daemon-namespace"
+		advice = "you may not list pods of all namespaces, so that " + defaultNamespace +
+			" alone was looked at: give --daemon-namespace"
 		if l, err = c.core.Pods(defaultNamespace).List(ctx, o); err != nil {
 			err = fmt.Errorf("%s: %w", advice, err)
 		}
@@ -210,7 +217,8 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	return view.LeadFirst(c.Statuses(ctx, pods))
 }
 
-// absence says why none of the pods of a node, which are those with the daemon's labels, is a daemon that runs.
+// absence says why none of the pods of a node, which are those with the daemon's labels, is a
+// daemon that runs.
 func (c *Client) absence(ctx context.Context, node *corev1.Node, pods []corev1.Pod) string {
 	f := view.Facts{Nodes: []corev1.Node{*node}, Pods: pods}
 	c.daemonSets(ctx, &f.Deployment)

@@ -21,8 +21,8 @@ import (
 // page is how many objects of a list are read at once.
 const page = 500
 
-// Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone. What cannot be read is a sentence in
-// Missing of the Facts, and the rest is there.
+// Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone.
+// What cannot be read is a sentence in Missing of the Facts, and the rest is there.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
 	names = slices.Compact(slices.Sorted(slices.Values(names))) // nothing is counted twice
 	return c.read(ctx, names, view.HasGPUs)
@@ -72,8 +72,8 @@ func missingText(what string, err error) string {
 	return what + " are not shown: " + err.Error()
 }
 
-// paged reads a list page by page, and returns what take has of the pages. Where it expires in the middle it is read again, once and in one
-// piece.
+// paged reads a list page by page, and returns what take has of the pages. Where it expires in the
+// middle it is read again, once and in one piece.
 func paged[L interface{ GetContinue() string }, T any](
 	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L) []T,
 ) (all []T, err error) {
@@ -116,7 +116,8 @@ func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, 
 	return all, errors.Join(failed...)
 }
 
-// trimNode returns a node without the parts that are large and not used, so that a page's memory can be given back.
+// trimNode returns a node without the parts that are large and not used, so that a page's memory
+// can be given back.
 func trimNode(n *corev1.Node) corev1.Node {
 	trimmed := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ManagedFields: writersOfLabels(n)},
@@ -162,7 +163,8 @@ func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, er
 		}
 	}
 	for _, selector := range selectors {
-		pods, err := paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List, c.takePods)
+		pods, err := paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List,
+			c.takePods)
 		all = append(all, pods...)
 		if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
 			return c.daemonsOnly(ctx, selector, err)
@@ -185,9 +187,11 @@ func (c *Client) takePods(l *corev1.PodList) (pods []corev1.Pod) {
 	return pods
 }
 
-// daemonsOnly returns the daemon's pods of the namespace of the manifests where those of all namespaces may not be listed, and that error.
+// daemonsOnly returns the daemon's pods of the namespace of the manifests where those of all
+// namespaces may not be listed, and that error.
 func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error) (all []corev1.Pod, err error) {
-	l, err := c.core.Pods(defaultNamespace).List(ctx, metav1.ListOptions{FieldSelector: fields, LabelSelector: c.options.DaemonSelector})
+	l, err := c.core.Pods(defaultNamespace).List(ctx, metav1.ListOptions{FieldSelector: fields,
+		LabelSelector: c.options.DaemonSelector})
 	if err != nil {
 		return nil, forbidden
 	}

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/why"
 )
 
-// Why returns what is known of a pod and of what it could get. What could not be read are sentences in missing, and the rest is there.
+// Why returns what is known of a pod and of what it could get. What could not be read are sentences
+// in missing, and the rest is there.
 func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects, missing []string, err error) {
 	if o.Pod, err = c.core.Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return o, nil, c.whyNoPod(ctx, namespace, name, err)
@@ -48,7 +49,8 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 		}
 	}
 	daemons := f.Daemons(c.IsDaemon)
-	for _, pod := range f.Doubtful(daemons, view.Extended(o.Pod)) { // what the pod asks for may be units under another name
+	// what the pod asks for may be units under another name
+	for _, pod := range f.Doubtful(daemons, view.Extended(o.Pod)) {
 		f.Learn(c.Statuses(ctx, []*corev1.Pod{pod}))
 	}
 	o.Facts, o.Running = f, slices.Sorted(maps.Keys(daemons))
@@ -72,9 +74,11 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, node string) why.Daemon {
 	if pod == nil {
 		if f.PodsUnknown {
-			return why.Daemon{Problem: fmt.Sprintf("whether a daemon runs on node %s is not known, as pods could not be listed", node)}
+			return why.Daemon{Problem: fmt.Sprintf("whether a daemon runs on node %s is not known, as pods could not be listed",
+				node)}
 		}
-		return why.Daemon{Problem: fmt.Sprintf("no daemon runs on node %s: %s", node, f.Absence(node, c.IsDaemon, time.Now()))}
+		return why.Daemon{Problem: fmt.Sprintf("no daemon runs on node %s: %s", node,
+			f.Absence(node, c.IsDaemon, time.Now()))}
 	}
 	a := c.Statuses(ctx, []*corev1.Pod{pod})[0]
 	if a.Err != nil {
@@ -91,7 +95,8 @@ func (c *Client) doctorOf(ctx context.Context, pod *corev1.Pod) (d why.Doctor) {
 	defer cancel()
 	out, problems := bounded{full: cancel}, bounded{full: cancel}
 	// Its exit status says that something is wrong with the node, which is no matter here.
-	if _ = c.Run(ctx, pod, &out, &problems, "doctor", "-o", "json"); ctx.Err() != nil { // the output may be written to still
+	// the output may be written to still
+	if _ = c.Run(ctx, pod, &out, &problems, "doctor", "-o", "json"); ctx.Err() != nil {
 		return d
 	}
 	var report struct {
@@ -124,7 +129,8 @@ func (c *Client) events(ctx context.Context, namespace, name string) ([]eventsv1
 	return l.Items, nil
 }
 
-// whyNoPod adds to the error of a pod that is not there why its controller could not make it, such as a quota.
+// whyNoPod adds to the error of a pod that is not there why its controller could not make it, such
+// as a quota.
 func (c *Client) whyNoPod(ctx context.Context, namespace, name string, notFound error) error {
 	if !apierrors.IsNotFound(notFound) {
 		return notFound

@@ -23,7 +23,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// TestAnswerWithoutEnd: a daemon that writes more than a status can have is named, and the others are shown.
+// TestAnswerWithoutEnd: a daemon that writes more than a status can have is named, and the others
+// are shown.
 func TestAnswerWithoutEnd(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -33,26 +34,33 @@ func TestAnswerWithoutEnd(t *testing.T) {
 	s.addDaemon("daemon-a", "a", func([]string) (string, string, int) { return strings.Repeat(" ", 9<<20) + "{}", "", 0 })
 	s.addDaemon("daemon-b", "b", answering(status.Status{Driver: "580.1"}))
 	out, problems, code := s.run("--ask", "always", "-o", "wide")
-	if code != 1 || !strings.Contains(problems, "node a: its daemon's pod") || !strings.Contains(problems, "its answer has more than 8 MiB") ||
+	if code != 1 || !strings.Contains(problems, "node a: its daemon's pod") ||
+		!strings.Contains(problems, "its answer has more than 8 MiB") ||
 		strings.Contains(problems, "node b") || !strings.Contains(out, "580.1") {
 		t.Errorf("exit status %d\n%s\n%s", code, problems, out)
 	}
 }
 
-// TestAnswerForATerminal: what a pod prints cannot change the terminal, as its labels alone say that it is the daemon's.
+// TestAnswerForATerminal: what a pod prints cannot change the terminal, as its labels alone say
+// that it is the daemon's.
 func TestAnswerForATerminal(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 8, nil)
-	s.addDaemon("daemon-a", "a", func([]string) (string, string, int) { return "\x1b[2Jan\tanswer\n", "\x1b]0;title\a\n", 3 })
+	s.addDaemon("daemon-a", "a", func([]string) (string, string,
+		int) {
+		return "\x1b[2Jan\tanswer\n", "\x1b]0;title\a\n", 3
+	})
 	out, problems, code := s.run("doctor", "a")
-	if code != 3 || out != "^[[2Jan\tanswer\n" || !strings.Contains(problems, "^[]0;title") || strings.Contains(problems, "\x1b") {
+	if code != 3 || out != "^[[2Jan\tanswer\n" || !strings.Contains(problems, "^[]0;title") ||
+		strings.Contains(problems, "\x1b") {
 		t.Errorf("exit status %d\n%q\n%q", code, problems, out)
 	}
 }
 
-// TestCharactersForATerminal: neither control characters of any kind nor those that turn the direction of writing reach the terminal, and other
-// letters do, also where an answer comes in parts.
+// TestCharactersForATerminal: neither control characters of any kind nor those that turn the
+// direction of writing reach the terminal, and other letters do, also where an answer comes in
+// parts.
 func TestCharactersForATerminal(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -62,13 +70,15 @@ func TestCharactersForATerminal(t *testing.T) {
 		return letters + "\b\u009b31m\u202eabc\x9b\x7f\r\n\xe6", "\u2028\x00", 0
 	})
 	out, problems, code := s.run("doctor", "a")
-	if rest, whole := strings.CutPrefix(out, letters); code != 0 || !whole || rest != `^H\u009b31m\u202eabc\x9b^?^M`+"\n"+`\xe6` || problems != `\u2028^@` {
+	if rest, whole := strings.CutPrefix(out, letters); code != 0 || !whole ||
+		rest != `^H\u009b31m\u202eabc\x9b^?^M`+"\n"+`\xe6` || problems != `\u2028^@` {
 		t.Errorf("exit status %d, %q, %q", code, rest[:min(len(rest), 200)], problems)
 	}
 }
 
-// TestHostileStatus: what a pod that has the daemon's labels says of its GPUs makes no row of another node, is not as long as it likes, and changes
-// no terminal, in a table and as JSON and YAML, which say all.
+// TestHostileStatus: what a pod that has the daemon's labels says of its GPUs makes no row of
+// another node, is not as long as it likes, and changes no terminal, in a table and as JSON and
+// YAML, which say all.
 func TestHostileStatus(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -76,11 +86,15 @@ func TestHostileStatus(t *testing.T) {
 		s.addNode(node, 8, nil)
 	}
 	bad := gpu(0, "Healthy\nb\t9\tmodel\tUnhealthy")
-	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Cure = "0\t\x1b[2J", "yes: \u202e'\\u202e\"", strings.Repeat("漢", 1<<20), strings.Repeat("x", 1<<20), "\u009b\u2028\ufeff\ufffe\uffffa\u2066\n\u061c # b"
-	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{bad}, Holders: []status.Holder{{Device: bad.UUID, Pod: "p\nb\t8"}}}))
-	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Holders: []status.Holder{}}))
+	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Cure = "0\t\x1b[2J", "yes: \u202e'\\u202e\"", strings.Repeat("漢",
+		1<<20), strings.Repeat("x", 1<<20), "\u009b\u2028\ufeff\ufffe\uffffa\u2066\n\u061c # b"
+	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{bad},
+		Holders: []status.Holder{{Device: bad.UUID, Pod: "p\nb\t8"}}}))
+	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")},
+		Holders: []status.Holder{}}))
 	out := s.must("list", "-o", "wide")
-	if rows := strings.Split(strings.TrimSuffix(out, "\n"), "\n"); len(rows) != 3 || !strings.HasPrefix(rows[1], "a ") || !strings.HasPrefix(rows[2], "b ") || len(out) > 1<<14 {
+	if rows := strings.Split(strings.TrimSuffix(out, "\n"), "\n"); len(rows) != 3 || !strings.HasPrefix(rows[1], "a ") ||
+		!strings.HasPrefix(rows[2], "b ") || len(out) > 1<<14 {
 		t.Errorf("%d bytes, rows:\n%.2000s", len(out), out)
 	}
 	for format, parse := range map[string]func([]byte, any) error{
@@ -91,8 +105,10 @@ func TestHostileStatus(t *testing.T) {
 		if err := parse([]byte(told), &all); err != nil || len(all.GPUs) != 2 {
 			t.Fatalf("%s: %v, %.300s", format, err, told)
 		}
-		if got := all.GPUs[0]; got.State != bad.State || got.Model != bad.Model || got.Reason != bad.Reason || got.Cure != bad.Cure {
-			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Cure, len(got.Reason))
+		if got := all.GPUs[0]; got.State != bad.State || got.Model != bad.Model || got.Reason != bad.Reason ||
+			got.Cure != bad.Cure {
+			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Cure,
+				len(got.Reason))
 		}
 		out += told
 	}
@@ -103,7 +119,8 @@ func TestHostileStatus(t *testing.T) {
 	}
 }
 
-// TestColumnsOfATable: a letter that is as wide as two, and one that is written as two, move no column.
+// TestColumnsOfATable: a letter that is as wide as two, and one that is written as two, move no
+// column.
 func TestColumnsOfATable(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -120,28 +137,31 @@ func TestColumnsOfATable(t *testing.T) {
 	}
 }
 
-// TestOneNodeOfSeveralIsMissing: the others that were named are shown with what the API server has of them.
+// TestOneNodeOfSeveralIsMissing: the others that were named are shown with what the API server has
+// of them.
 func TestOneNodeOfSeveralIsMissing(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("b", 7, nil)
 	out, problems, code := s.run("a", "b")
-	if code != 1 || !strings.Contains(problems, `node a: nodes "a" not found`) || !strings.Contains(fields(out), "b NVIDIA H100 80GB HBM3 7 0 8 ") {
+	if code != 1 || !strings.Contains(problems, `node a: nodes "a" not found`) ||
+		!strings.Contains(fields(out), "b NVIDIA H100 80GB HBM3 7 0 8 ") {
 		t.Errorf("exit status %d\n%s\n%s", code, problems, out)
 	}
 }
 
-// TestBadAPIServer: an API server that refuses for a while is asked again; one that is too slow, or whose answers end in the middle, is named, and
-// what it told of the rest is shown.
+// TestBadAPIServer: an API server that refuses for a while is asked again; one that is too slow, or
+// whose answers end in the middle, is named, and what it told of the rest is shown.
 func TestBadAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 7, nil)
 	s.addPod("p", "a", 2, corev1.PodRunning)
 	var refused atomic.Int64
-	s.server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Second, Only: func(r apiserver.Request) bool {
-		return r.Resource == "nodes" && refused.Add(1) == 1
-	}})
+	s.server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Second,
+		Only: func(r apiserver.Request) bool {
+			return r.Resource == "nodes" && refused.Add(1) == 1
+		}})
 	if got := fields(s.must()); !strings.Contains(got, " 7 2 8 ") {
 		t.Errorf("after a refusal:\n%s", got)
 	}
@@ -199,7 +219,8 @@ func (s *stage) halved(path string, lengthOfAll bool) string {
 	return server.URL
 }
 
-// TestDaemonWhereAllNamespacesAreForbidden: its pod is looked for in kube-system, and what was not looked at is said.
+// TestDaemonWhereAllNamespacesAreForbidden: its pod is looked for in kube-system, and what was not
+// looked at is said.
 func TestDaemonWhereAllNamespacesAreForbidden(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -214,10 +235,12 @@ func TestDaemonWhereAllNamespacesAreForbidden(t *testing.T) {
 	if got := s.must("status", "a"); got != "ran status\n" {
 		t.Errorf("prints %q", got)
 	}
-	if _, problems, code := s.run("status", "b"); code != 1 || !strings.Contains(problems, "kube-system alone was looked at: give --daemon-namespace") {
+	if _, problems, code := s.run("status", "b"); code != 1 ||
+		!strings.Contains(problems, "kube-system alone was looked at: give --daemon-namespace") {
 		t.Errorf("no daemon there: %d, %s", code, problems)
 	}
-	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Verb == "list" && r.Resource == "pods" }})
+	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+		Only: func(r apiserver.Request) bool { return r.Verb == "list" && r.Resource == "pods" }})
 	if _, problems, code := s.run("status", "a"); code != 1 || !strings.Contains(problems, "give --daemon-namespace") {
 		t.Errorf("no pods may be listed: %d, %s", code, problems)
 	}

@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 )
 
-// Run runs a command, and returns the exit status of the process: that of the daemon's command where one was run, otherwise 0 or 1.
+// Run runs a command, and returns the exit status of the process: that of the daemon's command
+// where one was run, otherwise 0 or 1.
 func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io.Writer) int {
 	root := newRoot() //nolint:contextcheck // completion has the context of its command
 	root.SetArgs(arguments)
@@ -34,7 +35,8 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	case errors.As(err, &code): // the daemon's command has printed why
 		return code.Code
 	}
-	_, _ = io.WriteString(problems, terminal.Printable(lines(fmt.Sprintln("error:", err)), terminal.Caret)) // the exit status says so, too
+	// the exit status says so, too
+	_, _ = io.WriteString(problems, terminal.Printable(lines(fmt.Sprintln("error:", err)), terminal.Caret))
 	return 1
 }
 
@@ -67,9 +69,11 @@ func newRoot() *cobra.Command {
 		Version:           version.String(),
 	}
 	p.flags.AddFlags(root.PersistentFlags())
-	root.PersistentFlags().StringVar(&p.options.DaemonSelector, "daemon-selector", "app.kubernetes.io/name=gpu-device-plugin",
+	root.PersistentFlags().StringVar(&p.options.DaemonSelector, "daemon-selector",
+		"app.kubernetes.io/name=gpu-device-plugin",
 		"labels of the daemon's pods")
-	root.PersistentFlags().StringVar(&p.options.DaemonNamespace, "daemon-namespace", "", "namespace of the daemon's pods; default: any")
+	root.PersistentFlags().StringVar(&p.options.DaemonNamespace, "daemon-namespace", "",
+		"namespace of the daemon's pods; default: any")
 	p.addOutput(root)
 	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(), p.newValidate(),
 		p.newReset(), p.newQuiesce(), p.newResume())
@@ -80,8 +84,10 @@ func newRoot() *cobra.Command {
 func (p *plugin) addOutput(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&p.format, "output", "o", "table", "output format: table, wide, json or yaml")
 	cmd.Flags().StringVar(&p.ask, "ask", "auto", "whether daemons are asked by pods/exec: auto, always or never")
-	for flag, values := range map[string][]string{"output": {"table", "wide", "json", "yaml"}, "ask": {"auto", "always", "never"}} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag was added above
+	for flag, values := range map[string][]string{"output": {"table", "wide", "json", "yaml"},
+		"ask": {"auto", "always", "never"}} {
+		// the flag was added above
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 }
 
@@ -124,7 +130,8 @@ func (p *plugin) validate() error {
 	return fmt.Errorf("--ask %s: give auto, always or never", p.ask)
 }
 
-// asked asks the daemons of some nodes for their status, and says on standard error which ones did not answer.
+// asked asks the daemons of some nodes for their status, and says on standard error which ones did
+// not answer.
 func (p *plugin) asked(cmd *cobra.Command, client *cluster.Client, pods []*corev1.Pod) map[string]view.Answer {
 	answers := map[string]view.Answer{}
 	for _, a := range client.Statuses(cmd.Context(), pods) {

@@ -22,21 +22,25 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// TestNodes: a line a node from what the API server has. Only the daemon of the node without labels is asked.
+// TestNodes: a line a node from what the API server has. Only the daemon of the node without labels
+// is asked.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 7, func(n *corev1.Node) {
 		n.Labels["nvidia.com/mig.config"], n.Labels["nvidia.com/mig.config.state"] = "all-balanced", "success"
-		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Reason: "GPUUnhealthy", Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Reason: "GPUUnhealthy",
+			Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
 	})
 	s.addNode("b", 8, func(n *corev1.Node) {
 		n.Labels = nil
-		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Message: "one\n\x1b[31mtwo\tthree"}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False",
+			Message: "one\n\x1b[31mtwo\tthree"}}
 	})
 	s.addNode("cpu", 0, func(n *corev1.Node) { n.Labels, n.Status.Capacity, n.Status.Allocatable = nil, nil, nil })
 	s.addDaemon("daemon-a", "a", nil)
-	s.addDaemon("daemon-b", "b", answering(status.Status{Version: "v0.2.0", Driver: "570.1", GPUs: []status.Device{gpu(0, "Healthy"), gpu(1, "Healthy")}}))
+	s.addDaemon("daemon-b", "b", answering(status.Status{Version: "v0.2.0", Driver: "570.1",
+		GPUs: []status.Device{gpu(0, "Healthy"), gpu(1, "Healthy")}}))
 	s.addPod("p", "a", 2, corev1.PodRunning)
 	s.addPod("over", "a", 4, corev1.PodSucceeded)
 	s.addPod("waits", "", 1, corev1.PodPending)
@@ -49,7 +53,9 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 	if diff := cmp.Diff([]string{"daemon-b status -o json --holders"}, s.commands()); diff != "" {
 		t.Errorf("asked (-want +got):\n%s", diff)
 	}
-	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got, "8 nvidia.com/gpu 2/8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") || strings.Contains(got, "b NVIDIA") {
+	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got,
+		"8 nvidia.com/gpu 2/8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") ||
+		strings.Contains(got, "b NVIDIA") {
 		t.Errorf("one node, wide:\n%s", got)
 	}
 	if got := s.must("b", "-o", "wide"); !strings.HasSuffix(got, " one ^[[31mtwo three\n") {
@@ -75,7 +81,8 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 			Daemon    string
 		}
 	}
-	if err := json.Unmarshal([]byte(s.must("-o", "json")), &told); err != nil || len(told.Nodes) != 2 || told.Nodes[0].Healthy != 7 || told.Nodes[0].MIGLayout != "all-balanced" {
+	if err := json.Unmarshal([]byte(s.must("-o", "json")), &told); err != nil || len(told.Nodes) != 2 ||
+		told.Nodes[0].Healthy != 7 || told.Nodes[0].MIGLayout != "all-balanced" {
 		t.Errorf("JSON: %+v, %v", told, err)
 	}
 	if got := s.must("-o", "yaml"); !strings.Contains(got, "condition: \"False\"\n") {
@@ -85,16 +92,19 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 
 // slice returns the slice of a node with these devices.
 func slice(node string, devices ...resourceapi.Device) *resourceapi.ResourceSlice {
-	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpu.nvidia.com-0"}, Spec: resourceapi.ResourceSliceSpec{
-		Driver: "gpu.nvidia.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}, Devices: devices,
-	}}
+	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpu.nvidia.com-0"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: "gpu.nvidia.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1,
+				ResourceSliceCount: 1}, Devices: devices,
+		}}
 }
 
 func device(name string, taints ...resourceapi.DeviceTaint) resourceapi.Device {
 	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 	version := "580.95.5"
 	return resourceapi.Device{Name: name, Taints: taints, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"type": text("gpu"), "uuid": text("GPU-" + strings.TrimPrefix(name, "gpu-")), "productName": text("NVIDIA H100"), "driverVersion": {VersionValue: &version},
+		"type": text("gpu"), "uuid": text("GPU-" + strings.TrimPrefix(name,
+			"gpu-")), "productName": text("NVIDIA H100"), "driverVersion": {VersionValue: &version},
 	}}
 }
 
@@ -103,19 +113,22 @@ func claim(name, node, pod string, devices ...string) *resourceapi.ResourceClaim
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: "1"}}
 	for _, d := range devices {
-		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
-			Request: "r", Driver: "gpu.nvidia.com", Pool: node, Device: d,
-		})
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{
+				Request: "r", Driver: "gpu.nvidia.com", Pool: node, Device: d,
+			})
 	}
 	return c
 }
 
-// TestClaims: GPUs in ResourceSlices count as those of resources do, and their holders are the pods of claims. Nobody has to be asked for that.
+// TestClaims: GPUs in ResourceSlices count as those of resources do, and their holders are the pods
+// of claims. Nobody has to be asked for that.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 0, func(n *corev1.Node) { n.Labels, n.Status.Capacity, n.Status.Allocatable = nil, nil, nil })
-	s.add("resourceslices", slice("a", device("gpu-0"), device("gpu-1", resourceapi.DeviceTaint{Key: "gpu.nvidia.com/xid", Value: "79", Effect: "NoSchedule"})))
+	s.add("resourceslices", slice("a", device("gpu-0"), device("gpu-1",
+		resourceapi.DeviceTaint{Key: "gpu.nvidia.com/xid", Value: "79", Effect: "NoSchedule"})))
 	s.add("resourceclaims", claim("training", "a", "p", "gpu-0"))
 	want := "NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE SOURCE\na NVIDIA H100 1 1 2 - 580.95.5 no daemon - ResourceSlice"
 	if diff := cmp.Diff(want, fields(s.must())); diff != "" {
@@ -124,7 +137,8 @@ func TestClaims(t *testing.T) {
 	list := func(state string, arguments ...string) {
 		t.Helper()
 		out, _, _ := s.run(append([]string{"list"}, arguments...)...)
-		for _, row := range []string{"a gpu-0 NVIDIA H100 " + state + " team/p (claim training) ", "a gpu-1 NVIDIA H100 Unhealthy - "} {
+		for _, row := range []string{"a gpu-0 NVIDIA H100 " + state + " team/p (claim training) ",
+			"a gpu-1 NVIDIA H100 Unhealthy - "} {
 			if got := fields(out); !strings.Contains(got, row) {
 				t.Errorf("%q: %q is not in\n%s", arguments, row, got)
 			}
@@ -136,14 +150,16 @@ func TestClaims(t *testing.T) {
 	list("Unknown") // it does not answer
 }
 
-// TestDriverOfAnotherName: GPUs are those of any driver whose devices compute with CUDA, also of two on one node. A device of another driver is
-// none, whatever its name and pool, nor is what of a pool is older than its newest slice.
+// TestDriverOfAnotherName: GPUs are those of any driver whose devices compute with CUDA, also of
+// two on one node. A device of another driver is none, whatever its name and pool, nor is what of a
+// pool is older than its newest slice.
 func TestDriverOfAnotherName(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	capability := "9.0.0"
 	of := func(driver string, generation int64, o *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
-		o.Name, o.Spec.Driver, o.Spec.Pool.Generation = fmt.Sprintf("%s-%s-%d", *o.Spec.NodeName, driver, generation), driver, generation
+		o.Name, o.Spec.Driver, o.Spec.Pool.Generation = fmt.Sprintf("%s-%s-%d", *o.Spec.NodeName, driver,
+			generation), driver, generation
 		return o
 	}
 	computes := func(name string) resourceapi.Device {
@@ -192,9 +208,12 @@ func TestList(t *testing.T) {
 	ill := gpu(1, "Unhealthy")
 	ill.Reason, ill.Cure = "XID 79", "reboot"
 	part := status.Device{Index: "1:0", UUID: "MIG-0", Model: "MIG 1g.10gb", GPU: "GPU-1", State: "Healthy"}
-	s.addDaemon("daemon-a", "a", answering(status.Status{Version: "v1", GPUs: []status.Device{gpu(0, "Healthy"), ill, part}, Holders: []status.Holder{
-		{Device: "GPU-0", Namespace: "team", Pod: "q", Container: "c", Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25, Layer: "mps"}}, {Device: "GPU-0", Namespace: "team", Pod: "p", Container: "c", Claim: "shared"},
-	}}))
+	s.addDaemon("daemon-a", "a", answering(status.Status{Version: "v1",
+		GPUs: []status.Device{gpu(0, "Healthy"), ill, part}, Holders: []status.Holder{
+			{Device: "GPU-0", Namespace: "team", Pod: "q", Container: "c",
+				Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25,
+					Layer: "mps"}}, {Device: "GPU-0", Namespace: "team", Pod: "p", Container: "c", Claim: "shared"},
+		}}))
 	want := `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE
 a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c (1024 MiB, 25 percent, by mps) 87% 1024/81559 MiB daemon
 a 1 NVIDIA H100 80GB HBM3 Unhealthy - - - daemon
@@ -207,7 +226,8 @@ a 1:0 MIG 1g.10gb Healthy - - - daemon`
 	}
 }
 
-// TestDaemonOfAnEarlierVersion: it does not know --holders, so kubelet's record in the status of pods counts, and no GPU is called free for it.
+// TestDaemonOfAnEarlierVersion: it does not know --holders, so kubelet's record in the status of
+// pods counts, and no GPU is called free for it.
 func TestDaemonOfAnEarlierVersion(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -223,26 +243,30 @@ func TestDaemonOfAnEarlierVersion(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}, Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
 		}}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "c", AllocatedResourcesStatus: []corev1.ResourceStatus{
-			{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-0::3", Health: "Healthy"}}},
-		}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "c",
+			AllocatedResourcesStatus: []corev1.ResourceStatus{
+				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-0::3", Health: "Healthy"}}},
+			}}}},
 	})
 	got := fields(s.must("list"))
-	for _, line := range []string{"a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c", "a 2 NVIDIA H100 80GB HBM3 Healthy not known"} {
+	for _, line := range []string{"a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c",
+		"a 2 NVIDIA H100 80GB HBM3 Healthy not known"} {
 		if !strings.Contains(got, line) {
 			t.Errorf("%q is not in\n%s", line, got)
 		}
 	}
 }
 
-// TestWhatFails: a daemon that does not answer and lists that are forbidden are named, and the rest is shown.
+// TestWhatFails: a daemon that does not answer and lists that are forbidden are named, and the rest
+// is shown.
 func TestWhatFails(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 8, nil)
 	s.addNode("b", 8, nil)
 	s.addDaemon("daemon-a", "a", nil)
-	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Holders: []status.Holder{}}))
+	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")},
+		Holders: []status.Holder{}}))
 	out, problems, code := s.run("list")
 	if code != 1 || !strings.Contains(problems, "node a: its daemon's pod kube-system/daemon-a does not answer: no daemon answers") ||
 		!strings.Contains(fields(out), "b 0 NVIDIA H100 80GB HBM3 Healthy -") {
@@ -254,9 +278,11 @@ func TestWhatFails(t *testing.T) {
 		"resourceslices": "a NVIDIA H100 80GB HBM3 8 0 8 none 580.95.05 v0.1.0 3h",
 		"resourceclaims": "a NVIDIA H100 80GB HBM3 8 0 8 none 580.95.05 v0.1.0 3h",
 	} {
-		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Resource == forbidden }})
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+			Only: func(r apiserver.Request) bool { return r.Resource == forbidden }})
 		out, problems, code := s.run("--ask", "never")
-		if code != 1 || !strings.Contains(strings.ToLower(problems), forbidden+" are not shown: you may not list them") || !strings.Contains(fields(out), want) {
+		if code != 1 || !strings.Contains(strings.ToLower(problems), forbidden+" are not shown: you may not list them") ||
+			!strings.Contains(fields(out), want) {
 			t.Errorf("%s forbidden: %d\n%s%s", forbidden, code, problems, out)
 		}
 	}
@@ -264,7 +290,8 @@ func TestWhatFails(t *testing.T) {
 	if _, problems, code := s.run("nowhere"); code != 1 || !strings.Contains(problems, `nodes "nowhere" not found`) {
 		t.Errorf("a node that is not there: %d, %s", code, problems)
 	}
-	for _, wrong := range [][]string{{"-o", "xml"}, {"--ask", "perhaps"}, {"--daemon-selector", "=="}, {"status"}, {"status", "a", "b"}, {"doctor", "--", "a"}} {
+	for _, wrong := range [][]string{{"-o", "xml"}, {"--ask", "perhaps"}, {"--daemon-selector", "=="}, {"status"},
+		{"status", "a", "b"}, {"doctor", "--", "a"}} {
 		if out, problems, code := s.run(wrong...); code != 1 || !strings.HasPrefix(problems, "error: ") || out != "" {
 			t.Errorf("%v: %d, %s%s", wrong, code, problems, out)
 		}
@@ -301,7 +328,8 @@ func TestListThatExpires(t *testing.T) {
 	}
 }
 
-// TestTwoNamespaces: where pods of two namespaces could be the daemon's, neither is asked before somebody says which one is.
+// TestTwoNamespaces: where pods of two namespaces could be the daemon's, neither is asked before
+// somebody says which one is.
 func TestTwoNamespaces(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -313,16 +341,19 @@ func TestTwoNamespaces(t *testing.T) {
 	yes := true
 	s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "team", Name: "forged", Labels: map[string]string{"app.kubernetes.io/name": "gpu-device-plugin"}, CreationTimestamp: metav1.Now(),
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "forged", UID: "2", Controller: &yes}},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "forged", UID: "2",
+			Controller: &yes}},
 	}, Spec: corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "gpu-device-plugin"}}}, Status: corev1.PodStatus{
-		Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: readySince}},
+		Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+			LastTransitionTime: readySince}},
 	}})
 	for _, arguments := range [][]string{{"list"}, {"--ask", "always"}, {"doctor", "a"}} {
 		if _, problems, code := s.run(arguments...); code != 1 || !strings.Contains(problems, "give --daemon-namespace") {
 			t.Errorf("%v: %d, %s", arguments, code, problems)
 		}
 	}
-	if ran := strings.Join(s.commands(), ", "); strings.Contains(ran, "forged") || strings.Contains(ran, "daemon-a") || !strings.Contains(ran, "daemon-b") {
+	if ran := strings.Join(s.commands(), ", "); strings.Contains(ran, "forged") || strings.Contains(ran, "daemon-a") ||
+		!strings.Contains(ran, "daemon-b") {
 		t.Errorf("asked: %s", ran)
 	}
 	s.must("list", "--daemon-namespace", "kube-system")
@@ -338,7 +369,8 @@ func TestAtOnce(t *testing.T) {
 	for i := range 100 {
 		name := fmt.Sprintf("n-%03d", i)
 		s.addNode(name, 8, func(n *corev1.Node) { n.Labels = nil })
-		s.addDaemon("daemon-"+name, name, answering(status.Status{Version: "v1", Driver: "1.2.3", GPUs: []status.Device{gpu(0, "Healthy")}}))
+		s.addDaemon("daemon-"+name, name, answering(status.Status{Version: "v1", Driver: "1.2.3",
+			GPUs: []status.Device{gpu(0, "Healthy")}}))
 	}
 	if got := strings.Count(s.must(), "1.2.3"); got != 100 {
 		t.Errorf("%d nodes have a driver", got)
@@ -348,7 +380,8 @@ func TestAtOnce(t *testing.T) {
 	}
 }
 
-// TestCommandsOfANode: they run in the daemon's pod of that node alone; of two, the one that leads is asked, and both release the driver.
+// TestCommandsOfANode: they run in the daemon's pod of that node alone; of two, the one that leads
+// is asked, and both release the driver.
 func TestCommandsOfANode(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -359,7 +392,8 @@ func TestCommandsOfANode(t *testing.T) {
 	s.addDaemon("old-b", "b", answering(status.Status{Lead: status.Lead{This: true}}))
 	s.addDaemon("new-b", "b", answering(status.Status{}))
 	// It has the labels, and is not of a DaemonSet: anybody can give a pod labels.
-	s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "forged", Labels: map[string]string{"app.kubernetes.io/name": "gpu-device-plugin"}},
+	s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "forged",
+		Labels: map[string]string{"app.kubernetes.io/name": "gpu-device-plugin"}},
 		Spec: corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "gpu-device-plugin"}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning}})
 	for _, tt := range []struct{ arguments, prints, runs string }{
 		{"status a", "ran status\n", "daemon-a status"},
@@ -397,12 +431,14 @@ func TestCommandsOfANode(t *testing.T) {
 		t.Errorf("a command that fails: %q, %q, %d", out, problems, code)
 	}
 	s.addDaemon("old-b", "b", answering(status.Status{}))
-	if _, problems, code := s.run("quiesce", "b"); code != 1 || !strings.Contains(problems, "none of them says that it leads") {
+	if _, problems, code := s.run("quiesce", "b"); code != 1 ||
+		!strings.Contains(problems, "none of them says that it leads") {
 		t.Errorf("no lead: %d, %s", code, problems)
 	}
 }
 
-// TestInterrupt: a command ends with its context, also while exec does not answer, before and after the connection is open.
+// TestInterrupt: a command ends with its context, also while exec does not answer, before and after
+// the connection is open.
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]bool{"no answer": false, "open": true} {
@@ -420,7 +456,8 @@ func TestInterrupt(t *testing.T) {
 			}
 			code := make(chan int, 1)
 			go func() {
-				code <- command.Run(ctx, []string{"--kubeconfig", s.server.Kubeconfig(), "doctor", "a"}, nil, io.Discard, io.Discard)
+				code <- command.Run(ctx, []string{"--kubeconfig", s.server.Kubeconfig(), "doctor", "a"}, nil, io.Discard,
+					io.Discard)
 			}()
 			<-asked
 			interrupt()
@@ -442,7 +479,8 @@ func TestCompletion(t *testing.T) {
 	s := newStage(t)
 	s.addNode("node-1", 8, nil)
 	for _, arguments := range [][]string{{"__complete", ""}, {"__complete", "doctor", ""}} {
-		if out, _, code := s.run(arguments...); code != 0 || !strings.HasPrefix(out, "node-1\n") && !strings.Contains(out, "\nnode-1\n") {
+		if out, _, code := s.run(arguments...); code != 0 || !strings.HasPrefix(out, "node-1\n") &&
+			!strings.Contains(out, "\nnode-1\n") {
 			t.Errorf("%v: %d\n%s", arguments, code, out)
 		}
 	}

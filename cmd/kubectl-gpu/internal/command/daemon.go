@@ -17,7 +17,8 @@ func (p *plugin) newStatus() *cobra.Command {
 }
 
 func (p *plugin) newDoctor() *cobra.Command {
-	return p.forward("doctor", "Show what is wrong with a node, and the commands that cure it", "  kubectl gpu doctor node-1", false)
+	return p.forward("doctor", "Show what is wrong with a node, and the commands that cure it",
+		"  kubectl gpu doctor node-1", false)
 }
 
 func (p *plugin) newValidate() *cobra.Command {
@@ -63,8 +64,9 @@ func (p *plugin) newReset() *cobra.Command {
 	return cmd
 }
 
-// forward returns a command that runs the daemon's command of the same name in the pod of a node. During a roll-out a node has two pods of
-// the daemon. Then it is run in the one that leads; with each, in all of them, because each of them has the driver open.
+// forward returns a command that runs the daemon's command of the same name in the pod of a node.
+// During a roll-out a node has two pods of the daemon. Then it is run in the one that leads; with
+// each, in all of them, because each of them has the driver open.
 func (p *plugin) forward(name, short, example string, each bool) *cobra.Command {
 	where := "While two pods of the daemon run on it, as during a roll-out, the one that leads is asked."
 	if each {
@@ -112,7 +114,8 @@ func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []stri
 			err = errors.Join(err, out.Close(), problems.Close())
 		}
 		if err != nil && len(pods) > 1 {
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("in pod %s/%s: %v", pod.Namespace, pod.Name, err)) // the exit status says so, too
+			// the exit status says so, too
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("in pod %s/%s: %v", pod.Namespace, pod.Name, err))
 		}
 		failed = errors.Join(failed, err)
 	}

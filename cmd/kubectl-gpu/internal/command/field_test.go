@@ -29,15 +29,18 @@ func (s *stage) load(documents string) {
 	}
 }
 
-// pod returns the pod team/p, whose container c asks for something; more is the rest of its spec, and status its status.
+// pod returns the pod team/p, whose container c asks for something; more is the rest of its spec,
+// and status its status.
 func pod(asks, more, status string) string {
 	return "apiVersion: v1\nkind: Pod\nmetadata: {namespace: team, name: p, uid: '7'}\nspec:\n" +
-		"  containers:\n  - {name: c, image: i, resources: {requests: {" + asks + "}, limits: {" + asks + "}}}\n" + more + "\nstatus: {" + status + "}"
+		"  containers:\n  - {name: c, image: i, resources: {requests: {" + asks + "}, limits: {" + asks + "}}}\n" + more +
+		"\nstatus: {" + status + "}"
 }
 
 // node returns a node without labels that has resources.
 func node(name, capacity, allocatable string) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %s}\nstatus: {capacity: {%s}, allocatable: {%s}}", name, capacity, allocatable)
+	return fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %s}\nstatus: {capacity: {%s}, allocatable: {%s}}",
+		name, capacity, allocatable)
 }
 
 // gpuClass is the class of whole GPUs, as the chart and NVIDIA's driver have it.
@@ -113,14 +116,16 @@ const running = "phase: Running, containerStatuses: [{name: c, image: i, imageID
 
 // holding returns a daemon whose kubelet says that container c of team/p holds a GPU.
 func holding(devices ...string) status.Status {
-	s := status.Status{Version: "v0.1.0", GPUs: []status.Device{gpu(0, "Healthy"), gpu(1, "Healthy")}, Holders: []status.Holder{}}
+	s := status.Status{Version: "v0.1.0", GPUs: []status.Device{gpu(0, "Healthy"), gpu(1, "Healthy")},
+		Holders: []status.Holder{}}
 	for _, d := range devices {
 		s.Holders = append(s.Holders, status.Holder{Device: d, Namespace: "team", Pod: "p", Container: "c"})
 	}
 	return s
 }
 
-// doctored returns a daemon that answers with a status, and whose doctor finds NVIDIA's runtime beside another default one, or none.
+// doctored returns a daemon that answers with a status, and whose doctor finds NVIDIA's runtime
+// beside another default one, or none.
 func doctored(told status.Status, handlers ...doctor.RuntimeHandler) daemon {
 	answer := answering(told)
 	return func(arguments []string) (string, string, int) {
@@ -140,7 +145,8 @@ func doctored(told status.Status, handlers ...doctor.RuntimeHandler) daemon {
 // asClass is NVIDIA's runtime as a runtime class.
 var asClass = doctor.RuntimeHandler{Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime"}
 
-// TestFieldWhy: what users reported, by the number of the report, and what `kubectl gpu why` has to say of it.
+// TestFieldWhy: what users reported, by the number of the report, and what `kubectl gpu why` has to
+// say of it.
 func TestFieldWhy(t *testing.T) {
 	t.Parallel()
 	const sandbox = `Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: no runtime for "nvidia" is configured`
@@ -151,14 +157,16 @@ func TestFieldWhy(t *testing.T) {
 	departs := holding()
 	departs.Resources = []status.Resource{{Name: "nvidia.com/gpu", Devices: 16, Healthy: 8}}
 	for i := range 8 {
-		departs.Resources[0].Departing = append(departs.Resources[0].Departing, status.Departing{ID: fmt.Sprint("GPU-0::", i), Reason: "the number of shares changed"})
+		departs.Resources[0].Departing = append(departs.Resources[0].Departing,
+			status.Departing{ID: fmt.Sprint("GPU-0::", i), Reason: "the number of shares changed"})
 	}
 	units := holding()
 	units.Resources = []status.Resource{{Name: "example.com/memory.1Gi", Devices: 160, Healthy: 40, Unoffered: 120}}
 	byMPS := holding("GPU-0")
 	byMPS.Resources = []status.Resource{{Name: "nvidia.com/gpu", Planned: true, MPS: true}}
 	ownSHM := func(status string) string {
-		return strings.Replace(pod(oneGPU, onA, status), "image: i,", "image: i, volumeMounts: [{name: shm, mountPath: /dev/shm/}],", 1)
+		return strings.Replace(pod(oneGPU, onA, status), "image: i,",
+			"image: i, volumeMounts: [{name: shm, mountPath: /dev/shm/}],", 1)
 	}
 	for name, tt := range map[string]struct {
 		objects []string
@@ -167,27 +175,38 @@ func TestFieldWhy(t *testing.T) {
 		never   string
 	}{
 		// By claims.
-		"nv#738 all taken": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), claimed("q", "a", "gpu-0"), pod(oneGPU, "", "phase: Pending")}, nil,
+		"nv#738 all taken": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), claimed("q", "a", "gpu-0"),
+			pod(oneGPU, "", "phase: Pending")}, nil,
 			"nvidia.com/gpu is given by claims of the class gpu.nvidia.com. No node has devices for 1 nvidia.com/gpu of container c; " +
 				"on node a, another claim excludes gpu-0 (team/q-extended-resources of pod q).", "serves it on none"},
-		"kueue#9868 one is free": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 2), claimed("q", "a", "gpu-0"), pod(oneGPU, "", "phase: Pending")}, nil,
+		"kueue#9868 one is free": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 2), claimed("q", "a", "gpu-0"),
+			pod(oneGPU, "", "phase: Pending")}, nil,
 			"There are GPUs for it, and the scheduler has not looked at it yet.", "No node"},
-		"KEP-5004 the resource is left with 0": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"), gpuClass, slicesOf("a", 1), pod("nvidia.com/gpu: 2", "", "phase: Pending")}, nil,
+		"KEP-5004 the resource is left with 0": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"), gpuClass,
+			slicesOf("a", 1), pod("nvidia.com/gpu: 2", "", "phase: Pending")}, nil,
 			"No node has devices for 2 nvidia.com/gpu of container c; on node a, it has 1 of 2 devices.", ""},
 		"KEP-5004 the name of the class": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), claimed("q", "a", "gpu-0"),
 			pod("deviceclass.resource.kubernetes.io/gpu.nvidia.com: 1", "", "phase: Pending")}, nil,
 			"deviceclass.resource.kubernetes.io/gpu.nvidia.com is given by claims of the class gpu.nvidia.com. No node has devices for 1", "asks for no GPU"},
-		"KEP-5004 a class that is not there": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), pod("deviceclass.resource.kubernetes.io/mig: 1", "", "phase: Pending")}, answering(holding()),
+		"KEP-5004 a class that is not there": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"),
+			pod("deviceclass.resource.kubernetes.io/mig: 1", "", "phase: Pending")}, answering(holding()),
 			"deviceclass.resource.kubernetes.io/mig is given by claims of a class, and no DeviceClass is called mig; nodes have nvidia.com/gpu", "asks for no GPU"},
-		"KEP-5004 a cordoned node": {[]string{strings.Replace(node("a", "", ""), "status:", "spec: {unschedulable: true}\nstatus:", 1), gpuClass, slicesOf("a", 1), pod(oneGPU, "", "phase: Pending")}, nil,
+		"KEP-5004 a cordoned node": {[]string{strings.Replace(node("a", "", ""), "status:",
+			"spec: {unschedulable: true}\nstatus:", 1), gpuClass, slicesOf("a", 1), pod(oneGPU, "", "phase: Pending")}, nil,
 			"Node a has devices for its claims, and it is cordoned: kubectl uncordon a.", ""},
-		"KEP-5004 a class with a name of another prefix": {[]string{node("a", "", ""), strings.ReplaceAll(gpuClass, "nvidia.com/gpu", "example.com/accelerator"),
-			slicesOf("a", 1), pod("example.com/accelerator: 2", "", "phase: Pending")}, nil, "example.com/accelerator is given by claims of the class gpu.nvidia.com. " +
+		"KEP-5004 a class with a name of another prefix": {[]string{node("a", "", ""),
+			strings.ReplaceAll(gpuClass, "nvidia.com/gpu", "example.com/accelerator"),
+			slicesOf("a", 1), pod("example.com/accelerator: 2", "",
+				"phase: Pending")}, nil, "example.com/accelerator is given by claims of the class gpu.nvidia.com. " +
 			"No node has devices for 2 example.com/accelerator of container c", "asks for no GPU"},
-		"KEP-5004 a MIG name by a class": {[]string{node("a", "", ""), strings.NewReplacer("nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "== 'gpu'", "== 'mig'").Replace(gpuClass),
-			slicesOf("a", 1), pod("nvidia.com/mig-1g.10gb: 1", "", "phase: Pending")}, nil, "nvidia.com/mig-1g.10gb is given by claims of the class gpu.nvidia.com. ", "serves it on none"},
-		"KEP-5004 one node plugs, another one claims": {[]string{node("a", oneGPU, oneGPU), node("b", "", ""), gpuClass, slicesOf("b", 1), pod("nvidia.com/gpu: 1", "", "phase: Pending"),
-			strings.Replace(pod(oneGPU, onA, "phase: Running"), "name: p,", "name: other,", 1)}, nil, "There are GPUs for it", "No node"},
+		"KEP-5004 a MIG name by a class": {[]string{node("a", "", ""),
+			strings.NewReplacer("nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "== 'gpu'", "== 'mig'").Replace(gpuClass),
+			slicesOf("a", 1), pod("nvidia.com/mig-1g.10gb: 1", "",
+				"phase: Pending")}, nil, "nvidia.com/mig-1g.10gb is given by claims of the class gpu.nvidia.com. ", "serves it on none"},
+		"KEP-5004 one node plugs, another one claims": {[]string{node("a", oneGPU, oneGPU), node("b", "", ""), gpuClass,
+			slicesOf("b", 1), pod("nvidia.com/gpu: 1", "", "phase: Pending"),
+			strings.Replace(pod(oneGPU, onA, "phase: Running"), "name: p,", "name: other,",
+				1)}, nil, "There are GPUs for it", "No node"},
 		"KEP-5004 a class without slices": {[]string{node("a", "", ""), gpuClass, pod(oneGPU, "", "phase: Pending")}, nil,
 			"No node has nvidia.com/gpu, neither by a device plugin nor, for its class gpu.nvidia.com, in ResourceSlices.", ""},
 		"KEP-5004 an init container needs more": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 2),
@@ -195,47 +214,66 @@ func TestFieldWhy(t *testing.T) {
 			"No node has devices for its claims", "There are GPUs"},
 
 		// Units, under their own names and under others.
-		"units that are taken": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160", "volcano.sh/gpu-mem.128Mi: 160"), pod("volcano.sh/gpu-mem.128Mi: 200", "", "phase: Pending")}, nil,
+		"units that are taken": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160", "volcano.sh/gpu-mem.128Mi: 160"),
+			pod("volcano.sh/gpu-mem.128Mi: 200", "", "phase: Pending")}, nil,
 			"No node has 200 volcano.sh/gpu-mem.128Mi free; nearest is node a with 160 of 160", "asks for no GPU"},
-		"units of another name": {[]string{node("a", "example.com/memory.1Gi: 160", "example.com/memory.1Gi: 40"), pod("example.com/memory.1Gi: 80", "", "phase: Pending")}, answering(units),
+		"units of another name": {[]string{node("a", "example.com/memory.1Gi: 160", "example.com/memory.1Gi: 40"),
+			pod("example.com/memory.1Gi: 80", "", "phase: Pending")}, answering(units),
 			"nearest is node a with 40 of 160, of which 120 cannot be given out (its daemon says: 120 units are on other GPUs than the one that is on offer, because units.fit is one)", "asks for no GPU"},
-		"another kind of device": {[]string{node("a", "example.com/nic: 1, nvidia.com/gpu: 8", "example.com/nic: 1, nvidia.com/gpu: 8"), pod("example.com/nic: 1", "", "phase: Pending")}, answering(holding()),
+		"another kind of device": {[]string{node("a", "example.com/nic: 1, nvidia.com/gpu: 8",
+			"example.com/nic: 1, nvidia.com/gpu: 8"), pod("example.com/nic: 1", "", "phase: Pending")}, answering(holding()),
 			"It asks for no GPU: its containers have no limit of a resource of GPUs, such as nvidia.com/gpu, and it has no claim; nodes have nvidia.com/gpu.", ""},
-		"a resource that nobody serves": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), pod("nvida.com/gpu: 1", "", "phase: Pending")}, answering(holding()),
+		"a resource that nobody serves": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"),
+			pod("nvida.com/gpu: 1", "", "phase: Pending")}, answering(holding()),
 			"No node has nvida.com/gpu, and no DeviceClass has it as its extendedResourceName; nodes have nvidia.com/gpu: ask for one of these", "asks for no GPU"},
-		"HAMi's words": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 1, nvidia.com/gpumem: 3000", "", "phase: Pending")}, answering(holding()),
+		"HAMi's words": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"),
+			pod("nvidia.com/gpu: 1, nvidia.com/gpumem: 3000", "", "phase: Pending")}, answering(holding()),
 			"No node has nvidia.com/gpumem", ""},
 
 		// Where the pod can go.
-		"a nodeSelector": {[]string{strings.Replace(node("a", oneGPU, oneGPU), "{name: a}", "{name: a, labels: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}", 1),
+		"a nodeSelector": {[]string{strings.Replace(node("a", oneGPU, oneGPU), "{name: a}",
+			"{name: a, labels: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}", 1),
 			pod(oneGPU, "  nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB, pool: train}", "phase: Pending")}, nil,
 			"its nodeSelector wants nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB, and the node has nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3; its nodeSelector wants pool=train, and the node has no such label.", ""},
-		"an affinity": {[]string{strings.Replace(node("a", oneGPU, oneGPU), "{name: a}", "{name: a, labels: {arch: hopper}}", 1),
+		"an affinity": {[]string{strings.Replace(node("a", oneGPU, oneGPU), "{name: a}", "{name: a, labels: {arch: hopper}}",
+			1),
 			pod(oneGPU, "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: arch, operator: In, values: [Hopper, Ampere]}]}]}}}", "phase: Pending")}, nil,
 			"its affinity wants arch in Hopper, Ampere, and the node has arch=hopper.", ""},
-		"all GPUs for one cause": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")}, answering(ill),
+		"all GPUs for one cause": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0"),
+			pod(oneGPU, "", "phase: Pending")}, answering(ill),
 			"nearest is node a with 0 of 2, of which 2 cannot be given out (its daemon says: all 2: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator)).", "kubectl gpu list"},
-		"MPS does not answer": {[]string{node("a", "nvidia.com/gpu: 4", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")},
-			answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, MPS: []string{"nvidia.com/gpu: the MPS control daemon does not answer"}}),
+		"MPS does not answer": {[]string{node("a", "nvidia.com/gpu: 4", "nvidia.com/gpu: 0"),
+			pod(oneGPU, "", "phase: Pending")},
+			answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")},
+				MPS: []string{"nvidia.com/gpu: the MPS control daemon does not answer"}}),
 			"(its daemon says: nvidia.com/gpu: the MPS control daemon does not answer)", "count is older"},
-		"8 of 16 are departing": {[]string{node("a", "nvidia.com/gpu: 16", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 9", "", "phase: Pending")}, answering(departs),
+		"8 of 16 are departing": {[]string{node("a", "nvidia.com/gpu: 16", "nvidia.com/gpu: 8"),
+			pod("nvidia.com/gpu: 9", "", "phase: Pending")}, answering(departs),
 			"nearest is node a with 8 of 8 (its daemon says: 8 are departing: all 8: the number of shares changed).", "of 16"},
-		"all GPUs for one cause, by the condition": {[]string{node("a", "nvidia.com/gpu: 2", "nvidia.com/gpu: 0}, conditions: [{type: GPUHealthy, status: 'False', "+
-			"message: 'GPU-0 Unhealthy: XID 79, cure: reboot; GPU-1 Unhealthy: XID 79, cure: reboot'}], nodeInfo: {architecture: x"), pod(oneGPU, "", "phase: Pending")}, nil,
+		"all GPUs for one cause, by the condition": {[]string{node("a", "nvidia.com/gpu: 2",
+			"nvidia.com/gpu: 0}, conditions: [{type: GPUHealthy, status: 'False', "+
+				"message: 'GPU-0 Unhealthy: XID 79, cure: reboot; GPU-1 Unhealthy: XID 79, cure: reboot'}], nodeInfo: {architecture: x"), pod(oneGPU, "", "phase: Pending")}, nil,
 			"says: GPU-0, GPU-1 Unhealthy: XID 79, cure: reboot; no daemon runs on node a", "kubectl gpu list"},
-		"more than any node has": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), pod("nvidia.com/gpu: 16", "", "phase: Pending")}, nil,
+		"more than any node has": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"),
+			pod("nvidia.com/gpu: 16", "", "phase: Pending")}, nil,
 			"nearest is node a with 8 of 8: no node has so many at all; ask for 8 at most, or add nodes with more.", "wait until"},
-		"a pod group": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "  schedulingGroup: {podGroupName: train}", "phase: Pending")}, nil,
+		"a pod group": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "  schedulingGroup: {podGroupName: train}",
+			"phase: Pending")}, nil,
 			"scheduled together with the other pods of its PodGroup train", ""},
-		"nvkind#4 no daemon anywhere": {[]string{node("a", "", ""), daemonSet(nfdAffinity), pod(oneGPU, "", "phase: Pending")}, nil,
+		"nvkind#4 no daemon anywhere": {[]string{node("a", "", ""), daemonSet(nfdAffinity),
+			pod(oneGPU, "", "phase: Pending")}, nil,
 			"No daemon runs in the cluster: DaemonSet kube-system/gpu-device-plugin wants a pod on 0 of 1 nodes: it selects nodes with feature.node", ""},
-		"a daemon without a driver": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"), pod(oneGPU, "", "phase: Pending")}, answering(status.Status{Stale: "no NVIDIA driver"}),
+		"a daemon without a driver": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"),
+			pod(oneGPU, "", "phase: Pending")}, answering(status.Status{Stale: "no NVIDIA driver"}),
 			"The daemon of node a says: no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor; see kubectl gpu doctor a.", ""},
-		"gates": {[]string{pod(oneGPU, "  schedulingGates: [{name: kueue.x-k8s.io/admission}, {name: other}]", "phase: Pending")}, nil,
+		"gates": {[]string{pod(oneGPU, "  schedulingGates: [{name: kueue.x-k8s.io/admission}, {name: other}]",
+			"phase: Pending")}, nil,
 			"It is not scheduled before its gates kueue.x-k8s.io/admission, other are removed: Kueue does so when its Workload is admitted", ""},
-		"another scheduler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "  schedulerName: volcano", "phase: Pending")}, nil,
+		"another scheduler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "  schedulerName: volcano", "phase: Pending")},
+			nil,
 			"its scheduler volcano has not looked at it yet: see whether that one runs.", ""},
-		"preemption": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "", "phase: Pending, nominatedNodeName: a, conditions: [{type: PodScheduled, status: 'False', message: 1 Insufficient cpu.}]")}, nil,
+		"preemption": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, "",
+			"phase: Pending, nominatedNodeName: a, conditions: [{type: PodScheduled, status: 'False', message: 1 Insufficient cpu.}]")}, nil,
 			"the scheduler says: 1 Insufficient cpu. It waits for pods on node a that are ended for it.", ""},
 
 		// Containers that do not start.
@@ -245,81 +283,117 @@ func TestFieldWhy(t *testing.T) {
 			"It runs on node a. Whether its GPUs are in it is not known: no daemon runs on node a: there is no DaemonSet", "has its GPUs"},
 		"it passed by the scheduler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)}, answering(holding()),
 			"It runs on node a, and the kubelet has given container c no GPU", "has its GPUs"},
-		"gop#413 no runtime handler": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")), event("e", "FailedCreatePodSandBox", sandbox)},
-			answering(holding()), `its containers cannot be made (FailedCreatePodSandBox): ` + sandbox + ". The container runtime of the node does not know the runtime class of the pod", "has its GPUs"},
-		"kdp#805 /dev/shm of the pod's own beside MPS": {[]string{node("a", oneGPU, oneGPU), ownSHM(running)}, answering(byMPS),
+		"gop#413 no runtime handler": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA+"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")), event("e",
+				"FailedCreatePodSandBox", sandbox)},
+			answering(holding()), `its containers cannot be made (FailedCreatePodSandBox): ` + sandbox +
+				". The container runtime of the node does not know the runtime class of the pod", "has its GPUs"},
+		"kdp#805 /dev/shm of the pod's own beside MPS": {[]string{node("a", oneGPU, oneGPU), ownSHM(running)},
+			answering(byMPS),
 			"Container c mounts the volume shm at /dev/shm. It hides the shared memory of MPS, which shares nvidia.com/gpu: take that mount", "and has its GPUs"},
-		"kdp#805 and it crashes": {[]string{node("a", oneGPU, oneGPU), ownSHM(waitingIn("Running", "CrashLoopBackOff", "back-off 40s"))}, answering(byMPS),
+		"kdp#805 and it crashes": {[]string{node("a", oneGPU, oneGPU),
+			ownSHM(waitingIn("Running", "CrashLoopBackOff", "back-off 40s"))}, answering(byMPS),
 			"-c c --previous. Container c mounts the volume shm at /dev/shm.", ""},
-		"/dev/shm of the pod's own without MPS": {[]string{node("a", oneGPU, oneGPU), ownSHM(running)}, answering(holding("GPU-0")),
+		"/dev/shm of the pod's own without MPS": {[]string{node("a", oneGPU, oneGPU), ownSHM(running)},
+			answering(holding("GPU-0")),
 			"It runs on node a and has its GPUs: container c has GPU-0.", "/dev/shm"},
-		"MPS without /dev/shm of the pod's own": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)}, answering(byMPS),
+		"MPS without /dev/shm of the pod's own": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
+			answering(byMPS),
 			"It runs on node a and has its GPUs: container c has GPU-0.", "/dev/shm"},
 		"no runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
 			doctored(holding("GPU-0"), asClass),
 			"the kubelet has given it GPUs that its containers may not see: container c has GPU-0. The pod has no runtimeClassName, and doctor says of node a", "and has its GPUs"},
-		"no runtime class, and it crashes": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Running, containerStatuses: [{name: c, image: i, imageID: x, restartCount: 4, "+
-			"state: {waiting: {reason: CrashLoopBackOff, message: back-off 40s}}, lastState: {terminated: {exitCode: 1, reason: Error}}}]")},
+		"no runtime class, and it crashes": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Running, containerStatuses: [{name: c, image: i, imageID: x, restartCount: 4, "+
+				"state: {waiting: {reason: CrashLoopBackOff, message: back-off 40s}}, lastState: {terminated: {exitCode: 1, reason: Error}}}]")},
 			doctored(holding("GPU-0"), asClass),
 			"Container c does not start on node a (CrashLoopBackOff): back-off 40s; it ended (Error, exit status 1). See what it printed: kubectl logs -n team p -c c --previous. The pod has no runtimeClassName", "has its GPUs"},
-		"no runtime of NVIDIA's": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: x", running)}, doctored(holding("GPU-0")),
+		"no runtime of NVIDIA's": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: x", running)},
+			doctored(holding("GPU-0")),
 			"GPUs that its containers may not see: container c has GPU-0. Doctor says of node a: containerd does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs.", "and has its GPUs"},
 		"a runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", running)},
 			doctored(holding("GPU-0"), asClass),
 			"It runs on node a and has its GPUs", "runtimeClassName"},
-		"RunContainerError": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Running", "RunContainerError", "failed to create containerd task: nvidia-container-cli: initialization error: nvml error: driver not loaded"))},
+		"RunContainerError": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, waitingIn("Running", "RunContainerError",
+				"failed to create containerd task: nvidia-container-cli: initialization error: nvml error: driver not loaded"))},
 			answering(holding()), "Container c does not start on node a (RunContainerError): failed to create containerd task: nvidia-container-cli: initialization error: nvml error: driver not loaded. " +
 				"The container runtime cannot use the NVIDIA driver of the node; the cause, with the remedy: kubectl gpu doctor a.", "has its GPUs"},
-		"CDI": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "CreateContainerError", "CDI device injection failed: unresolvable CDI devices runtime.nvidia.com/gpu=GPU-0"))},
+		"CDI": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA,
+			waitingIn("Pending", "CreateContainerError", "CDI device injection failed: unresolvable CDI devices runtime.nvidia.com/gpu=GPU-0"))},
 			nil, "The container runtime does not find the CDI spec of the device: CDI is off there, or it looks in another folder. Nothing more is known of the node: no daemon runs on node a", "kubectl gpu doctor"},
-		"an image in a phase Running": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Running", "ImagePullBackOff", "Back-off pulling image"))}, nil,
+		"an image in a phase Running": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, waitingIn("Running", "ImagePullBackOff", "Back-off pulling image"))}, nil,
 			"Container c does not start on node a (ImagePullBackOff): Back-off pulling image. It is not about GPUs", "has its GPUs"},
-		"a failed init container": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Pending, initContainerStatuses: [{name: first, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff, "+
-			"message: back-off}}, lastState: {terminated: {exitCode: 137, reason: OOMKilled}}}], containerStatuses: [{name: c, image: i, imageID: x, state: {waiting: {reason: PodInitializing}}}]")}, nil,
+		"a failed init container": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Pending, initContainerStatuses: [{name: first, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff, "+
+				"message: back-off}}, lastState: {terminated: {exitCode: 137, reason: OOMKilled}}}], containerStatuses: [{name: c, image: i, imageID: x, state: {waiting: {reason: PodInitializing}}}]")}, nil,
 			"Container first does not start on node a (CrashLoopBackOff): back-off; it ended (OOMKilled, exit status 137). It needed more memory of the node than its limit", ""},
-		"an init container that runs": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Pending, initContainerStatuses: [{name: first, image: i, imageID: x, state: {running: {}}}], "+
-			"containerStatuses: [{name: c, image: i, imageID: x, state: {waiting: {reason: PodInitializing}}}]")}, nil,
+		"an init container that runs": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Pending, initContainerStatuses: [{name: first, image: i, imageID: x, state: {running: {}}}], "+
+				"containerStatuses: [{name: c, image: i, imageID: x, state: {waiting: {reason: PodInitializing}}}]")}, nil,
 			"It is on node a, and waits for its init container first, which runs.", "has its GPUs"},
-		"a sidecar that ended": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Running, initContainerStatuses: [{name: side, image: i, imageID: x, state: {terminated: {exitCode: 2, reason: Error}}}], "+
-			"containerStatuses: [{name: c, image: i, imageID: x, state: {running: {}}}]")}, answering(holding("GPU-0")), "Container side ended on node a (Error, exit status 2). See what it printed: kubectl logs -n team p -c side.", ""},
-		"StartError of a Job": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, containerStatuses: [{name: c, image: i, imageID: x, state: {terminated: {exitCode: 128, reason: StartError, "+
-			"message: 'nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0'}}}]")}, nil,
+		"a sidecar that ended": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Running, initContainerStatuses: [{name: side, image: i, imageID: x, state: {terminated: {exitCode: 2, reason: Error}}}], "+
+				"containerStatuses: [{name: c, image: i, imageID: x, state: {running: {}}}]")}, answering(holding("GPU-0")), "Container side ended on node a (Error, exit status 2). See what it printed: kubectl logs -n team p -c side.", ""},
+		"StartError of a Job": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Failed, containerStatuses: [{name: c, image: i, imageID: x, state: {terminated: {exitCode: 128, reason: StartError, "+
+				"message: 'nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0'}}}]")}, nil,
 			"Container c ended on node a (StartError, exit status 128): nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0. The image needs a newer driver than the node has", "It has ended."},
-		"a volume": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "ContainerCreating", "")), event("e", "FailedMount", `configmap "x" not found`)}, nil,
+		"a volume": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "ContainerCreating", "")),
+			event("e", "FailedMount", `configmap "x" not found`)}, nil,
 			`its containers cannot be made (FailedMount): configmap "x" not found. It is not about GPUs: check its volumes.`, ""},
-		"what kept it from a node is over": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "ContainerCreating", "")), event("e", "FailedScheduling", "0/3 nodes are available")}, nil,
+		"what kept it from a node is over": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, waitingIn("Pending", "ContainerCreating", "")), event("e", "FailedScheduling",
+				"0/3 nodes are available")}, nil,
 			"It is on node a, and its containers are being made.", "0/3"},
-		"OutOfnvidia.com/gpu": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: OutOfnvidia.com/gpu, message: 'Pod was rejected: Node didn''t have enough resource: nvidia.com/gpu, requested: 1, used: 1, capacity: 1'")}, nil,
+		"OutOfnvidia.com/gpu": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Failed, reason: OutOfnvidia.com/gpu, message: 'Pod was rejected: Node didn''t have enough resource: nvidia.com/gpu, requested: 1, used: 1, capacity: 1'")}, nil,
 			"The kubelet of node a did not admit it (OutOfnvidia.com/gpu): Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 1, capacity: 1. Its count was newer than the scheduler's", ""},
-		"UnexpectedAdmissionError, all ill": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, which is unexpected'")},
+		"UnexpectedAdmissionError, all ill": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, which is unexpected'")},
 			answering(ill), "a controller does that by itself. Now, the daemon of node a says: all 2: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator).", ""},
-		"a label that is gone": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA+"\n  nodeSelector: {pool: train}", "phase: Failed, reason: NodeAffinity, message: Predicate NodeAffinity failed")}, nil,
+		"a label that is gone": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA+"\n  nodeSelector: {pool: train}", "phase: Failed, reason: NodeAffinity, message: Predicate NodeAffinity failed")}, nil,
 			"did not admit it (NodeAffinity): Predicate NodeAffinity failed: the pod does not select it: its nodeSelector wants pool=train, and the node has no such label.", ""},
-		"the runtimes of the node": {[]string{node("a", oneGPU, oneGPU+"}, runtimeHandlers: [{name: ''}, {name: runc}, {name: kata}], nodeInfo: {architecture: x"), pod(oneGPU, onA+"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")),
+		"the runtimes of the node": {[]string{node("a", oneGPU,
+			oneGPU+"}, runtimeHandlers: [{name: ''}, {name: runc}, {name: kata}], nodeInfo: {architecture: x"), pod(oneGPU, onA+
+			"\n  runtimeClassName: nvidia", waitingIn("Pending", "ContainerCreating", "")),
 			event("e", "FailedCreatePodSandBox", "failed to find runtime handler nvidia from runtime list map[]")}, nil, "The node has the runtimes kata, runc. Nothing more is known of the node", ""},
-		"the kubelet's record alone": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Running, containerStatuses: [{name: c, image: i, imageID: x, state: {running: {}}, "+
-			"allocatedResourcesStatus: [{name: nvidia.com/gpu, resources: [{resourceID: 'GPU-0::1', health: Healthy}]}]}]")}, nil,
+		"the kubelet's record alone": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, "phase: Running, containerStatuses: [{name: c, image: i, imageID: x, state: {running: {}}, "+
+				"allocatedResourcesStatus: [{name: nvidia.com/gpu, resources: [{resourceID: 'GPU-0::1', health: Healthy}]}]}]")}, nil,
 			"It runs on node a, and by the kubelet's record in the pod's status container c has GPU-0. Nothing newer is known: no daemon runs on node a", "has its GPUs"},
-		"an eviction": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: Evicted, message: The node was low on resource memory.")}, nil,
+		"an eviction": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA,
+			"phase: Failed, reason: Evicted, message: The node was low on resource memory.")}, nil,
 			"It has failed (Evicted): The node was low on resource memory:", "did not admit"},
-		"a kubelet that does not answer": {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown}], nodeInfo: {architecture: x"), pod(oneGPU, onA, running)}, nil,
+		"a kubelet that does not answer": {[]string{node("a", oneGPU,
+			oneGPU+"}, conditions: [{type: Ready, status: Unknown}], nodeInfo: {architecture: x"), pod(oneGPU, onA, running)}, nil,
 			"The kubelet of node a does not answer, so the pod's status is out of date. It runs on node a. Whether", ""},
 		"a GPU that is ill without a word of the kubelet": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, running)},
 			answering(func() status.Status { s := ill; s.Holders = holding("GPU-1").Holders; return s }()),
 			"container c has GPU-1, which is not healthy: Unhealthy: the fabric manager does not run; remedy: manual (needs an operator).", "and has its GPUs"},
-		"units that differ from what was asked for": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160", "volcano.sh/gpu-mem.128Mi: 160"), pod("volcano.sh/gpu-mem.128Mi: 8", onA, running)},
+		"units that differ from what was asked for": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160",
+			"volcano.sh/gpu-mem.128Mi: 160"), pod("volcano.sh/gpu-mem.128Mi: 8", onA, running)},
 			answering(func() status.Status {
 				s := holding("GPU-0")
-				s.Holders[0].Receipt = &status.Receipt{MemoryMiB: 1024, Layer: "mps", Differences: []string{"the control daemon has no limit for it"}}
+				s.Holders[0].Receipt = &status.Receipt{MemoryMiB: 1024, Layer: "mps",
+					Differences: []string{"the control daemon has no limit for it"}}
 				return s
 			}()), "container c has GPU-0 (1024 MiB, by mps, not as asked for; the control daemon has no limit for it).", ""},
-		"an image does not need the runtime class": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, waitingIn("Pending", "ErrImagePull", "not found"))},
+		"an image does not need the runtime class": {[]string{node("a", oneGPU, oneGPU),
+			pod(oneGPU, onA, waitingIn("Pending", "ErrImagePull", "not found"))},
 			doctored(holding("GPU-0"), asClass), "It is not about GPUs", "runtimeClassName"},
-		"a refusal": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA, "phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79'")}, nil,
+		"a refusal": {[]string{node("a", oneGPU, oneGPU), pod(oneGPU, onA,
+			"phase: Failed, reason: UnexpectedAdmissionError, message: 'Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79'")}, nil,
 			"did not admit it (UnexpectedAdmissionError): Allocate failed due to rpc error: device GPU-0 is not healthy: XID 79: the daemon refused the GPU. Make the pod again", "kubectl gpu list"},
-		"a claim for the resource runs": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1), strings.ReplaceAll(claimed("p", "a", "gpu-0"), "phase: Running", strings.ReplaceAll(running, ", containerStatuses", "\n  containerStatuses"))}, answering(holding("GPU-0")),
+		"a claim for the resource runs": {[]string{node("a", "", ""), gpuClass, slicesOf("a", 1),
+			strings.ReplaceAll(claimed("p", "a", "gpu-0"), "phase: Running",
+				strings.ReplaceAll(running, ", containerStatuses", "\n  containerStatuses"))}, answering(holding("GPU-0")),
 			"It runs on node a and has its GPUs: container c has GPU-0.", ""},
-		"a pod that ends": {[]string{node("a", oneGPU, oneGPU), strings.Replace(pod(oneGPU, onA, running), "uid: '7'", "uid: '7', finalizers: [example.com/x], deletionTimestamp: '2026-11-01T00:00:00Z'", 1)}, nil,
+		"a pod that ends": {[]string{node("a", oneGPU, oneGPU),
+			strings.Replace(pod(oneGPU, onA, running), "uid: '7'",
+				"uid: '7', finalizers: [example.com/x], deletionTimestamp: '2026-11-01T00:00:00Z'", 1)}, nil,
 			"it waits for its finalizer example.com/x. It keeps its GPUs until it has ended.", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -332,14 +406,16 @@ func TestFieldWhy(t *testing.T) {
 				s.addDaemon("daemon-a", "a", tt.daemon)
 			}
 			got := s.must("why", "p", "-n", "team")
-			if !strings.Contains(got, tt.want) || strings.Count(got, "\n") != 1 || tt.never != "" && strings.Contains(got, tt.never) {
+			if !strings.Contains(got, tt.want) || strings.Count(got, "\n") != 1 ||
+				tt.never != "" && strings.Contains(got, tt.never) {
 				t.Errorf("it says\n%swant\n%s\nnever\n%s", got, tt.want, tt.never)
 			}
 		})
 	}
 }
 
-// TestFieldNodes: what `kubectl gpu` and `kubectl gpu list` show of nodes as users have them, and what they say on standard error.
+// TestFieldNodes: what `kubectl gpu` and `kubectl gpu list` show of nodes as users have them, and
+// what they say on standard error.
 func TestFieldNodes(t *testing.T) {
 	t.Parallel()
 	labelled := func(labels string) string {
@@ -352,8 +428,9 @@ func TestFieldNodes(t *testing.T) {
 	}
 	stale := status.Status{Version: "v0.1.0", Driver: "595.91.07", GPUs: []status.Device{gpu(0, "Healthy")}}
 	stale.GPUs[0].Model = "NVIDIA B200"
-	shares := status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Driver: "580.95.05", Resources: []status.Resource{{Name: "nvidia.com/gpu", Devices: 16, Healthy: 8,
-		Departing: make([]status.Departing, 8)}, {Name: "example.com/memory.1Gi", Devices: 80, Healthy: 80}}}
+	shares := status.Status{GPUs: []status.Device{gpu(0, "Healthy")}, Driver: "580.95.05",
+		Resources: []status.Resource{{Name: "nvidia.com/gpu", Devices: 16, Healthy: 8,
+			Departing: make([]status.Departing, 8)}, {Name: "example.com/memory.1Gi", Devices: 80, Healthy: 80}}}
 	for name, tt := range map[string]struct {
 		objects   []string
 		daemon    daemon
@@ -361,14 +438,19 @@ func TestFieldNodes(t *testing.T) {
 		rows      string // on standard output
 		says      string // on standard error
 	}{
-		"units": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160, volcano.sh/gpu-core.percentage: 200", "volcano.sh/gpu-mem.128Mi: 160, volcano.sh/gpu-core.percentage: 200")},
+		"units": {[]string{node("a", "volcano.sh/gpu-mem.128Mi: 160, volcano.sh/gpu-core.percentage: 200",
+			"volcano.sh/gpu-mem.128Mi: 160, volcano.sh/gpu-core.percentage: 200")},
 			answering(holding()), "", "a NVIDIA H100 80GB HBM3 160 0 160 -", ""},
-		"units of another name, and shares that depart": {[]string{node("a", "nvidia.com/gpu: 16, example.com/memory.1Gi: 80", "nvidia.com/gpu: 8, example.com/memory.1Gi: 80"),
+		"units of another name, and shares that depart": {[]string{node("a", "nvidia.com/gpu: 16, example.com/memory.1Gi: 80",
+			"nvidia.com/gpu: 8, example.com/memory.1Gi: 80"),
 			strings.Replace(pod("example.com/memory.1Gi: 20", onA, running), "name: p", "name: q", 1)}, answering(shares),
 			"-o wide", "a NVIDIA H100 80GB HBM3 88 20 88 - 580.95.05 v0.1.0 3h daemon 1 example.com/memory.1Gi 20/80, nvidia.com/gpu 0/8 (8 departing)", ""},
-		"another kind of device": {[]string{node("a", "example.com/nic: 4", "example.com/nic: 4")}, answering(holding()), "", "a NVIDIA H100 80GB HBM3 0 0 0 -", ""},
-		"a resource with 0":      {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0")}, nil, "", "a - 0 0 0 - - no daemon", "No daemon runs in the cluster: there is no DaemonSet"},
-		"KEP-5004 counts once":   {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"), slicesOf("a", 2), claimed("q", "a", "gpu-0")}, nil, "", "a NVIDIA H100 80GB HBM3 2 1 2 -", ""},
+		"another kind of device": {[]string{node("a", "example.com/nic: 4", "example.com/nic: 4")}, answering(holding()), "",
+			"a NVIDIA H100 80GB HBM3 0 0 0 -", ""},
+		"a resource with 0": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0")}, nil, "",
+			"a - 0 0 0 - - no daemon", "No daemon runs in the cluster: there is no DaemonSet"},
+		"KEP-5004 counts once": {[]string{node("a", "nvidia.com/gpu: 0", "nvidia.com/gpu: 0"), slicesOf("a", 2),
+			claimed("q", "a", "gpu-0")}, nil, "", "a NVIDIA H100 80GB HBM3 2 1 2 -", ""},
 		"stale labels": {[]string{labelled("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3, nvidia.com/cuda.driver-version.full: 580.95.05")}, answering(stale), "--ask=always",
 			"a NVIDIA B200 0 0 0 - 595.91.07 v0.1.0 3h daemon", "Node a: its label nvidia.com/gpu.product says NVIDIA H100 80GB HBM3, and its daemon NVIDIA B200: the label is stale."},
 		"labels without a daemon": {[]string{labelled("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3, nvidia.com/cuda.driver-version.full: 580.95.05") + "\n---\n" + daemonSet("")}, nil, "",
@@ -378,31 +460,42 @@ func TestFieldNodes(t *testing.T) {
 				"nvidia.com/gpu.present=true, and the node has none of these; if it has NVIDIA GPUs: kubectl label node NODE nvidia.com/gpu.present=true."},
 		"nvkind#4 no label at all": {[]string{node("a", "", ""), daemonSet(nfdAffinity)}, nil, "", "",
 			"No daemon runs in the cluster: DaemonSet kube-system/gpu-device-plugin wants a pod on 0 of 1 nodes: it selects nodes with feature.node.kubernetes.io/pci-10de.present=true, or nvidia.com/gpu.present=true"},
-		"gop#78 a nodeSelector": {[]string{labelled(nfd), daemonSet("nodeSelector: {nvidia.com/gpu.present: 'true'}")}, nil, "a", "a - 0 0 0 - - no daemon",
+		"gop#78 a nodeSelector": {[]string{labelled(nfd), daemonSet("nodeSelector: {nvidia.com/gpu.present: 'true'}")}, nil,
+			"a", "a - 0 0 0 - - no daemon",
 			"it: its nodeSelector wants nvidia.com/gpu.present=true, and the node has no such label; if it has NVIDIA GPUs: kubectl label node NODE nvidia.com/gpu.present=true."},
-		"talos#12103 a taint": {[]string{strings.Replace(labelled(nfd), "status:", "spec: {taints: [{key: dedicated, value: gpu, effect: NoSchedule}]}\nstatus:", 1), daemonSet("")}, nil, "a", "",
+		"talos#12103 a taint": {[]string{strings.Replace(labelled(nfd), "status:",
+			"spec: {taints: [{key: dedicated, value: gpu, effect: NoSchedule}]}\nstatus:", 1), daemonSet("")}, nil, "a", "",
 			"No daemon runs on node a: DaemonSet kube-system/gpu-device-plugin does not tolerate its taint dedicated=gpu:NoSchedule"},
-		"a cordoned node keeps no DaemonSet away": {[]string{strings.Replace(labelled(nfd), "status:", "spec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}\nstatus:", 1), daemonSet("")},
+		"a cordoned node keeps no DaemonSet away": {[]string{strings.Replace(labelled(nfd), "status:",
+			"spec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}\nstatus:", 1), daemonSet("")},
 			nil, "a", "", "selects it and has no pod there"},
-		"its pod crashes": {[]string{labelled(nfd), daemonSet(""), daemonPod("phase: Running, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff, message: back-off 5m0s}}, " +
-			"lastState: {terminated: {exitCode: 1, reason: Error, message: no NVIDIA driver}}}]")}, nil, "a", "a - 0 0 0 - - no daemon",
+		"its pod crashes": {[]string{labelled(nfd), daemonSet(""),
+			daemonPod("phase: Running, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff, message: back-off 5m0s}}, " +
+				"lastState: {terminated: {exitCode: 1, reason: Error, message: no NVIDIA driver}}}]")}, nil, "a", "a - 0 0 0 - - no daemon",
 			"No daemon runs on node a: container gpu-device-plugin of its pod kube-system/daemon-x does not start (CrashLoopBackOff): back-off 5m0s; it ended (Error, exit status 1): no NVIDIA driver."},
-		"a container beside it crashes": {[]string{labelled(nfd), daemonSet(""), strings.Replace(daemonPod("phase: Running, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {running: {}}}, "+
-			"{name: agent, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff}}}]"), "image: i}]}", "image: 'i:v7'}, {name: agent, image: j}]}", 1)}, nil, "a --ask never", "a - 0 0 0 - - v7 not ready -", ""},
-		"its pod cannot be scheduled": {[]string{labelled(nfd), daemonSet(""), daemonPod("phase: Pending, conditions: [{type: PodScheduled, status: 'False', message: '0/1 nodes: 1 Insufficient memory.'}]")}, nil, "a", "",
+		"a container beside it crashes": {[]string{labelled(nfd), daemonSet(""),
+			strings.Replace(daemonPod("phase: Running, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {running: {}}}, "+
+				"{name: agent, image: i, imageID: x, state: {waiting: {reason: CrashLoopBackOff}}}]"), "image: i}]}", "image: 'i:v7'}, {name: agent, image: j}]}", 1)}, nil, "a --ask never", "a - 0 0 0 - - v7 not ready -", ""},
+		"its pod cannot be scheduled": {[]string{labelled(nfd), daemonSet(""),
+			daemonPod("phase: Pending, conditions: [{type: PodScheduled, status: 'False', message: '0/1 nodes: 1 Insufficient memory.'}]")}, nil, "a", "",
 			"its pod kube-system/daemon-x is not scheduled: 0/1 nodes: 1 Insufficient memory."},
-		"its pod has no folder": {[]string{labelled(nfd), daemonSet(""), daemonPod("phase: Pending, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {waiting: {reason: ContainerCreating}}}]"),
+		"its pod has no folder": {[]string{labelled(nfd), daemonSet(""),
+			daemonPod("phase: Pending, containerStatuses: [{name: gpu-device-plugin, image: i, imageID: x, state: {waiting: {reason: ContainerCreating}}}]"),
 			"apiVersion: events.k8s.io/v1\nkind: Event\nmetadata: {namespace: kube-system, name: e}\ntype: Warning\nreason: FailedMount\nnote: 'hostPath type check failed: /var/lib/kubelet/pod-resources is not a directory'\n" +
 				"regarding: {kind: Pod, namespace: kube-system, name: daemon-x}"}, nil, "a", "", "its pod kube-system/daemon-x is Pending: hostPath type check failed: /var/lib/kubelet/pod-resources is not a directory."},
-		"its pod cannot be made": {[]string{labelled(nfd), daemonSet("") + "\nstatus: {desiredNumberScheduled: 1, currentNumberScheduled: 0, numberMisscheduled: 0, numberReady: 0}",
+		"its pod cannot be made": {[]string{labelled(nfd), daemonSet("") +
+			"\nstatus: {desiredNumberScheduled: 1, currentNumberScheduled: 0, numberMisscheduled: 0, numberReady: 0}",
 			"apiVersion: events.k8s.io/v1\nkind: Event\nmetadata: {namespace: kube-system, name: e}\ntype: Warning\nreason: FailedCreate\nnote: 'violates PodSecurity \"restricted:latest\"'\n" +
 				"regarding: {kind: DaemonSet, namespace: kube-system, name: gpu-device-plugin}"}, nil, "a", "", `DaemonSet kube-system/gpu-device-plugin cannot make its pod: violates PodSecurity "restricted:latest".`},
 		"a layout without a daemon": {[]string{labelled("nvidia.com/mig.config: all-balanced, nvidia.com/mig.config.state: success, nvidia.com/gpu.count: '8'")}, nil, "",
 			"a - 0 0 0 all-balanced (success) by its label - no daemon - label", ""},
-		"a list where nothing is": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 7"), daemonSet("")}, nil, "list -o wide",
+		"a list where nothing is": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 7"), daemonSet("")}, nil,
+			"list -o wide",
 			"a - - Unknown not known - - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu -", ""},
-		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}), "list -o wide", "a - - Unknown not known - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
-		"a node that is not ready":  {[]string{node("a", oneGPU, oneGPU+"}, conditions: [{type: Ready, status: Unknown, lastTransitionTime: '2026-11-01T00:00:00Z'}], nodeInfo: {architecture: x")}, nil, "", "a - 1 0 1", "Node a has not been ready for"},
+		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}),
+			"list -o wide", "a - - Unknown not known - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
+		"a node that is not ready": {[]string{node("a", oneGPU,
+			oneGPU+"}, conditions: [{type: Ready, status: Unknown, lastTransitionTime: '2026-11-01T00:00:00Z'}], nodeInfo: {architecture: x")}, nil, "", "a - 1 0 1", "Node a has not been ready for"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -414,7 +507,8 @@ func TestFieldNodes(t *testing.T) {
 				s.addDaemon("daemon-a", "a", tt.daemon)
 			}
 			out, problems, code := s.run(strings.Fields(tt.arguments)...)
-			if code != 0 || !strings.Contains(fields(out), tt.rows) || !strings.Contains(problems, tt.says) || tt.rows == "" && strings.Count(out, "\n") > 2 {
+			if code != 0 || !strings.Contains(fields(out), tt.rows) || !strings.Contains(problems, tt.says) ||
+				tt.rows == "" && strings.Count(out, "\n") > 2 {
 				t.Errorf("exit status %d\n%s\n%s\nwant\n%s\n%s", code, fields(out), problems, tt.rows, tt.says)
 			}
 		})
@@ -427,7 +521,8 @@ func TestFieldCommandsOfANode(t *testing.T) {
 	s := newStage(t)
 	s.addNode("a", 8, func(n *corev1.Node) { n.Labels = nil })
 	s.load(daemonSet(nfdAffinity))
-	if _, problems, code := s.run("status", "a"); code != 1 || !strings.Contains(problems, "no pod of the daemon runs on node a: DaemonSet kube-system/gpu-device-plugin does not select it: its affinity wants") {
+	if _, problems, code := s.run("status", "a"); code != 1 ||
+		!strings.Contains(problems, "no pod of the daemon runs on node a: DaemonSet kube-system/gpu-device-plugin does not select it: its affinity wants") {
 		t.Errorf("exit status %d: %s", code, problems)
 	}
 }
@@ -448,9 +543,11 @@ func TestFieldSelectors(t *testing.T) {
 		t.Run(selector, func(t *testing.T) {
 			t.Parallel()
 			s := newStage(t)
-			for _, o := range []string{node("a", "", ""), gpuClass, slicesOf("a", 2), pod("cpu: 1", "  resourceClaims: [{name: gpu, resourceClaimName: own}]", "phase: Pending"),
+			for _, o := range []string{node("a", "", ""), gpuClass, slicesOf("a", 2),
+				pod("cpu: 1", "  resourceClaims: [{name: gpu, resourceClaimName: own}]", "phase: Pending"),
 				"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {namespace: team, name: own}\nspec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com, " +
-					"allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: " + fmt.Sprintf("%q", selector) + "}}]}}]}}"} {
+					"allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: " + fmt.Sprintf("%q", selector) +
+					"}}]}}]}}"} {
 				s.load(o)
 			}
 			if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, want) {
@@ -460,8 +557,8 @@ func TestFieldSelectors(t *testing.T) {
 	}
 }
 
-// TestFieldErrorsOfOthers: what daemons say on their standard error is bounded, and changes no terminal, also where it is an error
-// of the command itself.
+// TestFieldErrorsOfOthers: what daemons say on their standard error is bounded, and changes no
+// terminal, also where it is an error of the command itself.
 func TestFieldErrorsOfOthers(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -472,13 +569,15 @@ func TestFieldErrorsOfOthers(t *testing.T) {
 	s.addDaemon("old", "a", noisy)
 	s.addDaemon("new", "a", noisy)
 	for _, arguments := range [][]string{{"quiesce", "a"}, {"list"}, {"--ask", "always"}} {
-		if _, problems, code := s.run(arguments...); code != 1 || len(problems) > 20_000 || strings.Contains(problems, "\x1b") {
+		if _, problems, code := s.run(arguments...); code != 1 || len(problems) > 20_000 ||
+			strings.Contains(problems, "\x1b") {
 			t.Errorf("%v: exit status %d, %d bytes, %.200q", arguments, code, len(problems), problems)
 		}
 	}
 }
 
-// TestFieldLabelsOfTheChart: a node with a label by which the chart selects nodes is shown, also without a daemon.
+// TestFieldLabelsOfTheChart: a node with a label by which the chart selects nodes is shown, also
+// without a daemon.
 func TestFieldLabelsOfTheChart(t *testing.T) {
 	t.Parallel()
 	values, err := os.ReadFile("../../../../deployments/helm/gpu-device-plugin/values.yaml")
@@ -491,7 +590,8 @@ func TestFieldLabelsOfTheChart(t *testing.T) {
 		if label[2] == "" {
 			label[2] = "nvidia-h100"
 		}
-		s.load(strings.Replace(node(fmt.Sprint("n-", i), "", ""), "{name:", fmt.Sprintf("{labels: {%s: '%s'}, name:", label[1], label[2]), 1))
+		s.load(strings.Replace(node(fmt.Sprint("n-", i), "", ""), "{name:",
+			fmt.Sprintf("{labels: {%s: '%s'}, name:", label[1], label[2]), 1))
 	}
 	if got := s.must(); len(labels) < 10 || strings.Count(got, "\nn-") != len(labels) {
 		t.Errorf("%q\n%s", labels, got)

@@ -26,8 +26,8 @@ const fleetRole = "KUBECTL_GPU_FLEET"
 
 var fleet = flag.Bool("fleet", false, "list 5,000 Nodes")
 
-// TestFleet lists 5,000 Nodes of 20 kB in a process of its own, by kubectl gpu and as kubectl get nodes -o json does, and holds the first to
-// twice the time and memory of the second.
+// TestFleet lists 5,000 Nodes of 20 kB in a process of its own, by kubectl gpu and as kubectl get
+// nodes -o json does, and holds the first to twice the time and memory of the second.
 func TestFleet(t *testing.T) {
 	switch kubeconfig := os.Getenv("KUBECONFIG"); os.Getenv(fleetRole) {
 	case "nodes":
@@ -49,10 +49,12 @@ func TestFleet(t *testing.T) {
 		s.addNode(fmt.Sprintf("node-%04d", i), 8, func(n *corev1.Node) {
 			for at := range 50 {
 				n.Status.Images = append(n.Status.Images, corev1.ContainerImage{SizeBytes: 1 << 30, Names: []string{
-					fmt.Sprintf("registry.example.com/team/image-%d@sha256:%s", at, strings.Repeat("0", 64)), fmt.Sprintf("registry.example.com/team/image-%d:v1.2.3", at),
+					fmt.Sprintf("registry.example.com/team/image-%d@sha256:%s", at,
+						strings.Repeat("0", 64)), fmt.Sprintf("registry.example.com/team/image-%d:v1.2.3", at),
 				}})
 			}
-			n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(`{"f:status":{` + strings.Repeat(`"f:x":{},`, 500) + `"f:y":{}}}`)}}
+			n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet",
+				FieldsV1: metav1.NewFieldsV1(`{"f:status":{` + strings.Repeat(`"f:x":{},`, 500) + `"f:y":{}}}`)}}
 		})
 	}
 	measure := func(role string) (time.Duration, int64) {
@@ -67,13 +69,15 @@ func TestFleet(t *testing.T) {
 	}
 	theirs, theirMemory := measure("json")
 	ours, ourMemory := measure("nodes")
-	t.Logf("5,000 Nodes: kubectl gpu %v and %d MiB; kubectl get nodes -o json %v and %d MiB", ours.Round(10*time.Millisecond), ourMemory, theirs.Round(10*time.Millisecond), theirMemory)
+	t.Logf("5,000 Nodes: kubectl gpu %v and %d MiB; kubectl get nodes -o json %v and %d MiB",
+		ours.Round(10*time.Millisecond), ourMemory, theirs.Round(10*time.Millisecond), theirMemory)
 	if ours > 2*theirs || ourMemory > 2*theirMemory {
 		t.Errorf("it takes more than twice what kubectl get nodes -o json takes")
 	}
 }
 
-// listJSON does what kubectl get nodes -o json does: it reads pages of 500 into objects without a type, and writes them as one list.
+// listJSON does what kubectl get nodes -o json does: it reads pages of 500 into objects without a
+// type, and writes them as one list.
 func listJSON(t *testing.T, kubeconfig string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

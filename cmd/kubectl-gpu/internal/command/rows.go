@@ -41,7 +41,8 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 	absent := p.explainAbsence(cmd, client, facts, rows, len(names) == 0)
 	for _, row := range rows {
 		for _, stale := range row.Stale {
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale)) // the table has what the daemon says
+			// the table has what the daemon says
+			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale))
 		}
 		if !row.NotReadySince.IsZero() {
 			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s has not been ready for %s: its data is out of date.",
@@ -66,10 +67,12 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 					layout += " by its label"
 				}
 			}
-			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated), fmt.Sprint(r.All),
+			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated),
+				fmt.Sprint(r.All),
 				dash(layout), dash(r.DriverVersion), version, since(r), sources(r.Told())}, "\t"))
 			if p.format == "wide" {
-				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s", number(r.GPUs), resources(r), condition(r), dash(r.Daemon), dash(view.Condensed(r.Message)))
+				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s", number(r.GPUs), resources(r), condition(r), dash(r.Daemon),
+					dash(view.Condensed(r.Message)))
 			}
 			fmt.Fprintln(w)
 		}

@@ -41,7 +41,8 @@ func (p *plugin) newSlices() *cobra.Command {
 				}
 			case "karpenter":
 				objects = []any{map[string]any{
-					"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": map[string]any{"name": profile, "annotations": mark},
+					"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": map[string]any{"name": profile,
+						"annotations": mark},
 					"spec": map[string]any{"requirements": []any{}, "resourceSlices": machines.Template(slices)},
 				}}
 			default:
@@ -60,7 +61,9 @@ func (p *plugin) newSlices() *cobra.Command {
 	cmd.Flags().StringVar(&profile, "profile", "", "the type of machine, such as dgx-h100")
 	cmd.Flags().StringVar(&template, "template", "", "another form: karpenter")
 	_ = cmd.MarkFlagRequired("profile") // the flags were added above
-	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions(machines.Names(), cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("template", cobra.FixedCompletions([]string{"karpenter"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions(machines.Names(),
+		cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("template", cobra.FixedCompletions([]string{"karpenter"},
+		cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -60,11 +60,13 @@ func (s *stage) run(arguments ...string) (out, problems string, code int) {
 	return o.String(), p.String(), code
 }
 
-// must runs kubectl gpu, which has to succeed and to say nothing of problems, but for nodes without a daemon.
+// must runs kubectl gpu, which has to succeed and to say nothing of problems, but for nodes without
+// a daemon.
 func (s *stage) must(arguments ...string) string {
 	s.t.Helper()
 	out, problems, code := s.run(arguments...)
-	bad := slices.ContainsFunc(slices.Collect(strings.Lines(problems)), func(line string) bool { return !strings.HasPrefix(line, "No daemon runs ") })
+	bad := slices.ContainsFunc(slices.Collect(strings.Lines(problems)),
+		func(line string) bool { return !strings.HasPrefix(line, "No daemon runs ") })
 	if code != 0 || bad {
 		s.t.Fatalf("%v: exit status %d: %s", arguments, code, problems)
 	}
@@ -90,9 +92,10 @@ func (s *stage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no container "+container, http.StatusBadRequest)
 		return
 	}
-	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{remotecommand.StreamProtocolV5Name: {Binary: true, Channels: []wsstream.ChannelType{
-		wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel,
-	}}})
+	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{remotecommand.StreamProtocolV5Name: {Binary: true,
+		Channels: []wsstream.ChannelType{
+			wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel,
+		}}})
 	_, channels, err := conn.Open(w, r)
 	if err != nil {
 		return
@@ -104,9 +107,10 @@ func (s *stage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(channels[remotecommand.StreamStdErr], problems)
 	end := metav1.Status{Status: metav1.StatusSuccess}
 	if code != 0 {
-		end = metav1.Status{Status: metav1.StatusFailure, Reason: remotecommand.NonZeroExitCodeReason, Message: "command terminated with a status", Details: &metav1.StatusDetails{
-			Causes: []metav1.StatusCause{{Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(code)}},
-		}}
+		end = metav1.Status{Status: metav1.StatusFailure, Reason: remotecommand.NonZeroExitCodeReason,
+			Message: "command terminated with a status", Details: &metav1.StatusDetails{
+				Causes: []metav1.StatusCause{{Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(code)}},
+			}}
 	}
 	text, _ := json.Marshal(end)
 	_, _ = channels[remotecommand.StreamErr].Write(text)
@@ -150,7 +154,8 @@ func answering(told status.Status) daemon {
 	}
 }
 
-// addNode adds a node with eight GPUs, as the daemon makes it with labels, of which so many are healthy.
+// addNode adds a node with eight GPUs, as the daemon makes it with labels, of which so many are
+// healthy.
 func (s *stage) addNode(name string, healthy int, change func(*corev1.Node)) {
 	s.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
@@ -158,7 +163,8 @@ func (s *stage) addNode(name string, healthy int, change func(*corev1.Node)) {
 		"nvidia.com/mig.strategy": "none",
 	}}}
 	n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "cpu": resource.MustParse("64")}
-	n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(healthy), resource.DecimalSI), "cpu": resource.MustParse("64")}
+	n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(healthy), resource.DecimalSI),
+		"cpu": resource.MustParse("64")}
 	if change != nil {
 		change(n)
 	}
@@ -174,10 +180,12 @@ func (s *stage) addDaemon(name, node string, d daemon) {
 	s.add("pods", &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "kube-system", Name: name, Labels: map[string]string{"app.kubernetes.io/name": "gpu-device-plugin"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "gpu-device-plugin", UID: "1", Controller: &yes}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "gpu-device-plugin",
+				UID: "1", Controller: &yes}},
 		},
 		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{
-			{Name: "gpu-device-plugin", Image: "ghcr.io/gpu-device-plugin/gpu-device-plugin:v0.1.0", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9400}}},
+			{Name: "gpu-device-plugin", Image: "ghcr.io/gpu-device-plugin/gpu-device-plugin:v0.1.0",
+				Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9400}}},
 		}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: readySince},
@@ -193,11 +201,12 @@ func (s *stage) addPod(name, node string, gpus int, phase corev1.PodPhase) {
 	s.t.Helper()
 	s.add("pods", &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
-		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(gpus), resource.DecimalSI)},
-			// The API server gives an extended resource that is limited a request.
-			Requests: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(gpus), resource.DecimalSI)},
-		}}}},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i",
+			Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(gpus), resource.DecimalSI)},
+				// The API server gives an extended resource that is limited a request.
+				Requests: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(gpus), resource.DecimalSI)},
+			}}}},
 		Status: corev1.PodStatus{Phase: phase},
 	})
 }
@@ -233,5 +242,6 @@ func fields(table string) string {
 }
 
 func gpu(index int, state string) status.Device {
-	return status.Device{Index: fmt.Sprint(index), UUID: fmt.Sprint("GPU-", index), Model: "NVIDIA H100 80GB HBM3", State: state}
+	return status.Device{Index: fmt.Sprint(index), UUID: fmt.Sprint("GPU-", index), Model: "NVIDIA H100 80GB HBM3",
+		State: state}
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
-// Lengths of texts that others have written. One that is far longer than any that is meant would make each row of its table that long.
+// Lengths of texts that others have written. One that is far longer than any that is meant would
+// make each row of its table that long.
 const (
 	longestCell     = 400  // in characters
 	longestSentence = 4000 // in characters
@@ -50,7 +51,8 @@ func toYAML(text string) (string, error) {
 	return terminal.Printable(b.String(), terminal.Escape), encoder.Close()
 }
 
-// inQuotes puts those texts of a document between double quotes that an escape has to be written in.
+// inQuotes puts those texts of a document between double quotes that an escape has to be written
+// in.
 func inQuotes(n *yamlv3.Node) *yamlv3.Node {
 	if strings.ContainsFunc(n.Value, terminal.IsControl) {
 		n.Style = yamlv3.DoubleQuotedStyle
@@ -61,7 +63,8 @@ func inQuotes(n *yamlv3.Node) *yamlv3.Node {
 	return n
 }
 
-// aligned returns a table whose cells end with tabs, in columns. A letter that is as wide as two others counts as two.
+// aligned returns a table whose cells end with tabs, in columns. A letter that is as wide as two
+// others counts as two.
 func aligned(table string) string {
 	const second = "\x00" // nothing printable
 	var b strings.Builder
@@ -79,8 +82,8 @@ func aligned(table string) string {
 // cell returns a text for a cell of a table: in one line, without tabs, and not too long.
 func cell(text string) string { return shortened(text, longestCell) }
 
-// say prints a sentence in a line of its own. Others have written parts of it, such as the note of an Event. It may have escape sequences
-// of terminals.
+// say prints a sentence in a line of its own. Others have written parts of it, such as the note of
+// an Event. It may have escape sequences of terminals.
 func say(out io.Writer, sentence string) error {
 	_, err := io.WriteString(out, terminal.Printable(shortened(sentence, longestSentence), terminal.Caret)+"\n")
 	return err

@@ -21,17 +21,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// TestWhyOfResources: each sentence about a pod that asks for a resource, by objects as the API server has them.
+// TestWhyOfResources: each sentence about a pod that asks for a resource, by objects as the API
+// server has them.
 func TestWhyOfResources(t *testing.T) {
 	t.Parallel()
 	ill := func(n *corev1.Node) {
-		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False",
+			Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
 	}
 	for name, tt := range map[string]struct {
 		world func(*stage)
 		want  string
 	}{
-		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) }, "No node has nvidia.com/gpu, and no DeviceClass has it as its extendedResourceName. No daemon runs in the cluster: there is no DaemonSet"},
+		"no resource": {func(s *stage) { s.addPod("p", "", 4, corev1.PodPending) },
+			"No node has nvidia.com/gpu, and no DeviceClass has it as its extendedResourceName. No daemon runs in the cluster: there is no DaemonSet"},
 		"all taken": {func(s *stage) {
 			s.addNode("a", 8, nil)
 			s.addNode("b", 8, nil)
@@ -56,10 +59,11 @@ func TestWhyOfResources(t *testing.T) {
 			s.addPod("p", "", 1, corev1.PodPending)
 		}, "There are GPUs for it, and the scheduler has not looked at it yet."},
 		"kubelet": {func(s *stage) {
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{
-				Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError",
-				Message: "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected",
-			}})
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
+				Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{
+					Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError",
+					Message: "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected",
+				}})
 		}, "The kubelet of node a did not admit it (UnexpectedAdmissionError): the scheduler's count was older than the kubelet's"},
 		"lost": {func(s *stage) {
 			s.addNode("a", 7, nil)
@@ -67,23 +71,29 @@ func TestWhyOfResources(t *testing.T) {
 			d.Reason, d.Cure = "XID 79", "reboot"
 			s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{d}}))
 			s.addPod("p", "a", 1, corev1.PodRunning)
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{Name: "c"}}}}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
+				Spec: corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{Name: "c"}}}}
 			pod.Status.Phase = corev1.PodRunning
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", AllocatedResourcesStatus: []corev1.ResourceStatus{
-				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3", Health: corev1.ResourceHealthStatusUnhealthy}}},
-			}}}
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+				AllocatedResourcesStatus: []corev1.ResourceStatus{
+					{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3",
+						Health: corev1.ResourceHealthStatusUnhealthy}}},
+				}}}
 			s.add("pods", pod)
 		}, "Container main has lost GPU-3: Lost: XID 79; remedy: reboot. The pod is not touched: delete it to get another GPU."},
 		"lost by a sidecar": {func(s *stage) {
 			lost := []corev1.ResourceStatus{
-				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3", Health: corev1.ResourceHealthStatusUnhealthy}}},
+				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3",
+					Health: corev1.ResourceHealthStatusUnhealthy}}},
 			}
 			s.add("pods", &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
 				Spec:       corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{Name: "c"}}},
 				Status: corev1.PodStatus{Phase: corev1.PodRunning, InitContainerStatuses: []corev1.ContainerStatus{
-					{Name: "first", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}, AllocatedResourcesStatus: lost},
-					{Name: "sidecar", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, AllocatedResourcesStatus: lost},
+					{Name: "first", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}},
+						AllocatedResourcesStatus: lost},
+					{Name: "sidecar", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+						AllocatedResourcesStatus: lost},
 				}},
 			})
 		}, "Container sidecar has lost GPU-3: "},
@@ -111,22 +121,30 @@ func TestWhyOfResources(t *testing.T) {
 		"a claim that cannot be prepared": {func(s *stage) {
 			own := "own"
 			s.add("resourceclaims", claim("own", "a", "p", "gpu-0"))
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"}, Spec: corev1.PodSpec{NodeName: "a",
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &own}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
-			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
-				Note: "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "2"}})
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"},
+				Spec: corev1.PodSpec{NodeName: "a",
+					ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu",
+						ResourceClaimName: &own}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"},
+				Reason: "FailedPrepareDynamicResources",
+				Note:   "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "2"}})
 		}, "Node a cannot prepare its claim: GPU 0 is in use. It is tried again by itself."},
 		"an Event that changes the terminal": {func(s *stage) {
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"}, Spec: corev1.PodSpec{NodeName: "a",
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
-			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
-				Note: "GPU 0\n\x1b[2Jis gone", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "2"}})
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"},
+				Spec: corev1.PodSpec{NodeName: "a",
+					ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"},
+				Reason: "FailedPrepareDynamicResources",
+				Note:   "GPU 0\n\x1b[2Jis gone", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p",
+					UID: "2"}})
 		}, "Node a cannot prepare its claim: GPU 0 ^[[2Jis gone."},
 		"an Event of an earlier pod of that name": {func(s *stage) {
-			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"}, Spec: corev1.PodSpec{NodeName: "a",
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
-			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedPrepareDynamicResources",
-				Note: "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "1"}})
+			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"},
+				Spec: corev1.PodSpec{NodeName: "a",
+					ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"},
+				Reason: "FailedPrepareDynamicResources",
+				Note:   "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "1"}})
 		}, "It is on node a, and its containers are being made."},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,27 +175,33 @@ func TestWhyOfClaims(t *testing.T) {
 		constraint *resourceapi.FullyQualifiedName
 		want       string
 	}{
-		"a selector": {[]resourceapi.Device{device("gpu-0"), device("gpu-2")}, 1, `device.attributes["gpu.nvidia.com"].productName == "Tesla T4"`, "", nil,
+		"a selector": {[]resourceapi.Device{device("gpu-0"), device("gpu-2")}, 1,
+			`device.attributes["gpu.nvidia.com"].productName == "Tesla T4"`, "", nil,
 			`No node has devices for request r of claim own; on node a, the selector "device.attributes[\"gpu.nvidia.com\"].productName == \"Tesla T4\"" of the request excludes gpu-0, gpu-2 (productName is NVIDIA H100).`},
-		"a taint":       {[]resourceapi.Device{bad}, 1, "", "", nil, "the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
-		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil, "another claim excludes gpu-0 (team/other of pod q); the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1; it has enough without the taints that request r of claim own does not tolerate."},
-		"too few":       {[]resourceapi.Device{device("gpu-0")}, 2, "", "", nil, "it has 1 of 2 devices."},
+		"a taint": {[]resourceapi.Device{bad}, 1, "", "", nil,
+			"the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1."},
+		"another claim": {[]resourceapi.Device{device("gpu-0"), bad}, 1, "", "gpu-0", nil,
+			"another claim excludes gpu-0 (team/other of pod q); the taint gpu.nvidia.com/xid=79:NoSchedule excludes gpu-1; it has enough without the taints that request r of claim own does not tolerate."},
+		"too few": {[]resourceapi.Device{device("gpu-0")}, 2, "", "", nil, "it has 1 of 2 devices."},
 		"a constraint": {[]resourceapi.Device{numa(device("gpu-0"), 0), numa(device("gpu-1"), 1)}, 2, "", "", &match,
 			"No node has devices for its claims with the constraint matchAttribute gpu.nvidia.com/numa of claim own; node a has enough without."},
-		"nothing": {[]resourceapi.Device{device("gpu-0")}, 1, "", "", nil, "There are GPUs for it, and the scheduler has not looked at it yet."},
+		"nothing": {[]resourceapi.Device{device("gpu-0")}, 1, "", "", nil,
+			"There are GPUs for it, and the scheduler has not looked at it yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStage(t)
 			s.addNode("a", 0, func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil })
 			s.add("resourceslices", slice("a", tt.devices...))
-			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
-				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.nvidia.com"`}}},
-			}})
+			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
+				Spec: resourceapi.DeviceClassSpec{
+					Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.nvidia.com"`}}},
+				}})
 			if tt.taken != "" {
 				s.add("resourceclaims", claim("other", "a", "q", tt.taken))
 			}
-			r := resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: tt.count}
+			r := resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com",
+				AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: tt.count}
 			if tt.selector != "" {
 				r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: tt.selector}}}
 			}
@@ -203,14 +227,16 @@ func (s *stage) waitsFor(claim *resourceapi.ResourceClaim) {
 	}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
 }
 
-// TestWhyOfClaimsOfSeveralNodes: of several nodes that have too little the nearest is named, with what excludes its devices: counters and capacities,
-// too. A node that has enough and that the pod cannot go to hides no other one.
+// TestWhyOfClaimsOfSeveralNodes: of several nodes that have too little the nearest is named, with
+// what excludes its devices: counters and capacities, too. A node that has enough and that the pod
+// cannot go to hides no other one.
 func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 	t.Parallel()
 	quantity := resource.MustParse
 	counted := func(name, counters string) resourceapi.Device {
 		d := device(name)
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu-0", Counters: map[string]resourceapi.Counter{"slices": {Value: quantity(counters)}}}}
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu-0",
+			Counters: map[string]resourceapi.Counter{"slices": {Value: quantity(counters)}}}}
 		return d
 	}
 	sized := func(name, memory string) resourceapi.Device {
@@ -220,7 +246,8 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 	}
 	counters := func(node string, devices ...resourceapi.Device) []*resourceapi.ResourceSlice {
 		sets := slice(node)
-		sets.Name, sets.Spec.SharedCounters = node+"-counters", []resourceapi.CounterSet{{Name: "gpu-0", Counters: map[string]resourceapi.Counter{"slices": {Value: quantity("7")}}}}
+		sets.Name, sets.Spec.SharedCounters = node+"-counters", []resourceapi.CounterSet{{Name: "gpu-0",
+			Counters: map[string]resourceapi.Counter{"slices": {Value: quantity("7")}}}}
 		all := []*resourceapi.ResourceSlice{slice(node, devices...), sets}
 		for _, s := range all {
 			s.Spec.Pool.ResourceSliceCount = 2
@@ -229,7 +256,8 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 	}
 	tainted := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "x", Effect: "NoSchedule"}} }
 	of := func(count int64) *resourceapi.ExactDeviceRequest {
-		return &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+		return &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com",
+			AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	}
 	watches, wants := of(1), of(1)
 	yes := true
@@ -242,14 +270,18 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 		want     string
 	}{
 		"a device to look at": {[]*resourceapi.ResourceSlice{slice("b", device("taken"))}, nil,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: watches}, {Name: "s", Exactly: of(2)}}, "for request s of claim own; on node b, another claim excludes taken (team/other of pod q)."},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: watches},
+				{Name: "s", Exactly: of(2)}}, "for request s of claim own; on node b, another claim excludes taken (team/other of pod q)."},
 		"a slice is missing": {counters("b", device("gpu-0"))[:1], nil,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, its pool, of which 1 of 2 slices is there, excludes gpu-0."},
-		"the second has more": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"), device("gpu-1"))}, nil,
+		"the second has more": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")),
+			slice("b", device("gpu-0"), device("gpu-1"))}, nil,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(3)}}, "for request r of claim own; on node b, it has 2 of 3 devices."},
-		"the second has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"))}, tainted,
+		"the second has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"))},
+			tainted,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "There are GPUs for it, and the scheduler has not looked at it yet."},
-		"the first has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"), device("gpu-1")), slice("b", device("gpu-0"))}, tainted,
+		"the first has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"), device("gpu-1")),
+			slice("b", device("gpu-0"))}, tainted,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "Node a has devices for its claims, and the pod does not tolerate its taint team=x:NoSchedule"},
 		"neither, and the nearer has a taint": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, tainted,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "it has 1 of 2 devices; and the pod does not tolerate its taint team=x:NoSchedule: give the pod a toleration, or remove the taint."},
@@ -259,7 +291,8 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: wants}}, "on node a, the capacity memory, of which 24Gi is left, excludes gpu-0; the capacity memory, of which 39Gi is left, excludes gpu-1; " +
 				"it has enough without the capacity of request r of claim own."},
 		"two requests": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, nil,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}, {Name: "s", Exactly: of(1)}}, "No node has devices for its claims with request r of claim own; node a has enough without."},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)},
+				{Name: "s", Exactly: of(1)}}, "No node has devices for its claims with request r of claim own; node a has enough without."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -286,34 +319,42 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 	}
 }
 
-// TestWhyWithoutAPod: a controller that may make none has the reason in an Event. What may not be read makes the sentence one that may be wrong.
+// TestWhyWithoutAPod: a controller that may make none has the reason in an Event. What may not be
+// read makes the sentence one that may be wrong.
 func TestWhyWithoutAPod(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"}, Reason: "FailedCreate",
 		Note: `pods "job-1" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: 8, limited: 8`, Regarding: corev1.ObjectReference{Kind: "Job", Namespace: "team", Name: "job"}})
-	if _, problems, code := s.run("why", "job", "-n", "team"); code != 1 || !strings.Contains(problems, "Job job could not make one: pods \"job-1\" is forbidden: exceeded quota") {
+	if _, problems, code := s.run("why", "job", "-n", "team"); code != 1 ||
+		!strings.Contains(problems, "Job job could not make one: pods \"job-1\" is forbidden: exceeded quota") {
 		t.Errorf("a quota: %d, %s", code, problems)
 	}
-	if _, problems, code := s.run("why", "nobody", "-n", "team"); code != 1 || !strings.Contains(problems, `pods "nobody" not found`) {
+	if _, problems, code := s.run("why", "nobody", "-n", "team"); code != 1 ||
+		!strings.Contains(problems, `pods "nobody" not found`) {
 		t.Errorf("nobody: %d, %s", code, problems)
 	}
 	s.addNode("a", 8, nil)
 	s.addPod("p", "", 1, corev1.PodPending)
-	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(r apiserver.Request) bool { return r.Resource == "events" }})
-	if out, problems, code := s.run("why", "p", "-n", "team"); code != 1 || !strings.Contains(problems, "Events are not shown: you may not list them") || !strings.HasPrefix(out, "There are GPUs") {
+	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
+		Only: func(r apiserver.Request) bool { return r.Resource == "events" }})
+	if out, problems, code := s.run("why", "p", "-n", "team"); code != 1 ||
+		!strings.Contains(problems, "Events are not shown: you may not list them") ||
+		!strings.HasPrefix(out, "There are GPUs") {
 		t.Errorf("Events are forbidden: %d, %s%s", code, problems, out)
 	}
 }
 
-// TestWhyNamesHolders: the claims that have a device, a counter or a capacity that a pod wants are named, with the pods that they are reserved for; of many
-// the first ones. Claims of other counters and those of administrators are not.
+// TestWhyNamesHolders: the claims that have a device, a counter or a capacity that a pod wants are
+// named, with the pods that they are reserved for; of many the first ones. Claims of other counters
+// and those of administrators are not.
 func TestWhyNamesHolders(t *testing.T) {
 	t.Parallel()
 	quantity := resource.MustParse
 	counted := func(name, set, counters string) resourceapi.Device {
 		d := device(name)
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: map[string]resourceapi.Counter{"slices": {Value: quantity(counters)}}}}
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set,
+			Counters: map[string]resourceapi.Counter{"slices": {Value: quantity(counters)}}}}
 		return d
 	}
 	shared := device("shared")
@@ -322,9 +363,11 @@ func TestWhyNamesHolders(t *testing.T) {
 	sets := slice("a")
 	sets.Name = "a-counters"
 	for _, set := range []string{"gpu-0", "gpu-1"} {
-		sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{Name: set, Counters: map[string]resourceapi.Counter{"slices": {Value: quantity("7")}}})
+		sets.Spec.SharedCounters = append(sets.Spec.SharedCounters,
+			resourceapi.CounterSet{Name: set, Counters: map[string]resourceapi.Counter{"slices": {Value: quantity("7")}}})
 	}
-	devices := slice("a", counted("gpu-0-mig-0", "gpu-0", "1"), counted("gpu-0-mig-1", "gpu-0", "1"), counted("gpu-0-mig-2", "gpu-0", "1"), counted("gpu-0-mig-3", "gpu-0", "1"),
+	devices := slice("a", counted("gpu-0-mig-0", "gpu-0", "1"), counted("gpu-0-mig-1", "gpu-0", "1"),
+		counted("gpu-0-mig-2", "gpu-0", "1"), counted("gpu-0-mig-3", "gpu-0", "1"),
 		counted("gpu-0", "gpu-0", "7"), counted("gpu-1", "gpu-1", "8"), shared)
 	for _, s := range []*resourceapi.ResourceSlice{sets, devices} {
 		s.Spec.Pool.ResourceSliceCount = 2
@@ -336,7 +379,8 @@ func TestWhyNamesHolders(t *testing.T) {
 	share.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": quantity("30Gi")}
 	several := claim("several", "a", "q", "gpu-0-mig-0")
 	for _, pod := range []string{"r", "s", "t"} {
-		several.Status.ReservedFor = append(several.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod})
+		several.Status.ReservedFor = append(several.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod})
 	}
 	unused := claim("unused", "a", "", "gpu-0-mig-1")
 	unused.Status.ReservedFor = nil
@@ -349,11 +393,15 @@ func TestWhyNamesHolders(t *testing.T) {
 	}{
 		"a counter": {"gpu-0", "", []*resourceapi.ResourceClaim{several, unused, admin},
 			"the counter slices of gpu-0, of which 5 is left (team/several of pod q, pod r, pod s and 1 more; team/unused of no pod), excludes gpu-0."},
-		"a counter of many": {"gpu-0", "", []*resourceapi.ResourceClaim{several, unused, claim("workload", "a", "x", "gpu-0-mig-2"), another},
+		"a counter of many": {"gpu-0", "", []*resourceapi.ResourceClaim{several, unused,
+			claim("workload", "a", "x", "gpu-0-mig-2"), another},
 			"(team/several of pod q, pod r, pod s and 1 more; team/unused of no pod; team/workload of pod x and 1 more), excludes gpu-0."},
-		"a counter that nobody has": {"gpu-1", "", []*resourceapi.ResourceClaim{several}, "the counter slices of gpu-1, of which 7 is left, excludes gpu-1."},
-		"a device":                  {"gpu-0-mig-1", "", []*resourceapi.ResourceClaim{unused}, "another claim excludes gpu-0-mig-1 (team/unused of no pod)."},
-		"a capacity":                {"shared", "20Gi", []*resourceapi.ResourceClaim{share}, "the capacity memory, of which 10Gi is left (team/half of pod h), excludes shared."},
+		"a counter that nobody has": {"gpu-1", "", []*resourceapi.ResourceClaim{several},
+			"the counter slices of gpu-1, of which 7 is left, excludes gpu-1."},
+		"a device": {"gpu-0-mig-1", "", []*resourceapi.ResourceClaim{unused},
+			"another claim excludes gpu-0-mig-1 (team/unused of no pod)."},
+		"a capacity": {"shared", "20Gi", []*resourceapi.ResourceClaim{share},
+			"the capacity memory, of which 10Gi is left (team/half of pod h), excludes shared."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -361,13 +409,15 @@ func TestWhyNamesHolders(t *testing.T) {
 			s.addNode("a", 0, func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil })
 			s.add("resourceslices", sets.DeepCopy())
 			s.add("resourceslices", devices.DeepCopy())
-			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
-				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].uuid == "GPU-` + strings.TrimPrefix(tt.device, "gpu-") + `"`}}},
-			}})
+			s.add("deviceclasses", &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
+				Spec: resourceapi.DeviceClassSpec{
+					Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].uuid == "GPU-` + strings.TrimPrefix(tt.device, "gpu-") + `"`}}},
+				}})
 			for _, c := range tt.claims {
 				s.add("resourceclaims", c.DeepCopy())
 			}
-			r := resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}
+			r := resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com",
+				AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}
 			if tt.memory != "" {
 				r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": quantity(tt.memory)}}
 			}
@@ -381,8 +431,8 @@ func TestWhyNamesHolders(t *testing.T) {
 	}
 }
 
-// TestWhyWhereTheSearchHasNoEnd: the scheduler tries each combination of devices, and gives up after 10 s; kubectl gpu says so soon, and what is known
-// without a search.
+// TestWhyWhereTheSearchHasNoEnd: the scheduler tries each combination of devices, and gives up
+// after 10 s; kubectl gpu says so soon, and what is known without a search.
 func TestWhyWhereTheSearchHasNoEnd(t *testing.T) {
 	t.Parallel()
 	const perGPU = 6
@@ -405,7 +455,8 @@ func TestWhyWhereTheSearchHasNoEnd(t *testing.T) {
 			sets.Name = "a-counters"
 			for gpu := range tt.gpus {
 				set := fmt.Sprint("gpu-", gpu)
-				sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{Name: set, Counters: counters("7")})
+				sets.Spec.SharedCounters = append(sets.Spec.SharedCounters,
+					resourceapi.CounterSet{Name: set, Counters: counters("7")})
 				for place := range perGPU {
 					d := device(fmt.Sprint(set, "-mig-", place))
 					d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters("4")}}

@@ -1,5 +1,5 @@
-// Package machines has the ResourceSlices that simulated machines publish: a file a machine, which a test of the daemon's
-// package cli writes.
+// Package machines has the ResourceSlices that simulated machines publish: a file a machine, which
+// a test of the daemon's package cli writes.
 package machines
 
 import (
@@ -41,7 +41,8 @@ var own = []resourceapi.QualifiedName{
 	"uuid", "parentUUID", "pcieBusID", "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot",
 }
 
-// Template returns slices without what only one machine has: names of the node and its pool, and attributes such as UUIDs.
+// Template returns slices without what only one machine has: names of the node and its pool, and
+// attributes such as UUIDs.
 func Template(slices []resourceapi.ResourceSlice) (templates []map[string]any) {
 	for _, s := range slices {
 		for i := range s.Spec.Devices {

@@ -37,12 +37,14 @@ const Program = "gpu-device-plugin"
 // containers do.
 func Runs(p *corev1.Pod) bool {
 	program := Program
-	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == Program }) && len(p.Spec.Containers) > 0 {
+	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == Program }) &&
+		len(p.Spec.Containers) > 0 {
 		program = p.Spec.Containers[0].Name
 	}
-	return p.Status.Phase == corev1.PodRunning && !slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
-		return c.Name == program && (c.State.Waiting != nil || c.State.Terminated != nil)
-	})
+	return p.Status.Phase == corev1.PodRunning && !slices.ContainsFunc(p.Status.ContainerStatuses,
+		func(c corev1.ContainerStatus) bool {
+			return c.Name == program && (c.State.Waiting != nil || c.State.Terminated != nil)
+		})
 }
 
 // Daemons returns the daemon's pod that runs on each node: of several, the youngest one that is
@@ -150,7 +152,8 @@ func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod
 		sentences = append(sentences, begin+inventory.Few(byReason[reason])+": "+strings.TrimSuffix(reason, ".")+".")
 	}
 	if more > 0 {
-		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d nodes more, for other reasons: name them to see why.", more))
+		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d nodes more, for other reasons: name them to see why.",
+			more))
 	}
 	return sentences
 }
@@ -250,7 +253,8 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 		}
 		tolerations := slices.Concat(template.Spec.Tolerations, ofDaemonSets)
 		if t := untolerated(n, tolerations); t != nil {
-			return fmt.Sprintf("%s does not tolerate its taint %s: give the DaemonSet a toleration, or remove the taint", name, taintText(*t))
+			return fmt.Sprintf("%s does not tolerate its taint %s: give the DaemonSet a toleration, or remove the taint", name,
+				taintText(*t))
 		}
 		if note := f.Warnings["DaemonSet "+set.Namespace+"/"+set.Name]; note != "" {
 			return fmt.Sprintf("%s cannot make its pod: %s", name, strings.TrimSuffix(note, "."))

@@ -1,5 +1,5 @@
-// Package view joins what the API server has of nodes and GPUs with what daemons answer, to what is shown: a row a node, and a row a GPU.
-// It is pure: no I/O, clock or log.
+// Package view joins what the API server has of nodes and GPUs with what daemons answer, to what is
+// shown: a row a node, and a row a GPU. It is pure: no I/O, clock or log.
 package view
 
 import (
@@ -49,8 +49,8 @@ type Answer struct {
 	Err    error
 }
 
-// HasGPUs reports whether a slice is of a driver of NVIDIA GPUs. Such a driver can have any name: its devices say that they compute with
-// CUDA.
+// HasGPUs reports whether a slice is of a driver of NVIDIA GPUs. Such a driver can have any name:
+// its devices say that they compute with CUDA.
 func HasGPUs(s *resourceapi.ResourceSlice) bool {
 	return s.Spec.Driver == usualDriver || slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
 		_, computes := d.Attributes["cudaComputeCapability"]
@@ -72,7 +72,8 @@ func (f Facts) Drivers() map[string]bool {
 // A deviceName is what a device is called at the API server.
 type deviceName struct{ driver, pool, device string }
 
-// given returns the claims that have GPUs and MIG devices, by the device; those that only look at it too.
+// given returns the claims that have GPUs and MIG devices, by the device; those that only look at
+// it too.
 func (f Facts) given() map[deviceName][]given {
 	drivers, all := f.Drivers(), map[deviceName][]given{}
 	for i := range f.Claims {

@@ -103,7 +103,8 @@ func requiredTerms(p *corev1.Pod) []corev1.NodeSelectorTerm {
 // that it is about; empty if the node meets all.
 func unmet(n *corev1.Node, term corev1.NodeSelectorTerm) (want, key string) {
 	for _, r := range term.MatchFields {
-		if r.Key == "metadata.name" && !matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}}, n) {
+		if r.Key == "metadata.name" && !matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}},
+			n) {
 			return "the node " + strings.Join(r.Values, " or "), ""
 		}
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A GPU is a row about a GPU, or a MIG device. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
+// A GPU is a row about a GPU, or a MIG device. Its JSON is an interface of the program: fields are
+// added, and none is renamed or removed.
 type GPU struct {
 	Node string `json:"node"`
 	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where
@@ -23,7 +24,8 @@ type GPU struct {
 	UUID  string `json:"uuid,omitempty"`
 	// Model is the name of the GPU's model, or "MIG " and the profile.
 	Model string `json:"model,omitempty"`
-	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered, with its reason and what cures it.
+	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered, with its
+	// reason and what cures it.
 	State  string    `json:"state"`
 	Since  time.Time `json:"since,omitzero"`
 	Reason string    `json:"reason,omitempty"`
@@ -46,7 +48,8 @@ type Holder struct {
 	// Container is empty where only the pod is known: by a claim.
 	Container string `json:"container,omitempty"`
 	Claim     string `json:"claim,omitempty"`
-	// Receipt is what the container has of the GPU's memory and threads; nil for one that does not have it in units.
+	// Receipt is what the container has of the GPU's memory and threads; nil for one that does not
+	// have it in units.
 	Receipt *status.Receipt `json:"receipt,omitempty"`
 }
 
@@ -109,7 +112,8 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer, n
 	return rows
 }
 
-// emptyRow returns the row of a node whose GPUs are not known one by one, with what it has and the reason.
+// emptyRow returns the row of a node whose GPUs are not known one by one, with what it has and the
+// reason.
 func emptyRow(n Node, reason string) GPU {
 	for _, r := range n.Resources {
 		reason = fmt.Sprintf("%s; the Node has %d of %d %s", reason, r.Healthy, r.All, r.Name)
@@ -122,9 +126,11 @@ func emptyRow(n Node, reason string) GPU {
 	return row
 }
 
-// sliceRow returns the row of a device that is known by its slice alone. Outdated says why the slice may be; empty if it is not.
+// sliceRow returns the row of a device that is known by its slice alone. Outdated says why the
+// slice may be; empty if it is not.
 func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
-	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders), HoldersKnown: true}
+	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders),
+		HoldersKnown: true}
 	row.Source = Source{From: fromSlice, At: d.written}
 	if d.Profile != "" {
 		row.Model = "MIG " + d.Profile
@@ -138,7 +144,8 @@ func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 	return row
 }
 
-// answerRow returns the row of a device of which its daemon tells. Where kubelet was asked for the holders, it knows them all.
+// answerRow returns the row of a device of which its daemon tells. Where kubelet was asked for the
+// holders, it knows them all.
 func answerRow(node string, d status.Device, s status.Status, known []Holder) GPU {
 	row := GPU{
 		Node: node, Index: d.Index, UUID: d.UUID, Model: d.Model, State: d.State, Since: d.Since, Reason: d.Reason, Cure: d.Cure,
@@ -190,8 +197,8 @@ func podsOf(users []resourceapi.ResourceClaimConsumerReference) (names []string)
 	return names
 }
 
-// recorded returns the containers that hold devices as kubelet has written it into the pods' status, by UUID. Kubelet does so where its
-// feature gate ResourceHealthStatus is on.
+// recorded returns the containers that hold devices as kubelet has written it into the pods'
+// status, by UUID. Kubelet does so where its feature gate ResourceHealthStatus is on.
 func (f Facts) recorded() map[string][]Holder {
 	holders := map[string][]Holder{}
 	for i := range f.Pods {

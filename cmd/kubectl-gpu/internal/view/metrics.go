@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// AddMetrics adds to the rows of GPUs what the daemon of a node measured of them, by the text of its metrics. Text that cannot be read adds
-// nothing.
+// AddMetrics adds to the rows of GPUs what the daemon of a node measured of them, by the text of
+// its metrics. Text that cannot be read adds nothing.
 func AddMetrics(rows []GPU, node, text string) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))

@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Node is a row about a node with GPUs. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
+// A Node is a row about a node with GPUs. Its JSON is an interface of the program: fields are
+// added, and none is renamed or removed.
 type Node struct {
 	Name string `json:"name"`
 	// Model is that of most GPUs; empty if it is not known.
@@ -28,22 +29,27 @@ type Node struct {
 	Healthy   int64          `json:"healthy"`
 	Allocated int64          `json:"allocated"`
 	Resources []NodeResource `json:"resources,omitempty"`
-	// Layout is the MIG layout that the node's label names, or the MIG strategy, and LayoutState how far it is.
+	// Layout is the MIG layout that the node's label names, or the MIG strategy, and LayoutState how
+	// far it is.
 	Layout      string `json:"migLayout,omitempty"`
 	LayoutState string `json:"migLayoutState,omitempty"`
 	// DriverVersion is that of the NVIDIA driver.
 	DriverVersion string `json:"driverVersion,omitempty"`
-	// Version is that of the daemon, or the tag of its image, and Since is when its pod became ready; zero while it is not.
+	// Version is that of the daemon, or the tag of its image, and Since is when its pod became ready;
+	// zero while it is not.
 	Version string    `json:"version,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
-	// Condition is the status of the condition GPUHealthy, with its reason and message; empty if the Node has none.
+	// Condition is the status of the condition GPUHealthy, with its reason and message; empty if the
+	// Node has none.
 	Condition string `json:"condition,omitempty"`
 	Reason    string `json:"reason,omitempty"`
 	Message   string `json:"message,omitempty"`
-	// ConditionSince is when the condition got its status, and ConditionHeard when it was written last.
+	// ConditionSince is when the condition got its status, and ConditionHeard when it was written
+	// last.
 	ConditionSince time.Time `json:"conditionSince,omitzero"`
 	ConditionHeard time.Time `json:"conditionHeard,omitzero"`
-	// Daemon is the daemon's pod, as NAMESPACE/NAME; empty if none runs. DaemonAbsent is then why, where that is known.
+	// Daemon is the daemon's pod, as NAMESPACE/NAME; empty if none runs. DaemonAbsent is then why,
+	// where that is known.
 	Daemon       string `json:"daemon,omitempty"`
 	DaemonAbsent string `json:"daemonAbsent,omitempty"`
 	// Sources say who tells the facts of these names: model, gpus, driverVersion, migLayout.
@@ -59,7 +65,8 @@ type Node struct {
 type Source struct {
 	// From is daemon, label or ResourceSlice.
 	From string `json:"from"`
-	// At is when the daemon looked, or when the label or the slice was written last; zero if that is not known.
+	// At is when the daemon looked, or when the label or the slice was written last; zero if that is
+	// not known.
 	At time.Time `json:"at,omitzero"`
 }
 
@@ -176,7 +183,8 @@ func looksLikeGPUs(n *corev1.Node) bool {
 	return false
 }
 
-// GPUNode returns the first node that has GPUs, had some, or has a label that says so; empty if there is none.
+// GPUNode returns the first node that has GPUs, had some, or has a label that says so; empty if
+// there is none.
 func (f Facts) GPUNode() string {
 	for i := range f.Nodes {
 		if n := &f.Nodes[i]; looksLikeGPUs(n) || len(f.resources(n, nil)) > 0 {
@@ -245,7 +253,8 @@ func (n *Node) addDaemon(p *corev1.Pod) {
 	}
 }
 
-// addAnswer adds what the daemon says. It knows better than labels and slices, which others may have left behind.
+// addAnswer adds what the daemon says. It knows better than labels and slices, which others may
+// have left behind.
 func (n *Node) addAnswer(a Answer) {
 	s := a.Status
 	from := Source{From: fromDaemon, At: s.Looked}
@@ -308,12 +317,14 @@ func sameModel(label, model string) bool {
 type Device struct {
 	name                                deviceName
 	UUID, Model, Profile, DriverVersion string
-	// Tainted says that no new claim gets it, and Counted that it takes counters that other devices take too.
+	// Tainted says that no new claim gets it, and Counted that it takes counters that other devices
+	// take too.
 	Tainted, Counted bool
 	written          time.Time // when its slice was written last; zero if that is not known
 }
 
-// devices returns the devices in slices, by node. Of a pool that is being written anew the newest generation counts.
+// devices returns the devices in slices, by node. Of a pool that is being written anew the newest
+// generation counts.
 func (f Facts) devices() map[string][]Device {
 	drivers, newest := f.Drivers(), map[deviceName]int64{}
 	for _, s := range f.Slices {
@@ -358,8 +369,10 @@ func device(name deviceName, d resourceapi.Device) Device {
 	}
 }
 
-// taken returns how many devices pods have, by node: of each resource that the node has, and by claims.
-func (f Facts) taken(nodes map[string]*corev1.Node) (byResource map[string]map[corev1.ResourceName]int64, byClaims map[string]int64) {
+// taken returns how many devices pods have, by node: of each resource that the node has, and by
+// claims.
+func (f Facts) taken(nodes map[string]*corev1.Node) (byResource map[string]map[corev1.ResourceName]int64,
+	byClaims map[string]int64) {
 	byResource, byClaims = map[string]map[corev1.ResourceName]int64{}, map[string]int64{}
 	for i := range f.Pods {
 		p := &f.Pods[i]

@@ -62,7 +62,8 @@ func MayAskForGPUs(p *corev1.Pod) bool { return len(p.Spec.ResourceClaims) > 0 |
 // because the daemon of a node says that it serves it.
 func (f Facts) IsGPU(name corev1.ResourceName) bool {
 	n := string(name)
-	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) || strings.HasPrefix(n, vgpuPrefix) || f.Served[name]
+	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) || strings.HasPrefix(n, vgpuPrefix) ||
+		f.Served[name]
 }
 
 // Doubtful returns, for each resource that may be one of GPUs or not by its name, the daemon of a
@@ -133,7 +134,8 @@ func (f Facts) resources(n *corev1.Node, taken map[corev1.ResourceName]int64) (a
 	for name, quantity := range n.Status.Capacity {
 		if f.IsGPU(name) {
 			healthy := n.Status.Allocatable[name]
-			all = append(all, NodeResource{Name: string(name), All: quantity.Value(), Healthy: healthy.Value(), Allocated: taken[name]})
+			all = append(all, NodeResource{Name: string(name), All: quantity.Value(), Healthy: healthy.Value(),
+				Allocated: taken[name]})
 		}
 	}
 	slices.SortFunc(all, func(a, b NodeResource) int { return strings.Compare(a.Name, b.Name) })

@@ -42,10 +42,11 @@ var features = structured.Features{
 }
 
 func newAllocation(o Objects) *allocation {
-	a := &allocation{o: o, cache: cel.NewCache(256, cel.Features{EnableConsumableCapacity: true}), state: structured.AllocatedState{
-		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-	}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}, words: map[string]string{}, named: map[string][]reference{}}
+	a := &allocation{o: o, cache: cel.NewCache(256, cel.Features{EnableConsumableCapacity: true}),
+		state: structured.AllocatedState{
+			AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+			AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+		}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}, words: map[string]string{}, named: map[string][]reference{}}
 	for i := range o.Claims {
 		c := &o.Claims[i]
 		if c.Status.Allocation == nil {
@@ -82,8 +83,8 @@ func (a *allocation) Get(name string) (*resourceapi.DeviceClass, error) {
 
 func (a *allocation) List() ([]*resourceapi.DeviceClass, error) { return a.o.Classes, nil }
 
-// possible reports whether the scheduler could allocate claims on a node. Its error is errSteps where that takes too many steps to find
-// out.
+// possible reports whether the scheduler could allocate claims on a node. Its error is errSteps
+// where that takes too many steps to find out.
 func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
 	if a.allocator == nil {
 		allocator, err := structured.NewAllocator(ctx, features, a.state, a, a.o.Slices, a.cache)
@@ -100,8 +101,8 @@ func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*res
 	return err == nil && results != nil, err
 }
 
-// Steps of the allocator in the searches of all nodes, and in one search at least. It tries each combination of devices. A count bounds it:
-// a time would give other sentences on other machines.
+// Steps of the allocator in the searches of all nodes, and in one search at least. It tries each
+// combination of devices. A count bounds it: a time would give other sentences on other machines.
 const (
 	allSteps = 100_000
 	minSteps = 1_000
@@ -109,7 +110,8 @@ const (
 
 var errSteps = errors.New("too many steps")
 
-// steps is a context that ends after a number of steps of the allocator, which asks for its error in each.
+// steps is a context that ends after a number of steps of the allocator, which asks for its error
+// in each.
 type steps struct {
 	context.Context //nolint:containedctx // it is one
 	left            int
@@ -132,8 +134,10 @@ type offer struct {
 	devices  int    // left for the requests together
 }
 
-// offerOf looks at what a node has for the claims together and, where that is too little, for each request by itself.
-func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (of offer, err error) {
+// offerOf looks at what a node has for the claims together and, where that is too little, for each
+// request by itself.
+func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (of offer,
+	err error) {
 	of.node = n
 	of.possible, err = a.possible(ctx, n, claims)
 	if of.unknown = errors.Is(err, errSteps); err != nil && !of.unknown || of.possible {
@@ -161,8 +165,8 @@ func (a *allocation) requestText(c *resourceapi.ResourceClaim, request string) s
 	return cmp.Or(a.words[request], fmt.Sprintf("request %s of claim %s", request, c.Name))
 }
 
-// reason says what excludes the devices of a node: first what each requirement says of each device, then which one requirement, left out,
-// makes it possible.
+// reason says what excludes the devices of a node: first what each requirement says of each device,
+// then which one requirement, left out, makes it possible.
 func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi.ResourceClaim) string {
 	a.most = allSteps
 	if of.unknown && of.lacking == "" {
@@ -183,12 +187,15 @@ func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi
 	if possible, err := empty.possible(ctx, of.node, claims); err == nil && possible {
 		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other claims end.", of.node.Name)
 	}
-	return fmt.Sprintf("No node has devices for all requests of its claims together; node %s has some for each.", of.node.Name)
+	return fmt.Sprintf("No node has devices for all requests of its claims together; node %s has some for each.",
+		of.node.Name)
 }
 
-// noneFor says what excludes the devices of a node from a request that has too few of them; of several alternatives, from the first. It is
-// empty if there are enough. Most is how many there are for the alternative that has the most.
-func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi.DeviceRequest) (text string, most int) {
+// noneFor says what excludes the devices of a node from a request that has too few of them; of
+// several alternatives, from the first. It is empty if there are enough. Most is how many there are
+// for the alternative that has the most.
+func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi.DeviceRequest) (text string,
+	most int) {
 	alternatives := []resourceapi.ExactDeviceRequest{}
 	if r.Exactly != nil {
 		alternatives = append(alternatives, *r.Exactly)
@@ -212,8 +219,10 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 	return text, most
 }
 
-// excluded says what excludes which devices of a node from a request, and how many devices are left.
-func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string, left int) {
+// excluded says what excludes which devices of a node from a request, and how many devices are
+// left.
+func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string,
+	left int) {
 	var all []*excluding // by what excludes devices, in the order of the first one
 	for _, s := range a.onNode[n.Name] {
 		for _, d := range s.Spec.Devices {
@@ -310,7 +319,8 @@ func (a *allocation) excludes(
 				Driver: s.Spec.Driver, Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations,
 			})
 			if err != nil || !matches {
-				return exclusion{fmt.Sprintf("the selector %q of %s", expression, from.what), a.valuesOf(expression, s.Spec.Driver, d)}
+				return exclusion{fmt.Sprintf("the selector %q of %s", expression, from.what),
+					a.valuesOf(expression, s.Spec.Driver, d)}
 			}
 		}
 	}
@@ -323,7 +333,8 @@ func (a *allocation) excludes(
 		}
 	}
 	if p := a.pools[poolOf(s)]; int64(len(p.slices)) != s.Spec.Pool.ResourceSliceCount {
-		return exclusion{by: fmt.Sprintf("its pool, of which %d of %d slices is there,", len(p.slices), s.Spec.Pool.ResourceSliceCount)}
+		return exclusion{by: fmt.Sprintf("its pool, of which %d of %d slices is there,", len(p.slices),
+			s.Spec.Pool.ResourceSliceCount)}
 	}
 	if ptr.Deref(r.AdminAccess, false) {
 		return exclusion{} // whoever has it

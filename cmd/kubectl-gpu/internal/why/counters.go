@@ -55,8 +55,10 @@ func newest(all []*resourceapi.ResourceSlice) (map[pool]*contents, map[string][]
 	return pools, onNode
 }
 
-// capacityOf says of which capacity a device has too little left for a request; empty if it has enough.
-func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device, r *resourceapi.ExactDeviceRequest) string {
+// capacityOf says of which capacity a device has too little left for a request; empty if it has
+// enough.
+func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device,
+	r *resourceapi.ExactDeviceRequest) string {
 	if r.Capacity == nil {
 		return ""
 	}
@@ -72,8 +74,8 @@ func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device, r 
 	return ""
 }
 
-// counterOf says of which counter of the device's pool there is too little left for it, and which claims have the rest; empty if there is
-// enough.
+// counterOf says of which counter of the device's pool there is too little left for it, and which
+// claims have the rest; empty if there is enough.
 func (a *allocation) counterOf(s *resourceapi.ResourceSlice, d resourceapi.Device) string {
 	if len(d.ConsumesCounters) == 0 {
 		return ""
@@ -136,7 +138,8 @@ func heldBy(claims []*resourceapi.ResourceClaim) string {
 		if users == nil {
 			users = []string{"no pod"}
 		}
-		if name := c.Namespace + "/" + c.Name + " of " + first(users, ", "); !slices.Contains(names, name) { // one claim may have several devices
+		// one claim may have several devices
+		if name := c.Namespace + "/" + c.Name + " of " + first(users, ", "); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

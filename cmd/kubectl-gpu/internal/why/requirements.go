@@ -10,8 +10,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// enoughWithout returns the first requirement of claims without which a node has enough for them: a constraint, a selector, a capacity,
-// that taints are not tolerated, or a request; empty if no one alone makes it possible.
+// enoughWithout returns the first requirement of claims without which a node has enough for them: a
+// constraint, a selector, a capacity, that taints are not tolerated, or a request; empty if no one
+// alone makes it possible.
 func (a *allocation) enoughWithout(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) string {
 	for at, c := range claims {
 		for what, less := range a.requirements(c) {

@@ -31,7 +31,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
 		if o.Own[name] == nil {
-			return fmt.Sprintf("Its claim %s does not exist: make the ResourceClaim, or the ResourceClaimTemplate of that name.", name)
+			return fmt.Sprintf("Its claim %s does not exist: make the ResourceClaim, or the ResourceClaimTemplate of that name.",
+				name)
 		}
 	}
 	s := newSearch(o)
@@ -54,7 +55,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 			"see kubectl describe podgroup -n %s %s.", *group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
 	}
 	if name := o.Pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
-		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not looked at it yet: see whether that one runs.", name)
+		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not looked at it yet: see whether that one runs.",
+			name)
 	}
 	return "There are GPUs for it, and the scheduler has not looked at it yet."
 }
@@ -80,7 +82,8 @@ type search struct {
 }
 
 func newSearch(o Objects) *search {
-	s := &search{o: o, want: o.wanted(), taken: map[string]map[corev1.ResourceName]int64{}, made: map[string]*resourceapi.ResourceClaim{},
+	s := &search{o: o, want: o.wanted(), taken: map[string]map[corev1.ResourceName]int64{},
+		made: map[string]*resourceapi.ResourceClaim{},
 		most: map[corev1.ResourceName]int64{}}
 	s.names = slices.Sorted(maps.Keys(s.want))
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
@@ -299,7 +302,8 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 
 // withheld says why a node does not give out devices of a resource, who says so and when, and how
 // many of them are departing.
-func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.ResourceName) (reason string, departed int64) {
+func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.ResourceName) (reason string,
+	departed int64) {
 	d := s.o.ask(ctx, n.Name)
 	if d.Status != nil {
 		for _, r := range d.Status.Resources {
@@ -314,8 +318,9 @@ func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.R
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == view.ConditionType && c.Status != corev1.ConditionTrue && c.Message != "" {
-			return fmt.Sprintf("its condition %s, written%s, says: %s; %s", c.Type, cmp.Or(view.Ago(" ", c.LastHeartbeatTime.Time, s.o.Now),
-				" at a time that is not known"), strings.TrimSuffix(view.Condensed(c.Message), "."), strings.TrimSuffix(d.Problem, ".")), 0
+			return fmt.Sprintf("its condition %s, written%s, says: %s; %s", c.Type,
+				cmp.Or(view.Ago(" ", c.LastHeartbeatTime.Time, s.o.Now),
+					" at a time that is not known"), strings.TrimSuffix(view.Condensed(c.Message), "."), strings.TrimSuffix(d.Problem, ".")), 0
 		}
 	}
 	return "why is not known: " + strings.TrimSuffix(d.Problem, "."), 0
@@ -351,7 +356,8 @@ func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string
 		}
 	}
 	if class := view.ClassOf(name, s.o.Classes); class != nil {
-		return fmt.Sprintf("No node has %s, neither by a device plugin nor, for its class %s, in ResourceSlices. ", name, class.Name) +
+		return fmt.Sprintf("No node has %s, neither by a device plugin nor, for its class %s, in ResourceSlices. ", name,
+			class.Name) +
 			s.o.daemonsAre(ctx, zero)
 	}
 	text := fmt.Sprintf("No node has %s, and no DeviceClass has it as its extendedResourceName", name)

@@ -42,7 +42,8 @@ func (o Objects) making(ctx context.Context) string {
 	}
 	for _, e := range view.Newest(o.Events) {
 		// A pod before it may have had the name, and what kept it from a node is over.
-		if e.Regarding.UID != p.UID || e.Reason == "FailedScheduling" || e.Type != corev1.EventTypeWarning && e.Reason != claimFailed {
+		if e.Regarding.UID != p.UID || e.Reason == "FailedScheduling" ||
+			e.Type != corev1.EventTypeWarning && e.Reason != claimFailed {
 			continue
 		}
 		note := strings.TrimSuffix(strings.TrimSpace(e.Note), ".")
@@ -51,7 +52,8 @@ func (o Objects) making(ctx context.Context) string {
 			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", p.Spec.NodeName, note) +
 				o.next(ctx, note, "")
 		}
-		return fmt.Sprintf("It is on node %s, and its containers cannot be made (%s%s): %s.", p.Spec.NodeName, e.Reason, ago, note) +
+		return fmt.Sprintf("It is on node %s, and its containers cannot be made (%s%s): %s.", p.Spec.NodeName, e.Reason, ago,
+			note) +
 			o.next(ctx, e.Reason+": "+note, "")
 	}
 	for _, c := range p.Status.InitContainerStatuses {
@@ -96,9 +98,11 @@ var nextSteps = []struct {
 	{[]string{"nvidia-container-runtime", "nvidia-container-cli", "nvidia-cdi-hook", "nvidia-ctk"},
 		"NVIDIA's container runtime on the node failed", true},
 	{[]string{"OOMKilled"}, "It needed more memory of the node than its limit: raise the limit of memory", false},
-	{[]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"},
+	{[]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+		"RegistryUnavailable"},
 		"It is not about GPUs: check the name of the image, and the right to pull it", false},
-	{[]string{"CreateContainerConfigError"}, "It is not about GPUs: make what the message names, or correct the pod", false},
+	{[]string{"CreateContainerConfigError"}, "It is not about GPUs: make what the message names, or correct the pod",
+		false},
 	{[]string{"executable file not found", "no such file or directory"},
 		"The image lacks what the container runs: check the command and the image", false},
 	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "It is not about GPUs: check its volumes", false},
@@ -266,7 +270,8 @@ func (o Objects) held(ctx context.Context) string {
 		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices))+o.receipts(*d.Status, name))
 	}
 	if unseen := o.unseen(ctx); unseen != "" {
-		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") + "." + unseen
+		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") +
+			"." + unseen
 	}
 	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "."
 }
@@ -326,15 +331,17 @@ func (o Objects) hasGPUs(c *resourceapi.ResourceClaim) bool {
 		return false
 	}
 	drivers := o.Drivers()
-	return slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return drivers[r.Driver]
-	})
+	return slices.ContainsFunc(c.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return drivers[r.Driver]
+		})
 }
 
 // devicesOf returns the UUIDs of the devices that a container of the pod holds.
 func (o Objects) devicesOf(s status.Status, container string) (uuids []string) {
 	for _, h := range s.Holders {
-		if h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container && !slices.Contains(uuids, h.Device) {
+		if h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container &&
+			!slices.Contains(uuids, h.Device) {
 			uuids = append(uuids, h.Device)
 		}
 	}

@@ -28,7 +28,8 @@ type classes []dra.DeviceClass
 
 func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	all, err := c.List()
-	if i := slices.IndexFunc(all, func(class *resourceapi.DeviceClass) bool { return class.Name == name }); err != nil || i >= 0 {
+	if i := slices.IndexFunc(all, func(class *resourceapi.DeviceClass) bool { return class.Name == name }); err != nil ||
+		i >= 0 {
 		return all[max(i, 0)], err
 	}
 	return nil, fmt.Errorf("no class is called %s", name)
@@ -36,9 +37,10 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 
 func (c classes) List() (all []*resourceapi.DeviceClass, err error) {
 	for _, class := range c {
-		all = append(all, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class.Name}, Spec: resourceapi.DeviceClassSpec{
-			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: class.Selector}}},
-		}})
+		all = append(all, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class.Name},
+			Spec: resourceapi.DeviceClassSpec{
+				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: class.Selector}}},
+			}})
 	}
 	text, err := os.ReadFile("../../../../deployments/node-agent-dra/classes.yaml")
 	for _, document := range strings.Split(string(text), "\n---\n") {
@@ -63,7 +65,8 @@ type scheduler struct {
 }
 
 func newScheduler(t *testing.T, s inventory.Snapshot) *scheduler {
-	return &scheduler{t: t, slices: publish(t, s), taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+	return &scheduler{t: t, slices: publish(t, s), taken: sets.New[structured.DeviceID](),
+		cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
 }
 
 func id(device string) structured.DeviceID { return structured.MakeDeviceID(dra.Driver, node, device) }
@@ -76,7 +79,8 @@ func (s *scheduler) take(devices ...string) *scheduler {
 	return s
 }
 
-// allocate returns the requests that got devices and the devices of a claim, which are taken from then on; nothing if the pod stays Pending.
+// allocate returns the requests that got devices and the devices of a claim, which are taken from
+// then on; nothing if the pod stays Pending.
 func (s *scheduler) allocate(claim *resourceapi.ResourceClaim) (requests, devices []string) {
 	s.t.Helper()
 	for _, r := range s.results(claim) {
@@ -85,7 +89,8 @@ func (s *scheduler) allocate(claim *resourceapi.ResourceClaim) (requests, device
 	return slices.Compact(requests), devices
 }
 
-// results returns what is allocated to a claim, which is taken from then on; nothing if the pod stays Pending.
+// results returns what is allocated to a claim, which is taken from then on; nothing if the pod
+// stays Pending.
 func (s *scheduler) results(claim *resourceapi.ResourceClaim) (all []resourceapi.DeviceRequestAllocationResult) {
 	s.t.Helper()
 	if s.used == nil {
@@ -102,7 +107,8 @@ func (s *scheduler) results(claim *resourceapi.ResourceClaim) (all []resourceapi
 		s.t.Fatal(err)
 	}
 	claim.UID = types.UID(claim.Name)
-	results, err := allocator.Allocate(s.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, []*resourceapi.ResourceClaim{claim})
+	results, err := allocator.Allocate(s.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		[]*resourceapi.ResourceClaim{claim})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -198,29 +204,41 @@ func TestClaims(t *testing.T) {
 		want          string // the requests and devices; empty for Pending
 	}{
 		{"one GPU", "dgx-h100", nil, nil, request(t, "gpu.nvidia.com", 1, ""), "[r] [gpu-0]"},
-		{"as NVIDIA's old manifests select", "dgx-h100", nil, nil, request(t, "gpu.nvidia.com", 1, "", attribute(`pcieBusID == "0000:9d:00.0"`)), "[r] [gpu-4]"},
+		{"as NVIDIA's old manifests select", "dgx-h100", nil, nil,
+			request(t, "gpu.nvidia.com", 1, "", attribute(`pcieBusID == "0000:9d:00.0"`)), "[r] [gpu-4]"},
 		{"by product, architecture, memory and driver", "dgx-h100", nil, nil, request(t, "gpu.nvidia.com", 1, "",
 			attribute(`productName.lowerAscii().matches("^.*h100.*$")`), attribute(`architecture == "Hopper"`),
 			`device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) >= 0`,
 			attribute(`driverVersion.compareTo(semver("550.127.8")) >= 0`)), "[r] [gpu-0]"},
-		{"another product", "dgx-h100", nil, nil, request(t, "gpu.nvidia.com", 1, "", attribute(`productName == "Tesla T4"`)), ""},
+		{"another product", "dgx-h100", nil, nil, request(t, "gpu.nvidia.com", 1, "", attribute(`productName == "Tesla T4"`)),
+			""},
 		{"no MIG device among GPUs", "a100-mig-mixed", nil, nil, request(t, "gpu.nvidia.com", 3, ""), ""},
-		{"a MIG profile", "a100-mig-mixed", nil, nil, request(t, "mig.nvidia.com", 1, "", attribute(`profile == "2g.20gb"`)), "[r] [gpu-6-mig-2g20gb-14-0]"},
-		{"four MIG devices of one GPU", "h100-mig-1g", []string{"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1", "gpu-0-mig-1g10gb-19-2", "gpu-0-mig-1g10gb-19-3"},
+		{"a MIG profile", "a100-mig-mixed", nil, nil, request(t, "mig.nvidia.com", 1, "", attribute(`profile == "2g.20gb"`)),
+			"[r] [gpu-6-mig-2g20gb-14-0]"},
+		{"four MIG devices of one GPU", "h100-mig-1g", []string{"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1",
+			"gpu-0-mig-1g10gb-19-2", "gpu-0-mig-1g10gb-19-3"},
 			nil, request(t, "mig.nvidia.com", 4, byParent), "[r] [gpu-1-mig-1g10gb-19-0 gpu-1-mig-1g10gb-19-1 gpu-1-mig-1g10gb-19-2 gpu-1-mig-1g10gb-19-3]"},
-		{"one NUMA node", "dgx-h100", []string{"gpu-1"}, nil, request(t, "gpu.nvidia.com", 4, byNUMA), "[r] [gpu-4 gpu-5 gpu-6 gpu-7]"},
+		{"one NUMA node", "dgx-h100", []string{"gpu-1"}, nil, request(t, "gpu.nvidia.com", 4, byNUMA),
+			"[r] [gpu-4 gpu-5 gpu-6 gpu-7]"},
 		{"a GPU with a fault", "dgx-h100", nil, []int{0}, request(t, "gpu.nvidia.com", 1, ""), "[r] [gpu-1]"},
 		{"all have faults", "t4", nil, []int{0}, request(t, "gpu.nvidia.com", 1, ""), ""},
 		{"a fault that is tolerated", "t4", nil, []int{0}, request(t, "gpu.nvidia.com", 1, tolerated), "[r] [gpu-0]"},
 
-		{"aligned or Pending, free", "dgx-h100", nil, nil, documented(t, "aligned or Pending"), "[gpus] [gpu-0 gpu-1 gpu-2 gpu-3]"},
-		{"aligned or Pending, first group broken", "dgx-h100", []string{"gpu-2"}, nil, documented(t, "aligned or Pending"), "[gpus] [gpu-4 gpu-5 gpu-6 gpu-7]"},
+		{"aligned or Pending, free", "dgx-h100", nil, nil, documented(t, "aligned or Pending"),
+			"[gpus] [gpu-0 gpu-1 gpu-2 gpu-3]"},
+		{"aligned or Pending, first group broken", "dgx-h100", []string{"gpu-2"}, nil, documented(t, "aligned or Pending"),
+			"[gpus] [gpu-4 gpu-5 gpu-6 gpu-7]"},
 		{"aligned or Pending, both broken", "dgx-h100", []string{"gpu-2"}, []int{5}, documented(t, "aligned or Pending"), ""},
-		{"aligned if possible, too old to be aligned", "dgx-1", nil, nil, documented(t, "aligned if possible"), "[gpus/any] [gpu-0 gpu-1 gpu-2 gpu-3]"},
-		{"aligned if possible, free", "dgx-a100", nil, nil, documented(t, "aligned if possible"), "[gpus/aligned] [gpu-0 gpu-1 gpu-2 gpu-3]"},
-		{"aligned if possible, first group broken", "dgx-h100", []string{"gpu-0"}, nil, documented(t, "aligned if possible"), "[gpus/aligned] [gpu-4 gpu-5 gpu-6 gpu-7]"},
-		{"aligned if possible, both broken", "dgx-h100", []string{"gpu-0"}, []int{7}, documented(t, "aligned if possible"), "[gpus/any] [gpu-1 gpu-2 gpu-3 gpu-4]"},
-		{"aligned if possible, five of eight are taken", "dgx-h100", []string{"gpu-0", "gpu-1", "gpu-2", "gpu-4", "gpu-6"}, nil, documented(t, "aligned if possible"), ""},
+		{"aligned if possible, too old to be aligned", "dgx-1", nil, nil, documented(t, "aligned if possible"),
+			"[gpus/any] [gpu-0 gpu-1 gpu-2 gpu-3]"},
+		{"aligned if possible, free", "dgx-a100", nil, nil, documented(t, "aligned if possible"),
+			"[gpus/aligned] [gpu-0 gpu-1 gpu-2 gpu-3]"},
+		{"aligned if possible, first group broken", "dgx-h100", []string{"gpu-0"}, nil, documented(t, "aligned if possible"),
+			"[gpus/aligned] [gpu-4 gpu-5 gpu-6 gpu-7]"},
+		{"aligned if possible, both broken", "dgx-h100", []string{"gpu-0"}, []int{7}, documented(t, "aligned if possible"),
+			"[gpus/any] [gpu-1 gpu-2 gpu-3 gpu-4]"},
+		{"aligned if possible, five of eight are taken", "dgx-h100", []string{"gpu-0", "gpu-1", "gpu-2", "gpu-4", "gpu-6"},
+			nil, documented(t, "aligned if possible"), ""},
 	} {
 		t.Run(test.name+" on "+test.machine, func(t *testing.T) {
 			s := scan(t, test.machine, inventory.Health{State: inventory.Healthy})

@@ -87,8 +87,9 @@ type printedValues struct {
 	}
 }
 
-// check holds that each resource of a configuration is called stranded, or that claims by its class get all of its devices and none of
-// another resource. It reports false if the configuration is not valid.
+// check holds that each resource of a configuration is called stranded, or that claims by its class
+// get all of its devices and none of another resource. It reports false if the configuration is not
+// valid.
 func (p planner) check(args ...string) (valid bool, stranded []string) {
 	p.t.Helper()
 	text, says, status := p.run(append(args, "-o", "classes")...)
@@ -115,7 +116,8 @@ func (p planner) check(args ...string) (valid bool, stranded []string) {
 		p.t.Fatalf("no slices: %s", says)
 	}
 	for _, r := range plan.Resources {
-		if !strings.Contains(string(says)+strings.Join(stranded, " "), r.Name) && len(given(p.t, published, plan.uuids(r.Name))) > 0 &&
+		if !strings.Contains(string(says)+strings.Join(stranded, " "), r.Name) &&
+			len(given(p.t, published, plan.uuids(r.Name))) > 0 &&
 			!slices.ContainsFunc(values.DRA.Classes, func(c dra.DeviceClass) bool {
 				return c.ExtendedResourceName == r.Name || c.ExtendedResourceName == r.Name+".shared"
 			}) {
@@ -129,7 +131,8 @@ func (p planner) check(args ...string) (valid bool, stranded []string) {
 }
 
 // allocate has claims by a class come until no device is left.
-func (p planner) allocate(class dra.DeviceClass, values printedValues, plan printedPlan, published []*resourceapi.ResourceSlice, stranded []string) {
+func (p planner) allocate(class dra.DeviceClass, values printedValues, plan printedPlan,
+	published []*resourceapi.ResourceSlice, stranded []string) {
 	p.t.Helper()
 	sched := schedulerOf(p.t, published)
 	sched.classes = values.DRA.Classes
@@ -156,7 +159,8 @@ func (p planner) allocate(class dra.DeviceClass, values printedValues, plan prin
 			continue
 		}
 		for _, r := range plan.Resources {
-			if r.Name != resource && !slices.Contains(stranded, r.Name) && !slices.Contains(mine, uuid) && slices.Contains(plan.uuids(r.Name), uuid) {
+			if r.Name != resource && !slices.Contains(stranded, r.Name) && !slices.Contains(mine, uuid) &&
+				slices.Contains(plan.uuids(r.Name), uuid) {
 				p.t.Errorf("%s gives %s of %s: %s", class.Name, device, r.Name, class.Selector)
 			}
 		}
@@ -164,7 +168,8 @@ func (p planner) allocate(class dra.DeviceClass, values printedValues, plan prin
 			p.t.Errorf("%s gives %s to %d claims, want %d", class.Name, device, n, want)
 		}
 	}
-	if want := len(given(p.t, published, mine)); !slices.Contains(stranded, resource) && values.DRA.ShareBy != dra.Unlimited && len(count)-made < want {
+	if want := len(given(p.t, published, mine)); !slices.Contains(stranded, resource) &&
+		values.DRA.ShareBy != dra.Unlimited && len(count)-made < want {
 		p.t.Errorf("%s gives %d devices, want %d: %s", class.Name, len(count)-made, want, class.Selector)
 	}
 }
@@ -204,8 +209,8 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-// TestClassesOfResources: with the class for a resource, claims get what pods got that asked for the resource, and nothing else. A resource of
-// which they cannot have all devices is named.
+// TestClassesOfResources: with the class for a resource, claims get what pods got that asked for
+// the resource, and nothing else. A resource of which they cannot have all devices is named.
 func TestClassesOfResources(t *testing.T) {
 	p := newPlanner(t)
 	undivided := write(t, "{description: an A100, driver: 580.95.05, cuda: \"13.0\", model: a100-sxm4-40gb, gpus: [{bdf: \"0000:43:00.0\", pcie: 0/1/0, mig: []}]}")
@@ -232,7 +237,8 @@ func TestClassesOfResources(t *testing.T) {
 			machine: "l4-x8", file: `{version: v1, units: {enforce: none}, selectors: [{indices: ["1"], units: true}]}`,
 			stranded: []string{"volcano.sh/gpu-mem.128Mi"},
 		},
-		"made for claims":    {machine: undivided, file: "{version: v1, dra: {dynamicMIG: true}}", args: []string{"--mig-strategy=mixed"}},
+		"made for claims": {machine: undivided, file: "{version: v1, dra: {dynamicMIG: true}}",
+			args: []string{"--mig-strategy=mixed"}},
 		"shared without end": {machine: "dgx-h100", file: "{version: v1, dra: {shareBy: unlimited}}"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -252,9 +258,11 @@ func TestClassesOfAnyConfiguration(t *testing.T) {
 	one := func(of ...string) string { return of[random.IntN(len(of))] }
 	machines := []string{"a100-mig-mixed", "dgx-h100", "h100-mig-1g", "l4-x8", "t4", "a30-x4"}
 	sharing := func() string {
-		rule := fmt.Sprintf("{name: %s, replicas: %d%s%s}", one("nvidia.com/gpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mine"), 2+random.IntN(60),
+		rule := fmt.Sprintf("{name: %s, replicas: %d%s%s}", one("nvidia.com/gpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb",
+			"nvidia.com/mine"), 2+random.IntN(60),
 			one("", "", `, devices: ["0"]`, `, devices: ["6:0"]`, ", devices: 2"), one("", "", ", rename: nvidia.com/part"))
-		return fmt.Sprintf("sharing: {%s: {renameByDefault: %s, resources: [%s]}}\n", one("timeSlicing", "timeSlicing", "mps"), one("true", "false"), rule)
+		return fmt.Sprintf("sharing: {%s: {renameByDefault: %s, resources: [%s]}}\n",
+			one("timeSlicing", "timeSlicing", "mps"), one("true", "false"), rule)
 	}
 	valid, lost := 0, 0
 	for i := range 120 {
@@ -263,14 +271,18 @@ func TestClassesOfAnyConfiguration(t *testing.T) {
 			file += sharing()
 		}
 		file += one("", "", "resources: {gpus: [{pattern: \"*A100*\", name: gpu.big}], migs: [{pattern: \"1g*\", name: small}]}\n")
-		file += one("", "", `selectors: [{indices: ["0"], exclude: true}]`+"\n", `selectors: [{indices: ["1", "2"], rename: nvidia.com/mine}]`+"\n",
-			`selectors: [{indices: ["3"], replicas: 3}]`+"\n", "units: {enforce: none}\n"+`selectors: [{indices: ["3"], units: true}]`+"\n")
-		file += one("", "", "", "dra: {dynamicMIG: true}\n", "dra: {shares: 3, shareBy: count}\n", "dra: {shares: 3}\n", "dra: {dynamicMIG: true, switchMIG: true}\n",
+		file += one("", "", `selectors: [{indices: ["0"], exclude: true}]`+"\n",
+			`selectors: [{indices: ["1", "2"], rename: nvidia.com/mine}]`+"\n",
+			`selectors: [{indices: ["3"], replicas: 3}]`+"\n", "units: {enforce: none}\n"+
+				`selectors: [{indices: ["3"], units: true}]`+"\n")
+		file += one("", "", "", "dra: {dynamicMIG: true}\n", "dra: {shares: 3, shareBy: count}\n", "dra: {shares: 3}\n",
+			"dra: {dynamicMIG: true, switchMIG: true}\n",
 			`dra: {mode: split, gpus: {indices: ["0", "6"]}}`+"\n")
 		machine, strategy := one(machines...), one("none", "single", "mixed")
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			p.t = t
-			ok, stranded := p.check("--simulate", machine, "--mig-strategy", strategy, "--mps-root", "/mps", "--config-file", write(t, file))
+			ok, stranded := p.check("--simulate", machine, "--mig-strategy", strategy, "--mps-root", "/mps", "--config-file",
+				write(t, file))
 			if t.Failed() {
 				t.Logf("on %s, strategy %s:\n%s", machine, strategy, file)
 			}

@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// divide returns the pool of the first GPUs of a machine, which are in MIG mode without instances, and its slices as objects of the API.
+// divide returns the pool of the first GPUs of a machine, which are in MIG mode without instances,
+// and its slices as objects of the API.
 func divide(t *testing.T, name string, gpus int) (dra.Pool, []*resourceapi.ResourceSlice) {
 	t.Helper()
 	return divideOr(t, name, gpus, false)
@@ -57,9 +58,11 @@ func divideOr(t *testing.T, name string, gpus int, switched bool) (dra.Pool, []*
 }
 
 // divisibles are the machines whose GPUs have MIG mode.
-var divisibles = []string{"a30-x4", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "h100-nvl-x4", "hgx-h20", "gb300-nvl72", "rtx-pro-6000-x8"}
+var divisibles = []string{"a30-x4", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "h100-nvl-x4", "hgx-h20",
+	"gb300-nvl72", "rtx-pro-6000-x8"}
 
-// TestDividedSlicesAreValid has the API server validate the slices of nodes that make MIG devices for claims.
+// TestDividedSlicesAreValid has the API server validate the slices of nodes that make MIG devices
+// for claims.
 func TestDividedSlicesAreValid(t *testing.T) {
 	for _, name := range divisibles {
 		for _, gpus := range []int{1, 2, 8} {
@@ -99,8 +102,8 @@ func (p places) free(d dra.Device) {
 	p[d.GPU()] = taken
 }
 
-// TestDividedClaims has claims of many kinds come and go on a node that makes MIG devices for them: the scheduler never gives the same part of
-// a GPU twice, and fills the node.
+// TestDividedClaims has claims of many kinds come and go on a node that makes MIG devices for them:
+// the scheduler never gives the same part of a GPU twice, and fills the node.
 func TestDividedClaims(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a while: run it without -short")
@@ -116,7 +119,8 @@ func TestDividedClaims(t *testing.T) {
 					}
 				}
 			}
-			s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+			s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](),
+				cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
 			random, taken, given := rand.New(rand.NewPCG(3, 4)), places{}, []string(nil)
 			names, pending, most := sets.List(profiles), 0, 0
 			for range 400 {
@@ -128,7 +132,8 @@ func TestDividedClaims(t *testing.T) {
 					continue
 				}
 				want := names[random.IntN(len(names))]
-				_, got := s.allocate(request(t, "mig.nvidia.com", 1, "", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", want)))
+				_, got := s.allocate(request(t, "mig.nvidia.com", 1, "",
+					fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", want)))
 				if len(got) == 0 {
 					pending++
 					continue
@@ -146,8 +151,9 @@ func TestDividedClaims(t *testing.T) {
 	}
 }
 
-// TestSwitchedClaims has claims with whole GPUs and with MIG devices come and go on a node that switches MIG mode for them: the scheduler gives
-// a GPU as a whole or in parts, and never both at a time.
+// TestSwitchedClaims has claims with whole GPUs and with MIG devices come and go on a node that
+// switches MIG mode for them: the scheduler gives a GPU as a whole or in parts, and never both at a
+// time.
 func TestSwitchedClaims(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a while: run it without -short")
@@ -159,7 +165,8 @@ func TestSwitchedClaims(t *testing.T) {
 			devices[d.Name] = d
 		}
 	}
-	s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+	s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](),
+		cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
 	random, given, wholes, parts, pending := rand.New(rand.NewPCG(5, 6)), []string(nil), 0, 0, 0
 	for range 400 {
 		if random.IntN(5) < 2 && len(given) > 0 {
@@ -170,7 +177,8 @@ func TestSwitchedClaims(t *testing.T) {
 		}
 		class, selector := "gpu.nvidia.com", "true"
 		if random.IntN(3) > 0 {
-			class, selector = "mig.nvidia.com", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%dg.%d0gb'", 1+random.IntN(2), 1+random.IntN(2))
+			class, selector = "mig.nvidia.com", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%dg.%d0gb'",
+				1+random.IntN(2), 1+random.IntN(2))
 		}
 		_, got := s.allocate(request(t, class, 1, "", selector))
 		if len(got) == 0 {
@@ -197,24 +205,29 @@ func TestSwitchedClaims(t *testing.T) {
 	}
 }
 
-// TestDividedPacking: the order of devices leaves room: after three of the smallest on one GPU, one of half a GPU still fits, and the four
-// that fit then, too.
+// TestDividedPacking: the order of devices leaves room: after three of the smallest on one GPU, one
+// of half a GPU still fits, and the four that fit then, too.
 func TestDividedPacking(t *testing.T) {
 	_, all := divide(t, "dgx-h100", 1)
-	s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+	s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](),
+		cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
 	for _, want := range []string{"1g.10gb", "1g.10gb", "1g.10gb", "4g.40gb"} {
-		if _, got := s.allocate(request(t, "mig.nvidia.com", 1, "", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", want))); len(got) != 1 {
+		if _, got := s.allocate(request(t, "mig.nvidia.com", 1, "",
+			fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", want))); len(got) != 1 {
 			t.Errorf("no %s is left, %v are taken", want, s.taken)
 		}
 	}
-	if _, got := s.allocate(request(t, "mig.nvidia.com", 1, "", "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'")); len(got) != 0 {
+	if _, got := s.allocate(request(t, "mig.nvidia.com", 1, "",
+		"device.attributes['gpu.nvidia.com'].profile == '1g.10gb'")); len(got) != 0 {
 		t.Errorf("%v on a full GPU", got)
 	}
 }
 
-// TestQuotaByCounters charges claims as Kueue does by a counter of MIG devices (kueue#10320): the most that a device has which the class and the
-// selectors of the claim match. A quota of the whole memory of a node refuses no claim that the scheduler can give a device. It may admit more:
-// seven of the smallest MIG devices leave memory of their GPU that no other can have. make kueue runs Kueue itself.
+// TestQuotaByCounters charges claims as Kueue does by a counter of MIG devices (kueue#10320): the
+// most that a device has which the class and the selectors of the claim match. A quota of the whole
+// memory of a node refuses no claim that the scheduler can give a device. It may admit more: seven
+// of the smallest MIG devices leave memory of their GPU that no other can have. make kueue runs
+// Kueue itself.
 func TestQuotaByCounters(t *testing.T) {
 	pool, all := divideOr(t, "dgx-h100", 2, true)
 	const gib = 1 << 30
@@ -256,7 +269,8 @@ func TestQuotaByCounters(t *testing.T) {
 			given++
 		}
 		if given != test.count || int64(given)*charge > nodeMemory {
-			t.Errorf("%s %s: %d devices are given, want %d; together they are charged %d of %d bytes", test.class, test.profile, given, test.count,
+			t.Errorf("%s %s: %d devices are given, want %d; together they are charged %d of %d bytes", test.class, test.profile,
+				given, test.count,
 				int64(given)*charge, nodeMemory)
 		}
 	}
@@ -267,7 +281,8 @@ func TestQuotaByCounters(t *testing.T) {
 	}
 }
 
-// chargeOf returns the most that a device takes of a counter, of those for which all expressions are true.
+// chargeOf returns the most that a device takes of a counter, of those for which all expressions
+// are true.
 func chargeOf(t *testing.T, all []*resourceapi.ResourceSlice, counter string, expressions ...string) (most int64) {
 	t.Helper()
 	for _, slice := range all {
@@ -278,7 +293,8 @@ func chargeOf(t *testing.T, all []*resourceapi.ResourceSlice, counter string, ex
 				if compiled.Error != nil {
 					t.Fatal(compiled.Error)
 				}
-				is, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: dra.Driver, Attributes: d.Attributes, Capacity: d.Capacity})
+				is, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: dra.Driver, Attributes: d.Attributes,
+					Capacity: d.Capacity})
 				if err != nil {
 					t.Fatalf("%s of %s: %v", expression, d.Name, err)
 				}

@@ -37,8 +37,8 @@ func pods(n, gpus int) []pod {
 // A placer gives a pod of a size GPUs that are free, by position; nil if it cannot.
 type placer func(free topology.GPUSet, size int) topology.GPUSet
 
-// live places the pods in order, each when enough GPUs are free, and returns the mean score of those with several GPUs: of each, divided by
-// the best of its size on the empty node.
+// live places the pods in order, each when enough GPUs are free, and returns the mean score of
+// those with several GPUs: of each, divided by the best of its size on the empty node.
 func live(t *testing.T, g *topology.Graph, day []pod, place placer) float64 {
 	t.Helper()
 	type running struct {
@@ -101,12 +101,14 @@ spec:
     constraints: [{requests: [r/aligned], matchAttribute: gpu-device-plugin.github.io/linkGroup%[1]d}]
 `
 
-// TestPlacement has pods come and go on nodes, and compares ways to give them GPUs: the choice of the device plugin, which is exact; claims
-// that are aligned if possible; and claims that name a count alone, for which the scheduler takes the first free devices. For comparison,
-// those are also placed with the devices in PCI order.
+// TestPlacement has pods come and go on nodes, and compares ways to give them GPUs: the choice of
+// the device plugin, which is exact; claims that are aligned if possible; and claims that name a
+// count alone, for which the scheduler takes the first free devices. For comparison, those are also
+// placed with the devices in PCI order.
 func TestPlacement(t *testing.T) {
 	const n = 500
-	t.Logf("%-14s %-14s %-20s %-10s %s", "machine", "device plugin", "aligned if possible", "first fit", "first fit in PCI order")
+	t.Logf("%-14s %-14s %-20s %-10s %s", "machine", "device plugin", "aligned if possible", "first fit",
+		"first fit in PCI order")
 	for _, test := range []struct {
 		machine            string
 		aligned, unaligned float64 // at least, of what the device plugin reaches
@@ -153,7 +155,8 @@ func TestPlacement(t *testing.T) {
 		}))
 		t.Logf("%-14s %-14.3f %-20.3f %-10.3f %.3f", test.machine, plugin, grouped, firstFit, ordered)
 		if grouped < test.aligned*plugin || firstFit < test.unaligned*plugin || firstFit < ordered-0.02 {
-			t.Errorf("%s: the device plugin reaches %.3f, claims aligned if possible %.3f, others %.3f", test.machine, plugin, grouped, firstFit)
+			t.Errorf("%s: the device plugin reaches %.3f, claims aligned if possible %.3f, others %.3f", test.machine, plugin,
+				grouped, firstFit)
 		}
 	}
 }

@@ -19,14 +19,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// publishShared returns the slices of a machine whose GPUs are given in shares, to at most so many claims each.
+// publishShared returns the slices of a machine whose GPUs are given in shares, to at most so many
+// claims each.
 func publishShared(t *testing.T, name string, most int) []*resourceapi.ResourceSlice {
 	t.Helper()
 	s := scan(t, name, inventory.Health{State: inventory.Healthy})
 	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil).Shared(most))
 }
 
-// TestSharedSlicesAreValid has the API server validate the slices of all simulated machines whose GPUs are given in shares.
+// TestSharedSlicesAreValid has the API server validate the slices of all simulated machines whose
+// GPUs are given in shares.
 func TestSharedSlicesAreValid(t *testing.T) {
 	for _, name := range simulator.Names() {
 		for _, most := range []int{2, 7, 48} {
@@ -50,8 +52,9 @@ func TestSharedSlicesAreValid(t *testing.T) {
 	}
 }
 
-// TestSharesByCount: so many claims as there are shares get a GPU or a MIG device, one that asks for two shares has two, and where nothing is
-// counted there is no end. What this driver makes of each result is a share.
+// TestSharesByCount: so many claims as there are shares get a GPU or a MIG device, one that asks
+// for two shares has two, and where nothing is counted there is no end. What this driver makes of
+// each result is a share.
 func TestSharesByCount(t *testing.T) {
 	for _, machine := range []string{"t4", "a100-mig-mixed"} {
 		s := scan(t, machine, inventory.Health{State: inventory.Healthy})
@@ -93,7 +96,8 @@ func TestSharesByCount(t *testing.T) {
 }
 
 func schedulerOf(t *testing.T, all []*resourceapi.ResourceSlice) *scheduler {
-	return &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+	return &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](),
+		cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
 }
 
 // wanting returns a claim for so much of the memory of a GPU; for a whole GPU if that is empty.
@@ -104,8 +108,9 @@ func wanting(t *testing.T, memory string) *resourceapi.ResourceClaim {
 	return request(t, "gpu.nvidia.com", 1, fmt.Sprintf("        capacity: {requests: {memory: %s}}\n", memory))
 }
 
-// TestSharedClaims has claims for parts of GPUs and for whole ones come and go: the scheduler never gives more memory than there is, nor a whole
-// GPU of which somebody has a part, nor more shares than are configured. What this driver makes of each result is what the scheduler counts.
+// TestSharedClaims has claims for parts of GPUs and for whole ones come and go: the scheduler never
+// gives more memory than there is, nor a whole GPU of which somebody has a part, nor more shares
+// than are configured. What this driver makes of each result is what the scheduler counts.
 func TestSharedClaims(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a while: run it without -short")
@@ -170,13 +175,15 @@ func TestSharedClaims(t *testing.T) {
 	}
 }
 
-// TestSharesThatChange: GPUs are given in shares, and whole again, while claims have them. The scheduler gives nothing of them twice.
+// TestSharesThatChange: GPUs are given in shares, and whole again, while claims have them. The
+// scheduler gives nothing of them twice.
 func TestSharesThatChange(t *testing.T) {
 	shared, whole := publishShared(t, "t4", 4), publishShared(t, "t4", 0)
 	s := schedulerOf(t, whole)
 	first := s.results(wanting(t, ""))
 	s.slices = shared
-	if len(first) != 1 || first[0].ShareID != nil || len(s.results(wanting(t, "1Gi"))) != 0 || len(s.results(wanting(t, ""))) != 0 {
+	if len(first) != 1 || first[0].ShareID != nil || len(s.results(wanting(t, "1Gi"))) != 0 ||
+		len(s.results(wanting(t, ""))) != 0 {
 		t.Errorf("a GPU that is taken is given in shares, too: %v", first)
 	}
 	s.free(first[0])

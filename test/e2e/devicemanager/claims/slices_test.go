@@ -95,10 +95,12 @@ func internal(t *testing.T, slice *resourceapi.ResourceSlice) *resource.Resource
 // refused returns what the API server says against the creation of a slice.
 func refused(t *testing.T, slice *resourceapi.ResourceSlice) field.ErrorList {
 	t.Helper()
-	return append(validation.ValidateResourceSlice(internal(t, slice)), legacyscheme.Scheme.Validate(t.Context(), options, slice)...)
+	return append(validation.ValidateResourceSlice(internal(t, slice)),
+		legacyscheme.Scheme.Validate(t.Context(), options, slice)...)
 }
 
-// TestSlicesAreValid has the API server validate the slices of all simulated machines, new ones and ones whose devices all got taints.
+// TestSlicesAreValid has the API server validate the slices of all simulated machines, new ones and
+// ones whose devices all got taints.
 func TestSlicesAreValid(t *testing.T) {
 	since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	for _, name := range append(simulator.Names(), "") {

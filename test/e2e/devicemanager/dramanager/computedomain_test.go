@@ -33,8 +33,9 @@ const (
 	imexChannel   = "/dev/nvidia-caps-imex-channels/channel0"
 )
 
-// A domainPlugin stands in for that plugin on a machine without NVLink between nodes: it has its names and files, and offers itself to kubelet by
-// the same library of Kubernetes with the same options.
+// A domainPlugin stands in for that plugin on a machine without NVLink between nodes: it has its
+// names and files, and offers itself to kubelet by the same library of Kubernetes with the same
+// options.
 type domainPlugin struct {
 	node *node
 	stop func()
@@ -48,7 +49,8 @@ func (n *node) startDomains() *domainPlugin {
 		n.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	helper, err := kubeletplugin.Start(ctx, d, kubeletplugin.KubeClient(n.client), kubeletplugin.NodeName(nodeName), kubeletplugin.DriverName(domains),
+	helper, err := kubeletplugin.Start(ctx, d, kubeletplugin.KubeClient(n.client), kubeletplugin.NodeName(nodeName),
+		kubeletplugin.DriverName(domains),
 		kubeletplugin.Serialize(false), kubeletplugin.RegistrarDirectoryPath(n.path("plugins_registry")), kubeletplugin.PluginDataDirectoryPath(data))
 	if err != nil {
 		cancel()
@@ -70,7 +72,8 @@ func (d *domainPlugin) publish() {
 	}}
 	err := d.node.api.ChangeSlice(nodeName+"-"+domains+"-x7k2p", func(s *resourceapi.ResourceSlice) {
 		s.Spec = resourceapi.ResourceSliceSpec{
-			Driver: domains, NodeName: ptr.To(nodeName), Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1},
+			Driver: domains, NodeName: ptr.To(nodeName), Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1,
+				ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{device},
 		}
 	})
@@ -98,13 +101,15 @@ func (d *domainPlugin) PrepareResourceClaims(
 			return nil, err
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: []kubeletplugin.Device{{
-			Requests: []string{"channel"}, PoolName: nodeName, DeviceName: domainChannel, CDIDeviceIDs: []string{"k8s." + domains + "/claim=" + name},
+			Requests: []string{"channel"}, PoolName: nodeName, DeviceName: domainChannel, CDIDeviceIDs: []string{"k8s." +
+				domains + "/claim=" + name},
 		}}}
 	}
 	return results, nil
 }
 
-func (d *domainPlugin) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d *domainPlugin) UnprepareResourceClaims(_ context.Context,
+	claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		results[claim.UID] = os.Remove(d.spec(claim.UID))
@@ -132,13 +137,15 @@ func (n *node) podInDomain(gpu string) *v1.Pod {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, v1.PodResourceClaim{Name: "channel", ResourceClaimName: &name})
+	pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims,
+		v1.PodResourceClaim{Name: "channel", ResourceClaimName: &name})
 	resources := &pod.Spec.Containers[0].Resources
 	resources.Claims = append(resources.Claims, v1.ResourceClaim{Name: "channel"})
 	return pod
 }
 
-// given returns the device nodes of GPUs and channels that the container of a pod gets, by the files in the folder of CDI specs.
+// given returns the device nodes of GPUs and channels that the container of a pod gets, by the
+// files in the folder of CDI specs.
 func (n *node) given(pod *v1.Pod) []string {
 	n.t.Helper()
 	n.eventually("pod "+pod.Name+" runs", func() error { return n.prepare(pod) })
@@ -173,8 +180,9 @@ func (n *node) slicesOf() map[string]int {
 	return all
 }
 
-// TestBesideComputeDomains: NVIDIA's plugin for ComputeDomains and the daemon on one node, as kubelet's own managers see them: a pod with a claim of
-// each gets a GPU and a channel, and neither program touches the sockets, slices and CDI specs of the other when it starts, is killed or ends.
+// TestBesideComputeDomains: NVIDIA's plugin for ComputeDomains and the daemon on one node, as
+// kubelet's own managers see them: a pod with a claim of each gets a GPU and a channel, and neither
+// program touches the sockets, slices and CDI specs of the other when it starts, is killed or ends.
 func TestBesideComputeDomains(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -182,7 +190,8 @@ func TestBesideComputeDomains(t *testing.T) {
 	if err := os.Mkdir(n.path("devices"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	devices, err := standin.Start(standin.Options{Dir: n.path("devices"), PodResourcesSocket: n.path("resources.sock"), Version: standin.V137})
+	devices, err := standin.Start(standin.Options{Dir: n.path("devices"), PodResourcesSocket: n.path("resources.sock"),
+		Version: standin.V137})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,15 +31,16 @@ var daemon = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// startDaemon starts the daemon on a machine with eight GPUs, all for claims unless the flags say otherwise, and returns what ends it with a
-// signal.
+// startDaemon starts the daemon on a machine with eight GPUs, all for claims unless the flags say
+// otherwise, and returns what ends it with a signal.
 func (n *node) startDaemon(flags ...string) (end func(syscall.Signal)) {
 	n.t.Helper()
 	path, err := daemon()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	process := exec.Command(path, append([]string{"--simulate", "dgx-h100", "--dra-mode", "dra", "--kubelet-root", n.path(""),
+	process := exec.Command(path, append([]string{"--simulate", "dgx-h100", "--dra-mode", "dra", "--kubelet-root",
+		n.path(""),
 		"--kubelet-socket", n.path("devices/kubelet.sock"), "--pod-resources-socket", n.path("resources.sock"),
 		"--control-socket", n.path("control.sock"), "--state-dir", n.path("state"), "--cdi-dir", n.path("cdi"),
 		"--kubeconfig", n.api.Kubeconfig(), "--node-name", nodeName}, flags...)...)
@@ -89,13 +90,15 @@ func (n *node) awaitPublished() (uids []types.UID) {
 	return uids
 }
 
-// startDeviceManager starts a stand-in for kubelet's device manager. Without one nothing shows that no pod holds the GPUs in another way.
+// startDeviceManager starts a stand-in for kubelet's device manager. Without one nothing shows that
+// no pod holds the GPUs in another way.
 func (n *node) startDeviceManager() *standin.Kubelet {
 	n.t.Helper()
 	if err := os.Mkdir(n.path("devices"), 0o750); err != nil {
 		n.t.Fatal(err)
 	}
-	devices, err := standin.Start(standin.Options{Dir: n.path("devices"), PodResourcesSocket: n.path("resources.sock"), Version: standin.V137})
+	devices, err := standin.Start(standin.Options{Dir: n.path("devices"), PodResourcesSocket: n.path("resources.sock"),
+		Version: standin.V137})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -103,8 +106,8 @@ func (n *node) startDeviceManager() *standin.Kubelet {
 	return devices
 }
 
-// TestDaemon: the daemon as it is shipped, with kubelet's own managers: it publishes its GPUs and prepares claims, through restarts of
-// kubelet, a kill, a roll-out, and without API server.
+// TestDaemon: the daemon as it is shipped, with kubelet's own managers: it publishes its GPUs and
+// prepares claims, through restarts of kubelet, a kill, a roll-out, and without API server.
 func TestDaemon(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -81,7 +81,8 @@ func (s setup) claims() *claims.Claims {
 	return claims.New(claims.Options{
 		Pools: s.pools, Snapshots: s.snapshots,
 		Configs:  feed.New(daemonconfig.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}}),
-		StateDir: filepath.Join(s.dir, "state"), CDIDir: filepath.Join(s.dir, "cdi"), BootID: "one", Root: os.DirFS(filepath.Join(s.dir, "root")),
+		StateDir: filepath.Join(s.dir, "state"), CDIDir: filepath.Join(s.dir,
+			"cdi"), BootID: "one", Root: os.DirFS(filepath.Join(s.dir, "root")),
 	})
 }
 
@@ -91,7 +92,8 @@ func (s setup) reader() reader {
 
 func (n *node) setup() setup { return setup{n.dir, n.api.Kubeconfig(), n.pools, n.snapshots} }
 
-// startDriver starts a driver and waits until it offers itself to kubelet. It ends with the test, or by its stop.
+// startDriver starts a driver and waits until it offers itself to kubelet. It ends with the test,
+// or by its stop.
 func (n *node) startDriver() *driver {
 	n.t.Helper()
 	d := &driver{node: n, made: map[string]int{}}
@@ -171,7 +173,8 @@ type hooked struct {
 	driver *driver
 }
 
-func (h hooked) Prepare(ctx context.Context, uid string, read func(context.Context) (policy.Claim, error)) ([]policy.Prepared, error) {
+func (h hooked) Prepare(ctx context.Context, uid string,
+	read func(context.Context) (policy.Claim, error)) ([]policy.Prepared, error) {
 	c, err := read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the claim: %w", err)
@@ -201,7 +204,8 @@ func (h hookedReader) Claim(ctx context.Context, namespace, name string) (policy
 	return h.reader.Claim(ctx, namespace, name)
 }
 
-// processDir is the environment variable that makes the test binary a driver, for the node in a folder.
+// processDir is the environment variable that makes the test binary a driver, for the node in a
+// folder.
 const processDir = "DRAMANAGER_DRIVER_DIR"
 
 // buildDir is for programs that tests build.
@@ -243,7 +247,8 @@ func driverProcess(dir string) {
 	}
 }
 
-// startProcess starts a driver in a process of its own, waits until kubelet has registered it, and returns what kills it.
+// startProcess starts a driver in a process of its own, waits until kubelet has registered it, and
+// returns what kills it.
 func (n *node) startProcess() (kill func()) {
 	n.t.Helper()
 	process := exec.Command(os.Args[0], "-test.run=^$")
@@ -320,7 +325,8 @@ func (o *other) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi
 		SupportedVersions: []string{drav1.DRAPluginService}}, nil
 }
 
-func (o *other) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+func (o *other) NotifyRegistrationStatus(context.Context,
+	*registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
@@ -355,7 +361,8 @@ func (n *node) connected() (count int) {
 	}
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line) // Num RefCount Protocol Flags Type St Inode Path
-		if len(fields) == 8 && fields[5] == "03" && strings.HasPrefix(fields[7], n.path("plugins_registry/gpu-device-plugin-dra-")) {
+		if len(fields) == 8 && fields[5] == "03" && strings.HasPrefix(fields[7],
+			n.path("plugins_registry/gpu-device-plugin-dra-")) {
 			count++
 		}
 	}

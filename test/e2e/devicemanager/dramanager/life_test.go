@@ -13,9 +13,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// TestRollOut: while the last version goes and the next one is there, every pod starts at the first attempt, and what the last one prepared
-// is unprepared by the next. The two have no lead here, so no claim may come or go while the next one reads the records: of real processes
-// one alone has records (TestOneDecides of test/daemon).
+// TestRollOut: while the last version goes and the next one is there, every pod starts at the first
+// attempt, and what the last one prepared is unprepared by the next. The two have no lead here, so
+// no claim may come or go while the next one reads the records: of real processes one alone has
+// records (TestOneDecides of test/daemon).
 func TestRollOut(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -67,7 +68,8 @@ func TestRollOut(t *testing.T) {
 	}
 }
 
-// TestKilled: a driver that was killed leaves its socket and its records. The next one removes the socket, and goes on with the records.
+// TestKilled: a driver that was killed leaves its socket and its records. The next one removes the
+// socket, and goes on with the records.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -103,7 +105,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestAPIServerAway: without API server a claim is not prepared, and the pod's Event says why; then it is. A pod ends without it.
+// TestAPIServerAway: without API server a claim is not prepared, and the pod's Event says why; then
+// it is. A pod ends without it.
 func TestAPIServerAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -111,14 +114,16 @@ func TestAPIServerAway(t *testing.T) {
 	d := n.startRegistered()
 	pod, running := n.pod("gpu-0"), n.pod("gpu-1")
 	n.runs(running)
-	d.on(func(_ context.Context, call, _ string) error { // kubelet reads the claim first: the API server goes between the two
+	// kubelet reads the claim first: the API server goes between the two
+	d.on(func(_ context.Context, call, _ string) error {
 		if call == reading {
 			n.api.Stop()
 		}
 		return nil
 	})
 	err := n.prepare(pod)
-	if err == nil || !strings.Contains(err.Error(), "read the claim: read ResourceClaim default/"+pod.Name+": ask the API server") {
+	if err == nil || !strings.Contains(err.Error(), "read the claim: read ResourceClaim default/"+pod.Name+
+		": ask the API server") {
 		t.Errorf("the error is %v", err)
 	}
 	t.Log(err)

@@ -48,8 +48,10 @@ func (n *node) gone(pods ...*v1.Pod) {
 	}
 }
 
-// TestAnotherName: the daemon starts again with another name of the driver while kubelet has prepared claims. The name stays, so that kubelet can
-// have them prepared again and ended, over a kill and its own restart. It changes when nothing is left under it, and changes back in the same way.
+// TestAnotherName: the daemon starts again with another name of the driver while kubelet has
+// prepared claims. The name stays, so that kubelet can have them prepared again and ended, over a
+// kill and its own restart. It changes when nothing is left under it, and changes back in the same
+// way.
 func TestAnotherName(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -76,7 +78,8 @@ func TestAnotherName(t *testing.T) {
 
 		end(syscall.SIGTERM)
 		end = n.startDaemon("--dra-driver-name", next, "--dra-mode", "plugin")
-		// Kubelet, too, has removed the slices, when it started: the device plugin serves the GPUs only when this process has.
+		// Kubelet, too, has removed the slices, when it started: the device plugin serves the GPUs only
+		// when this process has.
 		n.eventually("the device plugin has all GPUs, and no slice has one", func() error {
 			if all, served := n.api.Slices(), devices.Allocatable("nvidia.com/gpu"); len(all) > 0 || served != 8 {
 				return fmt.Errorf("there are %d slices, and the device plugin has %d GPUs", len(all), served)

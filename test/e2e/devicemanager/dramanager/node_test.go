@@ -42,7 +42,8 @@ import (
 const (
 	nodeName  = "node-1"
 	namespace = "default"
-	// patience bounds every wait for something that must happen. Kubelet looks for pods that ended once in a minute.
+	// patience bounds every wait for something that must happen. Kubelet looks for pods that ended
+	// once in a minute.
 	patience = 3 * time.Minute
 )
 
@@ -118,9 +119,11 @@ func (n *node) setHealth(health inventory.Health) {
 
 // machine returns eight GPUs, of which the first has this health.
 func machine(health inventory.Health) (inventory.Snapshot, policy.Pool) {
-	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM}
+	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"},
+		Control: inventory.NodeControl | inventory.NodeUVM}
 	for i := range 8 {
-		g := inventory.GPU{UUID: "GPU-" + strconv.Itoa(i), Index: i, Minor: i, BDF: fmt.Sprintf("0000:%d0:00.0", i+1), NUMANode: -1,
+		g := inventory.GPU{UUID: "GPU-" + strconv.Itoa(i), Index: i, Minor: i, BDF: fmt.Sprintf("0000:%d0:00.0", i+1),
+			NUMANode:    -1,
 			MemoryBytes: 80 << 30,
 			MIG:         inventory.MIGDisabled, Health: inventory.Health{State: inventory.Healthy}}
 		if i == 0 {
@@ -154,7 +157,8 @@ func (n *node) startKubeletWithoutDRA() *kubelet {
 		n.t.Fatal(err)
 	}
 	stop, ended := make(chan struct{}), make(chan struct{})
-	k := &kubelet{manager: manager, plugins: pluginmanager.NewPluginManager(n.path("plugins_registry"), record.NewFakeRecorder(100))}
+	k := &kubelet{manager: manager, plugins: pluginmanager.NewPluginManager(n.path("plugins_registry"),
+		record.NewFakeRecorder(100))}
 	go func() {
 		defer close(ended)
 		for { // it ends at once when the machine has no inotify instance left, of which a user has 128 altogether
@@ -211,15 +215,17 @@ func (n *node) active() []*v1.Pod {
 	return pods
 }
 
-// pod makes a pod with one claim, to which the scheduler gave these devices: "gpu-0", "DRIVER:gpu-0"
-// where the driver has another name, "other:x" of another driver, or "gpu-0/SHARE", a quarter of its memory.
+// pod makes a pod with one claim, to which the scheduler gave these devices: "gpu-0",
+// "DRIVER:gpu-0" where the driver has another name, "other:x" of another driver, or "gpu-0/SHARE",
+// a quarter of its memory.
 func (n *node) pod(devices ...string) *v1.Pod {
 	n.t.Helper()
 	n.mu.Lock()
 	n.made++
 	name := "pod-" + strconv.Itoa(n.made)
 	pod := &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", n.made))},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace,
+			UID: types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", n.made))},
 		Spec: v1.PodSpec{
 			ResourceClaims: []v1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
 			Containers:     []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "gpu"}}}}},
@@ -233,7 +239,8 @@ func (n *node) pod(devices ...string) *v1.Pod {
 		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: pod.UID}}
 		c.Status.Allocation = &resourceapi.AllocationResult{}
 		for _, device := range devices {
-			result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: policy.Driver, Pool: nodeName, Device: device}
+			result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: policy.Driver, Pool: nodeName,
+				Device: device}
 			if driver, other, ok := strings.Cut(device, ":"); ok {
 				if result.Driver, result.Device = driver, other; driver == "other" {
 					result.Driver = otherDriver
@@ -269,14 +276,16 @@ func (n *node) prepare(pod *v1.Pod) error {
 	return n.manager().PrepareResources(n.t.Context(), pod)
 }
 
-// runs has kubelet start a pod, as often as it takes, and returns the device nodes that the container gets.
+// runs has kubelet start a pod, as often as it takes, and returns the device nodes that the
+// container gets.
 func (n *node) runs(pod *v1.Pod) []string {
 	n.t.Helper()
 	n.eventually("pod "+pod.Name+" runs", func() error { return n.prepare(pod) })
 	return n.devices(pod)
 }
 
-// devices returns the device nodes of a container of a pod that was prepared, as the container runtime resolves them.
+// devices returns the device nodes of a container of a pod that was prepared, as the container
+// runtime resolves them.
 func (n *node) devices(pod *v1.Pod) []string {
 	n.t.Helper()
 	info, err := n.manager().GetResources(pod, &pod.Spec.Containers[0])
@@ -297,7 +306,8 @@ func (n *node) devices(pod *v1.Pod) []string {
 			n.t.Fatalf("the runtime does not find %s: %v", id.Name, cache.GetErrors())
 		}
 		for _, d := range device.ContainerEdits.DeviceNodes {
-			if strings.HasPrefix(d.Path, "/dev/nvidia") && !strings.HasPrefix(d.Path, "/dev/nvidiactl") && !strings.HasPrefix(d.Path, "/dev/nvidia-") {
+			if strings.HasPrefix(d.Path, "/dev/nvidia") && !strings.HasPrefix(d.Path, "/dev/nvidiactl") &&
+				!strings.HasPrefix(d.Path, "/dev/nvidia-") {
 				nodes = append(nodes, d.Path)
 			}
 		}

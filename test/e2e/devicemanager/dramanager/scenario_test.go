@@ -108,7 +108,8 @@ var scenarios = []scenario{
 		d := n.startRegistered()
 		pod := n.pod("gpu-0")
 		d.fail(preparing)
-		if err := n.prepare(pod); err == nil || !strings.Contains(err.Error(), "NodePrepareResources failed for ResourceClaim "+pod.Name+": injected") {
+		if err := n.prepare(pod); err == nil || !strings.Contains(err.Error(),
+			"NodePrepareResources failed for ResourceClaim "+pod.Name+": injected") {
 			n.t.Errorf("the error is %v", err)
 		}
 		d.on(nil)
@@ -162,8 +163,10 @@ var scenarios = []scenario{
 		}
 	}},
 	{name: "must call NodeUnprepareResources for deleted pod", run: func(n *node) { n.unpreparesDeleted(false) }},
-	{name: "must call NodeUnprepareResources for deleted pod after Kubelet restart", run: func(n *node) { n.unpreparesDeleted(true) }},
-	{name: "must not call NodePrepareResources for deleted pod after Kubelet restart", why: kubeletAlone + "which pods it starts"},
+	{name: "must call NodeUnprepareResources for deleted pod after Kubelet restart",
+		run: func(n *node) { n.unpreparesDeleted(true) }},
+	{name: "must not call NodePrepareResources for deleted pod after Kubelet restart",
+		why: kubeletAlone + "which pods it starts"},
 	{name: "must be functional when plugin starts to listen on a service socket after registration",
 		why: "the driver has one socket for registration and calls, which listens before kubelet sees it"},
 	{name: "must be functional after service reconnect", run: func(n *node) {
@@ -197,9 +200,12 @@ var scenarios = []scenario{
 		}
 	}},
 	{name: "must provide metrics", why: kubeletAlone + "its metrics"},
-	{name: "must run pod if NodePrepareResources fails for one plugin and then succeeds", run: func(n *node) { n.otherFails(preparing) }},
-	{name: "must run pod if NodeUnprepareResources fails for one plugin and then succeeds", run: func(n *node) { n.otherFails(unpreparing) }},
-	{name: "must run pod if NodePrepareResources is in progress for one plugin when Kubelet restarts", run: func(n *node) { n.restartsDuring(preparing) }},
+	{name: "must run pod if NodePrepareResources fails for one plugin and then succeeds",
+		run: func(n *node) { n.otherFails(preparing) }},
+	{name: "must run pod if NodeUnprepareResources fails for one plugin and then succeeds",
+		run: func(n *node) { n.otherFails(unpreparing) }},
+	{name: "must run pod if NodePrepareResources is in progress for one plugin when Kubelet restarts",
+		run: func(n *node) { n.restartsDuring(preparing) }},
 	{name: "must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts",
 		run: func(n *node) { n.restartsDuring(unpreparing) }},
 	{name: "must be removed on kubelet startup", run: func(n *node) {
@@ -207,8 +213,10 @@ var scenarios = []scenario{
 		n.startRegistered() // tells package cluster to publish
 	}},
 	{name: "must be removed after plugin unregistration", run: func(n *node) { n.wiped(func(d *driver) { d.stop() }) }},
-	{name: "must be removed if plugin stops after registration", why: "with one socket it is the same as the scenario before"},
-	{name: "must be removed if plugin is unresponsive after registration", why: kubeletAlone + "what it does about a driver without connection"},
+	{name: "must be removed if plugin stops after registration",
+		why: "with one socket it is the same as the scenario before"},
+	{name: "must be removed if plugin is unresponsive after registration",
+		why: kubeletAlone + "what it does about a driver without connection"},
 	{name: "must not be removed if plugin restarts quickly enough", run: func(n *node) {
 		n.startWiped()
 		d := n.startRegistered()
@@ -230,9 +238,12 @@ var scenarios = []scenario{
 		}
 	}},
 	{name: "should reflect device health changes in the Pod's status", run: func(n *node) { n.reflectsHealth("gpu-0") }},
-	{name: "should reflect device health changes for a plugin which only supports the v1alpha1 health API", why: "kubelet 1.36 knows that alone"},
-	{name: "should reflect device health changes for a plugin which only supports the v1 health API", why: "kubelet 1.37 takes that first"},
-	{name: "must reuse one gRPC connection for service and health-monitoring calls", run: func(n *node) { n.usesOneConnection() }},
+	{name: "should reflect device health changes for a plugin which only supports the v1alpha1 health API",
+		why: "kubelet 1.36 knows that alone"},
+	{name: "should reflect device health changes for a plugin which only supports the v1 health API",
+		why: "kubelet 1.37 takes that first"},
+	{name: "must reuse one gRPC connection for service and health-monitoring calls",
+		run: func(n *node) { n.usesOneConnection() }},
 	{name: "should update health to Unknown when plugin stops and recover upon restart", run: func(n *node) {
 		n.startKubelet()
 		d := n.startRegistered()
@@ -286,7 +297,8 @@ var scenarios = []scenario{
 		pods.Wait()
 	}},
 	{name: "should not add health status to Pod when feature gate is disabled", why: kubeletAlone + "its gate"},
-	{name: "should reflect device health changes for devices with ShareID", run: func(n *node) { n.reflectsHealth("gpu-0/one", "gpu-0/two") }},
+	{name: "should reflect device health changes for devices with ShareID",
+		run: func(n *node) { n.reflectsHealth("gpu-0/one", "gpu-0/two") }},
 	{name: "must be functional when plugin starts to listen on a service socket after registration with the specified allocation results",
 		run: func(n *node) { n.sharesDevices() }},
 }
@@ -318,14 +330,16 @@ func TestScenariosAreAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	var theirs, ours []string
-	for _, found := range regexp.MustCompile(`\w+\.(?:It|DescribeTable)\("([^"]+)"`).FindAllStringSubmatch(string(text), -1) {
+	for _, found := range regexp.MustCompile(`\w+\.(?:It|DescribeTable)\("([^"]+)"`).FindAllStringSubmatch(string(text),
+		-1) {
 		theirs = append(theirs, found[1])
 	}
 	for _, s := range scenarios {
 		ours = append(ours, s.name)
 	}
 	if !slices.Equal(theirs, ours) {
-		t.Errorf("Kubernetes has the scenarios\n%s\nand the table has\n%s", strings.Join(theirs, "\n"), strings.Join(ours, "\n"))
+		t.Errorf("Kubernetes has the scenarios\n%s\nand the table has\n%s", strings.Join(theirs, "\n"),
+			strings.Join(ours, "\n"))
 	}
 }
 
@@ -373,7 +387,8 @@ func (n *node) usesOneConnection() {
 	})
 }
 
-// otherFails has a call of somebody else's driver fail at first, for a claim that both have a part in.
+// otherFails has a call of somebody else's driver fail at first, for a claim that both have a part
+// in.
 func (n *node) otherFails(which string) {
 	n.t.Helper()
 	n.startKubelet()
@@ -395,7 +410,8 @@ func (n *node) otherFails(which string) {
 	}
 }
 
-// restartsDuring has kubelet restart while a call of the driver is being answered, for a claim that another driver has a part in, too.
+// restartsDuring has kubelet restart while a call of the driver is being answered, for a claim that
+// another driver has a part in, too.
 func (n *node) restartsDuring(which string) {
 	n.t.Helper()
 	n.startKubelet()
@@ -458,7 +474,8 @@ func (n *node) slices(want int) error {
 	return nil
 }
 
-// startWiped starts kubelet and waits until it has deleted the slices of before, which it does some time after its start.
+// startWiped starts kubelet and waits until it has deleted the slices of before, which it does some
+// time after its start.
 func (n *node) startWiped() {
 	n.t.Helper()
 	n.publish()

@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// sharesDevices has pods with shares of one GPU, one of them with two, start and end in either order. Kubelet started anew ends what is left.
+// sharesDevices has pods with shares of one GPU, one of them with two, start and end in either
+// order. Kubelet started anew ends what is left.
 func (n *node) sharesDevices() {
 	n.t.Helper()
 	n.startKubelet()
@@ -61,7 +62,8 @@ func (n *node) reflectsHealth(devices ...string) {
 	beside := n.pod("gpu-1")
 	n.runs(beside)
 	await("Healthy")
-	n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79: GPU has fallen off the bus", XID: 79, Cure: inventory.CureReboot})
+	n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79: GPU has fallen off the bus", XID: 79,
+		Cure: inventory.CureReboot})
 	await("Unhealthy XID 79: GPU has fallen off the bus; cure: reboot")
 	n.awaitHealth(beside, "Healthy")
 	n.setHealth(inventory.Health{State: inventory.Unknown, Reason: "the driver does not answer"})

@@ -18,7 +18,8 @@ func updateStatus(m *dra.Manager, pod *v1.Pod, status *v1.PodStatus) {
 	m.UpdateAllocatedResourcesStatus(klog.Background(), pod, status)
 }
 
-// WatchHealthStatus is what the library of 1.37 asks for; NVIDIA's plugin for ComputeDomains tells nothing of health.
+// WatchHealthStatus is what the library of 1.37 asks for; NVIDIA's plugin for ComputeDomains tells
+// nothing of health.
 func (*domainPlugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }

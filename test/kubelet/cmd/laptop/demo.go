@@ -17,8 +17,8 @@ import (
 
 const (
 	gpu = "nvidia.com/gpu"
-	// patience bounds a step of the story; the longest of them waits for the ten seconds that a device is listed as
-	// Unhealthy before it is dropped.
+	// patience bounds a step of the story; the longest of them waits for the ten seconds that a device
+	// is listed as Unhealthy before it is dropped.
 	patience = 3 * time.Minute
 )
 

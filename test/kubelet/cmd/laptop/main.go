@@ -1,5 +1,6 @@
-// Command laptop runs the daemon on a simulated node with a stand-in kubelet, on any machine with Linux: `run` shows
-// what a node would show until it is interrupted; `demo` and `demo-mig` tell stories that end by themselves and fail if a step does.
+// Command laptop runs the daemon on a simulated node with a stand-in kubelet, on any machine with
+// Linux: `run` shows what a node would show until it is interrupted; `demo` and `demo-mig` tell
+// stories that end by themselves and fail if a step does.
 package main
 
 import (

@@ -16,7 +16,8 @@ import (
 // third is the resource of the largest MIG device of all-balanced: each GPU has one.
 const third = "nvidia.com/mig-3g.40gb"
 
-// demoMIG tells how a node goes from whole GPUs to MIG devices and back under running pods; it fails when a step does.
+// demoMIG tells how a node goes from whole GPUs to MIG devices and back under running pods; it
+// fails when a step does.
 func demoMIG(ctx context.Context, s node.Setup) error {
 	s.Args = append(s.Args, "--mig-enabled", "--mig-strategy", "mixed")
 	layouts := &layouts{}
