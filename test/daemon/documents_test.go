@@ -128,6 +128,42 @@ func example(t *testing.T, document, has string) string {
 	return ""
 }
 
+// TestConfigurationOfDocuments: each configuration file that a document shows is valid, without a
+// warning.
+func TestConfigurationOfDocuments(t *testing.T) {
+	t.Parallel()
+	pages, err := filepath.Glob(repository + "/docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range strings.Split(string(text), "```yaml\n")[1:] {
+			block, _, _ = strings.Cut(block, "```")
+			if !strings.HasPrefix(block, "version: v1\n") || strings.Contains(block, "mig-configs:") {
+				continue
+			}
+			checked++
+			file := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(file, []byte(block), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c := exec.CommandContext(t.Context(), binary, "config", "check", file)
+			c.Env = append(os.Environ(), "MPS_ROOT=/run/nvidia/mps")
+			if out, err := c.CombinedOutput(); err != nil || strings.Contains(string(out), "warning") {
+				t.Errorf("%s: %v: %s\n%s", filepath.Base(page), err, out, block)
+			}
+		}
+	}
+	if checked < 4 {
+		t.Errorf("%d configuration files are found, want at least 4", checked)
+	}
+}
+
 // listedCommands returns the commands of the table in docs/dev/testing.md. What runs them must be
 // there: a test, a story on a real node, or a target of make.
 func listedCommands(t *testing.T) map[string]bool {
