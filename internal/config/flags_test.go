@@ -42,7 +42,8 @@ func TestFlagsPage(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("the table in docs/reference.md is not that of the options; write it anew: go test ./internal/config -run TestFlagsPage -update")
+		t.Fatal("the table in docs/reference.md is not that of the options; write it again: " +
+			"go test ./internal/config -run TestFlagsPage -update")
 	}
 	if err := os.WriteFile(flagsPage, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {
 		t.Fatal(err)

@@ -59,7 +59,8 @@ func TestRunbook(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("the table of XIDs in docs/runbook.md is not that of the catalog; run: go test ./internal/gpu/health -run TestRunbook -update")
+		t.Fatal("the table of XIDs in docs/runbook.md is not that of the catalog; run: " +
+			"go test ./internal/gpu/health -run TestRunbook -update")
 	}
 	if err := os.WriteFile(page, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
 		t.Fatal(err)
