@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
@@ -150,6 +151,57 @@ func TestDriverFilesReplacedOnDisk(t *testing.T) {
 	poll.Until(t, "the daemon is ready again", func() bool { _, status := h.do("ready"); return status == 0 })
 	if log := h.stop(); strings.Contains(log, "Restarting") {
 		t.Errorf("the daemon has started again:\n%s", log)
+	}
+}
+
+// TestSessionThatClosesAfterTheDriverFilesWereReplaced: where the old library is gone, no other
+// session can be opened before the node is restarted (A10). The daemon stays, is not ready, and says
+// why and what helps; its GPUs are Unhealthy and not gone.
+func TestSessionThatClosesAfterTheDriverFilesWereReplaced(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for half a minute: make test-all runs it")
+	}
+	t.Parallel()
+	const sentence = "driver 999.95.05 on disk, 580.95.05 loaded: restart the node"
+	for name, closes := range map[string][][]string{
+		"the driver's events end": {{"simulate", "fail", "--call", "EventSetWait", "--return", "UNKNOWN"}},
+		"an operator asks for it": {{"quiesce"}, {"resume"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k, args := withKubelet(t)
+			began := time.Now()
+			h := newHost(t, append(args, "--simulate=dgx-h100")...)
+			has(t, k, "nvidia.com/gpu", 8)
+			h.do("simulate", "driver-files", "--driver", "999.95.05")
+			h.do("simulate", "fail", "--call", "Init", "--return", "LIB_RM_VERSION_MISMATCH")
+			for _, command := range closes {
+				h.do(command...) // resume fails: its look does
+			}
+			poll.Until(t, "the daemon is not ready", func() bool {
+				text, status := h.do("ready")
+				return status == 1 && strings.Contains(text, "not ready: ") && strings.Contains(text, sentence)
+			})
+			has(t, k, "nvidia.com/gpu", 0)
+			if listed := k.Capacity("nvidia.com/gpu"); listed != 8 {
+				t.Errorf("%d GPUs are listed, want 8 that are Unhealthy", listed)
+			}
+			text, status := h.do("status")
+			if !strings.Contains(text, sentence) || status != 0 || strings.Contains(text, "Healthy ") {
+				t.Errorf("status ends with %d:\n%s", status, text)
+			}
+			if text, status := h.do("alive"); status != 0 {
+				t.Errorf("the daemon is not alive: %s", text)
+			}
+			poll.Until(t, "a process that another one could replace would have ended", func() bool {
+				return time.Since(began) > 15*time.Second
+			})
+			h.do("simulate", "restore")
+			has(t, k, "nvidia.com/gpu", 8)
+			if log := h.stop(); strings.Count(log, `"Starting"`) != 1 {
+				t.Errorf("the daemon has started again:\n%s", log)
+			}
+		})
 	}
 }
 
