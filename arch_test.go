@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,125 +27,56 @@ const (
 	maxLines = 600 // a file that passes this is two ideas
 )
 
-// everything, in the import table, stands for every package of the table but those of
-// notForEverything.
-const everything = "*"
+// wing is a folder of internal/: a part of the architecture.
+type wing struct {
+	name string
+	// uses are the packages of the wings before it that its packages may import: "base/..." is each
+	// package of a wing, "gpu/inventory" one package. Packages of one wing may import each other.
+	uses string
+}
 
-// imports is the import table: a package of the project and the packages of the project it may
-// import. A package's own folders below it belong to it. Packages below test and hack import what
-// they need, and so do tests.
-var imports = map[string][]string{
-	"cmd/gpu-device-plugin": {"internal/app/cli"},
-	"cmd/gpu-node-agent":    {"internal/app/cli", "internal/cluster"},
-	// a module of its own: ADR 57
-	"cmd/kubectl-gpu": {"internal/gpu/inventory", "internal/report/status", "internal/base/terminal",
-		"internal/base/version"},
-	"api/config/v1": {},
+// wings are the folders of internal/ from the ground up: imports go up this table only.
+var wings = []wing{
+	{"base", ""},
+	{"gpu", "base/..."},
+	{"plan", "base/... gpu/inventory gpu/topology"},
+	{"config", "base/... gpu/inventory gpu/health plan/..."},
+	{"kubelet", "base/... gpu/inventory plan/... config"},
+	{"mps", "base/... gpu/inventory plan/resource"},
+	{"mig", "base/... gpu/inventory plan/... config kubelet"},
+	{"dra", "base/... gpu/inventory plan/... config kubelet mps mig"},
+	{"maintenance", "base/... gpu/inventory gpu/cuda config"},
+	{"report", "base/... gpu/... plan/... kubelet"},
+	{"app", "base/... gpu/... plan/... config kubelet/... mps mig/... dra/claims dra/handover maintenance/... report/..."},
+	{"cluster", "base/... gpu/inventory plan/... config kubelet mig/... dra/... report/... app/daemon"},
+}
 
-	"internal/gpu/inventory":  {},
-	"internal/base/feed":      {},
-	"internal/base/statefile": {},
-	"internal/base/logwriter": {},
-	"internal/base/supervise": {},
-	"internal/base/version":   {}, "internal/base/driverroot": {}, "internal/base/terminal": {},
-	"internal/base/lead": {"internal/base/feed", "internal/base/statefile"},
+// programs are the folders outside of internal/ that have a row of their own, and what of internal/
+// they may import. Packages below test and hack import what they need, and so do tests.
+var programs = map[string]string{
+	"cmd/gpu-device-plugin": "app/cli",
+	"cmd/gpu-node-agent":    "app/cli cluster",
+	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory report/status", // a module of its own: ADR 57
+	"api/config/v1":         "",
+}
 
-	"internal/gpu/nvidia":    {"internal/gpu/inventory", "internal/base/driverroot", "internal/base/statefile"},
-	"internal/gpu/simulator": {"internal/base/statefile"},
-	"internal/gpu/kernellog": {"internal/gpu/inventory"},
-	"internal/gpu/cuda":      {"internal/base/driverroot", "internal/base/statefile", "internal/gpu/inventory"},
-	"internal/kubelet":       {"internal/base/feed", "internal/base/statefile", "internal/base/supervise"},
-	"internal/base/control":  {"internal/base/statefile", "internal/base/terminal"},
-
-	"internal/gpu/health":          {"internal/gpu/inventory"},
-	"internal/gpu/topology":        {"internal/gpu/inventory"},
-	"internal/plan/resource":       {"internal/gpu/inventory", "internal/gpu/topology"},
-	"internal/plan/containeredits": {"internal/gpu/inventory", "internal/plan/resource"},
-	"internal/plan/layout":         {"internal/gpu/inventory"},
-	"internal/plan/labels":         {"internal/gpu/inventory", "internal/plan/resource"},
-	"internal/plan/dra":            {"internal/gpu/inventory", "internal/gpu/topology"},
-
-	"internal/plan/cdi": {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/containeredits",
-		"internal/base/driverroot", "internal/base/statefile"},
-	"internal/plan/devnodes": {"internal/gpu/inventory", "internal/plan/resource", "internal/plan/containeredits",
-		"internal/base/statefile"},
-	"internal/config": {
-		"api/config/v1", "internal/plan/dra", "internal/gpu/health", "internal/plan/resource", "internal/plan/containeredits", "internal/plan/cdi", "internal/base/feed",
-		"internal/base/statefile", "internal/gpu/inventory", "internal/base/supervise",
-	},
-	"internal/gpu/ledger": {"internal/gpu/inventory", "internal/gpu/health", "internal/base/statefile"},
-	"internal/gpu/monitor": {"internal/gpu/inventory", "internal/gpu/health", "internal/base/feed", "internal/gpu/ledger",
-		"internal/base/statefile"},
-	"internal/report/recording": {
-		"internal/base/statefile", "internal/gpu/health", "internal/gpu/inventory", "internal/gpu/ledger", "internal/gpu/monitor", "internal/report/nodeevents", "internal/plan/resource",
-		"internal/report/status",
-	},
-	"internal/kubelet/serve": {
-		"internal/plan/resource", "internal/plan/containeredits", "internal/base/feed", "internal/base/statefile", "internal/base/supervise",
-		"internal/kubelet", // for the values of its accounts
-	},
-	"internal/mps": {"internal/gpu/inventory", "internal/plan/resource", "internal/base/feed",
-		"internal/base/statefile", "internal/base/supervise"},
-	"internal/report/featurefile": {"internal/base/feed", "internal/base/statefile"},
-	"internal/report/status":      {"internal/gpu/inventory", "internal/gpu/health", "internal/plan/resource"},
-	"internal/report/telemetry": {
-		"internal/gpu/inventory", "internal/report/status", "internal/base/feed", "internal/base/statefile", "internal/base/supervise",
-		"internal/kubelet", // for the values of its accounts
-	},
-	"internal/report/doctor":     {"internal/gpu/inventory", "internal/report/status"},
-	"internal/report/nodeevents": {"internal/gpu/inventory", "internal/report/status"},
-	// kubelet's values alone
-	"internal/report/unitreport": {"internal/plan/containeredits", "internal/kubelet", "internal/plan/resource",
-		"internal/report/status"},
-	"internal/report/nodefacts": {"internal/report/doctor", "internal/base/driverroot", "internal/kubelet"},
-	"internal/dra/draplugin": {
-		"internal/plan/dra", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory", "internal/base/supervise",
-		"internal/kubelet", // for the token of the process in the names of sockets
-	},
-	"internal/cluster/kubeapi": {"internal/base/feed", "internal/base/supervise"},
-	"internal/cluster": {
-		"internal/dra/draplugin", "internal/dra/handover",
-		"internal/app/daemon", "internal/config", "internal/plan/dra", "internal/report/featurefile", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory",
-		"internal/cluster/kubeapi", "internal/plan/labels", "internal/mig", "internal/mig/choice", "internal/report/nodeevents", "internal/plan/resource",
-		"internal/base/lead", "internal/report/status", "internal/base/supervise", "internal/base/version",
-		"internal/kubelet", // for the values of its accounts
-	},
-	"internal/mig": {
-		"internal/gpu/inventory", "internal/plan/layout", "internal/plan/resource", "internal/base/feed", "internal/base/statefile", "internal/base/supervise",
-		"internal/kubelet", // for the values of its accounts
-	},
-	"internal/mig/choice": {"internal/config", "internal/base/feed", "internal/base/statefile", "internal/plan/layout",
-		"internal/mig"},
-	"internal/dra/claims": {
-		"internal/plan/cdi", "internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/base/feed", "internal/base/statefile",
-		"internal/plan/layout", "internal/mig", // MIG devices are made for claims by the steps by which layouts are made
-		"internal/kubelet", // for the values of its accounts
-		"internal/mps",     // for the values that a control daemon is asked for with
-	},
-	"internal/maintenance/reset": {"internal/base/feed", "internal/base/statefile",
-		"internal/gpu/inventory"}, "internal/maintenance/reboot": {"internal/base/statefile"},
-	"internal/maintenance/cudacheck": {"internal/config", "internal/gpu/cuda", "internal/base/feed",
-		"internal/base/statefile", "internal/gpu/inventory"},
-	"internal/kubelet/offer": {
-		"internal/config", "internal/plan/dra", "internal/gpu/inventory", "internal/plan/resource", "internal/kubelet/serve", "internal/base/feed", "internal/base/supervise",
-	},
-	"internal/dra/handover": {
-		"internal/dra/claims", "internal/config", "internal/plan/dra", "internal/base/feed", "internal/base/statefile", "internal/gpu/inventory", "internal/plan/resource",
-		"internal/base/supervise", "internal/kubelet", // the latter for the values of its accounts
-	},
-	"internal/app/daemon": {everything},
-	"internal/app/cli":    {everything},
+// narrower are packages that may import less than their wing.
+var narrower = map[string]string{
+	"internal/base/feed":       "",
+	"internal/base/statefile":  "",
+	"internal/base/supervise":  "",
+	"internal/gpu/inventory":   "",
+	"internal/kubelet":         "base/... kubelet/checkpoint", // an adapter knows no plan
+	"internal/kubelet/serve":   "base/... plan/... kubelet",   // nor a server the configuration
+	"internal/dra/draplugin":   "base/... gpu/inventory plan/dra kubelet",
+	"internal/cluster/kubeapi": "base/...",
 }
 
 // lean is the program that does not talk to the API server, and what it may not link.
 const lean = "cmd/gpu-device-plugin"
 
-var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/cluster/kubeapi",
-	module + "internal/cluster",
+var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/cluster",
 	module + "internal/dra/draplugin"}
-
-// notForEverything are packages that the word everything does not stand for.
-var notForEverything = []string{"internal/cluster/kubeapi", "internal/cluster", "internal/dra/draplugin"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {
@@ -189,10 +121,14 @@ var callHomes = []struct {
 }
 
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
+// They import no other packages of the project than pure ones and those of pureReads.
 var pure = []string{
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
 	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
 }
+
+// pureReads are packages of which pure ones may use values.
+var pureReads = []string{"internal/kubelet"} // unitreport: the kubelet's account of containers
 
 // impure imports and calls are those that read or change the world, tell the time or log.
 var (
@@ -218,6 +154,63 @@ func TestArchitecture(t *testing.T) {
 	}
 }
 
+// TestWings: the table has the folders of internal/ and no others, each row uses rows above it only,
+// and the doc of a wing names each of its packages.
+func TestWings(t *testing.T) {
+	t.Parallel()
+	folders, err := os.ReadDir("internal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names, want []string
+	for _, f := range folders {
+		want = append(want, f.Name())
+	}
+	for _, w := range wings {
+		for pattern := range strings.FieldsSeq(w.uses) {
+			if used, _, _ := strings.Cut(pattern, "/"); !slices.Contains(names, used) {
+				t.Errorf("%s uses %s, which is no package of a wing above it", w.name, pattern)
+			}
+		}
+		names = append(names, w.name)
+		doc := packageDoc(t, filepath.Join("internal", w.name))
+		packages, err := filepath.Glob(filepath.Join("internal", w.name, "*", "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := map[string]bool{}
+		for _, file := range packages {
+			name := filepath.Base(filepath.Dir(file))
+			if name != "testdata" && !named[name] && !strings.Contains(doc, name) {
+				t.Errorf("the package doc of internal/%s does not name its package %s", w.name, name)
+			}
+			named[name] = true
+		}
+	}
+	if diff := cmp.Diff(want, slices.Sorted(slices.Values(names))); diff != "" {
+		t.Errorf("the folders of internal/ are not the rows of the table (-folders +table):\n%s", diff)
+	}
+}
+
+// packageDoc returns the documentation of the package in a folder.
+func packageDoc(t *testing.T, folder string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.PackageClauseOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if isPackageDoc(file) {
+			return file.Doc.Text()
+		}
+	}
+	return ""
+}
+
 // TestJudgeFindsProblems breaks each rule once, so that the test above is known to fail where it
 // should.
 func TestJudgeFindsProblems(t *testing.T) {
@@ -230,7 +223,7 @@ func TestJudgeFindsProblems(t *testing.T) {
 		{"import of test code", "internal/app/cli/a.go", file("cli", `import _ "`+module+`test/kubelet"`),
 			"internal/app/cli/a.go: internal/app/cli may not import test/kubelet"},
 		{"package that the table lacks", "internal/gadget/a.go", file("gadget", ""),
-			"internal/gadget/a.go: internal/gadget is not in the import table"},
+			"internal/gadget/a.go: internal/gadget is in none of the twelve wings"},
 		{"the API server in the lean program", "internal/app/cli/a.go", file("cli", `import _ "`+module+`internal/cluster"`),
 			"internal/app/cli/a.go: internal/app/cli may not import internal/cluster"},
 		{"go-nvml outside its home", "internal/gpu/monitor/a.go",
@@ -364,10 +357,10 @@ func judgeFile(pkg string, file *ast.File) []string {
 	if strings.HasPrefix(pkg, "test") || strings.HasPrefix(pkg, "hack") {
 		return nil
 	}
-	allowed, ok := imports[pkg]
+	allowed, ok := mayImport(pkg)
 	if !ok {
-		return []string{pkg + " is not in the import table: give it a row here and in docs/dev/architecture.md, " +
-			"or put the code into the package that has this job"}
+		return []string{pkg + " is in none of the twelve wings: put the code into the wing that has this job; " +
+			"docs/dev/architecture.md says what each is for"}
 	}
 	var problems []string
 	names := importNames(file)
@@ -420,17 +413,37 @@ func judgeSleep(file *ast.File, isTest bool) []string {
 	return problems
 }
 
+// mayImport returns the patterns of what a package may import of internal/; ok is false where no
+// table has the package.
+func mayImport(pkg string) (patterns string, ok bool) {
+	if patterns, ok = narrower[pkg]; ok {
+		return patterns, true
+	}
+	if patterns, ok = programs[pkg]; ok {
+		return patterns, true
+	}
+	for _, w := range wings {
+		if isBelow(pkg, "internal/"+w.name) {
+			return w.uses + " " + w.name + "/...", true
+		}
+	}
+	return "", false
+}
+
 // judgeImport says why pkg may not import target, and what to do; it is empty where pkg may.
-func judgeImport(pkg, target string, allowed []string) string {
+func judgeImport(pkg, target, allowed string) string {
 	if ours, ok := strings.CutPrefix(target, module); ok {
 		ours = owner(ours)
-		_, inTable := imports[ours]
-		if ours == pkg || slices.Contains(allowed, ours) || inTable && slices.Contains(allowed, everything) &&
-			!slices.Contains(notForEverything, ours) {
+		switch {
+		case ours == pkg, ours == "api/config/v1" && pkg == "internal/config":
 			return ""
+		case !matches(strings.TrimPrefix(ours, "internal/"), allowed):
+			return fmt.Sprintf("%s may not import %s: declare an interface in %[1]s and pass the value in from "+
+				"internal/app, or move the value to a package that both may import", pkg, ours)
+		case slices.Contains(pure, pkg) && !slices.Contains(pure, ours) && !slices.Contains(pureReads, ours):
+			return fmt.Sprintf("%s may not import %s: it is pure, and that package is not", pkg, ours)
 		}
-		return fmt.Sprintf("%s may not import %s: declare an interface in %[1]s and pass the value in from internal/app/cli, "+
-			"or move the value to a package that both may import", pkg, ours)
+		return ""
 	}
 	if slices.Contains(pure, pkg) && slices.Contains(impureImports, target) {
 		return fmt.Sprintf("%s may not import %s: it is pure; read the world in an adapter and pass the value in", pkg,
@@ -485,13 +498,25 @@ func judgeLog(names map[string]string, call *ast.CallExpr) []string {
 	return nil
 }
 
-// owner returns the package of the import table that a folder belongs to: internal/gpu/nvidia for
-// internal/gpu/nvidia/x.
+// matches says whether one of the patterns names a package of internal/: "gpu/inventory" itself, or
+// "gpu/..." each package of its wing.
+func matches(pkg, patterns string) bool {
+	return slices.ContainsFunc(strings.Fields(patterns), func(pattern string) bool {
+		wing, all := strings.CutSuffix(pattern, "/...")
+		return pkg == pattern || all && isBelow(pkg, wing)
+	})
+}
+
+// owner returns the package that a folder belongs to: internal/gpu/nvidia for what lies below it,
+// and a program's own folder for its packages.
 func owner(dir string) string {
-	for at := dir; at != "."; at = path.Dir(at) {
-		if _, ok := imports[at]; ok {
-			return at
+	for program := range programs {
+		if isBelow(dir, program) {
+			return program
 		}
+	}
+	if parts := strings.SplitN(dir, "/", 4); parts[0] == "internal" && len(parts) == 4 {
+		return path.Join(parts[:3]...)
 	}
 	return dir
 }

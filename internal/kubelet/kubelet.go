@@ -1,6 +1,13 @@
 // Package kubelet is the adapter to the kubelet of this node: the directory it shares with device
 // plugins, its Registration service, and its account of devices (PodResources). It knows the files
 // and the wire; what to do about them is decided elsewhere.
+//
+// The packages below it serve the kubelet:
+//
+//   - checkpoint: the format of the kubelet's checkpoint of devices.
+//   - serve: one gRPC server a resource: registration, lists and calls, and the order of two
+//     processes.
+//   - offer: joins Snapshots and configurations into the plan, and has it served.
 package kubelet
 
 import (

@@ -3,7 +3,9 @@
 // until nobody uses them, writes down what it is about to do, and undoes on one GPU what failed
 // there.
 //
-// Package daemon builds it; gpu-node-agent gives it an Evictor.
+// Package daemon builds it; gpu-node-agent gives it an Evictor. Package choice, below it, decides
+// which layout the node should have: the configuration file's, the Node label's or that of
+// mig apply.
 package mig
 
 import (
