@@ -48,7 +48,7 @@ func TestPathsOfDocuments(t *testing.T) {
 			if err != nil || entry.IsDir() {
 				return err
 			}
-			if !slices.Contains([]string{".go", ".yaml", ".txt", ".json", ".sh", ""}, filepath.Ext(file)) {
+			if !slices.Contains([]string{".go", ".yaml", ".txt", ".json", ".sh", ".md", ""}, filepath.Ext(file)) {
 				return nil
 			}
 			text, err := os.ReadFile(file)
