@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// NoGPU is the index of no GPU.
+// NoGPU is the index of a Call about no GPU.
 const NoGPU = -1
 
 // A Call is a call into the driver that has not returned.
 type Call struct {
-	// Function is the NVML function; empty while the caller does something else, such as reading files
-	// of the driver.
+	// Function is the NVML function. It is empty while the caller does something else, such as
+	// reading files of the driver.
 	Function string
-	// GPU is the NVML index of the GPU that the call is about, or NoGPU.
+	// GPU is the NVML index of the GPU, or NoGPU.
 	GPU int
-	// Since is when the call began.
+	// Since is the start of the call.
 	Since time.Time
 }
 
@@ -28,13 +28,12 @@ func (c Call) String() string {
 	return fmt.Sprintf("%s of GPU %d", function, c.GPU)
 }
 
-// A Stall is the error of a question to the driver that is not waited for any more, because a call
-// does not return. If the call is about a GPU, it says something of that GPU alone. It is an
-// ErrNoAnswer.
+// A Stall is the error of a request to the driver that was given up because a call does not return.
+// A Stall of a call about a GPU says nothing about the other GPUs. It matches ErrNoAnswer.
 type Stall struct {
 	Call Call
-	// Over says that the call has returned since, and that the GPU is left alone for a while because
-	// its calls hung again and again.
+	// Over is true if the call has returned since, and the GPU is not called for a while because
+	// its calls hung repeatedly.
 	Over bool
 }
 

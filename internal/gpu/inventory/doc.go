@@ -1,7 +1,7 @@
-// Package inventory has the types that all packages of the daemon share: the GPUs of the node,
-// their connections, and the health of each device. It knows nothing of NVML, kubelet or
-// configuration, starts nothing and reads nothing.
+// Package inventory has the types shared by all packages of the daemon: the GPUs of the node, the
+// links between them, and the health of each device. It does not know NVML, the kubelet or the
+// configuration. It does no I/O and starts no goroutine.
 //
-// A Snapshot is immutable once published: its owner (package monitor) replaces it whole, and
-// readers never write to it.
+// A Snapshot is immutable once published: its owner (package monitor) replaces the whole Snapshot,
+// and readers never write to it.
 package inventory

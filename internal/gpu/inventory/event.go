@@ -5,23 +5,24 @@ import "fmt"
 // Unattributed is the GI or CI of an event that the driver does not attribute to one instance.
 const Unattributed = -1
 
-// An Event is an event of a GPU that the driver reported. Events nudge the owner of the Snapshot to
-// look again; of all kinds only an XID carries data that no look can tell afterwards.
+// An Event is a driver event of a GPU. An Event asks the owner of the Snapshot for a health check.
+// Only an XID carries data that no later check can find.
 type Event struct {
 	Kind EventKind
-	// UUID is the GPU it happened to; empty when the driver does not say which, or names it by its PCI
-	// address.
+	// UUID is the GPU of the event. It is empty if the driver does not name the GPU, or names it by
+	// its PCI address.
 	UUID string
-	// BDF is the PCI address of the GPU as GPU.BDF has it; empty unless UUID is, and the event came
-	// from the kernel's log.
+	// BDF is the PCI address of the GPU, in the format of GPU.BDF. It is set only for an event of
+	// the kernel log without a UUID.
 	BDF string
-	// Logged says that the event came from the kernel's log. The driver may report the same one
-	// itself, before or after.
+	// Logged is true for an event of the kernel log. The driver may report the same event itself,
+	// before or after.
 	Logged bool
-	// XID is the driver's error number, for EventXID only. 999 means that the driver does not know it.
+	// XID is the driver's error number, for EventXID only. 999 stands for a number unknown to the
+	// driver.
 	XID uint64
-	// GI and CI are the instances it happened to, or Unattributed: then it concerns all that stand on
-	// the GPU or GI.
+	// GI and CI are the instances of the event. With Unattributed, the event concerns all instances
+	// of the GPU or GI.
 	GI, CI int
 }
 
@@ -31,7 +32,7 @@ type EventKind int
 // The kinds of events, after NVML's event types (docs: nvmlEventType).
 const (
 	EventXID                   EventKind = iota + 1
-	EventMIGChange                       // partitions were created or destroyed
+	EventMIGChange                       // GPU or compute instances were created or destroyed
 	EventSingleBitECC                    // corrected memory error
 	EventDoubleBitECC                    // uncorrected memory error
 	EventSingleBitECCStorm               // corrected memory errors at a high rate (R560)
@@ -41,16 +42,19 @@ const (
 	EventFatalPoison                     // uncontained memory error (R560)
 	EventUnavailable                     // the GPU stopped answering (R565)
 	EventRecoveryAction                  // the driver's recovery action changed (R565)
-	EventLost                            // waiting for events said that some GPU fell off the bus
-	EventBinding                         // GPUs were bound to the driver or unbound (R575): only a new session sees it
+	EventLost                            // the wait for events failed because some GPU fell off the bus
+	EventBinding                         // GPUs were bound or unbound (R575): only a new session sees them
 )
 
 func (k EventKind) String() string {
 	names := [...]string{
-		EventXID: "xid", EventMIGChange: "mig-change", EventSingleBitECC: "single-bit-ecc", EventDoubleBitECC: "double-bit-ecc",
+		EventXID: "xid", EventMIGChange: "mig-change", EventSingleBitECC: "single-bit-ecc",
+		EventDoubleBitECC:      "double-bit-ecc",
 		EventSingleBitECCStorm: "single-bit-ecc-storm", EventDRAMRetirement: "dram-retirement",
-		EventDRAMRetirementFailure: "dram-retirement-failure", EventNonFatalPoison: "non-fatal-poison", EventFatalPoison: "fatal-poison",
-		EventUnavailable: "unavailable", EventRecoveryAction: "recovery-action", EventLost: "lost", EventBinding: "binding",
+		EventDRAMRetirementFailure: "dram-retirement-failure", EventNonFatalPoison: "non-fatal-poison",
+		EventFatalPoison: "fatal-poison",
+		EventUnavailable: "unavailable", EventRecoveryAction: "recovery-action", EventLost: "lost",
+		EventBinding: "binding",
 	}
 	if k <= 0 || int(k) >= len(names) {
 		return fmt.Sprintf("EventKind(%d)", int(k))

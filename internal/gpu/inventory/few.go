@@ -2,8 +2,8 @@ package inventory
 
 import "fmt"
 
-// Few joins names for people. Of many it has the first ones, up to 500 bytes, and says how many
-// more there are: an Event of Kubernetes has room for 1,024 bytes.
+// Few joins names for a message. A long list is cut after 500 bytes and ends with the number of the
+// names left out: an Event of Kubernetes has room for 1,024 bytes.
 func Few(names []string) string {
 	const most = 500
 	text := ""

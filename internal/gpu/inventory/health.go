@@ -5,33 +5,32 @@ import (
 	"time"
 )
 
-// Health says whether a device can be given new work, and why not.
+// Health says whether a device may get new work, and why not.
 type Health struct {
 	// State is the verdict. The zero value is Unknown: a device is Healthy only after a verdict.
 	State State
-	// Grace says of an Unknown device that new work may still be given to it: the driver has only just
+	// Grace is true for an Unknown device that may still get new work: the driver has only just
 	// stopped answering.
 	Grace bool
-	// Reason is a sentence without a full stop that an operator can act on; empty when State is
-	// Healthy.
+	// Reason tells an operator what happened and what to do: a sentence without a full stop. It is
+	// empty for a Healthy device.
 	Reason string
-	// XID is the driver's error number behind the verdict, or 0.
+	// XID is the driver's error number that caused the verdict, or 0.
 	XID uint64
-	// Cure is the action that makes the device usable again; empty when State is Healthy.
+	// Cure is the remedy: what makes the device usable again. It is empty for a Healthy device.
 	Cure Cure
-	// Since is when State was entered.
+	// Since is the time of the change to State.
 	Since time.Time
 }
 
-// Allocatable reports whether new work may be given to the device: this is what kubelet sees as
-// Healthy. A Suspect device still is; the policy that made it Suspect turns it Unhealthy if no
-// verdict arrives in time. An Unknown one is while its grace lasts.
+// Allocatable reports whether the device may get new work. The kubelet sees an allocatable device
+// as Healthy. A Suspect device is allocatable: without a verdict in time, the policy turns it
+// Unhealthy. An Unknown device is allocatable during its grace.
 func (h Health) Allocatable() bool {
 	return h.State == Healthy || h.State == Suspect || h.State == Unknown && h.Grace
 }
 
-// Why returns the reason and the cure, "REASON; cure: CURE". If one of them is empty, it returns
-// the other.
+// Why returns the reason and the remedy, "REASON; cure: CURE", or whichever of the two is set.
 func (h Health) Why() string {
 	switch {
 	case h.Cure == NoCure:
@@ -42,7 +41,7 @@ func (h Health) Why() string {
 	return h.Reason + "; cure: " + string(h.Cure)
 }
 
-// Worst returns the graver of two verdicts, the first of them when they are alike.
+// Worst returns the worse of two verdicts, or the first if they are equally bad.
 func Worst(a, b Health) Health {
 	if b.State.gravity() > a.State.gravity() {
 		return b
@@ -55,15 +54,15 @@ type State int
 
 // The verdicts.
 const (
-	// Unknown: nobody can say, because the monitor itself has no answer from the driver.
+	// Unknown: there is no verdict, because the driver does not answer the monitor.
 	Unknown State = iota
 	// Healthy: the last verdict is good.
 	Healthy
-	// Suspect: something happened, and its verdict is being fetched.
+	// Suspect: something happened, and the verdict is not yet known.
 	Suspect
-	// Unhealthy: the device must not be given new work until it is cured.
+	// Unhealthy: the device must not get new work until it is repaired.
 	Unhealthy
-	// Lost: the device cannot be reached or is not there any more.
+	// Lost: the device is unreachable or gone.
 	Lost
 )
 
@@ -75,7 +74,7 @@ func (s State) String() string {
 	return names[s]
 }
 
-// gravity orders the states from the best to the worst.
+// gravity ranks the states from best to worst.
 func (s State) gravity() int {
 	switch s {
 	case Healthy:
@@ -92,20 +91,19 @@ func (s State) gravity() int {
 	return 5
 }
 
-// Cure is the action that makes an Unhealthy or Lost device usable again.
+// Cure is the remedy for an Unhealthy or Lost device.
 type Cure string
 
-// The cures, after the driver's recovery actions (NVML field 230) and what operators can do beyond
-// them.
+// The remedies: the driver's recovery actions (NVML field 230), and further actions of operators.
 const (
 	NoCure        Cure = ""
-	CureReset     Cure = "reset"       // stop every process on the GPU, then reset it
-	CureDrain     Cure = "drain+reset" // let running work end, give it no more, then reset
-	CureDrainP2P  Cure = "drain-p2p"   // end the peer-to-peer users
+	CureReset     Cure = "reset"       // stop all processes on the GPU, then reset it
+	CureDrain     Cure = "drain+reset" // let running work finish, schedule no new work, then reset
+	CureDrainP2P  Cure = "drain-p2p"   // stop the peer-to-peer users
 	CureReboot    Cure = "reboot"      // restart the node
-	CureFabric    Cure = "fabric"      // the NVSwitch fabric has to come up (Fabric Manager)
-	CureIMEX      Cure = "imex"        // the IMEX domain has to recover
-	CureReconnect Cure = "reconnect"   // the device has to come back: plugged in, bound to the driver, re-created
-	CureHuman     Cure = "human"       // an operator has to look, and clear the fault
-	CureHardware  Cure = "hardware"    // the part has to be replaced or re-cabled, and the fault cleared
+	CureFabric    Cure = "fabric"      // the NVSwitch fabric must come up (Fabric Manager)
+	CureIMEX      Cure = "imex"        // the IMEX domain must recover
+	CureReconnect Cure = "reconnect"   // the device must come back: plug it in, bind it to the driver or create it again
+	CureHuman     Cure = "human"       // an operator must investigate and clear the fault
+	CureHardware  Cure = "hardware"    // an operator must replace or re-cable the part and clear the fault
 )

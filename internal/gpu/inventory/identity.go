@@ -18,19 +18,18 @@ const (
 	maxShown = 40        // bytes of a wrong name that a reason shows
 )
 
-// A UUID is the kubelet's ID of a device, a word of comma-separated lists and a name in CDI specs.
-// Without NVIDIA's prefix it could be a word of those lists with a meaning of its own: all, none,
-// void or an index. Drivers before R470 have names with slashes for MIG devices.
+// A UUID is a device ID of the kubelet, an element of comma-separated lists and a name in CDI
+// specs. Without NVIDIA's prefix, a UUID could be an element with a meaning of its own: all, none,
+// void or an index. Drivers before R470 have MIG device names with slashes.
 var (
 	gpuPattern = regexp.MustCompile(`^GPU-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 	migPattern = regexp.MustCompile(`^MIG-([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|GPU-[A-Za-z0-9-]+/\d+/\d+)$`)
 )
 
-// Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told
-// apart. They are in LeftOut, with the reason. Of several devices with one UUID, the device stays
-// that had the UUID in the last Snapshot; if none had it, the first one. A driver's version that
-// cannot be shown is in quotes. A model has only characters that can be printed, and is not longer
-// than NVML's limit.
+// Identify returns the Snapshot without the GPUs and MIG devices that have no valid or unique name.
+// These are in LeftOut, with the reason. Of several devices with the same UUID, Identify keeps the
+// device that had the UUID in the last Snapshot, or else the first one. An unprintable driver
+// version is quoted. Models are reduced to printable characters and NVML's length limit.
 func Identify(s, last Snapshot) Snapshot {
 	before, owners := maps.Collect(last.places()), map[string]place{} // by UUID
 	for uuid, p := range s.places() {
@@ -89,9 +88,9 @@ func Identify(s, last Snapshot) Snapshot {
 	return sound
 }
 
-// printable returns the Snapshot with a driver's version and models of GPUs that can be printed.
+// printable returns the Snapshot with a printable driver version and printable GPU models.
 func printable(s Snapshot) Snapshot {
-	// it is shown and looked for in file names only
+	// the version is only displayed and searched for in file names
 	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) {
 		s.Driver.Version = shown(version)
 	}
@@ -104,7 +103,7 @@ func printable(s Snapshot) Snapshot {
 	return s
 }
 
-// A place is where a device is. No two devices of a Snapshot have one place.
+// A place is the position of a device in a Snapshot, unique for each device.
 type place struct {
 	index, mig int // mig is -1 for a GPU
 	bdf        string
@@ -114,7 +113,7 @@ func (g GPU) place() place { return place{g.Index, -1, g.BDF} }
 
 func (m MIGDevice) place(g GPU) place { return place{g.Index, m.Index, g.BDF} }
 
-// places gives the UUIDs of all devices with their places, those of GPUs first.
+// places yields the UUIDs and places of all devices, GPUs first.
 func (s Snapshot) places() iter.Seq2[string, place] {
 	return func(yield func(string, place) bool) {
 		for _, g := range s.GPUs {
@@ -132,13 +131,12 @@ func (s Snapshot) places() iter.Seq2[string, place] {
 	}
 }
 
-// isPlain reports whether text is valid UTF-8 that can be printed on one line.
+// isPlain reports whether text is valid UTF-8 and printable on one line.
 func isPlain(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// plain returns a name that is plain text: without what cannot be printed, and no longer than
-// NVML's limit.
+// plain returns the printable characters of name, cut at NVML's length limit.
 func plain(name string) string {
 	if len(name) <= maxName && isPlain(name) {
 		return name
@@ -156,7 +154,7 @@ func plain(name string) string {
 	return strings.TrimSpace(name[:end])
 }
 
-// shown returns a name in quotes, escaped, and not all of it if it is long.
+// shown returns name quoted and escaped, cut if it is long.
 func shown(name string) string {
 	if len(name) > maxShown {
 		return fmt.Sprintf("%q... (%d bytes)", name[:maxShown], len(name))

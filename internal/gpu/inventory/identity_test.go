@@ -79,8 +79,10 @@ func TestDriverVersionsThatCannotBeShown(t *testing.T) {
 func TestModelThatIsNotPlainText(t *testing.T) {
 	t.Parallel()
 	for model, want := range map[string]string{
-		"NVIDIA H100 80GB HBM3": "NVIDIA H100 80GB HBM3", "": "", "H100\n": "H100", "H\x1b[31m100": "H[31m100", "H\xff100\xc3": "H100",
-		"\x00\xff": "", strings.Repeat("G", 97): strings.Repeat("G", 96), strings.Repeat("é", 49): strings.Repeat("é", 48),
+		"NVIDIA H100 80GB HBM3": "NVIDIA H100 80GB HBM3", "": "", "H100\n": "H100", "H\x1b[31m100": "H[31m100",
+		"H\xff100\xc3": "H100",
+		"\x00\xff":     "", strings.Repeat("G", 97): strings.Repeat("G", 96),
+		strings.Repeat("é", 49):       strings.Repeat("é", 48),
 		"x" + strings.Repeat("é", 49): "x" + strings.Repeat("é", 47),
 	} {
 		given := []inventory.GPU{{UUID: "GPU-a", Model: model}}
@@ -122,7 +124,8 @@ func TestIdentifyMIGDevices(t *testing.T) {
 		return all
 	}
 	s := inventory.Identify(inventory.Snapshot{GPUs: []inventory.GPU{
-		{UUID: "GPU-a", Index: 0, MIGDevices: devices("MIG-a", old, "MIG/a", "MIG-a", "GPU-b")}, {UUID: old + "0", Index: 1},
+		{UUID: "GPU-a", Index: 0, MIGDevices: devices("MIG-a", old, "MIG/a", "MIG-a", "GPU-b")},
+		{UUID: old + "0", Index: 1},
 		{UUID: "GPU-b", Index: 2, Minor: -1}, {UUID: "GPU-c", Index: 3, Model: "H100\n"},
 		{UUID: "GPU-d", Index: 4, MIGDevices: devices("MIG-GPU-0a1c/1/0")},
 	}}, inventory.Snapshot{})

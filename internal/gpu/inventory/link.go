@@ -2,30 +2,30 @@ package inventory
 
 import "fmt"
 
-// A Link is the connection from one GPU to another of the same node.
+// A Link is the connection between two GPUs of the node, seen from one of them.
 type Link struct {
-	// Peer is the UUID, PeerIndex the NVML index of the GPU at the other end.
+	// Peer is the UUID and PeerIndex the NVML index of the other GPU.
 	Peer      string
 	PeerIndex int
-	// NVLinks is the number of active NVLink lanes between the two: direct ones, or, when Switched,
-	// those of the weaker end into the NVSwitch fabric. 0 means that only PCIe connects them.
+	// NVLinks is the number of active NVLink lanes between the two GPUs. If Switched, it is the
+	// number of lanes of the weaker GPU into the NVSwitch fabric. 0 means PCIe only.
 	NVLinks int
-	// NVLinkVersion is NVLink's generation (1 to 5), 0 without NVLinks.
+	// NVLinkVersion is the generation of NVLink (1 to 5); 0 without NVLinks.
 	NVLinkVersion int
-	// Switched says that the lanes lead through an NVSwitch, so that every pair has all of its
+	// Switched is true if the lanes lead through an NVSwitch: every pair of GPUs has the full
 	// bandwidth.
 	Switched bool
-	// PCIe is the nearest common ancestor of the two in the PCIe tree.
+	// PCIe is the nearest common ancestor of the two GPUs in the PCIe tree.
 	PCIe PCIePath
 }
 
-// PCIePath is the nearest common ancestor of two GPUs in the PCIe tree, from the nearest to the
-// farthest. The order is that of nvmlGpuTopologyLevel_t.
+// PCIePath is the nearest common ancestor of two GPUs in the PCIe tree, ordered from near to far
+// like nvmlGpuTopologyLevel_t.
 type PCIePath int
 
-// The common ancestors of two GPUs, as nvidia-smi topo -m abbreviates them in brackets.
+// The common ancestors of two GPUs, with the abbreviations of nvidia-smi topo -m.
 const (
-	PCIeUnknown    PCIePath = iota // not known
+	PCIeUnknown    PCIePath = iota // unknown
 	PCIeSameBoard                  // on one board (PSB)
 	PCIeSingle                     // at most one PCIe bridge (PIX)
 	PCIeMultiple                   // several PCIe bridges, no host bridge (PXB)

@@ -1,50 +1,51 @@
 package inventory
 
-// Partitions is how multi-instance mode divides a GPU, and how it can.
+// Partitions describes how MIG divides a GPU, and how MIG could divide it.
 type Partitions struct {
-	// PCIDevice and PCISubsystem are a device ID and a vendor ID, as NVML gives them together:
+	// PCIDevice and PCISubsystem are pairs of device ID and vendor ID, in NVML's format:
 	// 0x233010de.
 	PCIDevice, PCISubsystem uint32
-	// Mode is the mode that is in force. Pending is the mode after the next reset of the GPU.
+	// Mode is the MIG mode in force. Pending is the mode after the next reset of the GPU.
 	Mode, Pending MIGMode
-	// Resetless says that the driver changes the mode without a reset of the GPU.
+	// Resetless is true if the driver changes the mode without a reset of the GPU.
 	Resetless bool
-	// Profiles are the profiles of GPU instances that the driver has for this GPU; none where it does
-	// not tell, or not all of each.
+	// Profiles are the profiles of GPU instances supported on this GPU. It is empty if the driver
+	// does not report them all.
 	Profiles []MIGProfile
-	// Instances are the GPU instances by ascending Start, those without a compute instance too.
+	// Instances are the GPU instances by ascending Start, including those without a compute
+	// instance.
 	Instances []GPUInstance
-	// Unread says why Instances could not be read; empty if they were.
+	// Unread says why Instances could not be read; empty on success.
 	Unread string
 }
 
-// A MIGProfile is a size of GPU instance, and where instances of it can be.
+// A MIGProfile is a size of GPU instances, with their possible placements.
 type MIGProfile struct {
-	// Name is such as "1g.10gb" or "1g.10gb+me".
+	// Name is the profile's name, such as "1g.10gb" or "1g.10gb+me".
 	Name string
-	// ID is the driver's number of the profile on this GPU, as nvidia-smi mig -lgip prints it.
+	// ID is the driver's profile number on this GPU, as printed by nvidia-smi mig -lgip.
 	ID int
-	// Count is how many instances the GPU has room for at most.
+	// Count is the maximum number of instances on the GPU.
 	Count int
-	// Size is how many memory slices an instance has, and Starts at which slices it can begin,
+	// Size is the number of memory slices of an instance. Starts are the possible first slices,
 	// ascending.
 	Size   int
 	Starts []int
-	// MemoryBytes is the memory of an instance, and Attributes is what else a MIG device has that
-	// fills it; zero where not known.
+	// MemoryBytes is the memory of an instance. Attributes are the other resources of a MIG device
+	// that fills the instance. Both are zero if unknown.
 	MemoryBytes uint64
 	Attributes  MIGAttributes
 }
 
-// A GPUInstance is a part of a GPU with its own memory. Only its compute instances can be used.
+// A GPUInstance is a part of a GPU with its own memory. Only its compute instances can run work.
 type GPUInstance struct {
 	// ID is the driver's number of the instance on its GPU.
 	ID int
 	// Profile is the name of its MIGProfile.
 	Profile string
-	// Start is its first memory slice, and Size how many it has.
+	// Start is the first memory slice. Size is the number of memory slices.
 	Start, Size int
-	// Computes are its compute instances by ascending Start.
+	// Computes are the compute instances by ascending Start.
 	Computes []ComputeInstance
 }
 
@@ -52,7 +53,7 @@ type GPUInstance struct {
 type ComputeInstance struct {
 	// ID is the driver's number of the instance in its GPU instance.
 	ID int
-	// Start is its first compute slice in the GPU instance, and Slices how many it has.
+	// Start is the first compute slice in the GPU instance. Slices is the number of compute slices.
 	Start, Slices int
 }
 
@@ -62,30 +63,30 @@ type MIGAction string
 // The actions.
 const (
 	MIGDestroyCompute  MIGAction = "destroy-compute-instance"
-	MIGDestroyInstance MIGAction = "destroy-gpu-instance" // which has no compute instance
+	MIGDestroyInstance MIGAction = "destroy-gpu-instance" // only a GPU instance without compute instances
 	MIGEnable          MIGAction = "enable-mig"
-	MIGDisable         MIGAction = "disable-mig" // on a GPU without instances
+	MIGDisable         MIGAction = "disable-mig" // only a GPU without instances
 	MIGCreateInstance  MIGAction = "create-gpu-instance"
 	MIGCreateCompute   MIGAction = "create-compute-instance"
 )
 
-// A MIGStep is one change of how a GPU is divided, by one call of the driver's. Which fields it has
-// depends on Action.
+// A MIGStep is one change of a GPU's MIG layout, made by one call into the driver. Action decides
+// which fields are used.
 type MIGStep struct {
 	Action MIGAction
-	// GI is the ID of the GPU instance that is destroyed, or whose compute instance is created or
-	// destroyed.
+	// GI is the ID of the GPU instance to destroy, or of the parent of the compute instance to
+	// create or destroy.
 	GI int
-	// CI is the ID of the compute instance that is destroyed.
+	// CI is the ID of the compute instance to destroy.
 	CI int
-	// Profile is the MIGProfile.ID of a GPU instance that is created.
+	// Profile is the MIGProfile.ID of the GPU instance to create.
 	Profile int
-	// Start and Size are the memory slices of a GPU instance that is created, or the compute slices of
-	// a compute instance.
+	// Start and Size are the memory slices of the GPU instance to create, or the compute slices of
+	// the compute instance to create.
 	Start, Size int
 }
 
-// Mode returns the MIG mode that the step sets, and false if it sets none.
+// Mode returns the MIG mode set by the step, and false if the step does not set the mode.
 func (s MIGStep) Mode() (MIGMode, bool) {
 	switch s.Action {
 	case MIGEnable:

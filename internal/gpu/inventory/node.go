@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// ControlNodes is the set of device nodes of the node that belong to the driver and its companions,
-// and not to one GPU.
+// ControlNodes is a set of device nodes that belong to the driver and its companions, and not to a
+// single GPU.
 type ControlNodes uint16
 
-// The device nodes, each of which a driver may lack.
+// The device nodes. A driver may lack any of them.
 const (
 	NodeControl      ControlNodes = 1 << iota // nvidiactl
 	NodeUVM                                   // nvidia-uvm
@@ -21,8 +21,8 @@ const (
 	NodeRDMA                                  // infiniband/rdma_cm (MOFED)
 )
 
-// Majors are the kernel's major numbers of the driver's device nodes, whether or not there are such
-// nodes; 0 where the kernel has none. All but GPU may be others when the driver is loaded anew.
+// Majors are the kernel's major numbers for the driver's device nodes, even if the nodes are
+// missing; 0 where the kernel has none. All but GPU may change when the driver is loaded again.
 type Majors struct {
 	GPU  int // nvidiaN, nvidiactl and nvidia-modeset
 	UVM  int // nvidia-uvm and nvidia-uvm-tools
@@ -50,7 +50,7 @@ func (c ControlNodes) String() string {
 	return strings.Join(paths, ",")
 }
 
-// All gives the nodes of the set one by one, each with its path below /dev.
+// All yields the nodes of the set with their paths below /dev.
 func (c ControlNodes) All() iter.Seq2[ControlNodes, string] {
 	return func(yield func(ControlNodes, string) bool) {
 		for i, path := range controlNodes {

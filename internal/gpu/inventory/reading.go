@@ -5,71 +5,71 @@ import (
 	"math/bits"
 )
 
-// A Reading has the health signals of a physical GPU, read at one time. It holds for the GPU and
-// for all MIG devices on it: partitions have no signals of their own.
+// A Reading has the health signals of a physical GPU at one time. It applies to the GPU and all its
+// MIG devices: MIG devices have no signals of their own.
 type Reading struct {
-	// Contact is how the GPU answered. Unless it is ContactGood, the signals may be incomplete.
+	// Contact is how the GPU answered. The signals are complete only with ContactGood.
 	Contact Contact
-	// Reason names the call that decided Contact and what it answered; empty with ContactGood.
+	// Reason names the call that decided Contact, with its answer; empty with ContactGood.
 	Reason string
-	// Incomplete names a call for a signal that failed although the GPU may have the signal, and what
-	// it answered. Alone that says nothing of the GPU, but the signal is unknown, and not gone. Empty
-	// if there was none.
+	// Incomplete names a failed call for a signal, with its answer, if the GPU may have the signal.
+	// The failure alone says nothing about the GPU, but leaves the signal unknown. Empty without
+	// such a failure.
 	Incomplete string
-	// RecoveryAction is the driver's own verdict (NVML field 230, from R565).
+	// RecoveryAction is the driver's own verdict (NVML field 230, R565 or newer).
 	RecoveryAction Signal[RecoveryAction]
-	// RowRemapPending says that memory rows will be remapped by the next reset; the GPU stays usable.
-	// RowRemapFailure says that a row could not be remapped: the part is used up. Both are unknown
-	// while MIG devices exist (Ampere and newer).
+	// RowRemapPending is true if the next reset will remap memory rows; the GPU stays usable.
+	// RowRemapFailure is true if a row could not be remapped: the part is used up. Both are unknown
+	// while MIG devices exist (Ampere or newer).
 	RowRemapPending, RowRemapFailure Signal[bool]
-	// UncorrectedECC is the number of uncorrected memory errors since the driver was loaded or the GPU
-	// reset; unknown without ECC.
+	// UncorrectedECC is the number of uncorrected memory errors since the driver was loaded or the
+	// GPU was reset; unknown without ECC.
 	UncorrectedECC Signal[uint64]
-	// UnrepairableMemory says that the driver has given up on part of the memory (R590, Hopper and
-	// newer).
+	// UnrepairableMemory is true if the driver has given up on a part of the memory (R590, Hopper
+	// or newer).
 	UnrepairableMemory Signal[bool]
-	// SRAMThreshold says that uncorrected errors of the chip's own memories have passed NVIDIA's
-	// threshold for replacing the part (R535, Ampere and newer, root). Alone it does not keep a GPU
-	// from work.
+	// SRAMThreshold is true if uncorrected SRAM errors have passed NVIDIA's threshold for replacing
+	// the part (R535, Ampere or newer, root). Alone it does not keep a GPU from work.
 	SRAMThreshold Signal[bool]
-	// Fabric is the state of the GPU in the NVSwitch fabric (R525, Hopper and newer); unknown where
-	// there is none.
+	// Fabric is the state of the GPU in the NVSwitch fabric (R525, Hopper or newer); unknown
+	// without a fabric.
 	Fabric Signal[Fabric]
-	// Persistence says that persistence mode is on: the GPU keeps its state while no session uses it.
+	// Persistence is true in persistence mode: the GPU keeps its state while no session uses it.
 	Persistence Signal[bool]
-	// Energy is the energy in mJ that the GPU used since the driver was loaded (Volta and newer).
+	// Energy is the GPU's energy consumption in mJ since the driver was loaded (Volta or newer).
 	Energy Signal[uint64]
-	// Report is for people only: the daemon does not act on it.
+	// Report is for display only: the daemon does not act on it.
 	Report Report
 }
 
-// A Report has the signals of a GPU that do not decide whether it can be given to work. It may be
-// some seconds older than the Reading that it is part of.
+// A Report has the signals of a GPU without influence on its health. It may be some seconds older
+// than its Reading.
 type Report struct {
-	// RetiredPagesPending says that memory pages will be retired by the next reset (before Ampere).
+	// RetiredPagesPending is true if the next reset will retire memory pages (before Ampere).
 	RetiredPagesPending Signal[bool]
-	// RepairPending says that memory channels or cores will be repaired by the next reset (R580).
+	// RepairPending is true if the next reset will repair memory channels or cores (R580).
 	RepairPending Signal[bool]
-	// Clocks are the reasons for which the clocks are lower than they could be.
+	// Clocks are the reasons for lowered clocks.
 	Clocks Signal[ClockReasons]
-	// PCIeReplays is the number of PCIe packets that had to be sent again.
+	// PCIeReplays is the number of repeated PCIe packets.
 	PCIeReplays Signal[int]
-	// NVLinks is the state of the GPU's NVLink lanes; unknown without any.
+	// NVLinks is the state of the GPU's NVLink lanes; unknown without lanes.
 	NVLinks Signal[NVLinks]
 }
 
-// NVLinks are lanes of a GPU, a bit each. That lanes are inactive is normal on a card that no
-// bridge connects, and a fault on a machine with NVSwitches.
+// NVLinks is a set of a GPU's active lanes and a set of its inactive lanes, one bit for each lane.
+// Inactive lanes are normal on a card without a bridge, and a fault on a machine with NVSwitches.
 type NVLinks struct{ Active, Inactive uint64 }
 
-// ClockReasons is a set of reasons for which clocks are lower than they could be. The bits are
-// those of NVML's nvmlClocksEventReasons.
+// ClockReasons is a set of reasons for lowered clocks. The bits are those of NVML's
+// nvmlClocksEventReasons.
 type ClockReasons uint64
 
-// Names returns the names of the reasons; bits that have no name here are "bit N".
+// Names returns the names of the reasons. A bit without a name is "bit N".
 func (c ClockReasons) Names() []string {
 	names := [...]string{
-		"idle", "application-clocks", "software-power-cap", "hardware-slowdown", "sync-boost", "software-thermal-slowdown",
+		"idle", "application-clocks", "software-power-cap", "hardware-slowdown", "sync-boost",
+		"software-thermal-slowdown",
 		"hardware-thermal-slowdown", "hardware-power-brake", "display-clocks", "board-limit", "reliability",
 	}
 	var set []string
@@ -84,23 +84,23 @@ func (c ClockReasons) Names() []string {
 	return set
 }
 
-// A Signal is a value that not every driver and GPU has. An unknown one says nothing about health.
+// A Signal is a value that some drivers and GPUs lack. An unknown Signal says nothing about health.
 type Signal[T comparable] struct {
 	Value T
 	Known bool
 }
 
-// Known returns a Signal that has a value.
+// Known returns a Signal with a value.
 func Known[T comparable](value T) Signal[T] { return Signal[T]{Value: value, Known: true} }
 
 // Contact is how a GPU answered when it was read.
 type Contact int
 
-// The ways in which a GPU answers.
+// The kinds of answers of a GPU.
 const (
 	ContactGood          Contact = iota
-	ContactFailing               // calls fail with a code that names no state of the GPU: try again, with a new session
-	ContactResetRequired         // the driver wants the GPU reset before anything else
+	ContactFailing               // calls fail with a code that names no state of the GPU: retry with a new session
+	ContactResetRequired         // the driver wants a reset of the GPU before anything else
 	ContactLost                  // the GPU fell off the bus, was unplugged or unbound
 )
 
@@ -119,18 +119,17 @@ const RecoveryActionBranch = 565
 // (GSP) hangs.
 const MarksGSP = "575.51.02"
 
-// RecoveryAction is what the driver says has to be done before a GPU is usable again. The values
-// are those of nvmlDeviceGpuRecoveryAction_t; a newer driver may give others, which do not mean
-// that the GPU is usable.
+// RecoveryAction is the driver's advice for making a GPU usable again. The values are those of
+// nvmlDeviceGpuRecoveryAction_t. A value of a newer driver does not mean that the GPU is usable.
 type RecoveryAction uint32
 
 // The recovery actions.
 const (
 	RecoveryNone          RecoveryAction = iota // usable
-	RecoveryGPUReset                            // end every process on the GPU, then reset it
+	RecoveryGPUReset                            // stop all processes on the GPU, then reset it
 	RecoveryNodeReboot                          // restart the node
-	RecoveryDrainP2P                            // end the peer-to-peer users
-	RecoveryDrainAndReset                       // usable with less capacity: let work end, give it no more, then reset
+	RecoveryDrainP2P                            // stop the peer-to-peer users
+	RecoveryDrainAndReset                       // less capacity: let work finish, add none, then reset
 	RecoveryIMEXDomain                          // no fabric memory until the IMEX domain recovers
 	RecoveryBusReset                            // reset the PCIe bus above the GPU
 	RecoverySystemReboot                        // restart the machine
@@ -150,17 +149,17 @@ func (a RecoveryAction) String() string {
 // is FabricCompleted.
 type Fabric struct {
 	State FabricState
-	// Status is the NVML return code of the fabric's probe: 0 is success. It means something with
+	// Status is the NVML return code of the fabric's probe: 0 is success. It is meaningful with
 	// FabricCompleted only.
 	Status uint32
-	// Faults are the faults that the driver reports of the GPU's way into the fabric (R550); 0 without
-	// faults and on drivers that do not report them.
+	// Faults are the faults of the GPU's connection to the fabric (R550); 0 without faults and on
+	// drivers that do not report them.
 	Faults FabricFault
-	// Summary is the driver's own sum of the faults (R580).
+	// Summary is the driver's overall verdict on the faults (R580).
 	Summary FabricSummary
 }
 
-// FabricState is how far a GPU's registration with the fabric has come. The values are those of
+// FabricState is the progress of a GPU's registration with the fabric. The values are those of
 // nvmlGpuFabricState_t.
 type FabricState uint8
 
@@ -182,29 +181,31 @@ func (s FabricState) String() string {
 // FabricFault is a set of faults.
 type FabricFault uint16
 
-// The faults of a GPU's way into the fabric. Those from FabricWrongSystem to FabricMisconfigured
-// are the values of one field, and exclude each other.
+// The faults of a GPU's connection to the fabric. The faults from FabricWrongSystem to
+// FabricMisconfigured are the values of one field and exclude each other.
 const (
-	FabricDegradedBandwidth   FabricFault = 1 << iota // fewer or slower lanes than there should be
+	FabricDegradedBandwidth   FabricFault = 1 << iota // fewer or slower lanes than expected
 	FabricRouteRecovery                               // routes are being repaired
 	FabricRouteUnhealthy                              // a route does not work
-	FabricAccessTimeout                               // accesses timed out, and recovery from it is under way
-	FabricWrongSystem                                 // another system GUID than expected
-	FabricWrongChassis                                // another serial number of the chassis than expected
+	FabricAccessTimeout                               // accesses timed out, and recovery is under way
+	FabricWrongSystem                                 // the system GUID is not the expected one
+	FabricWrongChassis                                // the chassis serial number is not the expected one
 	FabricNoPartition                                 // no partition of the fabric has the GPU
 	FabricTooFewLinks                                 // too few NVLinks for the partition
 	FabricWrongFirmware                               // the GPU's firmware does not fit the fabric
-	FabricWrongPlace                                  // the GPU is where the fabric expects none
+	FabricWrongPlace                                  // the fabric expects no GPU in this place
 	FabricInvalidGPU                                  // the state of the GPU is not valid
-	FabricMisconfigured                               // something else, which a newer driver knows
+	FabricMisconfigured                               // anything else, known only to a newer driver
 	FabricUnassigned                                  // the GPU was not assigned to a partition (R595)
 	FabricManagerDisconnected                         // the manager of the whole fabric is not connected (R595)
 )
 
-// fabricFaultNames are the names of the faults, in their order.
+// fabricFaultNames are the names of the faults, in the order of their bits.
 var fabricFaultNames = [...]string{
-	"degraded bandwidth", "route recovery", "route unhealthy", "access timeout", "wrong system GUID", "wrong chassis serial number",
-	"no partition", "too few NVLinks", "wrong firmware", "wrong place", "invalid GPU state", "misconfigured", "not assigned to a partition",
+	"degraded bandwidth", "route recovery", "route unhealthy", "access timeout", "wrong system GUID",
+	"wrong chassis serial number",
+	"no partition", "too few NVLinks", "wrong firmware", "wrong place", "invalid GPU state", "misconfigured",
+	"not assigned to a partition",
 	"fabric manager not connected",
 }
 
@@ -219,11 +220,11 @@ func (f FabricFault) Names() []string {
 	return names
 }
 
-// FabricSummary is the driver's sum of the faults. The values are those of
+// FabricSummary is the driver's overall verdict on the faults. The values are those of
 // NVML_GPU_FABRIC_HEALTH_SUMMARY.
 type FabricSummary uint8
 
-// The sums; a driver without an opinion says FabricSummaryUnknown.
+// The verdicts. FabricSummaryUnknown is also the value of a driver without summaries.
 const (
 	FabricSummaryUnknown FabricSummary = iota
 	FabricSummaryHealthy

@@ -6,37 +6,35 @@ import (
 	"time"
 )
 
-// A Sample has the measurements of a GPU at one time, for metrics. Nothing in this program decides
-// by it.
+// A Sample has the measurements of a GPU at one time, for metrics. Nothing in this program depends
+// on them.
 type Sample struct {
-	// UUID names the GPU.
+	// UUID is the GPU.
 	UUID string
-	// Taken is when it was measured.
+	// Taken is the time of the measurement.
 	Taken time.Time
-	// LastXID is the XID that the driver reported last for the GPU or a part of it; 0 if it reported
-	// none.
+	// LastXID is the last XID reported for the GPU or a part of it; 0 if there was none.
 	LastXID uint64
-	// Values are those of the whole GPU. What is measured for each GPU instance is not here while MIG
-	// mode is on.
+	// Values are the measurements of the whole GPU. In MIG mode, measurements of GPU instances are
+	// in Instances instead.
 	Values Measures
-	// Refused is why the driver lets this process have no value of GPU performance monitoring; empty
-	// where it lets it, or the GPU has none.
+	// Refused says why the driver refuses this process the values of GPU performance monitoring;
+	// empty if it does not refuse, or the GPU has none.
 	Refused string
 	// Instances are the GPU instances by ascending GI; empty unless MIG mode is on.
 	Instances []InstanceSample
 }
 
-// An InstanceSample has the measurements of a GPU instance: all MIG devices in it share these
-// values.
+// An InstanceSample has the measurements of a GPU instance. All its MIG devices share the values.
 type InstanceSample struct {
 	// GI is the ID of the GPU instance.
 	GI int
-	// Profile is the name of its size, such as "1g.10gb".
+	// Profile is the name of the instance's size, such as "1g.10gb".
 	Profile string
 	Values  Measures
 }
 
-// A Measure is a quantity that can be measured on a GPU, in the unit of dcgm-exporter.
+// A Measure is a quantity measured on a GPU, in the unit of dcgm-exporter.
 type Measure int
 
 // The measures.
@@ -47,13 +45,13 @@ const (
 	MemoryTemperature                 // degrees Celsius
 	PowerUsage                        // watts
 	EnergyConsumption                 // millijoules since the driver was loaded
-	PCIeReplayCount                   // packets sent again since the GPU was reset
+	PCIeReplayCount                   // packets repeated since the GPU was reset
 	GPUUtilization                    // percent of the time with a kernel running
 	MemoryUtilization                 // percent of the time with the memory read or written
 	EncoderUtilization                // percent
 	DecoderUtilization                // percent
 	MemoryFree                        // MiB
-	MemoryUsed                        // MiB, without what is reserved where that is known
+	MemoryUsed                        // MiB, without reserved memory if its size is known
 	MemoryReserved                    // MiB, for the driver and its firmware
 	MemoryTotal                       // MiB
 	VGPULicense                       // 1 if a licensed feature is on, else 0
@@ -61,9 +59,9 @@ const (
 	UncorrectableRows                 // memory rows remapped because of uncorrected errors
 	RowRemapFailed                    // 1 if a row could not be remapped, else 0
 	ECCCorrected                      // corrected memory errors since the driver was loaded or the GPU was reset
-	ECCUncorrected                    // the same for uncorrected ones
+	ECCUncorrected                    // uncorrected memory errors, likewise
 	NVLinkTransmitted                 // bytes sent over all NVLinks since the driver was loaded
-	NVLinkReceived                    // bytes received over all NVLinks since then
+	NVLinkReceived                    // bytes received over all NVLinks, likewise
 	PCIeTransmit                      // bytes a second
 	PCIeReceive                       // bytes a second
 	ClockEventReasons                 // the bits of ClockReasons
@@ -73,32 +71,35 @@ const (
 	SMActive                          // ratio of the cycles with a warp on an SM, mean of all SMs, 0 to 1
 	SMOccupancy                       // ratio of the warps on an SM to as many as it can have, mean of all SMs, 0 to 1
 	FP64Active                        // ratio of the cycles with the FP64 pipes active, 0 to 1
-	FP32Active                        // the same for FP32
-	FP16Active                        // the same for FP16
+	FP32Active                        // FP32 pipes, likewise
+	FP16Active                        // FP16 pipes, likewise
 	RowRemapPending                   // 1 if the next reset will remap rows, else 0
-	NVLinkReplays                     // packets sent again over all NVLinks since the driver was loaded
-	NVLinkRecoveries                  // recoveries of all NVLinks since then
-	// lanes of NVLink that were active, or are on like GPUs, and no longer are; absent in MIG mode.
+	NVLinkReplays                     // packets repeated over all NVLinks since the driver was loaded
+	NVLinkRecoveries                  // recoveries of all NVLinks, likewise
+	// NVLink lanes that were active before, or are active on equal GPUs, and are now down; absent
+	// in MIG mode.
 	NVLinksDown
-	PCIeGeneration     // of the link now; an idle GPU may have a lower one
-	PCIeWidth          // lanes of the link now
-	PCIeMaxGeneration  // that the GPU and its slot can have
-	PCIeMaxWidth       // lanes that the GPU and its slot can have
-	PowerLimit         // watts, as it is set
-	EnforcedPowerLimit // watts, the least of all limits
-	MaxSMClock         // MHz, the highest that the GPU can have
-	MaxMemoryClock     // MHz, the same for the memory
+	PCIeGeneration     // current generation of the link; lower on an idle GPU
+	PCIeWidth          // current lanes of the link
+	PCIeMaxGeneration  // highest generation of the GPU and its slot
+	PCIeMaxWidth       // most lanes of the GPU and its slot
+	PowerLimit         // watts, as set
+	EnforcedPowerLimit // watts, the lowest of all limits
+	MaxSMClock         // MHz, highest possible clock
+	MaxMemoryClock     // MHz, highest possible clock
 	measures
 )
 
 func (m Measure) String() string {
 	names := [measures]string{
-		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
+		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption",
+		"PCIeReplayCount",
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
 		"PCIeTransmit", "PCIeReceive", "ClockEventReasons", "GraphicsActive", "TensorActive", "DRAMActive",
-		"SMActive", "SMOccupancy", "FP64Active", "FP32Active", "FP16Active", "RowRemapPending", "NVLinkReplays", "NVLinkRecoveries",
+		"SMActive", "SMOccupancy", "FP64Active", "FP32Active", "FP16Active", "RowRemapPending", "NVLinkReplays",
+		"NVLinkRecoveries",
 		"NVLinksDown", "PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
 		"PowerLimit", "EnforcedPowerLimit", "MaxSMClock", "MaxMemoryClock",
 	}
@@ -108,7 +109,7 @@ func (m Measure) String() string {
 	return names[m]
 }
 
-// AllMeasures gives the measures one by one.
+// AllMeasures yields all measures.
 func AllMeasures() iter.Seq[Measure] {
 	return func(yield func(Measure) bool) {
 		for m := range measures {
@@ -119,20 +120,20 @@ func AllMeasures() iter.Seq[Measure] {
 	}
 }
 
-// Measures are the values of a Sample. A value that the GPU or its driver does not have is absent,
-// and not zero.
+// Measures are the values of a Sample. A value missing on the GPU or its driver is absent, not
+// zero.
 type Measures struct {
-	known  uint64 // a bit for each Measure
+	known  uint64 // one bit for each Measure
 	values [measures]float64
 }
 
-// Set adds a value, or replaces it.
+// Set adds or replaces a value.
 func (m *Measures) Set(which Measure, value float64) {
 	m.known |= 1 << which
 	m.values[which] = value
 }
 
-// Get returns a value, and whether there is one.
+// Get returns a value and whether it is present.
 func (m *Measures) Get(which Measure) (value float64, known bool) {
 	return m.values[which], m.known&(1<<which) != 0
 }

@@ -10,25 +10,24 @@ import (
 
 // A Snapshot is the state of the node's GPUs at one generation.
 type Snapshot struct {
-	// Generation rises by one with every Snapshot that differs from the one before; 0 is the Snapshot
-	// of a node that was never looked at.
+	// Generation rises by one with every Snapshot that differs from the previous one. Generation 0
+	// is the Snapshot before the first health check.
 	Generation uint64
-	// Driver has the versions of the driver; zero while NVML has not answered.
+	// Driver has the driver's versions; zero until NVML has answered.
 	Driver Driver
-	// GPUs are the GPUs of the node by ascending Index. A GPU that was seen once and can no longer be
-	// reached stays here with State Lost until its owner drops it.
+	// GPUs are the GPUs of the node by ascending Index. A GPU that can no longer be reached stays
+	// here with State Lost until the owner of the Snapshot removes it.
 	GPUs []GPU
-	// Control are the driver's device nodes that the node has.
+	// Control is the set of the driver's device nodes on the node.
 	Control ControlNodes
 	// Majors are the numbers of the driver's device nodes.
 	Majors Majors
-	// LeftOut are the GPUs that the driver counts but that could not be identified, by ascending
-	// Index.
+	// LeftOut are the GPUs counted by the driver that could not be identified, by ascending Index.
 	LeftOut []LeftOut
-	// Stale says why the last look at the node failed; empty when it succeeded. A stale Snapshot keeps
-	// the GPUs of the last look that succeeded: a failed look is not an empty node.
+	// Stale says why the last health check of the node failed; empty on success. A stale Snapshot
+	// keeps the GPUs of the last successful check: a failed check does not mean an empty node.
 	Stale string
-	// LinksDue says that some GPUs are still to be asked for their Links, and will be soon.
+	// LinksDue is true until the Links of all GPUs have been read. The missing ones are read soon.
 	LinksDue bool
 }
 
@@ -36,17 +35,17 @@ type Snapshot struct {
 type Driver struct {
 	// Version is the driver's version, such as "580.95.05".
 	Version string
-	// CUDA is the newest CUDA version the driver supports, such as "13.0"; empty if the driver does
-	// not say.
+	// CUDA is the newest CUDA version supported by the driver, such as "13.0"; empty if the driver
+	// does not say.
 	CUDA string
-	// OnDisk is the version of the driver's files on disk where that is another one, as after an
-	// upgrade before the node is restarted. What starts now loads these files and cannot use the
+	// OnDisk is the version of the driver's files on disk, if it differs from Version, as after an
+	// upgrade without a restart of the node. New processes load these files and cannot use the
 	// kernel module.
 	OnDisk string
 }
 
-// Mismatch says that the driver's files on disk do not fit the kernel module that is loaded, and
-// what to do; empty if they fit.
+// Mismatch reports that the driver's files on disk do not match the loaded kernel module, with the
+// remedy; empty if they match.
 func (d Driver) Mismatch() string {
 	if d.OnDisk == "" {
 		return ""
@@ -55,7 +54,7 @@ func (d Driver) Mismatch() string {
 }
 
 // Branch returns the driver's branch, the number before the first dot of its version (580 for
-// "580.95.05"), or 0 for a version that does not begin with a number.
+// "580.95.05"). It returns 0 for a version that does not begin with a number.
 func (d Driver) Branch() int {
 	branch := 0
 	for _, c := range d.Version {
@@ -67,7 +66,7 @@ func (d Driver) Branch() int {
 	return branch
 }
 
-// Before reports whether the driver's version is known and older than another one, such as
+// Before reports whether the driver's version is known and older than the given one, such as
 // "575.51.02".
 func (d Driver) Before(version string) bool {
 	numbers := strings.Split(d.Version, ".")
@@ -83,13 +82,13 @@ func (d Driver) Before(version string) bool {
 	return false
 }
 
-// LeftOut is a GPU that the driver counts but that could not be identified, and why.
+// LeftOut is a GPU counted by the driver that could not be identified, with the reason.
 type LeftOut struct {
-	// Index is the NVML index at which the GPU was expected.
+	// Index is the expected NVML index of the GPU.
 	Index int
 	// Reason is a sentence without a full stop, for logs and status.
 	Reason string
-	// Retry says that the GPU may be there again, and that only a new session may find it.
+	// Retry is true if the GPU may be back, and only a new session can find it.
 	Retry bool
 }
 
@@ -111,7 +110,7 @@ func (s Snapshot) GPUAt(index int) (GPU, bool) {
 	return s.GPUs[i], true
 }
 
-// Equal reports whether two Snapshots say the same of the node, whatever their generations.
+// Equal reports whether two Snapshots are equal except for their generations.
 func (s Snapshot) Equal(other Snapshot) bool {
 	return s.Driver == other.Driver &&
 		s.Control == other.Control &&
@@ -122,12 +121,12 @@ func (s Snapshot) Equal(other Snapshot) bool {
 		slices.EqualFunc(s.GPUs, other.GPUs, GPU.Equal)
 }
 
-// UVMPatience is how long it is waited for nvidia-uvm. It was seen to come 13 s after the nodes of
-// GPUs; a container that was made before cannot use CUDA for as long as it lives.
+// UVMPatience is the longest wait for nvidia-uvm. The node was seen to appear 13 s after the nodes
+// of the GPUs. A container created earlier cannot use CUDA during its whole life.
 const UVMPatience = time.Minute
 
-// LacksUVM reports whether the node has nvidiactl and no nvidia-uvm. Where a node is made by its
-// number, it is enough that the kernel has that.
+// LacksUVM reports whether the node has nvidiactl but not nvidia-uvm. With byNumber, the kernel's
+// major number for nvidia-uvm is enough.
 func (s Snapshot) LacksUVM(byNumber bool) bool {
 	return s.Control.Has(NodeControl) && !s.Control.Has(NodeUVM) && (!byNumber || s.Majors.UVM == 0)
 }

@@ -59,15 +59,18 @@ func TestNames(t *testing.T) {
 		{
 			names(0, 14, func(i int) string { return inventory.EventKind(i).String() }),
 			[]string{
-				"EventKind(0)", "xid", "mig-change", "single-bit-ecc", "double-bit-ecc", "single-bit-ecc-storm", "dram-retirement",
-				"dram-retirement-failure", "non-fatal-poison", "fatal-poison", "unavailable", "recovery-action", "lost", "binding",
+				"EventKind(0)", "xid", "mig-change", "single-bit-ecc", "double-bit-ecc", "single-bit-ecc-storm",
+				"dram-retirement",
+				"dram-retirement-failure", "non-fatal-poison", "fatal-poison", "unavailable", "recovery-action",
+				"lost", "binding",
 				"EventKind(14)",
 			},
 		},
 		{
 			names(0, 8, func(i int) string { return inventory.RecoveryAction(i).String() }),
 			[]string{
-				"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "imex-domain", "bus-reset", "system-reboot",
+				"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "imex-domain", "bus-reset",
+				"system-reboot",
 				"RecoveryAction(8)",
 			},
 		},
@@ -155,7 +158,8 @@ func TestVersionBefore(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]bool{
 		"575.51.01": true, "575.51": true, "575": true, "574.99.99": true, "470.256.02": true,
-		"575.51.02": false, "575.51.02.1": false, "575.52.01": false, "580.95.05": false, "1000": false, "": false, "x": false,
+		"575.51.02": false, "575.51.02.1": false, "575.52.01": false, "580.95.05": false, "1000": false,
+		"": false, "x": false,
 	} {
 		if got := (inventory.Driver{Version: version}).Before("575.51.02"); got != want {
 			t.Errorf("%q is before 575.51.02: %v, want %v", version, got, want)
