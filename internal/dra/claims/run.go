@@ -347,6 +347,23 @@ type leaks struct {
 	asked time.Time
 }
 
+// lasts reports whether a claim has been forgotten for a while, at each look since.
+func (l *leaks) lasts(uid string, forgotten bool, atLeast time.Duration) bool {
+	if !forgotten {
+		delete(l.since, uid)
+		return false
+	}
+	if l.since[uid].IsZero() {
+		l.since[uid] = time.Now()
+	}
+	return time.Since(l.since[uid]) >= atLeast
+}
+
+// keepOnly drops what is known of claims that have no record any more.
+func (l *leaks) keepOnly(records map[string]record) {
+	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+}
+
 // findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and
 // at the API server it is not there, or was given other devices since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
@@ -378,18 +395,13 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 			now, needed, err = c.options.LookUp(ctx, r.Namespace, r.Name)
 			needed = needed && now.UID == uid && r.is(now)
 		}
-		if needed || err != nil || now.Sub(r.Prepared).Abs() < leakAfter { // a later time is of a clock that went back
-			delete(l.since, uid)
-			continue
-		}
-		if l.since[uid].IsZero() {
-			l.since[uid] = now
-		}
-		if now.Sub(l.since[uid]) >= leakAfter {
+		// A later time is of a clock that went back.
+		forgotten := !needed && err == nil && now.Sub(r.Prepared).Abs() >= leakAfter
+		if l.lasts(uid, forgotten, leakAfter) {
 			c.giveBackLeak(ctx, r, "the API server does not have the claim with these devices")
 		}
 	}
-	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+	l.keepOnly(records)
 }
 
 // findForgotten gives claims back that neither the kubelet's checkpoint nor a pod has, in a process
@@ -400,20 +412,12 @@ func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string
 	if c.options.Claimed != nil {
 		claimed, _ = c.options.Claimed(ctx)
 	}
-	now := time.Now()
 	for uid, r := range records {
-		if kept[uid] || claimed[r.String()] || r.Released {
-			delete(l.since, uid)
-			continue
-		}
-		if l.since[uid].IsZero() {
-			l.since[uid] = now
-		}
-		if now.Sub(l.since[uid]) >= keptAfter {
+		if l.lasts(uid, !kept[uid] && !claimed[r.String()] && !r.Released, keptAfter) {
 			c.giveBackLeak(ctx, r, "the kubelet's checkpoint does not have the claim")
 		}
 	}
-	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+	l.keepOnly(records)
 }
 
 // giveBackLeak gives a claim back unless it was prepared again since its record was read.
