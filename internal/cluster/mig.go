@@ -35,18 +35,18 @@ const (
 
 // migState returns the state of the layout that the label names, and why it is not success; both
 // are empty without a label.
-func migState(label string, chosen choice.Decision, made mig.Status) (state mig.ConfigState, reason string) {
+func migState(label string, chosen choice.Choice, made mig.Status) (state mig.ConfigState, reason string) {
 	switch {
 	case label == "":
 		return mig.StateNone, ""
-	case chosen.From == choice.FromCommand && (chosen.Layout != label || len(chosen.Wish.GPUs) > 0):
+	case chosen.From == choice.FromOrder && (chosen.Layout != label || len(chosen.Desired.GPUs) > 0):
 		return mig.StateFailed, fmt.Sprintf("mig apply asked this node for layout %s after the label was set; set the label anew, or run "+
 			"mig apply --forget on the node", chosen.Layout)
 	case chosen.Layout != label:
 		return mig.StatePending, "the layout is not looked at yet"
 	case chosen.Err != nil:
 		return mig.StateFailed, chosen.Err.Error()
-	case made.Layout != label || made.Again != chosen.Wish.Again || made.State == mig.StateNone:
+	case made.Layout != label || made.OrderNumber != chosen.Desired.OrderNumber || made.State == mig.StateNone:
 		return mig.StatePending, "the layout is not looked at yet"
 	}
 	return made.State, made.Reason
@@ -74,7 +74,7 @@ func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
-		_, chosen := d.MIGWish.Decisions().Latest()
+		_, chosen := d.MIGWish.Choices().Latest()
 		_, made := d.MIG.Latest()
 		return []<-chan struct{}{node, configured, chosen, made, l.again.Rings()}
 	}
@@ -94,7 +94,7 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 		label = l.node.Labels[migLabel]
 		l.daemon.MIGWish.SetLabel(ctx, label)
 	}
-	state, reason := migState(label, l.daemon.MIGWish.Decisions().Value(), l.daemon.MIG.Value())
+	state, reason := migState(label, l.daemon.MIGWish.Choices().Value(), l.daemon.MIG.Value())
 	return l.write(ctx, string(state), oneLine(reason), now)
 }
 

@@ -50,9 +50,9 @@ func (s *stage) layoutLabel(value string) {
 // makes waits until the owner is told a layout, and has it say how far it is.
 func (p *process) makes(layout string, state mig.ConfigState, reason string) {
 	p.s.Helper()
-	p.s.until("the owner is told "+layout, func() bool { return p.MIGWish.Wishes().Value().Layout == layout })
-	w := p.MIGWish.Wishes().Value()
-	p.MIG.Publish(mig.Status{Layout: w.Layout, Again: w.Again, State: state, Reason: reason})
+	p.s.until("the owner is told "+layout, func() bool { return p.MIGWish.Desired().Value().Layout == layout })
+	w := p.MIGWish.Desired().Value()
+	p.MIG.Publish(mig.Status{Layout: w.Layout, OrderNumber: w.OrderNumber, State: state, Reason: reason})
 }
 
 // says is the state and the reason that the node has.
@@ -90,7 +90,7 @@ func TestTheLabelNamesTheLayout(t *testing.T) {
 		})
 		s.layoutLabel("")
 		s.untilSays(" ")
-		s.until("nothing is named", func() bool { return p.MIGWish.Wishes().Value().Layout == "" })
+		s.until("nothing is named", func() bool { return p.MIGWish.Desired().Value().Layout == "" })
 		if zone := s.node().Labels["zone"]; zone != "a" {
 			s.Errorf("the zone is %q", zone)
 		}

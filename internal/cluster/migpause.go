@@ -86,7 +86,7 @@ func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 	}
 	c.paused.see(node, time.Now())
 	c.ours = true
-	klog.FromContext(ctx).Info("Paused DaemonSets that have GPUs open which are to be divided anew", "labels", keys)
+	klog.FromContext(ctx).Info("Paused DaemonSets whose pods prevent a MIG layout", "labels", keys)
 	return problem
 }
 

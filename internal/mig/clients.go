@@ -13,70 +13,70 @@ import (
 )
 
 const (
-	// pauseFor is how long DaemonSets are paused for a GPU that is in use all the same, and pauseAgain
-	// for how long they then run before they are paused for it again.
-	pauseFor   = 5 * time.Minute
-	pauseAgain = time.Hour
-	// pauseTimeout bounds one request to pause them.
+	// pauseFor is how long DaemonSets stay paused if the GPU is in use nevertheless. They then run for
+	// pauseInterval before the next pause.
+	pauseFor      = 5 * time.Minute
+	pauseInterval = time.Hour
+	// pauseTimeout limits one request to pause.
 	pauseTimeout = 10 * time.Second
 )
 
-// awaitClients pauses the DaemonSets whose pods have open a GPU that the driver calls in use. It
-// reports whether to wait until these pods end.
-func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome, bool) {
+// awaitClients pauses the DaemonSets whose pods have the GPU open, if the driver refused a change
+// because the GPU is in use. It reports whether to wait until these pods end.
+func (r *reconciler) awaitClients(ctx context.Context, hold resource.GPUHold) (result, bool) {
 	now := time.Now()
-	if !t.wish.Pause || t.options.Pauser == nil || !t.gpu.blocked || now.Sub(t.gpu.gaveUp) < pauseAgain {
-		return outcome{}, false
+	if !r.desired.Pause || r.options.Pauser == nil || !r.gpu.driverInUse || now.Sub(r.gpu.pauseEndedAt) < pauseInterval {
+		return result{}, false
 	}
-	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
-	clients, err := t.options.Clients(found.Minor)
+	found, _ := r.options.Snapshots.Value().GPU(r.UUID)
+	clients, err := r.options.Clients(found.Minor)
 	var all []Holder
 	var pods []string
 	for _, c := range clients {
-		all = append(all, Holder{Device: t.UUID, PID: c.PID, Name: c.Name})
+		all = append(all, Holder{Device: r.UUID, PID: c.PID, Name: c.Name})
 		if c.Pod != "" && !slices.Contains(pods, c.Pod) {
 			pods = append(pods, c.Pod)
 		}
 	}
 	switch {
-	case !t.gpu.paused.IsZero() && now.Sub(t.gpu.paused) >= pauseFor:
-		t.gpu.gaveUp = now
-		return t.fail(ctx, fmt.Errorf("in use by %s, though DaemonSets were paused for %v",
-			cmp.Or(holders(all), "something that is not shown"),
+	case !r.gpu.pausedSince.IsZero() && now.Sub(r.gpu.pausedSince) >= pauseFor:
+		r.gpu.pauseEndedAt = now
+		return r.fail(ctx, fmt.Errorf("in use by %s, though DaemonSets were paused for %v",
+			cmp.Or(holders(all), "an unknown process"),
 			pauseFor), hold), true
-	case len(pods) == 0: // the driver says of what is left whether it is in the way
-		return outcome{}, false
+	case len(pods) == 0: // the driver decides whether the remaining processes prevent the change
+		return result{}, false
 	}
-	t.Holders = all
-	if t.gpu.paused.IsZero() {
-		t.gpu.paused = now
+	r.Holders = all
+	if r.gpu.pausedSince.IsZero() {
+		r.gpu.pausedSince = now
 	}
 	reason := "in use by " + holders(all)
-	if now.Sub(t.gpu.asked) >= evictAgain {
-		t.show(PhaseWaiting, reason, hold) // from now on no label is set back
-		t.gpu.asked = now
+	if now.Sub(r.gpu.pauseRequestedAt) >= evictInterval {
+		r.report(PhaseWaiting, reason, hold) // from now on no label is reset
+		r.gpu.pauseRequestedAt = now
 		limited, cancel := context.WithTimeout(ctx, pauseTimeout)
-		t.gpu.refused = t.options.Pauser.Pause(limited, pods)
+		r.gpu.pauseError = r.options.Pauser.Pause(limited, pods)
 		cancel()
 	}
-	if err := errors.Join(err, t.gpu.refused); err != nil {
+	if err := errors.Join(err, r.gpu.pauseError); err != nil {
 		reason += ": " + err.Error()
 	}
-	return t.wait(PhaseWaiting, reason, later, hold), true
+	return r.requeue(PhaseWaiting, reason, slowPoll, hold), true
 }
 
-// openElsewhere adds to the error of a refused change of the MIG mode which processes have the GPU
-// open, as far as the node shows them.
-func (t *turn) openElsewhere(cause error) error {
-	const remedy = "end them, or stop their services: nvidia-persistenced and DCGM have GPUs open, and so has the kernel module nvidia_drm"
-	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
+// openElsewhere adds to the error of a refused MIG mode change the processes that have the GPU
+// open, as far as this process can see them.
+func (r *reconciler) openElsewhere(cause error) error {
+	const remedy = "stop them; often nvidia-persistenced, DCGM or the kernel module nvidia_drm has the GPU open"
+	found, _ := r.options.Snapshots.Value().GPU(r.UUID)
 	var all []Holder
 	var hidden error
-	if t.options.Clients != nil {
+	if r.options.Clients != nil {
 		var clients []inventory.DriverClient
-		clients, hidden = t.options.Clients(found.Minor)
+		clients, hidden = r.options.Clients(found.Minor)
 		for _, c := range clients {
-			all = append(all, Holder{Device: t.UUID, PID: c.PID, Name: c.Name})
+			all = append(all, Holder{Device: r.UUID, PID: c.PID, Name: c.Name})
 		}
 	}
 	switch {
@@ -88,16 +88,16 @@ func (t *turn) openElsewhere(cause error) error {
 	return fmt.Errorf("%w, by something that this container does not see; %s", cause, remedy)
 }
 
-// pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for
-// it. They do while it is waited for, but not for longer than pauseFor.
-func (t *turn) pausing(p Phase) bool {
+// keepPaused records the phase of the GPU, and reports whether DaemonSets must stay paused for it.
+// They stay paused while the change waits or is in progress, but no longer than pauseFor.
+func (r *reconciler) keepPaused(p Phase) bool {
 	now := time.Now()
 	switch {
-	case t.gpu.paused.IsZero():
+	case r.gpu.pausedSince.IsZero():
 	case p != PhaseWaiting && p != PhaseChanging:
-		t.gpu.paused = time.Time{}
-	case now.Sub(t.gpu.paused) >= pauseFor+pauseTimeout:
-		t.gpu.paused, t.gpu.gaveUp = time.Time{}, now
+		r.gpu.pausedSince = time.Time{}
+	case now.Sub(r.gpu.pausedSince) >= pauseFor+pauseTimeout:
+		r.gpu.pausedSince, r.gpu.pauseEndedAt = time.Time{}, now
 	}
-	return !t.gpu.paused.IsZero()
+	return !r.gpu.pausedSince.IsZero()
 }

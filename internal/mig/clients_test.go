@@ -70,7 +70,7 @@ func (c *cluster) runWith(problem error) {
 
 // wish wants GPU 1 divided.
 func (c *cluster) wish(pause bool) {
-	c.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"1"}, Pause: pause})
+	c.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}, Pause: pause})
 }
 
 func onCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
@@ -232,9 +232,9 @@ func TestKilledWhileClientsArePaused(t *testing.T) {
 				c.stop()
 				c.clients() // the pod ends
 				if !wanted {
-					c.wishes.Publish(mig.Wish{})
+					c.wishes.Publish(mig.DesiredLayout{})
 				}
-				c.built = func(o *mig.Owner) {
+				c.built = func(o *mig.Controller) {
 					if o.Status().Value().Resume {
 						t.Error("DaemonSets go on before the owner has looked")
 					}
@@ -254,7 +254,7 @@ func TestTheOtherProcessPauses(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.run()
 		c.until("goes on", resume)
-		end := c.second(mig.Wish{})
+		end := c.second(mig.DesiredLayout{})
 		c.until("has decided", func(s mig.Status) bool { return len(s.GPUs) == 3 })
 		c.passes(time.Minute)
 		if c.owner.Status().Value().Resume {

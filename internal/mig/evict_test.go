@@ -43,7 +43,7 @@ func TestUsersThatAreEvicted(t *testing.T) {
 				return nil
 			})
 		})
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
 		r.until("says why not", func(s mig.Status) bool {
 			return len(s.GPUs) == 3 && strings.HasSuffix(s.GPUs[0].Reason, "pod team/a: the disruption budget web allows none")
 		})
@@ -70,7 +70,7 @@ func TestEvictionIsCountedAnew(t *testing.T) {
 		r.start(func(o *mig.Options) { o.Evictor = evict(func(mig.Pod) error { return nil }) })
 		gpu := r.Snapshots().Value().GPUs[0].UUID
 		r.hold(gpu, "team/first")
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true, EvictTimeout: time.Minute})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true, EvictTimeout: time.Minute})
 		r.passes(50 * time.Second)
 		r.hold(gpu, "")
 		r.reaches(mig.StateSuccess)
@@ -115,7 +115,7 @@ func TestPauseThatIsAskedForAgain(t *testing.T) {
 		}
 		c.clients()
 		s := c.reaches(mig.StateFailed)
-		if s.Reason != "GPU 1: in use by something that is not shown, though DaemonSets were paused for 5m0s" {
+		if s.Reason != "GPU 1: in use by an unknown process, though DaemonSets were paused for 5m0s" {
 			t.Errorf("the reason: %s", s.Reason)
 		}
 	})

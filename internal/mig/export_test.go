@@ -7,11 +7,11 @@ import (
 )
 
 // HangDisk has the disk with the journal hang, until the function is called that it returns.
-func (o *Owner) HangDisk() (answer func()) {
+func (c *Controller) HangDisk() (answer func()) {
 	hangs, begun := make(chan struct{}), make(chan struct{})
-	o.mu.Lock()
-	disk := o.journal.disk
-	o.mu.Unlock()
+	c.mu.Lock()
+	disk := c.journal.disk
+	c.mu.Unlock()
 	hang := func() error { close(begun); <-hangs; return nil }
 	go func() { _ = disk.Do(context.Background(), time.Nanosecond, hang) }()
 	<-begun

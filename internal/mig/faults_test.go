@@ -50,7 +50,7 @@ func TestKilledAtEachStep(t *testing.T) {
 				r.before, r.after = at, at
 				r.mu.Unlock()
 				r.start()
-				r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 				<-dead
 				r.stop()
 				r.mu.Lock()
@@ -58,10 +58,10 @@ func TestKilledAtEachStep(t *testing.T) {
 				r.mu.Unlock()
 				want := balanced
 				if undone {
-					r.wishes.Publish(mig.Wish{})
+					r.wishes.Publish(mig.DesiredLayout{})
 					want = []string{"GPU"}
 				}
-				r.built = func(*mig.Owner) {
+				r.built = func(*mig.Controller) {
 					if len(r.devices()[0]) != 0 {
 						t.Errorf("killed at call %d: offered before the owner has looked: %v", kill, r.devices()[0])
 					}
@@ -98,7 +98,7 @@ func (r *rig) reboots() {
 // is offered, also without a wish.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
-	for name, wish := range map[string]mig.Wish{"with the wish": {Layout: "all-balanced"},
+	for name, wish := range map[string]mig.DesiredLayout{"with the wish": {Layout: "all-balanced"},
 		"before the wish is known": {}} {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
@@ -107,7 +107,7 @@ func TestRestartOfTheNode(t *testing.T) {
 				r.reboots()
 				began := time.Now()
 				r.wishes.Publish(wish)
-				r.built = func(*mig.Owner) {
+				r.built = func(*mig.Controller) {
 					for _, g := range r.Snapshots().Value().GPUs[:3] {
 						if len(r.devices()[g.Index]) != 0 {
 							t.Errorf("GPU %d offers %v before its layout stands", g.Index, r.devices()[g.Index])
@@ -156,7 +156,7 @@ func TestModeThatNeedsAReset(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(0, 2)
 		s := r.reaches(mig.StateRebooting)
 		if !strings.Contains(s.Reason, "when the GPU is reset or the node is restarted") ||
@@ -196,9 +196,9 @@ func TestModeByAReset(t *testing.T) {
 		r.start(func(o *mig.Options) {
 			o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(r.node.Root(), minor) }
 		})
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"1"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}})
 		s := r.reaches(mig.StateFailed)
-		if !strings.Contains(s.Reason, "by process 300100 (nv-hostengine); end them, or stop their services") {
+		if !strings.Contains(s.Reason, "by process 300100 (nv-hostengine); stop them; often nvidia-persistenced") {
 			t.Error(s.Reason)
 		}
 		if p, err := r.Monitor.Partitions(t.Context(), s.GPUs[1].UUID); err != nil || p.Pending != inventory.MIGDisabled {
@@ -213,7 +213,7 @@ func TestModeByAReset(t *testing.T) {
 			t.Error("the mode was set in this process's session")
 		}
 		before := r.modes.sets.Load()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0", "1"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0", "1"}})
 		r.reaches(mig.StateSuccess)
 		if sets := r.modes.sets.Load(); sets != before {
 			t.Errorf("the mode of an H100 was set %d times by another process", sets-before)
@@ -226,7 +226,7 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		s := r.until("waits", func(s mig.Status) bool { return strings.HasPrefix(s.Reason, "GPU 0: in use by process ") })
 		if len(s.GPUs[0].Holders) != 1 || s.GPUs[0].Holders[0].PID == 0 {
 			t.Errorf("holders: %+v", s.GPUs[0].Holders)
@@ -235,9 +235,9 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 		r.reaches(mig.StateSuccess)
 		// A process that the driver shows to nobody.
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "ComputeInstanceDestroy", Return: "IN_USE"})
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled"})
 		r.until("waits", func(s mig.Status) bool {
-			return strings.Contains(s.Reason, "nvmlComputeInstanceDestroy: in use: the driver shows this container no process")
+			return strings.Contains(s.Reason, "nvmlComputeInstanceDestroy: in use: the driver shows no process")
 		})
 		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
 		r.reaches(mig.StateSuccess)
@@ -253,7 +253,7 @@ func TestCallThatHangs(t *testing.T) {
 		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement",
 			Delay: "45s", Count: 1})
 		began := time.Now()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(1, 2)
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("the other GPUs are done after %v", took)
@@ -281,7 +281,7 @@ func TestModeThatTakesLong(t *testing.T) {
 					r.makes("all-enabled")
 				}
 				r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceSetMigMode", Delay: "90s", Count: 1})
-				r.wishes.Publish(mig.Wish{Layout: mode})
+				r.wishes.Publish(mig.DesiredLayout{Layout: mode})
 				r.passes(time.Minute)
 				for i, g := range r.owner.Status().Value().GPUs { // one that had its turn first is done
 					if changing := g.Phase == mig.PhaseChanging; changing != (i == 0) ||
@@ -309,11 +309,11 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 			<-goOn
 			return nil
 		}
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		<-began
-		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.until("says so", func(s mig.Status) bool {
-			return s.State == mig.StatePending && strings.Contains(s.Reason, "a step for the last layout has not ended")
+			return s.State == mig.StatePending && strings.Contains(s.Reason, "a step of the previous layout is still in progress")
 		})
 		release()
 		r.reaches(mig.StateSuccess)
@@ -329,7 +329,7 @@ func TestNoKubelet(t *testing.T) {
 		r.start(func(o *mig.Options) { o.Users = nil })
 		r.makes("all-balanced")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled"})
 		r.until("waits", func(s mig.Status) bool { return strings.HasPrefix(s.Reason, "GPU 0: in use by process ") })
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.reaches(mig.StateSuccess)
@@ -361,12 +361,12 @@ func TestEviction(t *testing.T) {
 		gpu := r.Snapshots().Value().GPUs[0].UUID
 		r.hold(gpu, "team/web-0")
 		r.start(func(o *mig.Options) { o.Evictor = e })
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.passes(time.Minute)
 		if len(e.asked) > 0 {
 			t.Errorf("evicted without being told to: %v", e.asked)
 		}
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", Evict: true, EvictTimeout: time.Minute})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", Evict: true, EvictTimeout: time.Minute})
 		r.until("says why not", func(s mig.Status) bool {
 			return strings.Contains(s.Reason, "in use by pod team/web-0: the disruption budget")
 		})
@@ -377,13 +377,13 @@ func TestEviction(t *testing.T) {
 		// A pod that does not end in time: the GPU is given back to it and to others.
 		r.hold(r.uuids(0, "3g.40gb")[0], "with UID 4711")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
 		r.passes(10 * time.Minute)
 		if s := r.reaches(mig.StatePending); slices.Contains(e.asked, mig.Pod{}) || len(e.asked) < 40 {
 			t.Errorf("%s; evicted without a limit: %v", s.Reason, e.asked)
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true, EvictTimeout: time.Minute})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true, EvictTimeout: time.Minute})
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "in use by pod with UID 4711 for more than 1m0s") || len(r.devices()[0]) != 4 {
 			t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
@@ -396,7 +396,7 @@ func TestEviction(t *testing.T) {
 func TestNoLookYet(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Snapshots = feed.New(inventory.Snapshot{}) })
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.passes(time.Minute)
 		if s := r.owner.Status().Value(); s.State == mig.StateSuccess || s.Resume {
 			t.Errorf("state %q, resume %v", s.State, s.Resume)
@@ -409,7 +409,7 @@ func TestNoEvidence(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.passes(time.Minute)
 		s := r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
 		if s.State != mig.StatePending || r.journal() != "" {
@@ -431,7 +431,7 @@ func TestReadThatFails(t *testing.T) {
 		r.mu.Lock()
 		r.dead = errors.New("the driver has no time")
 		r.mu.Unlock()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", Again: 1})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: 1})
 		s := r.reaches(mig.StatePending)
 		r.until("says so", func(s mig.Status) bool { return s.Reason == "GPU 0, 1, 2: the driver has no time" })
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
@@ -450,7 +450,7 @@ func TestNoRights(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		s := r.until("failed", func(s mig.Status) bool {
 			return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseFailed && s.GPUs[1].Phase == mig.PhaseFailed &&
 				s.GPUs[2].Phase == mig.PhaseFailed
@@ -474,14 +474,14 @@ func TestInstancesThatCannotBeRead(t *testing.T) {
 		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
 		r.mu.Unlock()
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"1"}})
 		r.passes(10 * time.Minute)
 		if steps == 0 || steps > 40 {
 			t.Errorf("%d steps in ten minutes", steps)
 		}
-		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}, Again: 1})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"1"}, OrderNumber: 1})
 		s := r.until("fails again", func(s mig.Status) bool {
-			return s.Again == 1 && s.State == mig.StateFailed && !s.GPUs[1].Retry.IsZero()
+			return s.OrderNumber == 1 && s.State == mig.StateFailed && !s.GPUs[1].Retry.IsZero()
 		})
 		if pause := time.Until(s.GPUs[1].Retry); pause > 10*time.Second {
 			t.Errorf("tried again in %v after a new wish", pause)

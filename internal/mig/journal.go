@@ -23,26 +23,26 @@ import (
 const (
 	journalFile    = "mig.json"
 	journalVersion = 1
-	// maxJournal is the largest journal that is read, in bytes. One GPU takes a few thousand.
+	// maxJournal is the size limit of the journal, in bytes. One GPU takes a few thousand.
 	maxJournal = 1 << 20
-	// diskTimeout is how long a disk may take. GPUs are not kept from pods any longer because it
-	// hangs.
+	// diskTimeout limits one disk operation, so that a hanging disk does not keep GPUs from pods.
 	diskTimeout = 5 * time.Second
 )
 
 var (
-	// errUnread is why nothing can be noted before the journal was read.
-	errUnread = errors.New("the journal is not read yet")
-	// errFormer is wrapped by the error while another process may still note something.
-	errFormer = errors.New("another process of this program divides the GPUs")
+	// errNotRead prevents writes before the journal has been read.
+	errNotRead = errors.New("the journal has not been read yet")
+	// errPreviousLeader prevents writes while another process may still write the journal.
+	errPreviousLeader = errors.New("another process of this program divides the GPUs")
 )
 
-// A journal is what must outlive the process: what is being changed of which GPU, and which
-// instances this program made. The driver has neither. The process that leads writes it.
+// A journal is the state that must survive the process: the change in progress of each GPU, and the
+// instances that this program created. The driver stores neither. Only the leader writes the
+// journal.
 type journal struct {
 	dir, boot string
 	disk      *statefile.Disk
-	news      *feed.Feed[int] // counts the changes of what was read, and of the problem; 0 as long as nothing is known
+	changes   *feed.Feed[int] // counts changes of gpus and problem; 0 before the first
 
 	mu      sync.Mutex               // guards all following fields
 	problem error                    // why this process cannot write
@@ -50,39 +50,40 @@ type journal struct {
 }
 
 func newJournal(dir, boot string) *journal {
-	return &journal{dir: dir, boot: boot, disk: statefile.NewDisk(), news: feed.New(0), problem: errUnread}
+	return &journal{dir: dir, boot: boot, disk: statefile.NewDisk(), changes: feed.New(0), problem: errNotRead}
 }
 
-// A journalForm is the form of the file.
+// A journalForm is the file format.
 type journalForm struct {
 	Version int                      `json:"version"`
 	GPUs    map[string]journalRecord `json:"gpus"`
 }
 
-// A journalRecord is what is noted of a GPU. It is immutable.
+// A journalRecord is the state of one GPU. It is immutable.
 type journalRecord struct {
-	// Boot is the node's boot ID when this was noted; empty if it was not known.
+	// Boot is the node's boot ID at the time of writing; empty if unknown.
 	Boot string `json:"boot,omitempty"`
-	// Enabled says that this program made instances or switched the mode on, and Made has the
+	// Enabled says that this program created instances or enabled the MIG mode. Created are the
 	// instances.
 	Enabled bool       `json:"enabled,omitempty"`
-	Made    []instance `json:"made,omitempty"`
-	// Change is what is being changed; nil if nothing is.
+	Created []instance `json:"made,omitempty"`
+	// Change is the change in progress; nil if there is none.
 	Change *change `json:"change,omitempty"`
-	// lost says that the node was restarted since: instances are gone, and on some models the mode.
-	lost bool
+	// restarted says that the node restarted after the record was written: instances are gone, and on
+	// some models the mode.
+	restarted bool
 }
 
-// A change is how a GPU was before, and all that is created until the change has ended. The
-// hardware shows which part of it has happened.
+// A change has the division of a GPU before the change, and everything that the change creates. The
+// hardware shows how far the change is.
 type change struct {
 	Layout  string     `json:"layout,omitempty"`
-	Enabled bool       `json:"enabled"` // before
+	Enabled bool       `json:"enabled"` // before the change
 	Before  []instance `json:"before,omitempty"`
 	Creates []instance `json:"creates,omitempty"`
 }
 
-// An instance is a GPU instance, by its place.
+// An instance is a GPU instance, identified by its place.
 type instance struct {
 	Profile  string    `json:"profile"`
 	Start    int       `json:"start"`
@@ -96,32 +97,32 @@ type compute struct {
 }
 
 func instanceOf(i inventory.GPUInstance) instance {
-	noted := instance{Profile: i.Profile, Start: i.Start, Size: i.Size}
+	result := instance{Profile: i.Profile, Start: i.Start, Size: i.Size}
 	for _, c := range i.Computes {
-		noted.Computes = append(noted.Computes, compute{c.Start, c.Slices})
+		result.Computes = append(result.Computes, compute{c.Start, c.Slices})
 	}
-	return noted
+	return result
 }
 
-// is says whether an instance of the GPU is the noted one, of which not all compute instances need
-// exist. Where these are in it is the driver's to decide.
-func (i instance) is(found inventory.GPUInstance) bool {
+// matches reports whether found is this instance. Some of the compute instances may be missing, and
+// their places are chosen by the driver.
+func (i instance) matches(found inventory.GPUInstance) bool {
 	if i.Profile != found.Profile || i.Start != found.Start || i.Size != found.Size {
 		return false
 	}
-	noted := map[int]int{} // how many, by their size
+	expected := map[int]int{} // number of compute instances by size
 	for _, c := range i.Computes {
-		noted[c.Slices]++
+		expected[c.Slices]++
 	}
 	for _, c := range found.Computes {
-		if noted[c.Slices]--; noted[c.Slices] < 0 {
+		if expected[c.Slices]--; expected[c.Slices] < 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// inventoried returns noted instances as the inventory has them.
+// inventoried converts instances to the types of the inventory.
 func inventoried(noted []instance) []inventory.GPUInstance {
 	all := make([]inventory.GPUInstance, len(noted))
 	for n, i := range noted {
@@ -133,13 +134,14 @@ func inventoried(noted []instance) []inventory.GPUInstance {
 	return all
 }
 
-// made says whether this program made an instance.
-func (r journalRecord) made(found inventory.GPUInstance) bool {
-	same := func(i instance) bool { return i.is(found) }
-	return !r.lost && (slices.ContainsFunc(r.Made, same) || r.Change != nil && slices.ContainsFunc(r.Change.Creates, same))
+// created reports whether this program created an instance.
+func (r journalRecord) created(found inventory.GPUInstance) bool {
+	same := func(i instance) bool { return i.matches(found) }
+	return !r.restarted && (slices.ContainsFunc(r.Created, same) ||
+		r.Change != nil && slices.ContainsFunc(r.Change.Creates, same))
 }
 
-// mode returns a mode by whether it is on.
+// mode returns the MIG mode.
 func mode(enabled bool) inventory.MIGMode {
 	if enabled {
 		return inventory.MIGEnabled
@@ -147,14 +149,14 @@ func mode(enabled bool) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// load reads the journal until that succeeds and no former process may write it any more; begins is
-// called before anything can be noted.
+// load reads the journal until that succeeds and no previous leader may write it any more. It calls
+// TakeOver before the first write.
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
-		former := o.Former() // what it notes from now on may not be read
+		previous := o.PreviousLeader() // before reading: the previous leader may write until it has ended
 		read, err := statefile.Within(ctx, j.disk, diskTimeout, func() (map[string]journalRecord, error) {
 			if j.dir == "" {
-				return nil, errors.New("there is no state directory for the journal of MIG layouts")
+				return nil, errors.New("no state directory for the journal of MIG layouts")
 			}
 			if err := os.MkdirAll(j.dir, 0o700); err != nil {
 				return nil, err
@@ -166,12 +168,12 @@ func (j *journal) load(ctx context.Context, o Options) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-		case former != nil:
-			pause, err = later, fmt.Errorf("%w: %w", errFormer, former)
+		case previous != nil:
+			pause, err = slowPoll, fmt.Errorf("%w: %w", errPreviousLeader, previous)
 		default:
-			o.Begins(ctx)
+			o.TakeOver(ctx)
 		}
-		j.take(ctx, read, err)
+		j.store(ctx, read, err)
 		if err == nil {
 			return
 		}
@@ -183,21 +185,21 @@ func (j *journal) load(ctx context.Context, o Options) {
 	}
 }
 
-// take keeps what was read, and the error if this process cannot write.
-func (j *journal) take(ctx context.Context, read map[string]journalRecord, problem error) {
+// store keeps the records that were read, and the error if this process cannot write.
+func (j *journal) store(ctx context.Context, read map[string]journalRecord, problem error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, errFormer) {
+	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, errPreviousLeader) {
 		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written", "dir",
 			j.dir)
 	}
-	if n := j.news.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) || !reflect.DeepEqual(read, j.gpus) {
-		defer j.news.Publish(n + 1)
+	if n := j.changes.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) || !reflect.DeepEqual(read, j.gpus) {
+		defer j.changes.Publish(n + 1)
 	}
 	j.gpus, j.problem = read, problem
 }
 
-// read reads the file.
+// read returns the records in the file; none if the file is damaged.
 func (j *journal) read(ctx context.Context) map[string]journalRecord {
 	p, gpus := journalForm{}, map[string]journalRecord{}
 	if _, err := statefile.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
@@ -207,30 +209,30 @@ func (j *journal) read(ctx context.Context) map[string]journalRecord {
 	}
 	for uuid, r := range p.GPUs {
 		if j.boot != "" && r.Boot != "" && j.boot != r.Boot {
-			r.Change, r.lost = nil, true
+			r.Change, r.restarted = nil, true
 		}
 		gpus[uuid] = r
 	}
 	return gpus
 }
 
-// writable returns why this process cannot note anything; nil if it can.
+// writable returns why this process cannot write; nil if it can.
 func (j *journal) writable() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.problem
 }
 
-// record returns what is noted of a GPU.
+// record returns the record of a GPU.
 func (j *journal) record(uuid string) journalRecord {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.gpus[uuid]
 }
 
-// begin notes a change before its first step. If an earlier process began it, the note of how the
-// GPU was before stays.
-func (j *journal) begin(ctx context.Context, c layout.GPUChange, name string) error {
+// beginChange records a change before its first step. If an earlier process started the change, the
+// recorded division before it stays.
+func (j *journal) beginChange(ctx context.Context, c layout.GPUChange, name string) error {
 	r := j.record(c.GPU.UUID)
 	next := change{Layout: name, Enabled: c.Before.Mode == inventory.MIGEnabled}
 	if r.Change != nil {
@@ -245,27 +247,28 @@ func (j *journal) begin(ctx context.Context, c layout.GPUChange, name string) er
 			next.Creates = append(next.Creates, instanceOf(s.Part.GPUInstance))
 		}
 	}
-	if r.lost {
+	if r.restarted {
 		r = journalRecord{}
 	}
 	r.Boot, r.Change = j.boot, &next
 	return j.write(ctx, c.GPU.UUID, r)
 }
 
-// end notes that nothing is being changed of a GPU, and which of its instances this program made.
-func (j *journal) end(ctx context.Context, found layout.GPU) error {
+// endChange records that no change is in progress, and which instances of the GPU this program
+// created.
+func (j *journal) endChange(ctx context.Context, found layout.GPU) error {
 	if found.Unread != "" {
 		return nil
 	}
 	before := j.record(found.UUID)
 	r := journalRecord{Boot: j.boot}
 	for _, i := range found.Instances {
-		if before.made(i) {
-			r.Made = append(r.Made, instanceOf(i))
+		if before.created(i) {
+			r.Created = append(r.Created, instanceOf(i))
 		}
 	}
-	switched := before.Enabled || before.Change != nil && !before.Change.Enabled || len(r.Made) > 0
-	r.Enabled = found.Mode == inventory.MIGEnabled && switched
+	switchedOn := before.Enabled || before.Change != nil && !before.Change.Enabled || len(r.Created) > 0
+	r.Enabled = found.Mode == inventory.MIGEnabled && switchedOn
 	if !r.Enabled {
 		r = journalRecord{}
 	}
@@ -275,7 +278,7 @@ func (j *journal) end(ctx context.Context, found layout.GPU) error {
 	return j.write(ctx, found.UUID, r)
 }
 
-// write replaces what is noted of a GPU, and returns once it is on the disk.
+// write replaces the record of a GPU, and returns when it is on disk.
 func (j *journal) write(ctx context.Context, uuid string, r journalRecord) error {
 	if err := j.writable(); err != nil {
 		return err

@@ -31,24 +31,24 @@ func TestInstancesOfThisProgram(t *testing.T) {
 		change func(*inventory.GPUInstance)
 		want   bool
 	}{
-		"made":                  {journalRecord{Made: noted}, func(*inventory.GPUInstance) {}, true},
+		"made":                  {journalRecord{Created: noted}, func(*inventory.GPUInstance) {}, true},
 		"being created":         {journalRecord{Change: &change{Creates: noted}}, func(*inventory.GPUInstance) {}, true},
 		"there before a change": {journalRecord{Change: &change{Before: noted}}, func(*inventory.GPUInstance) {}, false},
-		"made before a restart": {journalRecord{Made: noted, lost: true}, func(*inventory.GPUInstance) {}, false},
+		"made before a restart": {journalRecord{Created: noted, restarted: true}, func(*inventory.GPUInstance) {}, false},
 		"nothing noted":         {journalRecord{}, func(*inventory.GPUInstance) {}, false},
-		"no compute instance":   {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Computes = nil }, true},
-		"another ID":            {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.ID = 9 }, true},
-		"another profile": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" },
+		"no compute instance":   {journalRecord{Created: noted}, func(i *inventory.GPUInstance) { i.Computes = nil }, true},
+		"another ID":            {journalRecord{Created: noted}, func(i *inventory.GPUInstance) { i.ID = 9 }, true},
+		"another profile": {journalRecord{Created: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" },
 			false},
-		"another place": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
-		"another size":  {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
-		"a compute instance more": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) {
+		"another place": {journalRecord{Created: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
+		"another size":  {journalRecord{Created: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
+		"a compute instance more": {journalRecord{Created: noted}, func(i *inventory.GPUInstance) {
 			i.Computes = []inventory.ComputeInstance{{Slices: 3}, {ID: 1, Slices: 1}}
 		}, false},
 	} {
 		found := third
 		test.change(&found)
-		if got := test.record.made(found); got != test.want {
+		if got := test.record.created(found); got != test.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -86,7 +86,7 @@ func TestJournalOfAChange(t *testing.T) {
 	}
 	ended := func(p inventory.Partitions) {
 		t.Helper()
-		if err := j.end(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: p}); err != nil {
+		if err := j.endChange(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: p}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,7 +104,7 @@ func TestJournalOfAChange(t *testing.T) {
 		GPU: layout.GPU{UUID: "GPU-0"}, Before: layout.Division{Mode: inventory.MIGDisabled},
 		Steps: []layout.Step{step(inventory.MIGCreateInstance, last)},
 	}
-	if err := errors.Join(j.begin(t.Context(), first, "first"), j.begin(t.Context(), second, "second")); err != nil {
+	if err := errors.Join(j.beginChange(t.Context(), first, "first"), j.beginChange(t.Context(), second, "second")); err != nil {
 		t.Fatal(err)
 	}
 	want := journalRecord{Boot: "one", Change: &change{
@@ -117,15 +117,15 @@ func TestJournalOfAChange(t *testing.T) {
 	ended(inventory.Partitions{Unread: "no permission"})
 	noted("after a look that could not read it", want)
 	ended(inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{third, other}})
-	want = journalRecord{Boot: "one", Enabled: true, Made: []instance{instanceOf(other)}}
+	want = journalRecord{Boot: "one", Enabled: true, Created: []instance{instanceOf(other)}}
 	noted("after the change", want)
 	if r := j.record("GPU-1"); r.Boot != "" {
 		t.Errorf("of another GPU: %+v", r)
 	}
 	j = opened(t, dir, "two")
-	want.lost = true
+	want.restarted = true
 	noted("after a restart of the node", want)
-	if err := j.begin(t.Context(), second, "again"); err != nil {
+	if err := j.beginChange(t.Context(), second, "again"); err != nil {
 		t.Fatal(err)
 	}
 	noted("during a change after that", journalRecord{Boot: "two",
@@ -154,11 +154,11 @@ func TestModeOfTheJournal(t *testing.T) {
 		"it was on":              {journalRecord{Change: &change{Enabled: true}}, on, false},
 		"instances were made":    {journalRecord{Change: &change{Enabled: true, Creates: made}}, divided, true},
 		"instances of another":   {journalRecord{}, divided, false},
-		"made, and the mode off": {journalRecord{Made: made}, off, false},
+		"made, and the mode off": {journalRecord{Created: made}, off, false},
 	} {
 		j := opened(t, t.TempDir(), "one")
 		j.gpus["GPU-0"] = test.noted
-		if err := j.end(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: test.found}); err != nil ||
+		if err := j.endChange(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: test.found}); err != nil ||
 			j.record("GPU-0").Enabled != test.want {
 			t.Errorf("%s: %+v, %v", name, j.record("GPU-0"), err)
 		}
@@ -180,7 +180,7 @@ func TestBootOfTheJournal(t *testing.T) {
 		if err := statefile.WriteState(filepath.Join(dir, journalFile), p); err != nil {
 			t.Fatal(err)
 		}
-		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.lost != test.lost || (r.Change == nil) != test.lost ||
+		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.restarted != test.lost || (r.Change == nil) != test.lost ||
 			!r.Enabled {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -194,7 +194,7 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		first, second := opened(t, dir, "one"), newJournal(dir, "one")
-		if err := second.write(t.Context(), "GPU-0", journalRecord{}); !errors.Is(err, errUnread) {
+		if err := second.write(t.Context(), "GPU-0", journalRecord{}); !errors.Is(err, errNotRead) {
 			t.Errorf("a journal that was not read is written: %v", err)
 		}
 		var begun, ended atomic.Bool
@@ -204,12 +204,12 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 			}
 			return errors.New("it hangs")
 		}
-		go second.load(t.Context(), New(Options{Former: former, Begins: func(context.Context) { begun.Store(true) }}).options)
+		go second.load(t.Context(), New(Options{PreviousLeader: former, TakeOver: func(context.Context) { begun.Store(true) }}).options)
 		passes := func(d time.Duration, news int, waits bool) {
 			t.Helper()
 			time.Sleep(d)
 			synctest.Wait()
-			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, errFormer) != waits ||
+			if n, err := second.changes.Value(), second.writable(); n != news || errors.Is(err, errPreviousLeader) != waits ||
 				begun.Load() == waits {
 				t.Errorf("%d news, %v, begun %v", n, err, begun.Load())
 			}
@@ -238,7 +238,7 @@ func TestJournalThatCannotBeHad(t *testing.T) {
 		j := newJournal(filepath.Join(file, "state"), "one")
 		began := time.Now()
 		begins := make(chan time.Duration, 1)
-		go j.load(t.Context(), New(Options{Begins: func(context.Context) { begins <- time.Since(began) }}).options)
+		go j.load(t.Context(), New(Options{TakeOver: func(context.Context) { begins <- time.Since(began) }}).options)
 		time.Sleep(12 * time.Second)
 		if err := errors.Join(os.Remove(file), os.MkdirAll(j.dir, 0o700)); err != nil {
 			t.Fatal(err)
@@ -265,16 +265,16 @@ func TestHoldersInWords(t *testing.T) {
 func TestWishThatIsAboutAGPU(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		wish Wish
+		wish DesiredLayout
 		want bool
 	}{
-		"nothing":        {Wish{}, false},
-		"all":            {Wish{Layout: "a"}, true},
-		"index":          {Wish{Layout: "a", GPUs: []string{"0", "1"}}, true},
-		"UUID":           {Wish{Layout: "a", GPUs: []string{"GPU-1"}}, true},
-		"others":         {Wish{Layout: "a", GPUs: []string{"0", "GPU-0"}}, false},
-		"no layout":      {Wish{GPUs: []string{"1"}}, false},
-		"a longer index": {Wish{Layout: "a", GPUs: []string{"11"}}, false},
+		"nothing":        {DesiredLayout{}, false},
+		"all":            {DesiredLayout{Layout: "a"}, true},
+		"index":          {DesiredLayout{Layout: "a", GPUs: []string{"0", "1"}}, true},
+		"UUID":           {DesiredLayout{Layout: "a", GPUs: []string{"GPU-1"}}, true},
+		"others":         {DesiredLayout{Layout: "a", GPUs: []string{"0", "GPU-0"}}, false},
+		"no layout":      {DesiredLayout{GPUs: []string{"1"}}, false},
+		"a longer index": {DesiredLayout{Layout: "a", GPUs: []string{"11"}}, false},
 	} {
 		if got := test.wish.concerns(GPU{Index: 1, UUID: "GPU-1"}); got != test.want {
 			t.Errorf("%s: %v", name, got)
@@ -296,12 +296,12 @@ func TestLook(t *testing.T) {
 		"CI":     func(g *inventory.GPU) { g.MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", GI: 1, CI: 1}} },
 	} {
 		other := base
-		if change(&other); lookOf(other) == lookOf(base) {
+		if change(&other); divisionText(other) == divisionText(base) {
 			t.Errorf("another %s is not seen", name)
 		}
 	}
 	sick := base
-	if sick.Health.State = inventory.Unhealthy; lookOf(sick) != lookOf(base) {
+	if sick.Health.State = inventory.Unhealthy; divisionText(sick) != divisionText(base) {
 		t.Error("a GPU that is Unhealthy looks otherwise")
 	}
 }

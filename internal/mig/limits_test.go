@@ -55,7 +55,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 					return fmt.Errorf("the call: %w", test.err)
 				}
 				r.start()
-				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 				r.until("has begun", func(s mig.Status) bool { return len(s.GPUs) == 3 && strings.Contains(s.GPUs[0].Reason, "the call") })
 				for _, pause := range test.paces {
 					r.passes(time.Duration(pause)*time.Second + 100*time.Millisecond)
@@ -72,7 +72,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 				}
 				tries = nil
 				began := time.Now()
-				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}, Again: 1})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}, OrderNumber: 1})
 				r.passes(8 * time.Second)
 				if len(tries) < 2 || tries[0].Sub(began) > 2*time.Second || paces(tries)[0] > 5 {
 					t.Errorf("after a new wish at %v it was tried at %v", began, tries)
@@ -127,7 +127,7 @@ func TestInstancesThatHaveToStay(t *testing.T) {
 					} else {
 						r.hold(stays, "ns/stays")
 					}
-					r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t, file)})
+					r.wishes.Publish(mig.DesiredLayout{Layout: "new", File: parsed(t, file)})
 					r.until("is made", func(s mig.Status) bool {
 						return s.Layout == "new" && len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseDone
 					})
@@ -148,14 +148,14 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 		r.makes("all-balanced")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
 		busy := r.Snapshots().Value().GPUs[0].MIGDevices[0]
-		r.wishes.Publish(mig.Wish{Layout: "all-" + busy.Profile, GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-" + busy.Profile, GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 		if !slices.Contains(r.uuids(0, busy.Profile), busy.UUID) {
 			t.Error("the instance with the process went")
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}) // a driver that does not say where
-		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "in use by process") })
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0"})
 		if s := r.reaches(mig.StateSuccess); len(s.GPUs[0].Holders) > 0 {
@@ -169,7 +169,7 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 func TestLayoutOfOtherModels(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-2g.12gb"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-2g.12gb"})
 		s := r.reaches(mig.StateSuccess)
 		if s.GPUs[0].Phase != mig.PhaseKept || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone ||
 			s.GPUs[0].Reason == "" {
@@ -179,11 +179,11 @@ func TestLayoutOfOtherModels(t *testing.T) {
 			r.devices()); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
-		r.wishes.Publish(mig.Wish{Layout: "all-9g.12gb"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-9g.12gb"})
 		if s = r.reaches(mig.StateFailed); !allFailed(s) || !strings.HasPrefix(s.Reason, `GPU 0`) {
 			t.Errorf("%s; GPUs: %+v", s.Reason, s.GPUs)
 		}
-		r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t,
+		r.wishes.Publish(mig.DesiredLayout{Layout: "new", File: parsed(t,
 			`{version: v1, mig-configs: {new: [{devices: [0, 2], mig-enabled: true, mig-devices: {"2g.12gb": 2}}]}}`)})
 		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept ||
 			s.GPUs[2].Phase != mig.PhaseDone ||
@@ -192,7 +192,7 @@ func TestLayoutOfOtherModels(t *testing.T) {
 		}
 		none := parsed(t, `{version: v1, mig-configs: {none: [{devices: all, device-filter: "0x1EB810DE", mig-enabled: true, mig-devices: {"1g.5gb": 7}}], `+
 			`some: [{devices: all, mig-enabled: false}]}}`)
-		r.wishes.Publish(mig.Wish{Layout: "none", File: none})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "none", File: none})
 		if s = r.reaches(mig.StateFailed); !strings.Contains(s.Reason,
 			"the layout none has no item for any GPU of this node (PCI device 0x") ||
 			!strings.Contains(s.Reason, "layouts that have one: some") {
@@ -214,9 +214,9 @@ func TestDivisionThatIsNotSeenYet(t *testing.T) {
 				onNode(t, func(t *testing.T, r *rig) {
 					mine := newMirror(r)
 					r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
-					r.wishes.Publish(mig.Wish{Layout: "mixed", GPUs: []string{"0"}, File: parsed(t, randomLayouts)})
+					r.wishes.Publish(mig.DesiredLayout{Layout: "mixed", GPUs: []string{"0"}, File: parsed(t, randomLayouts)})
 					r.until("waits for the look", func(s mig.Status) bool {
-						return strings.Contains(s.Reason, "the last look at the node does not show the GPU as it is divided now")
+						return strings.Contains(s.Reason, "the last scan of the node does not show the present division of the GPU")
 					})
 					if len(r.devices()[0]) > 0 {
 						t.Errorf("offered: %v", r.devices()[0])
@@ -228,7 +228,7 @@ func TestDivisionThatIsNotSeenYet(t *testing.T) {
 					}
 					if !comes {
 						s := r.reaches(mig.StateFailed)
-						if !strings.Contains(s.Reason, "shows the MIG devices of GPU instances ") ||
+						if !strings.Contains(s.Reason, "do not find the MIG devices of GPU instances ") ||
 							len(mine.Value().GPUs[0].MIGDevices) == 0 {
 							t.Error(s.Reason)
 						}
@@ -261,9 +261,9 @@ func TestChangeThatIsNotSeen(t *testing.T) {
 		mine := newMirror(r)
 		mine.show(func(d inventory.MIGDevice) bool { return d.Profile == "3g.40gb" })
 		r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
-		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.until("waits", func(s mig.Status) bool {
-			return strings.Contains(s.Reason, "the last look at the node does not show the MIG device of GPU instance ")
+			return strings.Contains(s.Reason, "the last scan of the node does not show the MIG device of GPU instance ")
 		})
 		r.passes(time.Minute)
 		if len(r.uuids(0, "3g.40gb")) != 1 || len(r.uuids(0, "2g.20gb")) != 1 {
@@ -281,7 +281,7 @@ func TestJournalIsNotWrittenAnew(t *testing.T) {
 		r.makes("all-balanced")
 		before := r.journalFile()
 		for again := range uint64(3) {
-			r.wishes.Publish(mig.Wish{Layout: "all-balanced", Again: again + 1})
+			r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: again + 1})
 			r.reaches(mig.StateSuccess)
 		}
 		if !os.SameFile(before, r.journalFile()) {
@@ -296,10 +296,10 @@ func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.before = func(string, inventory.MIGStep) error { return inventory.ErrNoAnswer }
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		r.until("has begun", func(s mig.Status) bool { return strings.Contains(s.Reason, inventory.ErrNoAnswer.Error()) })
 		r.reboots()
-		r.wishes.Publish(mig.Wish{})
+		r.wishes.Publish(mig.DesiredLayout{})
 		steps := 0
 		r.mu.Lock()
 		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
@@ -331,7 +331,7 @@ func TestKubeletIsAskedOften(t *testing.T) {
 		r.absent = errors.New("kubelet does not run")
 		users := &countedUsers{of: r}
 		r.start(func(o *mig.Options) { o.Users = users })
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		r.passes(4 * time.Second)
 		first := users.asked.Load()
 		r.passes(2 * time.Second)
@@ -363,7 +363,7 @@ func TestGPUThatIsReserved(t *testing.T) {
 		}
 		elsewhere.Store(true)
 		r.start(option)
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(1, 2)
 		s := r.until("says so", func(s mig.Status) bool { return s.State == mig.StatePending && s.Reason == "GPU 0: "+reason })
 		r.passes(time.Minute)
@@ -377,7 +377,7 @@ func TestGPUThatIsReserved(t *testing.T) {
 			t.Errorf("success %v after the reason has ended", took)
 		}
 		elsewhere.Store(true)
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", Again: 1})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: 1})
 		r.reaches(mig.StateSuccess)
 		elsewhere.Store(false)
 		r.mu.Lock()
@@ -390,7 +390,7 @@ func TestGPUThatIsReserved(t *testing.T) {
 			return nil
 		}
 		r.mu.Unlock()
-		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 	})
 }
@@ -421,7 +421,7 @@ func TestGPUThatWasNeverRead(t *testing.T) {
 				} else {
 					driver.err = problem
 				}
-				r.wishes.Publish(mig.Wish{Layout: "all-enabled"})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled"})
 				r.start(func(o *mig.Options) { o.Driver = driver })
 				s := r.until("says so", func(s mig.Status) bool { return s.Reason == "GPU 0, 1, 2: the driver has no time" })
 				r.passes(time.Minute)
@@ -429,7 +429,7 @@ func TestGPUThatWasNeverRead(t *testing.T) {
 					t.Errorf("%s: offered (-want +got):\n%s", s.State, diff)
 				}
 				for uuid, h := range r.owner.Holds().Value() {
-					if uuid != r.Snapshots().Value().GPUs[3].UUID && h.Reason != "it cannot be read how its GPU is divided" {
+					if uuid != r.Snapshots().Value().GPUs[3].UUID && h.Reason != "the division of its GPU cannot be read" {
 						t.Errorf("the hold on %s: %+v", uuid, h)
 					}
 				}
@@ -480,7 +480,7 @@ func TestFailureStaysOneWhenTheGPULooksOtherwise(t *testing.T) {
 				if what == "pod" {
 					r.hold(gpu, "ns/stays")
 				}
-				r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true, EvictTimeout: time.Minute})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true, EvictTimeout: time.Minute})
 				retry := r.reaches(mig.StateFailed).GPUs[0].Retry
 				other := mine.Value()
 				other.GPUs = slices.Clone(other.GPUs)

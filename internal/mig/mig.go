@@ -1,11 +1,10 @@
-// Package mig owns how the GPUs of the node are divided: it makes the MIG layout that the operator
-// wants, while the rest of the node works. It holds only the devices that a change ends, waits
-// until nobody uses them, writes down what it is about to do, and undoes on one GPU what failed
-// there.
+// Package mig divides the GPUs of the node into the MIG layout that the operator wants, while the
+// rest of the node keeps working. It withholds only the devices that a change removes, waits until
+// no pod and no process uses them, writes a journal before each change, and rolls back a failed
+// change on that GPU alone.
 //
-// Package daemon builds it; gpu-node-agent gives it an Evictor. Package choice, below it, decides
-// which layout the node should have: the configuration file's, the Node label's or that of
-// mig apply.
+// Package daemon builds the Controller; gpu-node-agent supplies an Evictor and a Pauser. Package
+// choice selects the layout named by the configuration file, the node label or mig apply.
 package mig
 
 import (
@@ -18,154 +17,154 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// A Wish is how the operator wants the GPUs of the node to be divided. The zero Wish asks for
-// nothing.
-type Wish struct {
-	// Layout is the name of the layout; empty asks for nothing.
+// A DesiredLayout is the division of the node's GPUs that the operator wants. The zero
+// DesiredLayout changes nothing.
+type DesiredLayout struct {
+	// Layout is the name of the layout; empty for none.
 	Layout string
-	// File has the layout; nil for a built-in one. It is immutable.
+	// File contains the layout; nil for a built-in layout. It is immutable.
 	File *layout.File
-	// GPUs are the indexes or UUIDs of the GPUs that the Wish is about; empty for all. The others stay
-	// as they are.
+	// GPUs are the indexes or UUIDs of the GPUs to divide; empty for all. Other GPUs stay unchanged.
 	GPUs []string
-	// Replace allows to destroy GPU instances that this program did not make. No instance that is in
-	// use is ever destroyed.
+	// Replace allows the Controller to destroy GPU instances that this program did not create. An
+	// instance in use is never destroyed.
 	Replace bool
-	// Evict says that pods are evicted that hold devices which the layout does not have. EvictTimeout
-	// is how long that is tried; 0 for no limit.
+	// Evict allows the Controller to evict pods from devices that the layout does not have.
+	// EvictTimeout limits how long it tries; 0 for no limit.
 	Evict        bool
 	EvictTimeout time.Duration
-	// Pause says that DaemonSets are paused whose pods have open a GPU that is to change and that the
-	// driver calls in use.
+	// Pause allows the Controller to pause DaemonSets whose pods have a GPU open, if the driver
+	// refuses to change this GPU because it is in use.
 	Pause bool
-	// Origin says where the Wish comes from: "configuration file", "label", "mig apply". A Wish from
-	// elsewhere is tried at once.
+	// Origin is the source of the layout: "configuration file", "label" or "mig apply". A change of
+	// Origin starts a new attempt at once.
 	Origin string
-	// Again is a number: when it changes, what failed is tried again at once.
-	Again uint64
+	// OrderNumber counts the runs of mig apply. A change starts a new attempt at once, also after a
+	// failure.
+	OrderNumber uint64
 }
 
-// A ConfigState is how far the node is with its Wish, in the words that NVIDIA's mig-manager puts
-// into nvidia.com/mig.config.state.
+// A ConfigState is the progress of the node, in the words of NVIDIA's mig-manager for the label
+// nvidia.com/mig.config.state.
 type ConfigState string
 
-// The states.
+// The states of a node.
 const (
-	// StateNone: there is no Wish.
+	// StateNone: no layout is wanted.
 	StateNone ConfigState = ""
 	// StatePending: some GPUs are being changed, or wait until nobody uses them.
 	StatePending ConfigState = "pending"
-	// StateRebooting: a MIG mode was set that is in force after a reset of the GPU or a restart of the
-	// node. Nothing here restarts a node.
+	// StateRebooting: a MIG mode is set, and takes effect after a reset of the GPU or a restart of the
+	// node. This program never restarts the node.
 	StateRebooting ConfigState = "rebooting"
-	// StateSuccess: all GPUs are as the Wish says.
+	// StateSuccess: all GPUs have the layout.
 	StateSuccess ConfigState = "success"
-	// StateFailed: some GPU is not as the Wish says. What may succeed later is tried again.
+	// StateFailed: at least one GPU does not have the layout. The Controller retries what may succeed
+	// later.
 	StateFailed ConfigState = "failed"
 )
 
-// A Status is the state of the owner and of each GPU.
+// A Status is the state of the node and of each GPU.
 type Status struct {
 	State ConfigState
-	// Layout and Again are those of the Wish that the other fields are about.
-	Layout string
-	Again  uint64
-	// Reason says why the State is not success; empty if it is, or if there is no Wish.
+	// Layout and OrderNumber identify the DesiredLayout to which the other fields refer.
+	Layout      string
+	OrderNumber uint64
+	// Reason says why State is not success; empty for success, and if no layout is wanted.
 	Reason string
-	// GPUs are the GPUs that have multi-instance mode, by ascending Index.
+	// GPUs are the GPUs that support MIG, by ascending Index.
 	GPUs []GPU
-	// Resume says that DaemonSets that were paused for a change go on: it is known of all GPUs how far
-	// they are with the Wish, no change needs DaemonSets paused, and no other process of this program
-	// changes GPUs.
+	// Resume says that paused DaemonSets may run again: the progress of all GPUs is known, no change
+	// needs paused DaemonSets, and no other process of this program changes GPUs.
 	Resume bool
 }
 
-// Equal reports whether two Statuses say the same.
+// Equal reports whether two Statuses are equal.
 func (s Status) Equal(other Status) bool { return reflect.DeepEqual(s, other) }
 
-// A Phase is how far one GPU is.
+// A Phase is the progress of one GPU.
 type Phase string
 
-// The phases.
+// The phases of a GPU.
 const (
-	// PhaseUnknown: it was not read yet how the GPU is divided.
+	// PhaseUnknown: the division of the GPU has not been read yet.
 	PhaseUnknown Phase = "unknown"
-	// PhaseKept: nothing is wanted of this GPU; Reason says why if there is a Wish.
+	// PhaseKept: no change is wanted for this GPU. If a layout is wanted, Reason says why not for this
+	// GPU.
 	PhaseKept Phase = "kept"
-	// PhaseWaiting: the GPU is to be changed, and Reason says what is waited for.
+	// PhaseWaiting: the GPU is to be changed, and Reason says what it waits for.
 	PhaseWaiting Phase = "waiting"
-	// PhaseChanging: the steps are being made.
+	// PhaseChanging: the steps are in progress.
 	PhaseChanging Phase = "changing"
-	// PhaseReset: the mode is in force after a reset of the GPU or a restart of the node.
+	// PhaseReset: the mode takes effect after a reset of the GPU or a restart of the node.
 	PhaseReset Phase = "waiting for a reset"
-	// PhaseDone: the GPU is as the Wish says.
+	// PhaseDone: the GPU has the layout.
 	PhaseDone Phase = "done"
-	// PhaseFailed: the GPU cannot be as the Wish says, or a step failed; Reason says why.
+	// PhaseFailed: the GPU cannot have the layout, or a step failed; Reason says why.
 	PhaseFailed Phase = "failed"
 )
 
-// A GPU is how far one GPU is with the Wish.
+// A GPU is the progress of one GPU towards the DesiredLayout.
 type GPU struct {
 	Index       int
 	UUID, Model string
 	Phase       Phase
 	// Reason is a sentence without a full stop; empty if there is nothing to say.
 	Reason string
-	// Holders are the users that must end first.
+	// Holders are the users that must stop first.
 	Holders []Holder
-	// Change is what the Wish makes of the GPU: the rows before and after, and the steps. It is that
-	// of the last time the GPU was read.
+	// Change has the division before and after, and the steps, as of the last time the GPU was read.
 	Change layout.GPUChange
-	// Retry is when what failed is tried again; zero if nothing is.
+	// Retry is the time of the next attempt after a failure; zero if none is planned.
 	Retry time.Time
 }
 
-// A Holder is a user of a device that the layout does not have.
+// A Holder is a user of a device that the layout does not have: a pod or a process.
 type Holder struct {
 	// Device is the UUID of the GPU or MIG device.
 	Device string
-	// Pod is the pod that holds it; zero for a process.
+	// Pod is the pod that holds the device; zero for a process.
 	Pod Pod
-	// PID is a process that computes on it, as far as the driver shows it to this process, or has it
-	// open; 0 for a pod. Name is that of its program; empty if it is not known.
+	// PID is a process that has the device open or computes on it, as far as the driver shows it to
+	// this process; 0 for a pod. Name is the name of its program; empty if unknown.
 	PID  int
 	Name string
 }
 
-// A Pod names a pod. Either Name or UID may be empty.
+// A Pod identifies a pod. Either Name or UID may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
-// A Driver divides GPUs. All methods return by the end of ctx.
+// A Driver divides GPUs. All methods return when ctx ends.
 type Driver interface {
-	// Partitions returns how a GPU is divided, by UUID.
+	// Partitions returns the division of the GPU with this UUID.
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
-	// Repartition makes one step, and returns the ID of the instance that was created. After
-	// inventory.ErrNoAnswer or the end of ctx the step may still happen; Partitions fails until that
-	// is over.
+	// Repartition executes one step, and returns the ID of the created instance. After
+	// inventory.ErrNoAnswer or the end of ctx the step may still take effect; Partitions returns an
+	// error until that is settled.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error)
-	// Processes returns the processes that compute on GPUs, by UUID.
+	// Processes returns the processes that compute on GPUs, by the UUID of the GPU.
 	Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error)
 }
 
-// Users knows who uses devices.
+// Users finds the pods that use devices.
 type Users interface {
-	// Users returns which pods hold the given GPUs or MIG devices, by UUID. No error says that no
-	// other pod holds one, and that none gets one as long as they are listed as Unhealthy. The error
-	// says why that is not known now.
+	// Users returns the pods that hold the given GPUs or MIG devices, by UUID. Without an error, no
+	// other pod holds one of them, and no pod gets one as long as they are advertised as Unhealthy.
+	// The error says why the users are not known now.
 	Users(ctx context.Context, devices []string) ([]kubelet.HeldDevice, error)
 }
 
-// An Evictor has pods evicted.
+// An Evictor evicts pods.
 type Evictor interface {
-	// Evict returns nil if the pod was told to end, or is gone. The error says why it is not evicted
-	// now, such as a disruption budget.
+	// Evict returns nil if the pod is terminating or gone. The error says why the pod is not evicted
+	// now, for example because of a disruption budget.
 	Evict(ctx context.Context, pod Pod) error
 }
 
-// A Pauser pauses DaemonSets by the labels nvidia.com/gpu.deploy.NAME of the node, as NVIDIA's
-// mig-manager does it. They run again when the Status says Resume.
+// A Pauser pauses DaemonSets by the node labels nvidia.com/gpu.deploy.NAME, as NVIDIA's mig-manager
+// does. The DaemonSets run again when the Status says Resume.
 type Pauser interface {
-	// Pause sets the labels that end the pods with these UIDs. It returns when the labels are set; the
-	// error says why some pod does not end by that.
+	// Pause sets the labels that end the pods with these UIDs, and returns when they are set. The
+	// error says why a pod does not end this way.
 	Pause(ctx context.Context, pods []string) error
 }

@@ -18,13 +18,13 @@ import (
 
 // second starts another process's owner, which leads now, beside the one that runs and may still
 // change GPUs, with a wish of its own, and returns what ends the first.
-func (r *rig) second(wish mig.Wish, more ...func(*mig.Options)) (end func()) {
+func (r *rig) second(wish mig.DesiredLayout, more ...func(*mig.Options)) (end func()) {
 	first := r.stop
 	r.stop = func() {}
 	r.wishes = feed.New(wish)
 	var ended atomic.Bool
 	r.start(append(more, func(o *mig.Options) {
-		o.Former = func() error {
+		o.PreviousLeader = func() error {
 			if ended.Load() {
 				return nil
 			}
@@ -43,9 +43,9 @@ func TestFormerProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
-		end := r.second(mig.Wish{Layout: "all-balanced"})
+		end := r.second(mig.DesiredLayout{Layout: "all-balanced"})
 		r.reaches(mig.StateSuccess)
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled"})
 		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "it has not ended") })
 		r.passes(time.Minute)
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" || len(r.uuids(0, "3g.40gb")) != 1 {
@@ -69,9 +69,9 @@ func TestTheOtherProcessDividesTheGPU(t *testing.T) {
 			return nil
 		}
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		<-began
-		end := r.second(mig.Wish{})
+		end := r.second(mig.DesiredLayout{})
 		defer func() { release(); end() }()
 		r.until("has decided", func(s mig.Status) bool { return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseWaiting })
 		r.passes(time.Minute)
@@ -96,7 +96,7 @@ func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
 		r.absent = errors.New("kubelet does not run")
 		r.start()
 		r.until("waits for kubelet", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
-		defer r.second(mig.Wish{})()
+		defer r.second(mig.DesiredLayout{})()
 		r.until("waits for the other process", func(s mig.Status) bool {
 			return len(s.GPUs) == 3 && strings.Contains(s.GPUs[0].Reason, "another process of this program divides the GPUs")
 		})
@@ -121,8 +121,8 @@ func TestWishOfTheFormerProcess(t *testing.T) {
 		r.start()
 		r.makes("all-balanced")
 		steps := 0
-		end := r.second(mig.Wish{Layout: "all-disabled"}, func(o *mig.Options) {
-			o.Begins = func(context.Context) { r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) }
+		end := r.second(mig.DesiredLayout{Layout: "all-disabled"}, func(o *mig.Options) {
+			o.TakeOver = func(context.Context) { r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"}) }
 		})
 		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "it has not ended") })
 		r.mu.Lock()

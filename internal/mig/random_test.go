@@ -123,7 +123,7 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 func (s *sequence) wish(file *layout.File) {
 	builtin := []string{"all-balanced", "all-disabled", "all-enabled", "all-1g.10gb", "all-2g.12gb", "all-7g.80gb",
 		"all-1g.10gb.me", "no-such"}
-	w := mig.Wish{Replace: s.IntN(4) == 0, Again: s.wishes.Value().Again + 1}
+	w := mig.DesiredLayout{Replace: s.IntN(4) == 0, OrderNumber: s.wishes.Value().OrderNumber + 1}
 	switch n := s.IntN(10); {
 	case n == 0: // nothing
 	case n < 6:
@@ -306,7 +306,7 @@ func (s *sequence) judge() {
 	}
 	switch {
 	case wish.Layout == "" && status.State == mig.StateNone:
-	case status.Layout != wish.Layout || status.Again != wish.Again:
+	case status.Layout != wish.Layout || status.OrderNumber != wish.OrderNumber:
 		s.t.Errorf("the status is about %q, and the wish is %q", status.Layout, wish.Layout)
 	case status.State == mig.StateSuccess:
 		for _, g := range s.Snapshots().Value().GPUs {

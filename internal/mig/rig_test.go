@@ -74,14 +74,14 @@ type rig struct {
 	t    *testing.T
 	node *simulator.Node
 	*monitor.Monitor
-	wishes *feed.Feed[mig.Wish]
+	wishes *feed.Feed[mig.DesiredLayout]
 	dir    string
 	boot   string
 
 	modes *otherProcess
 
-	owner *mig.Owner
-	built func(*mig.Owner) // called before an Owner runs
+	owner *mig.Controller
+	built func(*mig.Controller) // called before an Owner runs
 	holds atomic.Pointer[feed.Feed[map[string]resource.GPUHold]]
 	stop  func()
 
@@ -118,7 +118,7 @@ func newRig(t *testing.T, profile string) *rig {
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	r := &rig{
-		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.Wish{}), pods: map[string]string{}, stop: func() {},
+		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.DesiredLayout{}), pods: map[string]string{}, stop: func() {},
 		modes: &otherProcess{node: node},
 	}
 	r.Monitor = monitor.New(monitor.Options{Driver: simulated.DriverOf(node), Policy: policy, Modes: r.modes})
@@ -142,7 +142,7 @@ func newRig(t *testing.T, profile string) *rig {
 // start begins another Owner's life.
 func (r *rig) start(change ...func(*mig.Options)) {
 	r.stop()
-	o := mig.Options{Wishes: r.wishes, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
+	o := mig.Options{Desired: r.wishes, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
 	for _, c := range change {
 		c(&o)
 	}
@@ -307,14 +307,14 @@ func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	r.t.Helper()
 	wish := r.wishes.Value()
 	return r.until("reaches "+string(state), func(s mig.Status) bool {
-		return s.State == state && s.Layout == wish.Layout && s.Again == wish.Again
+		return s.State == state && s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber
 	})
 }
 
 // makes has a layout made of all GPUs.
 func (r *rig) makes(layout string) {
 	r.t.Helper()
-	r.wishes.Publish(mig.Wish{Layout: layout})
+	r.wishes.Publish(mig.DesiredLayout{Layout: layout})
 	r.reaches(mig.StateSuccess)
 }
 
@@ -329,7 +329,7 @@ func (r *rig) done(indexes ...int) {
 	r.t.Helper()
 	wish := r.wishes.Value()
 	r.until(fmt.Sprint("done: ", indexes), func(s mig.Status) bool {
-		return s.Layout == wish.Layout && s.Again == wish.Again && !slices.ContainsFunc(indexes, func(i int) bool {
+		return s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber && !slices.ContainsFunc(indexes, func(i int) bool {
 			return i >= len(s.GPUs) || s.GPUs[i].Phase != mig.PhaseDone
 		})
 	})

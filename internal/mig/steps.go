@@ -12,35 +12,36 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// make makes the steps of a change, and returns how the GPU is divided then. The error says which
-// step failed, or how the GPU differs. Steps for the Wish end when there is another one.
-func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layout.GPU, error) {
-	err := Make(ctx, t.options.Driver, t.UUID, c, func() error {
-		if forWish && !reflect.DeepEqual(t.options.Wishes.Value(), t.wish) {
-			return errOvertaken
+// apply executes the steps of a change, and returns the resulting division of the GPU. The error
+// says which step failed, or how the division differs from the plan. With forDesired, the steps
+// stop when another layout is wanted.
+func (r *reconciler) apply(ctx context.Context, c layout.GPUChange, forDesired bool) (layout.GPU, error) {
+	err := ApplySteps(ctx, r.options.Driver, r.UUID, c, func() error {
+		if forDesired && !reflect.DeepEqual(r.options.Desired.Value(), r.desired) {
+			return errSuperseded
 		}
 		return nil
 	})
 	if err != nil {
 		return layout.GPU{}, err
 	}
-	now, err := t.read(ctx, t.journal.record(t.UUID))
+	now, err := r.read(ctx, r.journal.record(r.UUID))
 	switch {
 	case err != nil:
 		return now, err
 	case now.Unread != "":
 		return now, errors.New(now.Unread)
 	}
-	if text, want := row(now.Mode, now.Instances), rowOf(c.After); text != want {
+	if text, want := describe(now.Mode, now.Instances), describeDivision(c.After); text != want {
 		return now, fmt.Errorf("after all steps the GPU has %s, not %s", text, want)
 	}
 	return now, nil
 }
 
-// Make makes the steps of a change of a GPU, by UUID, until one fails. An error of goOn, which is
-// called before each step, ends it, too.
-func Make(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn func() error) error {
-	created := map[int]int{} // the IDs of GPU instances by their first slice
+// ApplySteps executes the steps of a change on the GPU with this UUID until one fails. It calls
+// goOn before each step, and stops if goOn returns an error.
+func ApplySteps(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn func() error) error {
+	created := map[int]int{} // IDs of GPU instances by their first slice
 	for _, p := range c.After.Instances {
 		created[p.Start] = p.ID
 	}
@@ -65,18 +66,18 @@ func Make(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn f
 	return nil
 }
 
-// rowOf is row of a Division.
-func rowOf(d layout.Division) string {
+// describeDivision is describe for a layout.Division.
+func describeDivision(d layout.Division) string {
 	var instances []inventory.GPUInstance
 	for _, p := range d.Instances {
 		instances = append(instances, p.GPUInstance)
 	}
-	return row(d.Mode, instances)
+	return describe(d.Mode, instances)
 }
 
-// row says how a GPU is divided: the same for the same mode, the same GPU instances at the same
-// places, and the same sizes of compute instances in each.
-func row(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
+// describe returns the division of a GPU as text. Two texts are equal if the mode, the GPU
+// instances with their places, and the sizes of the compute instances in each are equal.
+func describe(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
 	parts := []string{"MIG " + mode.String()}
 	for _, i := range instances {
 		text := fmt.Sprintf("%s at slice %d", i.Profile, i.Start)

@@ -13,76 +13,77 @@ import (
 )
 
 const (
-	// evictAgain is the time between two evictions of a pod that does not end, and evictTimeout bounds
+	// evictInterval is the time between two evictions of a pod that does not end; evictTimeout limits
 	// one request.
-	evictAgain   = 10 * time.Second
-	evictTimeout = 10 * time.Second
+	evictInterval = 10 * time.Second
+	evictTimeout  = 10 * time.Second
 )
 
-// markHeld adds to the instances in use those that pods hold.
-func (t *turn) markHeld(ctx context.Context, now *layout.GPU) {
-	if t.options.Users == nil {
+// markPodInstances marks the instances that pods hold as in use.
+func (r *reconciler) markPodInstances(ctx context.Context, now *layout.GPU) {
+	if r.options.Users == nil {
 		return
 	}
-	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
+	found, _ := r.options.Snapshots.Value().GPU(r.UUID)
 	var uuids []string
 	gis := map[string]int{}
 	for _, d := range found.MIGDevices {
 		uuids, gis[d.UUID] = append(uuids, d.UUID), d.GI
 	}
-	held, _ := t.options.Users.Users(ctx, uuids) // what it does not know now is asked before anything is done
+	held, _ := r.options.Users.Users(ctx, uuids) // users unknown now are found by findHolders before any step
 	for _, d := range held {
 		uuid, _ := resource.SplitID(d.ID)
 		now.InUse[gis[uuid]] = true
 	}
 }
 
-// awaitUsers reports whether users of what a change ends are to be waited for.
-func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource.GPUHold) (outcome, bool) {
-	err := t.findHolders(ctx, c)
-	if len(t.Holders) == 0 && err == nil {
-		t.gpu.waiting, t.gpu.told = time.Time{}, nil
-		return outcome{}, false
+// awaitUsers reports whether the change must wait for users of the devices that it removes.
+func (r *reconciler) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource.GPUHold) (result, bool) {
+	err := r.findHolders(ctx, c)
+	if len(r.Holders) == 0 && err == nil {
+		r.gpu.waitingSince, r.gpu.evictions = time.Time{}, nil
+		return result{}, false
 	}
 	now := time.Now()
-	if t.gpu.waiting.IsZero() {
-		t.gpu.waiting = now
+	if r.gpu.waitingSince.IsZero() {
+		r.gpu.waitingSince = now
 	}
-	waited := now.Sub(t.gpu.waiting)
+	waited := now.Sub(r.gpu.waitingSince)
 	switch {
-	case len(t.Holders) == 0 && waited < soonFor:
-		return t.wait(PhaseWaiting, err.Error(), soon, hold), true
-	case len(t.Holders) == 0:
-		return t.wait(PhaseWaiting, err.Error(), later, hold), true
+	case len(r.Holders) == 0 && waited < fastPollFor:
+		return r.requeue(PhaseWaiting, err.Error(), fastPoll, hold), true
+	case len(r.Holders) == 0:
+		return r.requeue(PhaseWaiting, err.Error(), slowPoll, hold), true
 	}
-	if !slices.ContainsFunc(t.Holders, func(h Holder) bool { return h.PID == 0 }) {
-		t.gpu.blocked = true
-		if o, waits := t.awaitClients(ctx, hold); waits {
-			return o, true
+	if !slices.ContainsFunc(r.Holders, func(h Holder) bool { return h.PID == 0 }) {
+		r.gpu.driverInUse = true
+		if res, wait := r.awaitClients(ctx, hold); wait {
+			return res, true
 		}
 	}
-	reason := "in use by " + holders(t.Holders)
-	if t.wish.Evict && t.options.Evictor != nil {
-		if t.wish.EvictTimeout > 0 && waited >= t.wish.EvictTimeout {
-			t.gpu.waiting, t.gpu.told = time.Time{}, nil
-			o := t.wait(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, t.wish.EvictTimeout), t.pause(retryMost),
+	reason := "in use by " + holders(r.Holders)
+	if r.desired.Evict && r.options.Evictor != nil {
+		if r.desired.EvictTimeout > 0 && waited >= r.desired.EvictTimeout {
+			r.gpu.waitingSince, r.gpu.evictions = time.Time{}, nil
+			res := r.requeue(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, r.desired.EvictTimeout),
+				r.backoff(retryMax),
 				resource.GPUHold{})
-			o.failed = true
-			return o, true
+			res.failed = true
+			return res, true
 		}
-		if err := t.evict(ctx); err != nil {
+		if err := r.evict(ctx); err != nil {
 			reason += ": " + err.Error()
 		}
 	}
-	return t.wait(PhaseWaiting, reason, later, hold), true
+	return r.requeue(PhaseWaiting, reason, slowPoll, hold), true
 }
 
-// findHolders finds the users of what a change ends. The error says why it is not known whether
-// there are others.
-func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
-	t.Holders = nil
+// findHolders finds the users of the devices that the change removes. The error says why there may
+// be others.
+func (r *reconciler) findHolders(ctx context.Context, c layout.GPUChange) error {
+	r.Holders = nil
 	ended := map[int]bool{}
-	switches := false // the mode: all processes of the GPU have to end
+	switches := false // a change of the mode: all processes on the GPU must end
 	for _, s := range c.Steps {
 		switch s.Action {
 		case inventory.MIGDestroyCompute, inventory.MIGDestroyInstance:
@@ -95,69 +96,69 @@ func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
 	if len(ended) == 0 && !switches {
 		return nil
 	}
-	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
-	devices := []string{t.UUID}
+	found, _ := r.options.Snapshots.Value().GPU(r.UUID)
+	devices := []string{r.UUID}
 	for _, p := range c.Before.Instances {
 		for _, compute := range p.Computes {
 			at := slices.IndexFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == p.ID && d.CI == compute.ID })
 			switch {
 			case !ended[p.ID]:
 			case at < 0:
-				return fmt.Errorf("the last look at the node does not show the MIG device of GPU instance %d", p.ID)
+				return fmt.Errorf("the last scan of the node does not show the MIG device of GPU instance %d", p.ID)
 			default:
 				devices = append(devices, found.MIGDevices[at].UUID)
 			}
 		}
 	}
-	for _, p := range t.processes {
+	for _, p := range r.processes {
 		if switches || slices.ContainsFunc(c.Before.Instances,
-			func(i layout.Part) bool { return ended[i.ID] && on(p, i.ID) }) {
-			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
+			func(i layout.Part) bool { return ended[i.ID] && mayRunOn(p, i.ID) }) {
+			r.Holders = append(r.Holders, Holder{Device: r.UUID, PID: p.PID})
 		}
 	}
-	if t.options.Users == nil {
+	if r.options.Users == nil {
 		return nil
 	}
-	held, err := t.options.Users.Users(ctx, devices)
+	held, err := r.options.Users.Users(ctx, devices)
 	for _, d := range held {
 		var h Holder
 		h.Device, _ = resource.SplitID(d.ID)
 		h.Pod.Namespace, h.Pod.Name, h.Pod.UID = d.SplitPod()
-		if !slices.Contains(t.Holders, h) {
-			t.Holders = append(t.Holders, h)
+		if !slices.Contains(r.Holders, h) {
+			r.Holders = append(r.Holders, h)
 		}
 	}
 	return err
 }
 
-// An eviction is the last request to evict a pod: when it was made, and why it was refused; nil if
-// it was not.
+// An eviction is the last request to evict a pod: its time, and why the API server refused it; nil
+// if it did not.
 type eviction struct {
 	at      time.Time
 	refused error
 }
 
-// evict has the pods evicted that are waited for, each again and again until it ends. The error
-// says why some of them are not.
-func (t *turn) evict(ctx context.Context) error {
-	if t.gpu.told == nil {
-		t.gpu.told = map[Pod]eviction{}
+// evict evicts the pods among the Holders, repeatedly until they end. The error says why some are
+// not evicted.
+func (r *reconciler) evict(ctx context.Context) error {
+	if r.gpu.evictions == nil {
+		r.gpu.evictions = map[Pod]eviction{}
 	}
 	var pods []Pod
 	var problems []error
-	for _, h := range t.Holders {
+	for _, h := range r.Holders {
 		if h.PID != 0 || slices.Contains(pods, h.Pod) {
 			continue
 		}
 		pods = append(pods, h.Pod)
-		last, told := t.gpu.told[h.Pod]
-		if now := time.Now(); !told || now.Sub(last.at) >= evictAgain {
+		last, requested := r.gpu.evictions[h.Pod]
+		if now := time.Now(); !requested || now.Sub(last.at) >= evictInterval {
 			limited, cancel := context.WithTimeout(ctx, evictTimeout)
-			last = eviction{now, t.options.Evictor.Evict(limited, h.Pod)}
+			last = eviction{now, r.options.Evictor.Evict(limited, h.Pod)}
 			cancel()
-			t.gpu.told[h.Pod] = last
+			r.gpu.evictions[h.Pod] = last
 			if last.refused == nil {
-				t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod",
+				r.log.Info("Evicted a pod so that its GPU can be repartitioned", "gpu", r.UUID, "namespace", h.Pod.Namespace, "pod",
 					h.Pod.Name)
 			}
 		}

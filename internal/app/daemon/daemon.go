@@ -133,7 +133,7 @@ type daemon struct {
 	switchFaults   *feed.Feed[[]string] // fatal errors of NVSwitches
 	metricsProblem *feed.Feed[error]    // why metrics are not served
 	wishes         *choice.Chooser      // nil where MIG layouts are not changed, as the next
-	mig            *mig.Owner
+	mig            *mig.Controller
 	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
 	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
 	dra            *DRA                                    // nil where no GPU can be given by Dynamic Resource Allocation
@@ -270,10 +270,10 @@ func (d *daemon) newLead() *lead.Lead {
 }
 
 // newMIG returns the owner of how GPUs are divided.
-func (d *daemon) newMIG() *mig.Owner {
+func (d *daemon) newMIG() *mig.Controller {
 	o := mig.Options{
-		Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
-		BootID: BootID(d.node), Begins: d.wishes.Reload, Former: d.mayChangeHardware, Held: d.mayDivide,
+		Desired: d.wishes.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
+		BootID: BootID(d.node), TakeOver: d.wishes.Reload, PreviousLeader: d.mayChangeHardware, Blocked: d.mayDivide,
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {

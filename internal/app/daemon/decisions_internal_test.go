@@ -38,9 +38,9 @@ func TestLayoutInTheStatus(t *testing.T) {
 		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
 	}
 	retry := time.Unix(100, 0).UTC()
-	d.wishes.Decisions().Publish(choice.Decision{Layout: "a", From: choice.FromLabel,
-		Wish: mig.Wish{Layout: "a", Again: 3}})
-	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", Again: 3, Reason: "r", GPUs: []mig.GPU{
+	d.wishes.Choices().Publish(choice.Choice{Layout: "a", From: choice.FromLabel,
+		Desired: mig.DesiredLayout{Layout: "a", OrderNumber: 3}})
+	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", OrderNumber: 3, Reason: "r", GPUs: []mig.GPU{
 		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry,
 			Holders: []mig.Holder{
 				{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
@@ -62,16 +62,16 @@ func TestLayoutInTheStatus(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, test := range map[string]struct {
-		decision      choice.Decision
+		decision      choice.Choice
 		state, reason string
 	}{
-		"a later order":  {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 4}}, "pending", ""},
-		"another layout": {choice.Decision{Layout: "b", Wish: mig.Wish{Again: 3}}, "pending", ""},
-		"one that is not there": {choice.Decision{Layout: "b", Err: errors.New("no such layout")}, "failed",
+		"a later order":  {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 4}}, "pending", ""},
+		"another layout": {choice.Choice{Layout: "b", Desired: mig.DesiredLayout{OrderNumber: 3}}, "pending", ""},
+		"one that is not there": {choice.Choice{Layout: "b", Err: errors.New("no such layout")}, "failed",
 			"no such layout"},
-		"the one that is made": {choice.Decision{Layout: "a", Wish: mig.Wish{Again: 3}}, "failed", "r"},
+		"the one that is made": {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 3}}, "failed", "r"},
 	} {
-		d.wishes.Decisions().Publish(test.decision)
+		d.wishes.Choices().Publish(test.decision)
 		if got := d.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
 			t.Errorf("%s: %+v", name, got)
 		}

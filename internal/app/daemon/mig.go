@@ -54,7 +54,7 @@ func (d *daemon) migStatus() (MIGProgress, error) {
 		return MIGProgress{}, err
 	}
 	asked, made := d.layout(), d.mig.Status().Value()
-	s := MIGProgress{Layout: asked.Layout, From: asked.From, Again: made.Again, State: asked.State, Reason: asked.Reason,
+	s := MIGProgress{Layout: asked.Layout, From: asked.From, Again: made.OrderNumber, State: asked.State, Reason: asked.Reason,
 		GPUs: []MIGGPU{}}
 	for _, g := range made.GPUs {
 		shown := MIGGPU{
@@ -77,13 +77,13 @@ func (d *daemon) layout() *status.MIGLayout {
 	if d.mig == nil {
 		return nil
 	}
-	chosen, made := d.wishes.Decisions().Value(), d.mig.Status().Value()
+	chosen, made := d.wishes.Choices().Value(), d.mig.Status().Value()
 	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State),
 		Reason: made.Reason}
 	switch {
 	case chosen.Err != nil:
 		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()
-	case made.Layout != chosen.Layout || made.Again != chosen.Wish.Again: // the owner has not seen it yet
+	case made.Layout != chosen.Layout || made.OrderNumber != chosen.Desired.OrderNumber: // the owner has not seen it yet
 		s.State, s.Reason = string(mig.StatePending), ""
 	}
 	for _, g := range made.GPUs {
@@ -164,7 +164,7 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ordered.Again = chosen.Wish.Again
+	ordered.Again = chosen.Desired.OrderNumber
 	return ordered, nil
 }
 

@@ -231,7 +231,7 @@ func (c *Claims) abandon(ctx context.Context, r record, err error) error {
 		return err // a step may still happen: the next call goes on from there
 	}
 	if undone := errors.Join(c.destroy(ctx, r, recordMIG.is), c.rest(ctx, r)); undone != nil {
-		return fail(CauseDriver, "%w; and it could not be undone: %w", err, undone)
+		return fail(CauseDriver, "%w; undo failed: %w", err, undone)
 	}
 	if gone := c.store.remove(r.UID); gone != nil {
 		return gone

@@ -62,13 +62,13 @@ func (c *Claims) unused(ctx context.Context, uuid string) error {
 // with the next reset of the GPU.
 func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPUChange) error {
 	step := func() error { c.store.step(); return nil }
-	err := mig.Make(ctx, driver, change.GPU.UUID, change, step)
+	err := mig.ApplySteps(ctx, driver, change.GPU.UUID, change, step)
 	c.store.step()
 	if err == nil || change.Before.Mode == change.After.Mode {
 		return err
 	}
 	if now, unknown := c.divided(ctx, change.GPU.UUID); unknown == nil && now.Mode != now.Pending {
-		err = errors.Join(err, mig.Make(ctx, driver, now.UUID, layout.Restore(now, now.Mode, now.Instances), step))
+		err = errors.Join(err, mig.ApplySteps(ctx, driver, now.UUID, layout.Restore(now, now.Mode, now.Instances), step))
 	}
 	return err
 }

@@ -1,47 +1,45 @@
-// Package choice decides which MIG layout the node is to have: the configuration file, a label of
-// the node and the command mig apply may each name one. What it decides, the owner of the layouts
-// in package mig makes.
+// Package choice decides which MIG layout the node is to have. The configuration file, a node label
+// and the command mig apply can each name a layout. Package mig applies the chosen layout.
 //
-// Package cluster tells it the label, and writes the state of the layout at the API server.
+// Package cluster supplies the label, and writes the state of the layout to the API server.
 package choice
 
-// An Origin is where a layout was named, for people.
+// An Origin is the source of a layout, for messages.
 type Origin string
 
-// The origins, each of which counts before those above it.
+// The origins, in ascending priority.
 const (
-	FromKey     Origin = "configuration file"
-	FromLabel   Origin = "label"
-	FromCommand Origin = "mig apply"
+	FromKey   Origin = "configuration file"
+	FromLabel Origin = "label"
+	FromOrder Origin = "mig apply"
 )
 
-// A Command is what mig apply has asked for.
-type Command struct {
+// An Order is one run of mig apply.
+type Order struct {
 	// Layout is the name of the layout.
 	Layout string `json:"layout"`
-	// GPUs are the indexes or UUIDs of the GPUs that it is about; none for all.
+	// GPUs are the indexes or UUIDs of the GPUs to divide; empty for all.
 	GPUs []string `json:"gpus,omitempty"`
-	// Key and Label are the layouts that the configuration file and the label named then.
+	// Key and Label are the layouts that the configuration file and the label named at that time.
 	Key   string `json:"key"`
 	Label string `json:"label"`
 }
 
-// said has the layouts from which one is chosen.
-type said struct {
-	// key and label are the layouts that the configuration file and the label name; empty for none.
+// sources has the layouts that can be chosen.
+type sources struct {
+	// key and label are the layouts of the configuration file and the label; empty for none.
 	key, label string
-	// command is the last one; nil if there is none.
-	command *Command
+	// order is the last order; nil if there is none.
+	order *Order
 }
 
-// choose returns the layout that counts, the GPUs that it is about and who named it; no layout if
-// nobody does. A command counts as long as the configuration file and the label say what they said
-// when it was given: whoever speaks last is heard. The label counts before the configuration file,
-// which is for many nodes.
-func choose(s said) (layout string, gpus []string, from Origin) {
-	switch c := s.command; {
+// choose returns the chosen layout, its GPUs and its origin; no layout if no source names one. The
+// most recent request wins: an order is valid until the configuration file or the label changes.
+// The label has priority over the configuration file, which serves many nodes.
+func choose(s sources) (layout string, gpus []string, from Origin) {
+	switch c := s.order; {
 	case c != nil && c.Key == s.key && c.Label == s.label:
-		return c.Layout, c.GPUs, FromCommand
+		return c.Layout, c.GPUs, FromOrder
 	case s.label != "":
 		return s.label, nil, FromLabel
 	case s.key != "":

@@ -41,7 +41,7 @@ func TestTheDefaultOfTheOperator(t *testing.T) {
 				known = false // before the first look
 				divided := func() (bool, bool) { return known && !tt.whole, known }
 				c := choice.New(t.Context(), configs, dir, func() error { return nil }, divided, clock.RealClock{})
-				if got := c.Decisions().Value(); tt.refused && got.Wish.Layout == disabled {
+				if got := c.Choices().Value(); tt.refused && got.Desired.Layout == disabled {
 					t.Errorf("before the first look the decision is %+v", got)
 				}
 				known = true
@@ -58,13 +58,13 @@ func TestTheDefaultOfTheOperator(t *testing.T) {
 			}
 			for _, process := range []*choice.Chooser{c, start()} {
 				process.SetLabel(t.Context(), tt.labels[len(tt.labels)-1])
-				got := process.Decisions().Value()
+				got := process.Choices().Value()
 				if refused := got.Err != nil; refused != tt.refused ||
 					refused && !strings.Contains(got.Err.Error(), "to confirm it") {
 					t.Errorf("the decision is %+v, want refused: %v", got, tt.refused)
 				}
-				if want := tt.labels[len(tt.labels)-1]; (got.Wish.Layout == want) == tt.refused {
-					t.Errorf("the wish is %q, refused: %v", got.Wish.Layout, tt.refused)
+				if want := tt.labels[len(tt.labels)-1]; (got.Desired.Layout == want) == tt.refused {
+					t.Errorf("the wish is %q, refused: %v", got.Desired.Layout, tt.refused)
 				}
 			}
 		})

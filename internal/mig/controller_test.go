@@ -62,7 +62,7 @@ func TestPodsAreWaitedFor(t *testing.T) {
 		r.hold(stays, "ns/stays")
 		r.hold(goes, "ns/goes")
 		r.hold(r.uuids(0, "1g.10gb")[1], "ns/goes")
-		r.wishes.Publish(mig.Wish{Layout: "all-3g.40gb"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-3g.40gb"})
 		s := r.until("waits for the pod", func(s mig.Status) bool {
 			return strings.HasPrefix(s.Reason, "GPU 0: in use")
 		})
@@ -95,10 +95,10 @@ func TestFailureUndoesItsGPU(t *testing.T) {
 		r.makes("all-1g.10gb")
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement",
 			Return: "UNKNOWN"})
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(1, 2)
 		s := r.reaches(mig.StateFailed)
-		if !strings.Contains(s.Reason, "nvmlDeviceCreateGpuInstanceWithPlacement: ERROR_UNKNOWN; and it could not be undone") {
+		if !strings.Contains(s.Reason, "nvmlDeviceCreateGpuInstanceWithPlacement: ERROR_UNKNOWN; undo failed") {
 			t.Errorf("the reason: %s", s.Reason)
 		}
 		if diff := cmp.Diff([]string{"1g.10gb", "1g.10gb"}, r.devices()[0]); diff != "" { // which are in both layouts
@@ -119,7 +119,7 @@ func TestFailureUndoesItsGPU(t *testing.T) {
 			return nil
 		}
 		r.mu.Unlock()
-		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb"})
 		s = r.reaches(mig.StateFailed)
 		if diff := cmp.Diff([]string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}, r.devices()[0]); diff != "" {
 			t.Errorf("offered after %s (-want +got):\n%s", s.Reason, diff)
@@ -138,14 +138,14 @@ func TestInstancesOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb"})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb"})
 		s := r.reaches(mig.StateFailed)
-		if !strings.Contains(s.Reason, "this program did not make it") || len(r.devices()[0]) != 2 {
+		if !strings.Contains(s.Reason, "this program did not create it") || len(r.devices()[0]) != 2 {
 			t.Errorf("%s; offered are %v", s.Reason, r.devices()[0])
 		}
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) // in which they have a place
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"}) // in which they have a place
 		r.reaches(mig.StateSuccess)
-		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", Replace: true})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", Replace: true})
 		r.reaches(mig.StateSuccess)
 		if diff := cmp.Diff([]string{"7g.80gb"}, r.devices()[0]); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
@@ -158,7 +158,7 @@ func TestInstancesOfOthers(t *testing.T) {
 func TestAnEmptyInstanceOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 		uuid := r.Snapshots().Value().GPUs[0].UUID
 		step := func(s inventory.MIGStep) int {
@@ -169,8 +169,8 @@ func TestAnEmptyInstanceOfOthers(t *testing.T) {
 			return id
 		}
 		id := step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 0, Size: 4}) // 3g.40gb
-		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
-		if s := r.reaches(mig.StateFailed); !strings.Contains(s.Reason, "this program did not make it") {
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		if s := r.reaches(mig.StateFailed); !strings.Contains(s.Reason, "this program did not create it") {
 			t.Errorf("%s: %s", s.State, s.Reason)
 		}
 		step(inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: id})
@@ -184,14 +184,14 @@ func TestModeOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 		if text := r.journal(); strings.Contains(text, "GPU-") {
 			t.Errorf("the journal: %s", text)
 		}
 		for again := range uint64(2) {
-			r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID},
-				Again: again + 1})
+			r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID},
+				OrderNumber: again + 1})
 			r.reaches(mig.StateSuccess)
 			if text := r.journal(); !strings.Contains(text, `"enabled": true`) || strings.Count(text, "GPU-") != 1 {
 				t.Errorf("the journal after %d times: %s", again+1, text)
@@ -211,7 +211,7 @@ func TestAnotherDivisionAfterAllSteps(t *testing.T) {
 			return nil
 		}
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 		s := r.until("is judged", func(s mig.Status) bool { return s.State != mig.StatePending && s.Layout != "" })
 		if s.State != mig.StateFailed || !strings.Contains(s.Reason,
 			"after all steps the GPU has MIG enabled, 3g.40gb at slice") {
@@ -228,7 +228,7 @@ func TestUndoThatIsInTheWay(t *testing.T) {
 		reason string
 	}{
 		"an instance of another program": {
-			simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}}, "this program did not make it",
+			simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}}, "this program did not create it",
 		},
 		"a process": {simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}, "in use by process"},
 	} {
@@ -248,9 +248,9 @@ func TestUndoThatIsInTheWay(t *testing.T) {
 					return nil
 				}
 				r.start()
-				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 				s := r.reaches(mig.StateFailed)
-				if !strings.Contains(s.Reason, "it could not be undone: ") || !strings.Contains(s.Reason, c.reason) ||
+				if !strings.Contains(s.Reason, "undo failed: ") || !strings.Contains(s.Reason, c.reason) ||
 					len(r.devices()[0]) > 0 {
 					t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
 				}

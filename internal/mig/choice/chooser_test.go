@@ -21,24 +21,24 @@ import (
 
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	command := func(key, label string) *Command {
-		return &Command{Layout: "c", GPUs: []string{"1"}, Key: key, Label: label}
+	command := func(key, label string) *Order {
+		return &Order{Layout: "c", GPUs: []string{"1"}, Key: key, Label: label}
 	}
 	for name, tt := range map[string]struct {
-		said said
+		said sources
 		want string
 	}{
-		"nothing":                                     {said{}, "  "},
-		"the configuration":                           {said{key: "k"}, "k configuration file "},
-		"the label":                                   {said{label: "l"}, "l label "},
-		"the label before the configuration":          {said{key: "k", label: "l"}, "l label "},
-		"the command before both":                     {said{"k", "l", command("k", "l")}, "c mig apply 1"},
-		"the command alone":                           {said{command: command("", "")}, "c mig apply 1"},
-		"a label after the command":                   {said{"k", "m", command("k", "l")}, "m label "},
-		"a label that went after the command":         {said{"k", "", command("k", "l")}, "k configuration file "},
-		"a configuration after the command":           {said{"n", "", command("k", "")}, "n configuration file "},
-		"a configuration after it, below the label":   {said{"n", "l", command("k", "l")}, "l label "},
-		"nothing after the command but what was gone": {said{"", "", command("k", "")}, "  "},
+		"nothing":                                     {sources{}, "  "},
+		"the configuration":                           {sources{key: "k"}, "k configuration file "},
+		"the label":                                   {sources{label: "l"}, "l label "},
+		"the label before the configuration":          {sources{key: "k", label: "l"}, "l label "},
+		"the command before both":                     {sources{"k", "l", command("k", "l")}, "c mig apply 1"},
+		"the command alone":                           {sources{order: command("", "")}, "c mig apply 1"},
+		"a label after the command":                   {sources{"k", "m", command("k", "l")}, "m label "},
+		"a label that went after the command":         {sources{"k", "", command("k", "l")}, "k configuration file "},
+		"a configuration after the command":           {sources{"n", "", command("k", "")}, "n configuration file "},
+		"a configuration after it, below the label":   {sources{"n", "l", command("k", "l")}, "l label "},
+		"nothing after the command but what was gone": {sources{"", "", command("k", "")}, "  "},
 	} {
 		layout, gpus, from := choose(tt.said)
 		if got := layout + " " + string(from) + " " + strings.Join(gpus, ","); got != tt.want {
@@ -86,9 +86,9 @@ func (d *desk) layouts(names ...string) string {
 }
 
 // wants holds what the owner is told now.
-func (d *desk) wants(layout, origin string) mig.Wish {
+func (d *desk) wants(layout, origin string) mig.DesiredLayout {
 	d.t.Helper()
-	w := d.Wishes().Value()
+	w := d.Desired().Value()
 	if w.Layout != layout || w.Origin != origin {
 		d.t.Errorf("the wish is %q from %q, want %q from %q", w.Layout, w.Origin, layout, origin)
 	}
@@ -99,7 +99,7 @@ func (d *desk) set(change func(*config.MIG)) {
 	c := d.configs.Value()
 	change(&c.MIG)
 	d.configs.Publish(c)
-	d.decide(d.t.Context())
+	d.update(d.t.Context())
 }
 
 func (d *desk) apply(layout string, gpus ...string) error {
@@ -113,7 +113,7 @@ func TestWhoSpeaksLastIsHeard(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour})
 	first := d.wants("all-disabled", "configuration file")
-	if want := (mig.Wish{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour,
+	if want := (mig.DesiredLayout{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour,
 		Origin: "configuration file"}); !cmp.Equal(want, first) {
 		t.Errorf("the first wish is %+v", first)
 	}
@@ -133,8 +133,8 @@ func TestWhoSpeaksLastIsHeard(t *testing.T) {
 	if err := d.apply("all-enabled", "0", "3"); err != nil {
 		t.Fatal(err)
 	}
-	if again := d.wants("all-enabled", "mig apply"); again.Again <= before.Again {
-		t.Errorf("the same command again does not have it tried again: %d after %d", again.Again, before.Again)
+	if again := d.wants("all-enabled", "mig apply"); again.OrderNumber <= before.OrderNumber {
+		t.Errorf("the same command again does not have it tried again: %d after %d", again.OrderNumber, before.OrderNumber)
 	}
 	d.restart()
 	d.SetLabel(t.Context(), "all-balanced") // the API server says what it said
@@ -172,7 +172,7 @@ func TestABadNameLosesNothing(t *testing.T) {
 		if w := d.wants("a", "configuration file"); !cmp.Equal(w.File.Names(), first.File.Names()) {
 			t.Errorf("%s: the wish has another file", what)
 		}
-		if err := d.Decisions().Value().Err; err == nil || !strings.Contains(err.Error(), why) {
+		if err := d.Choices().Value().Err; err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: error %v, want %q", what, err, why)
 		}
 	}
@@ -181,13 +181,13 @@ func TestABadNameLosesNothing(t *testing.T) {
 	d.set(func(m *config.MIG) { m.Layout, m.File = "a", path+".not-there" })
 	refused("no file", "check mig.configFile")
 	d.set(func(m *config.MIG) { m.File = path })
-	if err := d.Decisions().Value().Err; err != nil {
+	if err := d.Choices().Value().Err; err != nil {
 		t.Errorf("good again: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("version: v2"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d.decide(t.Context())
+	d.update(t.Context())
 	refused("a file that is none", "version must be v1")
 	if err := d.apply("b"); err == nil {
 		t.Error("a command with a bad file was taken")
@@ -211,8 +211,8 @@ func TestTheFileIsFollowed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
-	_, changed := d.Wishes().Latest()
-	d.decide(t.Context())
+	_, changed := d.Desired().Latest()
+	d.update(t.Context())
 	select {
 	case <-changed:
 		t.Error("the owner is told what it knows")
@@ -221,7 +221,7 @@ func TestTheFileIsFollowed(t *testing.T) {
 	d.layouts("a") // one that is read while it is written is refused first
 	poll.Until(t, "the file is read again", func() bool {
 		d.clock.Step(time.Second)
-		return cmp.Equal([]string{"a"}, d.Wishes().Value().File.Names())
+		return cmp.Equal([]string{"a"}, d.Desired().Value().File.Names())
 	})
 	cancel()
 	if err := <-ended; err != nil {
@@ -235,8 +235,8 @@ func TestTheFirstLabelIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Label: true})
 	d.wants("", "")
-	d.clock.Step(labelPatience)
-	d.decide(t.Context())
+	d.clock.Step(labelTimeout)
+	d.update(t.Context())
 	d.wants("all-disabled", "configuration file")
 	d.SetLabel(t.Context(), "")
 	d.restart()
@@ -328,7 +328,7 @@ func TestADiskThatHangs(t *testing.T) {
 func TestStateThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true})
-	path := filepath.Join(d.dir, stateFile)
+	path := filepath.Join(d.dir, stateFileName)
 	if err := os.WriteFile(path, []byte(`{"version": 9, "label": "all-enabled"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
