@@ -3,9 +3,11 @@ package kubelet
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
@@ -49,6 +51,20 @@ type Checkpoint struct {
 	// Held are the devices that containers hold, init containers included. Devices of a pod that has
 	// ended are there until kubelet writes the file again.
 	Held []HeldDevice
+}
+
+// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint, which it
+// does once it has taken in a list; empty if there is no checkpoint.
+func (d *Directory) CheckpointVersion() string {
+	info, err := os.Stat(filepath.Join(d.Path(), checkpoint.FileName))
+	if err != nil {
+		return ""
+	}
+	inode := uint64(0)
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		inode = stat.Ino // the kubelet writes another file each time
+	}
+	return fmt.Sprint(inode, info.ModTime().UnixNano())
 }
 
 // Checkpoint reads kubelet's checkpoint. It fails if the file does not exist or kubelet itself

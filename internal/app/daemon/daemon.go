@@ -239,7 +239,8 @@ func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
 func (d *daemon) newSet(directory *kubelet.Directory) *serve.Set {
 	return serve.NewSet(serve.Collaborators{
 		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
-		Incarnation: d.kubelets, Sockets: d.sockets,
+		CheckpointVersion: directory.CheckpointVersion,
+		Incarnation:       d.kubelets, Sockets: d.sockets,
 		Clock:     clock.RealClock{},
 		Inspector: &Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,

@@ -142,6 +142,9 @@ func (n *node) startSetOn(t *testing.T, c serve.Collaborators) *daemon {
 	if c.Checkpoint == nil {
 		c.Checkpoint = directory.Checkpoint
 	}
+	if c.CheckpointVersion == nil {
+		c.CheckpointVersion = directory.CheckpointVersion
+	}
 	d := n.startSet(t, c)
 	d.inspector = inspector
 	ctx, cancel := context.WithCancel(context.Background())

@@ -55,6 +55,9 @@ func (l *life) leave(ctx context.Context, incarnation uint64) bool {
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
+	if rivals := l.Registrar.Rivals(l.list.name); len(rivals.Later)+len(rivals.Earlier) > 0 {
+		l.awaitTakenIn(ctx)
+	}
 	err := l.tryLeave(ctx, incarnation)
 	if errors.Is(err, kubelet.ErrNotYet) {
 		l.ExtendEnd(handOverTimeout + leaveTimeout)
@@ -72,6 +75,30 @@ func (l *life) leave(ctx context.Context, incarnation uint64) bool {
 			"reason", err.Error())
 	}
 	return err == nil
+}
+
+// noteCheckpoint is called before a list is sent.
+func (l *life) noteCheckpoint() {
+	if l.CheckpointVersion != nil {
+		version := l.CheckpointVersion()
+		l.checkpoint.Store(&version)
+	}
+}
+
+// awaitTakenIn waits until the kubelet has taken in the last list of this life, as far as that is
+// known. The kubelet writes its checkpoint for each list, and sees the end of the stream only then:
+// on a busy disk, a second later. It would take the end for that of the process that has registered
+// meanwhile.
+func (l *life) awaitTakenIn(ctx context.Context) {
+	before := l.checkpoint.Load()
+	if before == nil || *before == "" || l.CheckpointVersion() != *before {
+		return
+	}
+	l.ExtendEnd(handOverTimeout + leaveTimeout)
+	klog.FromContext(ctx).Info("Staying until the kubelet has taken in the list of this process")
+	for ctx.Err() == nil && l.CheckpointVersion() == *before {
+		l.wait(ctx, nil, handOverPause)
+	}
 }
 
 // tryLeave keeps other processes from registering if the kubelet has forgotten the other process:

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -91,6 +92,7 @@ type life struct {
 	accepted       bool                    // kubelet has accepted the registration
 	unlock         func()                  // lets other processes register
 	leaves         feed.Feed[bool]         // another process is ending, and this one has promised to register again then
+	checkpoint     atomic.Pointer[string]  // the version of the kubelet's checkpoint before the last list was sent
 }
 
 // run registers and serves until ctx ends or the registration ends. It returns nil if the next life

@@ -1,7 +1,9 @@
 package serve_test
 
 import (
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,6 +11,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A roll-out that overtakes the one before ends the later of two daemons, before or after the next
@@ -153,4 +156,47 @@ func TestTwoDaemonsLeaveForALaterOne(t *testing.T) { // not beside other tests: 
 	if least := stop(); least < 2 {
 		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
 	}
+}
+
+// A daemon may end while the kubelet still writes its checkpoint for the list of that daemon. The
+// kubelet sees the end of the stream later then, so the daemon stays until the list is taken in, for
+// five seconds at most. A daemon without another one does not wait.
+func TestADaemonEndsBeforeItsListIsTakenIn(t *testing.T) {
+	t.Parallel()
+	n, first := serving(t, standin.V136, clock.RealClock{}, 2)
+	var asked, version atomic.Int64
+	mark := n.Mark()
+	later := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
+		CheckpointVersion: func() string {
+			asked.Add(1)
+			return fmt.Sprint(version.Load())
+		}})
+	later.offer(2)
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
+	first.status(t, "silent", yielding)
+	mark = n.Mark()
+	before := asked.Load()
+	stopped := make(chan struct{})
+	go func() { later.stop(); close(stopped) }()
+	poll.Until(t, "the daemon looks whether its list is taken in", func() bool { return asked.Load() > before+10 })
+	if events := n.Events(mark); len(events) > 0 {
+		t.Errorf("kubelet saw %v before it had taken in the list", events)
+	}
+	version.Add(1)
+	<-stopped
+	if n.count(standin.Refused, mark) != 1 || n.Allocatable(gpu) != 2 {
+		t.Errorf("kubelet saw %v", n.Events(mark))
+	}
+	alone := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
+		CheckpointVersion: func() string { return "the same" }})
+	alone.offer(2)
+	first.status(t, "silent again", yielding)
+	alone.status(t, "agreed", agreed)
+	first.stop()
+	began := time.Now()
+	alone.stop()
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("the last daemon ended after %v", took)
+	}
+	n.awaitAllocatable(t, 0)
 }

@@ -83,6 +83,7 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		repeat, again := s.again.Latest()
 		may, mayChange := s.maySend()
 		if may && (view.response != sent || repeat != repeated) {
+			s.noteCheckpoint()
 			if err := stream.Send(view.response); err != nil {
 				return err
 			}

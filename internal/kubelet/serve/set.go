@@ -66,7 +66,10 @@ type Collaborators struct {
 	Connections func() uint64
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
-	Inspector  Inspector
+	// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint; empty
+	// if that is not known. Nil means that it never is.
+	CheckpointVersion func() string
+	Inspector         Inspector
 	// MayGive returns why devices must not be given to a pod by any device plugin now, in a sentence;
 	// nil if they may. It is asked in each call of Allocate, and returns at once. Without the function
 	// all GPUs may be given.
