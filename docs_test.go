@@ -93,6 +93,28 @@ func TestRunbookEntriesAreShort(t *testing.T) {
 	}
 }
 
+// TestRunbookNamesMessages: each log message of the table in docs/runbook.md is one of
+// docs/dev/messages.md, which follows the source.
+func TestRunbookNamesMessages(t *testing.T) {
+	t.Parallel()
+	pages := documents(t)
+	_, table, begins := strings.Cut(pages["docs/runbook.md"], "\n## What the log says\n")
+	table, _, ends := strings.Cut(table, "\n## ")
+	if !begins || !ends {
+		t.Fatal("docs/runbook.md has no section with what the log says")
+	}
+	found := 0
+	for _, message := range regexp.MustCompile("(?m)^[|] `([A-Z][^`…]+)` [|]").FindAllStringSubmatch(table, -1) {
+		found++
+		if !strings.Contains(pages["docs/dev/messages.md"], "\n| "+message[1]+" |") {
+			t.Errorf("docs/runbook.md names the message %q, and docs/dev/messages.md does not", message[1])
+		}
+	}
+	if found < 5 {
+		t.Errorf("%d messages are found, want at least 5", found)
+	}
+}
+
 // documents returns the files in Markdown at the root, in .github and in docs by their paths.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
