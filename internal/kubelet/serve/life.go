@@ -157,10 +157,13 @@ func (l *life) run(parent context.Context) error {
 
 // newServer returns the gRPC server of a service.
 func newServer(s *service) *grpc.Server {
+	limit := newRequestLimit()
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.InitialWindowSize(window),
+		grpc.InTapHandle(limit.tap),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.StatsHandler(newRequestLimit()),
+		grpc.StatsHandler(limit),
 		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log),
 			freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(s.log)),

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -21,45 +22,95 @@ const (
 	// container. It may take seconds to answer, so that it does not count among maxRequests once it
 	// is read.
 	maxPreStart = 1 << 20
-	// readPatience is how long a request may take to arrive before others are read beside it: one
-	// that never arrives holds nothing up.
+	// readPatience is how long a request may take to arrive. One that takes longer ends when another
+	// one waits for its place: so none holds others up, and no more than maxRequests take memory.
 	readPatience = time.Second
-	// requestPatience is how long a request waits at most before it is read.
+	// requestPatience is how long a request waits at most for a place. Then it ends.
 	requestPatience = 30 * time.Second
+	// window is how much of a request is taken in while it waits, in bytes.
+	window = 64 << 10
 )
 
 // A requestLimit makes requests wait for a moment before they are read while others are answered,
 // so that many large ones at once do not take much memory.
-type requestLimit chan struct{}
+type requestLimit struct {
+	places chan struct{}
+	wanted chan struct{} // a place is wanted of a request that is late
+}
 
-func newRequestLimit() requestLimit { return make(requestLimit, maxRequests) }
+func newRequestLimit() requestLimit {
+	return requestLimit{places: make(chan struct{}, maxRequests), wanted: make(chan struct{})}
+}
 
 // A place of a request in the limit.
 type place struct {
-	leave   func()
-	arrives *time.Timer // leaves if the request does not arrive
+	end     context.CancelFunc // ends the request
+	arrive  func()             // notes that the request has arrived or ended
+	arrived chan struct{}
+	leave   func() // gives the place up
 }
 
 type placeKey struct{}
 
-// TagRPC waits until the request may be read.
-func (l requestLimit) TagRPC(ctx context.Context, call *stats.RPCTagInfo) context.Context {
+// tap has a request that may wait end when it must.
+func (l requestLimit) tap(ctx context.Context, call *tap.Info) (context.Context, error) {
 	switch call.FullMethodName {
 	case pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName, pluginapi.DevicePlugin_Allocate_FullMethodName,
 		pluginapi.DevicePlugin_PreStartContainer_FullMethodName:
 	default:
+		return ctx, nil
+	}
+	ctx, end := context.WithCancel(ctx)
+	arrived := make(chan struct{})
+	p := &place{
+		end: end, arrived: arrived, arrive: sync.OnceFunc(func() { close(arrived) }), leave: func() {},
+	}
+	return context.WithValue(ctx, placeKey{}, p), nil
+}
+
+// TagRPC waits until the request may be read.
+func (l requestLimit) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
+	p, has := ctx.Value(placeKey{}).(*place)
+	if !has {
 		return ctx
+	}
+	if !l.wait(ctx) {
+		p.end()
+		return ctx
+	}
+	p.leave = sync.OnceFunc(func() { <-l.places })
+	time.AfterFunc(readPatience, func() {
+		select {
+		case <-p.arrived:
+		case <-l.wanted:
+			p.end()
+		}
+	})
+	return ctx
+}
+
+// wait waits for a place. It reports false if none came free in time.
+func (l requestLimit) wait(ctx context.Context) bool {
+	select {
+	case l.places <- struct{}{}:
+		return true
+	default:
 	}
 	timer := time.NewTimer(requestPatience)
 	defer timer.Stop()
-	select {
-	case l <- struct{}{}:
-		leave := sync.OnceFunc(func() { <-l })
-		return context.WithValue(ctx, placeKey{}, &place{leave, time.AfterFunc(readPatience, leave)})
-	case <-ctx.Done():
-	case <-timer.C:
+	wanted := l.wanted
+	for {
+		select {
+		case l.places <- struct{}{}:
+			return true
+		case wanted <- struct{}{}:
+			wanted = nil // the place of that one comes free
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return false
+		}
 	}
-	return ctx
 }
 
 // HandleRPC has the request leave its place when it was answered.
@@ -70,9 +121,9 @@ func (l requestLimit) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	}
 	switch event.(type) {
 	case *stats.InPayload:
-		p.arrives.Stop()
+		p.arrive()
 	case *stats.End:
-		p.arrives.Stop()
+		p.arrive()
 		p.leave()
 	}
 }
