@@ -159,7 +159,7 @@ func TestModeThatNeedsAReset(t *testing.T) {
 		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(0, 2)
 		s := r.reaches(mig.StateRebooting)
-		if !strings.Contains(s.Reason, "when the GPU is reset or the node is restarted") ||
+		if !strings.Contains(s.Reason, "after a reset of the GPU or a restart of the node") ||
 			s.GPUs[1].Phase != mig.PhaseReset {
 			t.Errorf("%s: %s", s.GPUs[1].Phase, s.Reason)
 		}

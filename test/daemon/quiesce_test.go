@@ -34,7 +34,7 @@ func TestRequestsAtOnce(t *testing.T) {
 				both.Go(func() {
 					err := control.Call(ctx, s.ControlSocket(), r.call, r.arguments, nil)
 					because := err != nil && (strings.Contains(err.Error(), "resume first") ||
-						strings.Contains(err.Error(), "resume was asked for"))
+						strings.Contains(err.Error(), "resume was requested"))
 					if err != nil && !because {
 						t.Errorf("%s, of %v and %v at once: %v", r.call, first, second, err)
 					}

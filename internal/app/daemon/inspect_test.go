@@ -318,7 +318,7 @@ func TestReleasedDriver(t *testing.T) {
 			if err := i.Monitor.Quiesce(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
-			i.asks([]string{"0"}, "GPU 0 (GPU-", "is Unknown", "released for maintenance: resume first")
+			i.asks([]string{"0"}, "GPU 0 (GPU-", "is Unknown", "released for maintenance: run resume first")
 			if err := i.Monitor.Resume(t.Context()); err != nil {
 				t.Fatal(err)
 			}

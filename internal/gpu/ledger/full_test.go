@@ -135,7 +135,7 @@ func writeTooMuch(dir string) error {
 	if err = errors.Join(err, err2); err != nil {
 		return err
 	}
-	if !bytes.Equal(text, old) || len(entries) != 1 || p.logged(complaint) != 1 || p.logged("will be forgotten") != 1 {
+	if !bytes.Equal(text, old) || len(entries) != 1 || p.logged(complaint) != 1 || p.logged("will be lost") != 1 {
 		return fmt.Errorf("%d files, %s\n%q", len(entries), text, p.log)
 	}
 	full.Cur = full.Max

@@ -1,9 +1,9 @@
-// Package ledger keeps what must outlive the process on disk, in a folder that all processes on the
-// node share: the faults of GPUs and MIG devices, so that a restart does not make a bad GPU good,
-// and that the driver was released by quiesce.
+// Package ledger saves state across restarts, in a directory shared by all processes on the node:
+// the faults of GPUs and MIG devices, so that a bad GPU stays bad after a restart, and the release
+// of the driver by quiesce.
 //
-// The process that leads writes the faults. All of them find faults, and keep them in memory until
-// they lead.
+// Only the leading process writes the faults. The other processes also find faults, and keep them
+// in memory until they lead.
 package ledger
 
 import (
@@ -24,23 +24,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// FaultsFile is the name of the ledger of faults in the state directory.
+// FaultsFile is the name of the ledger in the state directory.
 const FaultsFile = "faults.json"
 
 const (
-	damagedFile = "faults.json.damaged" // a ledger that could not be read; the last one is kept
+	damagedFile = "faults.json.damaged" // a ledger that could not be read; only the last one is kept
 )
 
 const (
 	ledgerVersion = 1
-	// maxLedger is the largest ledger that is read, in bytes. One fault takes some hundred.
+	// maxLedger is the largest accepted ledger, in bytes. A fault takes a few hundred bytes.
 	maxLedger = 4 << 20
 )
 
-// A Book is what the ledger holds: the faults that must outlive the process, so that neither a
-// restart nor a hand-over makes a bad GPU good.
+// A Book is the content of the ledger: the faults that survive restarts and changes of the leader.
 type Book struct {
-	faults     map[faultKey]notedFault
+	faults     map[faultKey]savedFault
 	recoveries map[string][]time.Time // by device
 	unknown    statefile.Unknown
 }
@@ -51,8 +50,8 @@ type faultKey struct {
 	xid    uint64
 }
 
-// A notedFault is a fault in the ledger.
-type notedFault struct {
+// A savedFault is a fault in the ledger.
+type savedFault struct {
 	Device string         `json:"device"`
 	Boot   string         `json:"boot"` // boot ID of the node when the fault was found
 	Source health.Source  `json:"source"`
@@ -66,34 +65,34 @@ type notedFault struct {
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (e *notedFault) UnmarshalJSON(text []byte) (err error) {
-	type known notedFault
+func (e *savedFault) UnmarshalJSON(text []byte) (err error) {
+	type known savedFault
 	e.unknown, err = statefile.Decode(text, (*known)(e))
 	return err
 }
 
 // MarshalJSON implements json.Marshaler.
-func (e notedFault) MarshalJSON() ([]byte, error) {
-	type known notedFault
+func (e savedFault) MarshalJSON() ([]byte, error) {
+	type known savedFault
 	return statefile.Encode(known(e), e.unknown)
 }
 
-// ledgerForm is the form of the file.
-type ledgerForm struct {
+// fileFormat is the format of the file.
+type fileFormat struct {
 	Version    int                    `json:"version"`
-	Faults     []notedFault           `json:"faults"`
+	Faults     []savedFault           `json:"faults"`
 	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
 }
 
 // NewBook returns an empty Book.
 func NewBook() Book {
-	return Book{faults: make(map[faultKey]notedFault), recoveries: make(map[string][]time.Time)}
+	return Book{faults: make(map[faultKey]savedFault), recoveries: make(map[string][]time.Time)}
 }
 
-// Add notes what must outlive the process of a device.
+// Add adds the durable faults and the recoveries of a device.
 func (b Book) Add(uuid, boot string, d health.Device) {
 	for _, f := range d.Durable() {
-		b.faults[faultKey{uuid, f.Source, f.XID}] = notedFault{
+		b.faults[faultKey{uuid, f.Source, f.XID}] = savedFault{
 			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
 			Since: f.Since.UTC().Truncate(time.Millisecond),
 		}
@@ -103,7 +102,7 @@ func (b Book) Add(uuid, boot string, d health.Device) {
 	}
 }
 
-// Device returns what is noted of a device.
+// Device returns the faults and recoveries of a device.
 func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time) {
 	for key, e := range b.faults {
 		if key.device != uuid {
@@ -123,18 +122,18 @@ func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time
 	return faults, b.recoveries[uuid]
 }
 
-// Drop forgets a device. It reports whether there was something to forget.
+// Drop removes a device. It reports whether the Book had the device.
 func (b Book) Drop(uuid string) bool {
 	before := len(b.faults) + len(b.recoveries)
-	maps.DeleteFunc(b.faults, func(key faultKey, _ notedFault) bool { return key.device == uuid })
+	maps.DeleteFunc(b.faults, func(key faultKey, _ savedFault) bool { return key.device == uuid })
 	delete(b.recoveries, uuid)
 	return len(b.faults)+len(b.recoveries) < before
 }
 
-// Expire forgets the faults that the restart of the node has cured: those of another boot that need
+// Expire removes the faults that a restart of the node has ended: faults of another boot that need
 // no operator.
 func (b Book) Expire(boot string) {
-	maps.DeleteFunc(b.faults, func(_ faultKey, e notedFault) bool {
+	maps.DeleteFunc(b.faults, func(_ faultKey, e savedFault) bool {
 		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
 	})
 }
@@ -144,34 +143,34 @@ func (b Book) Clone() Book {
 	return Book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries), unknown: b.unknown}
 }
 
-// Empty reports whether the Book has nothing in it.
+// Empty reports whether the Book is empty.
 func (b Book) Empty() bool { return len(b.faults) == 0 && len(b.recoveries) == 0 }
 
-// Equal reports whether two Books have the same in them.
+// Equal reports whether two Books have the same content.
 func (b Book) Equal(other Book) bool {
 	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
 }
 
-// Unlike returns the faults of b that none of the others has.
+// Unlike returns the faults of b that are in none of the others.
 func (b Book) Unlike(others ...Book) Book {
 	rest := NewBook()
 	maps.Copy(rest.faults, b.faults)
 	maps.Copy(rest.recoveries, b.recoveries)
 	for _, other := range others {
-		maps.DeleteFunc(rest.faults, func(key faultKey, _ notedFault) bool { _, has := other.faults[key]; return has })
+		maps.DeleteFunc(rest.faults, func(key faultKey, _ savedFault) bool { _, has := other.faults[key]; return has })
 		maps.DeleteFunc(rest.recoveries, func(uuid string, _ []time.Time) bool { return other.recoveries[uuid] != nil })
 	}
 	return rest
 }
 
-// Join adds what another Book has.
+// Join adds the content of another Book.
 func (b Book) Join(other Book) {
 	maps.Copy(b.faults, other.faults)
 	maps.Copy(b.recoveries, other.recoveries)
 }
 
-// keeping returns a copy of b with the fields that a newer version wrote into the file, which was
-// read as from.
+// keeping returns a copy of b with the unknown fields of from. A newer version of this program
+// wrote these fields.
 func (b Book) keeping(from Book) Book {
 	b = b.Clone()
 	b.unknown = from.unknown
@@ -182,15 +181,15 @@ func (b Book) keeping(from Book) Book {
 	return b
 }
 
-// A ledger is the Book on disk.
+// A ledger is a Book on disk.
 type ledger struct{ dir string }
 
 func (l ledger) path(name string) string { return filepath.Join(l.dir, name) }
 
-// errDamaged is wrapped by the error of a read that found a ledger that is none.
+// errDamaged is wrapped by the error of reading an invalid ledger.
 var errDamaged = errors.New("the fault ledger is damaged")
 
-// read returns what the ledger holds; an empty Book if there is none yet.
+// read returns the content of the ledger; an empty Book without a ledger.
 func (l ledger) read() (Book, error) {
 	b := NewBook()
 	text, err := statefile.Read(l.path(FaultsFile), maxLedger)
@@ -203,7 +202,7 @@ func (l ledger) read() (Book, error) {
 	if err != nil {
 		return b, fmt.Errorf("read the fault ledger: %w", err)
 	}
-	var p ledgerForm
+	var p fileFormat
 	if b.unknown, err = statefile.Decode(text, &p); err != nil {
 		return b, fmt.Errorf("%w: %w", errDamaged, err)
 	}
@@ -217,7 +216,8 @@ func (l ledger) read() (Book, error) {
 	return b, nil
 }
 
-// open returns what the ledger holds. A damaged one is set aside, and setAside says so.
+// open returns the content of the ledger. A damaged ledger is set aside: then setAside is the
+// reason.
 func (l ledger) open() (b Book, setAside, err error) {
 	b, err = l.read()
 	if errors.Is(err, errDamaged) {
@@ -226,12 +226,11 @@ func (l ledger) open() (b Book, setAside, err error) {
 	return b, setAside, err
 }
 
-// replace puts a new file in the place of the old one, so that every reader finds one of the two
-// whole.
+// replace replaces the ledger atomically.
 func (l ledger) replace(b Book) error {
-	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]notedFault{}, maps.Values(b.faults)),
+	p := fileFormat{Version: ledgerVersion, Faults: slices.AppendSeq([]savedFault{}, maps.Values(b.faults)),
 		Recoveries: b.recoveries}
-	slices.SortFunc(p.Faults, func(a, b notedFault) int {
+	slices.SortFunc(p.Faults, func(a, b savedFault) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
 	text, err := statefile.Encode(p, b.unknown)

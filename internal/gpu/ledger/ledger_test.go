@@ -87,7 +87,7 @@ func (p *process) lead() {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.Run(ctx, ledger.Term{May: p.may, TakeIn: func(found, known ledger.Book) {
+		p.Run(ctx, ledger.Term{MayWrite: p.may, Merge: func(found, known ledger.Book) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.has.Join(found.Unlike(known, p.has))
@@ -331,7 +331,7 @@ func TestDamagedFileIsSetAside(t *testing.T) {
 			p.end()
 			compare(t, "what is set aside", text, read(t, dir, damaged))
 			compare(t, "what is written anew", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
-			if p.logged("Set the fault ledger aside") != 1 || p.logged(damaged) != 1 {
+			if p.logged("Set the damaged fault ledger aside") != 1 || p.logged(damaged) != 1 {
 				t.Errorf("logged: %q", p.log)
 			}
 		})
@@ -368,8 +368,8 @@ func TestEndBeforeTheLedgerIsTakenIn(t *testing.T) {
 		go func() {
 			defer close(ended)
 			w.Run(ctx, ledger.Term{
-				May:    func() error { return <-disk },
-				TakeIn: func(ledger.Book, ledger.Book) {}, // the monitor has ended
+				MayWrite: func() error { return <-disk },
+				Merge:    func(ledger.Book, ledger.Book) {}, // the monitor has ended
 			})
 		}()
 		w.Offer(with("GPU-b", fault(64, 1)))
@@ -402,7 +402,7 @@ func TestFileThatIsInTheWay(t *testing.T) {
 		compare(t, "complaints", 1, p.logged("Cannot write the fault ledger"))
 		compare(t, "complaints that say why", 1, p.logged("not a regular file"))
 		p.end()
-		compare(t, "complaints at the end", 1, p.logged("will be forgotten"))
+		compare(t, "complaints at the end", 1, p.logged("will be lost"))
 		wantMode(t, filepath.Join(dir, file), 0o700|os.ModeDir)
 		if _, err := os.Stat(filepath.Join(dir, damaged)); err == nil {
 			t.Error("it was set aside")
@@ -431,7 +431,7 @@ func TestFolderThatCannotBe(t *testing.T) {
 		pass(30 * time.Second)
 		compare(t, "faults", 1, len(faultsOf(t, dir, "GPU-a")))
 		p.end()
-		compare(t, "complaints at the end", 0, p.logged("will be forgotten"))
+		compare(t, "complaints at the end", 0, p.logged("will be lost"))
 	})
 }
 

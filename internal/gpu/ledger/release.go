@@ -17,20 +17,20 @@ const (
 	releaseVersion = 1
 )
 
-// A Release says that the driver was released by quiesce, until resume.
+// A Release is a release of the driver by quiesce, until resume.
 type Release struct {
 	Version int `json:"version"`
-	// Since is when that was asked for.
+	// Since is the time of the request.
 	Since time.Time `json:"since"`
-	// Allocate says that GPUs may be given to new pods meanwhile.
+	// Allocate is true if GPUs may still get new pods meanwhile.
 	Allocate bool `json:"allocate"`
-	// Boot is the boot ID of the node then; empty if it is not known.
+	// Boot is the node's boot ID at the time; empty if unknown.
 	Boot string `json:"boot,omitempty"`
 }
 
-// ReadRelease returns the Release in a folder; nil if the driver was not released, or if the node
-// was restarted since: then the reason for the release is gone. A file that cannot be read is set
-// aside, and the error says so.
+// ReadRelease returns the Release in a directory; nil without one, and nil after a restart of the
+// node, because the restart ends the reason for the release. An unreadable file is set aside, with
+// an error.
 func ReadRelease(dir, boot string) (*Release, error) {
 	r := &Release{}
 	found, err := statefile.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)
@@ -46,7 +46,7 @@ func ReadRelease(dir, boot string) (*Release, error) {
 	return r, nil
 }
 
-// WriteRelease writes a Release into a folder.
+// WriteRelease writes a Release into a directory.
 func WriteRelease(dir string, r Release) error {
 	r.Version = releaseVersion
 	if err := statefile.WriteState(filepath.Join(dir, releaseFile), r); err != nil {
@@ -55,7 +55,7 @@ func WriteRelease(dir string, r Release) error {
 	return nil
 }
 
-// RemoveRelease takes the Release out of a folder.
+// RemoveRelease removes the Release from a directory.
 func RemoveRelease(dir string) error {
 	err := os.Remove(filepath.Join(dir, releaseFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

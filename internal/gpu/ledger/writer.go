@@ -11,43 +11,41 @@ import (
 )
 
 const (
-	// refusedPause is how long a FaultWriter waits after the disk refused.
+	// refusedPause is how long a FaultWriter waits after a failed write.
 	refusedPause = 30 * time.Second
-	// diskTimeout is how long the disk may take. Nobody waits any longer for the end of Run.
+	// diskTimeout is the longest wait for the disk, also at the end of Run.
 	diskTimeout = 5 * time.Second
 )
 
-// errNotLead is the error of a write after another process took the lead. That one has found the
-// faults itself.
+// errNotLead is the error of a write after another process took the lead. The other process has
+// found the faults itself.
 var errNotLead = errors.New("another process leads")
 
-// A FaultWriter writes Books in the background, so that the caller never waits for the disk.
+// A FaultWriter writes Books in the background: the caller never waits for the disk.
 type FaultWriter struct {
 	ledger ledger
 	disk   *statefile.Disk
-	books  chan Book // the latest that is to be written
-	known  Book      // what this process read or wrote last
+	books  chan Book // the last Book to be written
+	known  Book      // the last Book read or written by this process
 
-	// The rest belongs to Run.
+	// The fields below belong to Run.
 
-	begun     bool // what other processes noted is taken in
+	begun     bool // the entries of other processes are merged
 	wanted    *Book
-	complaint string // that was logged last
+	complaint string // the error logged last
 }
 
-// NewFaultWriter returns a FaultWriter for a folder of whose Book this process knows some, or
-// nothing.
+// NewFaultWriter returns a FaultWriter for a directory. known are the entries already read from it,
+// if any.
 func NewFaultWriter(dir string, known Book) *FaultWriter {
 	return &FaultWriter{ledger: ledger{dir: dir}, disk: statefile.NewDisk(), books: make(chan Book, 1),
 		known: known.Clone()}
 }
 
-// Read returns the Book that other processes wrote into a folder. The error says why that could not
-// be read: then the Book is empty.
+// Read returns the Book in a directory; after an error, an empty Book.
 func Read(dir string) (Book, error) { return ledger{dir: dir}.read() }
 
-// Offer has the FaultWriter write a Book in place of all that were offered before. It never blocks;
-// only one goroutine calls it.
+// Offer replaces the Book to be written. It never blocks. Only one goroutine may call it.
 func (w *FaultWriter) Offer(b Book) {
 	select {
 	case <-w.books:
@@ -56,16 +54,16 @@ func (w *FaultWriter) Offer(b Book) {
 	w.books <- b
 }
 
-// A Term is a time in which this process writes the ledger.
+// A Term is a period in which this process writes the ledger.
 type Term struct {
-	// TakeIn gets what is on the disk, and what this process knew of it before, and returns once a
-	// Book was offered that has what other processes noted, or without one when the process ends.
-	TakeIn func(found, known Book)
-	// May says before each write why this process may not write; nil if it may.
-	May func() error
+	// Merge receives the Book on disk, and the part of it known before. It returns once a Book with
+	// the merged entries was offered, or when the process ends.
+	Merge func(found, known Book)
+	// MayWrite returns before each write why this process may not write; nil if it may.
+	MayWrite func() error
 }
 
-// Run writes what is offered until ctx ends, and then what is left. A damaged file is set aside.
+// Run writes offered Books until ctx ends, and then a last time. A damaged file is set aside.
 func (w *FaultWriter) Run(ctx context.Context, t Term) {
 	w.begun, w.wanted = false, nil
 	again := time.NewTimer(0)
@@ -85,15 +83,15 @@ func (w *FaultWriter) Run(ctx context.Context, t Term) {
 	}
 }
 
-// finish writes what is left.
+// finish writes the last Book.
 func (w *FaultWriter) finish(ctx context.Context, t Term) {
 	w.latest()
 	if err := w.write(ctx, t); err != nil && w.wanted != nil {
-		klog.FromContext(ctx).Info("Faults are not in the ledger and will be forgotten", "dir", w.ledger.dir)
+		klog.FromContext(ctx).Info("Faults were not written to the ledger and will be lost", "dir", w.ledger.dir)
 	}
 }
 
-// latest takes what was offered last, if there is something.
+// latest takes the last offered Book, if any.
 func (w *FaultWriter) latest() {
 	select {
 	case b := <-w.books:
@@ -102,13 +100,13 @@ func (w *FaultWriter) latest() {
 	}
 }
 
-// write writes what is wanted, after it has begun with what is on the disk.
+// write writes the wanted Book, after begin.
 func (w *FaultWriter) write(ctx context.Context, t Term) error {
 	err := w.begin(ctx, t)
 	if err == nil && w.wanted != nil {
 		next := w.wanted.keeping(w.known)
 		err = w.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
-			if t.May() != nil {
+			if t.MayWrite() != nil {
 				return errNotLead
 			}
 			if next.Equal(w.known) {
@@ -126,13 +124,13 @@ func (w *FaultWriter) write(ctx context.Context, t Term) error {
 		return nil
 	case err.Error() != w.complaint:
 		w.complaint = err.Error()
-		klog.FromContext(ctx).Info("Cannot write the fault ledger: a restart would forget faults", "dir", w.ledger.dir,
+		klog.FromContext(ctx).Info("Cannot write the fault ledger: a restart would lose faults", "dir", w.ledger.dir,
 			"reason", w.complaint)
 	}
 	return err
 }
 
-// begin reads the ledger, and has what other processes noted be taken in.
+// begin reads the ledger and merges the entries of other processes.
 func (w *FaultWriter) begin(ctx context.Context, t Term) error {
 	if w.begun {
 		return nil
@@ -140,7 +138,7 @@ func (w *FaultWriter) begin(ctx context.Context, t Term) error {
 	var found Book
 	var setAside error
 	err := w.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() (err error) {
-		if t.May() != nil {
+		if t.MayWrite() != nil {
 			return errNotLead
 		}
 		found, setAside, err = w.ledger.open()
@@ -150,13 +148,14 @@ func (w *FaultWriter) begin(ctx context.Context, t Term) error {
 		return err
 	}
 	if setAside != nil {
-		klog.FromContext(ctx).Info("Set the fault ledger aside and began another", "dir", w.ledger.dir, "kept", damagedFile,
+		klog.FromContext(ctx).Info("Set the damaged fault ledger aside and started a new one", "dir", w.ledger.dir, "kept",
+			damagedFile,
 			"reason", setAside.Error())
 	}
 	wanted, known := w.wanted, w.known
 	w.begun, w.wanted, w.known = true, nil, found
-	t.TakeIn(found.Clone(), known)
-	if w.latest(); w.wanted == nil && wanted != nil { // nobody was there to take it in
+	t.Merge(found.Clone(), known)
+	if w.latest(); w.wanted == nil && wanted != nil { // nobody merged
 		b := wanted.Clone()
 		b.Join(found.Unlike(known, b))
 		w.wanted = &b

@@ -23,7 +23,7 @@ func benchmark(b *testing.B, profile string) (*monitor.Monitor, *simulator.Node)
 	m := monitor.New(monitor.Options{
 		Driver: simulated.DriverOf(node), Policy: policy, Gap: 1,
 	})
-	ctx, cancel := context.WithCancel(silent(b.Context()))
+	ctx, cancel := context.WithCancel(withoutLog(b.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()
 	b.Cleanup(func() {
@@ -50,7 +50,7 @@ func BenchmarkXIDToSnapshot(b *testing.B) {
 		}
 		<-changed
 		b.StopTimer()
-		if err := m.Clear(silent(b.Context()), uuid); err != nil {
+		if err := m.Clear(withoutLog(b.Context()), uuid); err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()

@@ -49,7 +49,7 @@ func TestHotPlugOnASimulatedNode(t *testing.T) {
 				m := monitor.New(monitor.Options{
 					Driver: simulated.DriverOf(node), Policy: health.Default(),
 				})
-				ctx, cancel := context.WithCancel(silent(t.Context()))
+				ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 				ended := make(chan error, 1)
 				go func() { ended <- m.Run(ctx) }()
 				synctest.Wait()

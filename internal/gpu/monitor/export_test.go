@@ -16,8 +16,8 @@ func HangDisk(m *Monitor, disk <-chan struct{}) {
 
 // HangStart has what reads the state directory at the start wait until disk is closed.
 func HangStart(m *Monitor, disk <-chan struct{}) {
-	m.recall = func(ctx context.Context, o Options) memory {
+	m.readSaved = func(ctx context.Context, o Options) savedState {
 		<-disk
-		return recall(ctx, o)
+		return readSavedState(ctx, o)
 	}
 }

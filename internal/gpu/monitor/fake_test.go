@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// silent returns a context whose log nobody reads.
-func silent(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
+// withoutLog returns a context whose log nobody reads.
+func withoutLog(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
 // node is a fake of a node and its driver. Tests change it with set; calls see what it is when they
 // are made.

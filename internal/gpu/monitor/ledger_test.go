@@ -365,7 +365,7 @@ func TestQuiesceWhileTheDiskHangs(t *testing.T) {
 			m := monitor.New(monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir})
 			disk := make(chan struct{})
 			monitor.HangDisk(m, disk)
-			ctx, cancel := context.WithCancel(silent(t.Context()))
+			ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 			ended := make(chan error, 1)
 			go func() { ended <- m.Run(ctx) }()
 			synctest.Wait()

@@ -8,15 +8,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// logChanges logs how a Snapshot differs from the one before: one line a device whose health
-// changed, or one for all where it is the node's.
+// logChanges logs the differences between two Snapshots: one line for each device with another
+// health, or one line for all GPUs if they have a common reason.
 func logChanges(ctx context.Context, before, after inventory.Snapshot, node string) {
 	logger := klog.FromContext(ctx)
 	switch {
 	case after.Stale != "" && after.Stale != before.Stale:
-		logger.Info("Cannot look at the node", "reason", after.Stale)
+		logger.Info("Health check of the node failed", "reason", after.Stale)
 	case after.Stale == "" && before.Stale != "":
-		logger.Info("Can look at the node again")
+		logger.Info("Health check of the node succeeded again")
 	}
 	if after.Driver != before.Driver {
 		logger.Info("Driver", "version", after.Driver.Version, "cuda", after.Driver.CUDA)
@@ -39,7 +39,7 @@ func logChanges(ctx context.Context, before, after inventory.Snapshot, node stri
 			logHealth(logger, g.UUID, was.Health, g.Health)
 		}
 		for _, m := range g.MIGDevices {
-			logHealth(logger, m.UUID, healthOf(was.MIGDevices, m.UUID), m.Health)
+			logHealth(logger, m.UUID, migHealth(was.MIGDevices, m.UUID), m.Health)
 		}
 	}
 	if struck > 0 {
@@ -52,9 +52,8 @@ func logChanges(ctx context.Context, before, after inventory.Snapshot, node stri
 	}
 }
 
-// healthOf returns the health of the MIG device with the given UUID; of one that was not there
-// before, that it was Healthy.
-func healthOf(devices []inventory.MIGDevice, uuid string) inventory.Health {
+// migHealth returns the health of the MIG device with the given UUID, or Healthy for a new device.
+func migHealth(devices []inventory.MIGDevice, uuid string) inventory.Health {
 	for _, m := range devices {
 		if m.UUID == uuid {
 			return m.Health

@@ -12,27 +12,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
-// A waiter waits for the outcome of the next look, or of releasing the driver.
+// A waiter waits for the result of the next look, or of a release of the driver.
 type waiter struct {
 	outcome chan<- error
 	want    want
 }
 
-// A want is what a waiter wants of the driver.
+// A want is the kind of result a waiter waits for.
 type want int
 
-// The wants.
+// The kinds of results.
 const (
-	wantLook    want = iota // that it is looked at
-	wantRelease             // that it is released
-	wantEither              // that either is over
+	wantLook    want = iota // a look
+	wantRelease             // a release of the driver
+	wantAny                 // either of them
 )
 
-// ErrResumed is the answer to a Quiesce that a Resume overtook: the driver was not released.
-var ErrResumed = errors.New("the driver was not released: resume was asked for meanwhile")
+// ErrResumed is the error of a Quiesce followed by a Resume before the driver was released.
+var ErrResumed = errors.New("the driver was not released: resume was requested meanwhile")
 
-// Only a loop changes the state. It never waits for the driver: looks are made in other goroutines,
-// so that an XID is published while a look is under way.
+// A loop is the only owner of the state. It never waits for the driver: looks run in other
+// goroutines, so that an XID is published during a look.
 type loop struct {
 	*Monitor
 	state   nodeState
@@ -41,30 +41,31 @@ type loop struct {
 	start   func(func() error)
 	timer   *time.Timer
 
-	faults *ledger.FaultWriter // nil without a state directory
-	kept   ledger.Book         // what it was offered last
-	// recalled gets what earlier processes wrote down; nil unless the disk hung at the start.
-	recalled <-chan memory
-	followed bool // what the ledger has is taken in
+	faults      *ledger.FaultWriter // nil without a state directory
+	lastEntries ledger.Book         // the entries offered last
+	// lateSavedState receives the state saved by earlier processes; nil unless the disk hung at the
+	// start.
+	lateSavedState <-chan savedState
+	ledgerMerged   bool // the entries of the ledger are merged
 
-	looking bool      // a look is under way
-	looked  bool      // a look has ended
-	next    time.Time // when to look next
-	began   time.Time // when the last look began
-	refused int       // how often in a row there was no session to be had
+	lookRunning  bool      // a look is running
+	hasLooked    bool      // a look has ended
+	nextLook     time.Time // time of the next look
+	lookStart    time.Time // start of the last look
+	openFailures int       // failed attempts to open a session in a row
 
-	quiesced time.Time // since when the driver is released until Resume; zero if it is not
-	closed   bool      // there is no session, because of that
+	quiescedSince   time.Time // when the driver was released until Resume; zero if it is not released
+	sessionReleased bool      // the driver is released: there is no session
 
-	reopen time.Time // when to open another session in the place of this one; zero for not at all
-	asked  time.Time // since when that is wanted
-	breaks int       // how often in a row one did not last
+	reopenAt        time.Time // when to replace this session by another one; zero for never
+	reopenRequested time.Time // when the replacement was requested
+	shortSessions   int       // sessions in a row without lasting events
 
-	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
+	pendingEvents []inventory.Event // events of GPUs or MIG devices that are unknown before the next look
 
-	waiters, informed []waiter      // those of a look that has not begun yet, and of the look that is running
-	driverCalls       []driverCall  // to run in the course of that look
-	sessionless       []sessionless // to run before that look
+	waiters, lookWaiters []waiter      // the waiters for the next look, and for the running look
+	driverCalls          []driverCall  // calls during the next look
+	sessionless          []sessionless // functions to run before the next look, without a session
 }
 
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
@@ -72,23 +73,23 @@ func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
 		state: nodeState{
 			policy: m.options.Policy, metrics: m.options.Metrics,
-			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), noted: ledger.NewBook(),
+			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), restored: ledger.NewBook(),
 			withheldGPUs: make(map[string]inventory.Health),
 		},
 	}
 }
 
-// run is the loop. It returns when ctx ends and no look is under way any more.
+// run is the loop. It returns when ctx has ended and no look is running.
 func (l *loop) run(ctx context.Context) {
 	l.timer = time.NewTimer(0)
 	defer l.timer.Stop()
 	for {
-		l.begin(ctx)
+		l.beginLook(ctx)
 		l.beginSamples(ctx)
-		l.rest()
+		l.setTimer()
 		select {
 		case <-ctx.Done():
-			if l.looking {
+			if l.lookRunning {
 				<-l.looks
 			}
 			return
@@ -98,189 +99,189 @@ func (l *loop) run(ctx context.Context) {
 		case err := <-l.broken:
 			l.eventsEnded(ctx, err)
 		case look := <-l.looks:
-			l.looking = false
-			l.samples.goOn()
-			l.state.cleared(look.cleared)
+			l.lookRunning = false
+			l.samples.resume()
+			l.state.foldCleared(look.cleared)
 			switch {
-			case look.released:
-				if l.closed = l.isQuiesced() && look.err == nil; l.closed {
-					l.informed = append(l.informed, l.waiters...) // no look follows
+			case look.sessionClosed:
+				if l.sessionReleased = l.isQuiesced() && look.err == nil; l.sessionReleased {
+					l.lookWaiters = append(l.lookWaiters, l.waiters...) // no look follows
 					l.waiters = nil
 				}
-			case l.isQuiesced(): // what is known stays as it was
+			case l.isQuiesced(): // the state stays unchanged
 				look.err = ErrQuiesced
 			default:
-				l.look(ctx, look)
+				l.endLook(ctx, look)
 			}
 			l.publish(ctx)
-			l.inform(look)
+			l.answerWaiters(look)
 		case results := <-l.samples.results:
 			l.endSamples(ctx, results)
 		case request := <-l.requests:
 			request(l)
-		case m := <-l.recalled:
-			l.recalled = nil
-			l.takeInLate(ctx, m)
+		case m := <-l.lateSavedState:
+			l.lateSavedState = nil
+			l.restoreLate(ctx, m)
 		}
 		l.publish(ctx)
 	}
 }
 
 // isQuiesced reports whether the driver is released.
-func (l *loop) isQuiesced() bool { return !l.quiesced.IsZero() }
+func (l *loop) isQuiesced() bool { return !l.quiescedSince.IsZero() }
 
-// event folds an event in, and asks for a look, which decides.
+// event folds in an event and requests a look. The look decides.
 func (l *loop) event(ctx context.Context, e inventory.Event) {
 	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
-	l.samples.xid(l.state.identified(e))
-	if l.state.event(e, time.Now()) && len(l.pending) < maxPending {
-		l.pending = append(l.pending, e)
+	l.samples.noteXID(l.state.identified(e))
+	if l.state.foldEvent(e, time.Now()) && len(l.pendingEvents) < maxPending {
+		l.pendingEvents = append(l.pendingEvents, e)
 	}
 	if e.Kind == inventory.EventBinding {
-		l.renew()
+		l.reopenSession()
 	}
 	l.state.retryFor(e, time.Now())
-	l.nudge()
+	l.requestLook()
 }
 
-// eventsEnded has another session opened after the events of this one ended.
+// eventsEnded requests another session after the end of this session's events.
 func (l *loop) eventsEnded(ctx context.Context, err error) {
-	l.renew()
-	klog.FromContext(ctx).Info("The driver has no more events, will open another session", "reason", err.Error(),
-		"after", time.Until(l.reopen))
+	l.reopenSession()
+	klog.FromContext(ctx).Info("No more driver events: another session will be opened", "reason", err.Error(),
+		"after", time.Until(l.reopenAt))
 }
 
-// renew decides when to open another session in the place of this one: at once, unless that keeps
-// happening.
-func (l *loop) renew() {
-	if !l.reopen.IsZero() {
-		return // it is going to be
+// reopenSession requests another session in place of this one: at once, or later if sessions keep
+// failing.
+func (l *loop) reopenSession() {
+	if !l.reopenAt.IsZero() {
+		return // already requested
 	}
 	now := time.Now()
 	if now.Sub(l.state.facts.Opened) >= provenSession {
-		l.breaks = 0
+		l.shortSessions = 0
 	}
-	l.asked, l.reopen = now, now
-	if l.breaks > 0 {
-		l.reopen = now.Add(backoff(l.breaks - 1))
+	l.reopenRequested, l.reopenAt = now, now
+	if l.shortSessions > 0 {
+		l.reopenAt = now.Add(backoff(l.shortSessions - 1))
 	}
-	l.breaks++
-	l.next = earlier(l.next, l.reopen)
+	l.shortSessions++
+	l.nextLook = earlier(l.nextLook, l.reopenAt)
 }
 
-// backoff returns how long to wait after so many failures in a row.
+// backoff returns the wait after a number of failures in a row.
 func backoff(failures int) time.Duration { return min(reopenFirst<<min(failures, 10), reopenMost) }
 
-// nudge asks for a look as soon as the gap allows.
-func (l *loop) nudge() {
-	l.next = earlier(l.next, later(time.Now(), l.began.Add(l.options.Gap)))
+// requestLook requests a look as soon as the gap allows.
+func (l *loop) requestLook() {
+	l.nextLook = earlier(l.nextLook, later(time.Now(), l.lookStart.Add(l.options.Gap)))
 }
 
-// begin begins a look if it is time for one.
-func (l *loop) begin(ctx context.Context) {
+// beginLook starts a look if one is due.
+func (l *loop) beginLook(ctx context.Context) {
 	now := time.Now()
-	if l.looking || l.closed || now.Before(l.next) {
+	if l.lookRunning || l.sessionReleased || now.Before(l.nextLook) {
 		return
 	}
-	l.samples.hold()
+	l.samples.suspend()
 	if l.isQuiesced() {
-		l.looking, l.next = true, now.Add(l.state.poll(l.options))
-		l.informed, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
+		l.lookRunning, l.nextLook = true, now.Add(l.state.poll(l.options))
+		l.lookWaiters, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
 		l.start(func() error {
-			l.looks <- look{released: true, err: l.prober.close(ctx, closePatience)}
+			l.looks <- look{sessionClosed: true, err: l.prober.close(ctx, closePatience)}
 			return nil
 		})
 		return
 	}
 	reopen, retry := l.state.retry(now)
-	if !l.reopen.IsZero() && !now.Before(l.reopen) {
+	if !l.reopenAt.IsZero() && !now.Before(l.reopenAt) {
 		reopen = true
-		l.reopen = time.Time{}
+		l.reopenAt = time.Time{}
 	}
-	l.looking, l.began = true, now
-	l.next = now.Add(l.state.poll(l.options))
+	l.lookRunning, l.lookStart = true, now
+	l.nextLook = now.Add(l.state.poll(l.options))
 	driverCalls, sessionless := l.driverCalls, l.sessionless
-	l.informed, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
+	l.lookWaiters, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
 	l.start(func() error {
-		l.prober.without(ctx, sessionless)
+		l.prober.runSessionless(ctx, sessionless)
 		l.looks <- l.prober.look(ctx, reopen, retry, driverCalls)
 		return nil
 	})
 }
 
-// look folds a look in and decides when to look next.
-func (l *loop) look(ctx context.Context, look look) {
+// endLook folds in the result of a look and sets the time of the next one.
+func (l *loop) endLook(ctx context.Context, endLook look) {
 	now := time.Now()
-	l.looked = true
-	l.state.began = l.began
-	l.state.look(look, now)
-	if look.opened.After(l.asked) {
-		l.reopen = time.Time{} // the look found out by itself
+	l.hasLooked = true
+	l.state.lookStart = l.lookStart
+	l.state.foldLook(endLook, now)
+	if endLook.opened.After(l.reopenRequested) {
+		l.reopenAt = time.Time{} // the look opened another session by itself
 	}
-	if look.first {
-		for _, g := range look.unwatched {
-			klog.FromContext(ctx).Info("GPU gives no events: its faults are found when it is looked at", "index", g.Index,
+	if endLook.newSession {
+		for _, g := range endLook.unwatched {
+			klog.FromContext(ctx).Info("GPU has no driver events: its faults are found by polling only", "index", g.Index,
 				"reason", g.Reason)
 		}
 	}
-	for _, e := range l.pending {
-		if l.state.lateEvent(e, now) {
-			klog.FromContext(ctx).Info("Event of a device that does not exist", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID,
+	for _, e := range l.pendingEvents {
+		if l.state.foldLateEvent(e, now) {
+			klog.FromContext(ctx).Info("Event of an unknown device", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID,
 				"gi", e.GI, "ci", e.CI)
 		}
 	}
-	l.pending = nil
-	// A nudge that came while the look was under way is still to be followed.
-	l.next = earlier(l.next, now.Add(l.pace(look)))
-	if !l.reopen.IsZero() {
-		l.next = earlier(l.next, l.reopen)
+	l.pendingEvents = nil
+	// A request from the time of the look stays in force.
+	l.nextLook = earlier(l.nextLook, now.Add(l.pace(endLook)))
+	if !l.reopenAt.IsZero() {
+		l.nextLook = earlier(l.nextLook, l.reopenAt)
 	}
 	select {
 	case <-l.first:
 	default:
 		l.publish(ctx)
-		l.firstErr = look.err
+		l.firstErr = endLook.err
 		close(l.first)
 	}
 }
 
-// inform tells those who asked for the look that has ended how it ended.
-func (l *loop) inform(look look) {
-	for _, a := range l.informed {
+// answerWaiters sends the result of the look to its waiters.
+func (l *loop) answerWaiters(look look) {
+	for _, a := range l.lookWaiters {
 		switch {
-		case a.want == wantEither && (look.released || errors.Is(look.err, ErrQuiesced)):
+		case a.want == wantAny && (look.sessionClosed || errors.Is(look.err, ErrQuiesced)):
 			a.outcome <- nil
-		case a.want == wantLook && look.released:
+		case a.want == wantLook && look.sessionClosed:
 			a.outcome <- ErrQuiesced
-		case a.want == wantRelease && !look.released:
+		case a.want == wantRelease && !look.sessionClosed:
 			a.outcome <- ErrResumed
 		default:
 			a.outcome <- look.err
 		}
 	}
-	l.informed = nil
+	l.lookWaiters = nil
 }
 
-// pace returns how long to wait after a look for the next one.
+// pace returns the wait from a look to the next one.
 func (l *loop) pace(look look) time.Duration {
 	switch {
 	case look.err != nil && !errors.Is(look.err, inventory.ErrNoAnswer):
-		l.refused++
-		return backoff(l.refused - 1)
+		l.openFailures++
+		return backoff(l.openFailures - 1)
 	case look.err != nil:
 		return l.state.poll(l.options)
 	}
-	l.refused = 0
-	return l.state.pace(l.options, look.pinned)
+	l.openFailures = 0
+	return l.state.pace(l.options, look.sessionPinned)
 }
 
-// rest sets the timer to when something has to be done if nothing happens.
-func (l *loop) rest() {
+// setTimer sets the timer to the next time with work to do.
+func (l *loop) setTimer() {
 	until := l.state.limit()
-	if !l.looking && !l.closed && (until.IsZero() || l.next.Before(until)) {
-		until = l.next
+	if !l.lookRunning && !l.sessionReleased && (until.IsZero() || l.nextLook.Before(until)) {
+		until = l.nextLook
 	}
-	if due := l.samples.due; l.maySample() && (until.IsZero() || due.Before(until)) {
+	if due := l.samples.nextSample; l.maySample() && (until.IsZero() || due.Before(until)) {
 		until = due
 	}
 	if until.IsZero() {
@@ -290,28 +291,28 @@ func (l *loop) rest() {
 	l.timer.Reset(max(0, time.Until(until)))
 }
 
-// publish hands out what is known if it has changed, and logs how.
+// publish publishes and logs a changed state.
 func (l *loop) publish(ctx context.Context) {
-	if !l.looked {
+	if !l.hasLooked {
 		return
 	}
-	l.state.time(time.Now())
+	l.state.foldTime(time.Now())
 	before := l.state.published
 	if after, changed := l.state.compose(); changed {
 		l.snapshots.Publish(after)
 		countRecoveries(l.options.Metrics, before, after)
-		logChanges(ctx, before, after, l.state.node)
+		logChanges(ctx, before, after, l.state.nodeReason)
 	}
-	l.keep()
+	l.saveEntries()
 }
 
-// keep has the ledger follow, after everybody else has heard.
-func (l *loop) keep() {
-	if l.faults == nil || l.kept.Empty() && !l.state.wantsBook() {
+// saveEntries passes changed entries to the ledger. It comes last: the disk may be slow.
+func (l *loop) saveEntries() {
+	if l.faults == nil || l.lastEntries.Empty() && !l.state.hasLedgerEntries() {
 		return
 	}
-	if b := l.state.book(l.options.BootID); !b.Equal(l.kept) {
-		l.kept = b
+	if b := l.state.ledgerEntries(l.options.BootID); !b.Equal(l.lastEntries) {
+		l.lastEntries = b
 		l.faults.Offer(b)
 	}
 }

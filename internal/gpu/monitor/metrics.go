@@ -7,12 +7,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Metrics counts what happens to GPUs. Its methods return at once.
+// Metrics counts events of GPUs. Its methods do not block.
 type Metrics interface {
 	// XID counts an XID of a GPU, or of a MIG device on it.
 	XID(gpu string, xid uint64, at time.Time)
-	// Recovered counts that a GPU, or a MIG device on it, became Healthy after it was Unhealthy or
-	// Lost. The cure is what was asked for.
+	// Recovered counts a change from Unhealthy or Lost to Healthy, of a GPU or a MIG device on it.
+	// The cure is the remedy of the earlier state.
 	Recovered(gpu string, cure inventory.Cure)
 }
 
@@ -22,16 +22,16 @@ type noMetrics struct{}
 func (noMetrics) XID(string, uint64, time.Time)    {}
 func (noMetrics) Recovered(string, inventory.Cure) {}
 
-// countXID counts the XID of an event that was folded into what is known of a GPU, unless it had
-// been folded in before: some XIDs come both as an event and as a line of the kernel's log.
+// countXID counts the XID of an event that was folded into the state of a GPU, unless it is a
+// duplicate: some XIDs arrive both as an event and in the kernel log.
 func countXID(m Metrics, before, after health.GPU, e inventory.Event, now time.Time) {
-	if e.Kind == inventory.EventXID && seen(before, e.XID) != seen(after, e.XID) {
+	if e.Kind == inventory.EventXID && xidCount(before, e.XID) != xidCount(after, e.XID) {
 		m.XID(after.UUID, e.XID, now)
 	}
 }
 
-// seen returns how often an XID was seen on a GPU and its MIG devices.
-func seen(g health.GPU, xid uint64) int {
+// xidCount returns how often an XID was counted on a GPU and its MIG devices.
+func xidCount(g health.GPU, xid uint64) int {
 	n := 0
 	count := func(d health.Device) {
 		for _, c := range d.Counts {
@@ -61,7 +61,7 @@ func countRecoveries(m Metrics, before, after inventory.Snapshot) {
 		}
 		recovered(g.UUID, was.Health, g.Health)
 		for _, d := range g.MIGDevices {
-			recovered(g.UUID, healthOf(was.MIGDevices, d.UUID), d.Health)
+			recovered(g.UUID, migHealth(was.MIGDevices, d.UUID), d.Health)
 		}
 	}
 }

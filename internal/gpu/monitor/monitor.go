@@ -1,7 +1,8 @@
-// Package monitor has the state of the node's GPUs. It is the only package that asks the driver.
-// One loop looks at the node, listens to the driver's events, folds both into what is known of each
-// GPU with the policy of package health, and publishes a Snapshot whenever what the node says has
-// changed.
+// Package monitor owns the state of the node's GPUs. No other package talks to the driver. One loop
+// checks the health of the node, listens to the driver's events, folds both into the state of each
+// GPU by the policy of package health, and publishes a Snapshot of every change.
+//
+// A look is one health check of the node: a scan and a reading of every GPU.
 package monitor
 
 import (
@@ -21,93 +22,94 @@ import (
 // A Driver opens sessions with the driver of the node, one at a time.
 type Driver interface {
 	// Open starts a session and registers for events before it returns. The error wraps one of
-	// inventory's where those fit. After inventory.ErrNoAnswer the session may still come: then the
-	// next Open returns it.
+	// inventory's errors where possible. After inventory.ErrNoAnswer the session may still open
+	// later: then the next Open returns it.
 	Open(ctx context.Context) (Session, error)
 }
 
-// A Session is one session with the driver. Next is called by one goroutine, Sample by another, the
-// other methods by a third. All of them return in bounded time, whatever call hangs, with
-// inventory.ErrNoAnswer; an inventory.Stall says which call of which GPU it is.
+// A Session is a session with the driver. Next is called by one goroutine, Sample by a second, and
+// the other methods by a third. All methods return in bounded time. If a call hangs, the error is
+// inventory.ErrNoAnswer, and an inventory.Stall names the call and its GPU.
 type Session interface {
-	// Scan looks at the whole node. Of the health in the Snapshot nothing is used: Read says more.
+	// Scan reads the node. The Health in the Snapshot is not used: Read tells more.
 	Scan(ctx context.Context) (inventory.Snapshot, error)
-	// Read reads how a GPU of the last Scan is. An error means that it could not be asked.
+	// Read returns a Reading of a GPU of the last Scan. An error means that the GPU could not be
+	// read.
 	Read(ctx context.Context, uuid string) (inventory.Reading, error)
-	// Retry has the next Scan ask the GPUs again that were left alone because they are lost, hang or
-	// cannot be identified.
+	// Retry makes the next Scan call all GPUs again that are not called for a while because they
+	// are lost, hang or cannot be identified.
 	Retry(ctx context.Context) error
-	// Sample measures a GPU of the last Scan, for metrics; with blocking, also what takes long. It
-	// calls pause again and again, and makes no call into the driver meanwhile. The error is as that
-	// of Read.
+	// Sample measures a GPU of the last Scan, for metrics. With blocking, the sample includes slow
+	// measurements. Sample calls pause repeatedly, and makes no call into the driver during pause.
+	// Errors are as in Read.
 	Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error)
-	// Processes returns the processes that compute on a GPU of the last Scan, as far as this process
-	// can see them.
+	// Processes returns the processes that compute on a GPU of the last Scan, if visible to this
+	// process.
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
-	// MemoryLimit returns how much memory of a GPU of the last Scan the processes of a cgroup may use,
-	// in MiB; 0 where that is not limited.
+	// MemoryLimit returns the memory limit of a cgroup on a GPU of the last Scan, in MiB; 0 without
+	// a limit.
 	MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int, err error)
-	// Clean takes back what earlier work left behind on a GPU of the last Scan.
+	// Clean removes changes left behind by earlier work on a GPU of the last Scan.
 	Clean(ctx context.Context, uuid string, what inventory.Remnant) error
-	// SetComputeMode says which processes may compute on a GPU of the last Scan, and returns what held
-	// before.
+	// SetComputeMode sets the compute mode of a GPU of the last Scan, and returns the previous
+	// mode.
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
-	// Partitions returns how MIG divides a GPU of the last Scan.
+	// Partitions returns the MIG layout of a GPU of the last Scan.
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
-	// Repartition begins to change how MIG divides a GPU of the last Scan. It returns when the change
-	// is made or takes long. The function that it returns waits for the end; the ID is that of an
-	// instance that was created.
+	// Repartition starts a change of the MIG layout of a GPU of the last Scan. It returns once the
+	// change is made or takes long. The returned function waits for the end of the change; id is
+	// the ID of the created instance.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int, err error),
 		err error)
-	// LostByClose returns what GPUs would lose if the session were closed while nobody else has them
-	// open; empty for nothing.
+	// LostByClose describes the GPU settings that would be lost by closing the session while no
+	// other process has the GPUs open; empty if none would be.
 	LostByClose(ctx context.Context) (string, error)
-	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again later. Any other
-	// error ends the session's use: only a new one has further events.
+	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again. After any
+	// other error only a new session has further events.
 	Next(ctx context.Context) (inventory.Event, error)
-	// Hanging reports whether a call has not returned in time: the session cannot be closed now.
+	// Hanging reports whether a call has not returned in time: then the session cannot be closed.
 	Hanging() bool
-	// Unwatched lists the GPUs that give no events, and why.
+	// Unwatched lists the GPUs without driver events, with the reasons.
 	Unwatched() []inventory.LeftOut
-	// Close ends the session and the Next under way. After inventory.ErrNoAnswer the session can still
+	// Close ends the session and a running Next. After inventory.ErrNoAnswer the session can still
 	// be used.
 	Close(ctx context.Context) error
 }
 
-// A ModeSetter sets the MIG mode of GPUs that the driver resets for that, while this process has no
-// session.
+// A ModeSetter sets the MIG mode of GPUs that the driver resets for the change, while this process
+// has no session.
 type ModeSetter interface {
-	// Check returns why it must not be done on this node; nil if it may.
+	// Check returns why the mode must not be set on this node; nil if it may.
 	Check() error
-	// Set sets the mode. It returns by the end of ctx. The error wraps the same errors as the end of
-	// Session.Repartition.
+	// Set sets the mode. It returns by the end of ctx. The error wraps the same errors as the end
+	// of Session.Repartition.
 	Set(ctx context.Context, uuid string, mode inventory.MIGMode) error
 }
 
-// Options are the parts of the daemon and the durations that a Monitor uses. All durations have
-// defaults, which a zero value stands for.
+// Options are the dependencies and durations of a Monitor. A zero duration means its default.
 type Options struct {
 	Driver Driver
 	Policy health.Policy
-	// StateDir is where the fault ledger is kept, so that a restart does not make a bad GPU good;
-	// empty for nowhere. The process that leads writes it.
+	// StateDir is the directory of the fault ledger. The ledger keeps a bad GPU bad after a
+	// restart; no ledger is kept if StateDir is empty. Only the leading process writes the ledger.
 	StateDir string
-	// While runs a task whenever this process leads, until ctx ends; nil means always. Lead says why
-	// it does not lead, before each write.
+	// While runs a task whenever this process leads, until ctx ends; nil means always. Before each
+	// write, Lead returns why this process does not lead.
 	While func(ctx context.Context, task func(context.Context) error) error
 	Lead  func() error
-	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of
-	// before a restart of the node are told; empty if it is not known: then they all stand.
+	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id). Faults in the ledger from
+	// before a restart of the node have another boot ID. If BootID is empty, all faults in the
+	// ledger stay open.
 	BootID string
-	// Poll is the time between looks; that of the policy if zero. SuspectPoll is the time while a
-	// verdict is being waited for, 1 s.
+	// Poll is the time between two looks; the default is the policy's. SuspectPoll replaces Poll
+	// while a verdict is pending; the default is 1 s.
 	Poll, SuspectPoll time.Duration
-	// Gap is the least time between two looks, however many events ask for one, 250 ms.
+	// Gap is the shortest time between two looks, however many events request one; the default is
+	// 250 ms.
 	Gap time.Duration
 	// Metrics counts XIDs and recoveries; nil counts nothing.
 	Metrics Metrics
-	// Modes sets MIG modes that this process's session is in the way of; nil where none is ever
-	// changed.
+	// Modes sets MIG modes that cannot be set during a session; nil if modes are never changed.
 	Modes ModeSetter
 }
 
@@ -129,74 +131,74 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// The wait before the driver is asked again for a session that it refused: it doubles from
-// reopenFirst to reopenMost, and a driver that arrives late is served that soon after.
+// The wait before another attempt to open a session. It doubles from reopenFirst to reopenMost. A
+// driver that is installed late is in use after reopenMost at the latest.
 const (
 	reopenFirst = time.Second
 	reopenMost  = 15 * time.Second
 )
 
-// defaultPoll is the time between looks where nothing else says one.
+// defaultPoll is the time between two looks if neither the options nor the policy has one.
 const defaultPoll = 4 * time.Second
 
-// closePatience is how long a session may take to close.
+// closePatience is the longest wait for a session to close.
 const closePatience = 5 * time.Second
 
-// provenSession is how long a session's events must have come for their end to count as the first
-// again.
+// provenSession is how long a session must have had events so that the end of its events counts as
+// a first failure.
 const provenSession = time.Minute
 
-// maxPending bounds the events that wait for a look to know their device.
+// maxPending limits the events that wait for a look to identify their device.
 const maxPending = 256
 
-// A Monitor is the owner of the Snapshot. New builds one, Run is its one life.
+// A Monitor owns the Snapshot. Create it with New, and call Run once.
 type Monitor struct {
 	options   Options
 	snapshots *feed.Feed[inventory.Snapshot]
 	samples   *feed.Feed[[]inventory.Sample]
 
-	// What the loop receives. Requests are run by it, one at a time.
+	// The inputs of the loop. The loop runs requests one at a time.
 	requests chan func(*loop)
 	events   chan inventory.Event
 	broken   chan error
 	looks    chan look
 
-	recall func(context.Context, Options) memory
-	save   func(dir string, r *ledger.Release) error
-	marks  chan mark   // the latest to be saved
-	told   atomic.Bool // that the driver is to be released, or gone back to, since the start
+	readSaved        func(context.Context, Options) savedState
+	save             func(dir string, r *ledger.Release) error
+	marks            chan mark   // the last mark to be saved
+	releaseRequested atomic.Bool // Quiesce or Resume was called
 
-	releasing chan struct{} // holds a token while it is being saved that the driver is released, or used again
+	releaseLock chan struct{} // holds a token while a release of the driver, or its end, is being saved
 
-	first    chan struct{} // closed once firstErr is the outcome of the first look
+	first    chan struct{} // closed once firstErr is the result of the first look
 	firstErr error
 }
 
-// New returns a Monitor that has not begun to look. It does no I/O.
+// New returns a Monitor that has not begun its first look. It does no I/O.
 func New(o Options) *Monitor {
 	return &Monitor{
-		options:   o.withDefaults(),
-		snapshots: feed.New(inventory.Snapshot{}),
-		samples:   feed.New[[]inventory.Sample](nil),
-		requests:  make(chan func(*loop)),
-		events:    make(chan inventory.Event),
-		broken:    make(chan error),
-		looks:     make(chan look),
-		recall:    recall,
-		save:      save,
-		marks:     make(chan mark, 1),
-		releasing: make(chan struct{}, 1),
-		first:     make(chan struct{}),
+		options:     o.withDefaults(),
+		snapshots:   feed.New(inventory.Snapshot{}),
+		samples:     feed.New[[]inventory.Sample](nil),
+		requests:    make(chan func(*loop)),
+		events:      make(chan inventory.Event),
+		broken:      make(chan error),
+		looks:       make(chan look),
+		readSaved:   readSavedState,
+		save:        save,
+		marks:       make(chan mark, 1),
+		releaseLock: make(chan struct{}, 1),
+		first:       make(chan struct{}),
 	}
 }
 
-// Snapshots returns the feed of Snapshots. Its first value, of Generation 0, is that of a node
-// nobody has looked at.
+// Snapshots returns the feed of Snapshots. The first value, of Generation 0, is from before the
+// first look.
 func (m *Monitor) Snapshots() *feed.Feed[inventory.Snapshot] { return m.snapshots }
 
-// First waits for the outcome of the first look: nil once its Snapshot is published, or why there
-// was none. The error wraps inventory.ErrNoDriver and the like. A Monitor whose first look failed
-// goes on trying.
+// First waits for the end of the first look. It returns nil once the Snapshot is published, or the
+// error of the look, which wraps inventory.ErrNoDriver and the like. After a failed first look the
+// Monitor retries.
 func (m *Monitor) First(ctx context.Context) error {
 	select {
 	case <-m.first:
@@ -206,13 +208,13 @@ func (m *Monitor) First(ctx context.Context) error {
 	}
 }
 
-// Run looks at the node until ctx ends, and then returns nil. It may be called once.
+// Run checks the node until ctx ends, and returns nil. It may be called once.
 func (m *Monitor) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(klog.NewContext(ctx, klog.FromContext(ctx).WithName("monitor")))
 	prober := &prober{monitor: m, start: group.Go}
 	loop := newLoop(m, prober, group.Go)
 	if m.options.StateDir != "" {
-		loop.remember(ctx)
+		loop.restoreState(ctx)
 		group.Go(func() error {
 			m.saveMarks(ctx)
 			return nil
@@ -222,9 +224,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 		loop.run(ctx)
 		return nil
 	})
-	_ = group.Wait() // none of them fails
+	_ = group.Wait() // no function of the group fails
 	if err := prober.close(context.WithoutCancel(ctx), closeTimeout); err != nil {
-		klog.FromContext(ctx).Info("Ended with an open session", "reason", err.Error())
+		klog.FromContext(ctx).Info("The driver session could not be closed in time", "reason", err.Error())
 	}
 	return nil
 }

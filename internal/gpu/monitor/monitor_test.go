@@ -18,7 +18,7 @@ func start(t *testing.T, n *node, o monitor.Options) (m *monitor.Monitor, stop f
 	t.Helper()
 	o.Driver, o.Policy = n, health.Default()
 	m = monitor.New(o)
-	ctx, cancel := context.WithCancel(silent(t.Context()))
+	ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()
 	synctest.Wait()
@@ -145,7 +145,7 @@ func TestXIDBeforeTheFirstLookIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n.gate = make(chan struct{})
 		m := monitor.New(monitor.Options{Driver: n, Policy: health.Default()})
-		ctx, cancel := context.WithCancel(silent(t.Context()))
+		ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 		go func() { _ = m.Run(ctx) }()
 		synctest.Wait()
 		n.xid(0, 119)

@@ -11,59 +11,59 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// closeTimeout is how long a session may take to close when the daemon ends, which has two seconds
-// for all of its end.
+// closeTimeout is the longest wait for a session to close at the end of the daemon. The daemon has
+// two seconds for its whole shutdown.
 const closeTimeout = time.Second
 
-// maxAgain is how often a look begins again because the driver's GPUs changed since its session was
-// opened.
-const maxAgain = 3
+// maxRescans is how often a look starts again because the driver's GPUs changed since the session
+// was opened.
+const maxRescans = 3
 
-// A look is the result of looking at the node once.
+// A look is the result of one health check of the node.
 type look struct {
-	opened    time.Time // when the session was opened that the look was made in; zero if there is none
-	snapshot  inventory.Snapshot
-	readings  []readResult
-	err       error // why there is no snapshot
-	first     bool  // the session was opened for this look; unwatched lists its GPUs that give no events
-	unwatched []inventory.LeftOut
-	released  bool // the session was closed, instead
-	pinned    bool // another session is wanted, and a call that hangs keeps this one open
-	// cleared are the GPUs, by UUID, whose counts of memory errors a driverCall cleared before they
-	// were read.
+	opened        time.Time // when the session of the look was opened; zero without a session
+	snapshot      inventory.Snapshot
+	readings      []readResult
+	err           error // error of the scan
+	newSession    bool  // the session was opened for this look; unwatched lists its GPUs without events
+	unwatched     []inventory.LeftOut
+	sessionClosed bool // the session was closed instead of a look
+	sessionPinned bool // another session is requested, and a hanging call keeps this one open
+	// cleared are the GPUs, by UUID, whose memory error counts were cleared by a driverCall before
+	// they were read.
 	cleared []string
 }
 
-// A driverCall asks something of the driver during a look, between its scan and its readings.
+// A driverCall calls the driver during a look, between the scan and the readings.
 type driverCall func(context.Context, Session, *look)
 
-// A readResult is what reading a GPU of the look's Snapshot has returned.
+// A readResult is the result of reading a GPU of the look's Snapshot.
 type readResult struct {
 	inventory.Reading
-	err error // why there is no Reading
+	err error // error of the reading
 }
 
-// A prober looks at the node. It keeps the session, and a goroutine that waits for its events. One
-// look uses it at a time.
+// A prober runs looks. It owns the session, and a goroutine that waits for its events. Only one
+// look may run at a time.
 type prober struct {
 	monitor *Monitor
-	start   func(func() error) // starts a goroutine of the monitor's
+	start   func(func() error) // starts a goroutine of the monitor
 
-	session  Session // nil while there is none
-	opened   time.Time
-	listener *eventListener
-	fresh    bool // nobody has looked in this session yet
-	outdated bool // another session is to take its place, when no call hangs
-	unusable bool // the session has failed and is not closed yet
-	awaited  bool // a session may still be opened by a call that was not waited for
+	session     Session // nil without a session
+	opened      time.Time
+	listener    *eventListener
+	isNew       bool // no look was made in this session yet
+	outdated    bool // to be replaced by another session when no call hangs
+	unusable    bool // the session failed and is not closed yet
+	openPending bool // a call that was given up may still open a session
 }
 
-// look looks at the node and runs driverCalls on the way; with reopen, in a new session, now or
-// when no call hangs any more; with retry, GPUs that are left alone are asked, too.
+// look runs a look with the driverCalls. With reopen it uses a new session, now or once no call
+// hangs. With retry it also calls the GPUs that are not called for a while.
 func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []driverCall) look {
 	var l look
 	l.snapshot, l.err = e.scan(ctx, reopen, retry)
-	for again := 0; again < maxAgain && errors.Is(l.err, inventory.ErrNewSession); again++ {
+	for again := 0; again < maxRescans && errors.Is(l.err, inventory.ErrNewSession); again++ {
 		e.unusable = true
 		l.snapshot, l.err = e.scan(ctx, true, false)
 	}
@@ -79,20 +79,22 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 	for i, g := range l.snapshot.GPUs {
 		l.readings[i].Reading, l.readings[i].err = e.session.Read(ctx, g.UUID)
 	}
-	l.first, e.fresh = e.fresh, false
-	l.unwatched, l.pinned = e.session.Unwatched(), e.outdated
+	l.newSession, e.isNew = e.isNew, false
+	l.unwatched, l.sessionPinned = e.session.Unwatched(), e.outdated
 	return l
 }
 
-// without runs what needs that there is no session, or tells it why there is one.
-func (e *prober) without(ctx context.Context, all []sessionless) {
+// runSessionless runs the functions that need to run without a session, or passes them the reason
+// for the open session.
+func (e *prober) runSessionless(ctx context.Context, all []sessionless) {
 	for _, s := range all {
-		s.run(ctx, e.leave(ctx, s.keeps))
+		s.run(ctx, e.closeUnlessHeld(ctx, s.keeps))
 	}
 }
 
-// leave closes the session; with keeps, only if no GPU loses settings. The error says why it stays.
-func (e *prober) leave(ctx context.Context, keeps bool) error {
+// closeUnlessHeld closes the session; with keeps, only if no GPU loses settings. The error says why
+// the session stays open.
+func (e *prober) closeUnlessHeld(ctx context.Context, keeps bool) error {
 	if e.session == nil {
 		return e.close(ctx, closePatience)
 	}
@@ -107,16 +109,15 @@ func (e *prober) leave(ctx context.Context, keeps bool) error {
 	case err != nil:
 		return err
 	case lost != "":
-		return errors.New("the GPU is reset for it, for which this process's session has to be closed, and it is not: " +
-			lost)
+		return errors.New("the driver resets the GPU for this, and this process's session must stay open: " + lost)
 	}
 	return e.close(ctx, closePatience)
 }
 
-// scan scans the node in the session there is, or in a new one.
+// scan scans the node in the current session, or in a new one.
 func (e *prober) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot, error) {
 	e.outdated = e.outdated || reopen
-	// A session of which a call hangs cannot be closed, and it still shows the other GPUs.
+	// A session with a hanging call cannot be closed, and still shows the other GPUs.
 	if e.session != nil && (e.unusable || e.outdated && !e.session.Hanging()) {
 		if err := e.close(ctx, closePatience); err != nil && (e.unusable || !errors.Is(err, inventory.ErrNoAnswer)) {
 			return inventory.Snapshot{}, err
@@ -134,14 +135,14 @@ func (e *prober) scan(ctx context.Context, reopen, retry bool) (inventory.Snapsh
 	return e.session.Scan(ctx)
 }
 
-// open opens a session and begins to wait for its events.
+// open opens a session and starts to listen to its events.
 func (e *prober) open(ctx context.Context) error {
 	session, err := e.monitor.options.Driver.Open(ctx)
-	e.awaited = errors.Is(err, inventory.ErrNoAnswer)
+	e.openPending = errors.Is(err, inventory.ErrNoAnswer)
 	if err != nil {
 		return err
 	}
-	e.session, e.opened, e.fresh, e.unusable, e.outdated = session, time.Now(), true, false, false
+	e.session, e.opened, e.isNew, e.unusable, e.outdated = session, time.Now(), true, false, false
 	l := &eventListener{monitor: e.monitor, session: session, closed: make(chan struct{})}
 	e.listener = l
 	e.start(func() error {
@@ -151,10 +152,10 @@ func (e *prober) open(ctx context.Context) error {
 	return nil
 }
 
-// close closes the session, if there is one. After an error it has to be called again; if that was
-// inventory.ErrNoAnswer, the session can be used until then.
+// close closes the session, if there is one. After an error it must be called again; after
+// inventory.ErrNoAnswer the session is usable until then.
 func (e *prober) close(ctx context.Context, timeout time.Duration) error {
-	if e.awaited {
+	if e.openPending {
 		if err := e.open(ctx); errors.Is(err, inventory.ErrNoAnswer) {
 			return err
 		}
@@ -175,16 +176,16 @@ func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 	return nil
 }
 
-// An eventListener hands the events of a session to the loop.
+// An eventListener passes the events of a session to the loop.
 type eventListener struct {
 	monitor *Monitor
 	session Session
-	ending  atomic.Bool   // the end of the session's events will be our doing
-	closed  chan struct{} // closed when the session is
+	ending  atomic.Bool   // the session is being closed by the prober
+	closed  chan struct{} // closed with the session
 }
 
-// run ends when the session has no more events: that is news only while the session is used. While
-// it is being closed it may still have some. A wait that hangs is the end of nothing.
+// run ends with the events of the session, and reports their end while the session is in use. A
+// session that is being closed may still have events. A hanging wait does not end the events.
 func (l *eventListener) run(ctx context.Context) {
 	for {
 		event, err := l.session.Next(ctx)

@@ -121,7 +121,7 @@ func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *s
 	s.Monitor = monitor.New(monitor.Options{
 		Driver: simulated.DriverOf(s.node), Policy: policy,
 	})
-	ctx, cancel := context.WithCancel(silent(t.Context()))
+	ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	t.Cleanup(func() {
@@ -335,7 +335,7 @@ func (s *story) giveCures() (asked bool) {
 			case inventory.CureReset, inventory.CureDrain:
 				reset = true
 			case inventory.CureReboot, inventory.CureHuman, inventory.CureHardware:
-				if err := s.Clear(silent(s.t.Context()), uuid); err != nil {
+				if err := s.Clear(withoutLog(s.t.Context()), uuid); err != nil {
 					s.t.Fatal(err)
 				}
 			default: // by itself

@@ -92,7 +92,7 @@ func TestModeWithoutASession(t *testing.T) {
 		"":         {sets: 1},
 		"not here": {refuses: errors.New("not in a virtual machine"), want: "not in a virtual machine"},
 		"a failure": {faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 1}}, sets: 1,
-			want: "and is open"},
+			want: "has the GPU open"},
 		"settings that are lost": {faults: []simulator.Fault{
 			{Kind: simulator.KindPersistence, GPU: "5", State: "off"},
 			{Kind: simulator.KindAnswer, GPU: "5", Call: "DeviceGetPowerManagementLimit", Value: "250000"},

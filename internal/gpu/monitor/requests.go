@@ -14,44 +14,43 @@ import (
 )
 
 // ErrQuiesced is the error of requests that need the driver while it is released.
-var ErrQuiesced = errors.New("the driver was released for maintenance: resume first")
+var ErrQuiesced = errors.New("the driver is released for maintenance: run resume first")
 
-// Status is the state of the monitor, for people, metrics and events. It shares its slices with the
-// monitor: nobody may change them.
+// Status is the state of the monitor, for display, metrics and events. Its slices are shared with
+// the monitor and read-only.
 type Status struct {
-	// Snapshot is the published one.
+	// Snapshot is the published Snapshot.
 	Snapshot inventory.Snapshot
-	// GPUs has, for each GPU of the Snapshot and in its order, faults, counted events, recoveries and
-	// the last reading.
+	// GPUs has the faults, counted events, recoveries and last reading of each GPU, in the order of
+	// the Snapshot.
 	GPUs []health.GPU
-	// Unwatched are the GPUs that give no events, and why: what happens to them is found at the next
-	// look.
+	// Unwatched are the GPUs without driver events, with the reasons. Their faults are found by
+	// polling only.
 	Unwatched []inventory.LeftOut
-	// Retries are the GPUs that are left alone for a while because they are lost, hang or cannot be
+	// Retries are the GPUs not called for a while because they are lost, hang or cannot be
 	// identified.
 	Retries []Retry
-	// Node is the reason that holds for all GPUs at once; empty if there is none.
+	// Node is the common reason of all GPUs, or empty.
 	Node string
-	// Err is why the last look failed, nil if it did not. It wraps inventory's errors where those fit.
+	// Err is the error of the last look, or nil. It wraps inventory's errors where possible.
 	Err error
-	// Looked is when the last look that succeeded ended; zero before the first.
+	// Looked is the end of the last successful look; zero before the first.
 	Looked time.Time
-	// Answers is since when looks succeed, if the last one did.
+	// Answers is the start of the current series of successful looks, if the last one succeeded.
 	Answers time.Time
-	// Quiesced is since when the driver is released and left alone, until Resume; zero while it is
-	// not. Allocate says that GPUs are given to new work meanwhile.
+	// Quiesced is when the driver was released until Resume; zero if it is not released. Allocate
+	// is true if GPUs may still get new work meanwhile.
 	Quiesced time.Time
 	Allocate bool
 }
 
-// Status returns what the monitor knows now. The error says that the monitor could not be reached
-// before ctx ended.
+// Status returns the current state. It fails if the monitor does not respond before ctx ends.
 func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
-			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked, Answers: l.state.answers,
-			Quiesced: l.quiesced, Allocate: l.isQuiesced() && l.state.withheld.IsZero(),
+			Snapshot: l.state.published, Node: l.state.nodeReason, Err: l.state.err, Looked: l.state.lastSuccess, Answers: l.state.successSince,
+			Quiesced: l.quiescedSince, Allocate: l.isQuiesced() && l.state.withheldSince.IsZero(),
 			Unwatched: l.state.unwatched, Retries: l.state.retries(),
 			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),
 		}
@@ -62,14 +61,13 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	return s, err
 }
 
-// Alive returns an error if the Monitor's loop makes no round before ctx ends. A driver that hangs
-// does not keep it from that.
+// Alive fails if the Monitor's loop does not respond before ctx ends. A hanging driver does not
+// block the loop.
 func (m *Monitor) Alive(ctx context.Context) error { return m.do(ctx, func(*loop) {}) }
 
-// Look asks for a look that begins now and returns what it found. The error says why there was none
-// by the time ctx ended, or why the look failed.
+// Look runs a look and returns its Snapshot. It fails if the look fails or does not end before ctx.
 func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {
-	err := m.await(ctx, wantLook, func(l *loop) error {
+	err := m.runAndAwait(ctx, wantLook, func(l *loop) error {
 		if l.isQuiesced() {
 			return ErrQuiesced
 		}
@@ -81,13 +79,13 @@ func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {
 	return m.snapshots.Value(), nil
 }
 
-// Processes returns the processes that compute on the given GPUs, by the GPU's UUID, as far as the
-// driver shows them to this process. A GPU that cannot tell has none. The error says why they could
-// not be read by the time ctx ended.
+// Processes returns the processes that compute on the given GPUs, by UUID, if the driver shows them
+// to this process. A GPU without this feature has no processes. It fails if the processes cannot be
+// read before ctx ends.
 func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error) {
 	found := make(map[string][]inventory.Process, len(gpus))
 	var failed error
-	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {
+	err := m.callDriver(ctx, func(ctx context.Context, s Session, _ *look) {
 		for _, uuid := range gpus {
 			processes, err := s.Processes(ctx, uuid)
 			if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
@@ -103,19 +101,18 @@ func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]in
 	return found, failed
 }
 
-// MemoryLimits returns how much memory of GPUs, by UUID, the processes of cgroups may use, in MiB,
-// by the folder of the cgroup; 0 where that is not limited. What cannot be read is left out: a GPU
-// that has no limits or does not answer, and a cgroup that has ended. The error says that nothing
-// could be read by the time ctx ended.
+// MemoryLimits returns the memory limits of cgroups on GPUs, in MiB, by UUID and cgroup directory;
+// 0 means no limit. The result leaves out GPUs without limits or without an answer, and cgroups
+// that have ended. It fails if nothing can be read before ctx ends.
 func (m *Monitor) MemoryLimits(ctx context.Context, cgroups map[string][]string) (map[string]map[string]int, error) {
 	limits := map[string]map[string]int{}
-	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {
+	err := m.callDriver(ctx, func(ctx context.Context, s Session, _ *look) {
 		for uuid, folders := range cgroups {
 			limits[uuid] = map[string]int{}
 			for _, folder := range folders {
 				mib, err := s.MemoryLimit(ctx, uuid, folder)
 				if errors.Is(err, inventory.ErrNotSupported) || errors.Is(err, inventory.ErrNoAnswer) {
-					break // the others would not be told either
+					break // the other cgroups would fail likewise
 				}
 				if err == nil {
 					limits[uuid][folder] = mib
@@ -129,11 +126,10 @@ func (m *Monitor) MemoryLimits(ctx context.Context, cgroups map[string][]string)
 	return limits, nil
 }
 
-// Clean takes back what earlier work left behind on the given GPUs, by UUID. What the driver
-// refuses is logged, and what it does not support skipped. The error says why it was not tried by
-// the time ctx ended.
+// Clean removes changes left behind by earlier work on the given GPUs, by UUID. It logs refusals of
+// the driver and skips unsupported features. It fails if it could not try before ctx ended.
 func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Remnant) error {
-	return m.send(ctx, func(ctx context.Context, s Session, l *look) {
+	return m.callDriver(ctx, func(ctx context.Context, s Session, l *look) {
 		for _, uuid := range gpus {
 			for _, remnant := range what {
 				if remnant == inventory.RemnantECC {
@@ -141,21 +137,21 @@ func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Rem
 				}
 				err := s.Clean(ctx, uuid, remnant)
 				if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
-					klog.FromContext(ctx).Info("Cannot take back what earlier work left on a GPU", "gpu", uuid, "reason", err.Error())
+					klog.FromContext(ctx).Info("Cannot clean up a GPU after earlier work", "gpu", uuid, "reason", err.Error())
 				}
 			}
 		}
 	})
 }
 
-// SetComputeMode says which processes may compute on a GPU, by UUID, and returns what held before.
-// The mode holds as long as the Monitor keeps its session: a driver without users forgets it. The
-// error wraps inventory.ErrNotSupported where the GPU has no compute modes.
+// SetComputeMode sets the compute mode of a GPU, by UUID, and returns the previous mode. The mode
+// lasts as long as the Monitor's session: a driver without users forgets it. The error wraps
+// inventory.ErrNotSupported if the GPU has no compute modes.
 func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
 	error) {
 	var before inventory.ComputeMode
 	var failed error
-	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {
+	err := m.callDriver(ctx, func(ctx context.Context, s Session, _ *look) {
 		before, failed = s.SetComputeMode(ctx, uuid, mode)
 	})
 	if err != nil {
@@ -164,9 +160,8 @@ func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventor
 	return before, failed
 }
 
-// Partitions returns how MIG divides a GPU, by UUID, as soon as that is read. The look in which it
-// is read may take longer, as another GPU is slow. The error says why it could not be read by the
-// time ctx ended.
+// Partitions returns the MIG layout of a GPU, by UUID, as soon as it is read, even if the look
+// takes longer because of a slow GPU. It fails if the layout cannot be read before ctx ends.
 func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
 	type answer struct {
 		p   inventory.Partitions
@@ -175,7 +170,7 @@ func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partit
 	read := make(chan answer, 1)
 	waiting, end := context.WithCancel(ctx)
 	defer end()
-	err := m.send(waiting, func(ctx context.Context, s Session, _ *look) {
+	err := m.callDriver(waiting, func(ctx context.Context, s Session, _ *look) {
 		p, err := s.Partitions(ctx, uuid)
 		read <- answer{p, err}
 		end()
@@ -188,14 +183,14 @@ func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partit
 	}
 }
 
-// Repartition makes one change of how MIG divides a GPU, by UUID. It returns the ID of the instance
-// that was created, and 0 for other steps. Looks go on while the driver takes its time, and a step
-// that is long goes on when ctx ends: after an error that is inventory.ErrNoAnswer or an end of ctx
-// the step may still happen, and Partitions tells.
+// Repartition makes one change of the MIG layout of a GPU, by UUID. It returns the ID of a created
+// instance, and 0 for other steps. Looks continue during a slow step. A slow step continues after
+// the end of ctx: after inventory.ErrNoAnswer or the end of ctx, the step may still happen, and
+// Partitions returns the result.
 func (m *Monitor) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
 	var end func(context.Context) (int, error)
 	var failed error
-	err := m.send(ctx, func(looking context.Context, s Session,
+	err := m.callDriver(ctx, func(looking context.Context, s Session,
 		_ *look) {
 		end, failed = s.Repartition(looking, uuid, step)
 	})
@@ -212,8 +207,8 @@ func (m *Monitor) Repartition(ctx context.Context, uuid string, step inventory.M
 	return id, err
 }
 
-// setMIGMode sets the MIG mode of a GPU while there is no session. The next look opens another one.
-// The session stays while a call hangs, and where GPUs would lose settings with it.
+// setMIGMode sets the MIG mode of a GPU without a session. The next look opens another session. The
+// session stays open while a call hangs, or if GPUs would lose settings.
 func (m *Monitor) setMIGMode(ctx context.Context, uuid string, mode inventory.MIGMode) error {
 	if m.options.Modes == nil {
 		return inventory.ErrSessionInUse
@@ -228,26 +223,26 @@ func (m *Monitor) setMIGMode(ctx context.Context, uuid string, mode inventory.MI
 	return err
 }
 
-// send runs a driverCall during a look that begins now, and waits until the look has ended.
-func (m *Monitor) send(ctx context.Context, run driverCall) error {
-	return m.during(ctx, func(l *loop, once func(func())) {
+// callDriver runs a driverCall during the next look, and waits for the end of the look.
+func (m *Monitor) callDriver(ctx context.Context, run driverCall) error {
+	return m.runInLook(ctx, func(l *loop, once func(func())) {
 		l.driverCalls = append(l.driverCalls, func(looking context.Context, s Session, l *look) {
 			once(func() { run(looking, s, l) })
 		})
 	})
 }
 
-// during has add put something into the look that begins now, which calls once, and waits until the
-// look has ended.
-func (m *Monitor) during(ctx context.Context, add func(l *loop, once func(func()))) error {
+// runInLook lets add register functions for the next look, wrapped by once, and waits for the end
+// of the look.
+func (m *Monitor) runInLook(ctx context.Context, add func(l *loop, once func(func()))) error {
 	ran := false
-	err := m.await(ctx, wantLook, func(l *loop) error {
+	err := m.runAndAwait(ctx, wantLook, func(l *loop) error {
 		if l.isQuiesced() {
 			return ErrQuiesced
 		}
 		add(l, func(run func()) {
 			if ctx.Err() != nil {
-				return // nobody waits for it any more
+				return // the caller has given up
 			}
 			ran = true
 			run()
@@ -258,25 +253,25 @@ func (m *Monitor) during(ctx context.Context, add func(l *loop, once func(func()
 	case err != nil:
 		return err
 	case ctx.Err() != nil && !ran:
-		return fmt.Errorf("wait for a look at the node: %w", ctx.Err())
+		return fmt.Errorf("wait for a health check of the node: %w", ctx.Err())
 	case !ran:
-		return ErrQuiesced // since
+		return ErrQuiesced // the driver was released meanwhile
 	}
 	return nil
 }
 
-// Quiesce releases the driver, so that GPUs can be reset and the driver be replaced, and leaves it
-// alone until Resume. The last Snapshot stays, marked stale; unless allocate, its GPUs become
-// Unknown and are not given to new work. A new process leaves the driver alone, too. The error says
-// why the driver could not be released yet: it is tried again until Resume.
+// Quiesce releases the driver until Resume, so that GPUs can be reset and the driver can be
+// replaced. The last Snapshot stays, marked stale. Unless allocate is true, its GPUs become Unknown
+// and get no new work. A new process keeps the driver released. Quiesce fails if the driver cannot
+// be released yet; the monitor retries until Resume.
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	outcome := make(chan error, 1)
 	release := ledger.Release{Since: time.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
 	err := m.setRelease(ctx, &release, func(ctx context.Context) error {
-		return m.ask(ctx, wantRelease, func(l *loop) error {
+		return m.requestOutcome(ctx, wantRelease, func(l *loop) error {
 			klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
 			if !l.isQuiesced() {
-				l.quiesced = time.Now()
+				l.quiescedSince = time.Now()
 			}
 			l.state.quiesce(allocate, time.Now())
 			return nil
@@ -288,14 +283,13 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	return wait(ctx, outcome)
 }
 
-// Resume ends what Quiesce began: it opens a session and looks at the node. The error says why that
-// failed; it is tried again.
+// Resume ends Quiesce: it opens a session and runs a look. If this fails, the monitor retries.
 func (m *Monitor) Resume(ctx context.Context) error {
 	outcome := make(chan error, 1)
 	err := m.setRelease(ctx, nil, func(ctx context.Context) error {
-		return m.ask(ctx, wantLook, func(l *loop) error {
+		return m.requestOutcome(ctx, wantLook, func(l *loop) error {
 			klog.FromContext(ctx).Info("Using the driver again")
-			l.quiesced, l.closed = time.Time{}, false
+			l.quiescedSince, l.sessionReleased = time.Time{}, false
 			return nil
 		}, outcome)
 	})
@@ -305,11 +299,11 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	return wait(ctx, outcome)
 }
 
-// Clear forgets all faults of the GPU or MIG device with the given UUID; for a GPU also those of
-// its MIG devices. It returns when the next look has found what is still wrong. The error says that
-// there is no such device, or why the look failed.
+// Clear removes all faults of the GPU or MIG device with the given UUID, for a GPU also those of
+// its MIG devices. It returns when the next look has found the remaining faults. It fails if the
+// device does not exist, or if the look fails.
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
-	return m.await(ctx, wantEither, func(l *loop) error {
+	return m.runAndAwait(ctx, wantAny, func(l *loop) error {
 		if !l.state.clear(uuid, time.Now()) {
 			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", uuid)
 		}
@@ -318,70 +312,70 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	})
 }
 
-// Proven folds in what a proof showed of the GPU or MIG device with a UUID: why CUDA does not work
-// on it, with the cure; nothing is wrong if why is empty. The error says that the monitor could not
-// be reached before ctx ended.
+// Proven folds in the result of a CUDA check of the GPU or MIG device with a UUID: why CUDA does
+// not work and the remedy, or an empty reason. It fails if the monitor does not respond before ctx
+// ends.
 func (m *Monitor) Proven(ctx context.Context, uuid, why string, cure inventory.Cure) error {
 	return m.do(ctx, func(l *loop) {
-		l.state.proven(uuid, why, cure, time.Now())
+		l.state.foldProof(uuid, why, cure, time.Now())
 		l.publish(ctx)
 	})
 }
 
-// Deliver folds in an event that did not come from a session, such as one of the kernel's log. The
-// error says that ctx ended before the monitor took it.
+// Deliver folds in an event from outside a session, such as one of the kernel log. It fails if the
+// monitor does not take the event before ctx ends.
 func (m *Monitor) Deliver(ctx context.Context, e inventory.Event) error {
 	select {
 	case m.events <- e:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("reach the monitor: %w", ctx.Err())
+		return fmt.Errorf("the monitor does not respond: %w", ctx.Err())
 	}
 }
 
-// Apply puts another policy in force.
+// Apply replaces the policy.
 func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
 	return m.do(ctx, func(l *loop) { l.state.policy = p })
 }
 
-// await makes the loop run a request. Unless the request fails, await then waits for the outcome of
+// runAndAwait runs a request in the loop. Unless the request fails, await waits for the result of
 // the next look.
-func (m *Monitor) await(ctx context.Context, w want, request func(*loop) error) error {
+func (m *Monitor) runAndAwait(ctx context.Context, w want, request func(*loop) error) error {
 	outcome := make(chan error, 1)
-	if err := m.ask(ctx, w, request, outcome); err != nil {
+	if err := m.requestOutcome(ctx, w, request, outcome); err != nil {
 		return err
 	}
 	return wait(ctx, outcome)
 }
 
-// ask has the loop run a request, whose outcome follows when it is known.
-func (m *Monitor) ask(ctx context.Context, w want, request func(*loop) error, outcome chan<- error) error {
+// requestOutcome runs a request in the loop. The result is sent to outcome later.
+func (m *Monitor) requestOutcome(ctx context.Context, w want, request func(*loop) error, outcome chan<- error) error {
 	return m.do(ctx, func(l *loop) {
 		if err := request(l); err != nil {
 			outcome <- err
 			return
 		}
-		if l.closed {
-			outcome <- nil // nothing is left to do, and nobody looks
+		if l.sessionReleased {
+			outcome <- nil // nothing to do: no look follows
 			return
 		}
 		l.waiters = append(l.waiters, waiter{outcome, w})
-		l.next = time.Now()
+		l.nextLook = time.Now()
 	})
 }
 
-// wait waits for the outcome of a request.
+// wait waits for the result of a request.
 func wait(ctx context.Context, outcome <-chan error) error {
 	select {
 	case err := <-outcome:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("wait for a look at the node: %w", ctx.Err())
+		return fmt.Errorf("wait for a health check of the node: %w", ctx.Err())
 	}
 }
 
-// do has the loop run a request and waits until it has. The loop runs no request that nobody waits
-// for any more.
+// do runs a request in the loop and waits for its end. The loop skips a request whose ctx has
+// ended.
 func (m *Monitor) do(ctx context.Context, request func(*loop)) error {
 	done := make(chan error, 1)
 	run := func(l *loop) {
@@ -394,10 +388,10 @@ func (m *Monitor) do(ctx context.Context, request func(*loop)) error {
 	select {
 	case m.requests <- run:
 	case <-ctx.Done():
-		return fmt.Errorf("reach the monitor: %w", ctx.Err())
+		return fmt.Errorf("the monitor does not respond: %w", ctx.Err())
 	}
-	if err := <-done; err != nil { // the loop never waits
-		return fmt.Errorf("reach the monitor: %w", err)
+	if err := <-done; err != nil { // does not block: the loop never waits
+		return fmt.Errorf("the monitor does not respond: %w", err)
 	}
 	return nil
 }

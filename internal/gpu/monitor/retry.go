@@ -7,24 +7,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// retryPauses are the pauses after which a GPU that is lost, hangs or cannot be identified is asked
-// again; the last one repeats. To ask such a GPU may initialise it, which takes seconds, and its
-// driver may hang.
+// retryPauses are the pauses before calling a GPU again that is lost, hangs or cannot be
+// identified; the last one repeats. A call may initialise the GPU for seconds, or hang in the
+// driver.
 var retryPauses = [...]time.Duration{time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}
 
-// A Retry is a GPU that is left alone for a while.
+// A Retry is a GPU that is not called for a while.
 type Retry struct {
 	// Index is the GPU's NVML index.
 	Index int
-	// Reason is a sentence without a full stop: why it is left alone, and why NVML is not opened anew
-	// for it if that is so.
+	// Reason says why the GPU is not called, and, if applicable, why NVML is not opened again for
+	// it: a sentence without a full stop.
 	Reason string
-	// Next is when it is asked again.
+	// Next is the time of the next call.
 	Next time.Time
 }
 
-// trouble reports whether a GPU is lost, hangs, or may be seen again by a new session only, and if
-// so why.
+// trouble reports whether a GPU is lost, hangs, or needs a new session, with the reason.
 func (t *nodeState) trouble(g health.GPU) (string, bool) {
 	for _, f := range g.Faults {
 		if f.Source == health.SourceHang || f.State == inventory.Lost {
@@ -35,20 +34,20 @@ func (t *nodeState) trouble(g health.GPU) (string, bool) {
 	return g.Health.Reason, wants
 }
 
-// plan decides, after a look, when the GPUs in trouble are asked again. Another one begins the
-// pauses anew.
-func (t *nodeState) plan(now time.Time) {
+// planRetries sets the time of the next retry after a look. Another GPU in trouble restarts the
+// pauses.
+func (t *nodeState) planRetries(now time.Time) {
 	troubled := len(t.troubles())
 	switch {
 	case troubled == 0:
-		t.next, t.tries = time.Time{}, 0
+		t.nextRetry, t.retryCount = time.Time{}, 0
 	case troubled > t.troubled:
-		t.next, t.tries = now.Add(retryPauses[0]), 0
+		t.nextRetry, t.retryCount = now.Add(retryPauses[0]), 0
 	}
 	t.troubled = troubled
 }
 
-// troubles returns the GPUs in trouble. It allocates nothing while there is none.
+// troubles returns the GPUs in trouble. It allocates nothing if there are none.
 func (t *nodeState) troubles() []Retry {
 	var all []Retry
 	for _, g := range t.scan.GPUs {
@@ -64,11 +63,11 @@ func (t *nodeState) troubles() []Retry {
 	return all
 }
 
-// retries returns the GPUs in trouble and when each is asked again.
+// retries returns the GPUs in trouble with the time of the next retry.
 func (t *nodeState) retries() []Retry {
 	all := t.troubles()
 	for i := range all {
-		all[i].Next = t.next
+		all[i].Next = t.nextRetry
 		if !t.mayReopen() {
 			all[i].Reason += "; NVML is not opened anew for it, as GPUs without persistence mode would lose their settings"
 		}
@@ -76,22 +75,22 @@ func (t *nodeState) retries() []Retry {
 	return all
 }
 
-// retryFor has GPUs in trouble asked again at once when an event says something of one of them.
+// retryFor requests a retry at once after an event of a GPU in trouble.
 func (t *nodeState) retryFor(e inventory.Event, now time.Time) {
-	if g, known := t.gpus[e.UUID]; known && e.Kind != inventory.EventLost && !t.next.IsZero() {
+	if g, known := t.gpus[e.UUID]; known && e.Kind != inventory.EventLost && !t.nextRetry.IsZero() {
 		if _, ok := t.trouble(g); ok {
-			t.next = now
+			t.nextRetry = now
 		}
 	}
 }
 
-// retry reports whether the next look asks GPUs in trouble, and whether it does so in a new
-// session: for a GPU that answers again and that only a new session can clear, at once.
+// retry reports whether the next look calls GPUs in trouble, and whether it opens a new session for
+// them: at once for a GPU that answers again and needs a new session.
 func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
-	retry = !t.next.IsZero() && !now.Before(t.next)
+	retry = !t.nextRetry.IsZero() && !now.Before(t.nextRetry)
 	if retry {
-		t.tries++
-		t.next = now.Add(retryPauses[min(t.tries, len(retryPauses)-1)])
+		t.retryCount++
+		t.nextRetry = now.Add(retryPauses[min(t.retryCount, len(retryPauses)-1)])
 	}
 	if t.troubled == 0 || !t.mayReopen() {
 		return false, retry
@@ -107,9 +106,9 @@ func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
 	return reopen, retry
 }
 
-// mayReopen reports whether NVML may be opened anew without evidence that this helps. When the last
-// session ends, a GPU without persistence mode forgets what its owner has set: power limits,
-// clocks, compute mode.
+// mayReopen reports whether NVML may be opened again without evidence of a benefit. At the end of
+// the last session, a GPU without persistence mode loses its settings: power limits, clocks,
+// compute mode.
 func (t *nodeState) mayReopen() bool {
 	if t.policy.ReopenAlways {
 		return true

@@ -12,33 +12,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Sampling is how GPUs are measured, for metrics. At first they are not.
+// Sampling says how GPUs are measured for metrics. The zero value disables samples.
 type Sampling struct {
-	// Every is the time between two samples of a GPU; 0 for no samples.
+	// Every is the time between two samples of a GPU; 0 for none.
 	Every time.Duration
-	// Blocking adds the PCIe throughput, whose measurement takes 20 ms of each GPU.
+	// Blocking adds the PCIe throughput. Its measurement takes 20 ms for each GPU.
 	Blocking bool
 }
 
-// firstSample is the time from the end of a look to the first samples: a daemon that starts serves
-// its GPUs first.
+// firstSample is the wait from a look to the first samples: a starting daemon first offers its
+// GPUs.
 const firstSample = time.Second
 
-// A sampler is what the loop knows of samples. It is used by the loop only.
+// A sampler is the state of the measurements. It belongs to the loop.
 type sampler struct {
 	Sampling
-	due     time.Time // zero: as soon as there was a look
-	running bool
-	look    atomic.Pointer[chan struct{}] // nil while no look is under way, else closed when it ends
-	results chan []sampled
-	last    map[string]inventory.Sample // by UUID
-	xids    map[string]uint64           // the last one of each GPU, by UUID
-	failed  map[string]string           // why a GPU could not be measured, by UUID
-	feed    *feed.Feed[[]inventory.Sample]
+	nextSample time.Time // zero: after the next look
+	running    bool
+	look       atomic.Pointer[chan struct{}] // nil without a running look, else closed at its end
+	results    chan []sampleResult
+	last       map[string]inventory.Sample // by UUID
+	xids       map[string]uint64           // the last XID of each GPU, by UUID
+	failed     map[string]string           // why the last measurement failed, by UUID
+	feed       *feed.Feed[[]inventory.Sample]
 }
 
-// sampled is the outcome of measuring a GPU.
-type sampled struct {
+// A sampleResult is the result of measuring a GPU.
+type sampleResult struct {
 	inventory.Sample
 	uuid string
 	err  error
@@ -46,23 +46,22 @@ type sampled struct {
 
 func newSampler(m *Monitor) sampler {
 	return sampler{
-		results: make(chan []sampled, 1), feed: m.samples,
+		results: make(chan []sampleResult, 1), feed: m.samples,
 		last: map[string]inventory.Sample{}, xids: map[string]uint64{}, failed: map[string]string{},
 	}
 }
 
-// Samples returns the feed of samples of the GPUs that are there, by index. A GPU that could not be
-// measured has the sample of the time before, and none if there was none. Nothing is published
-// while no samples are wanted.
+// Samples returns the feed of samples of all present GPUs, by index. After a failed measurement a
+// GPU keeps its previous sample, if any. Nothing is published while samples are disabled.
 func (m *Monitor) Samples() *feed.Feed[[]inventory.Sample] { return m.samples }
 
-// SetSampling says how GPUs are measured from now on.
+// SetSampling replaces the settings for samples.
 func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 	return m.do(ctx, func(l *loop) {
 		if l.samples.Sampling == how {
 			return
 		}
-		l.samples.Sampling, l.samples.due = how, time.Time{}
+		l.samples.Sampling, l.samples.nextSample = how, time.Time{}
 		if how.Every == 0 {
 			l.samples.last = map[string]inventory.Sample{}
 			l.samples.feed.Publish(nil)
@@ -70,16 +69,16 @@ func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 	})
 }
 
-// hold keeps GPUs from being measured while a look is under way, until goOn. The measuring stops
-// after the call that is being made, or after the calls of 100 ms where these are fast.
-func (s *sampler) hold() {
+// suspend suspends measurements during a look, until goOn. A measurement stops after the running
+// call, or after 100 ms of fast calls.
+func (s *sampler) suspend() {
 	ended := make(chan struct{})
 	s.look.Store(&ended)
 }
 
-func (s *sampler) goOn() { close(*s.look.Swap(nil)) }
+func (s *sampler) resume() { close(*s.look.Swap(nil)) }
 
-// pause waits for the end of the look that is under way, if there is one.
+// pause waits for the end of a running look.
 func (s *sampler) pause(ctx context.Context) {
 	if look := s.look.Load(); look != nil {
 		select {
@@ -89,47 +88,47 @@ func (s *sampler) pause(ctx context.Context) {
 	}
 }
 
-// beginSamples has the GPUs measured if it is time for that.
+// beginSamples starts the measurements if they are due.
 func (l *loop) beginSamples(ctx context.Context) {
 	if !l.maySample() {
 		return
 	}
 	s, now := &l.samples, time.Now()
-	if s.due.IsZero() {
-		s.due = now.Add(firstSample)
+	if s.nextSample.IsZero() {
+		s.nextSample = now.Add(firstSample)
 	}
-	if now.Before(s.due) {
+	if now.Before(s.nextSample) {
 		return
 	}
-	s.due, s.running = now.Add(s.Every), true
-	session, blocking := l.prober.session, s.Blocking // no look is under way, which could change it
+	s.nextSample, s.running = now.Add(s.Every), true
+	session, blocking := l.prober.session, s.Blocking // stable: no look is running
 	gpus := make([]string, 0, len(l.state.scan.GPUs))
 	for _, g := range l.state.scan.GPUs {
 		gpus = append(gpus, g.UUID)
 	}
 	l.start(func() error {
-		results := make([]sampled, 0, len(gpus))
+		results := make([]sampleResult, 0, len(gpus))
 		for _, uuid := range gpus {
 			if ctx.Err() != nil {
 				break
 			}
 			sample, err := session.Sample(ctx, uuid, blocking, s.pause)
-			results = append(results, sampled{Sample: sample, uuid: uuid, err: err})
+			results = append(results, sampleResult{Sample: sample, uuid: uuid, err: err})
 		}
-		s.results <- results // there is room: one is under way at a time
+		s.results <- results // does not block: only one measurement runs at a time
 		return nil
 	})
 }
 
-// maySample reports whether GPUs can be measured once it is time for that.
+// maySample reports whether measurements are possible once they are due.
 func (l *loop) maySample() bool {
-	return l.samples.Every > 0 && !l.samples.running && !l.looking && l.looked && !l.isQuiesced() &&
+	return l.samples.Every > 0 && !l.samples.running && !l.lookRunning && l.hasLooked && !l.isQuiesced() &&
 		l.prober.session != nil
 }
 
-// endSamples publishes what was measured. A GPU of which a call hangs, or that is lost, is looked
-// at soon.
-func (l *loop) endSamples(ctx context.Context, results []sampled) {
+// endSamples publishes the measurements. It requests a look for a GPU with a new failure, such as a
+// hanging call.
+func (l *loop) endSamples(ctx context.Context, results []sampleResult) {
 	s := &l.samples
 	s.running = false
 	for _, r := range results {
@@ -142,7 +141,7 @@ func (l *loop) endSamples(ctx context.Context, results []sampled) {
 			s.failed[r.uuid] = r.err.Error()
 			if before == "" {
 				klog.FromContext(ctx).V(2).Info("Cannot measure a GPU", "gpu", r.uuid, "reason", r.err.Error())
-				l.nudge()
+				l.requestLook()
 			}
 		}
 	}
@@ -166,8 +165,8 @@ func (l *loop) endSamples(ctx context.Context, results []sampled) {
 	s.feed.Publish(all)
 }
 
-// xid notes the XID of an event for the samples of its GPU.
-func (s *sampler) xid(e inventory.Event) {
+// noteXID records the XID of an event for the samples of its GPU.
+func (s *sampler) noteXID(e inventory.Event) {
 	if e.Kind == inventory.EventXID && e.UUID != "" {
 		s.xids[e.UUID] = e.XID
 	}

@@ -48,7 +48,7 @@ func simulateProfile(t *testing.T, p simulator.Profile, change ...func(*monitor.
 		c(&options, node)
 	}
 	m := monitor.New(options)
-	ctx, cancel := context.WithCancel(silent(t.Context()))
+	ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()
 	t.Cleanup(func() {

@@ -42,7 +42,7 @@ func TestStartWhileTheDiskHangs(t *testing.T) {
 			disk := make(chan struct{})
 			m = monitor.New(onDisk(disk, monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir, BootID: "1"}))
 			monitor.HangStart(m, disk)
-			ctx, cancel := context.WithCancel(silent(t.Context()))
+			ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 			ended := make(chan error, 1)
 			go func() { ended <- m.Run(ctx) }()
 			began := time.Now()
@@ -99,7 +99,7 @@ func TestEndWhileTheDiskIsSlow(t *testing.T) {
 				if tt.start {
 					monitor.HangStart(m, disk)
 				}
-				ctx, cancel := context.WithCancel(silent(t.Context()))
+				ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 				ended := make(chan error, 1)
 				go func() { ended <- m.Run(ctx) }()
 				check(t, m.First(t.Context()))

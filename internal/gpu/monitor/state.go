@@ -11,55 +11,55 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
-// nodeState is what is known of the node. It belongs to the loop.
+// nodeState is the state of the node. It belongs to the loop.
 type nodeState struct {
 	policy  health.Policy
 	metrics Metrics
 	facts   health.Facts
-	// scan is the last look that succeeded, with the GPUs kept that it could not identify; its healths
-	// mean nothing.
+	// scan is the Snapshot of the last successful look, plus known GPUs that the look could not
+	// identify. Its Health values are unused.
 	scan inventory.Snapshot
-	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot
-	// says of it; unloaded, that the driver was gone since the last look that succeeded.
-	looked   time.Time
-	answers  time.Time // since when looks succeed
-	began    time.Time // when the last look began
-	err      error
-	stale    string
-	unloaded bool
-	// troubled is how many GPUs are lost, hang or are left out; they are asked again at next, for the
-	// time that tries counts.
-	troubled, tries int
-	next            time.Time
-	// linksDue is since when links are to be asked for, zero if they are not. linksLate says that
-	// nobody waits for them any more.
-	linksDue  time.Time
-	linksLate bool
-	// linked is the last look after which no links were due.
-	linked inventory.Snapshot
-	// unwatched are the GPUs that give no events.
+	// lastSuccess is the end of the last successful look. err is the error of the last look, and
+	// stale its text in the Snapshot. unloaded is true if the driver was gone since the last
+	// successful look.
+	lastSuccess  time.Time
+	successSince time.Time // start of the current series of successful looks
+	lookStart    time.Time // start of the last look
+	err          error
+	stale        string
+	unloaded     bool
+	// troubled is the number of GPUs that are lost, hang or are left out. They are called again at
+	// nextRetry, for the time that retryCount counts.
+	troubled, retryCount int
+	nextRetry            time.Time
+	// linksDueSince is when links became due; zero if all are read. linksLate is true once the
+	// Snapshot no longer waits for links.
+	linksDueSince time.Time
+	linksLate     bool
+	// lastComplete is the last Snapshot with all links.
+	lastComplete inventory.Snapshot
+	// unwatched are the GPUs without driver events.
 	unwatched []inventory.LeftOut
-	// unanswered is since when each GPU, by UUID, has been asked without an answer.
+	// unanswered has the start of each GPU's unanswered calls, by UUID.
 	unanswered map[string]time.Time
-	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at
-	// again; zero if it is wanted.
-	withheld time.Time
-	// withheldGPUs are the GPUs, by UUID, on which an operator wants no work, with the verdict that
-	// says so.
+	// withheldSince is when an operator withheld all GPUs from new work, until the next look; zero
+	// otherwise.
+	withheldSince time.Time
+	// withheldGPUs has the verdict on each GPU that an operator withholds from new work, by UUID.
 	withheldGPUs map[string]inventory.Health
-	// node is the reason that holds for all GPUs at once, empty if there is none.
-	node string
-	// gpus is what is known of each GPU by UUID, also of GPUs that are not there now.
+	// nodeReason is the common reason of all GPUs, or empty.
+	nodeReason string
+	// gpus has the state of each GPU by UUID, including GPUs that are gone.
 	gpus map[string]health.GPU
-	// noted is what the ledger said of devices that were not seen yet.
-	noted ledger.Book
-	// published is the last Snapshot that compose returned.
+	// restored has the ledger's entries of devices not seen since the start.
+	restored ledger.Book
+	// published is the last Snapshot returned by compose.
 	published inventory.Snapshot
 }
 
-// event folds an event in. It reports whether a look must tell more first: the event names a GPU or
-// MIG device that nobody has seen yet.
-func (t *nodeState) event(e inventory.Event, now time.Time) (unseen bool) {
+// foldEvent folds in an event. It returns true for an event of an unknown GPU or MIG device: the
+// next look may find the device.
+func (t *nodeState) foldEvent(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	g, ok := t.gpus[e.UUID]
 	if !ok {
@@ -72,18 +72,18 @@ func (t *nodeState) event(e inventory.Event, now time.Time) (unseen bool) {
 	return !ok
 }
 
-// lateEvent is event after the look that should have told more. An instance of a GPU that has no
-// MIG devices is the GPU.
-func (t *nodeState) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
+// foldLateEvent is event after that look. On a GPU without MIG devices, the event of an instance
+// counts as an event of the GPU.
+func (t *nodeState) foldLateEvent(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
 		e.GI, e.CI = inventory.Unattributed, inventory.Unattributed
 	}
-	return t.event(e, now)
+	return t.foldEvent(e, now)
 }
 
-// identified returns an event of the kernel's log with the UUID of its GPU, if the last look found
-// that.
+// identified returns an event of the kernel log with the UUID of its GPU, if the last look found
+// the GPU.
 func (t *nodeState) identified(e inventory.Event) inventory.Event {
 	i := slices.IndexFunc(t.scan.GPUs, func(g inventory.GPU) bool { return e.BDF != "" && g.BDF == e.BDF })
 	if i >= 0 {
@@ -92,30 +92,30 @@ func (t *nodeState) identified(e inventory.Event) inventory.Event {
 	return e
 }
 
-// time folds in that time went by.
-func (t *nodeState) time(now time.Time) {
+// foldTime folds in the passage of time.
+func (t *nodeState) foldTime(now time.Time) {
 	for _, g := range t.scan.GPUs {
 		t.gpus[g.UUID] = t.policy.FoldTime(t.gpus[g.UUID], now)
 	}
 }
 
-// look folds a look in.
-func (t *nodeState) look(l look, now time.Time) {
+// foldLook folds in a look.
+func (t *nodeState) foldLook(l look, now time.Time) {
 	t.err = l.err
 	if l.err != nil {
-		t.stale = silent(l.err)
+		t.stale = silenceReason(l.err)
 		t.unloaded = t.unloaded || errors.Is(l.err, inventory.ErrNoDriver)
-		t.silence(t.scan.GPUs, t.policy, t.stale, now)
+		t.foldSilence(t.scan.GPUs, t.policy, t.stale, now)
 		return
 	}
-	if t.looked.IsZero() || t.stale != "" {
-		t.answers = now
+	if t.lastSuccess.IsZero() || t.stale != "" {
+		t.successSince = now
 	}
-	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
-	t.links(&l.snapshot, now)
+	t.stale, t.lastSuccess, t.unwatched, t.withheldSince = "", now, l.unwatched, time.Time{}
+	t.keepLinks(&l.snapshot, now)
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened,
 		Unmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
-	missing := t.missing(l.snapshot) // and so something is left out
+	missing := t.missing(l.snapshot) // non-empty only if GPUs are left out
 	for i, g := range l.snapshot.GPUs {
 		known, ok := t.gpus[g.UUID]
 		if !ok {
@@ -123,16 +123,16 @@ func (t *nodeState) look(l look, now time.Time) {
 		}
 		was, there := t.scan.GPU(g.UUID)
 		rebound := was.Binding != g.Binding
-		if was.Binding == 0 { // it cannot be told, but a driver that was away was loaded anew
+		if was.Binding == 0 { // Binding is unknown, but a driver that was gone was loaded again
 			rebound = t.unloaded
 		}
 		if ok && (rebound || !there) {
-			known = t.policy.FoldReset(known, now) // the driver made it anew
+			known = t.policy.FoldReset(known, now) // the driver initialised the GPU again
 		}
 		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })
 		known = known.Seen(g, unread, now)
-		if !t.noted.Empty() {
-			known = known.Restored(t.claim, now)
+		if !t.restored.Empty() {
+			known = known.Restored(t.takeRestored, now)
 		}
 		t.gpus[g.UUID] = t.foldResult(known, l.readings[i], now)
 	}
@@ -141,28 +141,28 @@ func (t *nodeState) look(l look, now time.Time) {
 	}
 	t.scan = withMissing(l.snapshot, missing)
 	t.unloaded = false
-	t.plan(now)
+	t.planRetries(now)
 }
 
-// linksPatience is how long Snapshots say that links are due. Eight GPUs that take 20 ms a call
-// tell all theirs within that time.
+// linksPatience is how long a Snapshot waits for links. It is enough for eight GPUs with 20 ms a
+// call.
 const linksPatience = 30 * time.Second
 
-// links has GPUs keep the links that they had before some were due.
-func (t *nodeState) links(s *inventory.Snapshot, now time.Time) {
+// keepLinks keeps the previous links of GPUs while new ones are due.
+func (t *nodeState) keepLinks(s *inventory.Snapshot, now time.Time) {
 	if !s.LinksDue {
-		t.linksDue, t.linked = time.Time{}, *s
+		t.linksDueSince, t.lastComplete = time.Time{}, *s
 		return
 	}
-	if t.linksDue.IsZero() {
-		t.linksDue = now
+	if t.linksDueSince.IsZero() {
+		t.linksDueSince = now
 	}
-	if t.linksLate = now.Sub(t.linksDue) >= linksPatience; t.linksLate {
+	if t.linksLate = now.Sub(t.linksDueSince) >= linksPatience; t.linksLate {
 		return
 	}
 	s.GPUs = slices.Clone(s.GPUs)
 	for i, g := range s.GPUs {
-		was, _ := t.linked.GPU(g.UUID)
+		was, _ := t.lastComplete.GPU(g.UUID)
 		var kept []inventory.Link
 		for _, l := range was.Links {
 			if peer, ok := s.GPU(l.Peer); ok {
@@ -176,16 +176,16 @@ func (t *nodeState) links(s *inventory.Snapshot, now time.Time) {
 	}
 }
 
-// hangAfter is how long a call about a GPU may take until the GPU is Unhealthy. A GPU that begins
-// to hang is asked within Poll and judged within SuspectPoll: the sum of the three is below 15 s,
-// also for two that hang at once.
+// hangAfter is how long a call about a GPU may take before the GPU becomes Unhealthy. A hang is
+// noticed within Poll and judged within SuspectPoll. The sum of all three is below 15 s, also if
+// two GPUs hang at once.
 const hangAfter = 8 * time.Second
 
-// answerPatience is how long a GPU that is asked may go without an answer until it is not Healthy,
-// although its calls return.
+// answerPatience is how long a GPU may go without an answer before it becomes Unhealthy, although
+// its calls return.
 const answerPatience = 60 * time.Second
 
-// foldResult folds in how a GPU answered, or did not.
+// foldResult folds in the reading of a GPU, or its failure.
 func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health.GPU {
 	if r.err == nil {
 		delete(t.unanswered, g.UUID)
@@ -193,11 +193,11 @@ func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health
 	}
 	var stall *inventory.Stall
 	if !errors.As(r.err, &stall) {
-		return t.policy.FoldSilence(g, silent(r.err), now)
+		return t.policy.FoldSilence(g, silenceReason(r.err), now)
 	}
 	since, ok := t.unanswered[g.UUID]
-	if !ok || since.Before(t.facts.Opened) { // the time in which a session is opened does not count
-		since = later(t.began, t.facts.Opened)
+	if !ok || since.Before(t.facts.Opened) { // do not count the time to open a session
+		since = later(t.lookStart, t.facts.Opened)
 		t.unanswered[g.UUID] = since
 	}
 	if now.Sub(stall.Call.Since) >= hangAfter || now.Sub(since) >= answerPatience {
@@ -206,9 +206,9 @@ func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health
 	return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)
 }
 
-// cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of
-// them afterwards.
-func (t *nodeState) cleared(uuids []string) {
+// foldCleared folds in that a request cleared memory error counts, before the readings made
+// afterwards.
+func (t *nodeState) foldCleared(uuids []string) {
 	for _, uuid := range uuids {
 		if g, ok := t.gpus[uuid]; ok {
 			t.gpus[uuid] = t.policy.FoldCleared(g)
@@ -216,28 +216,28 @@ func (t *nodeState) cleared(uuids []string) {
 	}
 }
 
-// quiesce marks what is known as the last that will be until the driver is gone back to.
+// quiesce marks the state as stale until Resume.
 func (t *nodeState) quiesce(allocate bool, now time.Time) {
 	t.stale = ErrQuiesced.Error()
 	clear(t.unanswered)
 	switch {
 	case allocate:
-		t.withheld = time.Time{}
-	case t.withheld.IsZero():
-		t.withheld = now
+		t.withheldSince = time.Time{}
+	case t.withheldSince.IsZero():
+		t.withheldSince = now
 	}
 }
 
-// claim returns what the ledger said of a device, once.
-func (t *nodeState) claim(uuid string) ([]health.Fault, []time.Time) {
-	faults, recoveries := t.noted.Device(uuid)
-	t.noted.Drop(uuid)
+// takeRestored returns and removes the ledger's entries of a device.
+func (t *nodeState) takeRestored(uuid string) ([]health.Fault, []time.Time) {
+	faults, recoveries := t.restored.Device(uuid)
+	t.restored.Drop(uuid)
 	return faults, recoveries
 }
 
-// wantsBook reports whether anything that was found may have to outlive the process; mostly nothing
-// has.
-func (t *nodeState) wantsBook() bool {
+// hasLedgerEntries reports whether any device may have entries for the ledger. Most nodes have
+// none.
+func (t *nodeState) hasLedgerEntries() bool {
 	for _, g := range t.gpus {
 		if g.Marked() {
 			return true
@@ -246,9 +246,9 @@ func (t *nodeState) wantsBook() bool {
 	return false
 }
 
-// book returns what must outlive the process.
-func (t *nodeState) book(boot string) ledger.Book {
-	b := t.noted.Clone()
+// ledgerEntries returns the state to save across restarts.
+func (t *nodeState) ledgerEntries(boot string) ledger.Book {
+	b := t.restored.Clone()
 	for _, g := range t.gpus {
 		b.Add(g.UUID, boot, g.Device)
 		for _, i := range slices.Concat(g.Instances, g.Unread) {
@@ -258,8 +258,8 @@ func (t *nodeState) book(boot string) ledger.Book {
 	return b
 }
 
-// clear folds in that an operator takes a device for good. It reports whether there is such a
-// device.
+// clear folds in that an operator clears the faults of a device. It reports whether the device
+// exists.
 func (t *nodeState) clear(uuid string, now time.Time) bool {
 	for key, g := range t.gpus {
 		if cleared, ok := t.policy.Clear(g, uuid, now); ok {
@@ -267,12 +267,11 @@ func (t *nodeState) clear(uuid string, now time.Time) bool {
 			return true
 		}
 	}
-	return t.noted.Drop(uuid)
+	return t.restored.Drop(uuid)
 }
 
-// proven folds in what a proof showed of a device: why CUDA does not work on it; nothing is wrong
-// if that is empty.
-func (t *nodeState) proven(uuid, why string, cure inventory.Cure, now time.Time) {
+// foldProof folds in the result of a CUDA check of a device: the reason of the failure, or empty.
+func (t *nodeState) foldProof(uuid, why string, cure inventory.Cure, now time.Time) {
 	for key, g := range t.gpus {
 		if next, ok := t.policy.FoldProof(g, uuid, why, cure, now); ok {
 			t.gpus[key] = next
@@ -281,31 +280,31 @@ func (t *nodeState) proven(uuid, why string, cure inventory.Cure, now time.Time)
 	}
 }
 
-// silence folds in that the GPUs cannot be asked.
-func (t *nodeState) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
+// foldSilence folds in that the GPUs could not be read.
+func (t *nodeState) foldSilence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
 	for _, g := range gpus {
 		t.gpus[g.UUID] = p.FoldSilence(t.gpus[g.UUID], why, now)
 	}
 }
 
-// silent says for people why nobody could be asked. It says the same as long as a call hangs,
-// whatever waits for it.
-func silent(err error) string {
+// silenceReason returns the reason for display. The reason is the same while a call hangs, whatever
+// waits for the call.
+func silenceReason(err error) string {
 	if errors.Is(err, inventory.ErrNoAnswer) {
-		return "the NVIDIA driver does not answer: the kernel log says what it is at; if it stays so, restart the node"
+		return "the NVIDIA driver does not answer: see the kernel log; if this persists, restart the node"
 	}
 	return err.Error()
 }
 
-// reasonAt returns why the GPU at an index is left out, or any other that is.
+// reasonAt returns why the GPU at an index is left out, or else why any other GPU is.
 func reasonAt(leftOut []inventory.LeftOut, index int) string {
 	i := slices.IndexFunc(leftOut, func(l inventory.LeftOut) bool { return l.Index == index })
 	return leftOut[max(i, 0)].Reason
 }
 
-// missing returns the GPUs of the last look that a new one does not show, but may still count: it
-// counts GPUs that it could not identify. If it counts fewer, what is not shown was unplugged or
-// unbound: then it is simply gone.
+// missing returns the GPUs of the last look that are not in s but may still exist, because the
+// driver counts GPUs that could not be identified. If the driver counts fewer GPUs, the missing
+// ones were unplugged or unbound, and are simply gone.
 func (t *nodeState) missing(s inventory.Snapshot) []inventory.GPU {
 	if len(s.LeftOut) == 0 {
 		return nil
@@ -319,7 +318,7 @@ func (t *nodeState) missing(s inventory.Snapshot) []inventory.GPU {
 	return missing
 }
 
-// withMissing returns s with the GPUs that are missing from it in their places.
+// withMissing returns s plus the missing GPUs, by index.
 func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapshot {
 	if len(missing) == 0 {
 		return s
@@ -329,9 +328,9 @@ func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapsh
 	return s
 }
 
-// compose returns the Snapshot of what is known now, and whether it differs from the one before.
+// compose returns the Snapshot of the current state, and whether it differs from the published one.
 func (t *nodeState) compose() (inventory.Snapshot, bool) {
-	t.node = t.nodeWide()
+	t.nodeReason = t.nodeWide()
 	if !t.changed() {
 		return t.published, false
 	}
@@ -342,7 +341,7 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		known := t.gpus[g.UUID]
-		g.Health, g.Reset = t.health(g.UUID, known.Device), known.ResetSeen()
+		g.Health, g.Reset = t.healthOf(g.UUID, known.Device), known.ResetSeen()
 		g.MIGDevices = slices.Clone(g.MIGDevices)
 		for j := range g.MIGDevices {
 			g.MIGDevices[j].Health = t.verdict(g.UUID, known.Instances[j].Device)
@@ -352,8 +351,8 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	return s, true
 }
 
-// changed reports whether the published Snapshot is not what is known now. It allocates nothing:
-// most looks change nothing.
+// changed reports whether the state differs from the published Snapshot. It allocates nothing,
+// because most looks change nothing.
 func (t *nodeState) changed() bool {
 	p := t.published
 	if p.Generation == 0 || p.Stale != t.stale || p.LinksDue != t.awaitsLinks() || p.Driver != t.scan.Driver ||
@@ -363,7 +362,7 @@ func (t *nodeState) changed() bool {
 	}
 	for i, g := range t.scan.GPUs {
 		was, known := p.GPUs[i], t.gpus[g.UUID]
-		g.Health, g.Reset = t.health(g.UUID, known.Device), known.ResetSeen()
+		g.Health, g.Reset = t.healthOf(g.UUID, known.Device), known.ResetSeen()
 		if len(was.MIGDevices) != len(g.MIGDevices) {
 			return true
 		}
@@ -381,38 +380,37 @@ func (t *nodeState) changed() bool {
 	return false
 }
 
-// awaitsLinks reports whether links are worth waiting for: looks succeed, and they have not been
-// due for long.
+// awaitsLinks reports whether missing links are still worth a wait: looks succeed, and the links
+// have not been due for long.
 func (t *nodeState) awaitsLinks() bool { return t.scan.LinksDue && !t.linksLate && t.stale == "" }
 
-// health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said
-// of the node.
-func (t *nodeState) health(gpu string, d health.Device) inventory.Health {
+// healthOf returns the published health of a GPU. A fault common to all GPUs has the node's reason.
+func (t *nodeState) healthOf(gpu string, d health.Device) inventory.Health {
 	h := t.verdict(gpu, d)
-	if t.node != "" && h.State != inventory.Healthy {
-		h.Reason = t.node
+	if t.nodeReason != "" && h.State != inventory.Healthy {
+		h.Reason = t.nodeReason
 	}
 	return h
 }
 
-// verdict is the verdict on a device of a GPU, by UUID. An operator's word to give the GPUs no work
-// holds also where checks are off.
+// verdict returns the verdict on a device of the GPU with the given UUID. GPUs withheld by an
+// operator are withheld even if health checks are off.
 func (t *nodeState) verdict(gpu string, d health.Device) inventory.Health {
 	verdict := t.policy.Verdict(d)
 	if h, is := t.withheldGPUs[gpu]; is {
 		verdict = inventory.Worst(verdict, h)
 	}
-	if t.withheld.IsZero() {
+	if t.withheldSince.IsZero() {
 		return verdict
 	}
 	return inventory.Worst(verdict, inventory.Health{
-		State: inventory.Unknown, Reason: t.stale, Cure: inventory.CureHuman, Since: t.withheld,
+		State: inventory.Unknown, Reason: t.stale, Cure: inventory.CureHuman, Since: t.withheldSince,
 	})
 }
 
-// nodeWide returns the reason that holds for all GPUs at once, or an empty one.
+// nodeWide returns the common reason of all GPUs, or an empty string.
 func (t *nodeState) nodeWide() string {
-	if !t.withheld.IsZero() {
+	if !t.withheldSince.IsZero() {
 		return t.stale
 	}
 	if len(t.scan.GPUs) == 0 || t.gpus[t.scan.GPUs[0].UUID].Health.State == inventory.Healthy {
@@ -425,7 +423,7 @@ func (t *nodeState) nodeWide() string {
 	return health.NodeWide(gpus)
 }
 
-// limit returns when time will change something next; the zero time if it will not.
+// limit returns when foldTime will next change the state; zero for never.
 func (t *nodeState) limit() time.Time {
 	var limit time.Time
 	for _, g := range t.scan.GPUs {
@@ -436,12 +434,12 @@ func (t *nodeState) limit() time.Time {
 	return limit
 }
 
-// poll returns the time between two looks at GPUs that look well.
+// poll returns the time between two looks while all GPUs look healthy.
 func (t *nodeState) poll(o Options) time.Duration {
 	return cmp.Or(o.Poll, t.policy.Interval, defaultPoll)
 }
 
-// pace returns how long to wait for the next look while nothing happens.
+// pace returns the wait for the next look if nothing happens.
 func (t *nodeState) pace(o Options, pinned bool) time.Duration {
 	pace := t.poll(o)
 	if t.scan.LinksDue {

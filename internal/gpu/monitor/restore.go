@@ -1,0 +1,249 @@
+package monitor
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
+)
+
+// A savedState is the state saved by earlier processes.
+type savedState struct {
+	entries ledger.Book
+	release *ledger.Release
+}
+
+// readSavedState reads the state saved by earlier processes. An unreadable file is logged and
+// ignored.
+func readSavedState(ctx context.Context, o Options) (m savedState) {
+	log, dir := klog.FromContext(ctx), o.StateDir
+	var err error
+	if m.entries, err = ledger.Read(dir); err != nil {
+		log.Info("Cannot read the fault ledger: starting without earlier faults", "dir", dir, "reason", err.Error())
+	}
+	if m.release, err = ledger.ReadRelease(dir, o.BootID); err != nil {
+		log.Info("Cannot read whether the driver was released; assuming that it was not", "dir", dir, "reason", err.Error())
+	}
+	return m
+}
+
+// restoreState restores the state saved by earlier processes. If the disk hangs, the loop restores
+// the state later.
+func (l *loop) restoreState(ctx context.Context) {
+	answered := make(chan savedState, 1)
+	err := statefile.NewDisk().Do(ctx, savePatience, func() error {
+		answered <- l.readSaved(ctx, l.options)
+		return nil
+	})
+	if err != nil {
+		klog.FromContext(ctx).Info("Cannot read the fault ledger: starting without earlier faults", "dir", l.options.StateDir,
+			"reason",
+			err.Error())
+		l.lateSavedState = answered
+		l.writeFaults(ctx, ledger.NewBook())
+		return
+	}
+	m := <-answered
+	l.writeFaults(ctx, m.entries)
+	m.entries.Expire(l.options.BootID)
+	l.state.restored = m.entries
+	if m.release == nil {
+		return
+	}
+	klog.FromContext(ctx).Info(
+		"The driver is still released by quiesce; to use it again, run: gpu-device-plugin resume",
+		"since", m.release.Since)
+	l.sessionReleased, l.hasLooked = true, true
+	l.state.quiesce(m.release.Allocate, time.Now())
+	if l.quiescedSince = m.release.Since; !l.isQuiesced() { // the file has no time
+		l.quiescedSince = time.Now()
+	}
+	l.publish(ctx)
+	close(l.first)
+	l.start(func() error {
+		l.watchRelease(ctx)
+		return nil
+	})
+}
+
+// releasePoll is the time between two checks whether the driver is still released.
+const releasePoll = 5 * time.Second
+
+// watchRelease resumes when another process of the node resumes: the other process shares the state
+// directory and removes the mark. It ends with ctx, or with the first Quiesce or Resume of this
+// process.
+func (m *Monitor) watchRelease(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(releasePoll):
+		}
+		if m.releaseRequested.Load() {
+			return
+		}
+		found, err := ledger.ReadRelease(m.options.StateDir, m.options.BootID)
+		if err != nil { // the file is set aside: its absence says nothing from now on
+			klog.FromContext(ctx).Info("Cannot read whether the driver is still released; it stays released until resume",
+				"reason", err.Error())
+			return
+		}
+		if _, away := os.Stat(m.options.StateDir); found != nil || away != nil {
+			continue
+		}
+		m.resumeLikeOther(ctx)
+		return
+	}
+}
+
+// resumeLikeOther resumes, unless this process had a Quiesce or Resume meanwhile.
+func (m *Monitor) resumeLikeOther(ctx context.Context) {
+	select {
+	case m.releaseLock <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-m.releaseLock }()
+	if m.releaseRequested.Load() {
+		return
+	}
+	_ = m.requestOutcome(ctx, wantLook, func(l *loop) error { // the monitor retries
+		klog.FromContext(ctx).Info("Using the driver again: another process on this node ran resume")
+		l.quiescedSince, l.sessionReleased = time.Time{}, false
+		return nil
+	}, make(chan error, 1))
+}
+
+// writeFaults writes the faults of this process whenever it leads. known are the entries already
+// read from the ledger.
+func (l *loop) writeFaults(ctx context.Context, known ledger.Book) {
+	faults := ledger.NewFaultWriter(l.options.StateDir, known)
+	l.faults, l.lastEntries = faults, known.Clone()
+	l.start(func() error {
+		return l.options.While(ctx, func(ctx context.Context) error {
+			faults.Run(ctx, ledger.Term{MayWrite: l.options.Lead, Merge: func(found,
+				known ledger.Book) {
+				l.mergeLedger(ctx, found, known)
+			}})
+			return nil
+		})
+	})
+}
+
+// mergeLedger merges the entries saved by the previous leader since this process read the ledger,
+// and offers the result for writing.
+func (m *Monitor) mergeLedger(ctx context.Context, found, known ledger.Book) {
+	done := make(chan struct{})
+	request := func(l *loop) {
+		defer close(done)
+		l.ledgerMerged = true
+		l.mergeFaults(found, known)
+		l.lastEntries = l.state.ledgerEntries(l.options.BootID)
+		l.faults.Offer(l.lastEntries)
+	}
+	select {
+	case m.requests <- request:
+		<-done
+	case <-ctx.Done():
+	}
+}
+
+// mergeFaults merges the faults saved by other processes that are new to this process.
+func (l *loop) mergeFaults(found, known ledger.Book) {
+	noted := found.Unlike(known, l.state.ledgerEntries(l.options.BootID))
+	if noted.Expire(l.options.BootID); !noted.Empty() {
+		l.state.restored.Join(noted)
+		l.requestLook()
+	}
+}
+
+// restoreLate restores the saved state once a hanging disk answers. The driver is released if it
+// was before, unless Quiesce or Resume was called meanwhile.
+func (l *loop) restoreLate(ctx context.Context, m savedState) {
+	klog.FromContext(ctx).Info("The disk of the fault ledger responds again", "dir", l.options.StateDir)
+	if !l.ledgerMerged { // the merged ledger has these faults, and some may be cleared since
+		l.mergeFaults(m.entries, ledger.NewBook())
+	}
+	l.requestLook()
+	if m.release != nil && !l.releaseRequested.Load() {
+		l.start(func() error {
+			_ = l.Quiesce(ctx, m.release.Allocate) // the monitor retries until resume
+			return nil
+		})
+	}
+}
+
+// setRelease saves that the driver is released, or with nil that it is in use again, and calls
+// follow. Concurrent calls are saved in the order in which the loop receives them. The context of
+// follow does not end with ctx: what is saved also happens.
+func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func(context.Context) error) error {
+	select {
+	case m.releaseLock <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-m.releaseLock }()
+	if err := ctx.Err(); err != nil { // the caller has given up
+		return err
+	}
+	m.releaseRequested.Store(true)
+	if m.options.StateDir != "" {
+		select {
+		case <-m.marks: // nobody waits for this mark
+		default:
+		}
+		saved := make(chan error, 1)
+		m.marks <- mark{r, saved}
+		var err error
+		select {
+		case err = <-saved:
+		case <-time.After(savePatience):
+			err = statefile.ErrHangs
+		}
+		if err != nil {
+			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may forget it",
+				"dir", m.options.StateDir, "reason", err.Error())
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loopPatience)
+	defer cancel()
+	return follow(ctx)
+}
+
+// loopPatience is the longest wait for the loop. The loop accepts a request at once unless the
+// daemon is ending.
+const loopPatience = time.Second
+
+// savePatience is how long the start waits for the disk, and a request for the save of a release. A
+// hanging read or write is finished later.
+const savePatience = 2 * time.Second
+
+// A mark is a release to be saved, or with a nil Release the end of a release.
+type mark struct {
+	*ledger.Release
+	saved chan<- error
+}
+
+// saveMarks saves marks until ctx ends. No other goroutine waits for the disk.
+func (m *Monitor) saveMarks(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case k := <-m.marks:
+			k.saved <- m.save(m.options.StateDir, k.Release)
+		}
+	}
+}
+
+// save saves or removes a release.
+func save(dir string, r *ledger.Release) error {
+	if r == nil {
+		return ledger.RemoveRelease(dir)
+	}
+	return ledger.WriteRelease(dir, *r)
+}
