@@ -35,7 +35,7 @@ type claimData struct {
 
 // claimStatus writes the status of claims while the configuration wants that, until ctx ends.
 func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
-	return whileSame(ctx, func() (bool, []<-chan struct{}) {
+	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
 		now, changed := d.Configs.Latest()
 		return now.DRA.ClaimStatus, []<-chan struct{}{changed}
 	}, func(ctx context.Context, wanted bool) error {
@@ -75,7 +75,7 @@ func (c *Cluster) WriteClaimStatus(
 				delete(ends, uid)
 			}
 		}
-		if !feed.AnyOf(ctx, changed) {
+		if !feed.WaitAny(ctx, changed) {
 			for _, end := range ends {
 				end()
 			}

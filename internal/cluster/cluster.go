@@ -118,7 +118,7 @@ func later(task daemon.Task) daemon.Task {
 
 // watchNode watches the node while something needs it.
 func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
-	return whileSame(ctx, func() (bool, []<-chan struct{}) {
+	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
 		_, seen := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
 		return c.needed(now), []<-chan struct{}{changed, seen}
@@ -130,10 +130,10 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 	})
 }
 
-// whileSame runs something for a value until that is another one, and then anew for that, until ctx
-// ends or a run returns an error. Value returns the value, and what is closed when it may have
-// changed.
-func whileSame[T comparable](
+// runWhileUnchanged runs something for a value until that is another one, and then anew for that,
+// until ctx ends or a run returns an error. Value returns the value, and what is closed when it may
+// have changed.
+func runWhileUnchanged[T comparable](
 	ctx context.Context, value func() (T, []<-chan struct{}), run func(ctx context.Context, value T) error,
 ) error {
 	for ctx.Err() == nil {
@@ -142,7 +142,7 @@ func whileSame[T comparable](
 		first, changed := value()
 		go func() { ended <- run(running, first) }()
 		for now := first; now == first && ctx.Err() == nil; now, changed = value() {
-			feed.AnyOf(ctx, changed...)
+			feed.WaitAny(ctx, changed...)
 		}
 		stop()
 		if err := <-ended; err != nil {
@@ -161,7 +161,7 @@ func (c *Cluster) follow(ctx context.Context) {
 // keepSize keeps the size of the cluster for the next process while something is asked of the API
 // server.
 func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config]) error {
-	return whileSame(ctx, func() (bool, []<-chan struct{}) {
+	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
 		_, seen := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
 		return c.needed(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, seen}

@@ -43,7 +43,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 				s, changed := driver.Status().Latest()
 				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign,
 					Rival: s.Rival})
-				feed.AnyOf(ctx, changed)
+				feed.WaitAny(ctx, changed)
 			}
 			return nil
 		}},
@@ -65,7 +65,7 @@ func (c *Cluster) PublishSlices(ctx context.Context, devices *handover.Devices, 
 // runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation,
 // or were: what is prepared can then be given back.
 func runDriver(ctx context.Context, d daemon.View, driver *draplugin.Plugin) error {
-	return whileSame(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) },
+	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) },
 		func(ctx context.Context, needed bool) error {
 			if !needed {
 				return nil

@@ -51,7 +51,7 @@ func (c *chooser) begin() *chooser {
 			if !strings.HasSuffix(chosen.File, "invalid") {
 				c.configure(func(now *config.Config) { now.File = chosen.File })
 			}
-			feed.AnyOf(c.s.Context(), changed)
+			feed.WaitAny(c.s.Context(), changed)
 		}
 	}()
 	return c

@@ -77,7 +77,7 @@ func TestProcess(t *testing.T) {
 		for t.Context().Err() == nil {
 			now, changed := owners.Latest()
 			offered.Publish(now)
-			feed.AnyOf(t.Context(), changed)
+			feed.WaitAny(t.Context(), changed)
 		}
 	})
 	t.Cleanup(running.Wait)

@@ -201,7 +201,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		if !told {
 			return nil
 		}
-		pace.Fraction, pace.Beat = r.fraction, conditionRepeat
+		pace.Fraction, pace.Heartbeat = r.fraction, conditionRepeat
 		if !ok && wanted.Status == nodeevents.True {
 			limit, err := r.spread.of(ctx, r.api)
 			if err != nil {

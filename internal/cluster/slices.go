@@ -47,7 +47,7 @@ func (p *publisher) run(ctx context.Context) {
 			p.keep(ctx)
 			continue
 		}
-		feed.AnyOf(ctx, changed...)
+		feed.WaitAny(ctx, changed...)
 	}
 }
 
@@ -61,7 +61,7 @@ func (p *publisher) keep(ctx context.Context) {
 	tasks.Go(func() {
 		defer cancel()
 		for changed := p.changes(); ctx.Err() == nil && p.needed(); changed = p.changes() {
-			feed.AnyOf(ctx, changed...)
+			feed.WaitAny(ctx, changed...)
 		}
 	})
 	watching := false
@@ -112,7 +112,7 @@ func (p *publisher) watch(ctx context.Context) {
 		registrations int
 		only          string // the name of the slice, if there is to be one
 	}
-	_ = whileSame(ctx, func() (watched, []<-chan struct{}) {
+	_ = runWhileUnchanged(ctx, func() (watched, []<-chan struct{}) {
 		status, registered := p.driver.Latest()
 		pool, changed := p.devices.Pools().Latest()
 		now := watched{registrations: status.Registrations}

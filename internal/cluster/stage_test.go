@@ -287,14 +287,14 @@ func (p *process) while(ctx context.Context, run func(context.Context) error) er
 			var running sync.WaitGroup
 			var err error
 			running.Go(func() { err = run(term) })
-			feed.AnyOf(ctx, changed)
+			feed.WaitAny(ctx, changed)
 			end()
 			if running.Wait(); err != nil {
 				return err
 			}
 			continue
 		}
-		feed.AnyOf(ctx, changed)
+		feed.WaitAny(ctx, changed)
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct
 			if settle == nil {
 				seen = w.look(ctx, path, seen, false)
 			}
-		case w.pulse.Beat() <- struct{}{}:
+		case w.pulse.Heartbeat() <- struct{}{}:
 		case <-w.reload:
 			seen = w.look(ctx, path, nil, true)
 		}
@@ -163,7 +163,7 @@ func (w *Watcher) wait(ctx context.Context, other <-chan struct{}) {
 			return
 		case <-other:
 			return
-		case w.pulse.Beat() <- struct{}{}:
+		case w.pulse.Heartbeat() <- struct{}{}:
 		}
 	}
 }

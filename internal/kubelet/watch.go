@@ -67,7 +67,7 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		select {
 		case <-ctx.Done():
 			return nil
-		case d.pulse.Beat() <- struct{}{}:
+		case d.pulse.Heartbeat() <- struct{}{}:
 		case <-timer.C():
 			left.Look(ctx, d.Path(), d.ofOthers())
 			timer.Reset(pause)

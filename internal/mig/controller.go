@@ -160,7 +160,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case c.pulse.Beat() <- struct{}{}:
+		case c.pulse.Heartbeat() <- struct{}{}:
 		case <-desiredChanged:
 		case <-snapshotChanged:
 		case <-journalChanged:

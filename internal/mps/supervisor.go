@@ -204,7 +204,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 			if !group.serves(wanted) {
 				end(errReplaced)
 			}
-			if !feed.AnyOf(ctx, changed) {
+			if !feed.WaitAny(ctx, changed) {
 				return
 			}
 		}

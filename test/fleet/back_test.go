@@ -171,7 +171,7 @@ func (r *returning) run(ctx context.Context, counted func(verb, resource string,
 			back.Add(1)
 		}
 		told = told || has
-		feed.AnyOf(ctx, changed)
+		feed.WaitAny(ctx, changed)
 	}
 	tasks.Wait()
 }

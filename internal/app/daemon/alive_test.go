@@ -60,7 +60,7 @@ func TestAliveInAHandOver(t *testing.T) {
 		{Name: "loop", Lead: true, Alive: pulse.Check, Run: func(ctx context.Context) error {
 			for began <- struct{}{}; ; {
 				select {
-				case pulse.Beat() <- struct{}{}:
+				case pulse.Heartbeat() <- struct{}{}:
 				case <-ctx.Done():
 					return nil
 				}

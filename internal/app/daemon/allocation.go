@@ -137,7 +137,7 @@ func (d *daemon) giveAll(ctx context.Context) error {
 		for _, g := range snapshot.GPUs {
 			owners[g.UUID] = cmp.Or(before[g.UUID], dra.OwnedByPlugin)
 		}
-		if d.owners.Publish(owners); !feed.AnyOf(ctx, looked) {
+		if d.owners.Publish(owners); !feed.WaitAny(ctx, looked) {
 			return nil
 		}
 	}

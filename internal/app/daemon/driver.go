@@ -57,7 +57,7 @@ func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[conf
 			}
 			inForce = &c.Health
 		}
-		if !feed.AnyOf(ctx, changed) {
+		if !feed.WaitAny(ctx, changed) {
 			return nil
 		}
 	}

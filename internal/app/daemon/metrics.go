@@ -135,7 +135,7 @@ func followMetrics(
 			gpus.Publish(settings)
 		}
 		_ = sample(ctx, sampling) // it cannot be reached when the daemon ends
-		if !feed.AnyOf(ctx, changed) {
+		if !feed.WaitAny(ctx, changed) {
 			return
 		}
 	}

@@ -63,7 +63,7 @@ func (m *mpsNode) followPlan(ctx context.Context) error {
 		if snapshot.Generation > 0 { // a look has succeeded
 			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
 		}
-		if !feed.AnyOf(ctx, configured, looked) {
+		if !feed.WaitAny(ctx, configured, looked) {
 			return nil
 		}
 	}

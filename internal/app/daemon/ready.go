@@ -55,7 +55,7 @@ func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(
 				r.answer.Publish(now)
 				klog.FromContext(ctx).Info("Readiness changed", "ready", now.Ready, "reason", now.Reason)
 			}
-			if !feed.AnyOf(ctx, looked) {
+			if !feed.WaitAny(ctx, looked) {
 				return nil
 			}
 		}

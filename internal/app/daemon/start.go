@@ -37,7 +37,7 @@ func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventor
 				"migStrategy", c.Resource.MIG.String(), "sharing", c.Resource.Sharing.Mode.String())
 			return nil
 		}
-		if !feed.AnyOf(ctx, looked) {
+		if !feed.WaitAny(ctx, looked) {
 			return nil
 		}
 	}

@@ -88,7 +88,7 @@ func (t *Told) Tell(ctx context.Context) error {
 			}
 			t.lead.Tell(text)
 		}
-		if feed.AnyOf(ctx, decided, divided, proven, begun); ctx.Err() != nil {
+		if feed.WaitAny(ctx, decided, divided, proven, begun); ctx.Err() != nil {
 			return nil
 		}
 	}
@@ -108,7 +108,7 @@ func (t *Told) Follow(ctx context.Context) error {
 				t.take(now)
 			}
 		}
-		if feed.AnyOf(ctx, elected, ended, said); ctx.Err() != nil {
+		if feed.WaitAny(ctx, elected, ended, said); ctx.Err() != nil {
 			return nil
 		}
 	}

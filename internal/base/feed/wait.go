@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// AnyOf waits until one of the channels is closed, such as those of Latest, or ctx ends. It reports
-// whether ctx goes on. A nil channel is never closed.
-func AnyOf(ctx context.Context, changed ...<-chan struct{}) bool {
+// WaitAny waits until one of the channels is closed, such as those of Latest, or ctx ends. It
+// reports whether ctx goes on. A nil channel is never closed.
+func WaitAny(ctx context.Context, changed ...<-chan struct{}) bool {
 	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
 	for _, c := range changed {
 		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
@@ -25,7 +25,7 @@ func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
 		if wanted(value) {
 			return true
 		}
-		if !AnyOf(ctx, changed) {
+		if !WaitAny(ctx, changed) {
 			return false
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// TestAnyOf: each of the channels wakes. Without channels, and beside a nil one, only the end of
+// TestWaitAny: each of the channels wakes. Without channels, and beside a nil one, only the end of
 // the context does.
-func TestAnyOf(t *testing.T) {
+func TestWaitAny(t *testing.T) {
 	for name, tt := range map[string]struct{ channels, closed int }{ // closed: its number; -1 for the context's end
 		"one": {1, 0}, "the first of two": {2, 0}, "the second of two": {2, 1},
 		"none": {0, -1}, "not the one": {1, -1}, "none of two": {2, -1},
@@ -34,8 +34,8 @@ func TestAnyOf(t *testing.T) {
 					}
 				})
 				began := time.Now()
-				if got := feed.AnyOf(ctx, channels...); got != (tt.closed >= 0) || time.Since(began) != time.Second {
-					t.Errorf("AnyOf() = %v after %v", got, time.Since(began))
+				if got := feed.WaitAny(ctx, channels...); got != (tt.closed >= 0) || time.Since(began) != time.Second {
+					t.Errorf("WaitAny() = %v after %v", got, time.Since(began))
 				}
 			})
 		})

@@ -61,7 +61,7 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 		if leave, joined := l.join(t, name); joined {
 			running, stop := context.WithCancel(ctx)
 			go func() {
-				feed.AnyOf(running, t)
+				feed.WaitAny(running, t)
 				stop()
 			}()
 			err := task(running)
@@ -72,7 +72,7 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 				return err
 			}
 		}
-		if !feed.AnyOf(ctx, changed) {
+		if !feed.WaitAny(ctx, changed) {
 			return nil
 		}
 	}
@@ -95,7 +95,7 @@ func (l *Lead) Alive(ctx context.Context) error {
 		if i < 0 {
 			return nil
 		}
-		if !feed.AnyOf(ctx, changed, ended) {
+		if !feed.WaitAny(ctx, changed, ended) {
 			return fmt.Errorf("task %q has not ended since this process led before, so it does not begin again", working[i].name)
 		}
 	}

@@ -12,8 +12,9 @@ type Pulse struct{ beats chan struct{} }
 // NewPulse returns the Pulse of one loop.
 func NewPulse() Pulse { return Pulse{make(chan struct{})} }
 
-// Beat returns the channel to which the loop sends, as one case of the select in which it waits.
-func (p Pulse) Beat() chan<- struct{} { return p.beats }
+// Heartbeat returns the channel to which the loop sends, as one case of the select in which it
+// waits.
+func (p Pulse) Heartbeat() chan<- struct{} { return p.beats }
 
 // Check returns nil once the loop waits, and an error if it does not before ctx ends.
 func (p Pulse) Check(ctx context.Context) error {

@@ -76,7 +76,7 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 				log.Info("The API server takes requests again", "task", what)
 			}
 			failures = 0
-			if !feed.AnyOf(ctx, channels...) {
+			if !feed.WaitAny(ctx, channels...) {
 				return
 			}
 			continue

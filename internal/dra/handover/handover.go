@@ -156,8 +156,8 @@ func (a *Arbiter) Run(ctx context.Context) error {
 	a.driverless = time.Time{}
 	grace := a.options.Clock.NewTimer(driverGrace)
 	defer grace.Stop()
-	asking := newAsker(a.options.Clock, askInterval, askInterval)
-	listing := newAsker(a.options.Clock, listFirst, listMost)
+	asking := newPoller(a.options.Clock, askInterval, askInterval)
+	listing := newPoller(a.options.Clock, listFirst, listMost)
 	for {
 		c, configured := a.options.Devices.o.Configs.Latest()
 		snapshot, looked := a.options.Devices.o.Snapshots.Latest()
@@ -191,7 +191,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 			asking.wait()
 			listing.wait()
 			return nil
-		case a.pulse.Beat() <- struct{}{}:
+		case a.pulse.Heartbeat() <- struct{}{}:
 		case <-configured:
 		case <-looked:
 		case <-listed:

@@ -125,12 +125,12 @@ func (o office) While(ctx context.Context, task func(context.Context) error) err
 	for ctx.Err() == nil {
 		leads, changed := o.leads.Latest()
 		if !leads {
-			feed.AnyOf(ctx, changed)
+			feed.WaitAny(ctx, changed)
 			continue
 		}
 		term, end := context.WithCancel(ctx)
 		go func() {
-			feed.AnyOf(term, changed)
+			feed.WaitAny(term, changed)
 			end()
 		}()
 		_ = task(term)

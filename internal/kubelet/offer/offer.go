@@ -125,7 +125,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case l.Pulse.Beat() <- struct{}{}:
+			case l.Pulse.Heartbeat() <- struct{}{}:
 				checked = true
 			case <-configured:
 			case <-looked:
@@ -234,7 +234,7 @@ func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 			klog.FromContext(ctx).Info("Plan warning", "warning", w)
 		}
 		before = plan
-		if !feed.AnyOf(ctx, changed) {
+		if !feed.WaitAny(ctx, changed) {
 			return nil
 		}
 	}

@@ -194,7 +194,7 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 		}
 		l.past.release()
 		l.report(PhaseNoKubelet)
-		if !feed.AnyOf(ctx, changed) {
+		if !feed.WaitAny(ctx, changed) {
 			return 0, false
 		}
 	}

@@ -366,7 +366,7 @@ func (s *Set) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case s.pulse.Beat() <- struct{}{}:
+			case s.pulse.Heartbeat() <- struct{}{}:
 			case <-more:
 			}
 		}

@@ -177,7 +177,7 @@ func (p *Proofs) Follow(ctx context.Context) error {
 			}
 			told[d.UUID] = bad
 		}
-		if !feed.AnyOf(ctx, decided, looked, configured) {
+		if !feed.WaitAny(ctx, decided, looked, configured) {
 			return nil
 		}
 	}

@@ -177,7 +177,7 @@ func TestPace(t *testing.T) {
 		"still unknown":      {&away, nodeevents.Condition{Status: nodeevents.Unknown, Message: "!"}, 30 * time.Second},
 		"right, slow repeat": {&good, good, time.Hour},
 	} {
-		p := nodeevents.Pace{Fraction: 0.5, Beat: time.Hour, First: 15 * time.Second}
+		p := nodeevents.Pace{Fraction: 0.5, Heartbeat: time.Hour, First: 15 * time.Second}
 		if got := p.Due(tt.there, start, tt.wanted, start).Sub(start); got != tt.want {
 			t.Errorf("%s: after %v, want %v", name, got, tt.want)
 		}
@@ -235,7 +235,7 @@ func TestBeat(t *testing.T) {
 		{10 * time.Minute, 1, 0, 12 * time.Minute},
 		{10 * time.Minute, 0, 24 * time.Hour, 0},
 	} {
-		p := nodeevents.Pace{Fraction: tt.fraction, Beat: tt.beat}
+		p := nodeevents.Pace{Fraction: tt.fraction, Heartbeat: tt.beat}
 		due := p.Due(&c, start.Add(tt.written), c, start)
 		if tt.want < 0 != due.IsZero() || tt.want >= 0 && !due.Equal(start.Add(tt.want)) {
 			t.Errorf("%+v: due %v", tt, due.Sub(start))

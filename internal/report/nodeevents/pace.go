@@ -15,9 +15,9 @@ const (
 type Pace struct {
 	// Fraction is a random number of this process.
 	Fraction float64
-	// Beat is how often a condition that did not change is written again, give or take a fifth; 0
+	// Heartbeat is how often a condition that did not change is written again, give or take a fifth; 0
 	// means never.
-	Beat time.Duration
+	Heartbeat time.Duration
 	// First is how long the first condition of a healthy node waits.
 	First time.Duration
 
@@ -69,11 +69,11 @@ func (p *Pace) since(at *time.Time, wanted Condition, now time.Time) {
 
 // beat returns when a condition that is right is written again.
 func (p *Pace) beat(written, now time.Time) time.Time {
-	if p.Beat == 0 {
+	if p.Heartbeat == 0 {
 		return time.Time{}
 	}
-	if written.After(now.Add(p.Beat)) { // the clock went back
+	if written.After(now.Add(p.Heartbeat)) { // the clock went back
 		return now
 	}
-	return written.Add(time.Duration((0.8 + 0.4*p.Fraction) * float64(p.Beat)))
+	return written.Add(time.Duration((0.8 + 0.4*p.Fraction) * float64(p.Heartbeat)))
 }

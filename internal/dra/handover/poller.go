@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// An asker asks one question at a time, beside the loop that it belongs to.
-type asker struct {
+// A poller runs one query at a time in the background of a loop.
+type poller struct {
 	first, most time.Duration // between two questions, longer each time
 	pause       time.Duration
 	ready       bool // it is time for the next question
@@ -21,15 +21,15 @@ type asker struct {
 	asked       sync.WaitGroup
 }
 
-func newAsker(c clock.WithTicker, first, most time.Duration) *asker {
+func newPoller(c clock.WithTicker, first, most time.Duration) *poller {
 	timer := c.NewTimer(time.Hour)
 	timer.Stop()
-	return &asker{first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
+	return &poller{first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
 }
 
 // start asks about GPUs, if there are any, no question is under way, and it is time or the question
 // is another one.
-func (q *asker) start(ctx context.Context, epochs map[string]uint64,
+func (q *poller) start(ctx context.Context, epochs map[string]uint64,
 	ask func(context.Context, map[string]uint64) evidence) {
 	if q.busy || len(epochs) == 0 || !q.ready && maps.Equal(epochs, q.last) {
 		return
@@ -43,14 +43,14 @@ func (q *asker) start(ctx context.Context, epochs map[string]uint64,
 
 // end takes in an answer and returns it. The same question is asked again after a pause, which
 // becomes longer.
-func (q *asker) end(a evidence) evidence {
+func (q *poller) end(a evidence) evidence {
 	q.busy = false
 	q.timer.Reset(q.pause)
 	q.pause = min(2*q.pause, q.most)
 	return a
 }
 
-func (q *asker) due() <-chan time.Time { return q.timer.C() }
+func (q *poller) due() <-chan time.Time { return q.timer.C() }
 
 // wait waits for the question that is under way. Its context has ended.
-func (q *asker) wait() { q.asked.Wait() }
+func (q *poller) wait() { q.asked.Wait() }
