@@ -27,7 +27,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		Driver:      c.claims.driver,
 		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
-		Rival: d.DRA.Claims.Rival,
+		Rival: d.DRA.Claims.CompetingDriver,
 		Leads: d.Lead.Leads(),
 	})
 	ready := func(ctx context.Context) (bool, string) {

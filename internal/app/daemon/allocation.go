@@ -69,9 +69,9 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	h.Prepared = kept.ofGPUs
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
-		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
+		o.HeldDevices, o.Owners, o.PodClaims, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 		kept.pods = d.account.ContainerDevices
-		o.Kept = func(ctx context.Context) (map[string]bool, error) {
+		o.KubeletClaims = func(ctx context.Context) (map[string]bool, error) {
 			if beside, _ := d.beside(); beside || !d.driverless() {
 				return nil, errors.New("claims can be prepared on this node")
 			}

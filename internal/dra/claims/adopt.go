@@ -25,7 +25,7 @@ const (
 	// back since then must not come back.
 	adoptedFile = "nvidia.adopted"
 	// completed is the state of a claim that NVIDIA's driver has prepared.
-	completed = "PrepareCompleted"
+	prepareCompleted = "PrepareCompleted"
 )
 
 // A checkpoint is the part of the checkpoint of NVIDIA's driver that is used here. Its checksums
@@ -129,7 +129,7 @@ func (p preparedClaim) record(uid string) (record, error) {
 		})
 	}
 	switch {
-	case p.State != completed:
+	case p.State != prepareCompleted:
 		return record{}, errors.New("it is not prepared: " + p.State)
 	case !validUID(uid) || p.Namespace == "" || p.Name == "":
 		return record{}, errors.New("it has no name")
@@ -147,7 +147,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	// kubelet calls the driver that prepared a claim
 	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver:
 		return true
-	case !c.gives():
+	case !c.offersGPUs():
 		return false
 	}
 	text, err := statefile.Read(c.options.Checkpoint, maxCheckpoint)
@@ -156,7 +156,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	}
 	log := klog.FromContext(ctx)
 	marker := filepath.Join(c.store.folder(), adoptedFile)
-	if err == nil && c.adopted(text) {
+	if err == nil && c.isAdopted(text) {
 		return true
 	}
 	if c.nvidiaSocket(ctx) != "" {
@@ -172,7 +172,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	}
 	for uid, claim := range noted.V2.PreparedClaims {
 		r, err := claim.record(uid)
-		if r.Boot = noted.V2.NodeBootID; err == nil && !r.former(c.options.BootID) {
+		if r.Boot = noted.V2.NodeBootID; err == nil && !r.beforeRestart(c.options.BootID) {
 			r.Boot = c.options.BootID
 			err = c.adoptClaim(ctx, r)
 		}
@@ -188,7 +188,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 }
 
 // adopted reports whether the claims of a checkpoint were taken over.
-func (c *Claims) adopted(checkpoint []byte) bool {
+func (c *Claims) isAdopted(checkpoint []byte) bool {
 	before, _ := statefile.Read(filepath.Join(c.store.folder(), adoptedFile), maxRecord)
 	return string(before) == checksum(checkpoint)
 }
@@ -222,14 +222,14 @@ func (c *Claims) adoptClaim(ctx context.Context, r record) error {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return err
 	}
-	if _, found := c.all()[r.UID]; found || c.givenBack(r.UID) > 0 {
+	if _, found := c.all()[r.UID]; found || c.unprepareNumber(r.UID) > 0 {
 		return nil
 	}
 	r.Prepared = time.Now().UTC()
 	if err := c.store.write(r); err != nil {
 		return err
 	}
-	c.keep(r)
+	c.setRecord(r)
 	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid",
 		r.UID)
 	return nil

@@ -184,7 +184,7 @@ func TestAdoptWhenNVIDIAsDriverHasEnded(t *testing.T) {
 				defer socket.Close()
 				c, stop := r.start()
 				defer stop()
-				time.Sleep(3 * claims.Every)
+				time.Sleep(3 * claims.RefreshInterval)
 				synctest.Wait()
 				if got := adopted(c); got != "" {
 					t.Errorf("adopted while NVIDIA's driver runs: %s", got)
@@ -192,7 +192,7 @@ func TestAdoptWhenNVIDIAsDriverHasEnded(t *testing.T) {
 				if err := socket.Close(); err != nil {
 					t.Error(err)
 				}
-				time.Sleep(claims.Every)
+				time.Sleep(claims.RefreshInterval)
 				synctest.Wait()
 				if got := adopted(c); got != "one two" {
 					t.Errorf("adopted: %s", got)
@@ -212,7 +212,7 @@ func TestAdoptWhenTheModeChanges(t *testing.T) {
 		r.mode(config.DRAOff)
 		c, stop := r.start()
 		defer stop()
-		time.Sleep(3 * claims.Every)
+		time.Sleep(3 * claims.RefreshInterval)
 		synctest.Wait()
 		if got := adopted(c); got != "" {
 			t.Errorf("adopted in the mode plugin: %s", got)

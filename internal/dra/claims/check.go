@@ -72,20 +72,20 @@ type node struct {
 	imex     bool // the configuration of the node allows IMEX channels
 	noUVM    bool // nvidia-uvm is not there, and it is waited for that
 
-	left map[string]string // why something is left of claims that were given back, by UID
+	releaseProblem map[string]string // why something is left of claims that were given back, by UID
 }
 
 // planned returns the record that a claim is to have, by what is known of the node now, and which
 // devices pods hold as resources. A device keeps its GPU.
-func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice,
+func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice,
 	error) {
 	n := node{
 		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
 		imex: c.options.Configs.Value().Edits.IMEX,
 	}
-	n.noUVM = c.waitsForUVM(n.snapshot)
+	n.noUVM = c.uvmAwaited(n.snapshot)
 	c.mu.Lock()
-	n.left = maps.Clone(c.left)
+	n.releaseProblem = maps.Clone(c.releaseProblem)
 	c.mu.Unlock()
 	devices, err := n.resolve(claim)
 	if err != nil {
@@ -102,9 +102,9 @@ func (c *Claims) planned(ctx context.Context, claim dra.Claim, former record) (n
 	if c.options.Configs.Value().DRA.Metadata {
 		n.describe(&r, claim)
 	}
-	given := c.given.Load()
+	edits := c.edits.Load()
 	for _, d := range r.Devices {
-		if given == nil || !n.waits(d) && !given.Has(d.uuid()) {
+		if edits == nil || !n.needsMIGChange(d) && !edits.Has(d.uuid()) {
 			return n, r, nil, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
 		}
 	}
@@ -189,11 +189,11 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Fitness(), m.Health)
 			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start,
 				Size: m.Placement.Size}
-		} else if d.Undivide = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.Undivide {
+		} else if d.DisableMIG = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.DisableMIG {
 			continue // it was divided since it was published, or adminAccess only looks
 		}
 		d.GPU, d.BDF = g.UUID, g.BDF
-		return d, fit(name, health, published, result)
+		return d, checkHealth(name, health, published, result)
 	}
 	return d, fail(CauseDevice, "the device %s (%s) is not there any more", result.Device, uuid)
 }
@@ -214,7 +214,7 @@ func (n node) published(result dra.Result) (dra.Device, bool) {
 }
 
 // fit returns why new work must not be given to a device of some health.
-func fit(name string, health inventory.Health, published dra.Device, result dra.Result) error {
+func checkHealth(name string, health inventory.Health, published dra.Device, result dra.Result) error {
 	if health.Allocatable() {
 		return nil
 	}
@@ -237,9 +237,9 @@ func fit(name string, health inventory.Health, published dra.Device, result dra.
 
 // waits reports whether a claim gets a device only after a change of its GPU: until then it is not
 // known what containers are given with it.
-func (n node) waits(d recordDevice) bool {
+func (n node) needsMIGChange(d recordDevice) bool {
 	g, _ := n.snapshot.GPU(d.GPU)
-	return d.uuid() == "" || d.Undivide && g.MIG == inventory.MIGEnabled
+	return d.uuid() == "" || d.DisableMIG && g.MIG == inventory.MIGEnabled
 }
 
 // tolerates is Kubernetes' rule.
@@ -306,24 +306,24 @@ func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, er
 }
 
 // free returns which claim or pod has a device of a claim, so that the claim cannot have it now.
-func (n node) free(wanted record, records map[string]record, boot string, held []kubelet.HeldDevice) error {
+func (n node) checkAvailable(wanted record, records map[string]record, boot string, held []kubelet.HeldDevice) error {
 	for _, d := range wanted.Devices {
 		if d.AdminAccess {
 			continue
 		}
-		if err := n.fits(d, wanted, records, boot); err != nil {
+		if err := n.checkShares(d, wanted, records, boot); err != nil {
 			return err
 		}
 		for uid, r := range records {
-			if uid == wanted.UID || r.former(boot) || r.Destroyed {
+			if uid == wanted.UID || r.beforeRestart(boot) || r.Destroyed {
 				continue
 			}
 			for _, other := range r.Devices {
 				switch {
-				case !overlap(d, other), r.Released && !other.taken():
+				case !overlap(d, other), r.Released && !other.needsRelease():
 				case r.Released:
 					return fail(CauseNotReady, "the device %s is not free yet: what was made for the claim %s, which was given back, is there still: %s",
-						d.Device, r, cmp.Or(n.left[uid], takingBack))
+						d.Device, r, cmp.Or(n.releaseProblem[uid], releasePending))
 				default:
 					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet",
 						d.Device, d.uuid(), r)
@@ -332,7 +332,7 @@ func (n node) free(wanted record, records map[string]record, boot string, held [
 		}
 		for _, h := range held {
 			uuid, _ := resource.SplitID(h.ID)
-			if n.partOf(uuid, d) {
+			if n.overlaps(uuid, d) {
 				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which has %s by the device plugin",
 					d.Device, d.uuid(), h.Pod, h.Resource)
 			}
@@ -351,28 +351,28 @@ func overlap(a, b recordDevice) bool {
 	case a.MIG != nil && b.MIG != nil && a.MIG.UUID != b.MIG.UUID:
 		return false
 	}
-	return !a.part() || !b.part()
+	return !a.isShare() || !b.isShare()
 }
 
 // fits returns why a claim cannot have its share of a device beside those that others have: they
 // have too much, or use it in another way.
-func (n node) fits(d recordDevice, wanted record, records map[string]record, boot string) error {
-	if !d.part() {
+func (n node) checkShares(d recordDevice, wanted record, records map[string]record, boot string) error {
+	if !d.isShare() {
 		return nil
 	}
 	published, _ := n.published(dra.Result{Pool: d.Pool, Device: d.Device})
 	memory, count, by := int64(0), int64(0), []string{}
 	for uid, r := range records {
-		if uid == wanted.UID || r.former(boot) {
+		if uid == wanted.UID || r.beforeRestart(boot) {
 			continue
 		}
 		for _, other := range r.Devices {
-			if other.uuid() != d.uuid() || !other.part() || other.AdminAccess {
+			if other.uuid() != d.uuid() || !other.isShare() || other.AdminAccess {
 				continue
 			}
-			if !alike(d, other) {
+			if !compatible(d, other) {
 				return fail(CauseInUse, "the device %s (%s) is shared by the claim %s in another way: %s, and not %s; shares of one GPU need the same "+
-					"time slice, and MPS for all or none", d.Device, d.uuid(), r, other.way(), d.way())
+					"time slice, and MPS for all or none", d.Device, d.uuid(), r, other.usage(), d.usage())
 			}
 			memory, count, by = memory+other.Share, count+other.count(), append(by, r.String())
 		}
@@ -381,9 +381,9 @@ func (n node) fits(d recordDevice, wanted record, records map[string]record, boo
 		if own.uuid() != d.uuid() || own.AdminAccess {
 			continue
 		}
-		if !alike(d, own) {
+		if !compatible(d, own) {
 			return fail(CauseConfig, "the requests %s and %s have shares of the device %s, and use it in different ways: %s and %s",
-				d.Request, own.Request, d.Device, d.way(), own.way())
+				d.Request, own.Request, d.Device, d.usage(), own.usage())
 		}
 		memory, count = memory+own.Share, count+own.count()
 	}
@@ -408,12 +408,12 @@ func (d recordDevice) count() int64 {
 
 // alike reports whether two shares of a GPU can be used at the same time: a GPU has one time slice,
 // and MPS has it for its clients alone.
-func alike(a, b recordDevice) bool {
+func compatible(a, b recordDevice) bool {
 	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil) && a.SharedBy == b.SharedBy
 }
 
 // way returns how a device is used, for errors.
-func (d recordDevice) way() string {
+func (d recordDevice) usage() string {
 	way := cmp.Or(d.Settings, "without configuration")
 	if d.SharedBy != "" {
 		way += ", in shares: " + string(d.SharedBy)
@@ -423,7 +423,7 @@ func (d recordDevice) way() string {
 
 // partOf reports whether a device of the device plugin and a device of a claim have something in
 // common.
-func (n node) partOf(uuid string, d recordDevice) bool {
+func (n node) overlaps(uuid string, d recordDevice) bool {
 	if uuid == d.GPU || uuid == d.uuid() {
 		return true
 	}

@@ -36,20 +36,20 @@ type Options struct {
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Configs   *feed.Feed[config.Config]
 	// Held returns the devices that pods hold by the device plugin; nil where there is no kubelet.
-	Held func(context.Context) ([]kubelet.HeldDevice, error)
+	HeldDevices func(context.Context) ([]kubelet.HeldDevice, error)
 	// Owners say who gives out each GPU. Where all are in slices, a claim is prepared also without an
 	// answer of Held; nil where that is not known.
 	Owners *feed.Feed[dra.Owners]
 	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that
 	// is not known.
-	Claimed func(context.Context) (map[string]bool, error)
+	PodClaims func(context.Context) (map[string]bool, error)
 	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where
 	// it is not asked: then no claim counts as leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// Kept returns the UIDs of the claims that the kubelet has had prepared and not unprepared, by
 	// its own checkpoint, in a process that does not offer the driver to the kubelet. The error
 	// says why they are not known. Nil means that the process does.
-	Kept func(context.Context) (map[string]bool, error)
+	KubeletClaims func(context.Context) (map[string]bool, error)
 	// Inspect makes the checks that precede the start of a container with devices of the device
 	// plugin. It returns why the devices must not be used now. The error wraps inventory.ErrInUse if
 	// the reason passes by itself. Of the devices, UUID and Sharing are set. Without the function
@@ -100,14 +100,14 @@ type Metrics interface {
 	Unprepared(took time.Duration, cause string)
 	// Unasked counts a claim for which kubelet did not say which pods hold GPUs as resources, where
 	// none is on offer as one.
-	Unasked()
+	PreparedWithoutKubelet()
 }
 
 type noMetrics struct{}
 
 func (noMetrics) Prepared(time.Duration, string)   {}
 func (noMetrics) Unprepared(time.Duration, string) {}
-func (noMetrics) Unasked()                         {}
+func (noMetrics) PreparedWithoutKubelet()          {}
 
 // Claims prepare and unprepare claims. New builds them, and Run is called for each time in which
 // this process leads. Their methods may be called by several goroutines.
@@ -119,47 +119,47 @@ type Claims struct {
 	status  *feed.Feed[[]ClaimStatus]
 	// problems are why containers cannot use a device, by its name.
 	problems *feed.Feed[map[string]string]
-	given    atomic.Pointer[given] // nil until Run has looked
-	open     *feed.Feed[bool]      // calls are answered: Run has read the records, and has not ended
-	calls    sync.WaitGroup        // those that are being answered
+	edits    atomic.Pointer[containerEdits] // nil until Run has looked
+	open     *feed.Feed[bool]               // calls are answered: Run has read the records, and has not ended
+	calls    sync.WaitGroup                 // those that are being answered
 
-	renewed *feed.Feed[struct{}] // when given changes
-	changed *feed.Feed[struct{}] // when a record does, or a claim is given back
+	editsChanged   *feed.Feed[struct{}] // when given changes
+	recordsChanged *feed.Feed[struct{}] // when a record does, or a claim is given back
 
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by the UID of the claim; replaced, not changed
 	// claims that were prepared, by UID, and whether their records say all, and their specs are as
 	// they should be
-	settled map[string]bool
-	back    map[string]tombstone // claims that were given back a short time ago, by UID
-	buried  int                  // how often a claim was given back
-	left    map[string]string    // why something is left of a claim that was given back, by its UID
-	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
+	specWritten        map[string]bool
+	recentlyUnprepared map[string]unprepareMark // claims that were given back a short time ago, by UID
+	unprepareCount     int                      // how often a claim was given back
+	releaseProblem     map[string]string        // why something is left of a claim that was given back, by its UID
+	noUVM              time.Time                // when nvidia-uvm was seen to be missing; zero while it is there
 	// unserved are why control daemons of MPS do not serve clients, by ID. served counts when one did.
-	unserved map[string]string
-	served   int
+	mpsProblem  map[string]string
+	servedCount int
 }
 
 // A given is what containers are given with the devices of the Snapshot of a generation.
-type given struct {
+type containerEdits struct {
 	cdi.Given
 	generation uint64
 }
 
 // since reports whether it is known what containers are given with a device, by UUID, by the
 // Snapshot of a generation or a later one.
-func (g *given) since(generation uint64, uuid string) bool {
+func (g *containerEdits) knownSince(generation uint64, uuid string) bool {
 	return g != nil && g.generation >= generation && g.Has(uuid)
 }
 
 // A tombstone says that a claim was given back: a call that began to prepare it before must not do
 // so any more. It is kept for longer than any call can last.
-type tombstone struct {
+type unprepareMark struct {
 	number int // of all claims that were given back
 	last   time.Time
 }
 
-const tombstoneFor = 2 * time.Minute
+const unprepareMarkLifetime = 2 * time.Minute
 
 // New returns Claims that prepare nothing before Run.
 func New(o Options) *Claims {
@@ -194,16 +194,16 @@ func New(o Options) *Claims {
 			dir: o.StateDir, specs: cdi.ClaimSpecs{Dir: o.CDIDir, Driver: o.DriverName}, step: func() {}, lead: leads,
 			written: &sync.Map{},
 		},
-		locks: locks{last: map[string]chan struct{}{}},
+		locks: locks{tail: map[string]chan struct{}{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
-		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}), changed: feed.New(struct{}{}),
-		open: feed.New(false), records: map[string]record{}, settled: map[string]bool{}, back: map[string]tombstone{},
-		left: map[string]string{},
+		problems: feed.New[map[string]string](nil), editsChanged: feed.New(struct{}{}), recordsChanged: feed.New(struct{}{}),
+		open: feed.New(false), records: map[string]record{}, specWritten: map[string]bool{}, recentlyUnprepared: map[string]unprepareMark{},
+		releaseProblem: map[string]string{},
 	}
 }
 
 // enter waits until calls are answered. The caller calls done at the end of its call.
-func (c *Claims) enter(ctx context.Context) (done func(), err error) {
+func (c *Claims) begin(ctx context.Context) (done func(), err error) {
 	for {
 		_, changed := c.open.Latest()
 		c.mu.Lock()
@@ -224,7 +224,7 @@ func (c *Claims) enter(ctx context.Context) (done func(), err error) {
 }
 
 // answer lets calls be answered, or stops that and waits for the calls under way.
-func (c *Claims) answer(open bool) {
+func (c *Claims) setOpen(open bool) {
 	c.mu.Lock()
 	if c.open.Value() != open {
 		c.open.Publish(open)
@@ -244,36 +244,36 @@ func (c *Claims) all() map[string]record {
 
 // givenBack returns the number of the last time that a claim was given back, if that was in the
 // last minutes; 0 otherwise.
-func (c *Claims) givenBack(uid string) int {
+func (c *Claims) unprepareNumber(uid string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.back[uid].number
+	return c.recentlyUnprepared[uid].number
 }
 
 // backSince reports whether a claim was given back since givenBack returned before.
-func (c *Claims) backSince(uid string, before int) bool {
-	number := c.givenBack(uid)
+func (c *Claims) unpreparedSince(uid string, before int) bool {
+	number := c.unprepareNumber(uid)
 	return number != 0 && number != before
 }
 
 // bury notes that a claim is given back now. A call that tries that again wakes nobody, itself
 // included.
-func (c *Claims) bury(uid string) {
+func (c *Claims) noteUnprepared(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, again := c.back[uid]
-	c.buried++
-	c.back[uid] = tombstone{c.buried, time.Now()}
+	_, again := c.recentlyUnprepared[uid]
+	c.unprepareCount++
+	c.recentlyUnprepared[uid] = unprepareMark{c.unprepareCount, time.Now()}
 	if !again {
-		c.changed.Publish(struct{}{})
+		c.recordsChanged.Publish(struct{}{})
 	}
 }
 
 // forget removes old tombstones.
-func (c *Claims) forget() {
+func (c *Claims) dropUnprepareMarks() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.back, func(_ string, t tombstone) bool { return time.Since(t.last) > tombstoneFor })
+	maps.DeleteFunc(c.recentlyUnprepared, func(_ string, t unprepareMark) bool { return time.Since(t.last) > unprepareMarkLifetime })
 }
 
 // A Holder is a claim that has a GPU or a part of it.

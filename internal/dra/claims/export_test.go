@@ -7,7 +7,7 @@ import (
 )
 
 // Every is how often Run looks at the records.
-const Every = every
+const RefreshInterval = refreshInterval
 
 // AtEachStep has a function called before and after each change of a file. It is for Claims without
 // calls.
@@ -39,4 +39,4 @@ func (c *Claims) Started() <-chan struct{} {
 }
 
 // GiveBackReleased is what Run does when it is due.
-func (c *Claims) GiveBackReleased(ctx context.Context) { c.giveBackReleased(ctx) }
+func (c *Claims) RetryReleases(ctx context.Context) { c.retryReleases(ctx) }

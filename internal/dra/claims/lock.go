@@ -12,14 +12,14 @@ import (
 // each other. The call that asked first gets a lock first.
 type locks struct {
 	mu   sync.Mutex               // guards the following field
-	last map[string]chan struct{} // of who asked last for a lock, by name; closed when that gives it back
+	tail map[string]chan struct{} // of who asked last for a lock, by name; closed when that gives it back
 }
 
 // heldLocks are the locks that a call or the loop has.
 type heldLocks struct {
-	locks *locks
-	names []string
-	until []chan struct{}
+	locks    *locks
+	names    []string
+	released []chan struct{}
 	// waited says that another call or the loop had a lock when it was asked for.
 	waited bool
 	// patience is how long it waits for each lock; 0 for as long as the call may.
@@ -31,21 +31,21 @@ func (l *locks) begin() *heldLocks { return &heldLocks{locks: l} }
 
 // soon is begin for the loop: it does not wait for calls, which may be waiting for the driver, and
 // tries again.
-func (l *locks) soon() *heldLocks { return &heldLocks{locks: l, patience: lockPatience} }
+func (l *locks) beginBriefly() *heldLocks { return &heldLocks{locks: l, patience: lockPatience} }
 
 // end gives all locks back.
 func (h *heldLocks) end() {
 	for i, name := range h.names {
-		h.locks.giveBack(name, h.until[i])
+		h.locks.release(name, h.released[i])
 	}
-	h.names, h.until = nil, nil
+	h.names, h.released = nil, nil
 }
 
-func (l *locks) giveBack(name string, until chan struct{}) {
+func (l *locks) release(name string, until chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.last[name] == until {
-		delete(l.last, name)
+	if l.tail[name] == until {
+		delete(l.tail, name)
 	}
 	close(until)
 }
@@ -70,8 +70,8 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 	}
 	until := make(chan struct{})
 	h.locks.mu.Lock()
-	before := h.locks.last[name]
-	h.locks.last[name] = until
+	before := h.locks.tail[name]
+	h.locks.tail[name] = until
 	h.locks.mu.Unlock()
 	if before != nil {
 		h.waited = true
@@ -85,11 +85,11 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 		case <-ctx.Done():
 			go func() { // who asked later waits for this one
 				<-before
-				h.locks.giveBack(name, until)
+				h.locks.release(name, until)
 			}()
 			return fmt.Errorf("wait until another call for the claim or its GPUs has ended: %w", ctx.Err())
 		}
 	}
-	h.names, h.until = append(h.names, name), append(h.until, until)
+	h.names, h.released = append(h.names, name), append(h.released, until)
 	return nil
 }

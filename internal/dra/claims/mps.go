@@ -85,10 +85,10 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		d := &devices[i]
 		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory,
 			MultiUser: c.MPS.MultiUser}
-		if d.part() && d.MIG != nil {
+		if d.isShare() && d.MIG != nil {
 			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s", dra.TimeSlicing)
 		}
-		if d.part() {
+		if d.isShare() {
 			d.MPS.ID, d.MPS.Shared = sharedDaemon+d.GPU, true
 		}
 		members[c] = append(members[c], i)
@@ -99,7 +99,7 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			first = i
 		}
 		of := devices[first]
-		if of.part() || d.part() {
+		if of.isShare() || d.isShare() {
 			if d.MPS.ID != of.MPS.ID {
 				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s "+
 					"and %s have %s and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
@@ -168,7 +168,7 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	records := c.all()
 	there, err := m.All()
 	if err != nil { // the disk does not answer
-		there = recordedDaemons(records)
+		there = daemonsInRecords(records)
 	}
 	if len(wanted)+len(there) == 0 {
 		return nil
@@ -204,7 +204,7 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 }
 
 // recordedDaemons returns the UUIDs of the devices of all control daemons that records name, by ID.
-func recordedDaemons(records map[string]record) map[string][]string {
+func daemonsInRecords(records map[string]record) map[string][]string {
 	all := map[string][]string{}
 	for _, r := range records {
 		for id, daemon := range r.daemons() {
@@ -220,18 +220,18 @@ func recordedDaemons(records map[string]record) map[string][]string {
 func (c *Claims) noteServing(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.served++
-	c.unserved = maps.Clone(c.unserved)
-	delete(c.unserved, id)
-	c.showLocked()
+	c.servedCount++
+	c.mpsProblem = maps.Clone(c.mpsProblem)
+	delete(c.mpsProblem, id)
+	c.publishLocked()
 }
 
 // lookAtDaemons shows what is wrong with the control daemons that claims need. The disk may be
 // slow: nobody waits for it meanwhile.
-func (c *Claims) lookAtDaemons() {
+func (c *Claims) checkDaemons() {
 	for c.options.MPS != nil {
 		c.mu.Lock()
-		served, records := c.served, c.records
+		before, records := c.servedCount, c.records
 		c.mu.Unlock()
 		var ids []string
 		for id, needed := range neededDaemons(records, c.options.BootID) {
@@ -239,15 +239,15 @@ func (c *Claims) lookAtDaemons() {
 				ids = append(ids, id)
 			}
 		}
-		var unserved map[string]string
+		var problems map[string]string
 		if len(ids) > 0 {
-			unserved = c.options.MPS.Problems(ids...)
+			problems = c.options.MPS.Problems(ids...)
 		}
 		c.mu.Lock()
-		same := c.served == served
+		same := c.servedCount == before
 		if same {
-			c.unserved = unserved
-			c.showLocked()
+			c.mpsProblem = problems
+			c.publishLocked()
 		}
 		c.mu.Unlock()
 		if same {
@@ -265,7 +265,7 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	needed := map[string]bool{}
 	for _, r := range records {
 		for id := range r.daemons() {
-			needed[id] = needed[id] || !r.former(boot) && !r.Released
+			needed[id] = needed[id] || !r.beforeRestart(boot) && !r.Released
 		}
 	}
 	return needed
@@ -301,7 +301,7 @@ func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 // hasDaemons reports whether a claim may have control daemons: a restart of the node has ended
 // them.
 func (c *Claims) hasDaemons(r record) bool {
-	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.former(c.options.BootID)
+	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.beforeRestart(c.options.BootID)
 }
 
 // sweepMPS ends all control daemons that no claim needs.
@@ -323,7 +323,7 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 
 // sweepDaemon ends a control daemon if no claim needs it.
 func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
-	locks := c.locks.soon()
+	locks := c.locks.beginBriefly()
 	defer locks.end()
 	if gpu, shared := strings.CutPrefix(id, sharedDaemon); shared {
 		if err := locks.gpus(ctx, []string{gpu}); err != nil {
@@ -339,7 +339,7 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 		return err
 	}
 	r, found := c.all()[uid]
-	if _, needed := r.daemons()[id]; found && needed && !r.Released && !r.former(c.options.BootID) {
+	if _, needed := r.daemons()[id]; found && needed && !r.Released && !r.beforeRestart(c.options.BootID) {
 		return nil
 	}
 	return c.options.MPS.Stop(id)
@@ -347,12 +347,12 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 
 // problemLocked returns what was wrong with the control daemon of a device when it was looked at;
 // empty if nothing was, and for a device without one.
-func (c *Claims) problemLocked(r record, d recordDevice) string {
-	if d.MPS == nil || r.former(c.options.BootID) || r.Released || d.uuid() == "" {
+func (c *Claims) mpsProblemLocked(r record, d recordDevice) string {
+	if d.MPS == nil || r.beforeRestart(c.options.BootID) || r.Released || d.uuid() == "" {
 		return ""
 	}
 	if c.options.MPS == nil {
 		return noMPS
 	}
-	return c.unserved[d.MPS.ID]
+	return c.mpsProblem[d.MPS.ID]
 }

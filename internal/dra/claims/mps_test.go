@@ -169,7 +169,7 @@ func TestMPSThatIsLeft(t *testing.T) {
 		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"gone-1", "other-0", "uid-2-0"}) {
 			t.Errorf("after the next claim: %q", got)
 		}
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		synctest.Wait()
 		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"uid-2-0"}) {
 			t.Errorf("after a while: %q", got)
@@ -189,7 +189,7 @@ func TestMPSOfBefore(t *testing.T) {
 		r.options.BootID = "two"
 		c, stop = r.start()
 		defer stop()
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		synctest.Wait()
 		if left := r.mps(); len(left) > 0 || r.record("uid-1") == "" {
 			t.Errorf("daemons %v, record %q", left, r.record("uid-1"))
@@ -227,7 +227,7 @@ func TestMPSThatIsSwitchedOff(t *testing.T) {
 			t.Errorf("Prepare() = %v", err)
 		}
 		r.prepare(c, part("uid-2", 20, gpuC))
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		synctest.Wait()
 		r.unprepare(c, "uid-1")
 		if p := c.Problems().Value(); len(p) > 0 || r.record("uid-1") != "" {
@@ -309,14 +309,14 @@ func TestMPSOnADiskThatHangs(t *testing.T) {
 		within(5*time.Second, "a claim with a daemon, after a restart", hangs.Error(), prepare(byMPS("uid-3", ``, migB0)))
 		within(5*time.Second, "the GPU of the claim that was given back, after a restart",
 			"for the claim default/claim-uid-1", prepare(claim("uid-4", gpuA)))
-		time.Sleep(claims.Every + 6*time.Second)
+		time.Sleep(claims.RefreshInterval + 6*time.Second)
 		within(5*time.Second, "the same, when the loop has tried", hangs.Error(), prepare(claim("uid-4", gpuA)))
 		within(5*time.Second, "Unprepare once more", "", func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") })
 		disk(nil)
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		within(0, "the next claim on the GPU, then", "", prepare(claim("uid-4", gpuA)))
 		within(0, "the new claim with a daemon, then", "", prepare(byMPS("uid-3", ``, migB0)))
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		synctest.Wait()
 		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"uid-3-0"}) ||
 			len(c.Problems().Value()) > 0 {
@@ -355,7 +355,7 @@ func TestSharesOnADiskThatHangs(t *testing.T) {
 		r.disk = nil
 		r.mu.Unlock()
 		r.prepare(c, partByMPS("uid-4", 40)) // it needs the daemon, so that the record goes, and the daemon stays
-		time.Sleep(2 * claims.Every)
+		time.Sleep(2 * claims.RefreshInterval)
 		synctest.Wait()
 		if r.record("uid-2") != "" || len(r.mps()) != 1 {
 			t.Errorf("with the next share: the record %q, daemons %v", r.record("uid-2"), r.mps())

@@ -50,33 +50,33 @@ func (m recordMIG) instance() inventory.GPUInstance {
 }
 
 // at reports whether a GPU instance is of the profile and at the place of the MIG device.
-func (m recordMIG) at(i inventory.GPUInstance) bool {
+func (m recordMIG) isAt(i inventory.GPUInstance) bool {
 	return i.Profile == m.Profile && i.Start == m.Start && i.Size == m.Size
 }
 
 // noted reports whether the record says which GPU instance was made for the claim.
-func (m recordMIG) noted() bool { return m.Made || m.UUID != "" }
+func (m recordMIG) hasInstance() bool { return m.Created || m.UUID != "" }
 
 // is reports whether a GPU instance was made for the claim, and has no compute instances that were
 // not.
-func (m recordMIG) is(i inventory.GPUInstance) bool {
-	return m.noted() && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 ||
+func (m recordMIG) isInstance(i inventory.GPUInstance) bool {
+	return m.hasInstance() && m.GI == i.ID && m.isAt(i) && (len(i.Computes) == 0 ||
 		len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
 // begun reports whether a GPU instance was made by a call that was killed or gave no answer. It has
 // no compute instance, so nobody uses it.
-func (m recordMIG) begun(i inventory.GPUInstance) bool {
-	return !m.noted() && m.at(i) && len(i.Computes) == 0
+func (m recordMIG) isUnfinished(i inventory.GPUInstance) bool {
+	return !m.hasInstance() && m.isAt(i) && len(i.Computes) == 0
 }
 
 // own reports whether a GPU instance is to be destroyed with the claim.
-func (m recordMIG) own(i inventory.GPUInstance) bool { return m.is(i) || m.begun(i) }
+func (m recordMIG) isOwn(i inventory.GPUInstance) bool { return m.isInstance(i) || m.isUnfinished(i) }
 
 // free returns which GPU instance is in the way of a device that is to be made.
-func (d recordDevice) free(instances []inventory.GPUInstance) error {
+func (d recordDevice) checkFree(instances []inventory.GPUInstance) error {
 	for _, i := range instances {
-		if m := d.MIG; !m.is(i) && i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
+		if m := d.MIG; !m.isInstance(i) && i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
 			return d.blockedBy(i)
 		}
 	}
@@ -90,7 +90,7 @@ func (d recordDevice) blockedBy(i inventory.GPUInstance) error {
 }
 
 // made returns the positions of the devices that are made for the claim, by the UUID of the GPU.
-func (r record) made() map[string][]int {
+func (r record) dynamicDevices() map[string][]int {
 	all := map[string][]int{}
 	for i, d := range r.Devices {
 		if d.MIG != nil && d.MIG.Dynamic {
@@ -101,9 +101,9 @@ func (r record) made() map[string][]int {
 }
 
 // intent reports whether devices of the claim are to be made still.
-func (r record) intent() bool {
+func (r record) incomplete() bool {
 	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
-		return d.Undivide || d.MIG != nil && d.MIG.Dynamic && d.MIG.UUID == ""
+		return d.DisableMIG || d.MIG != nil && d.MIG.Dynamic && d.MIG.UUID == ""
 	})
 }
 
@@ -130,11 +130,11 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 	if result.AdminAccess && d.MIG.UUID == "" {
 		return d, fail(CauseDevice, "the device %s is not there, and adminAccess makes none", result.Device)
 	}
-	return d, fit(name, health, published, result)
+	return d, checkHealth(name, health, published, result)
 }
 
 // divided returns how a GPU is divided, if MIG devices can be made and destroyed there.
-func (c *Claims) divided(ctx context.Context, uuid string) (layout.GPU, error) {
+func (c *Claims) layoutOf(ctx context.Context, uuid string) (layout.GPU, error) {
 	g := layout.GPU{UUID: uuid}
 	if c.options.Driver == nil {
 		return g, errors.New("this program does not divide GPUs")
@@ -154,11 +154,11 @@ func (c *Claims) divided(ctx context.Context, uuid string) (layout.GPU, error) {
 
 // room returns what is in the way of the devices that are to be made for a claim, and otherwise its
 // record. The caller has the locks of its GPUs.
-func (c *Claims) room(ctx context.Context, r record) (record, error) {
+func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
-	for uuid, positions := range r.made() {
-		g, err := c.divided(ctx, uuid)
+	for uuid, positions := range r.dynamicDevices() {
+		g, err := c.layoutOf(ctx, uuid)
 		if err != nil {
 			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", uuid, err)
 		}
@@ -169,12 +169,12 @@ func (c *Claims) room(ctx context.Context, r record) (record, error) {
 			return r, causedError{refusal(err), err}
 		}
 		for _, at := range positions {
-			if err := r.Devices[at].free(g.Instances); err != nil {
+			if err := r.Devices[at].checkFree(g.Instances); err != nil {
 				return r, err
 			}
 		}
 	}
-	return c.undivided(ctx, r)
+	return c.checkDisableMIG(ctx, r)
 }
 
 // makeDevices makes the devices that a record intends, and returns the record with them. It keeps
@@ -185,80 +185,80 @@ func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, ea
 		return r, causedError{CauseLate, err}
 	}
 	if earlier {
-		if err := c.destroy(ctx, r, recordMIG.begun); err != nil {
+		if err := c.destroy(ctx, r, recordMIG.isUnfinished); err != nil {
 			return r, fail(CauseDriver, "what an earlier call has begun to make cannot be destroyed: %w", err)
 		}
 	}
-	for uuid, positions := range r.made() {
+	for uuid, positions := range r.dynamicDevices() {
 		wanted := func(g layout.GPU) ([]inventory.GPUInstance, error) {
 			all := slices.Clone(g.Instances)
 			for _, at := range positions {
-				if err := r.Devices[at].free(g.Instances); err != nil {
+				if err := r.Devices[at].checkFree(g.Instances); err != nil {
 					return nil, err
 				}
-				all = append(slices.DeleteFunc(all, r.Devices[at].MIG.is), r.Devices[at].MIG.instance())
+				all = append(slices.DeleteFunc(all, r.Devices[at].MIG.isInstance), r.Devices[at].MIG.instance())
 			}
 			return all, nil
 		}
 		if err := c.change(ctx, &r, uuid, wanted); err != nil {
-			return r, c.abandon(ctx, r, fmt.Errorf("the MIG devices of the claim cannot be made: %w", err))
+			return r, c.rollBack(ctx, r, fmt.Errorf("the MIG devices of the claim cannot be made: %w", err))
 		}
 	}
 	for _, d := range r.Devices {
-		if !d.Undivide {
+		if !d.DisableMIG {
 			continue
 		}
-		if err := c.undivide(ctx, d.GPU); err != nil {
-			return r, c.abandon(ctx, r, fmt.Errorf("the GPU cannot be given as a whole: %w", err))
+		if err := c.disableMIG(ctx, d.GPU); err != nil {
+			return r, c.rollBack(ctx, r, fmt.Errorf("the GPU cannot be given as a whole: %w", err))
 		}
 	}
-	made, err := c.find(ctx, r)
+	made, err := c.awaitDevices(ctx, r)
 	if err != nil {
 		return r, err
 	}
 	if err := c.store.write(made); err != nil {
 		return r, err
 	}
-	c.keep(made)
+	c.setRecord(made)
 	return made, nil
 }
 
 // abandon takes back what was made for a claim before a step failed, and returns why the claim is
 // not prepared. The caller has the locks of the claim and its GPUs.
-func (c *Claims) abandon(ctx context.Context, r record, err error) error {
+func (c *Claims) rollBack(ctx context.Context, r record, err error) error {
 	late := ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded)
 	if err = (causedError{refusal(err), err}); late {
 		return err // a step may still happen: the next call goes on from there
 	}
-	if undone := errors.Join(c.destroy(ctx, r, recordMIG.is), c.rest(ctx, r)); undone != nil {
+	if undone := errors.Join(c.destroy(ctx, r, recordMIG.isInstance), c.disableUnusedMIG(ctx, r)); undone != nil {
 		return fail(CauseDriver, "%w; undo failed: %w", err, undone)
 	}
 	if gone := c.store.remove(r.UID); gone != nil {
 		return gone
 	}
-	c.drop(r.UID)
+	c.deleteRecord(r.UID)
 	return err
 }
 
 // find waits until the node shows the devices that were made for a claim, and returns the record
 // with their UUIDs.
-func (c *Claims) find(ctx context.Context, r record) (record, error) {
+func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
 	r.Devices = slices.Clone(r.Devices)
 	s, err := c.options.Driver.Look(ctx)
 	for {
 		now, looked := c.options.Snapshots.Latest()
-		_, renewed := c.renewed.Latest()
+		_, renewed := c.editsChanged.Latest()
 		if now.Generation > s.Generation {
 			s = now
 		}
-		given, missing := c.given.Load(), ""
+		edits, missing := c.edits.Load(), ""
 		for i, d := range r.Devices {
 			g, found := s.GPU(d.GPU)
-			if d.Undivide {
-				if r.Devices[i].Undivide = !found || g.MIG == inventory.MIGEnabled ||
-					!given.since(s.Generation, d.GPU); r.Devices[i].Undivide {
+			if d.DisableMIG {
+				if r.Devices[i].DisableMIG = !found || g.MIG == inventory.MIGEnabled ||
+					!edits.knownSince(s.Generation, d.GPU); r.Devices[i].DisableMIG {
 					missing = d.Device
 				}
 				continue
@@ -276,7 +276,7 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 			m, noted := g.MIGDevices[at], *d.MIG
 			noted.UUID, noted.GI, noted.CI = m.UUID, m.GI, m.CI
 			r.Devices[i].MIG = &noted
-			if !given.since(s.Generation, m.UUID) {
+			if !edits.knownSince(s.Generation, m.UUID) {
 				missing = d.Device
 			}
 		}
@@ -296,10 +296,10 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 // destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The
 // caller has the locks of the claim and its GPUs.
 func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, inventory.GPUInstance) bool) error {
-	if r.former(c.options.BootID) {
+	if r.beforeRestart(c.options.BootID) {
 		return nil // the restart of the node has ended them
 	}
-	for uuid, positions := range r.made() {
+	for uuid, positions := range r.dynamicDevices() {
 		err := c.change(ctx, &r, uuid, func(g layout.GPU) ([]inventory.GPUInstance, error) {
 			return slices.DeleteFunc(slices.Clone(g.Instances), func(i inventory.GPUInstance) bool {
 				return slices.ContainsFunc(positions, func(at int) bool { return which(*r.Devices[at].MIG, i) })
@@ -314,15 +314,15 @@ func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, in
 
 // A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after
 // it is made, and not any more before it is destroyed.
-type noting struct {
+type recordingDriver struct {
 	mig.Driver
 	claims *Claims
 	r      *record
 }
 
-func (n noting) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
+func (n recordingDriver) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
 	if step.Action == inventory.MIGDestroyInstance {
-		err := n.note(uuid, func(m *recordMIG) bool { return m.GI == step.GI }, false, 0)
+		err := n.record(uuid, func(m *recordMIG) bool { return m.GI == step.GI }, false, 0)
 		if err != nil { // a full disk must not keep a pod from ending
 			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", n.r.String(), "reason",
 				err.Error())
@@ -330,23 +330,23 @@ func (n noting) Repartition(ctx context.Context, uuid string, step inventory.MIG
 	}
 	id, err := n.Driver.Repartition(ctx, uuid, step)
 	if err == nil && step.Action == inventory.MIGCreateInstance {
-		err = n.note(uuid, func(m *recordMIG) bool { return m.Start == step.Start }, true, id)
+		err = n.record(uuid, func(m *recordMIG) bool { return m.Start == step.Start }, true, id)
 	}
 	return id, err
 }
 
-func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int) error {
+func (n recordingDriver) record(gpu string, which func(*recordMIG) bool, made bool, id int) error {
 	n.r.Devices = slices.Clone(n.r.Devices)
-	for _, at := range n.r.made()[gpu] {
+	for _, at := range n.r.dynamicDevices()[gpu] {
 		if m := *n.r.Devices[at].MIG; which(&m) {
-			if m.Made, m.GI = made, id; !made {
+			if m.Created, m.GI = made, id; !made {
 				m.UUID = ""
 			}
 			n.r.Devices[at].MIG = &m
 		}
 	}
 	err := n.claims.store.write(*n.r)
-	n.claims.keep(*n.r)
+	n.claims.setRecord(*n.r)
 	return err
 }
 
@@ -359,7 +359,7 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string,
 	}
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
-	g, err := c.divided(ctx, uuid)
+	g, err := c.layoutOf(ctx, uuid)
 	if err != nil {
 		return err
 	}
@@ -374,14 +374,14 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string,
 	if change.Reason != "" {
 		return errors.New(change.Reason)
 	}
-	return c.steps(ctx, noting{c.options.Driver, c, r}, change)
+	return c.steps(ctx, recordingDriver{c.options.Driver, c, r}, change)
 }
 
 // giveBack ends the control daemons of a claim that is given back, and destroys what was made for
 // it. It reports whether the record can go; it stays, as released, where that is not done yet. The
 // caller has the lock of the claim.
-func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
-	if made := len(r.made()) > 0; made {
+func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done bool, err error) {
+	if made := len(r.dynamicDevices()) > 0; made {
 		if err := locks.gpus(ctx, r.gpus()); err != nil {
 			return false, causedError{CauseLate, err}
 		}
@@ -389,18 +389,18 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 		return true, nil
 	}
 	var noted error
-	if !r.Released && !r.former(c.options.BootID) {
+	if !r.Released && !r.beforeRestart(c.options.BootID) {
 		r.Released = true
 		noted = c.store.write(r)
-		c.keep(r)
+		c.setRecord(r)
 	}
 	if !r.Destroyed {
 		if err = c.endMPS(ctx, locks, r); err == nil {
-			err = c.destroy(ctx, r, recordMIG.own)
+			err = c.destroy(ctx, r, recordMIG.isOwn)
 		}
 	}
 	if err == nil {
-		if err = c.rest(ctx, r); err == nil {
+		if err = c.disableUnusedMIG(ctx, r); err == nil {
 			return true, nil
 		}
 		if !r.Destroyed {
@@ -409,10 +409,10 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", r.String(), "reason",
 					problem.Error())
 			}
-			c.keep(r)
+			c.setRecord(r)
 		}
 	}
-	c.leave(r, err)
+	c.setReleaseProblem(r, err)
 	switch {
 	case errors.Is(err, inventory.ErrInUse) && !r.Destroyed:
 		return false, fail(CauseInUse, "a MIG device of the claim is in use still: %w", err)
@@ -427,7 +427,7 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 // clear removes what is left of a claim that was given back and is to be prepared again. Where
 // nothing but the MIG mode of a GPU is left, its record gets another UID: the claim waits for that
 // no more than other claims do. The caller has the lock of the claim.
-func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
+func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error {
 	const undone = "what was made for the claim before is there still: "
 	gone, err := c.remove(ctx, locks, r)
 	if gone || err != nil {
@@ -438,7 +438,7 @@ func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
 	}
 	own := r.UID
 	c.mu.Lock()
-	r, why := c.records[own], c.left[own]
+	r, why := c.records[own], c.releaseProblem[own]
 	c.mu.Unlock()
 	if !r.Destroyed {
 		return fail(CauseNotReady, undone+"%s", why)
@@ -447,29 +447,29 @@ func (c *Claims) clear(ctx context.Context, locks *heldLocks, r record) error {
 	if err := c.store.write(r); err != nil {
 		return err
 	}
-	c.keep(r)
-	c.leave(r, errors.New(why))
+	c.setRecord(r)
+	c.setReleaseProblem(r, errors.New(why))
 	if err := c.store.remove(own); err != nil {
 		return err
 	}
-	c.drop(own)
+	c.deleteRecord(own)
 	return nil
 }
 
 // takingBack is why something is left of a claim that was given back, before that was tried.
-const takingBack = "it is being taken back"
+const releasePending = "it is being taken back"
 
 // leave shows why something is left of a claim that was given back.
-func (c *Claims) leave(r record, why error) {
+func (c *Claims) setReleaseProblem(r record, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.left[r.UID] = why.Error()
-	c.showLocked()
+	c.releaseProblem[r.UID] = why.Error()
+	c.publishLocked()
 }
 
 // giveBackReleased tries again to take back what could not be taken back when a claim was given
 // back. No claim waits for another one.
-func (c *Claims) giveBackReleased(ctx context.Context) {
+func (c *Claims) retryReleases(ctx context.Context) {
 	var tries sync.WaitGroup
 	for uid, r := range c.all() {
 		if !r.Released {

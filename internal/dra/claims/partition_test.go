@@ -157,7 +157,7 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	d.fail(nil, nil)
 	_, err = ask(t.Context(), c, claim("uid-2", small0))
 	refused("is there still", err)
-	c.GiveBackReleased(t.Context())
+	c.RetryReleases(t.Context())
 	if d.has() != "" || r.record("uid-1") != "" || released(c) != "" {
 		t.Errorf("the driver is back: the GPU has %q, record %q", d.has(), r.record("uid-1"))
 	}

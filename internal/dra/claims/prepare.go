@@ -33,7 +33,7 @@ func (c *Claims) Prepare(
 	if !validUID(uid) {
 		return nil, fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
-	before := c.givenBack(uid) // first: what is read may be older than the time at which the claim is given back
+	unprepares := c.unprepareNumber(uid) // first: what is read may be older than the time at which the claim is given back
 	claim, err := read(ctx)
 	switch {
 	case err != nil:
@@ -41,21 +41,21 @@ func (c *Claims) Prepare(
 	case claim.UID != uid:
 		return nil, fail(CauseLate, "the claim was deleted and made again: its UID is %s, and not %s", claim.UID, uid)
 	}
-	done, err := c.enter(ctx)
+	done, err := c.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	err = c.wait(ctx, func() error {
-		prepared, err = c.prepare(ctx, claim, before)
+	err = c.retry(ctx, func() error {
+		prepared, err = c.prepare(ctx, claim, unprepares)
 		return err
 	})
 	return prepared, err
 }
 
 // prepare is one try of Prepare. Before is what givenBack returned when the call began.
-func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dra.Prepared, error) {
-	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) && !r.addsPods(claim) {
+func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) ([]dra.Prepared, error) {
+	if r, specWritten := c.recordWithSpec(claim.UID); specWritten && r.isFor(claim) && !r.addsPods(claim) {
 		return c.answerFor(r), nil
 	}
 	locks := c.locks.begin()
@@ -65,23 +65,23 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	}
 	r, found := c.all()[claim.UID]
 	if found && r.Released {
-		if err := c.clear(ctx, locks, r); err != nil {
+		if err := c.reclaim(ctx, locks, r); err != nil {
 			return nil, err
 		}
 		locks.end() // those of all GPUs are taken at once
-		return c.prepare(ctx, claim, before)
+		return c.prepare(ctx, claim, unprepares)
 	}
-	earlier := found && !r.former(c.options.BootID)
-	if earlier && !r.is(claim) {
+	earlier := found && !r.beforeRestart(c.options.BootID)
+	if earlier && !r.isFor(claim) {
 		return nil, fail(CauseInUse, "the claim was allocated anew: it was given %s now, and is prepared with %s, "+
 			"which has not been unprepared yet", resultNames(claim.Results), r.names())
 	}
 	var err error
 	if !earlier {
-		if rival := c.Rival(ctx); rival != "" {
+		if rival := c.CompetingDriver(ctx); rival != "" {
 			return nil, fail(CauseDevice, "%s", rival)
 		}
-		if r, err = c.record(ctx, locks, claim, r, before); err != nil {
+		if r, err = c.record(ctx, locks, claim, r, unprepares); err != nil {
 			return nil, err
 		}
 	} else if r.addsPods(claim) {
@@ -89,9 +89,9 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 		if err := c.store.write(r); err != nil {
 			return nil, err
 		}
-		c.keep(r)
+		c.setRecord(r)
 	}
-	if r.intent() {
+	if r.incomplete() {
 		if r, err = c.makeDevices(ctx, locks, r, earlier); err != nil {
 			return nil, err
 		}
@@ -102,12 +102,12 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	if err := c.startMPS(ctx, locks, r); err != nil {
 		return nil, err
 	}
-	c.prepared(r.UID)
+	c.notePrepared(r.UID)
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
 	for _, d := range r.Devices {
-		if c.absent(d) {
+		if c.isAbsent(d) {
 			return nil, fail(CauseDevice, "the device %s (%s) is not there any more", d.Device, d.uuid())
 		}
 	}
@@ -116,10 +116,10 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 
 // absent reports whether a look has shown that a device of a claim is not there any more: its GPU
 // was removed, or it was a MIG device. What has its device nodes now may be another claim's.
-func (c *Claims) absent(d recordDevice) bool {
-	s, given := c.options.Snapshots.Value(), c.given.Load()
-	if given == nil || given.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" ||
-		given.Has(d.uuid()) {
+func (c *Claims) isAbsent(d recordDevice) bool {
+	s, edits := c.options.Snapshots.Value(), c.edits.Load()
+	if edits == nil || edits.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" ||
+		edits.Has(d.uuid()) {
 		return false
 	}
 	g, found := s.GPU(d.GPU)
@@ -129,22 +129,22 @@ func (c *Claims) absent(d recordDevice) bool {
 
 // tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on
 // a MIG device.
-const tryAgain = time.Second
+const retryInterval = time.Second
 
 // wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No
 // lock is held meanwhile.
-func (c *Claims) wait(ctx context.Context, try func() error) error {
+func (c *Claims) retry(ctx context.Context, try func() error) error {
 	_, ended := c.open.Latest()
 	late := time.NewTimer(c.options.Patience)
 	defer late.Stop()
 	for {
-		_, changed := c.changed.Latest()
-		_, renewed := c.renewed.Latest()
+		_, changed := c.recordsChanged.Latest()
+		_, renewed := c.editsChanged.Latest()
 		err := try()
 		if cause := causeOf(err); cause != CauseInUse && cause != CauseNotReady || c.options.Patience == 0 {
 			return err
 		}
-		again := time.NewTimer(tryAgain)
+		again := time.NewTimer(retryInterval)
 		select {
 		case <-changed:
 		case <-renewed:
@@ -175,7 +175,7 @@ func (c *Claims) answerFor(r record) (all []dra.Prepared) {
 }
 
 // is reports whether a record is that of the allocation that a claim has now.
-func (r record) is(claim dra.Claim) bool {
+func (r record) isFor(claim dra.Claim) bool {
 	return len(r.Devices) == len(claim.Results) && !slices.ContainsFunc(claim.Results, func(result dra.Result) bool {
 		return !slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
 			return d.Pool == result.Pool && d.Device == result.Device && d.ShareID == result.ShareID
@@ -207,39 +207,39 @@ func resultNames(results []dra.Result) string {
 
 // settledClaim returns the record of a claim for which there is nothing to do when it is prepared
 // once more: no disk is asked, and no lock is taken, which a call that waits for the disk may hold.
-func (c *Claims) settledClaim(uid string) (r record, settled bool) {
+func (c *Claims) recordWithSpec(uid string) (r record, specWritten bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.records[uid], c.settled[uid]
+	return c.records[uid], c.specWritten[uid]
 }
 
 // prepared notes that nothing but the files of a claim is to be seen to.
-func (c *Claims) prepared(uid string) {
+func (c *Claims) notePrepared(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settled[uid] = false
+	c.specWritten[uid] = false
 }
 
 // settle notes whether the files of a claim are as they should be. A claim that was not prepared in
 // full is never settled, whatever files it has, nor is one with a time slice or control daemons of
 // its own: whether they are as it wants is seen when it is prepared.
-func (c *Claims) settle(r record, settled bool) {
+func (c *Claims) setSpecWritten(r record, written bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, prepared := c.settled[r.UID]; prepared {
-		c.settled[r.UID] = settled && !r.slices() && len(r.daemons()) == 0
+	if _, prepared := c.specWritten[r.UID]; prepared {
+		c.specWritten[r.UID] = written && !r.setsTimeSlice() && len(r.daemons()) == 0
 	}
 }
 
 // record decides whether a claim may have its devices, and records that it has. The caller has the
 // lock of the claim.
-func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, before int) (record,
+func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, unprepares int) (record,
 	error) {
 	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
-	if c.backSince(claim.UID, before) {
+	if c.unpreparedSince(claim.UID, unprepares) {
 		return record{}, unprepared
 	}
-	n, r, held, err := c.planned(ctx, claim, former)
+	n, r, held, err := c.plan(ctx, claim, former)
 	if err != nil {
 		return record{}, err
 	}
@@ -248,20 +248,20 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 		return record{}, causedError{CauseLate, err}
 	}
 	if locks.waited { // what was seen before is old
-		if n, r, held, err = c.planned(ctx, claim, former); err != nil {
+		if n, r, held, err = c.plan(ctx, claim, former); err != nil {
 			return record{}, err
 		}
 	}
-	if err := n.free(r, c.all(), c.options.BootID, held); err != nil {
+	if err := n.checkAvailable(r, c.all(), c.options.BootID, held); err != nil {
 		return record{}, err
 	}
-	if r, err = c.room(ctx, r); err != nil {
+	if r, err = c.checkSpace(ctx, r); err != nil {
 		return record{}, err
 	}
 	if err := c.inspect(ctx, n.snapshot, r); err != nil {
 		return record{}, err
 	}
-	if c.backSince(claim.UID, before) {
+	if c.unpreparedSince(claim.UID, unprepares) {
 		return record{}, unprepared
 	}
 	if err := ctx.Err(); err != nil {
@@ -270,7 +270,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	if err := c.store.write(r); err != nil {
 		return record{}, err
 	}
-	c.keep(r)
+	c.setRecord(r)
 	return r, nil
 }
 
@@ -282,22 +282,22 @@ const heldPatience = 2 * time.Second
 // has it as a resource, and is not on offer as one before it has left the slice, over restarts,
 // too. So where all GPUs are in slices, an answer of kubelet's is not needed.
 func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
-	if c.options.Held == nil {
+	if c.options.HeldDevices == nil {
 		return nil, nil
 	}
 	owners := c.options.Owners.Value()
 	if slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return !owners[g.UUID].InSlice() }) {
-		return c.options.Held(ctx)
+		return c.options.HeldDevices(ctx)
 	}
 	limited, cancel := context.WithTimeout(ctx, heldPatience)
 	defer cancel()
-	held, err := c.options.Held(limited)
+	held, err := c.options.HeldDevices(limited)
 	if err == nil || ctx.Err() != nil {
 		return held, err
 	}
 	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer",
 		"reason", err.Error())
-	c.options.Metrics.Unasked()
+	c.options.Metrics.PreparedWithoutKubelet()
 	return nil, nil
 }
 
@@ -324,7 +324,7 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 			continue
 		}
 		wanted := resource.Device{UUID: cmp.Or(d.uuid(), d.GPU)}
-		if d.part() {
+		if d.isShare() {
 			wanted.Sharing = resource.TimeSliced
 		}
 		devices = append(devices, wanted)
@@ -349,10 +349,10 @@ func (c *Claims) writeSpec(r record) error {
 	specs := c.store.specsOf(r)
 	path := specs.File(r.UID)
 	devices := map[string]cdi.ClaimedDevice{}
-	given := c.given.Load()
-	unknown := given == nil
+	edits := c.edits.Load()
+	unknown := edits == nil
 	for _, d := range r.Devices {
-		if c.absent(d) {
+		if c.isAbsent(d) {
 			continue
 		}
 		claimed := cdi.ClaimedDevice{UUID: d.uuid(), IMEX: d.IMEX}
@@ -360,7 +360,7 @@ func (c *Claims) writeSpec(r record) error {
 			claimed.MPS, claimed.Env = mps.ClaimDir(d.MPS.ID), d.MPS.env()
 		}
 		devices[r.cdiName(d)] = claimed
-		unknown = unknown || !given.Has(d.uuid()) || d.IMEX && !given.HasIMEX()
+		unknown = unknown || !edits.Has(d.uuid()) || d.IMEX && !edits.HasIMEX()
 	}
 	if unknown {
 		if _, err := os.Stat(path); err != nil {
@@ -369,7 +369,7 @@ func (c *Claims) writeSpec(r record) error {
 		return nil
 	}
 	if len(devices) == 0 { // CDI has no spec without devices
-		c.settle(r, false)
+		c.setSpecWritten(r, false)
 		if err := c.store.lead(); err != nil {
 			return err
 		}
@@ -382,7 +382,7 @@ func (c *Claims) writeSpec(r record) error {
 	if err != nil {
 		return err
 	}
-	content, err := given.Claim(r.driver(), r.UID, devices, note)
+	content, err := edits.Claim(r.driver(), r.UID, devices, note)
 	if err != nil {
 		return err
 	}
@@ -396,7 +396,7 @@ func (c *Claims) writeSpec(r record) error {
 			return err
 		}
 	}
-	c.settle(r, len(devices) == len(r.Devices))
+	c.setSpecWritten(r, len(devices) == len(r.Devices))
 	return nil
 }
 
@@ -411,19 +411,19 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	if !validUID(uid) {
 		return fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
-	done, err := c.enter(ctx)
+	done, err := c.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
+	return c.retry(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
 }
 
 // ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that
 // were deleted by force back once a minute, whether their containers have ended or not; it does so
 // again when they have.
 func (c *Claims) ended(r record) error {
-	if c.options.PodRuns == nil || r.former(c.options.BootID) {
+	if c.options.PodRuns == nil || r.beforeRestart(c.options.BootID) {
 		return nil
 	}
 	for _, uid := range r.Pods {
@@ -437,20 +437,20 @@ func (c *Claims) ended(r record) error {
 // unprepare is Unprepare within a call, or in Run. Run passes still, which reports whether the
 // record is the one that Run looked at: the claim may have been prepared again since, for the next
 // pod. It is nil for a call.
-func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, still func(record) bool) error {
+func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, unchanged func(record) bool) error {
 	locks := c.locks.begin()
-	if still != nil {
-		locks = c.locks.soon()
+	if unchanged != nil {
+		locks = c.locks.beginBriefly()
 	}
 	defer locks.end()
 	if err := locks.claim(ctx, uid); err != nil {
 		return causedError{CauseLate, err}
 	}
 	r, known := c.all()[uid]
-	if still != nil && !still(r) {
+	if unchanged != nil && !unchanged(r) {
 		return nil
 	}
-	c.bury(uid)
+	c.noteUnprepared(uid)
 	if err := c.ended(r); err != nil {
 		return err
 	}
@@ -460,7 +460,7 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 	if _, err := c.remove(ctx, locks, r); err != nil {
 		return err
 	}
-	if locks.end(); r.slices() {
+	if locks.end(); r.setsTimeSlice() {
 		c.resetSlices(ctx, r.gpus())
 	}
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)
@@ -470,8 +470,8 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, sti
 // remove gives back what a claim has, and removes its files. It reports whether its record is gone,
 // too. The caller has the lock of the claim.
 func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
-	c.settle(r, false)
-	if gone, err = c.giveBack(ctx, locks, r); err != nil {
+	c.setSpecWritten(r, false)
+	if gone, err = c.release(ctx, locks, r); err != nil {
 		return false, err
 	}
 	if err := c.store.lead(); err != nil {
@@ -490,7 +490,7 @@ func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone b
 		if err := c.store.remove(r.UID); err != nil {
 			return false, err
 		}
-		c.drop(r.UID)
+		c.deleteRecord(r.UID)
 	}
 	return gone, nil
 }

@@ -102,7 +102,7 @@ type recordDevice struct {
 	// Attributes are those with which the device was published, for metadata files; nil without them.
 	Attributes map[string]dra.Attribute `json:"attributes,omitempty"`
 	// Undivide says of a whole GPU that its MIG mode is to be switched off for the claim still.
-	Undivide bool `json:"undivide,omitempty"`
+	DisableMIG bool `json:"undivide,omitempty"`
 	// IMEX says that the claim has asked for IMEX channel 0.
 	IMEX bool `json:"imexChannel,omitempty"`
 
@@ -124,7 +124,7 @@ type recordMIG struct {
 	// driver's number of the profile, and Slices how many compute slices it has.
 	Dynamic bool `json:"dynamic,omitempty"`
 	// Made says that a call which made the GPU instance GI for the claim has succeeded.
-	Made      bool `json:"made,omitempty"`
+	Created   bool `json:"made,omitempty"`
 	ProfileID int  `json:"profileID,omitempty"`
 	Slices    int  `json:"slices,omitempty"`
 	// Switched says that the MIG mode of the GPU is switched on for it, and off when no claim needs it
@@ -158,10 +158,10 @@ func (d recordDevice) uuid() string {
 
 // taken reports whether something was made for the claim at the device, which is taken back before
 // others can have it.
-func (d recordDevice) taken() bool { return d.MPS != nil || d.MIG != nil && d.MIG.Dynamic }
+func (d recordDevice) needsRelease() bool { return d.MPS != nil || d.MIG != nil && d.MIG.Dynamic }
 
 // part reports whether others can have the device at the same time.
-func (d recordDevice) part() bool { return d.Share > 0 || d.SharedBy != "" }
+func (d recordDevice) isShare() bool { return d.Share > 0 || d.SharedBy != "" }
 
 // cdiName returns the name of a device in the CDI spec of the claim: a claim can have several
 // shares of one device. NVIDIA's driver has named those of claims that were taken over.
@@ -196,7 +196,7 @@ func recordDriver(name string) string {
 
 // former reports whether the node was restarted since the claim was prepared: no container of it
 // runs.
-func (r record) former(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
+func (r record) beforeRestart(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
 
 // gpus returns the UUIDs of the claim's GPUs, each once, without those at which it only looks with
 // adminAccess: it waits for nobody there, and nobody for it.
@@ -322,7 +322,7 @@ func encode(r record) ([]byte, error) {
 }
 
 // copied returns the copy of a record that is in the spec of its claim.
-func (s store) copied(uid string) (r record, found bool) {
+func (s store) readCopy(uid string) (r record, found bool) {
 	note := s.specs.Note(uid)
 	if note == nil {
 		return record{}, false
@@ -341,7 +341,7 @@ func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, c
 			"Setting the record of a claim aside", "uid", uid)
 	}
 	if !found {
-		r, found = s.copied(uid)
+		r, found = s.readCopy(uid)
 		copied = found
 	}
 	return r, found, copied
@@ -383,7 +383,7 @@ func (s store) all() (map[string]record, error) {
 	for _, uid := range uids {
 		r, found, _ := s.read(uid) // of one that cannot be read nothing is known
 		if !found {
-			r, found = s.copied(uid)
+			r, found = s.readCopy(uid)
 		}
 		if found {
 			records[uid] = r
@@ -393,7 +393,7 @@ func (s store) all() (map[string]record, error) {
 }
 
 // has reports whether the file of a claim has this record.
-func (s store) has(r record) bool {
+func (s store) isCurrent(r record) bool {
 	path := s.path(r.UID, recordSuffix)
 	info, err := os.Lstat(path)
 	if err != nil {

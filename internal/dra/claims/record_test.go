@@ -32,9 +32,9 @@ func TestLeak(t *testing.T) {
 		"it was given none":              {func(r *rig) { r.existing["claim-uid-1"] = claim("uid-1") }, true},
 		"the API server does not answer": {func(r *rig) { r.exists = errors.New("timeout") }, false},
 		"the API server is not asked":    {func(r *rig) { r.asksAPI = false }, false},
-		"kubelet is not asked":           {func(r *rig) { r.options.Claimed = nil }, false},
+		"kubelet is not asked":           {func(r *rig) { r.options.PodClaims = nil }, false},
 		"kubelet does not answer": {func(r *rig) {
-			r.options.Claimed = func(context.Context) (map[string]bool, error) { return nil, errors.New("x") }
+			r.options.PodClaims = func(context.Context) (map[string]bool, error) { return nil, errors.New("x") }
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestLeakOfAKubeletThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.options.Claimed = func(ctx context.Context) (map[string]bool, error) {
+		r.options.PodClaims = func(ctx context.Context) (map[string]bool, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
@@ -265,7 +265,7 @@ func TestStateThatIsLost(t *testing.T) {
 					!strings.Contains(err.Error(), "default/claim-uid-1") {
 					t.Errorf("another claim on the GPU: %v", err)
 				}
-				time.Sleep(claims.Every + time.Second)
+				time.Sleep(claims.RefreshInterval + time.Second)
 				synctest.Wait()
 				if got := c.InUse().Value(); !reflect.DeepEqual(got, inUse) {
 					t.Errorf("in use %v, want %v", got, inUse)
@@ -313,7 +313,7 @@ func TestQuestionsAboutLeaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		asked := 0
-		r.options.Claimed = func(ctx context.Context) (map[string]bool, error) {
+		r.options.PodClaims = func(ctx context.Context) (map[string]bool, error) {
 			if until, has := ctx.Deadline(); !has || time.Until(until) > 30*time.Second {
 				t.Errorf("kubelet has until %v", until)
 			}

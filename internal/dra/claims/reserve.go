@@ -11,7 +11,7 @@ import (
 // claim has the device, or why that is not known by the time ctx ends. A claim with adminAccess
 // only looks at it.
 func (c *Claims) Reserve(ctx context.Context, gpu, device string) (release func(), err error) {
-	done, err := c.enter(ctx)
+	done, err := c.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +26,7 @@ func (c *Claims) Reserve(ctx context.Context, gpu, device string) (release func(
 			other := d.MIG != nil && d.uuid() != "" && d.uuid() != device && gpu != device
 			return d.GPU == gpu && !d.AdminAccess && !other
 		}
-		if err == nil && !r.former(c.options.BootID) && !r.Destroyed && slices.ContainsFunc(r.Devices, has) {
+		if err == nil && !r.beforeRestart(c.options.BootID) && !r.Destroyed && slices.ContainsFunc(r.Devices, has) {
 			err = fmt.Errorf("in use by the claim %s", r)
 		}
 	}

@@ -101,7 +101,7 @@ func newRigAt(tb testing.TB, dir string) *rig {
 		Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}})
 	r.options = claims.Options{
 		Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs,
-		Held: func(context.Context) ([]kubelet.HeldDevice, error) {
+		HeldDevices: func(context.Context) ([]kubelet.HeldDevice, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if r.asked != nil {
@@ -109,7 +109,7 @@ func newRigAt(tb testing.TB, dir string) *rig {
 			}
 			return r.held, r.heldErr
 		},
-		Claimed: func(context.Context) (map[string]bool, error) {
+		PodClaims: func(context.Context) (map[string]bool, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.claimed, nil

@@ -35,14 +35,14 @@ func (c *Claims) mayChange() error {
 }
 
 // every is how often records and specs are compared with the files.
-const every = 10 * time.Second
+const refreshInterval = 10 * time.Second
 
 // Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered
 // while it runs. At the end it waits for the calls that are being answered, and returns nil. The
 // error wraps dra.ErrOtherName if all claims are prepared under another name of the driver than
 // this process has.
 func (c *Claims) Run(ctx context.Context) error {
-	timer := time.NewTimer(every)
+	timer := time.NewTimer(refreshInterval)
 	defer timer.Stop()
 	for err := c.load(ctx); err != nil; err = c.load(ctx) {
 		if errors.Is(err, dra.ErrOtherName) {
@@ -53,18 +53,18 @@ func (c *Claims) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-timer.C:
-			timer.Reset(every)
+			timer.Reset(refreshInterval)
 		}
 	}
 	c.adopt(ctx)
-	c.show()
+	c.publish()
 	leaks := leaks{since: map[string]time.Time{}}
 	adopted := false
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	following, end := context.WithCancel(context.WithoutCancel(ctx)) // calls need what it finds
 	defer end()
-	defer c.answer(false)
+	defer c.setOpen(false)
 	first := make(chan struct{})
 	tasks.Go(func() { c.follow(following, sync.OnceFunc(func() { close(first) })) })
 	select {
@@ -73,24 +73,24 @@ func (c *Claims) Run(ctx context.Context) error {
 		return nil
 	}
 	for {
-		_, renewed := c.renewed.Latest()
+		_, renewed := c.editsChanged.Latest()
 		_, configured := c.options.Configs.Latest()
-		adopted = c.gives() && (adopted || c.adopt(ctx))
+		adopted = c.offersGPUs() && (adopted || c.adopt(ctx))
 		c.refresh(ctx)
-		c.answer(true)
-		c.lookAtDaemons()
+		c.setOpen(true)
+		c.checkDaemons()
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-renewed:
 		case <-configured:
 		case <-timer.C:
-			timer.Reset(every)
+			timer.Reset(refreshInterval)
 			c.findLeaks(ctx, &leaks)
-			c.resetSlices(ctx, c.sliced())
+			c.resetSlices(ctx, c.slicedGPUs())
 			c.sweepMPS(ctx)
-			c.giveBackReleased(ctx)
-			c.forget()
+			c.retryReleases(ctx)
+			c.dropUnprepareMarks()
 			if err := errors.Join(statefile.Sweep(c.store.folder()), statefile.Sweep(c.options.CDIDir)); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
@@ -102,23 +102,23 @@ func (c *Claims) Run(ctx context.Context) error {
 // It takes no lock of a claim or a GPU: a call that has one may wait for follow.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
-	timer := time.NewTimer(every)
+	timer := time.NewTimer(refreshInterval)
 	defer timer.Stop()
 	var problem error
 	for {
 		snapshot, found := c.options.Snapshots.Latest()
 		configured, changed := c.options.Configs.Latest()
 		pool, published := c.options.Pools.Latest()
-		if snapshot.Generation > 0 && (c.gives() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
+		if snapshot.Generation > 0 && (c.offersGPUs() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
 			devices, err := writer.Given(snapshot, configured.Edits, configured.CDI)
-			c.given.Store(&given{devices, snapshot.Generation})
+			c.edits.Store(&containerEdits{devices, snapshot.Generation})
 			if err != nil && textOf(err) != textOf(problem) {
 				klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
 			}
 			problem, published = err, nil
 		}
-		c.waitsForUVM(snapshot) // from now on
-		c.renewed.Publish(struct{}{})
+		c.noteUVM(snapshot)
+		c.editsChanged.Publish(struct{}{})
 		looked()
 		select {
 		case <-ctx.Done():
@@ -127,28 +127,32 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		case <-changed:
 		case <-published: // what it says of devices is not in specs; that there are any is what counts
 		case <-timer.C:
-			timer.Reset(every)
+			timer.Reset(refreshInterval)
 		}
 	}
 }
 
-// waitsForUVM reports whether the node has no nvidia-uvm, and lacks it for less than a claim waits
-// for that.
-func (c *Claims) waitsForUVM(snapshot inventory.Snapshot) bool {
+// noteUVM records since when a Snapshot shows no nvidia-uvm.
+func (c *Claims) noteUVM(snapshot inventory.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !snapshot.LacksUVM(true) {
+	switch {
+	case !snapshot.LacksUVM(true):
 		c.noUVM = time.Time{}
-		return false
-	}
-	if c.noUVM.IsZero() {
+	case c.noUVM.IsZero():
 		c.noUVM = time.Now()
 	}
-	return time.Since(c.noUVM) < inventory.UVMPatience
+}
+
+// uvmAwaited reports whether the node lacks nvidia-uvm, for less time than a claim waits for it.
+func (c *Claims) uvmAwaited(snapshot inventory.Snapshot) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return snapshot.LacksUVM(true) && (c.noUVM.IsZero() || time.Since(c.noUVM) < inventory.UVMPatience)
 }
 
 // gives reports whether GPUs are to be given to claims.
-func (c *Claims) gives() bool { return c.options.Configs.Value().DRA.Mode != config.DRAOff }
+func (c *Claims) offersGPUs() bool { return c.options.Configs.Value().DRA.Mode != config.DRAOff }
 
 // hasDevices reports whether claims can be given devices of a pool.
 func hasDevices(p dra.Pool) bool {
@@ -181,7 +185,7 @@ func (c *Claims) load(ctx context.Context) error {
 				"problem", errorOrNone(c.store.write(r)))
 		}
 	}
-	if err := named(records, c.options.DriverName); err != nil {
+	if err := checkDriverName(records, c.options.DriverName); err != nil {
 		return err
 	}
 	prepared := map[string]bool{}
@@ -193,16 +197,16 @@ func (c *Claims) load(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records = records
-	c.settled = prepared
-	clear(c.left)
-	c.unserved = nil // another process may have led since
+	c.specWritten = prepared
+	clear(c.releaseProblem)
+	c.mpsProblem = nil // another process may have led since
 	return nil
 }
 
 // refresh shows the records as they are now, writes those and the specs whose files are not as they
 // should be, and takes over what somebody else has written.
 func (c *Claims) refresh(ctx context.Context) {
-	c.show()
+	c.publish()
 	uids, err := c.store.uids()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot compare the records of claims with their files")
@@ -213,7 +217,7 @@ func (c *Claims) refresh(ctx context.Context) {
 	slices.Sort(uids)
 	for _, uid := range slices.Compact(uids) {
 		if err := c.refreshClaim(ctx, uid); err != nil && ctx.Err() == nil {
-			c.settle(record{UID: uid}, false)
+			c.setSpecWritten(record{UID: uid}, false)
 			klog.FromContext(ctx).V(2).Info("Cannot write the record or the CDI spec of a claim", "uid", uid, "reason",
 				err.Error())
 		}
@@ -222,7 +226,7 @@ func (c *Claims) refresh(ctx context.Context) {
 
 // refreshClaim does so for one claim. It may have been given back since it was listed.
 func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
-	locks := c.locks.soon() // a call that has the lock for longer writes the files itself
+	locks := c.locks.beginBriefly() // a call that has the lock for longer writes the files itself
 	defer locks.end()
 	if err := locks.claim(ctx, uid); err != nil {
 		return err
@@ -238,61 +242,61 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim",
 			klog.KRef(r.Namespace, r.Name),
 			"uid", uid)
-		c.keep(r)
-	case !c.store.has(r):
+		c.setRecord(r)
+	case !c.store.isCurrent(r):
 		if err := c.store.write(r); err != nil {
 			return err
 		}
 	}
-	if r.former(c.options.BootID) || r.Released || r.intent() {
+	if r.beforeRestart(c.options.BootID) || r.Released || r.incomplete() {
 		return nil
 	}
 	return c.writeSpec(r)
 }
 
 // keep makes a record that is on disk count.
-func (c *Claims) keep(r record) {
+func (c *Claims) setRecord(r record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records = maps.Clone(c.records)
 	c.records[r.UID] = r
-	delete(c.settled, r.UID)
+	delete(c.specWritten, r.UID)
 	if !r.Released {
-		delete(c.left, r.UID)
+		delete(c.releaseProblem, r.UID)
 	}
-	c.showLocked()
-	c.changed.Publish(struct{}{})
+	c.publishLocked()
+	c.recordsChanged.Publish(struct{}{})
 }
 
 // drop makes a record that was removed from the disk count no more.
-func (c *Claims) drop(uid string) {
+func (c *Claims) deleteRecord(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records = maps.Clone(c.records)
 	delete(c.records, uid)
-	delete(c.settled, uid)
-	delete(c.left, uid)
-	c.showLocked()
-	c.changed.Publish(struct{}{})
+	delete(c.specWritten, uid)
+	delete(c.releaseProblem, uid)
+	c.publishLocked()
+	c.recordsChanged.Publish(struct{}{})
 }
 
 // show publishes the records.
-func (c *Claims) show() {
+func (c *Claims) publish() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.showLocked()
+	c.publishLocked()
 }
 
-func (c *Claims) showLocked() {
+func (c *Claims) publishLocked() {
 	inUse, problems := map[string][]Holder{}, map[string]string{}
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
 		s := ClaimStatus{
 			UID: r.UID, Namespace: r.Namespace, Name: r.Name, Driver: r.Driver, Since: r.Prepared,
-			Restarted: r.former(c.options.BootID), Making: r.intent(),
+			Restarted: r.beforeRestart(c.options.BootID), Making: r.incomplete(),
 		}
 		if r.Released {
-			s.Released, s.Destroyed = cmp.Or(c.left[r.UID], takingBack), r.Destroyed
+			s.Released, s.Destroyed = cmp.Or(c.releaseProblem[r.UID], releasePending), r.Destroyed
 		}
 		for _, d := range r.Devices {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(),
@@ -300,7 +304,7 @@ func (c *Claims) showLocked() {
 			shown := DeviceStatus{
 				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 &&
 					d.MPS != nil, GPU: d.GPU,
-				Admin: d.AdminAccess, Problem: c.problemLocked(r, d),
+				Admin: d.AdminAccess, Problem: c.mpsProblemLocked(r, d),
 			}
 			if d.MIG != nil {
 				shown.MIG = d.MIG.UUID
@@ -331,24 +335,24 @@ func (c *Claims) showLocked() {
 
 // leakAfter is how long a claim must be seen neither at the API server nor in a pod before it
 // counts as leaked. Kubelet gives the claims that it knows of back itself, within two minutes.
-const leakAfter = 10 * time.Minute
+const leakPatience = 10 * time.Minute
 
 // leakPatience is how long kubelet and the API server may take to answer all questions about leaks:
 // all else waits meanwhile.
-const leakPatience = 30 * time.Second
+const leakQueryTimeout = 30 * time.Second
 
 // keptAfter is how long the checkpoint of the kubelet must be without a claim, in two looks in a
 // row, in a process that is no driver: no claim can be prepared meanwhile.
-const keptAfter = every / 2
+const forgottenPatience = refreshInterval / 2
 
 // leaks are the records whose claim nobody knows, and since when.
 type leaks struct {
-	since map[string]time.Time
-	asked time.Time
+	since     map[string]time.Time
+	lastQuery time.Time
 }
 
 // lasts reports whether a claim has been forgotten for a while, at each look since.
-func (l *leaks) lasts(uid string, forgotten bool, atLeast time.Duration) bool {
+func (l *leaks) isLasting(uid string, forgotten bool, atLeast time.Duration) bool {
 	if !forgotten {
 		delete(l.since, uid)
 		return false
@@ -371,19 +375,20 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	c.mu.Lock()
 	records := c.records
 	c.mu.Unlock()
-	if c.options.Kept != nil && len(records) > 0 {
-		if kept, err := c.options.Kept(ctx); err == nil {
+	if c.options.KubeletClaims != nil && len(records) > 0 {
+		if kept, err := c.options.KubeletClaims(ctx); err == nil {
 			c.findForgotten(ctx, l, records, kept)
 			return
 		}
 	}
-	if c.options.Claimed == nil || c.options.LookUp == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
+	if c.options.PodClaims == nil || c.options.LookUp == nil || len(records) == 0 ||
+		now.Sub(l.lastQuery) < leakPatience/10 {
 		return
 	}
-	l.asked = now
-	ctx, cancel := context.WithTimeout(ctx, leakPatience)
+	l.lastQuery = now
+	ctx, cancel := context.WithTimeout(ctx, leakQueryTimeout)
 	defer cancel()
-	claimed, err := c.options.Claimed(ctx)
+	claimed, err := c.options.PodClaims(ctx)
 	if err != nil {
 		clear(l.since) // no answer is no evidence
 		return
@@ -393,12 +398,12 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		if !needed {
 			var now dra.Claim
 			now, needed, err = c.options.LookUp(ctx, r.Namespace, r.Name)
-			needed = needed && now.UID == uid && r.is(now)
+			needed = needed && now.UID == uid && r.isFor(now)
 		}
 		// A later time is of a clock that went back.
-		forgotten := !needed && err == nil && now.Sub(r.Prepared).Abs() >= leakAfter
-		if l.lasts(uid, forgotten, leakAfter) {
-			c.giveBackLeak(ctx, r, "the API server does not have the claim with these devices")
+		forgotten := !needed && err == nil && now.Sub(r.Prepared).Abs() >= leakPatience
+		if l.isLasting(uid, forgotten, leakPatience) {
+			c.unprepareLeak(ctx, r, "the API server does not have the claim with these devices")
 		}
 	}
 	l.keepOnly(records)
@@ -409,21 +414,21 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 // it, and counts where it answers.
 func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string]record, kept map[string]bool) {
 	claimed := map[string]bool{}
-	if c.options.Claimed != nil {
-		claimed, _ = c.options.Claimed(ctx)
+	if c.options.PodClaims != nil {
+		claimed, _ = c.options.PodClaims(ctx)
 	}
 	for uid, r := range records {
-		if l.lasts(uid, !kept[uid] && !claimed[r.String()] && !r.Released, keptAfter) {
-			c.giveBackLeak(ctx, r, "the kubelet's checkpoint does not have the claim")
+		if l.isLasting(uid, !kept[uid] && !claimed[r.String()] && !r.Released, forgottenPatience) {
+			c.unprepareLeak(ctx, r, "the kubelet's checkpoint does not have the claim")
 		}
 	}
 	l.keepOnly(records)
 }
 
 // giveBackLeak gives a claim back unless it was prepared again since its record was read.
-func (c *Claims) giveBackLeak(ctx context.Context, r record, reason string) {
-	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(now record) bool {
-		return now.Prepared.Equal(r.Prepared) && slices.Equal(now.Pods, r.Pods)
+func (c *Claims) unprepareLeak(ctx context.Context, r record, reason string) {
+	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(current record) bool {
+		return current.Prepared.Equal(r.Prepared) && slices.Equal(current.Pods, r.Pods)
 	})
 	klog.FromContext(ctx).Info("Unpreparing a claim that no pod has", "claim", klog.KRef(r.Namespace, r.Name), "uid",
 		r.UID,

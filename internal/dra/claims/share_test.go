@@ -363,7 +363,7 @@ func TestSharedDaemonThatIsLeft(t *testing.T) {
 		for _, uid := range []string{"uid-1", "uid-2"} {
 			r.prepare(c, partByMPS(uid, 20))
 		}
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		synctest.Wait()
 		if all := r.mps(); len(all) != 1 || all["gpu.GPU-a"] == "" {
 			t.Errorf("control daemons %v", all)
@@ -373,7 +373,7 @@ func TestSharedDaemonThatIsLeft(t *testing.T) {
 		c, stop = r.start()
 		defer stop()
 		r.prepare(c, partByMPS("uid-2", 20))
-		time.Sleep(claims.Every + 1)
+		time.Sleep(claims.RefreshInterval + 1)
 		synctest.Wait()
 		if len(r.mps()) != 1 {
 			t.Errorf("control daemons %v, and one of two claims was prepared again", r.mps())

@@ -19,15 +19,15 @@ const surveyAgain = 10 * time.Second
 
 // A survey is what was found of a GPU.
 type survey struct {
-	bound uint64 // the binding of the GPU when it was asked
-	look  string // how the GPU was then
-	found dra.Divided
-	again bool // it gave no answer
+	binding    uint64 // the binding of the GPU when it was asked
+	state      string // how the GPU was then
+	found      dra.Divided
+	unanswered bool // it gave no answer
 }
 
 // Divide looks at how GPUs in MIG mode are divided, until ctx ends, and then returns nil.
 func (c *Claims) Divide(ctx context.Context) error {
-	done, err := c.enter(ctx) // records are known from then on
+	done, err := c.begin(ctx) // records are known from then on
 	if err != nil {
 		return nil //nolint:nilerr // ctx has ended
 	}
@@ -61,38 +61,38 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 	surveys map[string]survey) (again bool) {
 	divisions, due := dra.Divisions{}, map[string]survey{}
 	for _, g := range s.GPUs {
-		if g.MIG != inventory.MIGEnabled && !asks(g, configured.DRA) {
+		if g.MIG != inventory.MIGEnabled && !needsSurvey(g, configured.DRA) {
 			delete(surveys, g.UUID)
 			continue
 		}
-		own := c.own(g.UUID, c.all())
+		own := c.dynamicMIG(g.UUID, c.all())
 		if !configured.DRA.DynamicMIG {
 			if delete(surveys, g.UUID); len(own) > 0 {
-				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
+				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: dynamicMIGOff}
 			}
 			continue
 		}
-		look := fmt.Sprint(g.Binding, configured.DRA.SwitchMIG)
+		state := fmt.Sprint(g.Binding, configured.DRA.SwitchMIG)
 		for _, m := range g.MIGDevices {
-			look += fmt.Sprintf(" %s/%d/%d", m.UUID, m.GI, m.CI)
+			state += fmt.Sprintf(" %s/%d/%d", m.UUID, m.GI, m.CI)
 		}
-		before, asked := surveys[g.UUID]
-		if !asked || before.look != look || before.again || !reflect.DeepEqual(before.found.Own, places(own)) {
-			due[g.UUID] = survey{bound: g.Binding, look: look, found: dra.Divided{Own: places(own)}}
+		before, known := surveys[g.UUID]
+		if !known || before.state != state || before.unanswered || !reflect.DeepEqual(before.found.Own, places(own)) {
+			due[g.UUID] = survey{binding: g.Binding, state: state, found: dra.Divided{Own: places(own)}}
 		} else {
 			divisions[g.UUID] = before.found
 		}
 	}
-	for uuid, now := range c.askAll(ctx, due) {
+	for uuid, now := range c.queryAll(ctx, due) {
 		before := surveys[uuid]
 		switch {
-		case now.again && before.found.Profiles != nil:
+		case now.unanswered && before.found.Profiles != nil:
 			now.found = before.found
-		case !now.again && before.found.Switched && now.found.Switched && before.bound == now.bound:
+		case !now.unanswered && before.found.Switched && now.found.Switched && before.binding == now.binding:
 			now.found.Profiles = before.found.Profiles // as the other mode tells them
 		}
 		surveys[uuid], divisions[uuid] = now, now.found
-		again = again || now.again
+		again = again || now.unanswered
 	}
 	if ctx.Err() == nil && (c.options.Divisions.Value() == nil ||
 		!reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
@@ -102,14 +102,14 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 }
 
 // askAll asks about all GPUs at the same time, and returns the surveys with what was found.
-func (c *Claims) askAll(ctx context.Context, due map[string]survey) map[string]survey {
+func (c *Claims) queryAll(ctx context.Context, due map[string]survey) map[string]survey {
 	var mu sync.Mutex // guards found
-	var asked sync.WaitGroup
+	var queries sync.WaitGroup
 	found := maps.Clone(due)
 	for uuid, s := range due {
-		asked.Go(func() {
-			division, err := c.ask(ctx, uuid)
-			if s.again = err != nil; s.again {
+		queries.Go(func() {
+			division, err := c.query(ctx, uuid)
+			if s.unanswered = err != nil; s.unanswered {
 				s.found.Fixed = err.Error()
 			} else {
 				s.found = division
@@ -119,12 +119,12 @@ func (c *Claims) askAll(ctx context.Context, due map[string]survey) map[string]s
 			found[uuid] = s
 		})
 	}
-	asked.Wait()
+	queries.Wait()
 	return found
 }
 
 // ask returns how a GPU is divided. No MIG device is made or destroyed for a claim meanwhile.
-func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
+func (c *Claims) query(ctx context.Context, uuid string) (dra.Divided, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
 	locks := c.locks.begin()
@@ -132,12 +132,12 @@ func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
 	if err := locks.gpus(ctx, []string{uuid}); err != nil {
 		return dra.Divided{}, err
 	}
-	return c.division(ctx, uuid, c.own(uuid, c.all()))
+	return c.division(ctx, uuid, c.dynamicMIG(uuid, c.all()))
 }
 
 // division returns how a GPU is divided on which claims have MIG devices.
 func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dra.Divided, error) {
-	g, err := c.divided(ctx, uuid)
+	g, err := c.layoutOf(ctx, uuid)
 	if err != nil {
 		return dra.Divided{}, err
 	}
@@ -150,7 +150,7 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 		found.Fixed = "MIG mode is off, and the driver resets the GPU to switch it on"
 	}
 	for _, i := range g.Instances {
-		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.own(i) }) {
+		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.isOwn(i) }) {
 			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile,
 				i.Start)
 		}
@@ -160,7 +160,7 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 }
 
 // switchedOff is why no MIG devices are made for claims.
-const switchedOff = "dra.dynamicMIG is off"
+const dynamicMIGOff = "dra.dynamicMIG is off"
 
 // Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock:
 // a MIG device that a daemon makes or destroys meanwhile may count as another program's. It needs
@@ -175,16 +175,16 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 	}
 	divisions := dra.Divisions{}
 	for _, g := range s.GPUs {
-		own := c.own(g.UUID, records)
+		own := c.dynamicMIG(g.UUID, records)
 		switch {
-		case asks(g, c.options.Configs.Value().DRA):
+		case needsSurvey(g, c.options.Configs.Value().DRA):
 			found, err := c.division(ctx, g.UUID, own)
 			if err != nil {
 				found = dra.Divided{Own: places(own), Fixed: err.Error()}
 			}
 			divisions[g.UUID] = found
 		case g.MIG == inventory.MIGEnabled && len(own) > 0:
-			divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
+			divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: dynamicMIGOff}
 		}
 	}
 	return divisions, nil
@@ -192,10 +192,10 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 
 // own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of
 // their places.
-func (c *Claims) own(uuid string, records map[string]record) (all []recordMIG) {
+func (c *Claims) dynamicMIG(uuid string, records map[string]record) (all []recordMIG) {
 	for _, r := range records {
-		for _, at := range r.made()[uuid] {
-			if !r.former(c.options.BootID) && !r.Destroyed {
+		for _, at := range r.dynamicDevices()[uuid] {
+			if !r.beforeRestart(c.options.BootID) && !r.Destroyed {
 				all = append(all, *r.Devices[at].MIG)
 			}
 		}

@@ -78,7 +78,7 @@ func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 }
 
 // sliced returns the UUIDs of the GPUs that have another time slice than the default.
-func (c *Claims) sliced() (gpus []string) {
+func (c *Claims) slicedGPUs() (gpus []string) {
 	for _, name := range names(c.store.folder()) {
 		if gpu, is := strings.CutSuffix(name, sliceSuffix); is {
 			gpus = append(gpus, gpu)
@@ -98,14 +98,14 @@ func (c *Claims) resetSlices(ctx context.Context, gpus []string) {
 }
 
 func (c *Claims) resetUnneeded(ctx context.Context, gpu string) error {
-	locks := c.locks.soon()
+	locks := c.locks.beginBriefly()
 	defer locks.end()
 	if err := locks.gpus(ctx, []string{gpu}); err != nil {
 		return err
 	}
 	for _, r := range c.all() {
 		for _, d := range r.Devices {
-			if d.GPU == gpu && d.Interval != 0 && !r.former(c.options.BootID) {
+			if d.GPU == gpu && d.Interval != 0 && !r.beforeRestart(c.options.BootID) {
 				return nil
 			}
 		}
@@ -114,6 +114,6 @@ func (c *Claims) resetUnneeded(ctx context.Context, gpu string) error {
 }
 
 // slices reports whether a claim has GPUs with time slices of its own.
-func (r record) slices() bool {
+func (r record) setsTimeSlice() bool {
 	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.Interval != 0 })
 }

@@ -99,7 +99,7 @@ func TestTimeSliceThatCannotBeSet(t *testing.T) {
 			synctest.Wait()
 		}
 		smi(nil)
-		time.Sleep(claims.Every)
+		time.Sleep(claims.RefreshInterval)
 		synctest.Wait()
 		if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
 			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-a"))

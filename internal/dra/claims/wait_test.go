@@ -226,7 +226,7 @@ func TestKubeletIsSilent(t *testing.T) {
 				counted := &metrics{}
 				owners := feed.New(dra.All(snapshot().GPUs))
 				r.options.Metrics, r.options.Owners = counted, owners
-				r.options.Held = func(ctx context.Context) ([]kubelet.HeldDevice, error) {
+				r.options.HeldDevices = func(ctx context.Context) ([]kubelet.HeldDevice, error) {
 					if hangs {
 						limited, cancel := context.WithTimeout(ctx, time.Minute)
 						defer cancel()
@@ -320,7 +320,7 @@ func TestWhatIsDestroyedLaterIsNotTheNextPods(t *testing.T) {
 		d.looks = func() { <-goOn }
 		back, prepared := make(chan error, 1), make(chan error, 1)
 		go func() { back <- c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }()
-		time.Sleep(claims.Every) // the task waits until the call has ended
+		time.Sleep(claims.RefreshInterval) // the task waits until the call has ended
 		synctest.Wait()
 		go func() {
 			_, err := ask(t.Context(), c, claim("uid-1", small0))
@@ -331,7 +331,7 @@ func TestWhatIsDestroyedLaterIsNotTheNextPods(t *testing.T) {
 		if err := errors.Join(<-back, <-prepared); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(2 * claims.Every)
+		time.Sleep(2 * claims.RefreshInterval)
 		synctest.Wait()
 		if d.has() != "1g.10gb@0/1" || strings.Contains(r.record("uid-1"), "released") || r.spec("uid-1") == nil {
 			t.Errorf("the GPU has %q, record %s, spec %v", d.has(), r.record("uid-1"), r.spec("uid-1"))
@@ -358,7 +358,7 @@ func TestALeakIsNotTheNextPods(t *testing.T) {
 		c, stop := r.start()
 		defer stop()
 		r.prepare(c, claim("uid-1", gpuA))
-		time.Sleep(20*time.Minute + claims.Every/2) // ten minutes, and ten from the first look after them
+		time.Sleep(20*time.Minute + claims.RefreshInterval/2) // ten minutes, and ten from the first look after them
 		if r.record("uid-1") == "" {
 			t.Fatal("it was given back before")
 		}
@@ -381,9 +381,9 @@ func TestACallLongAfterTheClaimWasGivenBack(t *testing.T) {
 		for name, meanwhile := range map[string]func(){"nothing": func() {}, "given back again": func() { r.unprepare(c, "uid-1") }} {
 			r.prepare(c, claim("uid-1", gpuA))
 			r.unprepare(c, "uid-1")
-			time.Sleep(2*time.Minute - 2*claims.Every)
+			time.Sleep(2*time.Minute - 2*claims.RefreshInterval)
 			_, err := c.Prepare(t.Context(), "uid-1", func(context.Context) (dra.Claim, error) {
-				time.Sleep(4 * claims.Every)
+				time.Sleep(4 * claims.RefreshInterval)
 				meanwhile()
 				return claim("uid-1", gpuA), nil
 			})

@@ -42,7 +42,7 @@ type Counters struct {
 	// that were not written.
 	errors, requests, dropped *prometheus.CounterVec
 	switches                  *prometheus.GaugeVec
-	unasked                   atomic.Uint64 // claims without kubelet's account of resources
+	preparedWithoutKubelet    atomic.Uint64 // claims without kubelet's account of resources
 
 	causes []string // for which a stream ends
 	now    func() time.Time
@@ -188,8 +188,8 @@ func (c *Counters) Unprepared(took time.Duration, cause string) {
 	c.claims.WithLabelValues("unprepare", cmp.Or(cause, done)).Observe(took.Seconds())
 }
 
-// Unasked implements claims.Metrics.
-func (c *Counters) Unasked() { c.unasked.Add(1) }
+// PreparedWithoutKubelet implements claims.Metrics.
+func (c *Counters) PreparedWithoutKubelet() { c.preparedWithoutKubelet.Add(1) }
 
 // done is the result of a call that did not fail.
 const done = "done"
@@ -235,7 +235,7 @@ func (c *Counters) send(out *page, s status.Status) {
 		c.resource(r.Name)
 	}
 	if s.DRA != nil {
-		claimsUnasked.send(out, float64(c.unasked.Load()))
+		claimsWithoutKubelet.send(out, float64(c.preparedWithoutKubelet.Load()))
 	}
 	now := c.now()
 	for uuid, g := range ascending(c.gpus) {

@@ -77,7 +77,7 @@ func counted() *Counters {
 	c.Prepared(3*time.Millisecond, "")
 	c.Prepared(time.Millisecond, "in-use")
 	c.Unprepared(time.Millisecond, "")
-	c.Unasked()
+	c.PreparedWithoutKubelet()
 	c.DriverCalled("reading", 200*time.Microsecond)
 	c.DriverCalled("reading", 3*time.Second)
 	c.DriverFailed("reading", "GPU_IS_LOST")

@@ -240,7 +240,7 @@ var (
 		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: configuration, device, health, " +
 			"in-use, not-ready, driver, late, disk or malformed.",
 	}
-	claimsUnasked = metric{
+	claimsWithoutKubelet = metric{
 		name: "gpu_device_plugin_claims_without_kubelet_account_total", kind: counter, series: "1",
 		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. They go on where all GPUs of " +
 			"the node are in ResourceSlices.",
@@ -268,6 +268,6 @@ var daemonMetrics = []metric{
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
-	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration, claimsUnasked,
+	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration, claimsWithoutKubelet,
 	apiRequests, eventsDropped,
 }

@@ -173,7 +173,7 @@ func TestModeInUse(t *testing.T) {
 	s.refused("the GPU cannot be given as a whole: ", claim("whole", gpuB))
 	s.prepare(s.c, claim("next", small0)) // at the same place
 	s.is("the next one", inventory.MIGEnabled, "1g.10gb@0/1")
-	s.c.GiveBackReleased(t.Context()) // the next one has the mode now
+	s.c.RetryReleases(t.Context()) // the next one has the mode now
 	left("")
 	s.is("the next one, later", inventory.MIGEnabled, "1g.10gb@0/1")
 	s.unprepare(s.c, "next")
@@ -181,7 +181,7 @@ func TestModeInUse(t *testing.T) {
 	s.set(func() { s.inUse = false })
 	s.prepare(s.c, claim("whole", gpuB))
 	s.is("the whole", inventory.MIGDisabled, "")
-	s.c.GiveBackReleased(t.Context())
+	s.c.RetryReleases(t.Context())
 	left("")
 	s.unprepare(s.c, "whole")
 
@@ -189,7 +189,7 @@ func TestModeInUse(t *testing.T) {
 	s.set(func() { s.inUse = true })
 	s.unprepare(s.c, "last")
 	s.set(func() { s.inUse = false })
-	s.c.GiveBackReleased(t.Context())
+	s.c.RetryReleases(t.Context())
 	left("")
 	s.is("the last one", inventory.MIGDisabled, "")
 }
@@ -218,7 +218,7 @@ func TestTheSameClaimAgain(t *testing.T) {
 		s.unprepare(s.c, "one")
 		s.is(again+", given back", inventory.MIGEnabled, "")
 		s.set(func() { s.inUse = false })
-		s.c.GiveBackReleased(t.Context())
+		s.c.RetryReleases(t.Context())
 		s.is(again+", at last", inventory.MIGDisabled, "")
 		if left := files(t, filepath.Join(s.options.StateDir, "claims")); len(left) > 0 {
 			t.Errorf("%s: left are %q", again, left)
@@ -295,7 +295,7 @@ func TestSwitchWithoutAnswer(t *testing.T) {
 			silent(nil)
 			s.prepare(s.c, claim("next", small0))
 			s.unprepare(s.c, "next")
-			s.c.GiveBackReleased(t.Context())
+			s.c.RetryReleases(t.Context())
 			s.is(when, inventory.MIGDisabled, "")
 
 			if err := s.turn(inventory.MIGEnabled); err != nil {
@@ -437,7 +437,7 @@ func switchRecovers(t *testing.T, dir, name, then string, step int) {
 		}
 	}
 	r.unprepare(s.c, "uid-1")
-	if s.c.GiveBackReleased(t.Context()); !whole {
+	if s.c.RetryReleases(t.Context()); !whole {
 		s.is(name+" and given back", inventory.MIGDisabled, "")
 	}
 	left := slices.DeleteFunc(files(t, folder), func(name string) bool { return strings.HasSuffix(name, ".tmp") })

@@ -146,7 +146,7 @@ func TestALateWriteOfAnEarlierLead(t *testing.T) {
 		); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(claims.Every + time.Second)
+		time.Sleep(claims.RefreshInterval + time.Second)
 		synctest.Wait()
 		if r.record("uid-1") != late["uid-1"] || r.record("uid-3") != kept {
 			t.Errorf("records: %s and %s", r.record("uid-1"), r.record("uid-3"))
@@ -220,11 +220,11 @@ func TestADiskThatHangs(t *testing.T) {
 		if left := files(t, r.dir); !slices.Equal(left, []string{"root"}) {
 			t.Errorf("the disk was used: %v", left)
 		}
-		time.Sleep(claims.Every + time.Second)
+		time.Sleep(claims.RefreshInterval + time.Second)
 		synctest.Wait()
 		r.prepare(c, claim("uid-1", gpuA))
 		close(disk)
-		time.Sleep(claims.Every + time.Second)
+		time.Sleep(claims.RefreshInterval + time.Second)
 		synctest.Wait()
 		if r.record("uid-1") == "" || r.spec("uid-1") == nil {
 			t.Error("the files are not there again")
@@ -405,7 +405,7 @@ func TestSpecsFollowTheDriver(t *testing.T) {
 		if err := os.Rename(filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu"), moved); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(claims.Every)
+		time.Sleep(claims.RefreshInterval)
 		synctest.Wait()
 		if !strings.Contains(mounts(), "/usr/lib64/libcuda.so.590.48.01") {
 			t.Errorf("mounts after the files were moved: %s", mounts())
@@ -413,7 +413,7 @@ func TestSpecsFollowTheDriver(t *testing.T) {
 		if err := os.RemoveAll(r.options.CDIDir); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(claims.Every)
+		time.Sleep(claims.RefreshInterval)
 		synctest.Wait()
 		if r.spec("uid-1") == nil {
 			t.Error("a spec that somebody removed was not written again")
@@ -498,7 +498,7 @@ type metrics struct {
 	unasked int
 }
 
-func (m *metrics) Unasked() { m.unasked++ }
+func (m *metrics) PreparedWithoutKubelet() { m.unasked++ }
 
 func (m *metrics) Prepared(_ time.Duration, cause string)   { m.causes = append(m.causes, cause) }
 func (m *metrics) Unprepared(_ time.Duration, cause string) { m.causes = append(m.causes, "-"+cause) }

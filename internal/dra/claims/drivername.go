@@ -45,7 +45,7 @@ func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
 }
 
 // named returns an error if there are records, and none of them is of a driver of this name.
-func named(records map[string]record, driver string) error {
+func checkDriverName(records map[string]record, driver string) error {
 	var other string
 	var claims []string
 	for _, r := range records {
@@ -61,11 +61,11 @@ func named(records map[string]record, driver string) error {
 	return fmt.Errorf("%w: claims are prepared under %s: %s", dra.ErrOtherName, other, inventory.Few(claims))
 }
 
-// Rival returns why NVIDIA's driver may give GPUs of this node to claims, a sentence with the
+// CompetingDriver returns why NVIDIA's driver may give GPUs of this node to claims, a sentence with the
 // remedy; empty if it does not. Where this driver has NVIDIA's name, kubelet knows one of the two
 // at a time, and its claims are taken over. Under another name both can be registered: then this
 // one gives nothing.
-func (c *Claims) Rival(ctx context.Context) string {
+func (c *Claims) CompetingDriver(ctx context.Context) string {
 	if c.options.DriverName == dra.Driver || c.options.Checkpoint == "" {
 		return ""
 	}
@@ -77,7 +77,7 @@ func (c *Claims) Rival(ctx context.Context) string {
 	var noted checkpoint
 	text, err := statefile.Read(c.options.Checkpoint, maxCheckpoint)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && c.adopted(text):
+	case errors.Is(err, fs.ErrNotExist), err == nil && c.isAdopted(text):
 		return ""
 	case err == nil:
 		noted, err = parseCheckpoint(text)
@@ -86,7 +86,7 @@ func (c *Claims) Rival(ctx context.Context) string {
 		return fmt.Sprintf("it is not known which claims NVIDIA's driver has prepared: %s: %v; remove the file when no pod has such a claim",
 			c.options.Checkpoint, err)
 	}
-	if former := (record{Boot: noted.V2.NodeBootID}).former(c.options.BootID); former ||
+	if former := (record{Boot: noted.V2.NodeBootID}).beforeRestart(c.options.BootID); former ||
 		len(noted.V2.PreparedClaims) == 0 {
 		return ""
 	}

@@ -157,7 +157,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		t.Errorf("another claim: %v", err)
 	}
 	set("", nil)
-	c.GiveBackReleased(t.Context())
+	c.RetryReleases(t.Context())
 	if d.has() != "" || r.record("uid-1") != "" {
 		t.Errorf("the daemon has ended: the GPU has %s, record %q", d.has(), r.record("uid-1"))
 	}

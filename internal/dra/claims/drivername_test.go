@@ -114,8 +114,8 @@ func TestBesideNVIDIAsName(t *testing.T) {
 	refused := func(why, want string) {
 		t.Helper()
 		if _, err := ask(t.Context(), c, claim("uid-2", "gpu-2")); err == nil || !strings.Contains(err.Error(), want) ||
-			c.Rival(t.Context()) != err.Error() {
-			t.Errorf("%s: %v; rival %q", why, err, c.Rival(t.Context()))
+			c.CompetingDriver(t.Context()) != err.Error() {
+			t.Errorf("%s: %v; rival %q", why, err, c.CompetingDriver(t.Context()))
 		}
 		r.prepare(c, claim("uid-1", "gpu-0"))
 	}

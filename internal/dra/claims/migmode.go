@@ -23,7 +23,7 @@ import (
 //   - The mode of a GPU that a process uses is never switched, nor that of one on which another program has made an instance.
 
 // asks reports whether a GPU is to be asked how it can be divided for claims.
-func asks(g inventory.GPU, c config.DRA) bool {
+func needsSurvey(g inventory.GPU, c config.DRA) bool {
 	return c.DynamicMIG && (g.MIG == inventory.MIGEnabled || c.SwitchMIG && g.MIG == inventory.MIGDisabled)
 }
 
@@ -67,7 +67,7 @@ func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPU
 	if err == nil || change.Before.Mode == change.After.Mode {
 		return err
 	}
-	if now, unknown := c.divided(ctx, change.GPU.UUID); unknown == nil && now.Mode != now.Pending {
+	if now, unknown := c.layoutOf(ctx, change.GPU.UUID); unknown == nil && now.Mode != now.Pending {
 		err = errors.Join(err, mig.ApplySteps(ctx, driver, now.UUID, layout.Restore(now, now.Mode, now.Instances), step))
 	}
 	return err
@@ -75,16 +75,16 @@ func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPU
 
 // errDivided is why the mode of a GPU is not switched off: an instance on it is none of the
 // claim's.
-var errDivided = errors.New("it was not made for a claim")
+var errForeignInstance = errors.New("it was not made for a claim")
 
 // undivide switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
-func (c *Claims) undivide(ctx context.Context, uuid string) error {
+func (c *Claims) disableMIG(ctx context.Context, uuid string) error {
 	if err := c.mayChange(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
-	g, err := c.divided(ctx, uuid)
+	g, err := c.layoutOf(ctx, uuid)
 	switch {
 	case err != nil:
 		return err
@@ -93,7 +93,7 @@ func (c *Claims) undivide(ctx context.Context, uuid string) error {
 	}
 	for _, i := range g.Instances {
 		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s is in the way: %w", i.ID, i.Profile, i.Start,
-			uuid, errDivided)
+			uuid, errForeignInstance)
 	}
 	if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
 		return err
@@ -103,19 +103,19 @@ func (c *Claims) undivide(ctx context.Context, uuid string) error {
 
 // undivided notes for whole GPUs of a claim whether MIG mode is to be switched off for it, or
 // returns why it cannot be. The caller has the locks of the GPUs.
-func (c *Claims) undivided(ctx context.Context, r record) (record, error) {
+func (c *Claims) checkDisableMIG(ctx context.Context, r record) (record, error) {
 	r.Devices = slices.Clone(r.Devices)
 	for i, d := range r.Devices {
-		if !d.Undivide {
+		if !d.DisableMIG {
 			continue
 		}
-		g, err := c.divided(ctx, d.GPU)
+		g, err := c.layoutOf(ctx, d.GPU)
 		switch {
 		case err != nil:
 			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", d.GPU, err)
 		case g.Mode != inventory.MIGEnabled && g.Pending != inventory.MIGEnabled:
-			seen, _ := c.options.Snapshots.Value().GPU(d.GPU)
-			r.Devices[i].Undivide = seen.MIG == inventory.MIGEnabled // then it is waited for a look
+			scanned, _ := c.options.Snapshots.Value().GPU(d.GPU)
+			r.Devices[i].DisableMIG = scanned.MIG == inventory.MIGEnabled // then it is waited for a look
 			continue
 		case len(g.Instances) > 0:
 			return r, d.blockedBy(g.Instances[0])
@@ -130,7 +130,7 @@ func (c *Claims) undivided(ctx context.Context, r record) (record, error) {
 // refusal is the cause of what the driver refuses.
 func refusal(err error) Cause {
 	switch {
-	case errors.Is(err, inventory.ErrInUse), errors.Is(err, errDivided):
+	case errors.Is(err, inventory.ErrInUse), errors.Is(err, errForeignInstance):
 		return CauseInUse
 	case causeOf(err) == CauseNotReady: // another process may change the GPU still
 		return CauseNotReady
@@ -140,15 +140,15 @@ func refusal(err error) Cause {
 
 // rest switches off the MIG mode of GPUs that was switched on for a claim, unless there is an
 // instance still, of another claim or another program. The caller has the locks of the GPUs.
-func (c *Claims) rest(ctx context.Context, r record) (err error) {
-	if r.former(c.options.BootID) {
+func (c *Claims) disableUnusedMIG(ctx context.Context, r record) (err error) {
+	if r.beforeRestart(c.options.BootID) {
 		return nil // the restart of the node has switched it off
 	}
 	for _, uuid := range r.gpus() {
 		if !r.switches(uuid) {
 			continue
 		}
-		if problem := c.undivide(ctx, uuid); !errors.Is(problem, errDivided) {
+		if problem := c.disableMIG(ctx, uuid); !errors.Is(problem, errForeignInstance) {
 			err = errors.Join(err, problem)
 		}
 	}

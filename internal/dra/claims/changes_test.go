@@ -104,17 +104,17 @@ func TestTheLoopWaitsForNoCall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * claims.Every)
+		time.Sleep(2 * claims.RefreshInterval)
 		if err := os.Remove(r.specs().File("uid-1")); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * claims.Every)
+		time.Sleep(2 * claims.RefreshInterval)
 		synctest.Wait()
 		if r.spec("uid-1") == nil {
 			t.Error("a claim has no spec while a call has a GPU of no claim")
 		}
 		release()
-		time.Sleep(2 * claims.Every)
+		time.Sleep(2 * claims.RefreshInterval)
 		synctest.Wait()
 		if _, err := os.Stat(mark); err == nil {
 			t.Error("the time slice is not set back")
