@@ -8,20 +8,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Class is what the number of an XID alone says about the GPU.
+// Class is what the XID number alone says about the GPU.
 type Class int
 
 // The classes of XIDs.
 const (
-	// Decode: the number does not decide; the recovery action of the driver does.
+	// Decode: the number does not decide. The driver's recovery action does.
 	Decode Class = iota
-	// Application: the process has to be restarted; the GPU is good.
+	// Application: the process must be restarted; the GPU is good.
 	Application
-	// Informational: the GPU can be given work as before.
+	// Informational: the GPU may get work as before.
 	Informational
-	// Transient: the GPU needs a reset or a restart, and is good afterwards.
+	// Transient: the GPU is good after a reset or a restart.
 	Transient
-	// Hardware: an operator has to repair or replace a part.
+	// Hardware: an operator must repair or replace a part.
 	Hardware
 )
 
@@ -33,29 +33,29 @@ func (c Class) String() string {
 	return names[c]
 }
 
-// An XID is one row of the catalog: what is known about one error number of the driver.
+// An XID is a row of the catalog: the facts about one error number of the driver.
 type XID struct {
 	Code uint64
-	// Name says what happened; empty for a code that the catalog does not have.
+	// Name says what happened; empty for a code missing from the catalog.
 	Name  string
 	Class Class
-	// Bucket is what NVIDIA's catalog says to do first; empty where it says nothing.
+	// Bucket is the first action recommended by NVIDIA's catalog; empty without a recommendation.
 	Bucket string
-	// CoveredFrom is the first driver branch whose recovery action covers this XID: the action NONE
-	// then means that nothing has to be done about it. It is 0 if no recovery action covers the XID.
+	// CoveredFrom is the first driver branch whose recovery action covers this XID: then the action
+	// NONE means that the XID needs no action. It is 0 if no recovery action covers the XID.
 	CoveredFrom int
 }
 
-// XIDs that have rules of their own.
+// XIDs with rules of their own.
 const (
-	remappingFailed = 64 // a row could not be remapped, which can also be read from GPUs since Ampere
-	fellOffTheBus   = 79 // the GPU cannot be reached any more
+	remappingFailed = 64 // a row could not be remapped; also in the readings since Ampere
+	fellOffTheBus   = 79 // the GPU is unreachable
 	gspTimeout      = 119
 	gspError        = 120
 )
 
-// Lookup returns the catalog's row for code; for a code that it does not have, one of class Decode
-// without a name.
+// Lookup returns the catalog's row for a code, or a nameless row of class Decode if the code is
+// missing.
 func Lookup(code uint64) XID {
 	i, ok := slices.BinarySearchFunc(catalog[:], code, func(x XID, code uint64) int { return cmp.Compare(x.Code, code) })
 	if !ok {
@@ -64,7 +64,7 @@ func Lookup(code uint64) XID {
 	return catalog[i]
 }
 
-// String names the XID for people: "XID 79 (GPU fell off the bus)".
+// String returns the XID for display: "XID 79 (GPU fell off the bus)".
 func (x XID) String() string {
 	if x.Name == "" {
 		return fmt.Sprintf("XID %d", x.Code)
@@ -72,11 +72,10 @@ func (x XID) String() string {
 	return fmt.Sprintf("XID %d (%s)", x.Code, x.Name)
 }
 
-// wholeGPU reports whether the cure of the XID concerns the whole GPU, even if the XID belongs to
-// one MIG device.
+// wholeGPU reports whether the remedy concerns the whole GPU, even for an XID of one MIG device.
 func (x XID) wholeGPU() bool { return x.Class == Transient || x.Class == Hardware }
 
-// cure is what makes a GPU usable again after the XID, where no recovery action says otherwise.
+// cure returns the remedy after the XID, unless a recovery action overrides it.
 func (x XID) cure() inventory.Cure {
 	switch {
 	case x.Bucket == "RESTART_BM" || x.Bucket == "RESTART_VM":
@@ -87,10 +86,10 @@ func (x XID) cure() inventory.Cure {
 	return inventory.CureReset
 }
 
-// catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025, which
-// covers Ampere and later, with names and classes in our own words. Codes that NVIDIA lists as
-// unused have the bucket CONTACT_SUPPORT; those after 172 are known from the open kernel driver
-// only. The recovery action has covered 158 and 159 since they exist.
+// catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025 for Ampere
+// and newer, with our own names and classes. Codes that NVIDIA lists as unused have the bucket
+// CONTACT_SUPPORT. Codes after 172 are known from the open kernel driver only. Recovery actions
+// have covered 158 and 159 since these codes exist.
 var catalog = [...]XID{
 	{1, "command FIFO: illegal method", Decode, "CONTACT_SUPPORT", 0},
 	{2, "command FIFO: method left to software", Decode, "CONTACT_SUPPORT", 0},

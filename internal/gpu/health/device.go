@@ -8,42 +8,41 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// maxCounts bounds the events counted for a device: the kinds and XIDs seen last are kept.
+// maxCounts limits the event counts of a device, keeping the latest kinds and XIDs.
 const maxCounts = 32
 
-// A Device is what is known about one physical GPU or one MIG device. It is a value: folding makes
-// a new one and does not change the slices of the old one.
+// A Device is the state of one physical GPU or one MIG device. It is a value: folding returns a new
+// Device and does not modify the slices of the old one.
 type Device struct {
-	// Health is the verdict, the worst of Faults; Unknown until the first reading.
+	// Health is the verdict, from the worst of Faults; Unknown until the first reading.
 	Health inventory.Health
-	// Faults are the open faults, in the order in which they were found.
+	// Faults are the open faults, oldest first.
 	Faults []Fault
-	// Counts are the events seen since the process started, the latest last.
+	// Counts are the events since the process started, latest last.
 	Counts []Count
-	// Recoveries are the times at which the device became Healthy again after a fault of its own,
-	// within the flap window.
+	// Recoveries are the times of recoveries from faults of the device within the flap window.
 	Recoveries []time.Time
 }
 
-// A Count is how often an event was seen.
+// A Count is the number of occurrences of an event.
 type Count struct {
 	Kind inventory.EventKind
 	// XID is the number of an EventXID.
 	XID uint64
 	N   int
-	// Last is when it was seen last.
+	// Last is the time of the last occurrence.
 	Last time.Time
 }
 
-// An Instance is a Device that is one MIG device.
+// An Instance is the Device of a MIG device.
 type Instance struct {
 	UUID   string
 	GI, CI int
 	Device
 }
 
-// counted returns d with the event counted.
-func (d Device) counted(e inventory.Event, now time.Time) Device {
+// withCount returns d with one more occurrence of the event.
+func (d Device) withCount(e inventory.Event, now time.Time) Device {
 	counts := make([]Count, 0, len(d.Counts)+1)
 	seen := Count{Kind: e.Kind, XID: e.XID}
 	for _, c := range d.Counts {
@@ -60,10 +59,10 @@ func (d Device) counted(e inventory.Event, now time.Time) Device {
 	return d
 }
 
-// opened returns d with the fault open. If a fault of the same source and XID is open, it keeps its
-// time and does not become less severe, but its passes start again.
-func (d Device) opened(f Fault, now time.Time) Device {
-	f.Since, f.Seen = now, now
+// withFault returns d with the fault open. An open fault of the same source and XID keeps its start
+// time and does not become less severe, but loses its passes.
+func (d Device) withFault(f Fault, now time.Time) Device {
+	f.Since, f.LastSeen = now, now
 	i := slices.IndexFunc(d.Faults, func(o Fault) bool { return o.Source == f.Source && o.XID == f.XID })
 	if i < 0 {
 		d.Faults = append(slices.Clip(d.Faults), f)
@@ -83,8 +82,8 @@ func (d Device) opened(f Fault, now time.Time) Device {
 	return d.withVerdict(now)
 }
 
-// closed returns d without the faults for which cured says true.
-func (d Device) closed(now time.Time, cured func(Fault) bool) Device {
+// withoutFaults returns d without the faults that match.
+func (d Device) withoutFaults(now time.Time, cured func(Fault) bool) Device {
 	if !slices.ContainsFunc(d.Faults, cured) {
 		return d
 	}
@@ -92,9 +91,9 @@ func (d Device) closed(now time.Time, cured func(Fault) bool) Device {
 	return d.withVerdict(now)
 }
 
-// worst returns the fault that decides the verdict: that of the worst state, and of several with
-// that state the one whose cure takes most effort, as it may cure the others too. Without faults it
-// returns one with the state Healthy.
+// worst returns the fault that decides the verdict: the one with the worst state, and among equals
+// the one with the most expensive remedy, which may also end the others. Without faults, the result
+// is Healthy.
 func (d Device) worst() Fault {
 	worst := Fault{State: inventory.Healthy}
 	for _, f := range d.Faults {
@@ -106,7 +105,7 @@ func (d Device) worst() Fault {
 	return worst
 }
 
-// firstXID returns the XID that was found first among the open faults; 0 if none has one.
+// firstXID returns the oldest XID of the open faults, or 0.
 func (d Device) firstXID() uint64 {
 	for _, f := range d.Faults {
 		if f.XID != 0 {
@@ -116,12 +115,13 @@ func (d Device) firstXID() uint64 {
 	return 0
 }
 
-// withVerdict returns d with the verdict that follows from its faults.
+// withVerdict returns d with the verdict of its faults.
 func (d Device) withVerdict(now time.Time) Device {
 	worst := d.worst()
 	verdict := worst.health()
 	if worst.Source == SourceAction {
-		// The action says what to do, the XID what happened. Which of the two is read first is chance.
+		// The recovery action tells what to do, and the XID what happened. The two arrive in any
+		// order.
 		if xid := d.firstXID(); xid != 0 {
 			verdict.XID, verdict.Reason = xid, fmt.Sprintf("%v: %s", Lookup(xid), verdict.Reason)
 		}

@@ -1,9 +1,9 @@
-// Package health decides whether a GPU or MIG device can be given new work. It is policy: the XID
-// catalog, the overrides of the operator, and pure functions that fold an event of the driver, or a
-// reading of a GPU, into what is known of the GPU. It reads nothing, has no clock and starts no
-// goroutine; package monitor calls it.
+// Package health decides whether a GPU or MIG device may get new work. It is policy: the XID
+// catalog, the operator's overrides, and pure functions that fold a driver event or a reading into
+// the state of a GPU. It does no I/O, has no clock and starts no goroutine. Package monitor calls
+// it.
 //
-// What is known of a device is a list of open faults. Each fault says how it was found, what state
-// it gives the device, and what cures it. The verdict on the device is its worst fault; without
-// faults the device is Healthy. A fault closes when its evidence is gone; Policy has the rules.
+// The state of a device is a list of open faults. Each fault has a source, the device state it
+// causes, and a remedy. The verdict on the device is its worst fault; a device without faults is
+// Healthy. A fault closes when its evidence is gone: see Policy.
 package health

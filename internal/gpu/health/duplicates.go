@@ -7,28 +7,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// duplicateWindow is the time within which an event and a line of the kernel log with the same XID
-// are the same thing.
+// duplicateWindow is the longest time between an event and a kernel log line of the same XID for
+// both to count once.
 const duplicateWindow = 10 * time.Second
 
-// lineWindow is the time from the first line of a fault in the kernel log within which other lines
-// with the same XID are of the same fault. The driver tells of an exception in several lines, a few
-// milliseconds apart, and by one event.
+// lineWindow is the longest time between the first and another kernel log line of the same fault.
+// The driver logs an exception in several lines, a few milliseconds apart, and sends one event.
 const lineWindow = time.Second
 
-// recentXIDs find the XIDs that come more than once: as an event of the driver and as lines of the
-// kernel log.
+// recentXIDs finds duplicate XIDs: those reported both by events and in the kernel log.
 type recentXIDs []recentXID
 
-// A recentXID counts an XID of the last seconds: events has the events minus the faults in the log.
+// A recentXID counts a recent XID: events is the number of events minus the number of faults in the
+// log.
 type recentXID struct {
 	xid        uint64
 	gi         int
 	events     int
-	last, line time.Time // the last of either, and the first line of the last fault in the log
+	last, line time.Time // last event or line, and the first line of the last fault in the log
 }
 
-// with returns h with an event counted, and whether the fault that it tells of has come already.
+// with returns h with the event counted, and whether the event is a duplicate.
 func (h recentXIDs) with(e inventory.Event, now time.Time) (recentXIDs, bool) {
 	if e.Kind != inventory.EventXID {
 		return h, false
@@ -39,7 +38,7 @@ func (h recentXIDs) with(e inventory.Event, now time.Time) (recentXIDs, bool) {
 	for _, o := range h {
 		same := o.xid == e.XID && (o.gi == e.GI || o.gi == inventory.Unattributed || e.GI == inventory.Unattributed)
 		switch {
-		case now.Sub(o.last) >= duplicateWindow: // too old
+		case now.Sub(o.last) >= duplicateWindow: // expired
 		case same && !found:
 			b, found = o, true
 		default:

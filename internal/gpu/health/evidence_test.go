@@ -9,15 +9,18 @@ import (
 )
 
 // see has a look find the GPU, of the given chip.
-func (s *story) see(g inventory.GPU) { s.gpu = s.gpu.Seen(g, false, s.now) }
+func (s *story) see(g inventory.GPU) { s.gpu = s.gpu.WithScan(g, false, s.now) }
 
 // restart begins a new process: of what was known it has what the ledger kept.
 func (s *story) restart() {
-	faults, recoveries := s.gpu.Durable(), s.gpu.Recoveries
+	faults, recoveries := s.gpu.DurableFaults(), s.gpu.Recoveries
 	for i := range faults {
-		faults[i].Seen = faults[i].Since // the ledger has one time of each fault
+		faults[i].LastSeen = faults[i].Since // the ledger has one time of each fault
 	}
-	s.gpu = health.GPU{UUID: "GPU-0"}.Restored(func(string) ([]health.Fault, []time.Time) { return faults, recoveries },
+	s.gpu = health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault,
+		[]time.Time) {
+		return faults, recoveries
+	},
 		s.now)
 	s.reopen()
 }
@@ -134,7 +137,8 @@ func TestASessionInWhichAGPUStaysLostIsNoEvidence(t *testing.T) {
 // What the driver asks for counts although the GPU refuses everything else, or cannot be reached.
 func TestRecoveryActionOfAGPUThatRefusesCalls(t *testing.T) {
 	for contact, state := range map[inventory.Contact]inventory.State{
-		inventory.ContactFailing: inventory.Unhealthy, inventory.ContactResetRequired: inventory.Unhealthy, inventory.ContactLost: inventory.Lost,
+		inventory.ContactFailing: inventory.Unhealthy, inventory.ContactResetRequired: inventory.Unhealthy,
+		inventory.ContactLost: inventory.Lost,
 	} {
 		t.Run(contact.String(), func(t *testing.T) {
 			s := begin(t, 580)

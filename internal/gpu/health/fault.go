@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Source is how a fault was found. A device has at most one open fault of each source, and one for
+// Source is the origin of a fault. A device has at most one open fault of each source, and one for
 // each XID.
 type Source string
 
@@ -23,65 +23,64 @@ const (
 	SourceReset       Source = "reset-required"  // a reading: calls answer that the GPU needs a reset
 	SourceMemory      Source = "memory"          // a reading: memory that cannot be repaired
 	SourceFabric      Source = "fabric"          // a reading: the NVSwitch fabric
-	SourceECC         Source = "ecc"             // a reading: uncorrected memory errors since the last one
-	SourceContact     Source = "contact"         // a reading: calls fail with codes that do not name a state of the GPU
+	SourceECC         Source = "ecc"             // a reading: new uncorrected memory errors
+	SourceContact     Source = "contact"         // a reading: calls fail with codes that name no state of the GPU
 	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
-	// no reading: calls to this GPU hung twice within a short time, as when its GSP hangs.
+	// no reading: calls to this GPU hung twice within a short time, as with a hanging GSP.
 	SourceHangs    Source = "hangs"
 	SourceSilence  Source = "silence"  // no reading: the driver does not answer
-	SourceFlapping Source = "flapping" // recovered too often
-	SourceCUDA     Source = "cuda"     // a proof: CUDA does not work; who proves it keeps that on disk
+	SourceFlapping Source = "flapping" // too many recoveries
+	SourceCUDA     Source = "cuda"     // a CUDA check failed; package cudacheck saves the result on disk
 )
 
-// event reports whether faults of the source are opened by events. No reading can find them again.
+// event reports whether faults of the source are opened by events, and so cannot be found again by
+// readings.
 func (s Source) event() bool {
 	return s == SourceXID || s == SourcePoison || s == SourceRetirement || s == SourceUnavailable
 }
 
-// signal reports whether faults of the source are found by signals of a reading that not every GPU
-// has.
+// signal reports whether faults of the source are found by signals that some GPUs lack.
 func (s Source) signal() bool { return s == SourceMemory || s == SourceFabric || s == SourceECC }
 
-// A Fault is one thing that is wrong with a device.
+// A Fault is one problem of a device.
 type Fault struct {
 	Source Source
 	// XID is the number of a SourceXID fault.
 	XID uint64
-	// State is the state of the device with this fault alone.
+	// State is the state that the fault alone gives the device.
 	State inventory.State
-	// Reason is a sentence without a full stop: what was found, and what to do about it.
+	// Reason says what happened and what to do: a sentence without a full stop.
 	Reason string
 	Cure   inventory.Cure
-	// Since is when the fault was found, Seen when it was found last.
-	Since time.Time
-	Seen  time.Time
+	// Since is when the fault was found, and Seen when it was last found again.
+	Since    time.Time
+	LastSeen time.Time
 
-	// limit is when Suspect becomes Unhealthy, and when an Unknown device is no longer given new work.
+	// limit is the end of the Suspect state, or of the grace of an Unknown device.
 	limit time.Time
-	// passes counts the readings in a row in which the evidence was gone; the first of them was at
-	// passing.
-	passes  int
-	passing time.Time
+	// passes is the number of consecutive readings without evidence of the fault; passing is the
+	// time of the first.
+	passes    int
+	firstPass time.Time
 }
 
-// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail
-// of 48 for SRAM.
+// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the SRAM
+// detail of 48.
 func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
-// durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy
-// after a restart.
+// durable reports whether the fault must survive a restart of the process, so that a bad GPU stays
+// bad.
 func (f Fault) durable() bool {
 	return f.Source != SourceCUDA && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
 }
 
-// maxXIDs is how many XIDs a device has faults of. Each fault costs time at every event and
-// reading, and room in the ledger; a driver that reports more different ones makes the device no
-// worse.
+// maxXIDs limits the XID faults of a device. Each fault costs time at every event and reading, and
+// space in the ledger. More XIDs from the driver do not make the device worse.
 const maxXIDs = 32
 
-// standIn returns the fault that an XID opens or renews on a device of a GPU: f, or where the
-// device has faults of maxXIDs other XIDs already, the newest of these that is as bad and takes as
-// much to close. If there is none, it is f.
+// standIn returns the fault opened by an XID: f itself, or, if the device already has faults of
+// maxXIDs other XIDs, the newest of these that is as bad and as hard to close. It returns f if
+// there is none.
 func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 	if f.Source != SourceXID {
 		return f
@@ -101,7 +100,7 @@ func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 	for _, o := range slices.Backward(d.Faults) {
 		if o.Source == SourceXID && inventory.Worst(o.health(), f.health()).State == o.State &&
 			effort(o.Cure) >= effort(f.Cure) &&
-			p.wayBack(g, o, facts) >= p.wayBack(g, f, facts) {
+			p.conditionFor(g, o, facts) >= p.conditionFor(g, f, facts) {
 			o.passes = 0
 			return o
 		}
@@ -111,11 +110,12 @@ func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 
 func (f Fault) health() inventory.Health {
 	return inventory.Health{
-		State: f.State, Grace: f.State == inventory.Unknown && !f.limit.IsZero(), Reason: f.Reason, XID: f.XID, Cure: f.Cure,
+		State: f.State, Grace: f.State == inventory.Unknown && !f.limit.IsZero(), Reason: f.Reason, XID: f.XID,
+		Cure: f.Cure,
 	}
 }
 
-// effort orders cures by how much they take.
+// effort ranks remedies by their cost.
 func effort(c inventory.Cure) int {
 	switch c {
 	case inventory.CureHardware:
@@ -131,7 +131,7 @@ func effort(c inventory.Cure) int {
 	}
 }
 
-// remedy says in words what a cure asks for.
+// remedy returns the instruction for a remedy.
 func remedy(c inventory.Cure) string {
 	switch c {
 	case inventory.CureReset:
@@ -155,7 +155,7 @@ func remedy(c inventory.Cure) string {
 	return "find the cause, then clear the fault"
 }
 
-// because returns a reason: what was found, and what to do about it.
+// because returns a reason: what happened and what to do.
 func because(c inventory.Cure, format string, args ...any) string {
 	return fmt.Sprintf(format, args...) + ": " + remedy(c)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// findings returns the faults that a reading of g shows. Signals that are only reported, such as
-// pending row remapping, give no fault. The recovery action counts whatever the other calls answer.
+// findings returns the faults found in a reading of g. Signals that are only reported, such as
+// pending row remapping, are no faults. The recovery action counts even if other calls fail.
 func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
 	if a := r.RecoveryAction.Value; p.gates(a) {
@@ -32,19 +32,19 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	case inventory.ContactFailing:
 	}
 	f, what := Fault{Source: SourceContact, Cure: inventory.CureReset}, fmt.Sprintf("calls to the GPU fail (%s)", r.Reason)
-	if g.Health.State == inventory.Unknown { // as Suspect it would get new work, although it has not answered since
+	if g.Health.State == inventory.Unknown { // a Suspect GPU would get new work without having answered since
 		f.State, f.Reason = inventory.Unhealthy, because(f.Cure, "%s", what)
 		return append(found, f)
 	}
 	return append(found, p.suspect(f, what, now))
 }
 
-// gates reports whether a GPU with a recovery action gets no new work.
+// gates reports whether a recovery action keeps new work from the GPU.
 func (p Policy) gates(a inventory.RecoveryAction) bool {
 	return a != inventory.RecoveryNone && (a != inventory.RecoveryIMEXDomain || p.IMEXGates)
 }
 
-// signals returns the faults that the signals of a GPU show, if the GPU answers.
+// signals returns the faults found in the signals of a GPU that answers.
 func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
 	switch {
@@ -57,23 +57,23 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	}
 	// MIG mode shuts down the NVLinks: the GPU is not part of the fabric, whatever state the driver
 	// reports.
-	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.mig {
+	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.migEnabled {
 		found = append(found, Fault{
 			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
 			Reason: what,
 		})
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
-	// Without a recovery action a Suspect GPU would never be Healthy again. There, the XIDs that come
-	// with such errors count.
-	if !g.old && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
+	// Without a recovery action, a Suspect GPU could never become Healthy again. Then the XIDs sent
+	// with such errors count instead.
+	if !g.preAmpere && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Cure: inventory.CureReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
 	}
 	return found
 }
 
-// actionFault is the fault of a GPU whose driver asks for a recovery action.
+// actionFault returns the fault for a recovery action of the driver.
 func actionFault(a inventory.RecoveryAction) Fault {
 	var cure inventory.Cure
 	switch a {
@@ -87,7 +87,7 @@ func actionFault(a inventory.RecoveryAction) Fault {
 		cure = inventory.CureDrain
 	case inventory.RecoveryIMEXDomain:
 		cure = inventory.CureIMEX
-	default: // one of a newer driver
+	default: // an action of a newer driver
 		cure = inventory.CureHuman
 	}
 	return Fault{
@@ -96,7 +96,7 @@ func actionFault(a inventory.RecoveryAction) Fault {
 	}
 }
 
-// memoryFault is the fault of memory that cannot be repaired.
+// memoryFault returns the fault for unrepairable memory.
 func memoryFault(what string) Fault {
 	return Fault{
 		Source: SourceMemory, State: inventory.Unhealthy, Cure: inventory.CureHardware,
@@ -104,27 +104,26 @@ func memoryFault(what string) Fault {
 	}
 }
 
-// reportedFaults keep no GPU from work where the driver does not sum up the faults: a GPU may have
-// no partition, or for a while no manager, and compute.
-const reportedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisconnected
+// toleratedFaults are faults that do not keep a GPU from work if the driver has no summary: a GPU
+// may compute without a partition, or for a while without a manager.
+const toleratedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisconnected
 
-// fabricAdvice says who has to do what about a fault, where it is not Fabric Manager that has to
-// come up.
+// fabricAdvice is the advice for each fault not remedied by starting Fabric Manager.
 var fabricAdvice = map[inventory.FabricFault]string{
-	inventory.FabricWrongSystem:         "the system has another GUID than the fabric expects: ask who installed the machine",
-	inventory.FabricWrongChassis:        "the chassis has another serial number than the fabric expects: ask who installed the machine",
-	inventory.FabricNoPartition:         "no partition has the GPU: have who manages the partitions of the fabric add it to one",
+	inventory.FabricWrongSystem:         "the system GUID is not the expected one: ask the installer of the machine",
+	inventory.FabricWrongChassis:        "the chassis serial number is not the expected one: ask the installer of the machine",
+	inventory.FabricNoPartition:         "no partition has the GPU: ask the administrator of the fabric to add it to one",
 	inventory.FabricTooFewLinks:         "too few NVLinks of the GPU are up for its partition: check NVSwitches, cables and trays",
-	inventory.FabricWrongFirmware:       "the firmware of the GPU does not fit the fabric: install the one that NVIDIA lists for it",
-	inventory.FabricWrongPlace:          "the GPU is where the fabric expects none: check in which slot or tray it is",
+	inventory.FabricWrongFirmware:       "the GPU's firmware does not match the fabric: install the version that NVIDIA lists",
+	inventory.FabricWrongPlace:          "the fabric expects no GPU in this place: check the slot or tray",
 	inventory.FabricInvalidGPU:          "the state of the GPU is not valid: stop all processes on the GPU and reset it",
-	inventory.FabricMisconfigured:       "the configuration is wrong in a way that this program does not know: read Fabric Manager's log",
-	inventory.FabricUnassigned:          "the GPU is not assigned to a partition: have who manages the partitions of the fabric assign it",
-	inventory.FabricManagerDisconnected: "the manager of the fabric (GFM) is not connected: check that it runs, and the network to it",
+	inventory.FabricMisconfigured:       "unknown misconfiguration: see Fabric Manager's log",
+	inventory.FabricUnassigned:          "the GPU is not assigned to a partition: ask the administrator of the fabric to assign it",
+	inventory.FabricManagerDisconnected: "the fabric manager (GFM) is not connected: check that it is running and reachable",
 }
 
-// fabricReason names the faults of a GPU's way into the fabric, each with its advice; without one,
-// Fabric Manager has to come up.
+// fabricReason returns a reason with the advice for each fault. A fault without advice is remedied
+// by starting Fabric Manager.
 func fabricReason(faults inventory.FabricFault) string {
 	var sentences []string
 	advised := true
@@ -142,8 +141,8 @@ func fabricReason(faults inventory.FabricFault) string {
 	return because(inventory.CureFabric, "%s", reason)
 }
 
-// fabricFault says why a GPU cannot use the NVSwitch fabric, and what to do; empty if it can, or if
-// it has no fabric.
+// fabricFault returns why a GPU cannot use the NVSwitch fabric, with the remedy; empty if the GPU
+// can, or has no fabric.
 func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	f := s.Value
 	switch {
@@ -157,8 +156,8 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
 		return because(inventory.CureFabric, "the driver reports the connection to the NVSwitch fabric as unhealthy")
 	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown &&
-		f.Faults&^reportedFaults != 0:
+		f.Faults&^toleratedFaults != 0:
 		return fabricReason(f.Faults)
-	} // where the driver has a summary, it has weighed the faults: with limited capacity the GPU can be used
+	} // a driver's summary already weighs the faults: with limited capacity the GPU is usable
 	return ""
 }

@@ -95,7 +95,9 @@ func TestFlapLimitOfOne(t *testing.T) {
 				t.Errorf("%+v after the second time", h)
 			}
 			if tt.want == inventory.Unhealthy {
-				if want := "the device became Unhealthy and Healthy again 2 times within 24h0m0s: find the cause, then clear the fault"; s.gpu.Health.Reason != want {
+				want := "the device became Unhealthy and Healthy again 2 times within 24h0m0s: " +
+					"find the cause, then clear the fault"
+				if s.gpu.Health.Reason != want {
 					t.Errorf("reason %q, want %q", s.gpu.Health.Reason, want)
 				}
 			}
@@ -137,7 +139,7 @@ func TestRecoveriesOutliveTheProcess(t *testing.T) {
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
 	s.cured()
 	s.want(inventory.Healthy, inventory.NoCure)
-	if !s.gpu.Marked() {
+	if !s.gpu.HasLedgerEntries() {
 		t.Error("nothing is said to be kept of it")
 	}
 	s.restart()
@@ -146,7 +148,7 @@ func TestRecoveriesOutliveTheProcess(t *testing.T) {
 	s.cured()
 	s.want(inventory.Unhealthy, inventory.CureHuman)
 	s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
-	if s.gpu.Marked() {
+	if s.gpu.HasLedgerEntries() {
 		t.Errorf("%+v after it was cleared", s.gpu.Device)
 	}
 }
@@ -219,7 +221,7 @@ func TestVerdictOfSeveralFaults(t *testing.T) {
 		for i := range tt.faults {
 			tt.faults[i].XID = uint64(i)
 		}
-		g := health.GPU{UUID: "GPU-0"}.Restored(func(string) ([]health.Fault, []time.Time) { return tt.faults, nil },
+		g := health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault, []time.Time) { return tt.faults, nil },
 			time.Time{})
 		if got := g.Health.Cure; got != tt.want {
 			t.Errorf("%s: cure %q, want %q", name, got, tt.want)

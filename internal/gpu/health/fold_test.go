@@ -145,9 +145,11 @@ func TestEveryXID(t *testing.T) {
 				// The driver asks for each of its actions, and later for none.
 				for action, want := range map[inventory.RecoveryAction]inventory.Cure{
 					inventory.RecoveryGPUReset: inventory.CureReset, inventory.RecoveryNodeReboot: inventory.CureReboot,
-					inventory.RecoveryDrainP2P: inventory.CureDrainP2P, inventory.RecoveryDrainAndReset: inventory.CureDrain,
-					inventory.RecoveryIMEXDomain: inventory.CureIMEX, inventory.RecoveryBusReset: inventory.CureReset,
-					inventory.RecoverySystemReboot: inventory.CureReboot, inventory.RecoveryAction(99): inventory.CureHuman,
+					inventory.RecoveryDrainP2P:      inventory.CureDrainP2P,
+					inventory.RecoveryDrainAndReset: inventory.CureDrain,
+					inventory.RecoveryIMEXDomain:    inventory.CureIMEX, inventory.RecoveryBusReset: inventory.CureReset,
+					inventory.RecoverySystemReboot: inventory.CureReboot,
+					inventory.RecoveryAction(99):   inventory.CureHuman,
 				} {
 					s := begin(t, branch)
 					s.policy.IMEXGates = true

@@ -63,18 +63,22 @@ func TestFabricReasonsNameWhatIsWrong(t *testing.T) {
 		"registration with the NVSwitch fabric failed with NVML code 999: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Status: 999,
 		},
-		"the connection to the NVSwitch fabric has faults: degraded bandwidth; no partition has the GPU: have who manages the partitions of " +
-			"the fabric add it to one: bring up the NVSwitch fabric (Fabric Manager)": {
+		"the connection to the NVSwitch fabric has faults: degraded bandwidth; " +
+			"no partition has the GPU: ask the administrator of the fabric to add it to one: " +
+			"bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Faults: inventory.FabricDegradedBandwidth | inventory.FabricNoPartition,
 		},
-		"the connection to the NVSwitch fabric has faults: too few NVLinks of the GPU are up for its partition: check NVSwitches, cables and " +
-			"trays; the manager of the fabric (GFM) is not connected: check that it runs, and the network to it": {
+		"the connection to the NVSwitch fabric has faults: too few NVLinks of the GPU are up for its partition: " +
+			"check NVSwitches, cables and trays; " +
+			"the fabric manager (GFM) is not connected: check that it is running and reachable": {
 			State: inventory.FabricCompleted, Faults: inventory.FabricTooFewLinks | inventory.FabricManagerDisconnected,
 		},
 		"the connection to the NVSwitch fabric has faults: route unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
-			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy, Faults: inventory.FabricRouteUnhealthy,
+			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy,
+			Faults: inventory.FabricRouteUnhealthy,
 		},
-		"the driver reports the connection to the NVSwitch fabric as unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
+		"the driver reports the connection to the NVSwitch fabric as unhealthy: " +
+			"bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy,
 		},
 	} {
@@ -169,8 +173,8 @@ func TestHang(t *testing.T) {
 	hang := func() { s.gpu = s.hang(s.now) }
 	hang()
 	s.want(inventory.Unhealthy, inventory.CureReset)
-	const reason = "the driver does not return from nvmlDeviceGetMemoryInfo for this GPU: the kernel log says why; " +
-		"if it stays so, reset the GPU or restart the node"
+	const reason = "the driver does not return from nvmlDeviceGetMemoryInfo for this GPU: see the kernel log; " +
+		"if this persists, reset the GPU or restart the node"
 	if s.gpu.Health.Reason != reason || s.gpu.Answers() {
 		t.Errorf("it answers: %v, %q", s.gpu.Answers(), s.gpu.Health.Reason)
 	}
@@ -232,7 +236,7 @@ func TestGSPThatHangs(t *testing.T) {
 	} {
 		for i, unmarked := range []bool{false, true} {
 			s := begin(t, 570)
-			s.facts.Unmarked = unmarked
+			s.facts.GSPUnmarked = unmarked
 			tt.happen(s)
 			s.reads(20, s.good)
 			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != tt.healthy[i] {
@@ -240,7 +244,7 @@ func TestGSPThatHangs(t *testing.T) {
 				continue
 			}
 			s.restart()
-			s.facts.Unmarked = unmarked
+			s.facts.GSPUnmarked = unmarked
 			s.reads(20, s.good)
 			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != tt.healthy[i] {
 				t.Errorf("%s, unmarked %v, after a restart of the daemon: %+v", name, unmarked, s.gpu.Health)
@@ -307,7 +311,8 @@ func TestFaultsOfAMIGDeviceThatReachItsSiblings(t *testing.T) {
 				len(s.gpu.Counts) != 0 {
 				t.Errorf("counted at the wrong place: %+v", s.gpu)
 			}
-			if _, ok := s.policy.FoldEvent(s.gpu, inventory.Event{Kind: tt.event.Kind, XID: tt.event.XID, GI: 3}, s.facts,
+			if _,
+				ok := s.policy.FoldEvent(s.gpu, inventory.Event{Kind: tt.event.Kind, XID: tt.event.XID, GI: 3}, s.facts,
 				s.now); ok {
 				t.Error("an event of an instance that is not there hit something")
 			}

@@ -7,52 +7,52 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A GPU is what is known about a physical GPU and the MIG devices on it.
+// A GPU is the state of a physical GPU and its MIG devices.
 type GPU struct {
 	UUID string
 	Device
-	// Instances are the GPU's MIG devices, in the order of the Snapshot, with the faults that concern
-	// one of them alone.
+	// Instances are the MIG devices in the order of the Snapshot. Their faults concern one MIG
+	// device alone.
 	Instances []Instance
-	// Unread are MIG devices that could not be read in the last scan, and may still be there.
+	// Unread are MIG devices that the last scan could not read, and that may still exist.
 	Unread []Instance
-	// Reading is the last one in which the GPU answered.
+	// Reading is the last reading with an answer of the GPU.
 	Reading inventory.Reading
 
-	// old says that the chip is older than Ampere, mig that MIG mode is on.
-	old, mig bool
-	// read says that there was a Reading; answers, that it is the latest thing that was folded in.
-	// Session is when the session of the Reading was opened.
-	read, answers bool
-	session       time.Time
-	// stalled is the beginning of the last call that hung for longStall.
-	stalled time.Time
-	// recent are the XIDs of the last seconds, and how they came.
-	recent recentXIDs
-	// reset is the time of the latest evidence that the GPU was reset or its driver loaded again.
-	reset time.Time
+	// preAmpere is true for a chip older than Ampere, and mig in MIG mode.
+	preAmpere, migEnabled bool
+	// hasReading is true if there was a Reading, and answers if the Reading was the last input.
+	// session is when its session was opened.
+	hasReading, answers bool
+	session             time.Time
+	// lastStall is the start of the last call that hung for longStall.
+	lastStall time.Time
+	// recentXIDs are the XIDs of the last seconds with their origins.
+	recentXIDs recentXIDs
+	// lastReset is the time of the latest evidence of a reset, or of a reload of the driver.
+	lastReset time.Time
 }
 
-// hasAction reports whether the recovery action NONE means that the GPU is good: if it can be read,
-// and since Ampere, as NVIDIA documents nothing for older chips. Before the first reading it is
-// assumed that it can be read.
-func (g GPU) hasAction() bool { return !g.old && (!g.read || g.Reading.RecoveryAction.Known) }
+// hasAction reports whether the recovery action NONE means a good GPU. The action must be readable,
+// and the chip at least Ampere, because NVIDIA documents nothing for older chips. Before the first
+// reading, the action is assumed to be readable.
+func (g GPU) hasAction() bool {
+	return !g.preAmpere && (!g.hasReading || g.Reading.RecoveryAction.Known)
+}
 
-// actionDecides reports whether the recovery action of this driver decides about the GPU.
+// actionDecides reports whether this driver's recovery action decides about the GPU.
 func (g GPU) actionDecides(facts Facts) bool {
 	return g.hasAction() && facts.Branch >= inventory.RecoveryActionBranch
 }
 
-// beforeAmpere are the chips to which NVIDIA's catalog of XIDs and the recovery action do not
-// apply.
+// beforeAmpere are the architectures without NVIDIA's XID catalog and recovery action.
 var beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}
 
-// Seen returns g as a scan found it, with the MIG devices that there are now. MIG devices that were
-// there before keep their faults; a new one is Healthy. With unread, some could not be read: what
-// is known of those that are missing is kept in Unread until they can be read, or are known to be
-// gone.
-func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
-	g.old, g.mig = slices.Contains(beforeAmpere, found.Architecture), found.MIG == inventory.MIGEnabled
+// WithScan returns g with the result of a scan. Known MIG devices keep their faults; a new one is
+// Healthy. unread is true if some MIG devices could not be read: then missing MIG devices move to
+// Unread until they are read, or known to be gone.
+func (g GPU) WithScan(found inventory.GPU, unread bool, now time.Time) GPU {
+	g.preAmpere, g.migEnabled = slices.Contains(beforeAmpere, found.Architecture), found.MIG == inventory.MIGEnabled
 	devices := found.MIGDevices
 	same := slices.EqualFunc(g.Instances, devices, func(i Instance, m inventory.MIGDevice) bool {
 		return i.UUID == m.UUID && i.GI == m.GI && i.CI == m.CI
@@ -81,24 +81,23 @@ func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	return g
 }
 
-// Suspect reports whether the GPU or one of its MIG devices waits for the recovery action of the
-// driver.
+// Suspect reports whether the GPU or one of its MIG devices waits for the driver's recovery action.
 func (g GPU) Suspect() bool { return g.any(func(f Fault) bool { return f.State == inventory.Suspect }) }
 
-// any reports whether the GPU or one of its MIG devices has an open fault for which is returns
-// true.
+// any reports whether the GPU or one of its MIG devices has a matching open fault.
 func (g GPU) any(is func(Fault) bool) bool {
 	return slices.ContainsFunc(g.Faults, is) ||
 		slices.ContainsFunc(g.Instances, func(i Instance) bool { return slices.ContainsFunc(i.Faults, is) })
 }
 
-// WantsSession reports whether the GPU can only be found good in a new NVML session, and since
-// when: it was lost, answered that it needs a reset, or its calls fail, since this session was
-// opened.
+// WantsSession reports whether only a new NVML session can find the GPU good, and since when. This
+// is so if, since this session was opened, the GPU was lost, answered that it needs a reset, or its
+// calls failed.
 func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	g.any(func(f Fault) bool {
 		lost := f.Source == SourceLost && !g.answers
-		if (p.wayBack(g, f, facts) == bySession || f.Source == SourceContact || lost) && !facts.Opened.After(f.Seen) {
+		if (p.conditionFor(g, f, facts) == bySession || f.Source == SourceContact || lost) &&
+			!facts.Opened.After(f.LastSeen) {
 			since, wants = f.Since, true
 		}
 		return wants
@@ -106,9 +105,9 @@ func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	return since, wants
 }
 
-// ResetSeen returns when there was evidence last that the GPU was reset or its driver loaded again;
-// zero if there was none.
-func (g GPU) ResetSeen() time.Time { return g.reset }
+// LastReset returns the time of the latest evidence of a reset, or of a reload of the driver; zero
+// without evidence.
+func (g GPU) LastReset() time.Time { return g.lastReset }
 
 // Answers reports whether the GPU answered the last reading.
 func (g GPU) Answers() bool { return g.answers }
@@ -116,7 +115,7 @@ func (g GPU) Answers() bool { return g.answers }
 // Whole reports whether the GPU has no MIG devices.
 func (g GPU) Whole() bool { return len(g.Instances) == 0 }
 
-// Limit returns when FoldTime will change something next, the zero time if it will not.
+// Limit returns when FoldTime will next change something; zero for never.
 func (g GPU) Limit() time.Time {
 	limit := earliest(time.Time{}, g.Faults)
 	for _, i := range g.Instances {
@@ -134,8 +133,8 @@ func earliest(limit time.Time, faults []Fault) time.Time {
 	return limit
 }
 
-// each returns g with fold applied to all its devices: the physical GPU and its MIG devices.
-func (g GPU) each(fold func(Device) Device) GPU {
+// mapDevices returns g with fold applied to all its devices: the physical GPU and its MIG devices.
+func (g GPU) mapDevices(fold func(Device) Device) GPU {
 	g.Device = fold(g.Device)
 	g.Instances = slices.Clone(g.Instances)
 	for i := range g.Instances {
@@ -144,10 +143,9 @@ func (g GPU) each(fold func(Device) Device) GPU {
 	return g
 }
 
-// atTargets returns g with fold applied to the devices that an event concerns: the physical GPU, or
-// the MIG devices of the GI or CI that the event names. It returns false if there is no such MIG
-// device.
-func (g GPU) atTargets(e inventory.Event, fold func(Device) Device) (GPU, bool) {
+// mapTargets returns g with fold applied to the devices named by an event: the physical GPU, or the
+// MIG devices of a GI or CI. It returns false if g has no such MIG device.
+func (g GPU) mapTargets(e inventory.Event, fold func(Device) Device) (GPU, bool) {
 	if e.GI == inventory.Unattributed {
 		g.Device = fold(g.Device)
 		return g, true

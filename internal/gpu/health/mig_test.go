@@ -85,13 +85,13 @@ func TestMIGDevicesThatComeAndGo(t *testing.T) {
 	if got := s.states(); got[0] != inventory.Healthy || got[1] != inventory.Unhealthy {
 		t.Fatalf("%v after another was made", got)
 	}
-	s.gpu = s.gpu.Seen(divided(one), true, s.now) // the other one cannot be read
-	s.gpu = s.gpu.Seen(divided(one), true, s.now)
-	if len(s.gpu.Unread) != 1 || !s.gpu.Marked() {
+	s.gpu = s.gpu.WithScan(divided(one), true, s.now) // the other one cannot be read
+	s.gpu = s.gpu.WithScan(divided(one), true, s.now)
+	if len(s.gpu.Unread) != 1 || !s.gpu.HasLedgerEntries() {
 		t.Fatalf("unread %+v", s.gpu.Unread)
 	}
-	s.gpu = s.gpu.Seen(divided(one), false, s.now) // it is gone
-	if len(s.gpu.Unread) != 0 || s.gpu.Marked() {
+	s.gpu = s.gpu.WithScan(divided(one), false, s.now) // it is gone
+	if len(s.gpu.Unread) != 0 || s.gpu.HasLedgerEntries() {
 		t.Fatalf("unread %+v of one that is gone", s.gpu.Unread)
 	}
 	s.see(divided(one, two))
@@ -106,7 +106,7 @@ func TestClearOneOfTwoUnreadMIGDevices(t *testing.T) {
 	s.see(divided(one, two))
 	s.strike(1, inventory.Unattributed)
 	s.strike(2, inventory.Unattributed)
-	s.gpu = s.gpu.Seen(divided(), true, s.now)
+	s.gpu = s.gpu.WithScan(divided(), true, s.now)
 	cleared, ok := s.policy.Clear(s.gpu, "MIG-1", s.now)
 	if !ok || len(cleared.Unread) != 1 || cleared.Unread[0].UUID != "MIG-2" || len(s.gpu.Unread) != 2 {
 		t.Fatalf("cleared %v: %+v of %+v", ok, cleared.Unread, s.gpu.Unread)
@@ -174,14 +174,14 @@ func TestEventsOfInstances(t *testing.T) {
 func TestMarked(t *testing.T) {
 	fresh := begin(t, 580)
 	fresh.see(divided(one, two))
-	if fresh.gpu.Marked() {
+	if fresh.gpu.HasLedgerEntries() {
 		t.Error("a GPU of which nothing is known is marked")
 	}
 	for name, strike := range map[string]func(*story){
 		"the GPU":            func(s *story) { s.xid(119) },
 		"the first instance": func(s *story) { s.strike(1, 0) },
 		"the last instance":  func(s *story) { s.strike(2, 0) },
-		"an unread instance": func(s *story) { s.strike(2, 0); s.gpu = s.gpu.Seen(divided(one), true, s.now) },
+		"an unread instance": func(s *story) { s.strike(2, 0); s.gpu = s.gpu.WithScan(divided(one), true, s.now) },
 		"a recovery": func(s *story) {
 			s.reads(1, asking(inventory.RecoveryGPUReset))
 			s.reads(2, s.good)
@@ -190,7 +190,7 @@ func TestMarked(t *testing.T) {
 		s := begin(t, 580)
 		s.see(divided(one, two))
 		strike(s)
-		if !s.gpu.Marked() {
+		if !s.gpu.HasLedgerEntries() {
 			t.Errorf("%s: not marked", name)
 		}
 	}
@@ -207,7 +207,8 @@ func TestCounts(t *testing.T) {
 	s.wait(1)
 	s.xid(13)
 	want := []health.Count{
-		{Kind: inventory.EventSingleBitECC, N: 1}, {Kind: inventory.EventDRAMRetirement, N: 1}, {Kind: inventory.EventXID,
+		{Kind: inventory.EventSingleBitECC, N: 1}, {Kind: inventory.EventDRAMRetirement, N: 1},
+		{Kind: inventory.EventXID,
 			XID: 13, N: 2},
 	}
 	if len(s.gpu.Counts) != len(want) {

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// NodeWide returns the reason that all GPUs of a node have in common, where the cause is the node
-// and not a GPU: a sentence without a full stop, empty if there is no such reason or only one GPU.
+// NodeWide returns the common reason of all GPUs if the cause is the node and not a GPU: a sentence
+// without a full stop. It is empty without such a reason, and on a node with a single GPU.
 func NodeWide(gpus []GPU) string {
 	if len(gpus) < 2 {
 		return ""
@@ -23,7 +23,8 @@ func NodeWide(gpus []GPU) string {
 	case first.Source == SourceAction && first.Cure == inventory.CureReboot:
 		return because(first.Cure, "the driver asks for a restart of the node on all %d GPUs", len(gpus))
 	case first.Source == SourceContact:
-		return fmt.Sprintf("calls to all %d GPUs fail: this container may have lost its access to the devices, restart its pod", len(gpus))
+		return fmt.Sprintf("calls to all %d GPUs fail: this container may have lost its access to the devices, "+
+			"restart its pod", len(gpus))
 	case first.Source == SourceSilence:
 		return first.Reason
 	}

@@ -7,28 +7,28 @@ import (
 	"strings"
 )
 
-// Rule is how an operator wants an XID to be treated.
+// Rule is the operator's treatment of an XID.
 type Rule string
 
 // The rules.
 const (
-	// RuleCatalog: as the catalog says.
+	// RuleCatalog: follow the catalog.
 	RuleCatalog Rule = ""
-	// RuleIgnore: counted, and nothing else.
+	// RuleIgnore: only count the XID.
 	RuleIgnore Rule = "ignore"
-	// RuleSuspect: the recovery action of the driver decides.
+	// RuleSuspect: let the driver's recovery action decide.
 	RuleSuspect Rule = "suspect"
 	// RuleFatal: Unhealthy at once, until there is evidence of a reset or an operator clears the
 	// fault.
 	RuleFatal Rule = "fatal"
 )
 
-// Overrides are an operator's rules for XIDs. They win over the catalog, but not over readings: a
-// lost GPU is Lost whatever they say. The zero value has no rules. A value is not changed once it
-// is in use.
+// Overrides are the operator's rules for XIDs. They take precedence over the catalog, but not over
+// readings: a lost GPU is Lost in any case. The zero value has no rules. Overrides are immutable
+// once in use.
 type Overrides struct {
-	rest Rule
-	xids map[uint64]Rule
+	others Rule
+	xids   map[uint64]Rule
 }
 
 // Rule returns the rule for an XID.
@@ -36,13 +36,12 @@ func (o Overrides) Rule(code uint64) Rule {
 	if r, ok := o.xids[code]; ok {
 		return r
 	}
-	return o.rest
+	return o.others
 }
 
-// Off reports whether the operator switched off all checks, and not only those of some XIDs: every
-// XID is ignored.
+// Off reports whether the operator disabled all health checks: every XID is ignored.
 func (o Overrides) Off() bool {
-	if o.rest != RuleIgnore {
+	if o.others != RuleIgnore {
 		return false
 	}
 	for _, r := range o.xids {
@@ -53,27 +52,27 @@ func (o Overrides) Off() bool {
 	return true
 }
 
-// With returns a copy in which code has the given rule.
+// With returns a copy with the given rule for code.
 func (o Overrides) With(code uint64, r Rule) Overrides {
 	xids := maps.Clone(o.xids)
 	if xids == nil {
 		xids = make(map[uint64]Rule)
 	}
 	xids[code] = r
-	return Overrides{rest: o.rest, xids: xids}
+	return Overrides{others: o.others, xids: xids}
 }
 
 // Equal reports whether two Overrides have the same rules.
 func (o Overrides) Equal(other Overrides) bool {
-	return o.rest == other.rest && maps.Equal(o.xids, other.xids)
+	return o.others == other.others && maps.Equal(o.xids, other.xids)
 }
 
-// ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a
-// comma-separated list of XIDs, or "all" ("xids" means the same). A disabled XID is ignored; an
-// enabled one is fatal, as every XID is to the reference plugin that these variables come from, and
-// wins over a disabled one. For all other XIDs the catalog decides. With all XIDs disabled and none
-// enabled, all checks are off, as there. Entries that are no number are left out and returned, each
-// as a sentence for a warning.
+// ParseOverrides parses DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. Each is a
+// comma-separated list of XIDs, or "all" (or "xids"). A disabled XID is ignored. An enabled XID is
+// fatal, like every XID in NVIDIA's plugin, the origin of these variables; enable takes precedence
+// over disable. The catalog decides about all other XIDs. If all XIDs are disabled and none is
+// enabled, all health checks are off, as in NVIDIA's plugin. Entries other than numbers are skipped
+// and returned in malformed, each as a sentence for a warning.
 func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 	apply := func(variable, list string, r Rule) {
 		for entry := range strings.SplitSeq(list, ",") {
@@ -82,7 +81,7 @@ func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 			case "":
 				continue
 			case "all", "xids":
-				o = Overrides{rest: r}
+				o = Overrides{others: r}
 				continue
 			}
 			code, err := strconv.ParseUint(entry, 10, 64)

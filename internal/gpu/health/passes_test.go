@@ -90,7 +90,8 @@ func TestSilenceOfAGPUThatWasNeverAsked(t *testing.T) {
 func TestWhatOutlivesARestartOfTheNode(t *testing.T) {
 	for cure, want := range map[inventory.Cure]bool{
 		inventory.CureHuman: true, inventory.CureHardware: true, inventory.CureReset: false, inventory.CureDrain: false,
-		inventory.CureDrainP2P: false, inventory.CureReboot: false, inventory.CureFabric: false, inventory.CureIMEX: false,
+		inventory.CureDrainP2P: false, inventory.CureReboot: false, inventory.CureFabric: false,
+		inventory.CureIMEX:      false,
 		inventory.CureReconnect: false, inventory.NoCure: false,
 	} {
 		if got := health.OutlivesBoot(cure); got != want {
@@ -134,7 +135,8 @@ func TestPassesTakeTime(t *testing.T) {
 
 func TestDefaultPolicy(t *testing.T) {
 	want := health.Policy{
-		Interval: 4 * time.Second, SuspectLimit: 5 * time.Second, UnknownGrace: 10 * time.Second, Passes: 2, SuspectSettle: time.Second, Settle: 3 * time.Second,
+		Interval: 4 * time.Second, SuspectLimit: 5 * time.Second, UnknownGrace: 10 * time.Second, Passes: 2,
+		SuspectSettle: time.Second, Settle: 3 * time.Second,
 		FlapLimit: 3, FlapWindow: 24 * time.Hour,
 	}
 	if diff := cmp.Diff(want, health.Default()); diff != "" {
@@ -180,11 +182,11 @@ func TestWhoWantsASession(t *testing.T) {
 func TestRestoredWithoutFaults(t *testing.T) {
 	s := begin(t, 580)
 	nothing := func(string) ([]health.Fault, []time.Time) { return nil, nil }
-	if g := (health.GPU{UUID: "GPU-0"}).Restored(nothing, s.now); g.Health != (inventory.Health{}) {
+	if g := (health.GPU{UUID: "GPU-0"}).WithRestored(nothing, s.now); g.Health != (inventory.Health{}) {
 		t.Errorf("%+v of a GPU that nobody has asked", g.Health)
 	}
 	before := s.gpu.Health
-	if g := s.gpu.Restored(nothing, s.now.Add(time.Hour)); g.Health != before {
+	if g := s.gpu.WithRestored(nothing, s.now.Add(time.Hour)); g.Health != before {
 		t.Errorf("%+v, want %+v", g.Health, before)
 	}
 }
@@ -211,7 +213,8 @@ func TestActionThatCannotBeRead(t *testing.T) {
 // says NONE.
 func TestOtherEventsWithoutAnAction(t *testing.T) {
 	for _, kind := range []inventory.EventKind{
-		inventory.EventFatalPoison, inventory.EventNonFatalPoison, inventory.EventDRAMRetirementFailure, inventory.EventUnavailable,
+		inventory.EventFatalPoison, inventory.EventNonFatalPoison, inventory.EventDRAMRetirementFailure,
+		inventory.EventUnavailable,
 	} {
 		s := begin(t, 580)
 		s.see(inventory.GPU{Architecture: "turing"})
@@ -293,7 +296,7 @@ func TestRestoredIsAnotherValue(t *testing.T) {
 	s.see(divided(one))
 	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReset,
 		Reason: "x"}}
-	restored := s.gpu.Restored(func(uuid string) ([]health.Fault, []time.Time) {
+	restored := s.gpu.WithRestored(func(uuid string) ([]health.Fault, []time.Time) {
 		if uuid == one.UUID {
 			return fault, nil
 		}
@@ -315,7 +318,7 @@ func TestRestoredBesideWhatWasFound(t *testing.T) {
 		{Source: found.Source, XID: 79, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "x"},
 		{Source: health.SourceHang, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "y"},
 	}
-	restored := s.gpu.Restored(func(string) ([]health.Fault, []time.Time) { return noted, nil }, s.now)
+	restored := s.gpu.WithRestored(func(string) ([]health.Fault, []time.Time) { return noted, nil }, s.now)
 	var reasons []string
 	for _, f := range restored.Faults {
 		reasons = append(reasons, f.Reason)

@@ -6,48 +6,48 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Policy are the rules by which faults open and close. The zero value cannot be used; Default has
-// good values.
+// Policy has the rules for opening and closing faults. The zero value is not usable; Default
+// returns good values.
 //
-// A fault that was found by a reading closes when Passes readings in a row, the first and the last
-// at least Settle apart, do not find it. A fault of an XID or another event closes in the same way
-// if the recovery action covers it and is NONE; otherwise evidence of a reset is needed as well. A
-// fault with the cure reboot needs a new boot ID, and one with the cure hardware or human needs an
-// operator.
+// A fault found by a reading closes after Passes consecutive readings without evidence, the first
+// and the last at least Settle apart. A fault of an XID or another event closes likewise if the
+// recovery action covers it and is NONE. Otherwise the fault also needs evidence of a reset. A
+// fault with the remedy reboot needs a new boot ID. A fault with the remedy hardware or human needs
+// an operator.
 type Policy struct {
-	// Interval is the time between two readings of a GPU that looks well.
+	// Interval is the time between two readings of a healthy GPU.
 	Interval  time.Duration
 	Overrides Overrides
 	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit time.Duration
-	// UnknownGrace is how long a device may be given new work after the driver stopped answering.
+	// UnknownGrace is how long a device may still get new work after the driver stopped answering.
 	UnknownGrace time.Duration
-	// Passes is how many readings in a row must find the evidence gone before a fault closes.
+	// Passes is the number of consecutive readings without evidence needed to close a fault.
 	Passes int
-	// SuspectSettle and Settle are the least time between the first and the last pass, for Suspect
-	// devices and for worse ones: the recovery action may change some time after the event, and a cure
-	// must last.
+	// SuspectSettle and Settle are the shortest time between the first and the last pass, for
+	// Suspect and for worse devices. The recovery action may change some time after the event, and
+	// a recovery must last.
 	SuspectSettle, Settle time.Duration
-	// FlapLimit is how many recoveries within FlapWindow are accepted. After one more an operator has
-	// to clear the fault.
+	// FlapLimit is the number of recoveries accepted within FlapWindow. After another one, an
+	// operator must clear the fault.
 	FlapLimit  int
 	FlapWindow time.Duration
-	// FabricReported means that the state of the NVSwitch fabric is reported only.
+	// FabricReported means that the state of the NVSwitch fabric is only reported.
 	FabricReported bool
-	// IMEXGates means that a GPU gets no new work while the driver asks for the recovery of the IMEX
-	// domain. Otherwise that is reported only: it concerns fabric memory alone, and the next pod may
-	// bring up the domain.
+	// IMEXGates means that a GPU gets no new work while the driver requests a recovery of the IMEX
+	// domain. Otherwise the request is only reported: it concerns fabric memory alone, and the next
+	// pod may bring up the domain.
 	IMEXGates bool
-	// EnergyEvidence means that a fall of the energy counter is evidence of a reset.
+	// EnergyEvidence means that a decrease of the energy counter is evidence of a reset.
 	EnergyEvidence bool
-	// ReopenAlways means that NVML is opened anew for a GPU that only a new session can find also
-	// where another GPU without persistence mode loses settings by it, such as power limits.
+	// ReopenAlways means that NVML is opened again for a GPU that only a new session can find, even
+	// if another GPU without persistence mode loses settings such as power limits.
 	ReopenAlways bool
-	// Manual means that an operator has to clear every fault that makes a device Unhealthy or Lost.
+	// Manual means that an operator must clear every fault that makes a device Unhealthy or Lost.
 	Manual bool
 }
 
-// Default returns the policy that counts if the operator sets no other.
+// Default returns the default policy.
 func Default() Policy {
 	return Policy{
 		Interval:      4 * time.Second,
@@ -55,14 +55,14 @@ func Default() Policy {
 		UnknownGrace:  10 * time.Second,
 		Passes:        2,
 		SuspectSettle: time.Second,
-		Settle:        3 * time.Second, // two polls of 4 s, whatever their jitter
+		Settle:        3 * time.Second, // two polls of 4 s, with jitter
 		FlapLimit:     3,
 		FlapWindow:    24 * time.Hour,
 	}
 }
 
-// Verdict returns the health of a device as it is published. If the operator switched all checks
-// off, it is Healthy whatever faults the device has.
+// Verdict returns the published health of a device. If the operator disabled all health checks, it
+// is always Healthy.
 func (p Policy) Verdict(d Device) inventory.Health {
 	if p.Overrides.Off() {
 		return inventory.Health{State: inventory.Healthy, Since: d.Health.Since}
@@ -70,20 +70,20 @@ func (p Policy) Verdict(d Device) inventory.Health {
 	return d.Health
 }
 
-// Facts are what a fold needs besides the event or reading.
+// Facts are the inputs of a fold besides the event or reading.
 type Facts struct {
-	// Branch is the driver's branch, such as 580; 0 while no driver was seen.
+	// Branch is the driver's branch, such as 580; 0 before a driver was found.
 	Branch int
-	// Opened is when the session of the reading was opened. Handles of a session from before a GPU was
-	// lost or reset say nothing about that GPU.
+	// Opened is when the session of the reading was opened. Handles of an older session say nothing
+	// about a GPU that was lost or reset since.
 	Opened time.Time
-	// Unmarked says that the driver does not mark a GPU whose own processor (GSP) hangs as one that
-	// needs a reset: it is older than inventory.MarksGSP.
-	Unmarked bool
+	// GSPUnmarked is true if the driver's recovery action does not ask for a reset when the GPU's own
+	// processor (GSP) hangs: the driver is older than inventory.MarksGSP.
+	GSPUnmarked bool
 }
 
 // coveredBy reports whether the recovery action of a driver branch covers the XID. Every branch
-// that has a recovery action covers the XIDs of class Decode.
+// with a recovery action covers the XIDs of class Decode.
 func (x XID) coveredBy(branch int) bool {
 	if x.Class == Decode {
 		return branch >= inventory.RecoveryActionBranch
@@ -91,12 +91,12 @@ func (x XID) coveredBy(branch int) bool {
 	return x.CoveredFrom != 0 && branch >= x.CoveredFrom
 }
 
-// xidFault returns the fault that an XID opens, and false if it opens none.
+// xidFault returns the fault opened by an XID, and false if there is none.
 func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault, bool) {
 	x := Lookup(code)
 	f := Fault{Source: SourceXID, XID: code, State: inventory.Unhealthy, Cure: x.cure()}
 	if code == remappingFailed && g.Reading.RowRemapFailure.Known {
-		f.Cure = inventory.CureReset // the readings after it say whether the part has to be replaced
+		f.Cure = inventory.CureReset // later readings tell whether the part must be replaced
 	}
 	class := x.Class
 	switch p.Overrides.Rule(code) {
@@ -121,7 +121,7 @@ func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault,
 	return f, true
 }
 
-// suspect returns f with the state Suspect, until the recovery action is read.
+// suspect returns f as Suspect until the recovery action is read.
 func (p Policy) suspect(f Fault, what string, now time.Time) Fault {
 	f.State = inventory.Suspect
 	f.Reason = what + ": waiting for the recovery action of the driver"

@@ -13,7 +13,7 @@ import (
 func TestProofs(t *testing.T) {
 	t.Parallel()
 	p, now := health.Default(), time.Unix(1e9, 0)
-	g := health.GPU{UUID: "GPU-0"}.Seen(inventory.GPU{
+	g := health.GPU{UUID: "GPU-0"}.WithScan(inventory.GPU{
 		UUID: "GPU-0", MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1},
 			{UUID: "MIG-1", GI: 2}},
 	}, false, now)
@@ -41,7 +41,7 @@ func TestProofs(t *testing.T) {
 		bad.Health.State != inventory.Healthy || bad.Instances[0].Health.State != inventory.Healthy {
 		t.Errorf("after a failed proof: %+v", bad)
 	}
-	if len(bad.Instances[1].Durable()) > 0 {
+	if len(bad.Instances[1].DurableFaults()) > 0 {
 		t.Error("it is in the ledger")
 	}
 	if good := fails(bad, "MIG-1", ""); good.Instances[1].Health.State != inventory.Healthy {

@@ -20,7 +20,7 @@ func TestRandomFaults(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := begin(t, []int{535, 565, 580}[r.IntN(3)])
 		s.policy.FlapLimit = 2 + r.IntN(3)
-		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1", GI: 1},
+		s.gpu = s.gpu.WithScan(inventory.GPU{MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1", GI: 1},
 			{UUID: "MIG-2", GI: 2, CI: 1}}}, false, s.now)
 		for range steps {
 			before, kept := s.gpu, clone(s.gpu)

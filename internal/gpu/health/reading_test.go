@@ -38,7 +38,8 @@ func TestReadings(t *testing.T) {
 			false},
 		"fabric completed": {fabric(inventory.Fabric{State: completed}), inventory.Healthy, inventory.NoCure, false},
 		"fabric healthy": {
-			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryHealthy}), inventory.Healthy, inventory.NoCure, false,
+			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryHealthy}),
+			inventory.Healthy, inventory.NoCure, false,
 		},
 		"fabric limited": {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryLimitedCapacity}),
@@ -51,7 +52,8 @@ func TestReadings(t *testing.T) {
 		"fabric failed": {fabric(inventory.Fabric{State: completed, Status: 999}), inventory.Unhealthy,
 			inventory.CureFabric, false},
 		"fabric faults": {
-			fabric(inventory.Fabric{State: completed, Faults: inventory.FabricRouteUnhealthy}), inventory.Unhealthy, inventory.CureFabric, false,
+			fabric(inventory.Fabric{State: completed, Faults: inventory.FabricRouteUnhealthy}),
+			inventory.Unhealthy, inventory.CureFabric, false,
 		},
 		"fabric unhealthy": {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryUnhealthy}),
@@ -238,7 +240,7 @@ func TestSinceIsWhenTheStateWasEntered(t *testing.T) {
 	s.reads(3, s.good)
 	s.xid(119)
 	s.xid(46)
-	if f := s.gpu.Faults; !s.gpu.Health.Since.Equal(struck) || !f[0].Since.Equal(struck) || !f[0].Seen.Equal(s.now) ||
+	if f := s.gpu.Faults; !s.gpu.Health.Since.Equal(struck) || !f[0].Since.Equal(struck) || !f[0].LastSeen.Equal(s.now) ||
 		!f[1].Since.Equal(s.now) {
 		t.Errorf("struck at %v: %+v", struck, s.gpu.Device)
 	}
@@ -303,18 +305,18 @@ func TestMIGDevicesThatCannotBeReadAreCleared(t *testing.T) {
 	mig := []inventory.MIGDevice{{UUID: "MIG-1", GI: 1}, {UUID: "MIG-2", GI: 2}}
 	for _, cleared := range []string{"GPU-0", "MIG-2"} {
 		s := begin(t, 580)
-		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: mig}, false, s.now)
+		s.gpu = s.gpu.WithScan(inventory.GPU{MIGDevices: mig}, false, s.now)
 		s.event(inventory.Event{Kind: inventory.EventXID, XID: 119, GI: 2, CI: inventory.Unattributed})
-		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: mig[:1]}, true, s.now)
-		if len(s.gpu.Instances) != 1 || len(s.gpu.Unread) != 1 || !s.gpu.Marked() {
+		s.gpu = s.gpu.WithScan(inventory.GPU{MIGDevices: mig[:1]}, true, s.now)
+		if len(s.gpu.Instances) != 1 || len(s.gpu.Unread) != 1 || !s.gpu.HasLedgerEntries() {
 			t.Fatalf("%+v", s.gpu)
 		}
 		if _, ok := s.policy.Clear(s.gpu, "MIG-3", s.now); ok {
 			t.Error("a MIG device that nobody knows was cleared")
 		}
 		s.gpu, _ = s.policy.Clear(s.gpu, cleared, s.now)
-		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: mig}, false, s.now)
-		if h := s.gpu.Instances[1].Health; h.State != inventory.Healthy || s.gpu.Marked() {
+		s.gpu = s.gpu.WithScan(inventory.GPU{MIGDevices: mig}, false, s.now)
+		if h := s.gpu.Instances[1].Health; h.State != inventory.Healthy || s.gpu.HasLedgerEntries() {
 			t.Errorf("after %s was cleared: %+v", cleared, h)
 		}
 	}
@@ -419,7 +421,8 @@ func TestOtherEvents(t *testing.T) {
 		inventory.EventDoubleBitECC: inventory.Healthy, inventory.EventSingleBitECCStorm: inventory.Healthy,
 		inventory.EventDRAMRetirement: inventory.Healthy, inventory.EventDRAMRetirementFailure: inventory.Suspect,
 		inventory.EventNonFatalPoison: inventory.Suspect, inventory.EventFatalPoison: inventory.Unhealthy,
-		inventory.EventUnavailable: inventory.Suspect, inventory.EventRecoveryAction: inventory.Healthy, inventory.EventLost: inventory.Healthy,
+		inventory.EventUnavailable: inventory.Suspect, inventory.EventRecoveryAction: inventory.Healthy,
+		inventory.EventLost: inventory.Healthy,
 	} {
 		t.Run(kind.String(), func(t *testing.T) {
 			s := begin(t, 580)

@@ -7,21 +7,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// way is what it takes to close a fault.
-type way int
+// condition is the condition for closing a fault.
+type condition int
 
-// The ways back, each stricter than those before. All but the last two need passes: readings in a
-// row in which the evidence is gone.
+// The conditions, from lenient to strict. All but the last two need passes: consecutive readings
+// without evidence.
 const (
-	byReadings way = iota // passes
-	bySession             // passes in a session that was opened after the fault was seen last
-	byReset               // passes after evidence that the GPU was reset
-	byReboot              // a new boot ID, so never within this process
-	byOperator            // an operator clears it, or another proof
+	byReadings condition = iota // passes
+	bySession                   // passes in a session opened after the fault was last found
+	byReset                     // passes after evidence of a reset
+	byReboot                    // a new boot ID, so never within this process
+	byOperator                  // an operator clears the fault, or another CUDA check succeeds
 )
 
-// wayBack says what closes the fault of the GPU.
-func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
+// conditionFor returns the condition for closing the fault of the GPU.
+func (p Policy) conditionFor(g GPU, f Fault, facts Facts) condition {
 	rowsTell := f.Source == SourceXID && f.XID == remappingFailed && g.Reading.RowRemapFailure.Known &&
 		p.Overrides.Rule(f.XID) != RuleFatal
 	switch {
@@ -30,10 +30,10 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 	case p.Manual || f.Source == SourceFlapping || f.Source == SourceCUDA || f.Cure == inventory.CureHardware && !rowsTell:
 		return byOperator
 	case f.Source == SourceLost && f.Cure == inventory.CureReboot && !g.any(p.needsReset(g, facts)):
-		return byReadings // it answered that it is lost, and answers otherwise now
+		return byReadings // the GPU answered that it is lost, and now answers otherwise
 	case f.State == inventory.Lost || f.Source == SourceReset:
 		return bySession
-	case f.Source == SourceXID && (rowsTell || p.covered(g, f.XID, facts)):
+	case f.Source == SourceXID && (rowsTell || p.isCovered(g, f.XID, facts)):
 		return byReadings
 	case f.Cure == inventory.CureReboot:
 		return byReboot
@@ -43,21 +43,21 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 	return byReadings
 }
 
-// needsReset returns whether a fault other than a lost GPU closes by evidence that only a new
-// session, or a reset, gives.
+// needsReset returns a function that reports whether a fault, other than a lost GPU, closes only
+// with a new session or a reset.
 func (p Policy) needsReset(g GPU, facts Facts) func(Fault) bool {
 	return func(f Fault) bool {
 		if f.Source == SourceLost {
 			return false
 		}
-		w := p.wayBack(g, f, facts)
+		w := p.conditionFor(g, f, facts)
 		return w == bySession || w == byReset
 	}
 }
 
-// covered reports whether the recovery action NONE means that nothing has to be done about the XID.
-func (p Policy) covered(g GPU, code uint64, facts Facts) bool {
-	if facts.Unmarked && (code == gspTimeout || code == gspError) {
+// isCovered reports whether the recovery action NONE means that the XID needs no action.
+func (p Policy) isCovered(g GPU, code uint64, facts Facts) bool {
+	if facts.GSPUnmarked && (code == gspTimeout || code == gspError) {
 		return false
 	}
 	return g.hasAction() && p.Overrides.Rule(code) != RuleFatal && Lookup(code).coveredBy(facts.Branch)
@@ -71,9 +71,9 @@ type judge struct {
 	now   time.Time
 }
 
-// passed returns d after a reading. It is a pass for the faults whose evidence is gone; the others
-// lose their passes. Faults with enough passes close.
-func (j judge) passed(d Device, gone func(Fault) bool) Device {
+// afterReading returns d after a reading. The reading is a pass for faults without evidence; the
+// other faults lose their passes. Faults with enough passes close.
+func (j judge) afterReading(d Device, gone func(Fault) bool) Device {
 	if len(d.Faults) == 0 {
 		if d.Health.State == inventory.Unknown {
 			return d.withVerdict(j.now)
@@ -87,42 +87,42 @@ func (j judge) passed(d Device, gone func(Fault) bool) Device {
 			f.passes = 0
 			continue
 		}
-		if proof, _ := j.proof(*f); f.passes == 0 || f.passing.Before(proof) {
-			f.passes, f.passing = 0, j.now
+		if proof, _ := j.evidence(*f); f.passes == 0 || f.firstPass.Before(proof) {
+			f.passes, f.firstPass = 0, j.now
 		}
 		f.passes++
 	}
 	gated, counts := !d.Health.Allocatable(), false
-	d = d.closed(j.now, func(f Fault) bool {
-		if !j.cured(f) {
+	d = d.withoutFaults(j.now, func(f Fault) bool {
+		if !j.canClose(f) {
 			return false
 		}
-		counts = counts || j.counts(f)
+		counts = counts || j.countsAsRecovery(f)
 		return true
 	})
 	if gated && counts && d.Health.State == inventory.Healthy {
-		return j.recovered(d)
+		return j.withRecovery(d)
 	}
 	return d
 }
 
-// proof reports whether there is what a fault needs besides passes, and since when: only later
+// evidence reports whether the evidence needed besides passes exists, and since when: only later
 // passes count.
-func (j judge) proof(f Fault) (since time.Time, ok bool) {
-	switch j.wayBack(j.gpu, f, j.facts) {
+func (j judge) evidence(f Fault) (since time.Time, ok bool) {
+	switch j.conditionFor(j.gpu, f, j.facts) {
 	case byReadings:
 		return time.Time{}, true
 	case bySession:
-		return j.facts.Opened, j.facts.Opened.After(f.Seen)
+		return j.facts.Opened, j.facts.Opened.After(f.LastSeen)
 	case byReset:
-		return j.gpu.reset, j.gpu.reset.After(f.Seen)
+		return j.gpu.lastReset, j.gpu.lastReset.After(f.LastSeen)
 	default:
 		return time.Time{}, false
 	}
 }
 
-// cured reports whether a fault has all that it takes to close.
-func (j judge) cured(f Fault) bool {
+// canClose reports whether a fault meets all conditions for closing.
+func (j judge) canClose(f Fault) bool {
 	if f.Source == SourceSilence {
 		return true // the driver answers
 	}
@@ -130,32 +130,32 @@ func (j judge) cured(f Fault) bool {
 	if f.State == inventory.Suspect {
 		settle = j.SuspectSettle
 	}
-	_, ok := j.proof(f)
-	return ok && f.passes >= j.Passes && j.now.Sub(f.passing) >= settle
+	_, ok := j.evidence(f)
+	return ok && f.passes >= j.Passes && j.now.Sub(f.firstPass) >= settle
 }
 
-// counts reports whether the end of a fault counts for flapping: not if the recovery action was
-// NONE without a reset, and not if the cause was the fabric, a slow call or a driver that did not
-// answer.
-func (j judge) counts(f Fault) bool {
+// countsAsRecovery reports whether the end of a fault counts for flapping. It does not if the
+// recovery action was NONE without a reset, or if the cause was the fabric, a slow call or a driver
+// without an answer.
+func (j judge) countsAsRecovery(f Fault) bool {
 	switch f.Source {
 	case SourceLost, SourceReset:
 		return true
 	case SourceAction:
 		return f.Cure != inventory.CureIMEX && f.Cure != inventory.CureDrainP2P
 	default:
-		return f.Source.event() && j.gpu.reset.After(f.Seen)
+		return f.Source.event() && j.gpu.lastReset.After(f.LastSeen)
 	}
 }
 
-// recovered returns d with one recovery more, and Unhealthy if there were too many of them.
-func (j judge) recovered(d Device) Device {
+// withRecovery returns d with one more recovery, and Unhealthy after too many.
+func (j judge) withRecovery(d Device) Device {
 	old := func(t time.Time) bool { return j.now.Sub(t) >= j.FlapWindow }
 	d.Recoveries = append(slices.DeleteFunc(slices.Clone(d.Recoveries), old), j.now)
 	if len(d.Recoveries) <= j.FlapLimit {
 		return d
 	}
-	return d.opened(Fault{
+	return d.withFault(Fault{
 		Source: SourceFlapping, State: inventory.Unhealthy, Cure: inventory.CureHuman,
 		Reason: because(inventory.CureHuman, "the device became Unhealthy and Healthy again %d times within %v",
 			len(d.Recoveries), j.FlapWindow),

@@ -7,32 +7,32 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Marked reports whether the GPU or one of its MIG devices has faults or recoveries, which may have
-// to be kept on disk.
-func (g GPU) Marked() bool {
+// HasLedgerEntries reports whether the GPU or one of its MIG devices has faults or recoveries, and
+// so may have entries for the ledger.
+func (g GPU) HasLedgerEntries() bool {
 	marked := func(d Device) bool { return len(d.Faults)+len(d.Recoveries) > 0 }
 	markedOne := func(i Instance) bool { return marked(i.Device) }
 	return marked(g.Device) || slices.ContainsFunc(g.Instances, markedOne) || slices.ContainsFunc(g.Unread, markedOne)
 }
 
-// Durable returns the open faults that must outlive the process, so that a bad device is not
-// Healthy after a restart.
-func (d Device) Durable() []Fault {
+// DurableFaults returns the open faults that must survive a restart of the process, so that a bad
+// device stays bad.
+func (d Device) DurableFaults() []Fault {
 	return slices.DeleteFunc(slices.Clone(d.Faults), func(f Fault) bool { return !f.durable() })
 }
 
-// OutlivesBoot reports whether a fault with this cure is still open after a restart of the node:
-// only one that an operator has to clear is.
+// OutlivesBoot reports whether a fault with this remedy stays open after a restart of the node.
+// Only a fault that needs an operator does.
 func OutlivesBoot(c inventory.Cure) bool {
 	return c == inventory.CureHuman || c == inventory.CureHardware
 }
 
-// Restored returns g with the faults and recoveries that an earlier process had noted for it and
-// its MIG devices, by UUID. A fault that was found meanwhile stays as it was found.
-func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
+// WithRestored returns g with the faults and recoveries saved by an earlier process for it and its
+// MIG devices, by UUID. A fault found meanwhile is not replaced.
+func (g GPU) WithRestored(noted func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
 	restore := func(uuid string, d Device) Device {
 		faults, recoveries := noted(uuid)
-		return d.restored(faults, recoveries, now)
+		return d.withRestored(faults, recoveries, now)
 	}
 	g.Device = restore(g.UUID, g.Device)
 	g.Instances = slices.Clone(g.Instances)
@@ -42,9 +42,9 @@ func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.T
 	return g
 }
 
-// restored takes over faults and recoveries. Times that are to come are of a clock that went back:
-// they count as now, and a fault as found before anything that this process knows.
-func (d Device) restored(faults []Fault, recoveries []time.Time, now time.Time) Device {
+// withRestored adds saved faults and recoveries to d. Times in the future are from a clock that was
+// set back: they count as now, and the fault as older than all other evidence.
+func (d Device) withRestored(faults []Fault, recoveries []time.Time, now time.Time) Device {
 	for _, at := range recoveries {
 		if at.After(now) {
 			at = now
@@ -59,7 +59,7 @@ func (d Device) restored(faults []Fault, recoveries []time.Time, now time.Time) 
 	}
 	for i, f := range faults {
 		if f.Since.After(now) {
-			faults[i].Since, faults[i].Seen = now, time.Time{}
+			faults[i].Since, faults[i].LastSeen = now, time.Time{}
 		}
 	}
 	d.Faults = slices.Concat(d.Faults, faults)

@@ -91,7 +91,7 @@ func NewBook() Book {
 
 // Add adds the durable faults and the recoveries of a device.
 func (b Book) Add(uuid, boot string, d health.Device) {
-	for _, f := range d.Durable() {
+	for _, f := range d.DurableFaults() {
 		b.faults[faultKey{uuid, f.Source, f.XID}] = savedFault{
 			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
 			Since: f.Since.UTC().Truncate(time.Millisecond),
@@ -113,7 +113,7 @@ func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time
 			state = inventory.Lost
 		}
 		faults = append(faults, health.Fault{
-			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Cure: e.Cure, Since: e.Since, Seen: e.Since,
+			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Cure: e.Cure, Since: e.Since, LastSeen: e.Since,
 		})
 	}
 	slices.SortFunc(faults, func(a, b health.Fault) int {

@@ -36,7 +36,7 @@ func fault(xid uint64, after int) health.Fault {
 	since := began.Add(time.Duration(after) * time.Second)
 	return health.Fault{
 		Source: health.SourceXID, XID: xid, State: inventory.Unhealthy, Reason: fmt.Sprintf("XID %d", xid),
-		Cure: inventory.CureReset, Since: since, Seen: since,
+		Cure: inventory.CureReset, Since: since, LastSeen: since,
 	}
 }
 

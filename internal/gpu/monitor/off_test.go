@@ -63,9 +63,9 @@ func TestAllChecksOff(t *testing.T) {
 				}
 				found := 0
 				for _, g := range status.GPUs {
-					found += len(g.Durable())
+					found += len(g.DurableFaults())
 					for _, i := range g.Instances {
-						found += len(i.Durable())
+						found += len(i.DurableFaults())
 					}
 				}
 				if found < len(faults) {

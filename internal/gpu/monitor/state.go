@@ -114,7 +114,7 @@ func (t *nodeState) foldLook(l look, now time.Time) {
 	t.stale, t.lastSuccess, t.unwatched, t.withheldSince = "", now, l.unwatched, time.Time{}
 	t.keepLinks(&l.snapshot, now)
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened,
-		Unmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
+		GSPUnmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
 	missing := t.missing(l.snapshot) // non-empty only if GPUs are left out
 	for i, g := range l.snapshot.GPUs {
 		known, ok := t.gpus[g.UUID]
@@ -130,9 +130,9 @@ func (t *nodeState) foldLook(l look, now time.Time) {
 			known = t.policy.FoldReset(known, now) // the driver initialised the GPU again
 		}
 		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })
-		known = known.Seen(g, unread, now)
+		known = known.WithScan(g, unread, now)
 		if !t.restored.Empty() {
-			known = known.Restored(t.takeRestored, now)
+			known = known.WithRestored(t.takeRestored, now)
 		}
 		t.gpus[g.UUID] = t.foldResult(known, l.readings[i], now)
 	}
@@ -239,7 +239,7 @@ func (t *nodeState) takeRestored(uuid string) ([]health.Fault, []time.Time) {
 // none.
 func (t *nodeState) hasLedgerEntries() bool {
 	for _, g := range t.gpus {
-		if g.Marked() {
+		if g.HasLedgerEntries() {
 			return true
 		}
 	}
@@ -341,7 +341,7 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		known := t.gpus[g.UUID]
-		g.Health, g.Reset = t.healthOf(g.UUID, known.Device), known.ResetSeen()
+		g.Health, g.Reset = t.healthOf(g.UUID, known.Device), known.LastReset()
 		g.MIGDevices = slices.Clone(g.MIGDevices)
 		for j := range g.MIGDevices {
 			g.MIGDevices[j].Health = t.verdict(g.UUID, known.Instances[j].Device)
@@ -362,7 +362,7 @@ func (t *nodeState) changed() bool {
 	}
 	for i, g := range t.scan.GPUs {
 		was, known := p.GPUs[i], t.gpus[g.UUID]
-		g.Health, g.Reset = t.healthOf(g.UUID, known.Device), known.ResetSeen()
+		g.Health, g.Reset = t.healthOf(g.UUID, known.Device), known.LastReset()
 		if len(was.MIGDevices) != len(g.MIGDevices) {
 			return true
 		}
