@@ -12,22 +12,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// choose returns the name of the file that a node with this value of the label uses, among the
-// names of those that there are; the name is empty for no file.
-func choose(o config.NodeConfig, value string, names []string) (string, error) {
+// chooseFile returns the name of the configuration file for a node with this value of the label,
+// chosen among names. The name is empty for no file.
+func chooseFile(o config.NodeConfig, value string, names []string) (string, error) {
 	if value != "" {
 		if slices.Contains(names, value) {
 			return value, nil
 		}
 		return "", fmt.Errorf("the node has the label %s=%s, and %s has no such file; it has: %s", o.Label, value, o.Dir,
-			list(names))
+			listNames(names))
 	}
 	if o.Default != "" {
 		if slices.Contains(names, o.Default) {
 			return o.Default, nil
 		}
 		return "", fmt.Errorf("the default configuration is %s, and %s has no such file; it has: %s", o.Default, o.Dir,
-			list(names))
+			listNames(names))
 	}
 	for _, f := range o.Fallbacks {
 		switch {
@@ -41,23 +41,25 @@ func choose(o config.NodeConfig, value string, names []string) (string, error) {
 			return "", fmt.Errorf("the fallback %q is not one of: named, single, empty", f)
 		}
 	}
-	return "", fmt.Errorf("the node has no label %s, there is no default configuration, and no fallback is possible; %s has: %s",
-		o.Label, o.Dir, list(names))
+	return "",
+		fmt.Errorf("the node has no label %s, there is no default configuration, "+
+			"and no fallback is possible; %s has: %s",
+			o.Label, o.Dir, listNames(names))
 }
 
-// namedDefault is the name of the file that the fallback named uses.
+// namedDefault is the file name of the fallback named.
 const namedDefault = "default"
 
-// list returns names for people.
-func list(names []string) string {
+// listNames returns names as text for messages.
+func listNames(names []string) string {
 	if len(names) == 0 {
 		return "no files"
 	}
 	return inventory.Few(names)
 }
 
-// configurations returns the names of the files of a directory, in order. Those of a ConfigMap are
-// links; names that begin with a dot are kubelet's own.
+// configurations returns the sorted names of the files in a directory. The files of a ConfigMap are
+// links; names that begin with a dot belong to the kubelet.
 func configurations(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -72,8 +74,8 @@ func configurations(dir string) ([]string, error) {
 	return names, nil
 }
 
-// path returns the path of the file with a name of choose.
-func path(o config.NodeConfig, name string) string {
+// filePath returns the path of a file returned by chooseFile.
+func filePath(o config.NodeConfig, name string) string {
 	if name == "" {
 		return ""
 	}
@@ -87,16 +89,16 @@ const (
 	maxChoice     = 64 << 10
 )
 
-// A lastChoice is the file that was in force last, so that a process that starts while the API
-// server is away offers what the one before it did.
+// A lastChoice is the last configuration file in force, so that a process that starts without the
+// API server advertises the same devices as the previous process.
 type lastChoice struct {
 	Version int `json:"version"`
-	// File is the file's name; empty for no file.
+	// File is the name of the file; empty for no file.
 	File string `json:"file"`
 }
 
-// readChoice returns the last choice that a state directory has; nil if there is none. A file that
-// cannot be read is set aside, and the error says so.
+// readChoice returns the last choice in a state directory; nil if there is none. An unreadable file
+// is set aside, and the error says so.
 func readChoice(dir string) (*lastChoice, error) {
 	if dir == "" {
 		return nil, nil
@@ -113,7 +115,7 @@ func readChoice(dir string) (*lastChoice, error) {
 	return c, nil
 }
 
-// writeChoice writes the choice into a state directory.
+// writeChoice writes the choice to a state directory.
 func writeChoice(dir, name string) error {
 	if err := statefile.WriteState(filepath.Join(dir, choiceFile),
 		lastChoice{Version: choiceVersion, File: name}); err != nil {

@@ -11,19 +11,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// A claimReader reads claims for the driver, and keeps which claim it read last for each device.
-// Those that only look at a device do not count: another claim may have it.
+// A claimReader reads claims for the driver, and remembers the last claim read for each device.
+// Claims with admin access do not count, because another claim may have the device.
 type claimReader struct {
 	client *kubeapi.Client
-	driver string // its name; empty for dra.Driver
+	driver string // name of the driver; empty for dra.Driver
 
-	mu   sync.Mutex        // guards read
-	read map[string]string // names of claims, "NAMESPACE/NAME", by the name of the device
+	mu           sync.Mutex        // guards lastByDevice
+	lastByDevice map[string]string // claims, "NAMESPACE/NAME", by the name of the device
 }
 
 func (r *claimReader) name() string { return cmp.Or(r.driver, dra.Driver) }
 
-// Claim returns the claim of that name: what of its allocation belongs to the driver.
+// Claim returns the part of a claim that belongs to the driver.
 func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Claim, error) {
 	found, err := r.client.ResourceClaim(ctx, namespace, name)
 	if err != nil {
@@ -33,24 +33,23 @@ func (r *claimReader) Claim(ctx context.Context, namespace, name string) (dra.Cl
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, result := range claim.Results {
-		if r.read == nil {
-			r.read = map[string]string{}
+		if r.lastByDevice == nil {
+			r.lastByDevice = map[string]string{}
 		}
 		if !result.AdminAccess {
-			r.read[result.Device] = namespace + "/" + name
+			r.lastByDevice[result.Device] = namespace + "/" + name
 		}
 	}
 	return claim, nil
 }
 
-// last returns the claims that were read last for the devices of some GPUs, without those that are
-// not there any more.
-func (r *claimReader) last(
+// lastRead returns the claims last read for the devices of some GPUs, without deleted claims.
+func (r *claimReader) lastRead(
 	ctx context.Context, gpus []string, gpu func(device string) (uuid string, known bool),
 ) ([]kubeapi.ResourceClaim, error) {
 	names := map[string]bool{}
 	r.mu.Lock()
-	for device, name := range r.read {
+	for device, name := range r.lastByDevice {
 		if uuid, known := gpu(device); known && slices.Contains(gpus, uuid) {
 			names[name] = true
 		}
@@ -70,7 +69,7 @@ func (r *claimReader) last(
 	return all, nil
 }
 
-// driverClaim returns what of a claim belongs to the driver of that name.
+// driverClaim returns the part of a claim that belongs to the driver with this name.
 func driverClaim(c kubeapi.ResourceClaim, driver string) dra.Claim {
 	claim := dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, PodClaim: c.PodClaim}
 	for _, pod := range c.Pods {

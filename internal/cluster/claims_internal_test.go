@@ -35,7 +35,8 @@ func TestClaimReader(t *testing.T) {
 				{Request: "nic", Driver: "nic.example.com", Pool: "node-1", Device: "nic-0"},
 				{
 					Request: "gpus/aligned", Driver: dra.Driver, Pool: "node-1", Device: "gpu-1", AdminAccess: ptr.To(true),
-					ShareID: ptr.To(types.UID("s")), ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("10Gi")},
+					ShareID:          ptr.To(types.UID("s")),
+					ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("10Gi")},
 					Tolerations: []resourceapi.DeviceToleration{{Key: "gpu.nvidia.com/xid", Operator: "Equal", Value: "48",
 						Effect: "NoSchedule"}},
 				},
@@ -58,8 +59,9 @@ func TestClaimReader(t *testing.T) {
 	want := dra.Claim{
 		UID: string(object.UID), Namespace: "ns", Name: "a", Results: []dra.Result{
 			{
-				Request: "gpus/aligned", Pool: "node-1", Device: "gpu-1", ShareID: "s", ConsumedCapacity: map[string]string{"memory": "10Gi"},
-				AdminAccess: true, Tolerations: []dra.Toleration{{Key: "gpu.nvidia.com/xid", Operator: "Equal", Value: "48",
+				Request: "gpus/aligned", Pool: "node-1", Device: "gpu-1", ShareID: "s",
+				ConsumedCapacity: map[string]string{"memory": "10Gi"},
+				AdminAccess:      true, Tolerations: []dra.Toleration{{Key: "gpu.nvidia.com/xid", Operator: "Equal", Value: "48",
 					Effect: "NoSchedule"}},
 			},
 			{Request: "gpus/aligned", Pool: "node-1", Device: "gpu-0"},
@@ -74,8 +76,8 @@ func TestClaimReader(t *testing.T) {
 		server.SetResourceVersions(version)
 		got, err := reader.Claim(t.Context(), "ns", "a")
 		// without the device that it only looks at
-		if diff := cmp.Diff(want, got); err != nil || diff != "" || len(reader.read) != 1 {
-			t.Errorf("%s: %v, read last: %v (-want +got):\n%s", version, err, reader.read, diff)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" || len(reader.lastByDevice) != 1 {
+			t.Errorf("%s: %v, read last: %v (-want +got):\n%s", version, err, reader.lastByDevice, diff)
 		}
 	}
 }

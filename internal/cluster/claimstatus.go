@@ -18,22 +18,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The status of a claim at the API server says of each of its devices which GPU or MIG device that
-// is, and whether it is ready and healthy. It is written after the claim is prepared, and when that
-// changes. Nothing waits for it.
+// The status of a claim has the GPU or MIG device of each of its devices, and whether it is ready
+// and healthy. The daemon writes it after the claim is prepared, and after each change. Nothing
+// waits for the status.
 
-// A claimData is what the status of a claim says of a device beside its conditions.
+// A claimData is the data of a device in the status of a claim.
 type claimData struct {
 	UUID string `json:"uuid"`
 	// GPU is the UUID of the GPU of a MIG device.
 	GPU string `json:"parentUUID,omitempty"`
-	// Memory is the part of the memory of the device that the claim has, in bytes. Limited says
-	// whether processes are kept to it.
+	// Memory is the claim's part of the memory of the device, in bytes. Limited says whether processes
+	// cannot use more.
 	Memory  int64 `json:"memory,omitempty"`
 	Limited bool  `json:"memoryIsLimit,omitempty"`
 }
 
-// claimStatus writes the status of claims while the configuration wants that, until ctx ends.
+// claimStatus writes the status of claims until ctx ends, while the configuration enables it.
 func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
 	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
 		now, changed := d.Configs.Latest()
@@ -46,38 +46,39 @@ func (c *Cluster) claimStatus(ctx context.Context, d daemon.View) error {
 	})
 }
 
-// WriteClaimStatus writes the status of claims until ctx ends. Prepared returns those that are
-// prepared, and a channel that is closed when that changes. Each claim is written by itself: one
-// that cannot be written keeps no other waiting.
+// WriteClaimStatus writes the status of claims until ctx ends. prepared returns the prepared
+// claims, and a channel that is closed when they change. Each claim has its own writer, so that a
+// failure delays no other claim.
 func (c *Cluster) WriteClaimStatus(
 	ctx context.Context, prepared func() (claims []dra.ClaimState, changed <-chan struct{}), pools *feed.Feed[dra.Pool],
 	snapshots *feed.Feed[inventory.Snapshot],
 ) {
 	var writers sync.WaitGroup
 	defer writers.Wait()
-	ends := map[string]func(){} // by the UID of the claim
+	stops := map[string]func(){} // by the UID of the claim
 	for {
 		claims, changed := prepared()
-		there := map[string]bool{}
+		present := map[string]bool{}
 		for _, claim := range claims {
-			if there[claim.UID] = true; ends[claim.UID] == nil {
-				writing, end := context.WithCancel(ctx)
-				ends[claim.UID] = end
+			if present[claim.UID] = true; stops[claim.UID] == nil {
+				writing, stop := context.WithCancel(ctx)
+				stops[claim.UID] = stop
 				w := statusWriter{client: c.client, uid: claim.UID, prepared: prepared, pools: pools, snapshots: snapshots}
 				writers.Go(func() {
-					kubeapi.Keep(writing, clock.RealClock{}, "status of claim "+claim.Namespace+"/"+claim.Name, w.wake, w.write)
+					kubeapi.RunWithRetry(writing, clock.RealClock{}, "status of claim "+claim.Namespace+"/"+claim.Name, w.wake,
+						w.write)
 				})
 			}
 		}
-		for uid, end := range ends {
-			if !there[uid] {
-				end()
-				delete(ends, uid)
+		for uid, stop := range stops {
+			if !present[uid] {
+				stop()
+				delete(stops, uid)
 			}
 		}
 		if !feed.WaitAny(ctx, changed) {
-			for _, end := range ends {
-				end()
+			for _, stop := range stops {
+				stop()
 			}
 			return
 		}
@@ -94,7 +95,7 @@ type statusWriter struct {
 	written   []kubeapi.ClaimDeviceStatus
 }
 
-// wake returns the channels of what the status depends on.
+// wake returns channels that are closed when the status may change.
 func (w *statusWriter) wake() []<-chan struct{} {
 	_, given := w.prepared()
 	_, looked := w.snapshots.Latest()
@@ -102,8 +103,7 @@ func (w *statusWriter) wake() []<-chan struct{} {
 	return []<-chan struct{}{given, looked, published}
 }
 
-// write writes the status of the claim if it differs from what was written, and notes what is
-// written then.
+// write writes the status of the claim if it has changed since the last write.
 func (w *statusWriter) write(ctx context.Context) error {
 	pool, health := w.pools.Value(), map[string]dra.DeviceHealth{}
 	claims, _ := w.prepared()
@@ -122,23 +122,24 @@ func (w *statusWriter) write(ctx context.Context) error {
 	err := w.client.WriteClaimDevices(ctx, claim.Namespace, claim.Name, claim.UID, wanted)
 	switch {
 	case err == nil:
-	case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsWrong(err):
+	case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsInvalid(err):
 		return err
-	default: // the claim is gone or is another one, or this is not allowed: the same write would fail again
-		klog.FromContext(ctx).Info("The status of a claim is not written", "claim", klog.KRef(claim.Namespace, claim.Name),
+	default: // the claim is gone or replaced, or the right is missing: a retry would fail too
+		klog.FromContext(ctx).Info("Cannot write the status of a claim", "claim", klog.KRef(claim.Namespace, claim.Name),
 			"reason", err.Error())
 	}
 	w.written = wanted
 	return nil
 }
 
-// statuses are those of the condition Healthy; any other verdict is Unknown.
+// statuses has the status of the condition Healthy by verdict; other verdicts are Unknown.
 var statuses = map[dra.Verdict]string{dra.VerdictHealthy: "True", dra.VerdictUnhealthy: "False"}
 
-// claimDevices returns what the status of a claim is to say. Before is what it said; a condition
-// that is the same has the same time.
+// claimDevices returns the wanted status of a claim. before is the last written status; an
+// unchanged condition keeps its time.
 func claimDevices(
-	pool dra.Pool, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus, now time.Time,
+	pool dra.Pool, claim dra.ClaimState, health map[string]dra.DeviceHealth, before []kubeapi.ClaimDeviceStatus,
+	now time.Time,
 ) (all []kubeapi.ClaimDeviceStatus) {
 	for i, d := range claim.Devices {
 		ready := kubeapi.ClaimCondition{Type: "Ready", Status: "True", Reason: "Prepared"}

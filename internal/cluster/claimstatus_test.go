@@ -53,12 +53,14 @@ var network = resourceapi.AllocatedDeviceStatus{Driver: "network.example.com", P
 func isGiven(claim *resourceapi.ResourceClaim) {
 	config := resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClaim}
 	config.Opaque = &resourceapi.OpaqueDeviceConfiguration{
-		Driver: dra.Driver, Parameters: runtime.RawExtension{Raw: []byte(`{"kind": "GpuConfig", "apiVersion": "resource.nvidia.com/v1beta1"}`)},
+		Driver:     dra.Driver,
+		Parameters: runtime.RawExtension{Raw: []byte(`{"kind": "GpuConfig", "apiVersion": "resource.nvidia.com/v1beta1"}`)},
 	}
 	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: dra.Driver, Pool: nodeName,
 		Device: "gpu-0"}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{result}, Config: []resourceapi.DeviceAllocationConfiguration{config},
+		Results: []resourceapi.DeviceRequestAllocationResult{result},
+		Config:  []resourceapi.DeviceAllocationConfiguration{config},
 	}}
 	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{network}
 }

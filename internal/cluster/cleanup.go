@@ -18,18 +18,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// cleanupTimeout bounds the requests of a cleanup.
+// cleanupTimeout limits the requests of a cleanup.
 const cleanupTimeout = 30 * time.Second
 
-const cleanupLong = `cleanup-node removes what an uninstalled daemon has left on its Node object: its taints, its condition, its labels and
-annotations, and its pauses of DaemonSets. The command cleanup removes what is left on the node itself.`
+const cleanupLong = `cleanup-node removes everything that an uninstalled daemon has left on its Node object: taints, the
+condition, labels and annotations, and pauses of DaemonSets. The command cleanup removes what is left on the node
+itself.`
 
 func newCleanupCommand(o Options) *cobra.Command {
 	var settings config.Config
 	var dry bool
 	var await string
 	cmd := &cobra.Command{
-		Use: "cleanup-node", Short: "Remove what an uninstalled daemon has left on its Node object", Long: cleanupLong, Args: cobra.NoArgs,
+		Use: "cleanup-node", Short: "Remove everything that an uninstalled daemon has left on its Node object", Long: cleanupLong,
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&settings.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
 		"file with the address and the credentials of the API server [$KUBECONFIG]")
@@ -50,15 +52,15 @@ func newCleanupCommand(o Options) *cobra.Command {
 	return cmd
 }
 
-// awaitEvery is how often it is asked whether the pods of a DaemonSet are Ready.
-const awaitEvery = 2 * time.Second
+// awaitInterval is the time between two checks of a DaemonSet's pods.
+const awaitInterval = 2 * time.Second
 
-// awaitPods waits until all pods of a DaemonSet, "NAMESPACE/NAME", are Ready: then their nodes are
+// awaitPods waits until all pods of a DaemonSet, "NAMESPACE/NAME", are Ready. Their nodes are then
 // clean.
 func awaitPods(ctx context.Context, o Options, settings config.Config, set string) error {
 	namespace, name, _ := strings.Cut(set, "/")
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: settings.Kubeconfig, Version: version.String(), Dial: o.Dial})
-	for said := ""; ; {
+	for logged := ""; ; {
 		ready, wanted, err := client.DaemonSetPods(ctx, namespace, name)
 		if err == nil && ready == wanted {
 			return nil
@@ -67,20 +69,20 @@ func awaitPods(ctx context.Context, o Options, settings config.Config, set strin
 		if err != nil {
 			state = err.Error()
 		}
-		if state != said {
+		if state != logged {
 			klog.FromContext(ctx).Info("Waiting for the cleanup of nodes", "reason", state)
-			said = state
+			logged = state
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(awaitEvery):
+		case <-time.After(awaitInterval):
 		}
 	}
 }
 
-// CleanNode removes what an uninstalled daemon has left on its Node: taints, the condition, labels
-// and annotations, and it lets DaemonSets run again that are paused for a MIG layout. It needs no
+// CleanNode removes everything that an uninstalled daemon has left on its Node: taints, the
+// condition, labels and annotations, and pauses of DaemonSets for a MIG layout. It works without a
 // daemon. With dry, it removes nothing.
 func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool) (done []daemon.Removal, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
@@ -111,7 +113,7 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	}
 	if paused := pausedOn(node); len(paused) > 0 {
 		remove("pause by "+strings.Join(paused, ", "), func() error {
-			_, err := client.SwapLabels(ctx, node.UID, paused, pausedForMIG, deployed)
+			_, err := client.SwapLabels(ctx, node.UID, paused, pausedValue, deployedValue)
 			return err
 		})
 	}

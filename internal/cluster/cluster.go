@@ -1,6 +1,6 @@
-// Package cluster is what gpu-node-agent alone does with the API server: tasks that join the
-// daemon's feeds, policy and the client of package kubeapi, as package daemon does for the rest.
-// The daemon serves kubelet the same whether these tasks work or not.
+// Package cluster has the tasks that only gpu-node-agent runs against the API server. The tasks
+// join the daemon's feeds, policy and the client of package kubeapi, as package daemon does for the
+// rest. The daemon serves the kubelet regardless of whether these tasks work.
 package cluster
 
 import (
@@ -20,33 +20,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// Options say how a Cluster works. The zero value is that of a program.
+// Options configure a Cluster. The zero value is for production.
 type Options struct {
 	// Dial opens connections to the API server; nil for TCP.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// A Cluster is what one process has to do with the API server. Make it with New.
+// A Cluster has the tasks of one process. Create it with New.
 type Cluster struct {
 	options    Options
-	client     *kubeapi.Client // after Choose, as the following
+	client     *kubeapi.Client // set by Choose, as are the following fields
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
 	claims claimReader // for the driver
-	// Of the one call of ClaimsOf: what the last list of claims has shown, and until when they are too
-	// many for one.
-	claimed map[string][]string
-	recount time.Time
+	// Used by ClaimsOf, which runs once at a time: the result of the last list of claims, and the time
+	// before which there are too many claims to list.
+	lastClaims map[string][]string
+	recountAt  time.Time
 
-	releaser releaser // of the one call of followRelease
+	releaser releaser // used by followRelease, which runs once at a time
 
-	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
-	paused  sighting
-	ours    bool // this process has paused something
+	pauseMutex sync.Mutex // guards all following fields; serializes changes of pauses
+	pauseNode  latestNode
+	pausedHere bool // this process has paused DaemonSets
 }
 
-// New returns what a process has to do with the API server: nothing, until it is asked.
+// New returns a Cluster that does nothing yet.
 func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread()} }
 
 // Commands returns the commands that need the API server.
@@ -54,8 +54,8 @@ func (c *Cluster) Commands() []*cobra.Command {
 	return []*cobra.Command{newConfigManagerCommand(c.options), newCleanupCommand(c.options)}
 }
 
-// Choose prepares for a daemon with these flags and this environment. It returns which file is the
-// configuration file, if a label of the node chooses it; nil otherwise.
+// Choose prepares for a daemon with this configuration. It returns the feed of the configuration
+// file if a node label chooses it; nil otherwise.
 func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
 	c.spread.stateDir = early.StateDir
 	c.client = kubeapi.New(kubeapi.Options{
@@ -66,19 +66,19 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 		return nil
 	}
 	c.nodeConfig = newNodeConfig(early, c.client)
-	if early.NodeName != "" { // without it the configuration is refused
+	if early.NodeName != "" { // without a node name the configuration is rejected
 		c.nodeConfig.start(ctx)
 	}
 	return c.nodeConfig.chosen
 }
 
-// Observation returns the tasks that watch the node and choose the configuration file. The boot ID
-// is that of the node; empty if it is not known.
+// Observation returns the tasks that watch the Node and choose the configuration file. boot is the
+// boot ID of the node; empty if unknown.
 func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []daemon.Task {
 	c.spread.boot = boot
 	tasks := []daemon.Task{
-		later(daemon.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
-		later(daemon.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
+		afterHeadStart(daemon.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
+		afterHeadStart(daemon.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
 			return c.keepSize(ctx, configs)
 		}}),
 	}
@@ -90,20 +90,18 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	return tasks
 }
 
-// Count sets the function that is called after each request, with the code of the HTTP answer: 0 if
-// there was no answer.
+// Count sets the function that is called after each request with the HTTP status; 0 without a
+// response.
 func (c *Cluster) Count(requested func(verb, resource string, code int)) { c.client.Count(requested) }
 
-// Problem returns the reason if the API server does not tell of the node; nil if it does, or is not
-// asked.
+// Problem returns why the Node cannot be watched; nil if the watch works or is not needed.
 func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 
-// headStart is how long after the start of the process nothing is done here: GPUs are registered
-// first.
+// headStart delays the tasks after the start of the process, so that GPUs are registered first.
 const headStart = 500 * time.Millisecond
 
-// later has a task begin after the head start.
-func later(task daemon.Task) daemon.Task {
+// afterHeadStart returns a task that starts after headStart.
+func afterHeadStart(task daemon.Task) daemon.Task {
 	run := task.Run
 	task.Run = func(ctx context.Context) error {
 		select {
@@ -116,88 +114,88 @@ func later(task daemon.Task) daemon.Task {
 	return task
 }
 
-// watchNode watches the node while something needs it.
+// watchNode watches the Node while a task needs it.
 func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
 		_, seen := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
-		return c.needed(now), []<-chan struct{}{changed, seen}
+		return c.needsNode(now), []<-chan struct{}{changed, seen}
 	}, func(ctx context.Context, needed bool) error {
 		if needed {
-			c.follow(ctx)
+			c.watch(ctx)
 		}
 		return nil
 	})
 }
 
-// runWhileUnchanged runs something for a value until that is another one, and then anew for that,
-// until ctx ends or a run returns an error. Value returns the value, and what is closed when it may
-// have changed.
+// runWhileUnchanged calls run with a value, and cancels and calls it again with the next value when
+// the value changes, until ctx ends or run returns an error. value returns the value, and channels
+// that are closed when it may have changed.
 func runWhileUnchanged[T comparable](
 	ctx context.Context, value func() (T, []<-chan struct{}), run func(ctx context.Context, value T) error,
 ) error {
 	for ctx.Err() == nil {
 		running, stop := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		first, changed := value()
-		go func() { ended <- run(running, first) }()
-		for now := first; now == first && ctx.Err() == nil; now, changed = value() {
+		result := make(chan error, 1)
+		initial, changed := value()
+		go func() { result <- run(running, initial) }()
+		for now := initial; now == initial && ctx.Err() == nil; now, changed = value() {
 			feed.WaitAny(ctx, changed...)
 		}
 		stop()
-		if err := <-ended; err != nil {
+		if err := <-result; err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// follow watches the node until ctx ends, from when this process may make its first request.
-func (c *Cluster) follow(ctx context.Context) {
-	c.spread.begin(ctx, c.client)
+// watch watches the Node until ctx ends. It starts when this process may send its first request.
+func (c *Cluster) watch(ctx context.Context) {
+	c.spread.awaitStart(ctx, c.client)
 	c.client.Watch(ctx, clock.RealClock{})
 }
 
-// keepSize keeps the size of the cluster for the next process while something is asked of the API
+// keepSize saves the size of the cluster for the next process while this process needs the API
 // server.
 func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
 		_, seen := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
-		return c.needed(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, seen}
+		return c.needsNode(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, seen}
 	}, func(ctx context.Context, needed bool) error {
 		if needed {
-			c.spread.begin(ctx, c.client)
-			c.spread.keep(ctx, c.client)
+			c.spread.awaitStart(ctx, c.client)
+			c.spread.maintain(ctx, c.client)
 		}
 		return nil
 	})
 }
 
-// needed reports whether the daemon has to watch its own Node: for a configuration, to remove a
-// taint, or to resume a DaemonSet. ResourceSlices need no watch.
-func (c *Cluster) needed(now config.Config) bool {
+// needsNode reports whether the daemon must watch its own Node: for a configuration, to remove a
+// taint, or to resume a DaemonSet. ResourceSlices do not need the watch.
+func (c *Cluster) needsNode(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
 		isTainted(node, now.Features) || len(pausedOn(node)) > 0
 }
 
-// isTainted reports whether a node has a taint that this program is to remove.
+// isTainted reports whether a Node has a taint that this program must remove.
 func isTainted(n kubeapi.Node, f config.Features) bool {
 	return slices.ContainsFunc(kubeapi.OwnTaints(), func(o kubeapi.OwnTaint) bool {
 		return o.IsOn(n) && (o != kubeapi.Startup || f.StartupTaint)
 	})
 }
 
-// Outputs returns the tasks that tell the API server of the node. Each one follows the
-// configurations, and does nothing while what it is for is off.
+// Outputs returns the tasks that write to the API server. Each task follows the configuration, and
+// is idle while its feature is disabled.
 func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report",
 			d, c.report),
-		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.endStartup),
+		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.removeStartupTaint),
 		c.underLead("quiesce by annotation", d, c.followRelease))
 }
 
@@ -206,10 +204,10 @@ func (c *Cluster) Labels(d daemon.View) []daemon.Task {
 	return []daemon.Task{c.underLead("labels of the node", d, c.labelNode), c.underLead("NodeFeature", d, c.labelFeature)}
 }
 
-// underLead returns a task that writes to the API server: it runs while this process leads on the
-// node.
+// underLead returns a task that runs while this process is the leader on the node, because it
+// writes to the API server.
 func (c *Cluster) underLead(name string, d daemon.View, run func(context.Context, daemon.View)) daemon.Task {
-	return later(daemon.Task{Name: name, Lead: true, Run: func(ctx context.Context) error {
+	return afterHeadStart(daemon.Task{Name: name, Lead: true, Run: func(ctx context.Context) error {
 		run(ctx, d)
 		return nil
 	}})

@@ -31,7 +31,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		Leads: d.Lead.Leads(),
 	})
 	ready := func(ctx context.Context) (bool, string) {
-		if d.Configs.Value().DRA.Mode == config.DRAOff || !d.Lead.Leads().Value() { // another process answers calls
+		if d.Configs.Value().DRA.Mode == config.DRAOff || !d.Lead.Leads().Value() { // another process serves the calls
 			return true, ""
 		}
 		return driver.Ready(ctx)
@@ -47,23 +47,23 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			}
 			return nil
 		}},
-		later(daemon.Task{Name: "resource slices", Lead: true, Run: func(ctx context.Context) error {
+		afterHeadStart(daemon.Task{Name: "resource slices", Lead: true, Run: func(ctx context.Context) error {
 			c.PublishSlices(ctx, d.DRA.Devices, driver.Status())
 			return nil
 		}}),
-		later(daemon.Task{Name: "status of claims", Lead: true,
+		afterHeadStart(daemon.Task{Name: "status of claims", Lead: true,
 			Run: func(ctx context.Context) error { return c.claimStatus(ctx, d) }}),
 	}
 }
 
-// PublishSlices publishes the devices of the node until ctx ends. Driver is the state of the
-// driver's registration at kubelet.
+// PublishSlices publishes the devices of the node until ctx ends. driver is the state of the
+// driver's registration with the kubelet.
 func (c *Cluster) PublishSlices(ctx context.Context, devices *handover.Devices, driver *feed.Feed[draplugin.Status]) {
 	newPublisher(c.client, devices, driver, &c.spread).run(ctx)
 }
 
-// runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation,
-// or were: what is prepared can then be given back.
+// runDriver registers the driver with the kubelet while GPUs are allocated by Dynamic Resource
+// Allocation, and afterwards until all claims are released.
 func runDriver(ctx context.Context, d daemon.View, driver *draplugin.Plugin) error {
 	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) },
 		func(ctx context.Context, needed bool) error {
@@ -74,9 +74,9 @@ func runDriver(ctx context.Context, d daemon.View, driver *draplugin.Plugin) err
 		})
 }
 
-// driverNeeded reports whether kubelet needs the driver, and what is closed when that may have
-// changed. It needs it as long as a GPU is not the device plugin's: a claim may have that GPU which
-// was never prepared, and kubelet can end its pod only with the driver.
+// driverNeeded reports whether the kubelet needs the driver, and returns channels that are closed
+// when this may change. The driver is needed until all GPUs belong to the device plugin: a claim
+// that was never prepared may have a GPU, and the kubelet needs the driver to end its pod.
 func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 	c, configured := d.Configs.Latest()
 	published, written := d.DRA.Devices.Published().Latest()
@@ -86,7 +86,7 @@ func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 	return needed, []<-chan struct{}{configured, written, prepared, decided}
 }
 
-// Claim returns what of a claim belongs to the driver, and whether there is one of that name.
+// Claim returns the part of a claim that belongs to the driver, and whether the claim exists.
 func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error) {
 	read, err := c.client.ResourceClaim(ctx, namespace, name)
 	switch {
@@ -98,16 +98,16 @@ func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.
 	return driverClaim(read, c.claims.name()), true, nil
 }
 
-// ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU,
-// which gpu returns for the name of a device. Claims that only look at devices are none. One call
-// is made at a time.
+// ClaimsOf returns the claims that have devices of the given GPUs of a node, by the UUID of the
+// GPU; gpu returns this UUID for the name of a device. Claims with admin access do not count.
+// ClaimsOf must not be called concurrently.
 //
-// The claims of the whole cluster are listed only if that may show that a GPU is free: as long as
-// claims that were seen before have each of the GPUs, these alone are read. Lists of the nodes of a
-// cluster are spread by their number and by that of claims.
+// ClaimsOf lists the claims of the whole cluster only if this can show that a GPU is free: while
+// known claims have all of the GPUs, it reads only these claims. The lists of the nodes are spread
+// over time by the number of nodes and claims.
 //
-// Where the claims may not be listed, or are too many for a list by each node, the error is
-// handover.ErrNotListed. What is returned then is for the claims that kubelet asked for last.
+// If the claims may not be listed, or are too many for a list by each node, the error is
+// handover.ErrNotListed. The result then covers only the claims that the kubelet requested last.
 func (c *Cluster) ClaimsOf(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) (map[string][]string, error) {
@@ -115,38 +115,38 @@ func (c *Cluster) ClaimsOf(
 		return held, nil
 	}
 	claimed := map[string][]string{}
-	take := func(claim kubeapi.ResourceClaim) {
+	visit := func(claim kubeapi.ResourceClaim) {
 		for uuid := range c.claimedGPUs(claim, node, gpu) {
 			claimed[uuid] = append(claimed[uuid], claim.Namespace+"/"+claim.Name)
 		}
 	}
-	missing := c.listClaims(ctx, take)
+	missing := c.listClaims(ctx, visit)
 	switch {
 	case errors.Is(missing, handover.ErrNotListed):
-		asked, err := c.claims.last(ctx, gpus, gpu)
+		recent, err := c.claims.lastRead(ctx, gpus, gpu)
 		if err != nil {
 			return nil, err
 		}
-		for _, claim := range asked {
-			take(claim)
+		for _, claim := range recent {
+			visit(claim)
 		}
 	case missing != nil:
 		return nil, missing
 	}
-	c.claimed = claimed
+	c.lastClaims = claimed
 	return claimed, missing
 }
 
-// recountClaims is how long claims that are too many are not counted again.
-const recountClaims = time.Hour
+// recountInterval is how long too many claims are not counted again.
+const recountInterval = time.Hour
 
-// listClaims calls take with each claim of the cluster, at a time that is not that of all nodes.
-// The error is handover.ErrNotListed if the list is not made.
-func (c *Cluster) listClaims(ctx context.Context, take func(kubeapi.ResourceClaim)) error {
-	if time.Now().Before(c.recount) {
+// listClaims calls visit with each claim of the cluster, after a random delay that differs between
+// nodes. The error is handover.ErrNotListed if the list is not made.
+func (c *Cluster) listClaims(ctx context.Context, visit func(kubeapi.ResourceClaim)) error {
+	if time.Now().Before(c.recountAt) {
 		return errors.Join(handover.ErrNotListed, errTooManyPages)
 	}
-	if err := c.spread.pause(ctx, c.client); err != nil {
+	if err := c.spread.pauseRandomly(ctx, c.client); err != nil {
 		return err
 	}
 	count, err := c.client.CountResourceClaims(ctx)
@@ -154,10 +154,10 @@ func (c *Cluster) listClaims(ctx context.Context, take func(kubeapi.ResourceClai
 		err = c.spread.pauseForPages(ctx, c.client, (count+kubeapi.ClaimPage-1)/kubeapi.ClaimPage)
 	}
 	if err == nil {
-		err = c.client.ResourceClaims(ctx, take)
+		err = c.client.ResourceClaims(ctx, visit)
 	}
 	if errors.Is(err, errTooManyPages) {
-		c.recount = time.Now().Add(recountClaims)
+		c.recountAt = time.Now().Add(recountInterval)
 	}
 	if kubeapi.IsForbidden(err) || errors.Is(err, errTooManyPages) {
 		return errors.Join(handover.ErrNotListed, err)
@@ -165,15 +165,15 @@ func (c *Cluster) listClaims(ctx context.Context, take func(kubeapi.ResourceClai
 	return err
 }
 
-// stillClaimed returns a claim for each of the GPUs that the last list has shown and that has the
-// GPU still; nil if one has none.
+// stillClaimed returns a claim from the last list for each GPU; nil if one of the GPUs has no such
+// claim any more.
 func (c *Cluster) stillClaimed(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) map[string][]string {
 	has := map[string]map[string]bool{} // GPUs, by the name of the claim
 	still := map[string][]string{}
 	for _, uuid := range gpus {
-		for _, name := range c.claimed[uuid] {
+		for _, name := range c.lastClaims[uuid] {
 			if has[name] == nil {
 				namespace, short, _ := strings.Cut(name, "/")
 				claim, err := c.client.ResourceClaim(ctx, namespace, short)
@@ -194,7 +194,7 @@ func (c *Cluster) stillClaimed(
 	return still
 }
 
-// claimedGPUs returns the GPUs of a node of which a claim was given devices, by UUID.
+// claimedGPUs returns the UUIDs of the node's GPUs that a claim has devices of.
 func (c *Cluster) claimedGPUs(claim kubeapi.ResourceClaim, node string,
 	gpu func(device string) (uuid string, known bool)) map[string]bool {
 	found := map[string]bool{}

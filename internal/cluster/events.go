@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// maxQueue is how many Events wait for the API server.
+	// maxQueue is the capacity of the queue of Events.
 	maxQueue = 64
-	// maxEventPods is how many pods get the Event of one fact: a device that is shared may have
-	// hundreds.
+	// maxEventPods limits the pods that get the Event of one fact: a shared device may have hundreds.
 	maxEventPods = 16
-	// podTries is how often an Event about a pod is tried: what its namespace does to requests may
-	// look as if the API server was away.
-	podTries = 10
-	// podsPatience is how long kubelet, and the API server, may take to say which pods hold devices.
-	podsPatience = 2 * time.Second
-	// dropRefused is the cause of an Event that the API server will never take.
+	// maxPodAttempts limits the attempts to write an Event about a pod: an admission webhook of the
+	// pod's namespace may look like an unavailable API server.
+	maxPodAttempts = 10
+	// podsTimeout limits the requests to the kubelet and the API server for the pods that hold
+	// devices.
+	podsTimeout = 2 * time.Second
+	// dropRefused is the cause of a dropped Event that the API server rejected.
 	dropRefused = "refused"
 )
 
-// A queue holds the Events that are to be written, the oldest first. The loop that finds Events
-// puts them in, the loop that writes them takes them out.
+// A queue holds the Events to write, oldest first. One loop finds Events and adds them, another
+// writes and removes them.
 type queue struct {
 	changed *feed.Feed[struct{}]
 
@@ -78,53 +78,52 @@ func (q *queue) first() (nodeevents.NodeEvent, bool) {
 	return q.events[0], true
 }
 
-// drop removes the oldest Event if it is still the one with this key and time.
+// drop removes the oldest Event if it still has this key and time.
 func (q *queue) drop(e nodeevents.NodeEvent) {
 	q.change(func() {
-		if len(q.events) > 0 && same(q.events[0], e) {
+		if len(q.events) > 0 && isSameEvent(q.events[0], e) {
 			q.events = q.events[1:]
 		}
 	})
 }
 
-// same reports whether two values are one Event.
-func same(a, b nodeevents.NodeEvent) bool { return a.Key() == b.Key() && a.At.Equal(b.At) }
+// isSameEvent reports whether two values are the same Event.
+func isSameEvent(a, b nodeevents.NodeEvent) bool { return a.Key() == b.Key() && a.At.Equal(b.At) }
 
-// sendEvents writes the Events of the queue, one after the other.
+// sendEvents writes the Events of the queue one after the other.
 func (r *reporter) sendEvents(ctx context.Context) {
 	wake := func() []<-chan struct{} {
 		_, queued := r.queue.changed.Latest()
 		_, seen := r.nodes.Latest()
 		return []<-chan struct{}{queued, seen}
 	}
-	var told nodeevents.NodeEvent // the last one that was written about the node
-	var pods []kubeapi.Pod        // that it is still to be written about
-	var tries int                 // of the first of them
-	kubeapi.Keep(ctx, clock.RealClock{}, "events", wake, func(ctx context.Context) error {
+	var written nodeevents.NodeEvent // the last Event written about the node
+	var pods []kubeapi.Pod           // pods about which it is still to be written
+	var attempts int                 // for the first of these pods
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "events", wake, func(ctx context.Context) error {
 		for {
 			e, ok := r.queue.first()
 			node := r.nodes.Value()
 			if !ok || node.UID == "" || ctx.Err() != nil {
 				return nil
 			}
-			if !same(e, told) {
+			if !isSameEvent(e, written) {
 				if err := r.write(ctx, node.UID, e, nil); err != nil {
 					return err
 				}
-				told, pods, tries = e, nil, 0
+				written, pods, attempts = e, nil, 0
 				if len(e.Devices) > 0 && r.daemon.Configs.Value().Features.PodEvents {
-					pods = r.holders(ctx, e.Devices)
+					pods = r.podsOf(ctx, e.Devices)
 				}
 			}
-			for ; len(pods) > 0; pods, tries = pods[1:], 0 {
+			for ; len(pods) > 0; pods, attempts = pods[1:], 0 {
 				err := r.write(ctx, node.UID, e, &pods[0])
-				if tries++; kubeapi.IsPassing(err) && tries < podTries {
+				if attempts++; kubeapi.IsTemporary(err) && attempts < maxPodAttempts {
 					return err
 				}
-				// a pod that has ended, or a namespace where this is not allowed, keeps no other Event from
-				// being written
+				// a pod that has ended, or a missing right in a namespace, must not block other Events
 				if err != nil {
-					r.refuse(ctx, e, err)
+					r.recordRefused(ctx, e, err)
 				}
 			}
 			r.queue.drop(e)
@@ -132,38 +131,40 @@ func (r *reporter) sendEvents(ctx context.Context) {
 	})
 }
 
-// write writes an Event. One that the API server calls wrong is dropped, as it would be every time.
+// write writes an Event. An Event that the API server calls invalid is dropped, because a retry
+// would fail too.
 func (r *reporter) write(ctx context.Context, uid string, e nodeevents.NodeEvent, pod *kubeapi.Pod) error {
 	row := e.Reason.Row()
 	err := r.api.WriteEvent(ctx, uid, kubeapi.EventRecord{
-		Pod: pod, Key: e.Key(), Reason: string(e.Reason), Action: row.Action, Type: row.Type, Note: e.Note, At: e.At, AtStart: e.AtStart,
+		Pod: pod, Key: e.Key(), Reason: string(e.Reason), Action: row.Action, Type: row.Type, Note: e.Note, At: e.At,
+		AtStart: e.AtStart,
 	})
-	if kubeapi.IsWrong(err) {
-		r.refuse(ctx, e, err)
+	if kubeapi.IsInvalid(err) {
+		r.recordRefused(ctx, e, err)
 		return nil
 	}
 	return err
 }
 
-func (r *reporter) refuse(ctx context.Context, e nodeevents.NodeEvent, err error) {
-	klog.FromContext(ctx).Info("An Event is not written", "event", string(e.Reason), "reason", err.Error())
+func (r *reporter) recordRefused(ctx context.Context, e nodeevents.NodeEvent, err error) {
+	klog.FromContext(ctx).Info("Cannot write an Event; it is dropped", "event", string(e.Reason), "reason", err.Error())
 	r.daemon.EventDropped(dropRefused)
 }
 
-// holders returns the pods that hold one of the devices, or a part of one of them.
-func (r *reporter) holders(ctx context.Context, devices []string) []kubeapi.Pod {
+// podsOf returns the pods that hold one of the devices, or a part of one.
+func (r *reporter) podsOf(ctx context.Context, devices []string) []kubeapi.Pod {
 	devices = withParts(r.statuses.Value(), devices)
-	all := append(r.holdersByClaim(ctx, devices), r.holdersByResource(ctx, devices)...)
+	all := append(r.podsByClaim(ctx, devices), r.podsByResource(ctx, devices)...)
 	return all[:min(len(all), maxEventPods)]
 }
 
-// holdersByClaim returns the pods that may use claims with one of the devices, as the API server
-// has them.
-func (r *reporter) holdersByClaim(ctx context.Context, devices []string) (found []kubeapi.Pod) {
+// podsByClaim returns the pods that may use claims with one of the devices, according to the API
+// server.
+func (r *reporter) podsByClaim(ctx context.Context, devices []string) (found []kubeapi.Pod) {
 	if r.daemon.ClaimsOf == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, podsPatience)
+	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
 	defer cancel()
 	for _, c := range r.daemon.ClaimsOf(devices) {
 		claim, err := r.api.ResourceClaim(ctx, c.Namespace, c.Name)
@@ -177,12 +178,12 @@ func (r *reporter) holdersByClaim(ctx context.Context, devices []string) (found 
 	return found
 }
 
-// holdersByResource returns the pods that hold one of the devices by a resource.
-func (r *reporter) holdersByResource(ctx context.Context, devices []string) []kubeapi.Pod {
+// podsByResource returns the pods that hold one of the devices by an extended resource.
+func (r *reporter) podsByResource(ctx context.Context, devices []string) []kubeapi.Pod {
 	if r.daemon.Held == nil || r.daemon.Checkpoint == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, podsPatience)
+	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
 	defer cancel()
 	named, err := r.daemon.Held(ctx)
 	recorded, other := r.daemon.Checkpoint()
@@ -190,10 +191,10 @@ func (r *reporter) holdersByResource(ctx context.Context, devices []string) []ku
 		klog.FromContext(ctx).V(2).Info("Cannot tell which pods hold the device", "reason", err.Error())
 		return nil
 	}
-	return pods(named, recorded.Held, devices)
+	return matchPods(named, recorded.Held, devices)
 }
 
-// withParts returns the devices with the MIG devices on them.
+// withParts returns the devices and their MIG devices.
 func withParts(s status.Status, devices []string) []string {
 	for _, d := range s.GPUs {
 		if d.GPU != "" && slices.Contains(devices, d.GPU) {
@@ -203,10 +204,10 @@ func withParts(s status.Status, devices []string) []string {
 	return devices
 }
 
-// pods returns the pods that hold one of the devices: PodResources has their names, and the
-// checkpoint has their UIDs. A device for which the checkpoint also has a pod that has ended is
-// left out, as it cannot be told which UID is whose.
-func pods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod {
+// matchPods returns the pods that hold one of the devices: PodResources has their names, and the
+// checkpoint their UIDs. It omits a device for which the checkpoint also has a pod that has ended,
+// because the UIDs are then ambiguous.
+func matchPods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod {
 	uids := map[[2]string][]string{} // by resource and ID
 	for _, h := range recorded {
 		key := [2]string{h.Resource, h.ID}
@@ -218,11 +219,11 @@ func pods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod 
 	for _, h := range named {
 		uuid, _ := resource.SplitID(h.ID)
 		namespace, name, _ := h.SplitPod()
-		of := uids[[2]string{h.Resource, h.ID}]
-		if name == "" || len(of) != 1 || !slices.Contains(devices, uuid) {
+		matches := uids[[2]string{h.Resource, h.ID}]
+		if name == "" || len(matches) != 1 || !slices.Contains(devices, uuid) {
 			continue
 		}
-		if pod := (kubeapi.Pod{Namespace: namespace, Name: name, UID: of[0]}); !slices.Contains(found, pod) &&
+		if pod := (kubeapi.Pod{Namespace: namespace, Name: name, UID: matches[0]}); !slices.Contains(found, pod) &&
 			len(found) < maxEventPods {
 			found = append(found, pod)
 		}

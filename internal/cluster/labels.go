@@ -20,45 +20,46 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
 
-// Writes that follow one another within calm wait twice as long each time, up to maxPace: another
-// program may undo each of them.
+// Each write within quietTime of the last one waits twice as long as the last one, up to maxPace:
+// another program may revert each write.
 const (
-	calm    = time.Minute
-	minPace = time.Second
-	maxPace = time.Minute
-	// A label that another program changed is written after this time: that program may be the next
-	// version of this one, which has been found by then.
+	quietTime = time.Minute
+	minPace   = time.Second
+	maxPace   = time.Minute
+	// foreignPace delays the write of a label that another program changed: if this program is the
+	// next version of the daemon, the two have found each other by then.
 	foreignPace = 5 * time.Second
 )
 
-// A labeler is what writes of labels have in common.
+// A labeler is the common part of the label writers.
 type labeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
 	spread *spread
 
-	waited  bool          // the first write has
-	last    time.Time     // when the last write was
-	pace    time.Duration // that it waited
-	problem error         // that was told last
+	hasWritten bool          // the first write was made
+	lastWrite  time.Time     // time of the last write
+	delay      time.Duration // delay of the last write
+	problem    error         // last reported problem
 }
 
-// admit waits until a write may be made; it returns an error if ctx ends, or the cluster cannot be
-// counted for now. A write is foreign that has its reason in what another program did.
-func (l *labeler) admit(ctx context.Context, foreign bool) error {
+// waitForPace waits until a write may be made. It returns an error if ctx ends, or if the nodes of
+// the cluster cannot be counted now. foreign says that the write reacts to a change by another
+// program.
+func (l *labeler) waitForPace(ctx context.Context, foreign bool) error {
 	wait := time.Duration(0)
 	switch now := time.Now(); {
-	case !l.waited:
-		limit, err := l.spread.of(ctx, l.client)
+	case !l.hasWritten:
+		limit, err := l.spread.writeLimit(ctx, l.client)
 		if err != nil {
 			return err
 		}
 		wait = rand.N(limit + 1)
-	case now.Sub(l.last) < calm:
-		l.pace = min(max(2*l.pace, minPace), maxPace)
-		wait = l.last.Add(l.pace).Sub(now)
+	case now.Sub(l.lastWrite) < quietTime:
+		l.delay = min(max(2*l.delay, minPace), maxPace)
+		wait = l.lastWrite.Add(l.delay).Sub(now)
 	default:
-		l.pace = 0
+		l.delay = 0
 	}
 	if foreign {
 		wait = max(wait, foreignPace)
@@ -68,13 +69,13 @@ func (l *labeler) admit(ctx context.Context, foreign bool) error {
 		return ctx.Err()
 	case <-time.After(wait):
 	}
-	l.waited, l.last = true, time.Now()
+	l.hasWritten, l.lastWrite = true, time.Now()
 	return nil
 }
 
-// tell tells the daemon why labels are not as they are wanted, or nil, when that is another reason
-// than before. It returns err.
-func (l *labeler) tell(err error) error {
+// reportProblem publishes why labels are not as wanted, or nil, if this has changed. It returns
+// err.
+func (l *labeler) reportProblem(err error) error {
 	if fmt.Sprint(err) != fmt.Sprint(l.problem) {
 		l.problem = err
 		l.daemon.LabelsProblem.Publish(err)
@@ -82,65 +83,65 @@ func (l *labeler) tell(err error) error {
 	return err
 }
 
-// on reports whether the configuration in force has labels written in a way.
-func (l *labeler) on(way config.LabelsOutput) bool {
-	return l.daemon.Configs.Value().Features.Labels == way
+// isEnabled reports whether the configuration in force selects a way to write labels.
+func (l *labeler) isEnabled(output config.LabelsOutput) bool {
+	return l.daemon.Configs.Value().Features.Labels == output
 }
 
-// changes returns the channels of what labels depend on.
+// changes returns channels that are closed when the wanted labels may change.
 func (l *labeler) changes() []<-chan struct{} {
 	_, configured := l.daemon.Configs.Latest()
 	_, labeled := l.daemon.Labels.Latest()
 	return []<-chan struct{}{configured, labeled}
 }
 
-// A nodeLabeler keeps labels on the own node. It writes when the node's labels differ from the
-// wanted ones, but not again if they differ as its last write has left them: the rest belongs to
-// others.
+// A nodeLabeler writes labels to the daemon's own Node. It writes when the Node's labels differ
+// from the wanted labels, unless they differ exactly as after its last write: these differences
+// belong to other programs.
 type nodeLabeler struct {
 	labeler
-	uid string // of the node that the rest is about
-	sighting
-	left map[string]left   // labels that others own
-	rest map[string]string // what differed after the last write
-	// settled are the labels that were wanted when there was nothing to write last.
-	settled map[string]string
+	uid string // of the Node to which the following fields refer
+	latestNode
+	foreign   map[string]foreignLabel // labels that other programs own
+	remaining map[string]string       // differences after the last write
+	// completed has the wanted labels when nothing was left to write.
+	completed map[string]string
 }
 
-// A left label belongs to another program.
-type left struct{ value, owner string }
+// A foreignLabel is a label that belongs to another program.
+type foreignLabel struct{ value, owner string }
 
-// labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
+// labelNode writes labels to the daemon's own Node until ctx ends, while the configuration enables
+// it.
 func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
 	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}}
-	defer func() { _ = l.tell(nil) }() // another process leads then, and tells it
+	defer func() { _ = l.reportProblem(nil) }() // from now on another process leads and reports
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		return append(l.changes(), node)
 	}
-	kubeapi.Keep(ctx, clock.RealClock{}, "labels of the node", wake, func(ctx context.Context) error {
-		if !l.on(config.LabelsNode) {
-			return l.tell(nil)
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "labels of the node", wake, func(ctx context.Context) error {
+		if !l.isEnabled(config.LabelsNode) {
+			return l.reportProblem(nil)
 		}
 		err := l.step(ctx)
 		if err == nil {
-			_ = l.tell(l.withheld()) // writing again does not help
+			_ = l.reportProblem(l.foreignProblem()) // another write does not help
 			return nil
 		}
-		return l.tell(err)
+		return l.reportProblem(err)
 	})
 }
 
-// withheld returns which labels are not as they are wanted although nothing is to be written: they
-// belong to others, who may be gone. The API server has the name of an owner and does not know
-// whether it still runs. It returns nil if there are none.
-func (l *nodeLabeler) withheld() error {
+// foreignProblem returns an error naming the labels that are not as wanted but belong to other
+// programs; nil if there are none. An owner may be uninstalled: the API server knows only its name.
+func (l *nodeLabeler) foreignProblem() error {
 	wanted, owners, keys := l.daemon.Labels.Value(), map[string]bool{}, []string(nil)
 	if wanted == nil || l.node.UID == "" {
 		return nil
 	}
 	for key := range differences(wanted, l.node.Labels) {
-		if owner := l.left[key].owner; owner != "" {
+		if owner := l.foreign[key].owner; owner != "" {
 			owners[owner] = true
 		}
 		keys = append(keys, key+"-")
@@ -153,113 +154,115 @@ func (l *nodeLabeler) withheld() error {
 	if len(owners) > 0 {
 		by = strings.Join(slices.Sorted(maps.Keys(owners)), " and ")
 	}
-	return fmt.Errorf("labels that %s wrote are not as they should be; if it no longer runs, run: kubectl label node %s %s",
+	return fmt.Errorf("labels written by %s have other values than wanted; if that program no longer runs, "+
+		"run: kubectl label node %s %s",
 		by, l.node.Name, strings.Join(keys, " "))
 }
 
-// step writes once, if there is something to write.
+// step writes the labels once if they are not as wanted.
 func (l *nodeLabeler) step(ctx context.Context) error {
-	if len(l.due()) == 0 {
+	if len(l.pending()) == 0 {
 		return nil
 	}
-	if err := l.admit(ctx, maps.Equal(l.settled, l.daemon.Labels.Value())); err != nil {
+	if err := l.waitForPace(ctx, maps.Equal(l.completed, l.daemon.Labels.Value())); err != nil {
 		return err
 	}
-	for tries := 0; len(l.due()) > 0; { // as it is after the wait, and after labels were left to others
+	// evaluated again after the wait, and after labels were left to their owners
+	for attempts := 0; len(l.pending()) > 0; {
 		wanted := l.daemon.Labels.Value()
-		set := l.ours(wanted)
-		after, err := l.client.ApplyLabels(ctx, l.uid, l.node.ResourceVersion, set)
+		own := l.ownLabels(wanted)
+		after, err := l.client.ApplyLabels(ctx, l.uid, l.node.ResourceVersion, own)
 		var conflict *kubeapi.Conflict
 		switch {
 		case errors.As(err, &conflict):
-			if err := l.leave(ctx, conflict); err != nil {
+			if err := l.leaveToOwners(ctx, conflict); err != nil {
 				return err
 			}
 			continue
-		case kubeapi.IsOvertaken(err) && tries < overtaken:
-			tries++
-			if err := l.lookAtNode(ctx); err != nil {
+		case kubeapi.IsStale(err) && attempts < maxStaleWrites:
+			attempts++
+			if err := l.refresh(ctx); err != nil {
 				return err
 			}
 			continue
 		case err != nil:
 			return err
 		}
-		l.node, l.seen, l.rest, l.settled = after, time.Now(), differences(set, after.Labels), wanted
-		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left",
-			slices.Sorted(maps.Keys(l.left)))
+		l.node, l.updatedAt, l.remaining, l.completed = after, time.Now(), differences(own, after.Labels), wanted
+		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(own), "left",
+			slices.Sorted(maps.Keys(l.foreign)))
 		return nil
 	}
 	return nil
 }
 
-// due returns what of the node's labels is to be written.
-func (l *nodeLabeler) due() map[string]string {
+// pending returns the differences that must be written.
+func (l *nodeLabeler) pending() map[string]string {
 	node, wanted := l.client.Nodes().Value(), l.daemon.Labels.Value()
 	if node.UID == "" || wanted == nil {
 		return nil
 	}
 	if node.UID != l.uid {
-		l.uid, l.left, l.rest, l.settled = node.UID, map[string]left{}, nil, nil
+		l.uid, l.foreign, l.remaining, l.completed = node.UID, map[string]foreignLabel{}, nil, nil
 	}
-	l.see(node, time.Now())
-	differs := differences(l.ours(wanted), l.node.Labels)
-	if len(differs) == 0 || maps.Equal(differs, l.rest) {
-		l.settled = wanted
+	l.update(node, time.Now())
+	differs := differences(l.ownLabels(wanted), l.node.Labels)
+	if len(differs) == 0 || maps.Equal(differs, l.remaining) {
+		l.completed = wanted
 		return nil
 	}
 	return differs
 }
 
-// A sighting is the newest node that is known, by the watch or as the answer to a write, and when
-// it was that last.
-type sighting struct {
-	node kubeapi.Node
-	seen time.Time
+// A latestNode is the newest known Node, from the watch or from the response to a write, and the
+// time of its last update.
+type latestNode struct {
+	node      kubeapi.Node
+	updatedAt time.Time
 }
 
-// see takes a node for the newest, unless a newer one was seen a short time ago. After that the
-// cluster was restored from a backup.
-func (s *sighting) see(node kubeapi.Node, now time.Time) {
-	if !s.node.After(node) || now.Sub(s.seen) >= ownWrite {
-		s.node, s.seen = node, now
+// update stores a Node unless a newer one was stored within ownWriteTTL. An older Node after this
+// time means that the cluster was restored from a backup.
+func (s *latestNode) update(node kubeapi.Node, now time.Time) {
+	if !s.node.After(node) || now.Sub(s.updatedAt) >= ownWriteTTL {
+		s.node, s.updatedAt = node, now
 	}
 }
 
-// takeIn takes in the answer to a write of the node, and returns its error. Where another program
-// has changed the node before, the node is looked at for the next try.
-func (s *sighting) takeIn(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
+// accept stores the response to a write of the Node, and returns the error of the write. If another
+// program had changed the Node first, accept reads the Node for the next attempt.
+func (s *latestNode) accept(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
 	now time.Time) error {
-	if kubeapi.IsOvertaken(err) {
+	if kubeapi.IsStale(err) {
 		if node, unknown := client.Get(ctx); unknown == nil {
-			s.see(node, now)
+			s.update(node, now)
 		}
 	}
 	if err == nil {
-		s.node, s.seen = after, now
+		s.node, s.updatedAt = after, now
 	}
 	return err
 }
 
-// ours returns the wanted labels without those that others own. A label is theirs as long as it has
-// the value that they gave it.
-func (l *nodeLabeler) ours(wanted map[string]string) map[string]string {
-	set := maps.Clone(wanted)
-	for key, theirs := range l.left {
-		if value, has := l.node.Labels[key]; has && value == theirs.value {
-			delete(set, key)
+// ownLabels returns the wanted labels without labels of other programs. A label belongs to another
+// program while it has the value that this program set.
+func (l *nodeLabeler) ownLabels(wanted map[string]string) map[string]string {
+	own := maps.Clone(wanted)
+	for key, foreign := range l.foreign {
+		if value, exists := l.node.Labels[key]; exists && value == foreign.value {
+			delete(own, key)
 		} else {
-			delete(l.left, key)
+			delete(l.foreign, key)
 		}
 	}
-	return set
+	return own
 }
 
-// overtaken is how often a write is made anew because another program changed the node before.
-const overtaken = 3
+// maxStaleWrites limits the attempts to write if another program changes the Node first.
+const maxStaleWrites = 3
 
-// lookAtNode looks at the node as it is now.
-func (l *nodeLabeler) lookAtNode(ctx context.Context) error {
+// refresh reads the latest Node.
+func (l *nodeLabeler) refresh(ctx context.Context) error {
 	node, err := l.client.Get(ctx)
 	switch {
 	case err != nil:
@@ -267,91 +270,91 @@ func (l *nodeLabeler) lookAtNode(ctx context.Context) error {
 	case node.UID != l.uid:
 		return errors.New("the node was deleted, and another one has its name")
 	}
-	l.see(node, time.Now())
+	l.update(node, time.Now())
 	return nil
 }
 
-// leave leaves labels to their owners, and says so once.
-func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) error {
-	if err := l.lookAtNode(ctx); err != nil {
+// leaveToOwners leaves labels to their owners, and logs each label once.
+func (l *nodeLabeler) leaveToOwners(ctx context.Context, conflict *kubeapi.Conflict) error {
+	if err := l.refresh(ctx); err != nil {
 		return err
 	}
-	found := false
+	recorded := false
 	for key, owner := range conflict.Labels {
-		value, has := l.node.Labels[key]
-		if !has {
+		value, exists := l.node.Labels[key]
+		if !exists {
 			continue
 		}
-		l.left[key], found = left{value, ownerIn(owner)}, true
-		klog.FromContext(ctx).Info("A label of the node belongs to another program and stays as it is", "label", key, "value",
+		l.foreign[key], recorded = foreignLabel{value, ownerIn(owner)}, true
+		klog.FromContext(ctx).Info("A label of the Node belongs to another program and stays unchanged", "label", key, "value",
 			value,
 			"reason", owner)
 	}
-	if !found {
-		return conflict // what the API server told is not what it tells now
+	if !recorded {
+		return conflict // the API server's answers contradict each other
 	}
 	return nil
 }
 
-// ownerIn returns the field manager that the API server names as the owner of a label: conflict
-// with "NAME" using v1.
+// ownerIn returns the field manager that the API server names as the owner of a label in a message:
+// conflict with "NAME" using v1.
 func ownerIn(text string) string {
 	_, text, _ = strings.Cut(text, `"`)
 	name, _, _ := strings.Cut(text, `"`)
 	return name
 }
 
-// differences returns which labels are not as they are wanted, each with its value: those that are
-// missing or have another value, and those that this program gives to nodes but not to this one.
+// differences returns the labels that are not as wanted, with a description: missing labels, labels
+// with another value, and labels of this program that the Node should not have.
 func differences(wanted, now map[string]string) map[string]string {
-	differ := map[string]string{}
+	all := map[string]string{}
 	for key, value := range wanted {
-		if is, has := now[key]; !has || is != value {
-			differ[key] = fmt.Sprintf("%q, want %q, there %v", is, value, has)
+		if actual, exists := now[key]; !exists || actual != value {
+			all[key] = fmt.Sprintf("%q, want %q, there %v", actual, value, exists)
 		}
 	}
 	for key, value := range now {
-		if _, has := wanted[key]; !has && labels.Owns(key) {
-			differ[key] = fmt.Sprintf("%q, want none", value)
+		if _, exists := wanted[key]; !exists && labels.Owns(key) {
+			all[key] = fmt.Sprintf("%q, want none", value)
 		}
 	}
-	return differ
+	return all
 }
 
-// Times of the object for node-feature-discovery.
+// Times for the NodeFeature object of node-feature-discovery.
 const (
-	// reread is how often the object is read although nothing is known to have changed: another client
-	// may have deleted it.
-	reread = time.Hour
-	// foreign is how often it is looked for the object of another program.
-	foreign = 10 * time.Minute
+	// featureReread is how often the object is read without a known change: another client may have
+	// deleted it.
+	featureReread = time.Hour
+	// foreignRecheck is how often the object of another program is checked again.
+	foreignRecheck = 10 * time.Minute
 )
 
-// A featureLabeler keeps labels in an object for node-feature-discovery.
+// A featureLabeler writes labels to an object for node-feature-discovery.
 type featureLabeler struct {
 	labeler
-	again   *feed.Alarm
-	due     time.Time         // when the object is to be read again
-	written map[string]string // what it had then
-	place   string            // its namespace
-	owners  []kubeapi.OwnerReference
-	owned   bool // owners are known
+	alarm       *feed.Alarm
+	nextRead    time.Time         // time of the next read of the object
+	written     map[string]string // labels of the object at the last read or write
+	namespace   string            // namespace of the object
+	owners      []kubeapi.OwnerReference
+	ownersKnown bool // owners is valid
 }
 
-// labelFeature keeps the object until ctx ends, while the configuration wants that.
+// labelFeature maintains the object until ctx ends, while the configuration enables it.
 func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, again: new(feed.Alarm)}
-	defer func() { _ = l.tell(nil) }()
-	wake := func() []<-chan struct{} { return append(l.changes(), l.again.Rings()) }
-	kubeapi.Keep(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
-		if !l.on(config.LabelsNodeFeature) {
-			return l.tell(nil)
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, alarm: new(feed.Alarm)}
+	defer func() { _ = l.reportProblem(nil) }()
+	wake := func() []<-chan struct{} { return append(l.changes(), l.alarm.Rings()) }
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
+		if !l.isEnabled(config.LabelsNodeFeature) {
+			return l.reportProblem(nil)
 		}
 		if len(l.daemon.Configs.Value().NodeName) > maxLabelValue {
 			if l.problem == nil {
 				klog.FromContext(ctx).Error(errLongName, "Labels are not written")
 			}
-			_ = l.tell(errLongName) // told in status; trying again does not help
+			_ = l.reportProblem(errLongName) // reported in the status; a retry does not help
 			return nil
 		}
 		return l.step(ctx)
@@ -367,94 +370,95 @@ func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set m
 	return c.client.ApplyNodeFeature(ctx, configured.Namespace, kubeapi.DiscoveryPrefix, set, l.owners)
 }
 
-// errForeign is the problem of a node that another program labels.
-var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels of this node already: remove that program and the object")
+// errForeignFeature is the problem of a node that another program labels.
+var errForeignFeature = errors.New("a NodeFeature of gpu-feature-discovery already has labels of this node: " +
+	"remove that program and the object")
 
-// maxLabelValue is how long the value of a label may be, in bytes. NFD finds the node of an object
-// by a label with its name.
+// maxLabelValue is the size limit of a label's value, in bytes. NFD finds the node of an object by
+// a label with the node's name.
 const maxLabelValue = 63
 
-// errLongName is the problem of a node whose name cannot be the value of a label.
+// errLongName is the problem of a node whose name is too long for the value of a label.
 var errLongName = fmt.Errorf("the name of the node has more than %d bytes, and NFD finds nodes by a label with their name: "+
-	"have the labels written with features.labels: node, or file", maxLabelValue)
+	"set features.labels to node or file", maxLabelValue)
 
-// step reads the object if that is due, and writes it if it is not as it is to be.
+// step reads the object if this is due, and writes it if it is not as wanted.
 func (l *featureLabeler) step(ctx context.Context) error {
 	wanted, configured, now := l.daemon.Labels.Value(), l.daemon.Configs.Value(), time.Now()
-	place, prefix := configured.Namespace, kubeapi.NodeFeaturePrefix
+	namespace, prefix := configured.Namespace, kubeapi.NodeFeaturePrefix
 	if wanted == nil {
 		return nil
 	}
-	if wait := l.due.Sub(now); wait > 0 && maps.Equal(wanted, l.written) && place == l.place {
-		l.again.After(ctx, wait)
+	if wait := l.nextRead.Sub(now); wait > 0 && maps.Equal(wanted, l.written) && namespace == l.namespace {
+		l.alarm.After(ctx, wait)
 		return nil
 	}
-	if l.spread.begin(ctx, l.client); ctx.Err() != nil {
+	if l.spread.awaitStart(ctx, l.client); ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if configured.Discovery.On {
 		prefix = kubeapi.DiscoveryPrefix
-	} else if found, err := l.isForeign(ctx, place); err != nil {
-		return l.tell(err)
+	} else if found, err := l.hasForeignFeature(ctx, namespace); err != nil {
+		return l.reportProblem(err)
 	} else if found {
-		l.note(ctx, wanted, place, foreign)
+		l.record(ctx, wanted, namespace, foreignRecheck)
 		return nil
 	}
-	if err := l.findOwners(ctx, place); err != nil {
-		return l.tell(err)
+	if err := l.findOwners(ctx, namespace); err != nil {
+		return l.reportProblem(err)
 	}
-	object, found, err := l.client.NodeFeature(ctx, place, prefix)
+	object, found, err := l.client.NodeFeature(ctx, namespace, prefix)
 	if err != nil {
-		return l.tell(err)
+		return l.reportProblem(err)
 	}
-	is := kubeapi.NodeFeature{Namespace: place, Name: object.Name, Labels: wanted, Owners: l.owners}
-	if !found || !object.Equal(is) {
-		if err := l.admit(ctx, false); err != nil {
-			return l.tell(err)
+	desired := kubeapi.NodeFeature{Namespace: namespace, Name: object.Name, Labels: wanted, Owners: l.owners}
+	if !found || !object.Equal(desired) {
+		if err := l.waitForPace(ctx, false); err != nil {
+			return l.reportProblem(err)
 		}
-		if err := l.client.ApplyNodeFeature(ctx, place, prefix, wanted, l.owners); err != nil {
-			return l.tell(err)
+		if err := l.client.ApplyNodeFeature(ctx, namespace, prefix, wanted, l.owners); err != nil {
+			return l.reportProblem(err)
 		}
 	}
-	l.note(ctx, wanted, place, reread)
-	return l.tell(nil)
+	l.record(ctx, wanted, namespace, featureReread)
+	return l.reportProblem(nil)
 }
 
-// note notes what the object has, until it is read again after a time.
-func (l *featureLabeler) note(ctx context.Context, labels map[string]string, namespace string, again time.Duration) {
-	l.due, l.written, l.place = time.Now().Add(again), labels, namespace
-	l.again.After(ctx, again)
+// record stores the content of the object, and sets the time of the next read.
+func (l *featureLabeler) record(ctx context.Context, labels map[string]string, namespace string, after time.Duration) {
+	l.nextRead, l.written, l.namespace = time.Now().Add(after), labels, namespace
+	l.alarm.After(ctx, after)
 }
 
-// isForeign reports whether another program has an object with labels for the node. It tells the
-// daemon.
-func (l *featureLabeler) isForeign(ctx context.Context, namespace string) (bool, error) {
+// hasForeignFeature reports whether another program has an object with labels for the node, and
+// publishes this as a problem.
+func (l *featureLabeler) hasForeignFeature(ctx context.Context, namespace string) (bool, error) {
 	object, _, err := l.client.NodeFeature(ctx, namespace, kubeapi.DiscoveryPrefix)
 	if err != nil || len(object.Labels) == 0 {
 		return false, err
 	}
 	if l.problem == nil {
-		klog.FromContext(ctx).Error(errForeign, "Labels are not written", "namespace", namespace, "name", object.Name)
+		klog.FromContext(ctx).Error(errForeignFeature, "Labels are not written", "namespace", namespace, "name", object.Name)
 	}
-	_ = l.tell(errForeign) // looked at again soon, without an error
+	_ = l.reportProblem(errForeignFeature) // checked again soon, without an error
 	return true, nil
 }
 
-// findOwners finds out once who owns this program's pod. Without a right to read the pod the object
-// has no owner, and stays when the program is removed.
+// findOwners finds the owners of this program's pod once. Without the right to read the pod, the
+// object has no owner, and stays after the program is uninstalled.
 func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error {
 	pod := l.daemon.Config.PodName
-	if l.owned || pod == "" {
+	if l.ownersKnown || pod == "" {
 		return nil
 	}
 	owners, err := l.client.PodOwners(ctx, namespace, pod)
 	switch {
-	case kubeapi.IsDenied(err):
-		klog.FromContext(ctx).Info("Cannot read the own pod: the NodeFeature stays when this program is removed", "reason",
+	case kubeapi.IsInaccessible(err):
+		klog.FromContext(ctx).Info("Cannot read the daemon's own pod: the NodeFeature stays after an uninstallation", "reason",
 			err.Error())
 	case err != nil:
 		return err
 	}
-	l.owners, l.owned = owners, true
+	l.owners, l.ownersKnown = owners, true
 	return nil
 }

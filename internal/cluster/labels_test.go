@@ -196,7 +196,7 @@ func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
 		}
 		p.label(map[string]string{countLabel: "8", productLabel: "H100", revision: "09"})
 		const command = "kubectl label node " + nodeName + " " + revision + "- nvidia.com/mig-1g.10gb.count-"
-		const told = "labels that nfd-master wrote are not as they should be; if it no longer runs, run: " + command
+		const told = "labels written by nfd-master have other values than wanted; if that program no longer runs, run: " + command
 		s.until("the problem is told", func() bool { return fmt.Sprint(p.LabelsProblem.Value()) == told })
 		if n := s.writes(func() { s.pass(time.Hour) }); n != 1 || s.node().Labels[revision] != "05" {
 			s.Errorf("%d writes, want that of the Event; the revision is %q", n, s.node().Labels[revision])
@@ -216,7 +216,7 @@ func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
 			map[string]string{countLabel: "8", productLabel: "H100", revision: "09"})
 		s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
 		s.patch("nfd-master", `{"`+revision+`":"07"}`)
-		s.until("it still runs", func() bool { return strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "nfd-master wrote") })
+		s.until("it still runs", func() bool { return strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "by nfd-master") })
 		if s.pass(time.Hour); s.node().Labels[revision] != "07" {
 			s.Errorf("the revision of an owner that runs is %q", s.node().Labels[revision])
 		}
@@ -354,7 +354,8 @@ func TestNodeFeatureThatCannotBeWritten(t *testing.T) {
 			}, func(s *stage) { s.server.SetFault(apiserver.Fault{}) }, "403",
 		},
 		"beside NVIDIA's program": {
-			func(s *stage) { s.discovery(map[string]string{countLabel: "8"}) }, func(s *stage) { s.discovery(nil) }, "gpu-feature-discovery",
+			func(s *stage) { s.discovery(map[string]string{countLabel: "8"}) }, func(s *stage) { s.discovery(nil) },
+			"gpu-feature-discovery",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -395,7 +396,8 @@ func TestDiscoveryOwnsItsObject(t *testing.T) {
 		const name = "nvidia-features-for-" + nodeName
 		s.discovery(map[string]string{countLabel: "8"})
 		p := s.new(config.Config{
-			Namespace: namespace, PodName: "p", Features: config.Features{Labels: config.LabelsNodeFeature}, Discovery: config.Discovery{On: true},
+			Namespace: namespace, PodName: "p", Features: config.Features{Labels: config.LabelsNodeFeature},
+			Discovery: config.Discovery{On: true},
 		})
 		p.label(map[string]string{countLabel: "7"})
 		p.start()

@@ -25,41 +25,42 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// A manager keeps a link to the configuration file that a label of the node chooses, for a daemon
-// in another process, as NVIDIA's config-manager does.
+// A manager maintains a link to the configuration file that a node label chooses, for a daemon in
+// another process, as NVIDIA's config-manager does.
 type manager struct {
-	options    config.NodeConfig
-	kubeconfig string
-	node       string
-	link       string
-	oneshot    bool
-	signals    bool
-	signal     syscall.Signal
-	process    string // compared with argv[0]; where one of the two is a path, its last part counts
-	proc       string // /proc
+	options     config.NodeConfig
+	kubeconfig  string
+	node        string
+	link        string
+	oneshot     bool
+	sendsSignal bool
+	signal      syscall.Signal
+	process     string // argv[0] of the process; if only one of the two is a path, its last part counts
+	proc        string // /proc
 }
 
-const managerLong = `config-manager links the configuration file that a label of the node names to where a device plugin reads it, and sends
-the device plugin a signal whenever the file or its content is another one. It takes the flags and variables of NVIDIA's program of
-that name. gpu-node-agent itself does not need it: --node-config-dir has it follow the label.
+const managerLong = `config-manager links the configuration file named by a node label to the path where a device plugin reads it,
+and sends the device plugin a signal when the file or its content changes. It accepts the flags and environment variables of
+NVIDIA's config-manager. gpu-node-agent does not need it: with --node-config-dir it follows the label itself.
 
-With --oneshot it makes the link once and ends, as an init container does. It then waits for the API server.
+With --oneshot it waits for the API server, creates the link once and exits, as an init container.
 
-A label that names no file of the directory changes nothing, and is logged. Where there is no link yet, the configuration of a node
-without the label is taken. What was signalled is written beside the link, so that a restart neither forgets nor repeats a signal.`
+If the directory does not have the file named by the label, the link stays unchanged, and the problem is logged. If there is
+no link yet, the file for a node without the label is used. The last signal is recorded next to the link, so that a restart
+neither loses nor repeats it.`
 
 func newConfigManagerCommand(o Options) *cobra.Command {
 	m := &manager{proc: "/proc"}
 	var fallbacks []string
 	cmd := &cobra.Command{
 		Use:   "config-manager",
-		Short: "Link the configuration file that a label of the node chooses, for another process",
+		Short: "Link the configuration file chosen by a node label, for another process",
 		Long:  managerLong,
 		Args:  cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	number := int(syscall.SIGHUP)
-	f.BoolVar(&m.oneshot, "oneshot", false, "make the link once and end [$ONESHOT]")
+	f.BoolVar(&m.oneshot, "oneshot", false, "create the link once and exit [$ONESHOT]")
 	f.StringVar(&m.kubeconfig, "kubeconfig", "", "file with the address and the credentials of the API server [$KUBECONFIG]")
 	f.StringVar(&m.node, "node-name", "", "name of the node [$NODE_NAME]")
 	f.StringVar(&m.options.Label, "node-label", "nvidia.com/device-plugin.config",
@@ -70,11 +71,11 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 	f.StringSliceVar(&fallbacks, "fallback-strategies", nil,
 		"what a node without the label uses if there is no default: named, single, "+
 			"empty [$FALLBACK_STRATEGIES]")
-	f.BoolVar(&m.signals, "send-signal", true, "send the signal [$SEND_SIGNAL]")
+	f.BoolVar(&m.sendsSignal, "send-signal", true, "send the signal [$SEND_SIGNAL]")
 	f.IntVar(&number, "signal", number, "number of the signal [$SIGNAL]")
 	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin",
-		"process that is sent the signal: its argv[0]; where one of "+
-			"the two is a path, its last part counts [$PROCESS_TO_SIGNAL]")
+		"argv[0] of the process that gets the signal; "+
+			"if only one of the two is a path, its last part counts [$PROCESS_TO_SIGNAL]")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 { // under NVIDIA's name
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
@@ -89,7 +90,7 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 				continue
 			}
 			if value == "" && f.Lookup(name).Value.Type() == "bool" {
-				value = "false" // as for NVIDIA's
+				value = "false" // as NVIDIA's program does
 			}
 			if err := f.Set(name, value); err != nil {
 				return fmt.Errorf("%s: %w", variable, err)
@@ -106,20 +107,20 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 	return cmd
 }
 
-// check judges the flags.
+// check validates the flags.
 func (m *manager) check(fallbacks []string) error {
 	for _, flag := range []struct{ name, value string }{
 		{"--node-name", m.node}, {"--config-file-srcdir", m.options.Dir}, {"--config-file-dst", m.link}, {"--node-label",
 			m.options.Label},
 	} {
 		if flag.value == "" {
-			return fmt.Errorf("%s is not given", flag.name)
+			return fmt.Errorf("%s is required", flag.name)
 		}
 	}
-	if m.signals && m.process == "" {
-		return errors.New("--process-to-signal is not given; without a signal, use --send-signal=false")
+	if m.sendsSignal && m.process == "" {
+		return errors.New("--process-to-signal is required; to send no signal, set --send-signal=false")
 	}
-	if m.signals && (m.signal < 1 || m.signal > 64) {
+	if m.sendsSignal && (m.signal < 1 || m.signal > 64) {
 		return fmt.Errorf("--signal is %d; use a number from 1 to 64", m.signal)
 	}
 	for _, name := range fallbacks {
@@ -128,7 +129,7 @@ func (m *manager) check(fallbacks []string) error {
 	return nil
 }
 
-// run keeps the link until ctx ends, or makes it once.
+// run maintains the link until ctx ends, or creates it once.
 func (m *manager) run(ctx context.Context, client *kubeapi.Client) error {
 	log := klog.FromContext(ctx)
 	watching, stop := context.WithCancel(ctx)
@@ -153,13 +154,13 @@ func (m *manager) run(ctx context.Context, client *kubeapi.Client) error {
 			}
 			failed = fmt.Sprint(err)
 			if m.oneshot {
-				return nil // an init container that fails keeps its pod from starting
+				return nil // a failing init container would prevent its pod from starting
 			}
 		}
 		select {
 		case <-ctx.Done():
 			if m.oneshot {
-				return errors.New("the API server has not told the labels of the node")
+				return errors.New("the API server has not sent the Node")
 			}
 			return nil
 		case <-changed:
@@ -168,42 +169,41 @@ func (m *manager) run(ctx context.Context, client *kubeapi.Client) error {
 	}
 }
 
-// follow makes the link that a value of the label asks for, and signals what was not signalled yet.
+// follow links the file for a value of the label, and sends the signal if it is due.
 func (m *manager) follow(ctx context.Context, value string) error {
 	names, err := configurations(m.options.Dir)
 	if err != nil {
 		return err
 	}
-	name, unknown := choose(m.options, value, names)
+	name, unknown := chooseFile(m.options, value, names)
 	if unknown != nil {
 		if _, err := os.Stat(m.link); err == nil {
-			return unknown // what is linked stays
+			return unknown // the existing link stays
 		}
-		if name, err = choose(m.options, "", names); err != nil {
+		if name, err = chooseFile(m.options, "", names); err != nil {
 			return errors.Join(unknown, err)
 		}
 	}
-	target := cmp.Or(path(m.options, name), os.DevNull)
+	target := cmp.Or(filePath(m.options, name), os.DevNull)
 	return errors.Join(unknown, m.deliver(ctx, target))
 }
 
-// A delivery is the file that was linked, and what it said, when the daemon was last sent a signal
-// or had not started.
+// A delivery is the file and its content at the last signal, or at the first link.
 type delivery struct {
 	Target string `json:"target"`
 	SHA256 string `json:"sha256"`
 }
 
-// record is the path of the last delivery, beside the link.
-func (m *manager) record() string {
+// recordPath returns the path of the last delivery, next to the link.
+func (m *manager) recordPath() string {
 	return filepath.Join(filepath.Dir(m.link), "."+filepath.Base(m.link)+".delivered")
 }
 
-// maxConfiguration is the largest configuration file: what a ConfigMap holds.
+// maxConfiguration is the size limit of a configuration file: the limit of a ConfigMap.
 const maxConfiguration = 1 << 20
 
-// deliver links a file and sends the signal, unless the link and the content were delivered before.
-// The record of the delivery is written last: what fails is done again.
+// deliver links a file and sends the signal, unless the same file and content were delivered
+// before. It writes the record of the delivery last, so that a failed step is repeated.
 func (m *manager) deliver(ctx context.Context, target string) error {
 	content, err := statefile.Read(target, maxConfiguration)
 	if err != nil {
@@ -212,10 +212,10 @@ func (m *manager) deliver(ctx context.Context, target string) error {
 	sum := sha256.Sum256(content)
 	wanted := delivery{Target: target, SHA256: hex.EncodeToString(sum[:])}
 	var last delivery
-	if text, err := statefile.Read(m.record(), maxChoice); err == nil {
-		_ = json.Unmarshal(text, &last) // one that cannot be read is none: the signal is sent once more
+	if text, err := statefile.Read(m.recordPath(), maxChoice); err == nil {
+		_ = json.Unmarshal(text, &last) // without a readable record the signal is sent again
 	}
-	now, _ := os.Readlink(m.link) // what is no link is replaced
+	now, _ := os.Readlink(m.link) // anything other than a link is replaced
 	if now == target && last == wanted {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (m *manager) deliver(ctx context.Context, target string) error {
 		}
 		klog.FromContext(ctx).Info("Linked the configuration file", "path", m.link, "target", target)
 	}
-	if m.signals && !m.oneshot {
+	if m.sendsSignal && !m.oneshot {
 		if err := m.send(ctx); err != nil {
 			return err
 		}
@@ -234,10 +234,10 @@ func (m *manager) deliver(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
-	return statefile.Write(m.record(), text, 0o600, nil)
+	return statefile.Write(m.recordPath(), text, 0o600, nil)
 }
 
-// relink replaces the link by one to target: whoever opens it finds the one or the other.
+// relink replaces the link atomically by a link to target.
 func (m *manager) relink(target string) error {
 	fresh := m.link + ".new"
 	if err := statefile.Remove(fresh); err != nil {
@@ -259,7 +259,7 @@ func (m *manager) send(ctx context.Context) error {
 		return err
 	}
 	if len(processes) == 0 {
-		return fmt.Errorf("no process %s is there to be signalled; set shareProcessNamespace: true in the pod", m.process)
+		return fmt.Errorf("no process %s is running; set shareProcessNamespace: true in the pod", m.process)
 	}
 	for _, id := range processes {
 		if err := syscall.Kill(id, m.signal); err != nil {
@@ -270,7 +270,7 @@ func (m *manager) send(ctx context.Context) error {
 	return nil
 }
 
-// processes returns the IDs of the processes with the name, but for this one.
+// processes returns the IDs of the processes with the name, except this process.
 func (m *manager) processes() ([]int, error) {
 	entries, err := os.ReadDir(m.proc)
 	if err != nil {

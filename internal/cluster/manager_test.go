@@ -422,7 +422,7 @@ func TestConfigManagerEmptyVariables(t *testing.T) {
 		t.Errorf("it does not link without a process to signal: %v", err)
 	}
 	t.Setenv("NODE_LABEL", "")
-	if err := m.execute(t.Context()); err == nil || !strings.Contains(err.Error(), "--node-label is not given") {
+	if err := m.execute(t.Context()); err == nil || !strings.Contains(err.Error(), "--node-label is required") {
 		t.Errorf("without a label: %v", err)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
 
-// The label that names the MIG layout of a node, and the labels with its state. The labels are
-// those of NVIDIA's mig-manager.
+// The label with the name of the node's MIG layout, and the label and the annotation with its
+// state. The labels are the same as for NVIDIA's mig-manager.
 const (
 	migLabel            = "nvidia.com/mig.config"
 	migStateLabel       = "nvidia.com/mig.config.state"
@@ -26,69 +26,68 @@ const (
 )
 
 const (
-	// reasonPace is the shortest time after a write before another reason of the same state is
-	// written.
+	// reasonPace is the shortest time between two writes for a new reason of the same state.
 	reasonPace = 2 * time.Second
-	// maxReason is how many bytes a reason may have.
+	// maxReason is the size limit of a reason, in bytes.
 	maxReason = 1024
 )
 
-// migState returns the state of the layout that the label names, and why it is not success; both
-// are empty without a label.
-func migState(label string, chosen choice.Choice, made mig.Status) (state mig.ConfigState, reason string) {
+// migState returns the state of the layout that the label names, and the reason if it is not
+// success. Both are empty without a label.
+func migState(label string, selected choice.Choice, progress mig.Status) (state mig.ConfigState, reason string) {
 	switch {
 	case label == "":
 		return mig.StateNone, ""
-	case chosen.From == choice.FromOrder && (chosen.Layout != label || len(chosen.Desired.GPUs) > 0):
-		return mig.StateFailed, fmt.Sprintf("mig apply asked this node for layout %s after the label was set; set the label anew, or run "+
-			"mig apply --forget on the node", chosen.Layout)
-	case chosen.Layout != label:
-		return mig.StatePending, "the layout is not looked at yet"
-	case chosen.Err != nil:
-		return mig.StateFailed, chosen.Err.Error()
-	case made.Layout != label || made.OrderNumber != chosen.Desired.OrderNumber || made.State == mig.StateNone:
-		return mig.StatePending, "the layout is not looked at yet"
+	case selected.From == choice.FromOrder && (selected.Layout != label || len(selected.Desired.GPUs) > 0):
+		return mig.StateFailed, fmt.Sprintf("mig apply requested layout %s after the label was set; "+
+			"set the label again, or run mig apply --forget on the node", selected.Layout)
+	case selected.Layout != label:
+		return mig.StatePending, "the layout has not been read yet"
+	case selected.Err != nil:
+		return mig.StateFailed, selected.Err.Error()
+	case progress.Layout != label || progress.OrderNumber != selected.Desired.OrderNumber ||
+		progress.State == mig.StateNone:
+		return mig.StatePending, "the layout has not been read yet"
 	}
-	return made.State, made.Reason
+	return progress.State, progress.Reason
 }
 
-// A layoutLabeler follows the label that names the MIG layout, and keeps the node's label with the
-// state.
+// A layoutLabeler follows the label with the MIG layout, and writes the label with its state.
 type layoutLabeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
-	again  *feed.Alarm
+	alarm  *feed.Alarm
 
-	sighting
-	state   string    // as it was written last
-	wrote   time.Time // when that was
-	cleared string    // the UID of the node from which it was taken away
+	latestNode
+	state       string    // as last written
+	writtenAt   time.Time // time of the last write
+	clearedNode string    // UID of the Node from which the state was removed
 }
 
-// followLayout follows the label until ctx ends, while the configuration wants that.
+// followLayout follows the label until ctx ends, while the configuration enables it.
 func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
 	if d.MIGWish == nil {
 		return
 	}
-	l := &layoutLabeler{client: c.client, daemon: d, again: new(feed.Alarm)}
+	l := &layoutLabeler{client: c.client, daemon: d, alarm: new(feed.Alarm)}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
 		_, chosen := d.MIGWish.Choices().Latest()
-		_, made := d.MIG.Latest()
-		return []<-chan struct{}{node, configured, chosen, made, l.again.Rings()}
+		_, progress := d.MIG.Latest()
+		return []<-chan struct{}{node, configured, chosen, progress, l.alarm.Rings()}
 	}
-	kubeapi.Keep(ctx, clock.RealClock{}, "MIG layout", wake, l.step)
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "MIG layout", wake, l.step)
 }
 
-// step tells the daemon what the label says, and writes the state of the layout once, if that is to
-// be written.
+// step passes the value of the label to the chooser, and writes the state of the layout if it has
+// changed.
 func (l *layoutLabeler) step(ctx context.Context) error {
 	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), time.Now()
 	if node.UID == "" {
 		return nil
 	}
-	l.see(node, now)
+	l.update(node, now)
 	label := ""
 	if m.Enabled && m.Label {
 		label = l.node.Labels[migLabel]
@@ -98,16 +97,16 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 	return l.write(ctx, string(state), oneLine(reason), now)
 }
 
-// write gives the state and the reason to the node, if it does not have them.
+// write writes the state and the reason to the Node if the Node does not have them.
 func (l *layoutLabeler) write(ctx context.Context, state, reason string, now time.Time) error {
-	is, because := l.node.Labels[migStateLabel], l.node.Annotations[migReasonAnnotation]
+	oldState, oldReason := l.node.Labels[migStateLabel], l.node.Annotations[migReasonAnnotation]
 	switch {
-	case is == state && because == reason:
+	case oldState == state && oldReason == reason:
 		return nil
-	case state == "" && l.cleared == l.node.UID: // the rest is that of another program
+	case state == "" && l.clearedNode == l.node.UID: // any other value belongs to another program
 		return nil
-	case is == state && state == l.state && now.Sub(l.wrote) < reasonPace:
-		l.again.After(ctx, reasonPace-now.Sub(l.wrote))
+	case oldState == state && state == l.state && now.Sub(l.writtenAt) < reasonPace:
+		l.alarm.After(ctx, reasonPace-now.Sub(l.writtenAt))
 		return nil
 	}
 	var labels, annotations map[string]string
@@ -118,28 +117,28 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 		annotations = map[string]string{migReasonAnnotation: reason}
 	}
 	after, err := l.client.ApplyMIGState(ctx, l.node.UID, l.node.ResourceVersion, labels, annotations)
-	if err := l.takeIn(ctx, l.client, after, err, now); err != nil {
+	if err := l.accept(ctx, l.client, after, err, now); err != nil {
 		return err
 	}
-	l.cleared = ""
+	l.clearedNode = ""
 	if state == "" {
-		l.cleared = after.UID
+		l.clearedNode = after.UID
 	}
 	if state != l.state {
 		klog.FromContext(ctx).Info("Wrote the state of the MIG layout", "state", state, "reason", reason)
 	}
-	l.state, l.wrote = state, now
+	l.state, l.writtenAt = state, now
 	return nil
 }
 
-// oneLine returns text in one line, in valid UTF-8 and with at most maxReason bytes.
+// oneLine returns text on one line, as valid UTF-8 of at most maxReason bytes.
 func oneLine(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
 }
 
-// errNameless is the error of the eviction of a pod of which only the UID is known.
-var errNameless = errors.New("its name is not known, because kubelet's PodResources does not answer")
+// errNameless is the error of an eviction for which only the pod's UID is known.
+var errNameless = errors.New("its name is not known, because the kubelet's PodResources API does not respond")
 
 // Evict evicts a pod, within its disruption budget.
 func (c *Cluster) Evict(ctx context.Context, pod mig.Pod) error {

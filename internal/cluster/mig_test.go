@@ -20,7 +20,7 @@ import (
 
 const (
 	migLabel = "nvidia.com/mig.config"
-	notYet   = "pending the layout is not looked at yet"
+	notYet   = "pending the layout has not been read yet"
 )
 
 // divider starts a process that follows the label of the layout; the test plays the owner of the
@@ -117,7 +117,7 @@ func TestTheLabelAfterMIGApply(t *testing.T) {
 				s.pass(time.Minute)
 				p.makes(tt.layout, mig.StateSuccess, "")
 				s.pass(time.Minute)
-				fails := strings.HasPrefix(s.says(), "failed mig apply asked this node for layout "+tt.layout) &&
+				fails := strings.HasPrefix(s.says(), "failed mig apply requested layout "+tt.layout) &&
 					strings.Contains(s.says(), "mig apply --forget")
 				if fails != tt.fails || !fails && s.says() != "success " {
 					s.Errorf("it says %q", s.says())
@@ -391,7 +391,7 @@ func TestPauseThatFails(t *testing.T) {
 		unknown := s.new(config.Config{})
 		unknown.connect(s.Context())
 		if err := unknown.cluster.Pause(s.Context(), []string{"dcgm"}); err == nil ||
-			!strings.Contains(err.Error(), "has not told of the node") {
+			!strings.Contains(err.Error(), "has not sent the Node") {
 			s.Errorf("before the node is known: %v", err)
 		}
 		for what, only := range map[string]func(apiserver.Request) bool{

@@ -15,31 +15,31 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// The labels by which DaemonSets of clients of the driver select nodes, with the values of NVIDIA's
-// operator and mig-manager. The value itself is the record of what is paused.
+// The node labels by which DaemonSets of driver clients select nodes, with the values of NVIDIA's
+// operator and mig-manager. The value of a label records the pause.
 const (
-	deployLabels  = "nvidia.com/gpu.deploy."
-	deployed      = "true"
-	pausedForMIG  = "paused-for-mig-change"
-	pauseRequests = 10 * time.Second // bounds those of one pause
-	lastRequests  = time.Second      // bounds those at the end of the process
+	deployLabels    = "nvidia.com/gpu.deploy."
+	deployedValue   = "true"
+	pausedValue     = "paused-for-mig-change"
+	pauseTimeout    = 10 * time.Second // limits the requests of one pause
+	shutdownTimeout = time.Second      // limits the requests at the end of the process
 )
 
-// providers are the DaemonSets that are never paused: clients need what they provide, or they
-// change layouts themselves.
+// providers are the DaemonSets that are never paused: they provide what clients need, or change
+// layouts themselves.
 var providers = []string{
 	"driver", "container-toolkit", "operands", "mig-manager", "vgpu-manager", "vfio-manager", "kata-manager", "cc-manager",
 	"sandbox-validator", "operator-validator",
 }
 
-// isClient reports whether a label pauses clients of the driver.
+// isClient reports whether the label belongs to a client of the driver, which may be paused.
 func isClient(key string) bool {
 	name, ok := strings.CutPrefix(key, deployLabels)
 	return ok && !slices.Contains(providers, name)
 }
 
-// clientsOf returns the labels that keep the DaemonSets of these pods on the node. The error says
-// which pods no such label ends, and why.
+// clientsOf returns the labels that keep the DaemonSets of these pods on the node. The error names
+// the pods that no such label ends.
 func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error) {
 	var problems []error
 	for _, p := range pods {
@@ -48,7 +48,7 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 		}
 		found := false
 		for key, value := range p.NodeSelector {
-			if p.DaemonSet != "" && isClient(key) && value == deployed {
+			if p.DaemonSet != "" && isClient(key) && value == deployedValue {
 				keys, found = append(keys, key), true
 			}
 		}
@@ -61,40 +61,40 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 	return slices.Compact(keys), errors.Join(problems...)
 }
 
-// Pause pauses, by labels of the node, the DaemonSets whose pods have these UIDs.
+// Pause pauses the DaemonSets whose pods have these UIDs, by labels of the Node.
 func (c *Cluster) Pause(ctx context.Context, uids []string) error {
-	ctx, cancel := context.WithTimeout(ctx, pauseRequests)
+	ctx, cancel := context.WithTimeout(ctx, pauseTimeout)
 	defer cancel()
-	c.pausing.Lock() // one after the other: GPUs mostly have the same clients
-	defer c.pausing.Unlock()
-	c.paused.see(c.client.Nodes().Value(), time.Now())
-	node := c.paused.node
+	c.pauseMutex.Lock() // serialized, because most GPUs have the same clients
+	defer c.pauseMutex.Unlock()
+	c.pauseNode.update(c.client.Nodes().Value(), time.Now())
+	node := c.pauseNode.node
 	if node.UID == "" {
-		return errors.New("the API server has not told of the node")
+		return errors.New("the API server has not sent the Node")
 	}
 	pods, err := c.client.Pods(ctx)
 	if err != nil {
 		return err
 	}
 	keys, problem := clientsOf(pods, uids)
-	keys = slices.DeleteFunc(keys, func(key string) bool { return node.Labels[key] != deployed })
+	keys = slices.DeleteFunc(keys, func(key string) bool { return node.Labels[key] != deployedValue })
 	if len(keys) == 0 {
 		return problem
 	}
-	if node, err = c.client.SwapLabels(ctx, node.UID, keys, deployed, pausedForMIG); err != nil {
+	if node, err = c.client.SwapLabels(ctx, node.UID, keys, deployedValue, pausedValue); err != nil {
 		return errors.Join(problem, err)
 	}
-	c.paused.see(node, time.Now())
-	c.ours = true
+	c.pauseNode.update(node, time.Now())
+	c.pausedHere = true
 	klog.FromContext(ctx).Info("Paused DaemonSets whose pods prevent a MIG layout", "labels", keys)
 	return problem
 }
 
-// pausedOn returns the labels of a node that are paused, sorted.
+// pausedOn returns the sorted labels of a Node that are paused.
 func pausedOn(node kubeapi.Node) []string {
 	var keys []string
 	for key, value := range node.Labels {
-		if value == pausedForMIG && isClient(key) {
+		if value == pausedValue && isClient(key) {
 			keys = append(keys, key)
 		}
 	}
@@ -102,9 +102,9 @@ func pausedOn(node kubeapi.Node) []string {
 	return keys
 }
 
-// resumeClients lets paused DaemonSets go on when no change of a MIG layout needs them paused,
-// until ctx ends. The labels say what is paused, so it does not matter which process paused it, or
-// when. At its end it tries once: there may be no next process.
+// resumeClients resumes paused DaemonSets as soon as no change of a MIG layout needs them paused,
+// until ctx ends. The labels record the pause, so any process can resume it. At the end of ctx it
+// tries once more, because there may be no next process.
 func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	if d.MIG == nil {
 		return
@@ -112,22 +112,22 @@ func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	on := d.Config.MIG.PauseClients
 	wake := func() []<-chan struct{} {
 		_, node := c.client.Nodes().Latest()
-		_, made := d.MIG.Latest()
+		_, progress := d.MIG.Latest()
 		_, configured := d.Configs.Latest()
-		return []<-chan struct{}{node, made, configured}
+		return []<-chan struct{}{node, progress, configured}
 	}
-	kubeapi.Keep(ctx, clock.RealClock{}, "paused clients", wake, func(ctx context.Context) error {
-		on = on || d.Configs.Value().MIG.PauseClients // once it was on, something may be paused
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "paused clients", wake, func(ctx context.Context) error {
+		on = on || d.Configs.Value().MIG.PauseClients // DaemonSets may be paused if the option was ever enabled
 		if !on || !d.MIG.Value().Resume {
 			return nil
 		}
 		return c.resume(ctx, c.client.Nodes().Value())
 	})
-	c.pausing.Lock()
-	ours := c.ours
-	c.pausing.Unlock()
-	if ours {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRequests)
+	c.pauseMutex.Lock()
+	pausedHere := c.pausedHere
+	c.pauseMutex.Unlock()
+	if pausedHere {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
 		if err := c.resumeLast(last); err != nil {
 			klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
@@ -135,9 +135,9 @@ func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	}
 }
 
-// resumeLast lets all paused DaemonSets run again when the process ends. It first gets the Node
-// from the API server: the watch may be late, and the end of the process may have cut off the
-// answer to a write.
+// resumeLast resumes all paused DaemonSets at the end of the process. It first reads the Node from
+// the API server: the watch may be late, and the end of the process may have interrupted the
+// response to a write.
 func (c *Cluster) resumeLast(ctx context.Context) error {
 	node, err := c.client.Get(ctx)
 	if err != nil {
@@ -146,21 +146,21 @@ func (c *Cluster) resumeLast(ctx context.Context) error {
 	return c.resume(ctx, node)
 }
 
-// resume lets all paused DaemonSets of the node go on.
+// resume resumes all paused DaemonSets of the node.
 func (c *Cluster) resume(ctx context.Context, known kubeapi.Node) error {
-	c.pausing.Lock()
-	defer c.pausing.Unlock()
-	c.paused.see(known, time.Now())
-	keys := pausedOn(c.paused.node)
-	if c.paused.node.UID == "" || len(keys) == 0 {
+	c.pauseMutex.Lock()
+	defer c.pauseMutex.Unlock()
+	c.pauseNode.update(known, time.Now())
+	keys := pausedOn(c.pauseNode.node)
+	if c.pauseNode.node.UID == "" || len(keys) == 0 {
 		return nil
 	}
-	after, err := c.client.SwapLabels(ctx, c.paused.node.UID, keys, pausedForMIG, deployed)
+	after, err := c.client.SwapLabels(ctx, c.pauseNode.node.UID, keys, pausedValue, deployedValue)
 	if err != nil {
 		return err
 	}
-	c.paused.see(after, time.Now())
-	c.ours = false
-	klog.FromContext(ctx).Info("DaemonSets that were paused go on", "labels", keys)
+	c.pauseNode.update(after, time.Now())
+	c.pausedHere = false
+	klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", keys)
 	return nil
 }

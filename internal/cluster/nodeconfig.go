@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// firstAnswer is how long the start of a node that has never had a configuration waits for the API
-	// server.
-	firstAnswer = 2 * time.Second
-	// settle is the time between two changes that are followed: of several within it, the last one
-	// counts.
-	settle = 2 * time.Second
-	// rereadEvery is how often the names of the files are read again.
+	// firstTimeout is how long a node without a saved configuration waits for the API server at the
+	// start.
+	firstTimeout = 2 * time.Second
+	// changeDelay is the shortest time between two changes of the configuration. Of several changes of
+	// the label within it, the last one counts.
+	changeDelay = 2 * time.Second
+	// rereadEvery is how often the directory of configuration files is read again.
 	rereadEvery = 10 * time.Second
 )
 
-// A nodeConfig is the choice of the configuration file by a label of the node.
+// A nodeConfig chooses the configuration file by a node label.
 type nodeConfig struct {
 	options  config.NodeConfig
 	stateDir string // empty for none
@@ -39,13 +39,14 @@ type nodeConfig struct {
 
 func newNodeConfig(c config.Config, client *kubeapi.Client) *nodeConfig {
 	return &nodeConfig{
-		options: c.NodeConfig, stateDir: c.StateDir, chosen: feed.New(config.Chosen{}), nodes: client.Nodes(), get: client.Get,
+		options: c.NodeConfig, stateDir: c.StateDir, chosen: feed.New(config.Chosen{}), nodes: client.Nodes(),
+		get:   client.Get,
 		write: writeChoice,
 	}
 }
 
-// start makes the first choice: the last one, if the state directory has it; otherwise what the API
-// server says, if it answers soon; otherwise that of a node without the label.
+// start makes the first choice: the saved choice, or the file for the label if the API server
+// responds in time, or the file for a node without the label.
 func (n *nodeConfig) start(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	names, err := configurations(n.options.Dir)
@@ -53,15 +54,15 @@ func (n *nodeConfig) start(ctx context.Context) {
 		n.publish(ctx, config.Chosen{Err: err})
 		return
 	}
-	last, err := withPatience(ctx, n.stateDir, readChoice)
+	last, err := withTimeout(ctx, n.stateDir, readChoice)
 	if err != nil {
-		log.Info("Cannot use the last choice of the configuration", "reason", err.Error())
+		log.Info("Cannot read the saved choice of the configuration", "reason", err.Error())
 	}
 	if last != nil && (last.File == "" || slices.Contains(names, last.File)) {
-		n.publish(ctx, config.Chosen{File: path(n.options, last.File)})
+		n.publish(ctx, config.Chosen{File: filePath(n.options, last.File)})
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
+	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
 	defer cancel()
 	node, unknown := n.get(ctx)
 	if unknown == nil && node.UID == "" {
@@ -70,29 +71,29 @@ func (n *nodeConfig) start(ctx context.Context) {
 	if unknown != nil {
 		unknown = fmt.Errorf("the label %s of the node is not known: %w", n.options.Label, unknown)
 	}
-	name, err := choose(n.options, node.Labels[n.options.Label], names)
-	if err != nil { // the last good one is that of a node without the label
-		name, _ = choose(n.options, "", names)
+	name, err := chooseFile(n.options, node.Labels[n.options.Label], names)
+	if err != nil { // the default is the file for a node without the label
+		name, _ = chooseFile(n.options, "", names)
 	}
-	n.publish(ctx, config.Chosen{File: path(n.options, name), Err: errors.Join(unknown, err)})
+	n.publish(ctx, config.Chosen{File: filePath(n.options, name), Err: errors.Join(unknown, err)})
 }
 
-// withPatience returns what do does with a state directory, or an error if its disk does not answer
-// soon.
-func withPatience[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (value T, err error) {
-	answer := make(chan T, 1)
-	err = statefile.NewDisk().Do(ctx, firstAnswer, func() error {
+// withTimeout returns the result of do for a state directory, or an error if the disk does not
+// respond in time.
+func withTimeout[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (value T, err error) {
+	result := make(chan T, 1)
+	err = statefile.NewDisk().Do(ctx, firstTimeout, func() error {
 		value, err := do(stateDir)
-		answer <- value
+		result <- value
 		return err
 	})
 	if err == nil {
-		value = <-answer
+		value = <-result
 	}
 	return value, err
 }
 
-// publish makes a choice the one in force, if it is another.
+// publish publishes a choice if it has changed.
 func (n *nodeConfig) publish(ctx context.Context, next config.Chosen) {
 	before := n.chosen.Value()
 	if next.File == before.File && fmt.Sprint(next.Err) == fmt.Sprint(before.Err) {
@@ -107,25 +108,25 @@ func (n *nodeConfig) publish(ctx context.Context, next config.Chosen) {
 	n.chosen.Publish(next)
 }
 
-// run follows the label and the names of the files until ctx ends, and returns nil then. configs
-// are the configurations in force.
+// run follows the label and the directory until ctx ends, and then returns nil. configs is the feed
+// of the configuration in force.
 func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	ticker := time.NewTicker(rereadEvery)
 	defer ticker.Stop()
-	followed, known := "", false // the value of the label that was followed last
-	var at time.Time             // when it was
+	followed, known := "", false // the last value of the label that was followed
+	var at time.Time             // time of the last change
 	var due <-chan time.Time     // not nil while a change of the label waits
 	save := n.saver(ctx)
 	for {
 		node, changed := n.nodes.Latest()
 		inForce, configured := configs.Latest()
 		var written <-chan struct{}
-		if name, ours := n.settled(inForce); ours {
+		if name, ours := n.nameToSave(inForce); ours {
 			written = save(name)
 		}
 		value := node.Labels[n.options.Label]
 		if node.UID != "" && (!known || value != followed) && due == nil {
-			due = time.After(settle - time.Since(at))
+			due = time.After(changeDelay - time.Since(at))
 		}
 		select {
 		case <-ctx.Done():
@@ -138,7 +139,7 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 			continue
 		case <-due:
 			due = nil
-			if node.UID == "" { // deleted meanwhile: what it said last holds
+			if node.UID == "" { // the Node was deleted: its last value stays in force
 				continue
 			}
 			followed, known, at = value, true, time.Now()
@@ -151,16 +152,16 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 	}
 }
 
-// saver returns a function that writes the name of the file in force, unless that name was written
-// last. The write runs in a goroutine of its own, because a disk may hang; there is one at a time.
-// The channel is closed when the write has ended; it is nil if there is none.
+// saver returns a function that saves the name of the file in force, unless the same name was saved
+// last. Each write runs in its own goroutine, because a disk may hang; there is at most one at a
+// time. The returned channel is closed at the end of the write; it is nil if there is none.
 func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{} {
 	type result struct {
 		name string
 		err  error
 	}
-	var saved *string // the name that was written last
-	var failed string // why writing failed last
+	var saved *string // the last saved name
+	var failed string // the last error
 	var running <-chan struct{}
 	results := make(chan result, 1)
 	return func(name string) <-chan struct{} {
@@ -171,10 +172,10 @@ func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{
 				saved = &r.name
 			} else if r.err.Error() != failed {
 				failed = r.err.Error()
-				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may forget it", "reason", failed)
+				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may lose it", "reason", failed)
 			}
 			if r.err != nil {
-				return nil // tried again when something happens, such as the next tick
+				return nil // repeated at the next event, for example the next tick
 			}
 		default:
 		}
@@ -190,9 +191,9 @@ func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{
 	}
 }
 
-// settled returns the name of the file in force; false if there is nothing to save: it is not the
-// one that the label asks for, or there is no state directory.
-func (n *nodeConfig) settled(inForce config.Config) (string, bool) {
+// nameToSave returns the name of the file in force. It returns false if there is no state
+// directory, or if the file in force is not the chosen file.
+func (n *nodeConfig) nameToSave(inForce config.Config) (string, bool) {
 	chosen := n.chosen.Value()
 	if n.stateDir == "" || chosen.Err != nil || inForce.File != chosen.File {
 		return "", false
@@ -203,14 +204,14 @@ func (n *nodeConfig) settled(inForce config.Config) (string, bool) {
 	return filepath.Base(chosen.File), true
 }
 
-// follow chooses by a value of the label. What cannot be chosen leaves the file in force that is.
+// follow chooses the file for a value of the label. If there is none, the file in force stays.
 func (n *nodeConfig) follow(ctx context.Context, value string, inForce config.Config) {
 	names, err := configurations(n.options.Dir)
 	var name string
 	if err == nil {
-		name, err = choose(n.options, value, names)
+		name, err = chooseFile(n.options, value, names)
 	}
-	next := config.Chosen{File: path(n.options, name), Err: err}
+	next := config.Chosen{File: filePath(n.options, name), Err: err}
 	if err != nil {
 		next.File = inForce.File
 	}

@@ -124,7 +124,8 @@ func TestFirstChoice(t *testing.T) {
 			begin: func(s *stage) { s.server.SetBlackHole(true) }, want: "b", problem: "is not known", wait: 2 * time.Second,
 		},
 		"no answer, and the last one is gone": {
-			last: last("c"), begin: func(s *stage) { s.server.SetBlackHole(true) }, want: "b", problem: "is not known", wait: 2 * time.Second,
+			last: last("c"), begin: func(s *stage) { s.server.SetBlackHole(true) }, want: "b", problem: "is not known",
+			wait: 2 * time.Second,
 		},
 		"no right": {begin: func(s *stage) { s.server.SetFault(apiserver.Fault{Status: 403}) }, want: "b", problem: "403"},
 		"no node yet": {begin: func(s *stage) {

@@ -59,7 +59,8 @@ func TestProcess(t *testing.T) {
 	c.DRA = &daemon.DRA{
 		Owners: owners, Offered: offered, Claims: claims.New(claims.Options{}), Driver: feed.New(status.DRADriver{}),
 		Devices: handover.NewDevices(handover.DevicesOptions{
-			StateDir: c.state, Node: nodeName, Snapshots: c.Snapshots, Configs: c.Configs, Owners: owners, Divisions: feed.New(dra.Divisions{}),
+			StateDir: c.state, Node: nodeName, Snapshots: c.Snapshots, Configs: c.Configs, Owners: owners,
+			Divisions: feed.New(dra.Divisions{}),
 		}),
 	}
 	c.DRA.Claims.InUse().Publish(map[string][]claims.Holder{})

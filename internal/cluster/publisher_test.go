@@ -42,7 +42,8 @@ func (s *stage) publisher(stateDir string, gpus int) *publisher {
 func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publisher {
 	c.DRA.Mode = config.DRAAll
 	p := &publisher{
-		process: s.new(c), owners: feed.New(dra.All(first.GPUs)), divisions: feed.New(dra.Divisions{}), driver: feed.New(draplugin.Status{}),
+		process: s.new(c), owners: feed.New(dra.All(first.GPUs)), divisions: feed.New(dra.Divisions{}),
+		driver: feed.New(draplugin.Status{}),
 	}
 	p.Snapshots.Publish(first)
 	return p
@@ -52,7 +53,8 @@ func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publish
 func (p *publisher) publish() *publisher {
 	ctx, cancel := context.WithCancel(p.logging())
 	p.devices = handover.NewDevices(handover.DevicesOptions{
-		StateDir: p.Config.StateDir, Driver: p.Config.DRA.DriverName, Node: nodeName, Snapshots: p.Snapshots, Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
+		StateDir: p.Config.StateDir, Driver: p.Config.DRA.DriverName, Node: nodeName, Snapshots: p.Snapshots,
+		Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
 	})
 	p.connect(ctx)
 	p.cluster.Count(p.count)

@@ -165,10 +165,10 @@ func TestWishToReleaseTheDriver(t *testing.T) {
 // stays in force until its time.
 func TestWishThatIsRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ until, want string }{
-		"garbage":  {"tomorrow \x01\n", "is no time such as"},
-		"empty":    {" ", "is no time such as"},
+		"garbage":  {"tomorrow \x01\n", "is not a time such as"},
+		"empty":    {" ", "is not a time such as"},
 		"too long": {"2999-01-01T00:00:00Z", "more than 24h0m0s ahead"},
-		"by hand":  {"2026-11-26 16:00", "is no time such as"},
+		"by hand":  {"2026-11-26 16:00", "is not a time such as"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -214,7 +214,7 @@ func TestWishAndTheDriver(t *testing.T) {
 		fail = nil
 		s.answered("done")
 		p.set(func(s *status.Status) { s.Quiet = false }) // gpu-device-plugin resume
-		if answer := s.answered("resumed"); !strings.Contains(answer, "resume was said") {
+		if answer := s.answered("resumed"); !strings.Contains(answer, "resume was run") {
 			s.Errorf("resumed: %s", answer)
 		}
 		s.pass(2 * time.Hour)

@@ -20,46 +20,45 @@ import (
 )
 
 const (
-	// statusEvery is how often the daemon's status is read while nothing happens: no feed tells that
-	// the monitor is stuck.
+	// statusEvery is how often the daemon's status is read without a change, because no feed reports a
+	// stuck monitor.
 	statusEvery = 5 * time.Second
-	// statusDelay is how long after a change the status is read: what happens to several GPUs at once
-	// can be one Event.
+	// statusDelay is the delay between a change and reading the status, so that a fault of several
+	// GPUs becomes one Event.
 	statusDelay = 250 * time.Millisecond
-	// statusPatience is how long the daemon may take to give its status.
-	statusPatience = 2 * time.Second
-	// lookAgain is how long after a write before which another program changed the node the next one
-	// is made.
-	lookAgain = 100 * time.Millisecond
-	// absence is how long a process that finds no GPU, and was a standby before it leads, says nothing
-	// of them: the one that led before may be started again, and know more.
-	absence = time.Minute
-	// ownWrite is how long what a write has returned counts, until the watch has told of it.
-	ownWrite = 10 * time.Minute
+	// statusTimeout limits the time to read the daemon's status.
+	statusTimeout = 2 * time.Second
+	// staleDelay is the delay of the next write after another program changed the Node first.
+	staleDelay = 100 * time.Millisecond
+	// absenceGrace delays reports by a new leader that finds no GPU: the previous leader may restart
+	// and know more.
+	absenceGrace = time.Minute
+	// ownWriteTTL is how long the response to a write takes precedence over the watch.
+	ownWriteTTL = 10 * time.Minute
 )
 
-// The condition of a node that says whether its GPUs are healthy.
+// The condition of a Node for the health of its GPUs.
 const (
 	conditionType   = "GPUHealthy"
-	conditionRepeat = time.Hour // after that it is written again without a change
+	conditionRepeat = time.Hour // an unchanged condition is written again after this time
 )
 
-// gpuLabels are the labels of a node that is known to have GPUs, with the value true.
+// gpuLabels are the labels of a Node with GPUs; their value is true.
 var gpuLabels = []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"}
 
-// A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint. It is
-// for one term under the lead.
+// A reporter reports the state of the node's GPUs by Events, a condition and a taint. It lasts for
+// one term of leadership.
 type reporter struct {
 	daemon daemon.View
 	api    *kubeapi.Client
 	nodes  *feed.Feed[kubeapi.Node]
 	spread *spread
-	// fraction, from 0 up to 1, is this process's own.
+	// fraction is a random number in [0, 1) of this process.
 	fraction float64
 
-	statuses *feed.Feed[status.Status] // the last one that could be read
-	informed *feed.Feed[bool]          // whether one was asked for while the node was known
-	queue    queue
+	statuses       *feed.Feed[status.Status] // the last status that could be read
+	statusWithNode *feed.Feed[bool]          // whether a status was read while the Node was known
+	queue          queue
 }
 
 // report reports until ctx ends.
@@ -67,7 +66,7 @@ func (c *Cluster) report(ctx context.Context, d daemon.View) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("report"))
 	r := &reporter{
 		daemon: d, api: c.client, nodes: c.client.Nodes(), spread: &c.spread, fraction: rand.Float64(),
-		statuses: feed.New(status.Status{}), informed: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
+		statuses: feed.New(status.Status{}), statusWithNode: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
 	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
@@ -76,11 +75,10 @@ func (c *Cluster) report(ctx context.Context, d daemon.View) {
 	}
 }
 
-// tellsOfGPUs reports whether the cluster is told of the GPUs by Events, the condition or the
-// taint.
+// tellsOfGPUs reports whether Events, the condition or the taint are enabled.
 func tellsOfGPUs(f config.Features) bool { return f.Events || f.Condition || f.Taint }
 
-// followStatus publishes the daemon's status when something changed, and every few seconds.
+// followStatus publishes the daemon's status after each change, and every few seconds.
 func (r *reporter) followStatus(ctx context.Context) {
 	began, standby := time.Now(), r.daemon.Lead.Heard().Value() != nil
 	for {
@@ -96,18 +94,18 @@ func (r *reporter) followStatus(ctx context.Context) {
 		var tick <-chan time.Time
 		if tellsOfGPUs(c.Features) {
 			tick = time.After(statusEvery)
-			asking, cancel := context.WithTimeout(ctx, statusPatience)
+			asking, cancel := context.WithTimeout(ctx, statusTimeout)
 			s, err := r.daemon.Status(asking)
 			cancel()
 			if err != nil {
-				s = r.statuses.Value() // readers see by its age that it is old
+				s = r.statuses.Value() // its age shows that it is old
 			}
-			if !standby || len(s.GPUs)+len(s.Retries) > 0 || time.Since(began) >= absence {
+			if !standby || len(s.GPUs)+len(s.Retries) > 0 || time.Since(began) >= absenceGrace {
 				standby = false
 				r.statuses.Publish(s)
 			}
-			if err == nil && node.UID != "" && !r.informed.Value() {
-				r.informed.Publish(true)
+			if err == nil && node.UID != "" && !r.statusWithNode.Value() {
+				r.statusWithNode.Publish(true)
 			}
 		}
 		select {
@@ -129,15 +127,15 @@ func (r *reporter) followStatus(ctx context.Context) {
 	}
 }
 
-// findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that
-// was asked for after the API server has told of the node: until then the configuration of a node
-// that starts for the first time is in doubt.
+// findEvents adds Events to the queue by comparing the daemon's statuses. It starts with a status
+// read after the Node was known: the configuration of a node that starts for the first time is
+// uncertain until then.
 func (r *reporter) findEvents(ctx context.Context) {
 	var history *nodeevents.History
 	for {
 		_, drained := r.queue.changed.Latest()
-		node, seen := r.nodes.Latest()
-		informed, begun := r.informed.Latest() // before the status
+		node, nodeChanged := r.nodes.Latest()
+		hasStatus, firstStatus := r.statusWithNode.Latest() // read before the status
 		s, changed := r.statuses.Latest()
 		c, configured := r.daemon.Configs.Latest()
 		var again <-chan time.Time
@@ -145,17 +143,17 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case !c.Features.Events:
 			history = nil
 			r.queue.clear()
-		case node.UID == "" || s.Version == "" || history == nil && !informed:
+		case node.UID == "" || s.Version == "" || history == nil && !hasStatus:
 		default:
 			if history == nil {
 				history = &nodeevents.History{}
-				there, is := find(node.Conditions, conditionType)
+				condition, exists := findCondition(node.Conditions, conditionType)
 				labelled := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] == "true" })
-				told := judged(there)
-				if !c.Features.Condition { // then it is an old one
-					told = nodeevents.Condition{}
+				reported := toCondition(condition)
+				if !c.Features.Condition { // the condition is outdated
+					reported = nodeevents.Condition{}
 				}
-				history.Recall(told, is || labelled)
+				history.Recall(reported, exists || labelled)
 			}
 			now := time.Now()
 			batch := history.Next(s, now, r.queue.room())
@@ -171,65 +169,65 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-drained:
-		case <-seen:
+		case <-nodeChanged:
 		case <-changed:
-		case <-begun:
+		case <-firstStatus:
 		case <-configured:
 		case <-again:
 		}
 	}
 }
 
-// keepCondition keeps the node's condition.
+// keepCondition maintains the condition of the Node.
 func (r *reporter) keepCondition(ctx context.Context) {
-	var written kubeapi.Node // as the last write returned it
+	var written kubeapi.Node // response to the last write
 	var at time.Time
 	pace := nodeevents.Pace{}
-	nudge := r.newNudge()
-	kubeapi.Keep(ctx, clock.RealClock{}, "condition", nudge.channels, func(ctx context.Context) error {
+	waker := r.newWaker()
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "condition", waker.channels, func(ctx context.Context) error {
 		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
 		if !f.Condition || node.UID == "" {
 			pace = nodeevents.Pace{}
 			return nil
 		}
-		if written.UID == node.UID && written.After(node) && now.Sub(at) < ownWrite {
+		if written.UID == node.UID && written.After(node) && now.Sub(at) < ownWriteTTL {
 			node = written
 		}
-		there, ok := find(node.Conditions, conditionType)
-		wanted, told := nodeevents.Judge(s, now, ok)
-		if !told {
+		condition, exists := findCondition(node.Conditions, conditionType)
+		wanted, known := nodeevents.Judge(s, now, exists)
+		if !known {
 			return nil
 		}
 		pace.Fraction, pace.Heartbeat = r.fraction, conditionRepeat
-		if !ok && wanted.Status == nodeevents.True {
-			limit, err := r.spread.of(ctx, r.api)
+		if !exists && wanted.Status == nodeevents.True {
+			limit, err := r.spread.writeLimit(ctx, r.api)
 			if err != nil {
 				return err
 			}
 			pace.First = time.Duration(r.fraction * float64(limit))
 		}
 		var before *nodeevents.Condition
-		if ok {
-			before = new(judged(there))
+		if exists {
+			before = new(toCondition(condition))
 		}
-		due := pace.Due(before, there.LastHeartbeatTime, wanted, now)
+		due := pace.Due(before, condition.LastHeartbeatTime, wanted, now)
 		if due.IsZero() || due.After(now) {
-			nudge.at(due, now)
+			waker.wakeAt(due, now)
 			return nil
 		}
 		c := kubeapi.Condition{
 			Type: conditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
-			LastHeartbeatTime: now, LastTransitionTime: there.LastTransitionTime,
+			LastHeartbeatTime: now, LastTransitionTime: condition.LastTransitionTime,
 		}
-		if !ok || there.Status != wanted.Status || there.LastTransitionTime.IsZero() {
+		if !exists || condition.Status != wanted.Status || condition.LastTransitionTime.IsZero() {
 			c.LastTransitionTime = now
 		}
 		patched, err := r.api.PatchCondition(ctx, node.ResourceVersion, c)
-		if kubeapi.IsOvertaken(err) { // it is judged anew by what the node is now
+		if kubeapi.IsStale(err) { // decided again with the latest Node
 			written, err = r.api.Get(ctx)
 			at = now
-			nudge.at(now.Add(lookAgain), now)
+			waker.wakeAt(now.Add(staleDelay), now)
 			return err
 		}
 		if err != nil {
@@ -237,16 +235,16 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		}
 		written, at = patched, now
 		pace.Wrote(now)
-		nudge.at(now.Add(conditionRepeat), now)
+		waker.wakeAt(now.Add(conditionRepeat), now)
 		return nil
 	})
 }
 
-// keepTaint keeps the node's taint, and removes it where it is not wanted.
+// keepTaint maintains the taint of the Node, and removes it if it is not wanted.
 func (r *reporter) keepTaint(ctx context.Context) {
 	pace := nodeevents.Pace{}
-	nudge := r.newNudge()
-	kubeapi.Keep(ctx, clock.RealClock{}, "taint", nudge.channels, func(ctx context.Context) error {
+	waker := r.newWaker()
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "taint", waker.channels, func(ctx context.Context) error {
 		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
 		none, known := nodeevents.NoHealthyGPU(s)
@@ -256,22 +254,23 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		if node.UID == "" || !known {
 			return nil
 		}
-		is := kubeapi.NoHealthyGPU.IsOn(node)
-		due := pace.Due(asCondition(is), time.Time{}, *asCondition(none), now)
+		tainted := kubeapi.NoHealthyGPU.IsOn(node)
+		due := pace.Due(asCondition(tainted), time.Time{}, *asCondition(none), now)
 		if due.IsZero() || due.After(now) {
-			nudge.at(due, now)
+			waker.wakeAt(due, now)
 			return nil
 		}
 		err := r.api.SetTaint(ctx, kubeapi.NoHealthyGPU, none, now)
-		if !none && kubeapi.IsDenied(err) {
-			err = fmt.Errorf("the taint %s stays, as the right to remove it is missing; remove it with: kubectl taint node %s %s-: %w",
+		if !none && kubeapi.IsInaccessible(err) {
+			err = fmt.Errorf("the taint %s stays, because the right to remove it is missing; "+
+				"remove it with: kubectl taint node %s %s-: %w",
 				kubeapi.NoHealthyGPU, node.Name, kubeapi.NoHealthyGPU, err)
 		}
 		return err
 	})
 }
 
-// asCondition returns the condition that has the pace of a taint.
+// asCondition returns the condition that determines the pace of a taint.
 func asCondition(tainted bool) *nodeevents.Condition {
 	if tainted {
 		return &nodeevents.Condition{Status: nodeevents.False}
@@ -279,12 +278,12 @@ func asCondition(tainted bool) *nodeevents.Condition {
 	return &nodeevents.Condition{Status: nodeevents.True}
 }
 
-// judged returns a condition of the node as package report has it.
-func judged(c kubeapi.Condition) nodeevents.Condition {
+// toCondition converts a condition to the type of package nodeevents.
+func toCondition(c kubeapi.Condition) nodeevents.Condition {
 	return nodeevents.Condition{Status: c.Status, Reason: nodeevents.Reason(c.Reason), Message: c.Message}
 }
 
-func find(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {
+func findCondition(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {
 	i := slices.IndexFunc(conditions, func(c kubeapi.Condition) bool { return c.Type == name })
 	if i < 0 {
 		return kubeapi.Condition{}, false
@@ -292,32 +291,31 @@ func find(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool)
 	return conditions[i], true
 }
 
-// A nudge wakes a loop when something of the node or its GPUs changed, or at a time.
-type nudge struct {
+// A waker wakes a loop when the Node or its GPUs change, or at a set time.
+type waker struct {
 	r     *reporter
-	fired *feed.Feed[struct{}]
+	rung  *feed.Feed[struct{}]
 	timer *time.Timer
 }
 
-func (r *reporter) newNudge() *nudge { return &nudge{r: r, fired: feed.New(struct{}{})} }
+func (r *reporter) newWaker() *waker { return &waker{r: r, rung: feed.New(struct{}{})} }
 
-// channels returns what is closed when the loop has something to do.
-func (n *nudge) channels() []<-chan struct{} {
-	_, fired := n.fired.Latest()
+// channels returns channels that are closed when the loop has work.
+func (n *waker) channels() []<-chan struct{} {
+	_, rung := n.rung.Latest()
 	_, seen := n.r.nodes.Latest()
 	_, changed := n.r.statuses.Latest()
 	_, configured := n.r.daemon.Configs.Latest()
-	return []<-chan struct{}{fired, seen, changed, configured}
+	return []<-chan struct{}{rung, seen, changed, configured}
 }
 
-// at sets when the loop wakes up next: at due instead of the time that was set before; never if due
-// is zero.
-func (n *nudge) at(due, now time.Time) {
+// wakeAt replaces the time of the next wake-up; zero cancels it.
+func (n *waker) wakeAt(due, now time.Time) {
 	if n.timer != nil {
 		n.timer.Stop()
 		n.timer = nil
 	}
 	if !due.IsZero() {
-		n.timer = time.AfterFunc(due.Sub(now), func() { n.fired.Publish(struct{}{}) })
+		n.timer = time.AfterFunc(due.Sub(now), func() { n.rung.Publish(struct{}{}) })
 	}
 }

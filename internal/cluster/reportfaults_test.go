@@ -22,7 +22,8 @@ func TestOldCondition(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.change(func(n *corev1.Node) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
-				Type: conditionType, Status: corev1.ConditionFalse, Reason: "GPUUnhealthy", Message: "GPU-0 Unhealthy: hang, cure: reset",
+				Type: conditionType, Status: corev1.ConditionFalse, Reason: "GPUUnhealthy",
+				Message: "GPU-0 Unhealthy: hang, cure: reset",
 			})
 		})
 		s.reporter(config.Features{Events: true}, gpu(0, good), gpu(1, bad))

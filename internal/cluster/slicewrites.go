@@ -17,92 +17,95 @@ import (
 )
 
 const (
-	// slicePace is the shortest time between changes of slices that can wait. Bad news cannot.
+	// slicePace is the shortest time between changes of slices that can wait. Deterioration is written
+	// at once.
 	slicePace = time.Second
-	// nodePoll is how often it is looked whether the API server has the Node.
+	// nodePoll is how often a missing Node is checked again.
 	nodePoll = 5 * time.Second
-	// sliceTries is how often a write is made anew because another program was faster.
-	sliceTries = 4
-	// After this many changes by another program within strikeWindow, slices are left alone for that
-	// time.
-	maxStrikes   = 3
-	strikeWindow = 10 * time.Minute
+	// maxSliceAttempts limits the attempts to write if another program changes the slices first.
+	maxSliceAttempts = 4
+	// After maxForeignWrites changes by another program within foreignWriteWindow, the publisher stops
+	// writing for foreignWriteWindow.
+	maxForeignWrites   = 3
+	foreignWriteWindow = 10 * time.Minute
 )
 
-// A sliceLedger is what a publisher knows of its writes.
+// A sliceLedger is the state of a publisher between writes.
 type sliceLedger struct {
-	// listed is what was read last without the watch, at a time.
-	listed kubeapi.Slices
-	at     time.Time
-	// own are slices by name as this process left them. The watch may not have seen that yet.
-	own map[string]ownSlice
-	// kept is what the API server made of slices by name, where that is not what it was sent.
-	kept map[string]keptSlice
-	// noTaints says that the API server does not keep the taints of devices, noCounters that it keeps
-	// no counters, and noShares that it knows no devices that several claims can have.
+	// listed are the slices of the last list without the watch, at listedAt.
+	listed   kubeapi.Slices
+	listedAt time.Time
+	// ownWrites are the results of this process's writes, by the name of the slice. The watch may not
+	// show them yet.
+	ownWrites map[string]ownSlice
+	// stored are slices that the API server stored differently from the request, by name.
+	stored map[string]storedSlice
+	// noTaints says that the API server drops the taints of devices, noCounters that it drops
+	// counters, and noShares that it does not support devices shared by several claims.
 	noTaints, noCounters, noShares bool
-	// asked is when it was last seen, or asked, what the API server does not keep.
-	asked time.Time
-	// generation is the pool's, as it was written last.
+	// checkedAt is when the last dropped part was found or checked.
+	checkedAt time.Time
+	// generation is the last written generation of the pool.
 	generation int64
-	written    time.Time
-	// restored is when slices were last made anew that another program removed, and pace how long that
-	// waited.
-	restored time.Time
-	pace     time.Duration
-	// paced is the number of registrations for which pace counts.
-	paced int
-	// tried is what this process sent last, by name. It may be there although the answer said
-	// otherwise, or did not come.
-	tried map[string]dra.PublishedSlice
-	// seen are the versions of slices that were judged, by name.
-	seen map[string]string
-	// struck is when other programs changed slices; until leave, slices are left to them.
-	struck []time.Time
-	leave  time.Time
+	writtenAt  time.Time
+	// recreatedAt is when slices removed by another program were last created again, after
+	// recreateDelay.
+	recreatedAt   time.Time
+	recreateDelay time.Duration
+	// delayRegistrations is the number of registrations to which recreateDelay refers.
+	delayRegistrations int
+	// attempted are the last slices sent by this process, by name. They may exist even if the response
+	// was an error or did not arrive.
+	attempted map[string]dra.PublishedSlice
+	// checkedVersions are the versions of the slices already checked for foreign writes, by name.
+	checkedVersions map[string]string
+	// foreignWrites are the times of changes by other programs. Until idleUntil the publisher does not
+	// write.
+	foreignWrites []time.Time
+	idleUntil     time.Time
 }
 
 type ownSlice struct {
 	kubeapi.Slice
-	removed bool
-	at      time.Time
+	removed   bool
+	writtenAt time.Time
 }
 
 func newSliceLedger() sliceLedger {
 	return sliceLedger{
-		own: map[string]ownSlice{}, kept: map[string]keptSlice{}, tried: map[string]dra.PublishedSlice{}, seen: map[string]string{},
+		ownWrites: map[string]ownSlice{}, stored: map[string]storedSlice{}, attempted: map[string]dra.PublishedSlice{},
+		checkedVersions: map[string]string{},
 	}
 }
 
-// errNotNow is why nothing is written for a time, although something is due.
-type errNotNow struct{ reason string }
+// A notNowError says why due writes are postponed.
+type notNowError struct{ reason string }
 
-func (e *errNotNow) Error() string { return e.reason }
+func (e *notNowError) Error() string { return e.reason }
 
-// tell tells why the API server does not have what it is to have. It returns err, if trying again
-// may help.
-func (p *publisher) tell(err error) error {
-	now := p.devices.Publication().Value()
-	if now.Problem = ""; err != nil {
-		now.Problem = err.Error()
+// reportProblem publishes why the slices are not as wanted. It returns err if a retry may help.
+func (p *publisher) reportProblem(err error) error {
+	publication := p.devices.Publication().Value()
+	if publication.Problem = ""; err != nil {
+		publication.Problem = err.Error()
 	}
-	if now != p.devices.Publication().Value() {
-		p.devices.Publication().Publish(now)
+	if publication != p.devices.Publication().Value() {
+		p.devices.Publication().Publish(publication)
 	}
-	var notNow *errNotNow
+	var notNow *notNowError
 	if errors.As(err, &notNow) {
 		return nil
 	}
 	return err
 }
 
-// errLinksDue is the problem of the first slices while GPUs are asked for their links: a second
-// write would follow.
-var errLinksDue = &errNotNow{"the driver is slow: the links between GPUs are not known yet"}
+// errLinksDue postpones the first slices until the links between GPUs are known, which saves a
+// second write.
+var errLinksDue = &notNowError{"the driver is slow: the links between GPUs are not known yet"}
 
-// publish makes the writes that are due.
+// publish makes all due writes.
 func (p *publisher) publish(ctx context.Context) error {
-	r := &round{publisher: p, made: map[string]bool{}}
+	r := &round{publisher: p, created: map[string]bool{}}
 	for {
 		if done, err := r.step(ctx); done || err != nil {
 			return err
@@ -110,70 +113,69 @@ func (p *publisher) publish(ctx context.Context) error {
 	}
 }
 
-// A round is the writes that are due at one time.
+// A round is the sequence of writes that are due at one time.
 type round struct {
 	*publisher
-	writing bool            // one was made; the others belong to it and do not wait
-	looked  bool            // the slices were read without the watch
-	owner   string          // UID of the Node; empty before it is needed
-	made    map[string]bool // the slices that were made
-	tries   int             // writes that another program was faster than
+	writing   bool            // a write was made; the remaining writes of the round do not wait
+	refreshed bool            // the slices were listed without the watch
+	owner     string          // UID of the Node; empty until needed
+	created   map[string]bool // slices created in this round, by name
+	attempts  int             // number of writes that failed because another program was faster
 }
 
-// step makes the next write, or reads what the API server has. It reports whether nothing more is
-// to be done now.
+// step makes the next write, or lists the slices. It reports whether nothing is left to do now.
 func (r *round) step(ctx context.Context) (done bool, err error) {
 	view, known := r.view()
 	if !known {
 		if err := r.problem.Value(); err != nil {
-			return true, &errNotNow{err.Error()} // the watch goes on by itself
+			return true, &notNowError{err.Error()} // the watch restarts by itself
 		}
 		return true, nil
 	}
-	pool, there, err := r.state(view)
+	pool, published, err := r.state(view)
 	switch {
 	case err != nil:
 		return true, err
-	case pool.Name == "" && r.looked: // nothing is to be written before it is known what is there
-		return true, r.devices.SetPublished(ctx, gpusOf(there))
+	case pool.Name == "" && r.refreshed: // no write before the existing slices are known
+		return true, r.devices.SetPublished(ctx, gpusOf(published))
 	case pool.Name == "":
-		r.looked = true
-		return false, r.look(ctx)
-	case pool.LinksDue && r.ledger.generation == 0: // what an earlier process wrote has them
+		r.refreshed = true
+		return false, r.refresh(ctx)
+	case pool.LinksDue && r.ledger.generation == 0: // the slices of an earlier process have the links
 		return true, errLinksDue
 	}
-	if err := r.judge(ctx, pool, there, view); err != nil {
+	if err := r.detectOtherWriter(ctx, pool, published, view); err != nil {
 		return true, err
 	}
-	if step, more := dra.Next(pool, there, r.ledger.generation, r.same); more {
-		return r.advance(ctx, step, view, there)
+	if step, more := dra.Next(pool, published, r.ledger.generation, r.isStored); more {
+		return r.advance(ctx, step, view, published)
 	}
-	if !r.settle(there, r.looked) {
-		r.looked = true
-		return false, r.look(ctx)
+	if !r.isConfirmed(published, r.refreshed) {
+		r.refreshed = true
+		return false, r.refresh(ctx)
 	}
-	if r.keepsMore(ctx) {
+	if r.storesMore(ctx) {
 		return false, nil
 	}
-	return true, r.note(ctx, there)
+	return true, r.record(ctx, published)
 }
 
-// advance makes a write, if it is time for that.
+// advance makes a write if it is due.
 func (r *round) advance(
-	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice,
+	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, published map[string]dra.PublishedSlice,
 ) (done bool, err error) {
 	l := &r.ledger
-	// it was removed at once, as its owner may be gone: that does not go on without a pause
-	if step.New && r.made[step.Name] {
+	// the slice was removed at once, possibly because its owner is gone: pause before the next attempt
+	if step.New && r.created[step.Name] {
 		r.writing, r.owner = false, ""
-		clear(r.made)
+		clear(r.created)
 	}
-	if pause := r.pause(step, there); pause > 0 && !r.writing {
-		r.again.After(ctx, pause)
+	if delay := r.delay(step, published); delay > 0 && !r.writing {
+		r.alarm.After(ctx, delay)
 		return true, nil
 	}
 	if step.New && !r.writing {
-		l.restored, l.pace = time.Now(), min(max(2*l.pace, minPace), maxPace)
+		l.recreatedAt, l.recreateDelay = time.Now(), min(max(2*l.recreateDelay, minPace), maxPace)
 	}
 	r.writing = true
 	if step.New && r.owner == "" {
@@ -181,23 +183,23 @@ func (r *round) advance(
 			return true, err
 		}
 		if r.owner == "" {
-			r.again.After(ctx, nodePoll)
-			return true, &errNotNow{fmt.Sprintf("the API server has no Node %s", step.Published.Pool)}
+			r.alarm.After(ctx, nodePoll)
+			return true, &notNowError{fmt.Sprintf("the API server has no Node %s", step.Published.Pool)}
 		}
 	}
-	r.made[step.Name] = step.New
-	err = r.write(ctx, step, view, there, r.owner)
-	if kubeapi.IsOvertaken(err) {
-		if r.tries++; r.tries < sliceTries {
-			err = r.look(ctx)
+	r.created[step.Name] = step.New
+	err = r.write(ctx, step, view, published, r.owner)
+	if kubeapi.IsStale(err) {
+		if r.attempts++; r.attempts < maxSliceAttempts {
+			err = r.refresh(ctx)
 		}
 	}
 	return err != nil, err
 }
 
-// findOwner returns the UID of the Node; empty if the API server has none. It is asked where
-// nothing watches the Node, and where slices are gone that were there: they go with a Node that is
-// deleted, of which the watch may not have told yet.
+// findOwner returns the UID of the Node; empty if the API server does not have it. It asks the API
+// server if nothing watches the Node, and if existing slices are gone: slices are deleted with
+// their Node, and the watch may not show this yet.
 func (p *publisher) findOwner(ctx context.Context) (string, error) {
 	if node := p.client.Nodes().Value(); node.UID != "" && p.ledger.generation == 0 {
 		return node.UID, nil
@@ -206,38 +208,38 @@ func (p *publisher) findOwner(ctx context.Context) (string, error) {
 	return node.UID, err
 }
 
-// view returns the slices of the node: those of the watch, and what this process knows better for
-// now.
+// view returns the slices of the node: the slices of the watch, updated by newer results of this
+// process.
 func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 	l, now := &p.ledger, time.Now()
-	seen := p.there.Value()
-	if l.listed.ResourceVersion != "" && now.Sub(l.at) < ownWrite &&
-		(seen.ResourceVersion == "" || seen.IsBefore(l.listed.ResourceVersion)) {
-		seen = l.listed
-	} else { // when the watch begins anew, what was read before would be older than what is known
+	observed := p.observed.Value()
+	if l.listed.ResourceVersion != "" && now.Sub(l.listedAt) < ownWriteTTL &&
+		(observed.ResourceVersion == "" || observed.IsBefore(l.listed.ResourceVersion)) {
+		observed = l.listed
+	} else { // a list from before the restart of the watch would be outdated
 		l.listed = kubeapi.Slices{}
 	}
-	if seen.ResourceVersion == "" {
+	if observed.ResourceVersion == "" {
 		return nil, false
 	}
-	view := maps.Clone(seen.ByName)
-	for name, own := range l.own {
-		is, has := view[name]
+	view := maps.Clone(observed.ByName)
+	for name, own := range l.ownWrites {
+		actual, exists := view[name]
 		switch {
-		case now.Sub(own.at) < ownWrite && own.removed && has && is.UID == own.UID:
+		case now.Sub(own.writtenAt) < ownWriteTTL && own.removed && exists && actual.UID == own.UID:
 			delete(view, name)
-		case now.Sub(own.at) < ownWrite && !own.removed && seen.IsBefore(own.ResourceVersion):
+		case now.Sub(own.writtenAt) < ownWriteTTL && !own.removed && observed.IsBefore(own.ResourceVersion):
 			view[name] = own.Slice
 		default:
-			delete(l.own, name)
+			delete(l.ownWrites, name)
 		}
 	}
 	return view, true
 }
 
-// state returns the pool that is to be there, and what is.
+// state returns the wanted pool, and the existing slices.
 func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]dra.PublishedSlice, error) {
-	pool, there := p.devices.Pools().Value(), map[string]dra.PublishedSlice{}
+	pool, published := p.devices.Pools().Value(), map[string]dra.PublishedSlice{}
 	if p.driver.Value().Rival != "" {
 		pool = pool.Withheld()
 	}
@@ -255,12 +257,12 @@ func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]d
 		if err != nil {
 			return dra.Pool{}, nil, err
 		}
-		there[name] = dra.PublishedSlice{Pool: s.Pool, Generation: s.Generation, Count: s.Count, Slice: slice}
+		published[name] = dra.PublishedSlice{Pool: s.Pool, Generation: s.Generation, Count: s.Count, Slice: slice}
 	}
-	return pool, there, nil
+	return pool, published, nil
 }
 
-// content returns the devices of a slice.
+// content decodes the devices and counters of a slice.
 func content(s kubeapi.Slice) (dra.Slice, error) {
 	slice := dra.Slice{}
 	if len(s.Devices) > 0 {
@@ -276,77 +278,83 @@ func content(s kubeapi.Slice) (dra.Slice, error) {
 	return slice, nil
 }
 
-// same reports whether the API server has made of a slice what it has now.
-func (p *publisher) same(name string, want, is dra.Slice) bool {
-	kept, has := p.ledger.kept[name]
-	return want.Timed(is).Equal(is) || has && kept.sent.Equal(want) && kept.kept.Equal(is)
+// isStored reports whether the API server stores desired as actual.
+func (p *publisher) isStored(name string, desired, actual dra.Slice) bool {
+	stored, exists := p.ledger.stored[name]
+	return desired.Timed(actual).Equal(actual) || exists && stored.sent.Equal(desired) && stored.stored.Equal(actual)
 }
 
-// judge counts changes by other programs. It returns why nothing is written for now.
-func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]dra.PublishedSlice,
+// detectOtherWriter counts changes by other programs. It returns an error if the publisher must not
+// write for now.
+func (p *publisher) detectOtherWriter(ctx context.Context, pool dra.Pool, published map[string]dra.PublishedSlice,
 	view map[string]kubeapi.Slice) error {
 	l, now := &p.ledger, time.Now()
-	ours := map[string]dra.Slice{}
+	own := map[string]dra.Slice{}
 	for i, slice := range pool.Slices {
-		ours[pool.SliceName(i)] = slice
+		own[pool.SliceName(i)] = slice
 	}
-	first := len(l.seen) == 0
-	maps.DeleteFunc(l.seen, func(name, _ string) bool { return view[name].Name == "" })
+	first := len(l.checkedVersions) == 0
+	maps.DeleteFunc(l.checkedVersions, func(name, _ string) bool { return view[name].Name == "" })
 	for name, s := range view {
-		before, known := l.seen[name]
-		if is := (kubeapi.Slices{ResourceVersion: s.ResourceVersion}); before == s.ResourceVersion || is.IsBefore(before) {
-			continue // it is known, or of an API server that is behind
+		before, known := l.checkedVersions[name]
+		if actual := (kubeapi.Slices{ResourceVersion: s.ResourceVersion}); before == s.ResourceVersion ||
+			actual.IsBefore(before) {
+			continue // already checked, or from an API server that lags behind
 		}
-		l.seen[name] = s.ResourceVersion
-		is, tried := there[name], l.tried[name]
-		want, our := ours[name]
+		l.checkedVersions[name] = s.ResourceVersion
+		actual, attempted := published[name], l.attempted[name]
+		desired, isOwn := own[name]
 		switch {
-		case first, known && !our: // it is being removed
-		// this process wrote it
-		case is.Generation == tried.Generation && is.Count == tried.Count && p.same(name, tried.Slice, is.Slice):
-		case our && is.Generation == l.generation && p.same(name, want, is.Slice): // what matters was not changed
+		case first, known && !isOwn: // the slice is being removed
+		// written by this process
+		case actual.Generation == attempted.Generation && actual.Count == attempted.Count &&
+			p.isStored(name, attempted.Slice, actual.Slice):
+		case isOwn && actual.Generation == l.generation && p.isStored(name, desired, actual.Slice): // no relevant change
 		default:
-			l.struck = append(l.struck, now)
-			klog.FromContext(ctx).Info("Another program changed a slice of the driver", "name", name)
+			l.foreignWrites = append(l.foreignWrites, now)
+			klog.FromContext(ctx).Info("Another program changed a ResourceSlice of this driver", "name", name)
 		}
 	}
-	l.struck = slices.DeleteFunc(l.struck, func(at time.Time) bool { return now.Sub(at) >= strikeWindow })
-	if len(l.struck) >= maxStrikes {
-		l.struck, l.leave = nil, now.Add(strikeWindow)
-		klog.FromContext(ctx).Error(errOtherPublisher, "Not writing slices, because another program writes them too",
-			"for", strikeWindow.String())
-		p.again.After(ctx, strikeWindow)
+	l.foreignWrites = slices.DeleteFunc(l.foreignWrites, func(at time.Time) bool { return now.Sub(at) >= foreignWriteWindow })
+	if len(l.foreignWrites) >= maxForeignWrites {
+		l.foreignWrites, l.idleUntil = nil, now.Add(foreignWriteWindow)
+		klog.FromContext(ctx).Error(errOtherPublisher, "Not writing ResourceSlices, because another program writes them",
+			"for", foreignWriteWindow.String())
+		p.alarm.After(ctx, foreignWriteWindow)
 	}
-	if now.Before(l.leave) {
+	if now.Before(l.idleUntil) {
 		return errOtherPublisher
 	}
 	return nil
 }
 
-// errOtherPublisher is the problem of slices that another program changes again and again.
-var errOtherPublisher = &errNotNow{
-	"another program changes the ResourceSlices of this driver on this node: remove it, or have this one give no GPUs by claims",
+// errOtherPublisher is the problem of slices that another program changes repeatedly.
+var errOtherPublisher = &notNowError{
+	"another program changes the ResourceSlices of this driver on this node: " +
+		"remove that program, or disable claims in this one",
 }
 
-// pause returns how long a write has to wait.
-func (p *publisher) pause(step dra.Write, there map[string]dra.PublishedSlice) time.Duration {
+// delay returns how long a write must wait.
+func (p *publisher) delay(step dra.Write, published map[string]dra.PublishedSlice) time.Duration {
 	l, now := &p.ledger, time.Now()
 	switch {
-	case step.New && l.generation > 0: // another program has removed it
-		// kubelet, when it started
-		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= l.pace+calm {
-			l.paced, l.pace = n, 0
+	case step.New && l.generation > 0: // another program has removed the slice
+		// a starting kubelet removes the slices
+		if n := p.driver.Value().Registrations; n != l.delayRegistrations ||
+			now.Sub(l.recreatedAt) >= l.recreateDelay+quietTime {
+			l.delayRegistrations, l.recreateDelay = n, 0
 		}
-		return l.restored.Add(l.pace).Sub(now)
-	case step.New, step.Remove, there[step.Name].Slice.Worse(step.Published.Slice):
+		return l.recreatedAt.Add(l.recreateDelay).Sub(now)
+	case step.New, step.Remove, published[step.Name].Slice.Worse(step.Published.Slice):
 		return 0
 	}
-	return l.written.Add(slicePace).Sub(now)
+	return l.writtenAt.Add(slicePace).Sub(now)
 }
 
-// write makes one write. The owner of a new slice is the node with this UID.
+// write makes one write. owner is the UID of the Node that owns a new slice.
 func (p *publisher) write(
-	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice, owner string,
+	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, existing map[string]dra.PublishedSlice,
+	owner string,
 ) error {
 	l, now := &p.ledger, time.Now()
 	if step.Remove {
@@ -354,10 +362,10 @@ func (p *publisher) write(
 		if err := p.client.DeleteSlice(ctx, step.Name, old.UID); err != nil {
 			return err
 		}
-		l.own[step.Name] = ownSlice{Slice: old, removed: true, at: now}
+		l.ownWrites[step.Name] = ownSlice{Slice: old, removed: true, writtenAt: now}
 		return nil
 	}
-	if published := p.devices.Published().Value(); published != nil { // otherwise all may be
+	if published := p.devices.Published().Value(); published != nil { // nil means that all GPUs may be published
 		published = maps.Clone(published)
 		maps.Copy(published, step.Published.Slice.GPUs())
 		if err := p.devices.SetPublished(ctx, published); err != nil {
@@ -368,10 +376,10 @@ func (p *publisher) write(
 	s := view[step.Name]
 	s.Name, s.Driver, s.Pool = step.Name, p.devices.Driver(), step.Published.Pool
 	s.Generation, s.Count = step.Published.Generation, step.Published.Count
-	if err := fill(&s, sent.Timed(there[step.Name].Slice)); err != nil {
+	if err := fill(&s, sent.Timed(existing[step.Name].Slice)); err != nil {
 		return err
 	}
-	l.tried[step.Name] = step.Published
+	l.attempted[step.Name] = step.Published
 	var err error
 	if step.New {
 		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner,
@@ -383,35 +391,35 @@ func (p *publisher) write(
 	if err != nil {
 		return err
 	}
-	l.own[step.Name] = ownSlice{Slice: s, at: now}
-	l.generation, l.written = step.Published.Generation, now
+	l.ownWrites[step.Name] = ownSlice{Slice: s, writtenAt: now}
+	l.generation, l.writtenAt = step.Published.Generation, now
 	klog.FromContext(ctx).V(2).Info("Wrote a slice", "name", step.Name, "devices", len(sent.Devices), "generation",
 		l.generation)
-	return p.compare(ctx, step.Name, sent, s)
+	return p.checkStored(ctx, step.Name, sent, s)
 }
 
-// look reads the slices as they are now.
-func (p *publisher) look(ctx context.Context) error {
+// refresh lists the latest slices.
+func (p *publisher) refresh(ctx context.Context) error {
 	listed, err := p.client.Slices(ctx, p.devices.Driver())
 	if err != nil {
 		return err
 	}
-	p.ledger.listed, p.ledger.at = listed, time.Now()
-	clear(p.ledger.own)
+	p.ledger.listed, p.ledger.listedAt = listed, time.Now()
+	clear(p.ledger.ownWrites)
 	return nil
 }
 
-// settle reports whether it is certain what the API server has. GPUs count as not published by what
-// it has now, and not by what its cache had.
-func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) bool {
+// isConfirmed reports whether the existing slices are certain. Only a list without the cache proves
+// that a GPU is no longer published.
+func (p *publisher) isConfirmed(existing map[string]dra.PublishedSlice, refreshed bool) bool {
 	published := p.devices.Published().Value()
-	if looked {
+	if refreshed {
 		return true
 	}
 	if published == nil {
 		return false
 	}
-	gpus := gpusOf(there)
+	gpus := gpusOf(existing)
 	for uuid := range published {
 		if !gpus[uuid] {
 			return false
@@ -420,28 +428,28 @@ func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) boo
 	return true
 }
 
-// note notes what the API server has, once that is what it is to have.
-func (p *publisher) note(ctx context.Context, there map[string]dra.PublishedSlice) error {
+// record publishes the state of the slices after all writes.
+func (p *publisher) record(ctx context.Context, published map[string]dra.PublishedSlice) error {
 	wanted := p.devices.Pools().Value().Slices
-	now := handover.Publication{
-		Slices: len(there), API: p.client.ResourceVersion(),
+	publication := handover.Publication{
+		Slices: len(published), API: p.client.ResourceVersion(),
 		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && slices.ContainsFunc(wanted, dra.Slice.Counted),
 		NoShares: p.ledger.noShares && slices.ContainsFunc(wanted, dra.Slice.Shared),
 	}
-	for _, s := range there {
-		now.Devices += len(s.Slice.Devices)
-		now.Generation = max(now.Generation, s.Generation)
+	for _, s := range published {
+		publication.Devices += len(s.Slice.Devices)
+		publication.Generation = max(publication.Generation, s.Generation)
 	}
-	p.ledger.generation = max(p.ledger.generation, now.Generation)
-	if p.devices.Publication().Value() != now {
-		p.devices.Publication().Publish(now)
+	p.ledger.generation = max(p.ledger.generation, publication.Generation)
+	if p.devices.Publication().Value() != publication {
+		p.devices.Publication().Publish(publication)
 	}
-	return p.devices.SetPublished(ctx, gpusOf(there))
+	return p.devices.SetPublished(ctx, gpusOf(published))
 }
 
-func gpusOf(there map[string]dra.PublishedSlice) map[string]bool {
+func gpusOf(published map[string]dra.PublishedSlice) map[string]bool {
 	gpus := map[string]bool{}
-	for _, s := range there {
+	for _, s := range published {
 		maps.Copy(gpus, s.Slice.GPUs())
 	}
 	return gpus

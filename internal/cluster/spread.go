@@ -14,54 +14,54 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// What all nodes of a cluster do at once, each does after a random time. The limit of that time
-// grows with the cluster, so that nodesPerSecond do it in a second. One node waits 20 ms, each of
-// 5,000 up to 100 s.
+// Requests that all nodes of a cluster make together are spread by a random delay. Its limit grows
+// with the cluster, so that nodesPerSecond nodes start in a second: a single node waits up to 20
+// ms, each of 5,000 nodes up to 100 s.
 const (
 	nodesPerSecond = 50
 	maxSpread      = 5 * time.Minute
-	// pagesPerSecond is how many pages of ResourceClaims all nodes together list in a second. A page
-	// costs the API server 12 ms of CPU time.
+	// pagesPerSecond limits the pages of ResourceClaims that all nodes together list in a second. A
+	// page costs the API server 12 ms of CPU time.
 	pagesPerSecond = 10
-	// maxListing is how long the lists of all nodes together may take. The GPUs that they are about
-	// are idle for as long.
-	maxListing = 2 * time.Minute
-	// unknownNodes is the number of nodes where they may not be counted.
+	// maxListTime limits the duration of the lists of all nodes together. The GPUs concerned are idle
+	// for that long.
+	maxListTime = 2 * time.Minute
+	// unknownNodes is the assumed number of nodes if they may not be counted.
 	unknownNodes = 1000
-	// countPatience is how long the first requests wait for the number of nodes.
-	countPatience = 15 * time.Second
-	// recount is how often the nodes are counted again, give or take a half.
+	// countTimeout limits the wait of the first requests for the number of nodes.
+	countTimeout = 15 * time.Second
+	// recount is how often the nodes are counted again, plus or minus half.
 	recount = 24 * time.Hour
 )
 
-// A spread is how the requests of a process that starts are spread, so that nodes that start
-// together do not ask together. All tasks share one. Make it with newSpread.
+// A spread delays the requests of a starting process, so that nodes that start together do not send
+// requests together. All tasks share one spread. Create it with newSpread.
 //
-// The first request of a process waits where all nodes may have been started, or where the number
-// of nodes was never known. Otherwise it is this process that was started again: its requests begin
-// at once, and its first write waits.
+// The first request waits if all nodes may have started together, or if the number of nodes was
+// never known. Otherwise only this process restarted: its requests start at once, and its first
+// write waits.
 type spread struct {
 	stateDir string // empty for none
-	boot     string // boot ID of the node; empty if it is not known
+	boot     string // boot ID of the node; empty if unknown
 
-	// one holds a value while a task reads or counts, and guards all following fields. Counting waits
+	// semaphore is held while a task reads or counts, and guards all following fields. Counting waits
 	// for the API server.
-	one   chan struct{}
-	due   time.Time // when the first request may be made; zero before that is known
-	over  bool      // the first write does not wait, because the first request did
-	nodes int       // 0 before they are counted
+	semaphore    chan struct{}
+	firstRequest time.Time // earliest time of the first request; zero until it is known
+	writeFree    bool      // the first write does not wait, because the first request did
+	nodes        int       // 0 until counted
 }
 
-func newSpread() spread { return spread{one: make(chan struct{}, 1)} }
+func newSpread() spread { return spread{semaphore: make(chan struct{}, 1)} }
 
-// lock waits until no other task reads or counts. The caller calls the function that it returns, or
-// gets an error because ctx has ended.
+// lock waits until no other task reads or counts. The caller must call unlock. The error says that
+// ctx has ended.
 func (s *spread) lock(ctx context.Context) (unlock func(), err error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case s.one <- struct{}{}:
-		return func() { <-s.one }, nil
+	case s.semaphore <- struct{}{}:
+		return func() { <-s.semaphore }, nil
 	}
 }
 
@@ -70,16 +70,16 @@ type counter interface {
 	NodeCount(ctx context.Context) (int, error)
 }
 
-// begin waits until the first request may be made, or ctx ends. It may count the nodes.
-func (s *spread) begin(ctx context.Context, c counter) {
+// awaitStart waits until the first request may be sent, or ctx ends. It may count the nodes.
+func (s *spread) awaitStart(ctx context.Context, c counter) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return
 	}
-	if s.due.IsZero() {
-		s.due = time.Now().Add(s.first(ctx, c))
+	if s.firstRequest.IsZero() {
+		s.firstRequest = time.Now().Add(s.firstDelay(ctx, c))
 	}
-	wait := time.Until(s.due)
+	wait := time.Until(s.firstRequest)
 	unlock()
 	select {
 	case <-ctx.Done():
@@ -87,35 +87,35 @@ func (s *spread) begin(ctx context.Context, c counter) {
 	}
 }
 
-// first returns how long the first request waits.
-func (s *spread) first(ctx context.Context, c counter) time.Duration {
-	last, err := withPatience(ctx, s.stateDir, readSize)
+// firstDelay returns the delay of the first request.
+func (s *spread) firstDelay(ctx context.Context, c counter) time.Duration {
+	last, err := withTimeout(ctx, s.stateDir, readSize)
 	if err != nil {
-		klog.FromContext(ctx).Info("Cannot use the size of the cluster that was known last", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot read the saved size of the cluster", "reason", err.Error())
 	}
 	switch {
 	case last != nil:
 		s.nodes = last.Nodes
-		s.over = s.boot == "" || s.boot != last.Boot
+		s.writeFree = s.boot == "" || s.boot != last.Boot
 	default:
 		s.nodes = countFirst(ctx, c)
-		s.over = s.nodes > 0 // else the API server is away, and nodes that wait for it ask it at different times
+		s.writeFree = s.nodes > 0 // with 0 nodes the API server is unavailable, and retries are spread by their backoff
 	}
-	if !s.over {
+	if !s.writeFree {
 		return 0
 	}
-	limit := spreadOf(s.nodes)
+	limit := spreadLimit(s.nodes)
 	klog.FromContext(ctx).V(2).Info("The first requests are spread over the cluster", "nodes", s.nodes, "within",
 		limit.String())
 	return rand.N(limit)
 }
 
-// countFirst counts the nodes before the first request. An API server that has too much to do is
-// asked again later; without an answer it returns 0.
+// countFirst counts the nodes before the first request. If the API server is overloaded, it
+// retries; without a response it returns 0.
 func countFirst(ctx context.Context, c counter) int {
 	for failures := 1; ; failures++ {
-		asking, cancel := context.WithTimeout(ctx, countPatience)
-		nodes, err := countNodes(asking, c)
+		limited, cancel := context.WithTimeout(ctx, countTimeout)
+		nodes, err := countNodes(limited, c)
 		cancel()
 		switch {
 		case err == nil:
@@ -126,60 +126,62 @@ func countFirst(ctx context.Context, c counter) int {
 		select {
 		case <-ctx.Done():
 			return 0
-		case <-time.After(kubeapi.Pause(err, failures)):
+		case <-time.After(kubeapi.Backoff(err, failures)):
 		}
 	}
 }
 
-// countNodes counts the nodes; where that is not allowed it returns unknownNodes.
+// countNodes returns the number of nodes, or unknownNodes if they may not be counted.
 func countNodes(ctx context.Context, c counter) (int, error) {
 	nodes, err := c.NodeCount(ctx)
-	if kubeapi.IsDenied(err) || kubeapi.IsWrong(err) {
+	if kubeapi.IsInaccessible(err) || kubeapi.IsInvalid(err) {
 		return unknownNodes, nil
 	}
 	return max(nodes, 1), err
 }
 
-// spreadOf returns the limit for so many nodes.
-func spreadOf(nodes int) time.Duration {
+// spreadLimit returns the limit of the delay for a number of nodes.
+func spreadLimit(nodes int) time.Duration {
 	return min(time.Duration(nodes)*time.Second/nodesPerSecond, maxSpread)
 }
 
-// of returns how long the first write waits at most. It returns an error if that depends on the
-// number of nodes, and they cannot be counted for now.
-func (s *spread) of(ctx context.Context, c counter) (time.Duration, error) {
+// writeLimit returns the limit of the delay before the first write. It returns an error if the
+// nodes must be counted and this fails.
+func (s *spread) writeLimit(ctx context.Context, c counter) (time.Duration, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer unlock()
-	if s.over {
+	if s.writeFree {
 		return 0, nil
 	}
 	err = s.count(ctx, c)
-	return spreadOf(s.nodes), err
+	return spreadLimit(s.nodes), err
 }
 
-// pause waits a random time, as all nodes do that begin the same at once, or until ctx ends.
-func (s *spread) pause(ctx context.Context, c counter) error {
+// pauseRandomly waits for a random time before a request that all nodes make together, or until ctx
+// ends.
+func (s *spread) pauseRandomly(ctx context.Context, c counter) error {
 	nodes, err := s.size(ctx, c)
 	if err != nil {
 		return err
 	}
-	return wait(ctx, rand.N(spreadOf(nodes)))
+	return wait(ctx, rand.N(spreadLimit(nodes)))
 }
 
-// errTooManyPages is the error of a list that would take all nodes together too long.
+// errTooManyPages is the error of a list that would take too long on all nodes together.
 var errTooManyPages = errors.New("the cluster has too many nodes and ResourceClaims for a list of all claims by each node")
 
-// pauseForPages waits a random time before a list of so many pages, which all nodes make, or until
-// ctx ends. It returns errTooManyPages at once if all nodes together need longer than maxListing.
+// pauseForPages waits for a random time before a list of this number of pages, which all nodes
+// make, or until ctx ends. It returns errTooManyPages at once if all nodes together need longer
+// than maxListTime.
 func (s *spread) pauseForPages(ctx context.Context, c counter, pages int) error {
 	nodes, err := s.size(ctx, c)
-	switch most := int(maxListing.Seconds()) * pagesPerSecond; {
+	switch most := int(maxListTime.Seconds()) * pagesPerSecond; {
 	case err != nil:
 		return err
-	case pages <= 1: // as little as the pause before it is for
+	case pages <= 1: // covered by the delay before the count
 		return nil
 	case nodes > most/pages:
 		return errTooManyPages
@@ -208,7 +210,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// count counts the nodes if their number is not known.
+// count counts the nodes if their number is unknown.
 func (s *spread) count(ctx context.Context, c counter) (err error) {
 	if s.nodes == 0 {
 		s.nodes, err = countNodes(ctx, c)
@@ -219,26 +221,26 @@ func (s *spread) count(ctx context.Context, c counter) (err error) {
 	return err
 }
 
-// keep saves the size of the cluster for the next process, and counts the nodes from time to time,
-// until ctx ends.
-func (s *spread) keep(ctx context.Context, c counter) {
-	for failures, old := 0, false; s.stateDir != ""; {
+// maintain saves the size of the cluster for the next process, and counts the nodes from time to
+// time, until ctx ends.
+func (s *spread) maintain(ctx context.Context, c counter) {
+	for failures, expired := 0, false; s.stateDir != ""; {
 		unlock, err := s.lock(ctx)
 		if err != nil {
 			return
 		}
-		if old {
+		if expired {
 			s.nodes = 0
 		}
 		wait := recount/2 + rand.N(recount)
 		if err := s.count(ctx, c); err != nil {
 			failures++
-			wait = kubeapi.Pause(err, failures)
+			wait = kubeapi.Backoff(err, failures)
 		} else {
 			failures = 0
 			s.save(ctx)
 		}
-		old = failures == 0
+		expired = failures == 0
 		unlock()
 		select {
 		case <-ctx.Done():
@@ -250,11 +252,11 @@ func (s *spread) keep(ctx context.Context, c counter) {
 
 func (s *spread) save(ctx context.Context) {
 	size := clusterSize{sizeVersion, s.nodes, s.boot}
-	_, err := withPatience(ctx, s.stateDir, func(dir string) (any, error) {
+	_, err := withTimeout(ctx, s.stateDir, func(dir string) (any, error) {
 		return nil, statefile.WriteState(filepath.Join(dir, sizeFile), size)
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Cannot save the size of the cluster; after a restart of the node it is asked for",
+		klog.FromContext(ctx).Info("Cannot save the size of the cluster; it is counted again after a restart of the node",
 			"reason", err.Error())
 	}
 }
@@ -266,16 +268,15 @@ const (
 	maxSize     = 64 << 10
 )
 
-// A clusterSize is how many nodes the cluster had, so that a process knows it before its first
-// request.
+// A clusterSize is the saved number of nodes. The next process needs it before its first request.
 type clusterSize struct {
 	Version int `json:"version"`
 	Nodes   int `json:"nodes"`
-	// Boot is the boot ID of the node then.
+	// Boot is the boot ID of the node at that time.
 	Boot string `json:"boot"`
 }
 
-// readSize returns the size that a state directory has; nil if there is none.
+// readSize returns the size saved in a state directory; nil if there is none.
 func readSize(dir string) (*clusterSize, error) {
 	if dir == "" {
 		return nil, nil

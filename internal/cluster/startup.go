@@ -14,27 +14,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// startupLooks is how often the daemon's status is read while the Node has the start-up taint.
-const startupLooks = time.Second
+// startupInterval is how often the daemon's status is read while the Node has the start-up taint.
+const startupInterval = time.Second
 
-// endStartup removes the start-up taint of the node as soon as pods can get its GPUs, until ctx
-// ends. It costs nothing while the Node has no such taint.
-func (c *Cluster) endStartup(ctx context.Context, d daemon.View) {
+// removeStartupTaint removes the start-up taint of the Node as soon as its GPUs are allocatable,
+// until ctx ends. It is idle while the Node does not have the taint.
+func (c *Cluster) removeStartupTaint(ctx context.Context, d daemon.View) {
 	again := new(feed.Alarm)
 	wake := func() []<-chan struct{} {
 		_, node := c.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
 		return []<-chan struct{}{node, configured, again.Rings()}
 	}
-	kubeapi.Keep(ctx, clock.RealClock{}, "start-up taint", wake, func(ctx context.Context) error {
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "start-up taint", wake, func(ctx context.Context) error {
 		node := c.client.Nodes().Value()
 		if !d.Configs.Value().Features.StartupTaint || !kubeapi.Startup.IsOn(node) {
 			return nil
 		}
 		s, err := d.Status(ctx)
-		if err != nil || !started(node, d.Listed(), s) {
-			again.After(ctx, startupLooks)
-			return nil // the taint stays; the status says what is missing
+		if err != nil || !isStarted(node, d.Listed(), s) {
+			again.After(ctx, startupInterval)
+			return nil // the taint stays; the status says why
 		}
 		if err := c.client.SetTaint(ctx, kubeapi.Startup, false, time.Now()); err != nil {
 			return err
@@ -45,10 +45,10 @@ func (c *Cluster) endStartup(ctx context.Context, d daemon.View) {
 	})
 }
 
-// started reports whether pods can get the GPUs of a node: the daemon is ready, and the Node's
-// status shows each listed device, or the API server has slices of them. A node that has nothing to
-// give yet has not started.
-func started(node kubeapi.Node, listed map[string]int, s status.Status) bool {
+// isStarted reports whether the GPUs of a node are allocatable: the daemon is ready, and the Node's
+// status has all listed devices or the API server has slices of them. A node without devices has
+// not started.
+func isStarted(node kubeapi.Node, listed map[string]int, s status.Status) bool {
 	if !s.Readiness.Ready {
 		return false
 	}

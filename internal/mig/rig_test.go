@@ -118,7 +118,8 @@ func newRig(t *testing.T, profile string) *rig {
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	r := &rig{
-		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.DesiredLayout{}), pods: map[string]string{}, stop: func() {},
+		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.DesiredLayout{}), pods: map[string]string{},
+		stop:  func() {},
 		modes: &otherProcess{node: node},
 	}
 	r.Monitor = monitor.New(monitor.Options{Driver: simulated.DriverOf(node), Policy: policy, Modes: r.modes})

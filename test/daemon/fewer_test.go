@@ -100,7 +100,7 @@ func TestFewerDevices(t *testing.T) {
 	s.start()
 	s.next(mark, standin.Listed)
 	s.allocatable(32)
-	s.logs("Pods that kubelet has not admitted yet") // of the second process: it looks two seconds after the taint
+	s.logs("Waiting until the kubelet has admitted pods") // of the second process: it looks two seconds after the taint
 	s.sent(true)
 	s.isWhole()
 }

@@ -64,7 +64,7 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	wait(ctx, t, func(context.Context) error {
 		if logs := kubectl(ctx, t, n, "--namespace", namespace, "logs", "daemonset/"+daemonSet); !strings.Contains(logs,
-			"does not keep counters") {
+			"drops counters") {
 			return errors.New("the daemon does not know that the API server keeps no counters")
 		}
 		return nil

@@ -11,30 +11,30 @@ import (
 	"strings"
 )
 
-// The field managers. An apply removes what the same manager applied before, so that each kind of
-// write has a manager of its own.
+// The field managers of this program. An apply removes the fields that the same manager applied
+// before, so each kind of write has its own manager.
 const (
 	labelsManager = "gpu-node-agent-labels"
 	migManager    = "gpu-node-agent-mig"
 	answerManager = "gpu-node-agent-quiesce"
 )
 
-// apply has the API server merge fields into an object by server-side apply, and returns the
-// object. Without force, fields that others own with other values make it an error, and nothing is
-// changed.
+// apply merges fields into an object by server-side apply, and returns the object. Without force,
+// it returns an error and changes nothing if another program owns one of the fields with another
+// value.
 func (c *Client) apply(ctx context.Context, path, manager string, object any, force bool) ([]byte, error) {
 	body, err := json.Marshal(object)
 	if err != nil {
 		return nil, fmt.Errorf("write the fields to apply: %w", err)
 	}
 	return c.send(ctx, request{
-		// which JSON is a part of
+		// JSON is a subset of YAML
 		verb: http.MethodPatch, path: path, contentType: "application/apply-patch+yaml", body: body,
 		query: url.Values{"fieldManager": {manager}, "force": {strconv.FormatBool(force)}},
 	})
 }
 
-// metadata names the object of an apply, and has its labels.
+// metadata is the metadata of an object to apply.
 type metadata struct {
 	Name            string            `json:"name"`
 	Namespace       string            `json:"namespace,omitempty"`
@@ -45,19 +45,19 @@ type metadata struct {
 	OwnerReferences []OwnerReference  `json:"ownerReferences,omitempty"`
 }
 
-// ApplyLabels gives labels to the own node, which has to have the UID and the version still, and
-// takes those away that an earlier call gave and that are not among them. It returns the node as it
-// is then.
+// ApplyLabels sets labels on the daemon's own Node, and removes labels of an earlier call that are
+// not in the map. The Node must still have the UID and the version. ApplyLabels returns the updated
+// Node.
 //
-// A label that another program owns with another value makes it a *Conflict, and nothing is
-// changed.
+// If another program owns a label with another value, ApplyLabels returns a *Conflict and changes
+// nothing.
 func (c *Client) ApplyLabels(ctx context.Context, uid, version string, labels map[string]string) (Node, error) {
-	restores := c.newestNode().restores
+	restores := c.latestNode().restores
 	text, err := c.applyNode(ctx, labelsManager, metadata{UID: uid, ResourceVersion: version, Labels: labels}, false)
-	var refused *Refused
-	if errors.As(err, &refused) && len(refused.Conflicts) > 0 {
+	var status *StatusError
+	if errors.As(err, &status) && len(status.Conflicts) > 0 {
 		conflict := &Conflict{Labels: map[string]string{}}
-		for _, f := range refused.Conflicts {
+		for _, f := range status.Conflicts {
 			if key, ok := strings.CutPrefix(f.Field, ".metadata.labels."); ok {
 				conflict.Labels[key] = f.Message
 			}
@@ -72,13 +72,12 @@ func (c *Client) ApplyLabels(ctx context.Context, uid, version string, labels ma
 	return c.readNode(text, restores)
 }
 
-// ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to
-// have the UID and the version still, and takes those away that an earlier call gave and that are
-// not among them. What another program has written there before is replaced. It returns the node as
-// it is then.
+// ApplyMIGState sets labels and annotations about the MIG layout on the daemon's own Node, and
+// removes those of an earlier call that are not in the maps. The Node must still have the UID and
+// the version. Values of other programs are replaced. ApplyMIGState returns the updated Node.
 func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels, annotations map[string]string) (Node,
 	error) {
-	restores := c.newestNode().restores
+	restores := c.latestNode().restores
 	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, ResourceVersion: version, Labels: labels,
 		Annotations: annotations}, true)
 	if err != nil {
@@ -89,11 +88,11 @@ func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels,
 
 // ApplyReleaseAnswer writes the answer to a request for the release of the driver to the daemon's
 // own Node, as annotations. The Node must still have the UID and the version. Annotations of an
-// earlier answer are removed, and values of other programs are replaced. The updated Node is
-// returned.
+// earlier answer are removed, and values of other programs are replaced. ApplyReleaseAnswer returns
+// the updated Node.
 func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, annotations map[string]string) (Node,
 	error) {
-	restores := c.newestNode().restores
+	restores := c.latestNode().restores
 	text, err := c.applyNode(ctx, answerManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations},
 		true)
 	if err != nil {
@@ -102,15 +101,15 @@ func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, an
 	return c.readNode(text, restores)
 }
 
-// applyNode merges metadata into the own node.
+// applyNode applies metadata to the daemon's own Node.
 func (c *Client) applyNode(ctx context.Context, manager string, fields metadata, force bool) ([]byte, error) {
 	fields.Name = c.node
 	return c.apply(ctx, nodesPath+"/"+c.node, manager, map[string]any{"apiVersion": "v1", "kind": "Node",
 		"metadata": fields}, force)
 }
 
-// readNode returns the node of an answer to a request that was sent after so many restores of the
-// cluster, and notes it.
+// readNode records and returns the Node in a response. restores is the number of restores known
+// when the request was sent.
 func (c *Client) readNode(text []byte, restores int) (Node, error) {
 	var n nodeObject
 	if err := json.Unmarshal(text, &n); err != nil {
@@ -118,12 +117,12 @@ func (c *Client) readNode(text []byte, restores int) (Node, error) {
 	}
 	written := n.node()
 	written.restores = restores
-	return c.noteNode(written), nil
+	return c.recordNode(written), nil
 }
 
-// Conflict is the error of labels that other programs own.
+// Conflict is the error for labels that other programs own.
 type Conflict struct {
-	// Labels are their keys, each with the API server's words about the owner.
+	// Labels has the API server's message about the owner, by the key of the label.
 	Labels map[string]string
 }
 
@@ -131,7 +130,8 @@ func (c *Conflict) Error() string {
 	return fmt.Sprintf("labels of the node belong to other programs: %d", len(c.Labels))
 }
 
-// NodeCount returns how many nodes the cluster has. The API server counts them; one is read.
+// NodeCount returns the number of nodes in the cluster. The API server counts them, and sends only
+// one.
 func (c *Client) NodeCount(ctx context.Context) (int, error) {
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{"limit": {"1"}}})
 	if err != nil {

@@ -11,15 +11,14 @@ import (
 	"strconv"
 )
 
-// A ResourceClaim is a claim for devices, as far as a driver has to know it.
+// A ResourceClaim has the fields of a claim that a driver needs.
 type ResourceClaim struct {
 	UID, Namespace, Name string
-	// Allocation has the devices that the scheduler chose for the claim; nil before it has chosen.
+	// Allocation has the devices that the scheduler chose for the claim; nil before the choice.
 	Allocation *DeviceAllocation
-	// Pods are those that may use the claim.
+	// Pods are the pods that may use the claim.
 	Pods []Pod
-	// PodClaim is the name that the pod has for a claim that was made from a template; empty for any
-	// other claim.
+	// PodClaim is the pod's name for a claim created from a template; empty for other claims.
 	PodClaim string
 }
 
@@ -29,7 +28,7 @@ type DeviceAllocation struct {
 	Config  []ClaimConfig  `json:"config"`
 }
 
-// A DeviceResult is a device that was given to a request.
+// A DeviceResult is a device allocated to a request.
 type DeviceResult struct {
 	Request          string             `json:"request"`
 	Driver           string             `json:"driver"`
@@ -49,11 +48,11 @@ type DeviceToleration struct {
 	Effect   string `json:"effect"`
 }
 
-// A ClaimConfig is configuration for the driver of devices.
+// A ClaimConfig is configuration for the driver of a device.
 type ClaimConfig struct {
 	// Source is FromClass or FromClaim.
 	Source string `json:"source"`
-	// Requests are those that it is for; without any it is for all.
+	// Requests are the requests to which the configuration applies; empty for all.
 	Requests []string `json:"requests"`
 	Opaque   struct {
 		Driver     string          `json:"driver"`
@@ -61,13 +60,13 @@ type ClaimConfig struct {
 	} `json:"opaque"`
 }
 
-// ResourceClaim returns a claim. Kubelet asks for as many, so that this waits for no other request
-// of the node.
+// ResourceClaim returns a claim. It bypasses the rate limit, because the kubelet determines the
+// number of calls.
 func (c *Client) ResourceClaim(ctx context.Context, namespace, name string) (ResourceClaim, error) {
 	var text []byte
 	err := c.resourceAPI(func(path string) (err error) {
 		text, err = c.send(ctx, request{
-			verb: http.MethodGet, path: path + "/namespaces/" + namespace + "/resourceclaims/" + name, urgent: true,
+			verb: http.MethodGet, path: path + "/namespaces/" + namespace + "/resourceclaims/" + name, unlimited: true,
 		})
 		return err
 	})
@@ -83,7 +82,7 @@ func (c *Client) ResourceClaim(ctx context.Context, namespace, name string) (Res
 	return claim, nil
 }
 
-// A claimObject is a ResourceClaim in the API's own form.
+// A claimObject is a ResourceClaim in the format of the API.
 type claimObject struct {
 	Metadata metadata `json:"metadata"`
 	Status   struct {
@@ -99,12 +98,13 @@ type claimObject struct {
 	} `json:"status"`
 }
 
-// podClaimAnnotation is of claims that were made from a template.
+// podClaimAnnotation is an annotation of claims created from a template.
 const podClaimAnnotation = "resource.kubernetes.io/pod-claim-name"
 
 func (o *claimObject) claim() ResourceClaim {
 	claim := ResourceClaim{
-		UID: o.Metadata.UID, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, PodClaim: o.Metadata.Annotations[podClaimAnnotation],
+		UID: o.Metadata.UID, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name,
+		PodClaim: o.Metadata.Annotations[podClaimAnnotation],
 	}
 	if o.Status.Allocation != nil {
 		claim.Allocation = &o.Status.Allocation.Devices
@@ -117,20 +117,19 @@ func (o *claimObject) claim() ResourceClaim {
 	return claim
 }
 
-// ClaimPage is how many claims one page of a list has at most. A claim has some kB.
+// ClaimPage is the number of claims in one page of a list. A claim has several kB.
 const ClaimPage = 250
 
-// ResourceClaims calls take with each claim of the cluster as they are now, in pages of ClaimPage.
-// No page is kept. It is for the rare moment in which it has to be certain that no claim has a
-// device.
-func (c *Client) ResourceClaims(ctx context.Context, take func(ResourceClaim)) error {
+// ResourceClaims calls visit with the latest version of each claim in the cluster, in pages of
+// ClaimPage. No page is kept. Use it only to prove that no claim has a device.
+func (c *Client) ResourceClaims(ctx context.Context, visit func(ResourceClaim)) error {
 	for next := ""; ; {
 		page, err := c.claims(ctx, ClaimPage, next)
 		if err != nil {
 			return err
 		}
 		for i := range page.Items {
-			take(page.Items[i].claim())
+			visit(page.Items[i].claim())
 		}
 		if next = page.Metadata.Continue; next == "" {
 			return nil
@@ -138,8 +137,8 @@ func (c *Client) ResourceClaims(ctx context.Context, take func(ResourceClaim)) e
 	}
 }
 
-// CountResourceClaims returns how many claims the cluster has. Where the API server does not say
-// it, there are math.MaxInt32 and more.
+// CountResourceClaims returns the number of claims in the cluster, or math.MaxInt32 if the API
+// server does not report it.
 func (c *Client) CountResourceClaims(ctx context.Context) (int, error) {
 	page, err := c.claims(ctx, 1, "")
 	switch {
@@ -160,7 +159,7 @@ type claimList struct {
 	Items []claimObject `json:"items"`
 }
 
-// claims returns a page of so many claims, the first one or the one that follows.
+// claims returns a page of at most limit claims: the first page, or the one after next.
 func (c *Client) claims(ctx context.Context, limit int, next string) (page claimList, err error) {
 	query := url.Values{"limit": {strconv.Itoa(limit)}}
 	if next != "" {
@@ -180,15 +179,15 @@ func (c *Client) claims(ctx context.Context, limit int, next string) (page claim
 	return page, nil
 }
 
-// resourceVersions are those of the API of Dynamic Resource Allocation, the newest first. What is
-// read of objects is the same in all.
+// resourceVersions are the versions of the API of Dynamic Resource Allocation, newest first. The
+// fields read by this program are the same in all of them.
 var resourceVersions = []string{"v1", "v1beta2", "v1beta1"}
 
-// errNoResourceAPI is the error of an API server without an API of Dynamic Resource Allocation.
+// errNoResourceAPI is the error of an API server without the API of Dynamic Resource Allocation.
 var errNoResourceAPI = errors.New("the API server serves resource.k8s.io in none of the versions v1, v1beta2 and v1beta1")
 
-// resourceAPI makes a request to the API of Dynamic Resource Allocation, with the path of a
-// version, and once for each version until one is served: first for the one that was served last.
+// resourceAPI calls send with the path of one version of the API of Dynamic Resource Allocation
+// after another until one is served. It starts with the last version that was served.
 func (c *Client) resourceAPI(send func(path string) error) error {
 	c.mu.Lock()
 	first := c.resourceVersion
@@ -207,16 +206,16 @@ func (c *Client) resourceAPI(send func(path string) error) error {
 	return errNoResourceAPI
 }
 
-// ResourceVersion returns the version of resource.k8s.io that was served last.
+// ResourceVersion returns the last version of resource.k8s.io that was served.
 func (c *Client) ResourceVersion() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return resourceVersions[c.resourceVersion]
 }
 
-// isNotServed reports whether err is of a request for an API that the API server does not have: for
-// an object that it does not have, the answer says so in Kubernetes' own form.
+// isNotServed reports whether the API server does not serve the API. For a missing object of a
+// served API, the response has a Kubernetes Status.
 func isNotServed(err error) bool {
-	var refused *Refused
-	return errors.As(err, &refused) && refused.Code == http.StatusNotFound && refused.Reason == ""
+	var status *StatusError
+	return errors.As(err, &status) && status.Code == http.StatusNotFound && status.Reason == ""
 }

@@ -18,14 +18,14 @@ import (
 // claimManager is the field manager of the status of claims.
 const claimManager = "gpu-node-agent-claims"
 
-// A ClaimDeviceStatus is what the status of a claim says of one of its devices.
+// A ClaimDeviceStatus is the status of one device of a claim.
 type ClaimDeviceStatus struct {
 	Driver     string           `json:"driver"`
 	Pool       string           `json:"pool"`
 	Device     string           `json:"device"`
 	ShareID    string           `json:"shareID,omitempty"`
 	Conditions []ClaimCondition `json:"conditions"`
-	// Data is an object, of 10 KiB at most.
+	// Data is a JSON object of at most 10 KiB.
 	Data any `json:"data,omitempty"`
 }
 
@@ -39,14 +39,14 @@ type ClaimCondition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime"`
 }
 
-// WriteClaimDevices has the status of a claim say what is given of the devices of these drivers and
-// pools. What it says of others stays. A claim that is gone, or has another UID, makes the error
-// one that IsNotFound knows. It needs the rights to get resourceclaims and to update
+// WriteClaimDevices writes the devices of these drivers and pools to the status of a claim. Devices
+// of other drivers stay unchanged. If the claim is gone or has another UID, IsNotFound reports true
+// for the error. The daemon needs the rights to get resourceclaims and to update
 // resourceclaims/status, and associated-node:update for resourceclaims/driver.
 //
-// The claim goes there and back in Kubernetes' own encoding, which alone keeps the text of the
-// parameters in the allocation. JSON loses their spaces, and an apply or a merge the order of their
-// names; from Kubernetes 1.36 on that is refused as a change of the allocation.
+// The claim is read and written as protobuf, because only protobuf preserves the text of the
+// parameters in the allocation. JSON loses their spaces, and an apply or a merge changes the order
+// of their names; Kubernetes 1.36 and newer reject this as a change of the allocation.
 func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid string,
 	devices []ClaimDeviceStatus) error {
 	err := c.resourceAPI(func(path string) error {
@@ -55,12 +55,13 @@ func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid str
 		if err != nil {
 			return err
 		}
-		body, err := withDevices(claim, uid, devices)
+		body, err := replaceDevices(claim, uid, devices)
 		if err != nil {
 			return err
 		}
 		_, err = c.send(ctx, request{
-			verb: http.MethodPut, path: path + "/status", contentType: protobuf, body: body, query: url.Values{"fieldManager": {claimManager}},
+			verb: http.MethodPut, path: path + "/status", contentType: protobuf, body: body,
+			query: url.Values{"fieldManager": {claimManager}},
 		})
 		return err
 	})
@@ -71,14 +72,13 @@ func (c *Client) WriteClaimDevices(ctx context.Context, namespace, name, uid str
 }
 
 const (
-	// protobuf is the media type of Kubernetes' own encoding: the prefix, and a message Unknown of
-	// apimachinery.
+	// protobuf is the media type of Kubernetes' protobuf encoding: the prefix, and a message Unknown
+	// of apimachinery.
 	protobuf       = "application/vnd.kubernetes.protobuf"
 	protobufPrefix = "k8s\x00"
 )
 
-// The numbers of fields, as the files generated.proto of k8s.io/api and k8s.io/apimachinery have
-// them.
+// The field numbers in the files generated.proto of k8s.io/api and k8s.io/apimachinery.
 const (
 	unknownRaw       = 2
 	claimMetadata    = 1
@@ -92,40 +92,40 @@ const (
 	deviceData       = 5
 	deviceShareID    = 7
 	rawExtensionRaw  = 1
-	statusMessage    = 3 // of a Status, which is the answer to a request that is refused
+	statusMessage    = 3 // of a Status, the response to a failed request
 	statusReason     = 4
 )
 
-// withDevices returns a claim in Kubernetes' encoding, with what its status says of devices.
-func withDevices(claim []byte, uid string, devices []ClaimDeviceStatus) ([]byte, error) {
-	own := make([][]byte, len(devices))
+// replaceDevices returns a claim in protobuf whose status has the given devices.
+func replaceDevices(claim []byte, uid string, devices []ClaimDeviceStatus) ([]byte, error) {
+	encoded := make([][]byte, len(devices))
 	for i, d := range devices {
 		var err error
-		if own[i], err = d.encode(); err != nil {
+		if encoded[i], err = d.encode(); err != nil {
 			return nil, err
 		}
 	}
 	editStatus := func(status []byte) ([]byte, error) {
-		kept, err := editFields(status, statusDevices, func(device []byte) ([]byte, error) {
+		edited, err := editFields(status, statusDevices, func(device []byte) ([]byte, error) {
 			driver, pool := textOf(device, deviceDriver), textOf(device, devicePool)
 			if slices.ContainsFunc(devices, func(d ClaimDeviceStatus) bool { return d.Driver == driver && d.Pool == pool }) {
 				return nil, nil
 			}
 			return device, nil
 		})
-		for _, d := range own {
-			kept = appendField(kept, statusDevices, d)
+		for _, d := range encoded {
+			edited = appendField(edited, statusDevices, d)
 		}
-		return kept, err
+		return edited, err
 	}
 	message, isProtobuf := bytes.CutPrefix(claim, []byte(protobufPrefix))
 	if !isProtobuf {
-		return nil, errors.New("read the answer of the API server: it is not in Kubernetes' encoding")
+		return nil, errors.New("read the answer of the API server: it is not protobuf")
 	}
 	message, err := editFields(message, unknownRaw, func(claim []byte) ([]byte, error) {
-		if is := textOf(fieldOf(claim, claimMetadata), metadataUID); is != uid {
-			return nil, &Refused{Code: http.StatusNotFound, Reason: "NotFound",
-				Message: "it was made anew, and has the UID " + is}
+		if actual := textOf(fieldOf(claim, claimMetadata), metadataUID); actual != uid {
+			return nil, &StatusError{Code: http.StatusNotFound, Reason: "NotFound",
+				Message: "it was created again with the UID " + actual}
 		}
 		return editFields(claim, claimStatus, editStatus)
 	})
@@ -156,14 +156,15 @@ func (c ClaimCondition) encode() []byte {
 	seconds := uint64(max(c.LastTransitionTime.Unix(), 0))
 	b = appendField(b, 4, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), seconds))
 	b = appendField(b, 5, []byte(c.Reason))
-	return appendField(b, 6, []byte(strings.ToValidUTF8(c.Message, "\uFFFD"))) // else the API server refuses the claim
+	return appendField(b, 6, []byte(strings.ToValidUTF8(c.Message, "\uFFFD"))) // the API server rejects invalid UTF-8
 }
 
 func appendField(b []byte, number protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), value)
 }
 
-// editFields returns a message in which edit changed each field of a number, or removed it by nil.
+// editFields returns a message in which edit has replaced every field of a number; edit returns nil
+// to remove the field.
 func editFields(message []byte, number protowire.Number, edit func([]byte) ([]byte, error)) (edited []byte, err error) {
 	for len(message) > 0 {
 		field, value, length := nextField(message)
@@ -182,8 +183,8 @@ func editFields(message []byte, number protowire.Number, edit func([]byte) ([]by
 	return edited, nil
 }
 
-// nextField returns the number of the first field of a message, its value, which is nil for a
-// number, and its length; -1 or less if the message is damaged.
+// nextField returns the number, the value and the length of the first field of a message. The value
+// is nil for a numeric field. The length is negative if the message is damaged.
 func nextField(message []byte) (protowire.Number, []byte, int) {
 	number, kind, length := protowire.ConsumeField(message)
 	if length < 0 || kind != protowire.BytesType {
@@ -194,7 +195,7 @@ func nextField(message []byte) (protowire.Number, []byte, int) {
 	return number, value, length
 }
 
-// fieldOf returns the value of a field of a message; nil where there is none.
+// fieldOf returns the value of a field of a message; nil if the message does not have it.
 func fieldOf(message []byte, number protowire.Number) (value []byte) {
 	_, _ = editFields(message, number, func(v []byte) ([]byte, error) {
 		value = v

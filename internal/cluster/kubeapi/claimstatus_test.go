@@ -123,7 +123,7 @@ func TestClaimThatCannotBeRead(t *testing.T) {
 		_ = write(damaged)
 	}
 	if err := write([]byte(`{"kind": "ResourceClaim"}`)); err == nil ||
-		!strings.Contains(err.Error(), "it is not in Kubernetes' encoding") {
+		!strings.Contains(err.Error(), "it is not protobuf") {
 		t.Errorf("an answer in JSON: %v", err)
 	}
 }

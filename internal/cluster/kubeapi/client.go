@@ -1,9 +1,9 @@
-// Package kubeapi talks to the API server about the node that this program runs on, and about no
-// other: it watches the Node, and writes the Events, labels, conditions, taints and slices of its
-// GPUs. It is the only home of client-go, of which it takes the transport alone: the typed clients
-// bring the types of all APIs with them, and make the program 16 MB larger.
+// Package kubeapi talks to the API server about the daemon's own node: it watches the Node, and
+// writes the Events, labels, conditions, taints and slices of its GPUs. It is the only package that
+// imports client-go, and uses only its transport: the typed clients include the types of all APIs,
+// and would add 16 MB to the program.
 //
-// Nothing between the driver and kubelet waits for it.
+// Nothing between the driver and the kubelet waits for this package.
 package kubeapi
 
 import (
@@ -32,84 +32,83 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// Options say who talks to which API server.
+// Options configure a Client.
 type Options struct {
-	// Kubeconfig is a file with the address and the credentials; empty for those of the pod's service
-	// account.
+	// Kubeconfig is a file with the address and the credentials; empty for the pod's service account.
 	Kubeconfig string
 	// Node is the name of the node.
 	Node string
-	// Version is that of the program.
+	// Version is the version of the program.
 	Version string
 	// Dial opens connections to the API server; nil for TCP.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 const (
-	// requestTimeout bounds a request, but for a watch. An API server that takes 10 s for an answer is
-	// slow, not away.
+	// requestTimeout limits a request other than a watch. An API server that responds after 10 s is
+	// slow, but available.
 	requestTimeout = 30 * time.Second
-	// All requests of a node together.
+	// The rate limit of all requests of a node together.
 	requestsPerSecond = 5
 	requestBurst      = 10
-	// maxAnswer is the largest answer that is read. A Node has about 20 kB.
-	maxAnswer = 4 << 20
+	// maxResponse is the size limit of a response, in bytes. A Node has about 20 kB.
+	maxResponse = 4 << 20
 )
 
-// A Client talks to the API server. Make it with New.
+// A Client talks to the API server. Create it with New.
 type Client struct {
-	options Options
-	node    string
-	limiter flowcontrol.RateLimiter
-	nodes   *feed.Feed[Node]
-	problem *feed.Feed[error]
-	back    *feed.Feed[struct{}] // published when the watch works again
+	options       Options
+	node          string
+	limiter       flowcontrol.RateLimiter
+	nodes         *feed.Feed[Node]
+	problem       *feed.Feed[error]
+	watchRestored *feed.Feed[struct{}] // published when the watch works again
 
 	mu         sync.Mutex // guards all following fields
 	connection *connection
-	requested  func(verb, resource string, code int)
-	fence      func() error // nil for none
-	newest     Node         // that the API server has told of
-	// resourceVersion is the index of the version of resource.k8s.io that was served last.
+	onRequest  func(verb, resource string, code int)
+	fence      func() error // nil if there is none
+	latest     Node         // newest version received from the API server
+	// resourceVersion is the index of the last version of resource.k8s.io that was served.
 	resourceVersion int
 }
 
-// A connection is an address and the credentials for it.
+// A connection is the address of an API server, and a client with credentials for it.
 type connection struct {
 	base   *url.URL
 	client *http.Client
 }
 
-// New returns a Client. The API server is looked for when it is asked first.
+// New returns a Client. The first request reads the address and the credentials.
 func New(o Options) *Client {
 	return &Client{
 		options: o, node: o.Node, limiter: flowcontrol.NewTokenBucketRateLimiter(requestsPerSecond, requestBurst),
-		nodes: feed.New(Node{}), problem: feed.New[error](nil), back: feed.New(struct{}{}),
+		nodes: feed.New(Node{}), problem: feed.New[error](nil), watchRestored: feed.New(struct{}{}),
 	}
 }
 
-// Count sets the function that is called for each request from now on. The code is that of the HTTP
-// answer; 0 if there was none.
-func (c *Client) Count(requested func(verb, resource string, code int)) {
+// Count sets the function that is called for each request from now on. The code is the HTTP status;
+// 0 without a response.
+func (c *Client) Count(onRequest func(verb, resource string, code int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.requested = requested
+	c.onRequest = onRequest
 }
 
-// Fence has no request change anything for which check returns an error. That is the error of the
-// request then.
+// Fence sets a check for requests that change something. If check returns an error, the request is
+// not sent and returns this error.
 func (c *Client) Fence(check func() error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fence = check
 }
 
-// count counts a request.
+// count reports a request to the function of Count.
 func (c *Client) count(r request, code int) {
 	c.mu.Lock()
-	requested := c.requested
+	onRequest := c.onRequest
 	c.mu.Unlock()
-	if requested == nil {
+	if onRequest == nil {
 		return
 	}
 	verb, resource := r.verb, "nodes"
@@ -132,11 +131,11 @@ func (c *Client) count(r request, code int) {
 	case strings.HasSuffix(r.path, "/status"):
 		resource = "nodes/status"
 	}
-	requested(verb, resource, code)
+	onRequest(verb, resource, code)
 }
 
-// connect returns the connection. Address and credentials are read again after a request that they
-// may have been the reason for.
+// connect returns the connection. It reads the address and the credentials again after a request
+// that may have failed because of them.
 func (c *Client) connect() (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,10 +151,9 @@ func (c *Client) connect() (*connection, error) {
 	}
 	config.Dial = c.options.Dial
 	config.UserAgent = "gpu-node-agent/" + c.options.Version
-	// A watch and a write have a TCP connection each, so that one that is stuck does not keep the
-	// other.
+	// A watch and a write use separate TCP connections, so that a stuck one does not block the other.
 	config.NextProtos = []string{"http/1.1"}
-	// With the content in the place of the name, a file that has changed is another configuration for
+	// With the content instead of the file name, a changed file is another configuration for
 	// client-go's cache of transports.
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, fmt.Errorf("read the certificates of the API server: %w", err)
@@ -170,32 +168,32 @@ func (c *Client) connect() (*connection, error) {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
 	resumeTLS(client)
-	// The token is for the API server alone.
+	// The token must not go to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.connection = &connection{base: base, client: client}
 	return c.connection, nil
 }
 
-// sessions guards the settings of transports, which client-go shares among clients of the same
+// tlsMutex guards the settings of transports, which client-go shares among clients with the same
 // configuration.
-var sessions sync.Mutex
+var tlsMutex sync.Mutex
 
-// resumeTLS has all connections but the first begin with the TLS session of an earlier one: the API
-// server signs nothing for them, which is the most that a connection costs it.
+// resumeTLS makes all connections but the first resume an earlier TLS session. The API server then
+// signs nothing, and signing is the most expensive part of a connection.
 func resumeTLS(client *http.Client) {
 	settings, err := utilnet.TLSClientConfig(client.Transport)
 	if err != nil || settings == nil {
 		return // no TLS
 	}
-	sessions.Lock()
-	defer sessions.Unlock()
+	tlsMutex.Lock()
+	defer tlsMutex.Unlock()
 	if settings.ClientSessionCache == nil {
 		settings.ClientSessionCache = tls.NewLRUClientSessionCache(0)
 	}
 }
 
-// forget has address and credentials read again for the next request.
-func (c *Client) forget(old *connection) {
+// disconnect makes the next request read the address and the credentials again.
+func (c *Client) disconnect(old *connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connection == old {
@@ -204,92 +202,91 @@ func (c *Client) forget(old *connection) {
 	}
 }
 
-// A request is one to the API server.
+// A request is a request to the API server.
 type request struct {
-	verb        string // such as PATCH
-	path        string // such as /api/v1/nodes/a/status
+	verb        string // for example PATCH
+	path        string // for example /api/v1/nodes/a/status
 	query       url.Values
 	contentType string // of the body
-	accept      string // the media type of the answer; empty for JSON
+	accept      string // media type of the response; empty for JSON
 	body        []byte
-	most        int64 // bytes of the answer; 0 for maxAnswer
-	urgent      bool  // is not counted among those that are limited
+	maxBytes    int64 // size limit of the response; 0 for maxResponse
+	unlimited   bool  // bypasses the rate limit
 }
 
-// Refused is the error of a request that the API server answered, but not with success.
-type Refused struct {
-	// Code is the HTTP status, Reason Kubernetes' own, such as AlreadyExists; it may be empty.
+// A StatusError is the error of a request to which the API server responded with a failure.
+type StatusError struct {
+	// Code is the HTTP status, and Reason Kubernetes' reason, for example AlreadyExists; it may be
+	// empty.
 	Code   int
 	Reason string
-	// Message is a sentence for people.
+	// Message is a sentence for users.
 	Message string
-	// RetryAfter is how long to wait before the next request; 0 if the answer does not say so.
+	// RetryAfter is the requested delay before the next request; 0 if there is none.
 	RetryAfter time.Duration
-	// Conflicts are the fields that another program owns, of an apply.
+	// Conflicts are the fields of an apply that another program owns.
 	Conflicts []FieldConflict
-	// Unknown says that the API server does not know the version that was asked for: it is behind, or
-	// has begun anew.
-	Unknown bool
+	// VersionUnknown says that the API server does not know the requested version, because it lags
+	// behind or was restored from a backup.
+	VersionUnknown bool
 }
 
-// FieldConflict is a field that another program owns, and a sentence about that.
+// FieldConflict is a field that another program owns, with the API server's message.
 type FieldConflict struct{ Field, Message string }
 
-func (r *Refused) Error() string {
+func (r *StatusError) Error() string {
 	if r.Message == "" {
 		return fmt.Sprintf("the API server answered %d %s", r.Code, http.StatusText(r.Code))
 	}
 	return fmt.Sprintf("the API server answered %d: %s", r.Code, r.Message)
 }
 
-// IsCode reports whether err is of a request that the API server answered with this HTTP status.
+// IsCode reports whether the API server responded with this HTTP status.
 func IsCode(err error, code int) bool {
-	var refused *Refused
-	return errors.As(err, &refused) && refused.Code == code
+	var status *StatusError
+	return errors.As(err, &status) && status.Code == code
 }
 
-// IsForbidden reports whether err is of a request that this program has no right to.
+// IsForbidden reports whether this program lacks the right to make the request.
 func IsForbidden(err error) bool { return IsCode(err, http.StatusForbidden) }
 
-// IsNotFound reports whether err is of a request for an object that the API server does not have,
-// or for an API that it does not serve.
+// IsNotFound reports whether the API server does not have the object, or does not serve the API.
 func IsNotFound(err error) bool { return IsCode(err, http.StatusNotFound) }
 
-// IsWrong reports whether err is of a request that the API server never takes as it is.
-func IsWrong(err error) bool {
+// IsInvalid reports whether the API server will never accept the request.
+func IsInvalid(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
 }
 
-// IsBusy reports whether err is of a request that the API server refused because it has too much to
-// do.
+// IsBusy reports whether the API server rejected the request because it is overloaded.
 func IsBusy(err error) bool { return IsCode(err, http.StatusTooManyRequests) }
 
-// IsPassing reports whether err is of a request that may be taken as it is at another time: there
-// was no answer, or one that says so.
-func IsPassing(err error) bool {
-	var refused *Refused
-	if !errors.As(err, &refused) {
+// IsTemporary reports whether the same request may succeed later: there was no response, or the
+// response says so.
+func IsTemporary(err error) bool {
+	var status *StatusError
+	if !errors.As(err, &status) {
 		return err != nil
 	}
-	switch refused.Code {
+	switch status.Code {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true
 	}
 	return false
 }
 
-// send sends a request once, and returns the answer's body. The error has a *Refused in it, or says
-// why there was no answer.
+// send sends a request once, and returns the body of the response. The error wraps a *StatusError,
+// or says why there is no response.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
-	_, back := c.back.Latest()
-	answer, err := c.ask(ctx, r)
-	if isAway(err) {
-		return nil, &awayError{err, back}
+	_, restored := c.watchRestored.Latest()
+	answer, err := c.do(ctx, r)
+	if isUnavailable(err) {
+		return nil, &unavailableError{err, restored}
 	}
 	return answer, err
 }
 
-func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
+func (c *Client) do(ctx context.Context, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	body, err := c.open(ctx, r)
@@ -297,20 +294,20 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 		return nil, err
 	}
 	defer body.Close()
-	most := cmp.Or(r.most, maxAnswer)
-	answer, err := io.ReadAll(io.LimitReader(body, most+1))
+	maxBytes := cmp.Or(r.maxBytes, maxResponse)
+	answer, err := io.ReadAll(io.LimitReader(body, maxBytes+1))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read the answer of the API server: %w", err)
-	case int64(len(answer)) > most:
-		return nil, fmt.Errorf("the answer of the API server has more than %d bytes", most)
+	case int64(len(answer)) > maxBytes:
+		return nil, fmt.Errorf("the answer of the API server has more than %d bytes", maxBytes)
 	}
 	return answer, nil
 }
 
-// open sends a request once, and returns the body of an answer that says success.
+// open sends a request once, and returns the body of a successful response.
 func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
-	if !r.urgent {
+	if !r.unlimited {
 		if err := c.limiter.Wait(ctx); err != nil {
 			return nil, fmt.Errorf("wait to ask the API server: %w", err)
 		}
@@ -341,8 +338,8 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	answer, err := connection.client.Do(sent)
 	if err != nil {
 		c.count(r, 0)
-		if isCertificate(err) {
-			c.forget(connection)
+		if isCertificateError(err) {
+			c.disconnect(connection)
 		}
 		return nil, fmt.Errorf("ask the API server: %w", err)
 	}
@@ -352,27 +349,27 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode == http.StatusUnauthorized {
-		c.forget(connection)
+		c.disconnect(connection)
 	}
-	return nil, refused(answer)
+	return nil, newStatusError(answer)
 }
 
-// isCertificate reports whether an error is about the certificate of the API server.
-func isCertificate(err error) bool {
+// isCertificateError reports whether an error concerns the certificate of the API server.
+func isCertificateError(err error) bool {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
 	return errors.As(err, &unknown) || errors.As(err, &invalid)
 }
 
-// maxRetryAfter is the longest time that an answer can have a node wait.
+// maxRetryAfter limits the delay that a response can request.
 const maxRetryAfter = 10 * time.Minute
 
-// maxMessage is how many bytes of a message are kept.
+// maxMessage is the size limit of a message, in bytes.
 const maxMessage = 300
 
-// refused returns the error of an answer that does not say success.
-func refused(answer *http.Response) error {
-	r := &Refused{Code: answer.StatusCode}
+// newStatusError returns the error for an unsuccessful response.
+func newStatusError(answer *http.Response) error {
+	r := &StatusError{Code: answer.StatusCode}
 	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		r.RetryAfter = min(time.Duration(seconds)*time.Second, maxRetryAfter)
 	}
@@ -382,10 +379,10 @@ func refused(answer *http.Response) error {
 			Causes []struct{ Reason, Field, Message string }
 		}
 	}
-	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	text, err := io.ReadAll(io.LimitReader(answer.Body, maxResponse))
 	if status := fieldOf(bytes.TrimPrefix(text, []byte(protobufPrefix)),
 		unknownRaw); answer.Header.Get("Content-Type") == protobuf {
-		r.Reason, r.Message = textOf(status, statusReason), shortened(textOf(status, statusMessage))
+		r.Reason, r.Message = textOf(status, statusReason), truncate(textOf(status, statusMessage))
 		return r
 	}
 	if err == nil && json.Unmarshal(text, &s) == nil && s.Kind == "Status" {
@@ -394,14 +391,14 @@ func refused(answer *http.Response) error {
 			case "FieldManagerConflict":
 				r.Conflicts = append(r.Conflicts, FieldConflict{cause.Field, cause.Message})
 			case "ResourceVersionTooLarge":
-				r.Unknown = true
+				r.VersionUnknown = true
 			}
 		}
-		r.Reason, r.Message = s.Reason, shortened(s.Message)
+		r.Reason, r.Message = s.Reason, truncate(s.Message)
 	}
 	return r
 }
 
-func shortened(message string) string {
+func truncate(message string) string {
 	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
 }

@@ -13,34 +13,34 @@ import (
 )
 
 const (
-	// reporter is the controller that Events of this program come from.
+	// reporter is the reporting controller of this program's Events.
 	reporter = "gpu-node-agent"
-	// sameFact is how long after each other two daemons on one node may see one fact.
-	sameFact = 15 * time.Second
-	// maxObjectName is how long the name of an object may be, in bytes.
+	// sameEventWindow is the longest time between two daemons on a node seeing the same fact.
+	sameEventWindow = 15 * time.Second
+	// maxObjectName is the size limit of object names, in bytes.
 	maxObjectName = 253
-	// microTime is how the API writes the times of Events.
+	// microTime is the API's format for the times of Events.
 	microTime = "2006-01-02T15:04:05.000000Z07:00"
 )
 
-// An EventRecord is written as an Event of events.k8s.io/v1.
+// An EventRecord is the content of an Event of events.k8s.io/v1.
 type EventRecord struct {
-	// Pod is the pod that the Event regards; the own node if it is nil.
+	// Pod is the pod that the Event regards; nil for the daemon's own Node.
 	Pod *Pod
-	// Key is the same for records of one series, and another for any other.
+	// Key identifies the series: two records with the same key are in the same series.
 	Key string
-	// Reason, Action and Type ("Normal", "Warning") are for programs, Note is for people.
+	// Reason, Action and Type ("Normal", "Warning") are for programs, Note is for users.
 	Reason, Action, Type, Note string
-	// At is when the fact was seen.
+	// At is the time of the fact.
 	At time.Time
 	// AtStart says that an earlier process may have recorded the same fact.
 	AtStart bool
 }
 
-// A Pod is one of the own node.
+// A Pod identifies a pod on the node.
 type Pod struct{ Namespace, Name, UID string }
 
-// objectReference names the object that an Event is about.
+// objectReference identifies the object that an Event regards.
 type objectReference struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -54,9 +54,9 @@ type eventSeries struct {
 	LastObservedTime string `json:"lastObservedTime"`
 }
 
-// WriteEvent writes an Event about the own node, which has this UID, or about a pod of it. The name
-// of the Event follows from its key, so that a fact has one Event, however often and by how many
-// daemons it is recorded: what happens again, later than the Event says, is counted in its series.
+// WriteEvent writes an Event about the daemon's own Node, which has this UID, or about a pod on it.
+// The name of the Event is derived from its key, so that a fact has one Event, no matter how many
+// daemons record it and how often. A later repetition is counted in the series of the Event.
 func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) error {
 	regarding, namespace := objectReference{APIVersion: "v1", Kind: "Node", Name: c.node, UID: uid}, "default"
 	if r.Pod != nil {
@@ -77,8 +77,8 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 		return fmt.Errorf("encode an Event: %w", err)
 	}
 	_, err = c.send(ctx, request{verb: http.MethodPost, path: path, contentType: "application/json", body: body})
-	var refused *Refused
-	if !errors.As(err, &refused) || refused.Reason != "AlreadyExists" {
+	var status *StatusError
+	if !errors.As(err, &status) || status.Reason != "AlreadyExists" {
 		return err
 	}
 	if r.AtStart {
@@ -87,9 +87,8 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 	return c.countEvent(ctx, path+"/"+name, r.At)
 }
 
-// countEvent counts one more fact in the series of an Event that is there, if the Event does not
-// tell of it. An empty patch reads the Event: there is no right to read Events then, which would be
-// one for all of the namespace.
+// countEvent adds a later fact to the series of an existing Event. It reads the Event by an empty
+// patch, because the right to get Events would apply to all Events of the namespace.
 func (c *Client) countEvent(ctx context.Context, path string, at time.Time) error {
 	patch := func(body string) ([]byte, error) {
 		return c.send(ctx, request{verb: http.MethodPatch, path: path, contentType: mergePatch, body: []byte(body)})
@@ -112,7 +111,7 @@ func (c *Client) countEvent(ctx context.Context, path string, at time.Time) erro
 	if event.Series != nil {
 		count, last = event.Series.Count, event.Series.LastObservedTime
 	}
-	if at.Before(last.Add(sameFact)) {
+	if at.Before(last.Add(sameEventWindow)) {
 		return nil
 	}
 	body, err := json.Marshal(map[string]eventSeries{"series": {Count: count + 1,

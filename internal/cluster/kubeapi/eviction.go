@@ -7,10 +7,10 @@ import (
 	"net/http"
 )
 
-// Evict asks the API server to end a pod. It respects disruption budgets: a pod that must not end
-// now makes it an error, a *Refused with code 429. A pod that has ended, or whose name another one
-// has now, is no error; without a UID it is the pod of that name. The pod's own grace period
-// begins; Evict does not wait for its end.
+// Evict asks the API server to evict a pod, within its disruption budgets. If the pod must not end
+// now, the error is a *StatusError with code 429. Evict returns nil if the pod is gone, or if
+// another pod has its name now. Without a UID, it evicts any pod with the name. Evict does not wait
+// for the pod to end.
 func (c *Client) Evict(ctx context.Context, pod Pod) error {
 	eviction := map[string]any{
 		"apiVersion": "policy/v1", "kind": "Eviction",

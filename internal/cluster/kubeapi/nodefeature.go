@@ -9,18 +9,18 @@ import (
 	"slices"
 )
 
-// Names of node-feature-discovery's (NFD's) API.
+// Names in the API of node-feature-discovery (NFD).
 const (
 	nodeFeatureAPI  = "nfd.k8s-sigs.io/v1alpha1"
 	nodeFeaturePath = "/apis/" + nodeFeatureAPI + "/namespaces/"
-	// nodeNameLabel says which node an object is about.
+	// nodeNameLabel has the name of the node to which an object applies.
 	nodeNameLabel = "nfd.node.kubernetes.io/node-name"
 )
 
 // Prefixes of the names of NodeFeature objects; the name of the node follows.
 const (
 	NodeFeaturePrefix = "gpu-node-agent-"
-	// DiscoveryPrefix is that of NVIDIA's GPU feature discovery.
+	// DiscoveryPrefix is the prefix of NVIDIA's GPU feature discovery.
 	DiscoveryPrefix = "nvidia-features-for-"
 )
 
@@ -35,16 +35,16 @@ type OwnerReference struct {
 
 // A NodeFeature is NFD's object with the labels of a node.
 type NodeFeature struct {
-	// Namespace and Name are the object's.
+	// Namespace and Name identify the object.
 	Namespace, Name string
-	// Labels are those that NFD gives to the node.
+	// Labels are the labels that NFD sets on the Node.
 	Labels map[string]string
-	// Owners are deleted before the object is.
+	// Owners are the owners of the object.
 	Owners []OwnerReference
 }
 
-// NodeFeature returns the object of a namespace with the own node's name after a prefix. There is
-// none if found is false.
+// NodeFeature returns the object in a namespace whose name is the prefix and the name of the node.
+// found is false if there is none.
 func (c *Client) NodeFeature(ctx context.Context, namespace, prefix string) (feature NodeFeature, found bool,
 	err error) {
 	name := prefix + c.node
@@ -67,20 +67,19 @@ func (c *Client) NodeFeature(ctx context.Context, namespace, prefix string) (fea
 	feature = NodeFeature{Namespace: namespace, Name: name, Labels: object.Spec.Labels,
 		Owners: object.Metadata.OwnerReferences}
 	if object.Metadata.Labels[nodeNameLabel] != c.node {
-		feature.Labels = nil // NFD gives them to another node, or to none
+		feature.Labels = nil // NFD sets them on another node, or on none
 	}
 	return feature, true, nil
 }
 
-// Equal reports whether two objects are the same.
+// Equal reports whether two objects are equal.
 func (f NodeFeature) Equal(other NodeFeature) bool {
 	return f.Namespace == other.Namespace && f.Name == other.Name && maps.Equal(f.Labels, other.Labels) &&
 		slices.Equal(f.Owners, other.Owners)
 }
 
-// ApplyNodeFeature makes the object of a namespace with the own node's name after a prefix, or
-// changes it. The object is this program's alone: what others have written to these fields is
-// replaced.
+// ApplyNodeFeature creates or changes the object in a namespace whose name is the prefix and the
+// name of the node. The object belongs to this program: values of other programs are replaced.
 func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string, labels map[string]string,
 	owners []OwnerReference) error {
 	name, path := prefix+c.node, nodeFeaturePath+namespace+"/nodefeatures"
@@ -104,7 +103,7 @@ func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string,
 	return nil
 }
 
-// nodeFeatureObject is a NodeFeature in the API's own form, as it is written.
+// nodeFeatureObject is a NodeFeature in the format of the API.
 type nodeFeatureObject struct {
 	APIVersion string         `json:"apiVersion"`
 	Kind       string         `json:"kind"`
@@ -112,8 +111,8 @@ type nodeFeatureObject struct {
 	Spec       map[string]any `json:"spec"`
 }
 
-// replace makes an object, or replaces the one of that name. The account that NVIDIA's chart and
-// operator make for feature discovery may do that, but not patch.
+// replace creates an object, or replaces the object of this name. The account that NVIDIA's chart
+// and operator create for feature discovery has these rights, but not the right to patch.
 func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObject) error {
 	verb, at := http.MethodPut, path+"/"+object.Metadata.Name
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: at})
@@ -123,15 +122,15 @@ func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObj
 	case err != nil:
 		return err
 	default:
-		var there struct {
+		var existing struct {
 			Metadata struct {
 				ResourceVersion string `json:"resourceVersion"`
 			} `json:"metadata"`
 		}
-		if err := json.Unmarshal(text, &there); err != nil {
+		if err := json.Unmarshal(text, &existing); err != nil {
 			return fmt.Errorf("read the answer of the API server: %w", err)
 		}
-		object.Metadata.ResourceVersion = there.Metadata.ResourceVersion
+		object.Metadata.ResourceVersion = existing.Metadata.ResourceVersion
 	}
 	body, err := json.Marshal(object)
 	if err != nil {
@@ -141,14 +140,13 @@ func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObj
 	return err
 }
 
-// IsDenied reports whether err is of an object that is not there, or that this program has no right
-// for.
-func IsDenied(err error) bool {
+// IsInaccessible reports whether the object does not exist, or this program has no right to it.
+func IsInaccessible(err error) bool {
 	return IsCode(err, http.StatusForbidden) || IsCode(err, http.StatusNotFound)
 }
 
-// PodOwners returns the owners of a pod, such as its DaemonSet. An object that they own goes with
-// them, and not with the pod.
+// PodOwners returns the owners of a pod, for example its DaemonSet. An object with these owners is
+// deleted with them, and not with the pod.
 func (c *Client) PodOwners(ctx context.Context, namespace, pod string) ([]OwnerReference, error) {
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/namespaces/" + namespace + "/pods/" + pod})
 	if err != nil {
@@ -162,7 +160,7 @@ func (c *Client) PodOwners(ctx context.Context, namespace, pod string) ([]OwnerR
 	}
 	owners := object.Metadata.OwnerReferences
 	for i := range owners {
-		owners[i].Controller = false // nothing of the owner's depends on the object
+		owners[i].Controller = false // the owner does not control the object
 	}
 	return owners, nil
 }

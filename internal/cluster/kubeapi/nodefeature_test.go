@@ -151,12 +151,12 @@ func TestPodOwners(t *testing.T) {
 	if _, err = client.PodOwners(t.Context(), "ns", "x"); err == nil {
 		t.Error("a page is a pod")
 	}
-	if _, err = client.PodOwners(t.Context(), "ns", "gone"); !kubeapi.IsDenied(err) {
+	if _, err = client.PodOwners(t.Context(), "ns", "gone"); !kubeapi.IsInaccessible(err) {
 		t.Errorf("a pod that is not there: %v", err)
 	}
 	for code, denied := range map[int]bool{http.StatusForbidden: true, http.StatusNotFound: true,
 		http.StatusConflict: false} {
-		if got := kubeapi.IsDenied(&kubeapi.Refused{Code: code}); got != denied {
+		if got := kubeapi.IsInaccessible(&kubeapi.StatusError{Code: code}); got != denied {
 			t.Errorf("%d: denied %v", code, got)
 		}
 	}
@@ -167,7 +167,8 @@ func TestPods(t *testing.T) {
 	t.Parallel()
 	client, _ := scripted(t, map[string]string{"GET /api/v1/pods": `200 {"items": [
 		{"metadata": {"namespace": "ns", "name": "p", "uid": "1", "ownerReferences": [
-			{"kind": "DaemonSet", "name": "other"}, {"kind": "DaemonSet", "name": "d", "controller": true}, {"kind": "Node", "name": "n"}]},
+			{"kind": "DaemonSet", "name": "other"}, {"kind": "DaemonSet", "name": "d", "controller": true},
+			{"kind": "Node", "name": "n"}]},
 			"spec": {"nodeSelector": {"gpu": "true"}}},
 		{"metadata": {"namespace": "ns", "name": "q", "uid": "2", "ownerReferences": [{"kind": "Job", "name": "j", "controller": true}]}}]}`})
 	got, err := client.Pods(t.Context())
@@ -216,18 +217,18 @@ func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		after, body string
-		want        kubeapi.Refused
+		want        kubeapi.StatusError
 	}{
 		"a Status": {"1", `{"kind": "Status", "reason": "Conflict", "message": "m", "details": {"causes": [{"reason": "x", "field": "f"},
 			{"reason": "FieldManagerConflict", "field": ".a", "message": "b"}]}}`,
-			kubeapi.Refused{Reason: "Conflict", Message: "m", RetryAfter: time.Second,
+			kubeapi.StatusError{Reason: "Conflict", Message: "m", RetryAfter: time.Second,
 				Conflicts: []kubeapi.FieldConflict{{Field: ".a", Message: "b"}}}},
-		"another kind": {"0", `{"kind": "Node", "reason": "r", "message": "m"}`, kubeapi.Refused{}},
-		"a page":       {"-1", "<html>", kubeapi.Refused{}},
-		"a date":       {"Sun, 22 Nov 2026 08:00:00 GMT", "", kubeapi.Refused{}},
-		"a day":        {"86400", "", kubeapi.Refused{RetryAfter: 10 * time.Minute}},
+		"another kind": {"0", `{"kind": "Node", "reason": "r", "message": "m"}`, kubeapi.StatusError{}},
+		"a page":       {"-1", "<html>", kubeapi.StatusError{}},
+		"a date":       {"Sun, 22 Nov 2026 08:00:00 GMT", "", kubeapi.StatusError{}},
+		"a day":        {"86400", "", kubeapi.StatusError{RetryAfter: 10 * time.Minute}},
 		"a long message": {"", `{"kind": "Status", "message": "` + strings.Repeat("x", 301) + `"}`,
-			kubeapi.Refused{Message: strings.Repeat("x", 300)}},
+			kubeapi.StatusError{Message: strings.Repeat("x", 300)}},
 	} {
 		client := answering(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", tt.after)
@@ -235,7 +236,7 @@ func TestRefusals(t *testing.T) {
 			_, _ = io.WriteString(w, tt.body)
 		})
 		_, err := client.NodeCount(t.Context())
-		got := new(kubeapi.Refused)
+		got := new(kubeapi.StatusError)
 		tt.want.Code = http.StatusConflict
 		if !errors.As(err, &got) {
 			t.Errorf("%s: %v", name, err)

@@ -10,21 +10,21 @@ import (
 	"strings"
 )
 
-// A NodePod has the fields of a pod of this node that this program uses.
+// A NodePod has the fields of a pod on this node that this program uses.
 type NodePod struct {
 	Namespace, Name, UID string
-	// NodeSelector are the labels that a node needs to have for the pod, and DaemonSet is the name of
-	// its controller; empty if that is nothing of this kind.
+	// NodeSelector are the labels that the pod requires of its node. DaemonSet is the name of the
+	// pod's controller; empty if another kind of object controls the pod.
 	NodeSelector map[string]string
 	DaemonSet    string
 }
 
-// maxPods is the largest list of the pods of a node that is read, in bytes. A pod has about 10 kB.
+// maxPods is the size limit of a list of the node's pods, in bytes. A pod has about 10 kB.
 const maxPods = 32 << 20
 
-// Pods returns the pods of the own node, as a cache of the API server has them.
+// Pods returns the pods of the node from a cache of the API server.
 func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
-	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", most: maxPods, query: url.Values{
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", maxBytes: maxPods, query: url.Values{
 		"fieldSelector": {"spec.nodeName=" + c.node}, "resourceVersion": {"0"},
 	}})
 	if err != nil {
@@ -54,21 +54,21 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 	return pods, nil
 }
 
-// NotAdmitted returns the pods of the own node that kubelet has not admitted yet, as
-// NAMESPACE/NAME. The list is not older than a version of the node.
-func (c *Client) NotAdmitted(ctx context.Context, version string) ([]string, error) {
-	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", most: maxPods, query: url.Values{
+// PodsNotAdmitted returns the pods of the node that the kubelet has not admitted yet, as
+// NAMESPACE/NAME. The list is not older than a version of the Node.
+func (c *Client) PodsNotAdmitted(ctx context.Context, version string) ([]string, error) {
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", maxBytes: maxPods, query: url.Values{
 		"fieldSelector": {"spec.nodeName=" + c.node + ",status.phase=Pending"}, "resourceVersion": {version},
 		"resourceVersionMatch": {"NotOlderThan"},
 	}})
 	if err != nil {
-		return nil, fmt.Errorf("list the pods of the node that do not run: %w", err)
+		return nil, fmt.Errorf("list the pending pods of the node: %w", err)
 	}
 	var list struct {
 		Items []struct {
 			Metadata metadata `json:"metadata"`
 			Status   struct {
-				StartTime string `json:"startTime"` // kubelet writes it when it has admitted the pod
+				StartTime string `json:"startTime"` // set by the kubelet when it admits the pod
 			} `json:"status"`
 		} `json:"items"`
 	}
@@ -84,9 +84,9 @@ func (c *Client) NotAdmitted(ctx context.Context, version string) ([]string, err
 	return names, nil
 }
 
-// SwapLabels changes the value of labels of the own node, from one value to another, all or none.
-// It is an error if a label has another value than from, or if the node of that name has another
-// UID. It returns the node after the change.
+// SwapLabels changes labels of the daemon's own Node from one value to another, all or none, and
+// returns the updated Node. It returns an error if a label has another value than from, or if the
+// Node has another UID.
 func (c *Client) SwapLabels(ctx context.Context, uid string, keys []string, from, to string) (Node, error) {
 	type step struct {
 		Op    string `json:"op"`

@@ -57,7 +57,8 @@ func TestPatchCondition(t *testing.T) {
 	before := get(t, s)
 	for i, status := range []string{"True", "False"} {
 		n, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{
-			Type: "GPUHealthy", Status: status, Reason: "R", Message: "m", LastHeartbeatTime: when.Add(time.Hour), LastTransitionTime: when,
+			Type: "GPUHealthy", Status: status, Reason: "R", Message: "m", LastHeartbeatTime: when.Add(time.Hour),
+			LastTransitionTime: when,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -248,7 +249,7 @@ func TestRefusedReports(t *testing.T) {
 				start),
 			"taint": c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when),
 		} {
-			if !kubeapi.IsCode(err, code) || kubeapi.IsWrong(err) {
+			if !kubeapi.IsCode(err, code) || kubeapi.IsInvalid(err) {
 				t.Errorf("%s, %d: %v", what, code, err)
 			}
 		}
@@ -260,7 +261,7 @@ func TestRefusedReports(t *testing.T) {
 	s.SetFault(apiserver.Fault{})
 	bad := record("a", when)
 	bad.Note = strings.Repeat("x", 1025)
-	if err := c.WriteEvent(t.Context(), "uid-1", bad); !kubeapi.IsWrong(err) {
+	if err := c.WriteEvent(t.Context(), "uid-1", bad); !kubeapi.IsInvalid(err) {
 		t.Errorf("a note that is too long: %v", err)
 	}
 	if n := len(s.Events()); n != 0 {

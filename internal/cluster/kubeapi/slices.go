@@ -15,29 +15,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// A Slice is a ResourceSlice of the own node. Nobody changes one.
+// A Slice is a ResourceSlice of the node. It is immutable.
 type Slice struct {
 	Name, UID, ResourceVersion string
-	// Owners are deleted before the slice is.
+	// Owners are the owners of the slice.
 	Owners []OwnerReference
-	// Driver and Pool are whose devices these are, Generation that of the pool, Count how many slices
-	// the pool has.
+	// Driver and Pool identify the pool of the devices, Generation is the generation of the pool, and
+	// Count the number of its slices.
 	Driver, Pool string
 	Generation   int64
 	Count        int
-	// Devices is the list of devices and Counters that of counter sets, as resource.k8s.io/v1 has
-	// them, in JSON; nil for none. A slice has one of the two.
+	// Devices is the list of devices, and Counters the list of counter sets, as JSON of
+	// resource.k8s.io/v1. A slice has one of the two; the other is nil.
 	Devices, Counters json.RawMessage
 }
 
-// Slices are those of a driver on the own node, as a watch has seen them.
+// Slices are the slices of a driver on the node, as observed by a watch.
 type Slices struct {
-	// ResourceVersion is the newest that was seen; it is empty as long as nothing is known.
+	// ResourceVersion is the newest version observed; empty if nothing is known.
 	ResourceVersion string
 	ByName          map[string]Slice
 }
 
-// sliceObject is a Slice in the API's own form.
+// sliceObject is a Slice in the format of the API.
 type sliceObject struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"`
@@ -50,7 +50,7 @@ type sliceSpec struct {
 	NodeName string    `json:"nodeName"`
 	Pool     slicePool `json:"pool"`
 	Devices  any       `json:"devices,omitempty"`
-	// Counters are the same in all versions.
+	// Counters have the same format in all versions.
 	Counters json.RawMessage `json:"sharedCounters,omitempty"`
 }
 
@@ -60,30 +60,31 @@ type slicePool struct {
 	Count      int    `json:"resourceSliceCount"`
 }
 
-// IsBefore reports whether slices were seen before a version.
+// IsBefore reports whether the slices are older than a version.
 func (s Slices) IsBefore(version string) bool { return isBefore(s.ResourceVersion, version) }
 
-// Slices returns the slices of a driver on the own node as they are now.
+// Slices returns the latest slices of a driver on the node.
 func (c *Client) Slices(ctx context.Context, driver string) (Slices, error) {
 	found, _, err := c.listSlices(ctx, driver, "")
 	return found, err
 }
 
-// WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot
-// be watched; then nothing is known of them. Only is the name of the slice that is to be the only
-// one; empty if there may be several. If the list has no other, that one alone is watched: an API
-// server gives each write of a slice more time the more watches of no name there are.
+// WatchSlices publishes the slices of a driver on the node until ctx ends, and in problem why they
+// cannot be watched. At the end of ctx it publishes empty Slices. only is the name of the single
+// slice; empty if there may be several. If the list has no other slice, the watch selects this
+// name, because each watch without a name makes every write of a slice more expensive for the API
+// server.
 func (c *Client) WatchSlices(
 	ctx context.Context, timer clock.Clock, driver, only string, slices *feed.Feed[Slices], problem *feed.Feed[error],
 ) {
 	defer slices.Publish(Slices{})
 	var path string
-	c.follow(ctx, timer, collection{
+	c.watchCollection(ctx, timer, collection{
 		what: "the slices", problem: problem, path: func() string { return path },
 		selector: func() string {
-			selector := c.slicesOf(driver)
-			there := maps.Clone(slices.Value().ByName)
-			if delete(there, only); only != "" && len(there) == 0 {
+			selector := c.sliceSelector(driver)
+			others := maps.Clone(slices.Value().ByName)
+			if delete(others, only); only != "" && len(others) == 0 {
 				selector += ",metadata.name=" + only
 			}
 			return selector
@@ -95,15 +96,15 @@ func (c *Client) WatchSlices(
 			}
 			return found.ResourceVersion, err
 		},
-		changed: func(kind, version string, object []byte) error {
+		onEvent: func(kind, version string, object []byte) error {
 			found := Slices{ResourceVersion: version, ByName: slices.Value().ByName}
-			if kind == added || kind == modified || kind == deleted {
+			if kind == eventAdded || kind == eventModified || kind == eventDeleted {
 				s, err := readSlice(object)
 				if err != nil {
 					return err
 				}
 				found.ByName = maps.Clone(found.ByName)
-				if found.ByName[s.Name] = s; kind == deleted {
+				if found.ByName[s.Name] = s; kind == eventDeleted {
 					delete(found.ByName, s.Name)
 				}
 			}
@@ -113,14 +114,15 @@ func (c *Client) WatchSlices(
 	})
 }
 
-func (c *Client) slicesOf(driver string) string {
+func (c *Client) sliceSelector(driver string) string {
 	return "spec.nodeName=" + c.node + ",spec.driver=" + driver
 }
 
-// listSlices returns the slices of a driver on the own node, and the path at which they are served.
-// They are as they are now if version is empty, and not older than a version otherwise.
+// listSlices returns the slices of a driver on the node, and the path at which the API server
+// serves them. An empty version requests the latest slices; otherwise they are not older than the
+// version.
 func (c *Client) listSlices(ctx context.Context, driver, version string) (found Slices, path string, err error) {
-	query := url.Values{"fieldSelector": {c.slicesOf(driver)}}
+	query := url.Values{"fieldSelector": {c.sliceSelector(driver)}}
 	if version != "" {
 		query.Set("resourceVersion", version)
 	}
@@ -151,24 +153,23 @@ func (c *Client) listSlices(ctx context.Context, driver, version string) (found 
 	return found, path, nil
 }
 
-// CreateSlice makes a slice. It returns the slice as it is then: fields of which the API server
-// knows nothing are not kept.
+// CreateSlice creates a slice, and returns the stored slice. The API server drops fields that it
+// does not know.
 func (c *Client) CreateSlice(ctx context.Context, s Slice) (Slice, error) {
 	return c.writeSlice(ctx, http.MethodPost, "", nil, s)
 }
 
-// TrySlice returns what CreateSlice would return, and makes nothing.
-func (c *Client) TrySlice(ctx context.Context, s Slice) (Slice, error) {
+// DryRunSlice returns the result of CreateSlice without creating the slice.
+func (c *Client) DryRunSlice(ctx context.Context, s Slice) (Slice, error) {
 	return c.writeSlice(ctx, http.MethodPost, "", url.Values{"dryRun": {"All"}}, s)
 }
 
-// UpdateSlice puts a slice in the place of the one with its name, UID and version. It returns the
-// slice as it is then.
+// UpdateSlice replaces the slice with this name, UID and version, and returns the stored slice.
 func (c *Client) UpdateSlice(ctx context.Context, s Slice) (Slice, error) {
 	return c.writeSlice(ctx, http.MethodPut, "/"+s.Name, nil, s)
 }
 
-// DeleteSlice removes the slice with a name and a UID. One that is not there is no error.
+// DeleteSlice deletes the slice with a name and a UID. It returns nil if there is no such slice.
 func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
 	options := map[string]any{"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": map[string]string{"uid": uid}}
 	body, err := json.Marshal(options)
@@ -187,9 +188,9 @@ func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
 	return nil
 }
 
-// IsOvertaken reports whether err is of a write before which another program changed, made or
-// removed the object.
-func IsOvertaken(err error) bool {
+// IsStale reports whether a write failed because another program had changed, created or deleted
+// the object.
+func IsStale(err error) bool {
 	return IsCode(err, http.StatusConflict) || IsCode(err, http.StatusNotFound)
 }
 
@@ -202,7 +203,7 @@ func (c *Client) writeSlice(ctx context.Context, verb, at string, query url.Valu
 		}
 		if devices != nil && strings.HasSuffix(api, "v1beta1") {
 			var err error
-			if devices, err = nested(s.Devices); err != nil {
+			if devices, err = toV1beta1(s.Devices); err != nil {
 				return err
 			}
 		}
@@ -228,7 +229,7 @@ func (c *Client) writeSlice(ctx context.Context, verb, at string, query url.Valu
 	return readSlice(written)
 }
 
-// readSlice returns the slice of an object of any version.
+// readSlice decodes a slice of any version.
 func readSlice(text []byte) (Slice, error) {
 	var o struct {
 		sliceObject
@@ -240,43 +241,45 @@ func readSlice(text []byte) (Slice, error) {
 	if err := json.Unmarshal(text, &o); err != nil {
 		return Slice{}, fmt.Errorf("read a ResourceSlice: %w", err)
 	}
-	devices, err := flat(o.Spec.Devices)
+	devices, err := fromV1beta1(o.Spec.Devices)
 	if err != nil {
 		return Slice{}, err
 	}
 	return Slice{
-		Name: o.Metadata.Name, UID: o.Metadata.UID, ResourceVersion: o.Metadata.ResourceVersion, Owners: o.Metadata.OwnerReferences,
-		Driver: o.Spec.Driver, Pool: o.Spec.Pool.Name, Generation: o.Spec.Pool.Generation, Count: o.Spec.Pool.Count, Devices: devices,
+		Name: o.Metadata.Name, UID: o.Metadata.UID, ResourceVersion: o.Metadata.ResourceVersion,
+		Owners: o.Metadata.OwnerReferences,
+		Driver: o.Spec.Driver, Pool: o.Spec.Pool.Name, Generation: o.Spec.Pool.Generation, Count: o.Spec.Pool.Count,
+		Devices:  devices,
 		Counters: o.Spec.Counters,
 	}, nil
 }
 
-// basic is the field in which a device of v1beta1 has all but its name.
-const basic = "basic"
+// basicField is the field of a v1beta1 device with everything except its name.
+const basicField = "basic"
 
-// nested returns devices as v1beta1 has them.
-func nested(devices json.RawMessage) (json.RawMessage, error) {
+// toV1beta1 converts devices to v1beta1.
+func toV1beta1(devices json.RawMessage) (json.RawMessage, error) {
 	return eachDevice(devices, func(device map[string]json.RawMessage) (map[string]json.RawMessage, error) {
-		inner := maps.Clone(device)
-		delete(inner, "name")
-		text, err := json.Marshal(inner)
-		return map[string]json.RawMessage{"name": device["name"], basic: text}, err
+		fields := maps.Clone(device)
+		delete(fields, "name")
+		text, err := json.Marshal(fields)
+		return map[string]json.RawMessage{"name": device["name"], basicField: text}, err
 	})
 }
 
-// flat returns devices of any version as v1 has them.
-func flat(devices json.RawMessage) (json.RawMessage, error) {
-	if !bytes.Contains(devices, []byte(`"`+basic+`"`)) {
+// fromV1beta1 converts devices of any version to v1.
+func fromV1beta1(devices json.RawMessage) (json.RawMessage, error) {
+	if !bytes.Contains(devices, []byte(`"`+basicField+`"`)) {
 		return devices, nil
 	}
 	return eachDevice(devices, func(device map[string]json.RawMessage) (map[string]json.RawMessage, error) {
-		outer := maps.Clone(device)
-		delete(outer, basic)
-		if device[basic] == nil {
-			return outer, nil
+		fields := maps.Clone(device)
+		delete(fields, basicField)
+		if device[basicField] == nil {
+			return fields, nil
 		}
-		err := json.Unmarshal(device[basic], &outer)
-		return outer, err
+		err := json.Unmarshal(device[basicField], &fields)
+		return fields, err
 	})
 }
 

@@ -63,7 +63,7 @@ func TestSlices(t *testing.T) {
 				t.Errorf("the API server has %+v", stored.Spec)
 			}
 			before := created
-			if _, err := client.CreateSlice(ctx, slice(1)); !kubeapi.IsOvertaken(err) {
+			if _, err := client.CreateSlice(ctx, slice(1)); !kubeapi.IsStale(err) {
 				t.Errorf("a second slice of that name gave %v", err)
 			}
 			next := created
@@ -72,7 +72,7 @@ func TestSlices(t *testing.T) {
 			if err != nil || updated.Generation != 2 || updated.UID != created.UID {
 				t.Errorf("updated %+v, error %v", updated, err)
 			}
-			if _, err := client.UpdateSlice(ctx, before); !kubeapi.IsOvertaken(err) {
+			if _, err := client.UpdateSlice(ctx, before); !kubeapi.IsStale(err) {
 				t.Errorf("an update of an old version gave %v", err)
 			}
 			got := poll.Latest(t, "the update", seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == 2 })
@@ -147,7 +147,7 @@ func TestNoResourceAPI(t *testing.T) {
 		poll.Latest(t, "the slice of "+version, seen, func(s kubeapi.Slices) bool { return s.ByName[version].Name != "" })
 	}
 	server.SetFault(apiserver.Fault{Status: http.StatusForbidden})
-	var refused *kubeapi.Refused
+	var refused *kubeapi.StatusError
 	if _, err := client.Slices(ctx, "d"); !errors.As(err, &refused) || refused.Code != http.StatusForbidden {
 		t.Errorf("without the right: %v", err)
 	}
@@ -246,7 +246,8 @@ func TestDevicesOfEarlierVersions(t *testing.T) {
 		`[{"name":"a","basic":{"capacity":{"m":{"value":"1"}}}},{"name":"b"}]`: `[{"capacity":{"m":{"value":"1"}},"name":"a"},{"name":"b"}]`,
 		`[{"name":"a","basic":3}]`: "", `{"basic":{}}`: "", // errors
 	} {
-		client, _ := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1beta1/resourceslices": `200 {"metadata": {"resourceVersion": "1"},
+		client,
+			_ := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1beta1/resourceslices": `200 {"metadata": {"resourceVersion": "1"},
 			"items": [{"metadata": {"name": "s"}, "spec": {"devices": ` + devices + `}}]}`})
 		found, err := client.Slices(t.Context(), "d")
 		if got := string(found.ByName["s"].Devices); got != want || (err == nil) != (want != "") {

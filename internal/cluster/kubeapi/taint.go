@@ -9,46 +9,48 @@ import (
 	"time"
 )
 
-// An OwnTaint is a taint of a Node that this program writes or removes. SetTaint takes nothing
-// else, so OwnTaints has all of them.
+// An OwnTaint is a taint of a Node that this program writes or removes. SetTaint accepts no other
+// type, so OwnTaints is complete.
 type OwnTaint struct{ key, effect string }
 
 // The taints of this program.
 var (
 	// NoHealthyGPU is on a Node while none of its GPUs is healthy.
 	NoHealthyGPU = OwnTaint{"gpu-device-plugin.github.io/no-healthy-gpu", "NoSchedule"}
-	// FewerDevices is on a Node while a change of the configuration takes devices away.
+	// FewerDevices is on a Node while a change of the configuration removes devices.
 	FewerDevices = OwnTaint{"gpu-device-plugin.github.io/fewer-devices", "NoSchedule"}
-	// Startup is on a Node from its first moment, with any effect, until its GPUs are allocatable.
-	// Whoever makes the Node adds the taint; this program only removes it. The cluster autoscaler
-	// takes a key with this prefix for a sign that the Node is still starting.
+	// Startup is on a Node from its creation, with any effect, until its GPUs are allocatable. The
+	// creator of the Node adds the taint; this program only removes it. To the cluster autoscaler, a
+	// key with this prefix means that the Node is still starting.
 	Startup = OwnTaint{"startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin", ""}
 )
 
-// OwnTaints returns every taint that this program writes or removes. Whatever runs this program
-// must tolerate all of them: a taint stays on the Node when its writer is uninstalled, and would
-// keep the next one away.
+// OwnTaints returns every taint that this program writes or removes. The pods of this program must
+// tolerate all of them: a taint stays on the Node when its writer is uninstalled, and would keep
+// the next installation off the Node.
 func OwnTaints() []OwnTaint { return []OwnTaint{NoHealthyGPU, FewerDevices, Startup} }
 
 // String returns the key of the taint.
 func (o OwnTaint) String() string { return o.key }
 
 // IsOn reports whether a Node has the taint.
-func (o OwnTaint) IsOn(n Node) bool { return slices.ContainsFunc(n.Taints, o.is) }
+func (o OwnTaint) IsOn(n Node) bool { return slices.ContainsFunc(n.Taints, o.matches) }
 
-func (o OwnTaint) is(t Taint) bool { return t.Key == o.key && (o.effect == "" || t.Effect == o.effect) }
+func (o OwnTaint) matches(t Taint) bool {
+	return t.Key == o.key && (o.effect == "" || t.Effect == o.effect)
+}
 
-// taintTries is how often a change of a taint is made anew because another writer was faster;
-// kubelet writes often, and so do we.
-const taintTries = 4
+// taintAttempts is how often a change of a taint is attempted if other writers change the Node; the
+// kubelet and this program write often.
+const taintAttempts = 4
 
-// SetTaint adds a taint to the own node, or removes it. The other taints stay as they are: the
-// request names the version of the node that it was made for, and is made anew a few times if
-// another writer was faster. Nothing is written if the node is as it is to be.
+// SetTaint adds a taint to the daemon's own Node, or removes it. Other taints stay unchanged: the
+// request has the version of the Node, and is repeated a few times if another program changes the
+// Node first. SetTaint writes nothing if the Node is already as wanted.
 func (c *Client) SetTaint(ctx context.Context, taint OwnTaint, wanted bool, now time.Time) error {
-	for try := 1; ; try++ {
+	for attempt := 1; ; attempt++ {
 		err := c.setTaint(ctx, taint, wanted, now)
-		if try == taintTries || !IsCode(err, http.StatusConflict) {
+		if attempt == taintAttempts || !IsCode(err, http.StatusConflict) {
 			return err
 		}
 	}
@@ -64,26 +66,26 @@ func (c *Client) setTaint(ctx context.Context, taint OwnTaint, wanted bool, now 
 			ResourceVersion string `json:"resourceVersion"`
 		} `json:"metadata"`
 		Spec struct {
-			Taints []json.RawMessage `json:"taints"` // with all their fields, also those that this program does not know
+			Taints []json.RawMessage `json:"taints"` // with all fields, including those unknown to this program
 		} `json:"spec"`
 	}
 	if err := json.Unmarshal(answer, &node); err != nil {
 		return fmt.Errorf("read the answer of the API server: %w", err)
 	}
-	there := false
+	exists := false
 	others := []json.RawMessage{}
 	for _, raw := range node.Spec.Taints {
 		var t Taint
 		if err := json.Unmarshal(raw, &t); err != nil {
 			return fmt.Errorf("read a taint of the node: %w", err)
 		}
-		if taint.is(t) {
-			there = true
+		if taint.matches(t) {
+			exists = true
 		} else {
 			others = append(others, raw)
 		}
 	}
-	if there == wanted {
+	if exists == wanted {
 		return nil
 	}
 	if wanted {

@@ -19,22 +19,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// A Node has the fields of the own Node that this program uses. It has no UID if the API server has
-// not told of it, or has none. Nobody changes one.
+// A Node has the fields of the daemon's own Node that this program uses. Its UID is empty if the
+// Node is unknown or does not exist. A Node is immutable.
 type Node struct {
 	Name, UID, ResourceVersion string
 	Labels, Annotations        map[string]string
 	Conditions                 []Condition
 	Taints                     []Taint
-	// Allocatable is how many devices or how much of each resource pods can have, in Kubernetes' own
-	// words.
+	// Allocatable has the amount of each resource that pods can request, in Kubernetes' format.
 	Allocatable map[string]string
-	// restores is how often the cluster had been restored from a backup before, as far as is known.
-	// Versions of before and after are of different histories.
+	// restores is the number of restores of the cluster from a backup, as far as known. Versions
+	// before and after a restore cannot be compared.
 	restores int
 }
 
-// A Condition is one of the node's, as the API has it.
+// A Condition is a condition of the Node in the format of the API.
 type Condition struct {
 	Type               string    `json:"type"`
 	Status             string    `json:"status"`
@@ -44,7 +43,7 @@ type Condition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
 }
 
-// A Taint is one of the node's, as the API has it.
+// A Taint is a taint of the Node in the format of the API.
 type Taint struct {
 	Key       string    `json:"key"`
 	Value     string    `json:"value,omitempty"`
@@ -52,7 +51,7 @@ type Taint struct {
 	TimeAdded time.Time `json:"timeAdded,omitzero"`
 }
 
-// nodeObject is a Node in the API's own form.
+// nodeObject is a Node in the format of the API.
 type nodeObject struct {
 	Metadata struct {
 		Name            string            `json:"name"`
@@ -73,7 +72,8 @@ type nodeObject struct {
 func (n *nodeObject) node() Node {
 	return Node{
 		Name: n.Metadata.Name, UID: n.Metadata.UID, ResourceVersion: n.Metadata.ResourceVersion,
-		Labels: n.Metadata.Labels, Annotations: n.Metadata.Annotations, Conditions: n.Status.Conditions, Taints: n.Spec.Taints,
+		Labels: n.Metadata.Labels, Annotations: n.Metadata.Annotations, Conditions: n.Status.Conditions,
+		Taints:      n.Spec.Taints,
 		Allocatable: n.Status.Allocatable,
 	}
 }
@@ -81,28 +81,28 @@ func (n *nodeObject) node() Node {
 const nodesPath = "/api/v1/nodes"
 
 const (
-	// A watch is ended and begun anew after a random time between these, so that those of a cluster do
-	// not move to one API server.
+	// A watch is restarted after a random time between these, so that the watches of a cluster do not
+	// gather at one API server.
 	minWatch = 30 * time.Minute
 	maxWatch = time.Hour
-	// provenWatch is how long a watch must last for its end to count as the first again.
-	provenWatch = 10 * time.Second
-	// maxSilence is how long a watch may say nothing before it is begun anew: an API server sends a
-	// bookmark about every minute.
-	maxSilence = 3 * time.Minute
+	// minStableWatch is how long a watch must last to reset the count of failures.
+	minStableWatch = 10 * time.Second
+	// idleTimeout is how long a watch may receive nothing before it is restarted: an API server sends
+	// a bookmark about every minute.
+	idleTimeout = 3 * time.Minute
 )
 
-// Nodes returns the feed of the own node. It holds what was known last while the API server is
-// away.
+// Nodes returns the feed of the daemon's own Node. It keeps the last known Node while the API
+// server is unavailable.
 func (c *Client) Nodes() *feed.Feed[Node] { return c.nodes }
 
-// Problem returns the feed of why the node cannot be watched; nil while it is.
+// Problem returns the feed of the reason why the Node cannot be watched; nil while the watch works.
 func (c *Client) Problem() *feed.Feed[error] { return c.problem }
 
-// Get returns the own node as the API server has it now; without UID if it has none. It asks once,
-// and publishes nothing.
+// Get returns the latest version of the daemon's own Node; without a UID if it does not exist. It
+// sends one request, and publishes nothing.
 func (c *Client) Get(ctx context.Context) (Node, error) {
-	restores := c.newestNode().restores
+	restores := c.latestNode().restores
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
 	if IsNotFound(err) {
 		return Node{restores: restores}, nil
@@ -113,38 +113,38 @@ func (c *Client) Get(ctx context.Context) (Node, error) {
 	return c.readNode(text, restores)
 }
 
-// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no
+// Watch publishes the daemon's own Node until ctx ends. It then publishes an empty Node and no
 // Problem.
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	defer c.nodes.Publish(Node{})
-	c.follow(ctx, timer, collection{
+	c.watchCollection(ctx, timer, collection{
 		what: "the node", problem: c.problem, path: func() string { return nodesPath },
 		selector: func() string { return "metadata.name=" + c.node },
 		list: func(ctx context.Context, from string) (string, error) {
-			before, latest := c.newestNode(), from != anyVersion
-			node, version, err := c.list(ctx, latest)
+			before, latest := c.latestNode(), from != anyVersion
+			node, version, err := c.listNode(ctx, latest)
 			if err != nil {
 				return "", err
 			}
 			if node.restores = before.restores; latest && before.After(node) {
-				klog.FromContext(ctx).Info("The node is an older one than before: the cluster was restored from a backup",
+				klog.FromContext(ctx).Info("The Node went back to an older version: the cluster was restored from a backup",
 					"version", node.ResourceVersion, "before", before.ResourceVersion)
 				node.restores++
 			}
-			c.nodes.Publish(c.noteNode(node))
+			c.nodes.Publish(c.recordNode(node))
 			return version, nil
 		},
-		changed: func(kind, _ string, object []byte) error {
+		onEvent: func(kind, _ string, object []byte) error {
 			var n nodeObject
 			if err := json.Unmarshal(object, &n); err != nil {
 				return err
 			}
 			switch kind {
-			case added, modified:
+			case eventAdded, eventModified:
 				node := n.node()
-				node.restores = c.newestNode().restores
-				c.nodes.Publish(c.noteNode(node))
-			case deleted:
+				node.restores = c.latestNode().restores
+				c.nodes.Publish(c.recordNode(node))
+			case eventDeleted:
 				c.nodes.Publish(Node{})
 			}
 			return nil
@@ -152,103 +152,103 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	})
 }
 
-// newestNode returns the newest version of the node that the API server has told of.
-func (c *Client) newestNode() Node {
+// latestNode returns the newest version of the Node received from the API server.
+func (c *Client) latestNode() Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.newest
+	return c.latest
 }
 
-// noteNode notes a node that the API server has told of, and returns it.
-func (c *Client) noteNode(n Node) Node {
+// recordNode stores a Node received from the API server if it is the newest, and returns it.
+func (c *Client) recordNode(n Node) Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n.restores > c.newest.restores || n.restores == c.newest.restores && (n.UID != c.newest.UID || n.After(c.newest)) {
-		c.newest = n
+	if n.restores > c.latest.restores || n.restores == c.latest.restores && (n.UID != c.latest.UID || n.After(c.latest)) {
+		c.latest = n
 	}
 	return n
 }
 
-// A collection is objects that a watch follows.
+// A collection is a set of objects to watch.
 type collection struct {
-	what     string            // for people
-	problem  *feed.Feed[error] // why it cannot be watched; nil while it is
-	path     func() string     // such as /api/v1/nodes; it is asked after list
-	selector func() string     // by fields; it is asked after list
-	// list returns the version of the collection as it is now, or as some API server knows it, but not
-	// before the version from. From is empty if it is to be the latest.
+	what     string            // name in the log
+	problem  *feed.Feed[error] // why the collection cannot be watched; nil while the watch works
+	path     func() string     // for example /api/v1/nodes; called after list
+	selector func() string     // field selector; called after list
+	// list returns the version of the collection. The list may come from a cache, but is not older
+	// than the version from. An empty from requests the latest version.
 	list func(ctx context.Context, from string) (version string, err error)
-	// changed is called for each event but errors, bookmarks too, with its version.
-	changed func(kind, version string, object []byte) error
+	// onEvent is called with the version of each event, including bookmarks, but not for errors.
+	onEvent func(kind, version string, object []byte) error
 }
 
-// anyVersion is before all versions.
+// anyVersion is earlier than all versions.
 const anyVersion = "0"
 
-// Kinds of events of a watch.
+// The types of watch events.
 const (
-	added    = "ADDED"
-	modified = "MODIFIED"
-	deleted  = "DELETED"
+	eventAdded    = "ADDED"
+	eventModified = "MODIFIED"
+	eventDeleted  = "DELETED"
 )
 
-// follow watches a collection until ctx ends; then it has no problem. Each watch begins with a
-// list. One that goes on where the last one ended would say nothing for long in a cluster that was
-// restored from a backup. One from version 0 would tell the same with one request less, but not
-// with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The
-// first list may be that of an API server that is a little behind, as it costs less and many may
-// ask; a further one may not be of before what is known. Only where the versions may have begun
-// anew it is to be the latest: with an etcd before 3.4.25, that reads all objects of the cluster.
-func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
+// watchCollection watches a collection until ctx ends, and then clears its problem. Each watch
+// starts with a list. A watch that continues from the last version would receive nothing for a long
+// time after a restore from a backup. A watch from version 0 would save the list, but an API server
+// with an etcd before 3.4.25 responds with 500 to such a watch with bookmarks. The first list may
+// come from an API server that lags a little, because it is cheaper and many nodes may start
+// together; later lists must not be older than the known version. Only after a possible restore
+// does it request the latest version, because an API server with an etcd before 3.4.25 then reads
+// all objects of the cluster.
+func (c *Client) watchCollection(ctx context.Context, timer clock.Clock, w collection) {
 	log := klog.FromContext(ctx).WithValues("what", w.what)
 	defer w.problem.Publish(nil)
 	from, failures := anyVersion, 0
 	for ctx.Err() == nil {
-		began := timer.Now()
+		start := timer.Now()
 		version, err := c.watchOnce(ctx, timer, w, from)
 		if ctx.Err() != nil {
 			return
 		}
-		answered := version != ""
+		listed := version != ""
 		if from = cmp.Or(version, from); isOtherHistory(err) {
 			from = ""
 		}
-		if answered && timer.Since(began) >= provenWatch {
+		if listed && timer.Since(start) >= minStableWatch {
 			failures = 0
 		}
 		failures++
-		pause := Pause(err, failures)
-		if err == nil || failures == 1 && answered {
-			log.V(2).Info("The watch of the API server ended", "after", pause.Round(time.Millisecond).String(), "reason",
+		delay := Backoff(err, failures)
+		if err == nil || failures == 1 && listed {
+			log.V(2).Info("The watch of the API server ended", "after", delay.Round(time.Millisecond).String(), "reason",
 				fmt.Sprint(err))
 		} else {
 			if w.problem.Value() == nil {
-				log.Info("Cannot watch objects of the API server; what was known of them stays in force", "reason", err.Error())
+				log.Info("Cannot watch objects of the API server; the last known state stays in force", "reason", err.Error())
 			}
 			w.problem.Publish(err)
 			log.V(2).Info("Cannot watch objects of the API server", "reason", err.Error(), "after",
-				pause.Round(time.Millisecond).String())
+				delay.Round(time.Millisecond).String())
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.After(pause):
+		case <-timer.After(delay):
 		}
 	}
 }
 
-// errWentBack is the error of a watch that tells of a version before one that was known.
-var errWentBack = errors.New("the cluster was restored from a backup")
+// errRestored is the error of a watch that receives a version before a known version.
+var errRestored = errors.New("the cluster was restored from a backup")
 
-// isOtherHistory reports whether err says that what was known may be of another history of the
-// cluster.
+// isOtherHistory reports whether known versions may be from before a restore of the cluster.
 func isOtherHistory(err error) bool {
-	var refused *Refused
-	return errors.Is(err, errWentBack) || errors.As(err, &refused) && refused.Unknown
+	var status *StatusError
+	return errors.Is(err, errRestored) || errors.As(err, &status) && status.VersionUnknown
 }
 
-// watchOnce lists the collection and then watches it until the watch ends. It returns the version
-// that was seen last; none if the API server has not answered.
+// watchOnce lists the collection and then watches it until the watch ends. It returns the last
+// version received; empty if the list failed.
 func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string,
 	err error) {
 	if version, err = w.list(ctx, from); err != nil {
@@ -256,8 +256,8 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	heard := make(chan struct{})
-	go cancelWhenSilent(ctx, cancel, timer.NewTimer(maxSilence), heard)
+	received := make(chan struct{})
+	go cancelWhenIdle(ctx, cancel, timer.NewTimer(idleTimeout), received)
 	length := minWatch + rand.N(maxWatch-minWatch)
 	body, err := c.open(ctx, request{verb: http.MethodGet, path: w.path(), query: url.Values{
 		"watch": {"true"}, "fieldSelector": {w.selector()}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
@@ -270,35 +270,36 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 	if w.problem.Value() != nil {
 		klog.FromContext(ctx).Info("Watching objects of the API server again", "what", w.what)
 		w.problem.Publish(nil)
-		c.back.Publish(struct{}{})
+		c.watchRestored.Publish(struct{}{})
 	}
-	return w.follow(ctx, body, version, heard)
+	return w.readEvents(ctx, body, version, received)
 }
 
-// cancelWhenSilent cancels a watch of which nothing is heard for maxSilence, until its context
-// ends.
-func cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, silence clock.Timer, heard <-chan struct{}) {
-	defer silence.Stop()
+// cancelWhenIdle cancels a watch that receives nothing for idleTimeout, and returns when the
+// context ends.
+func cancelWhenIdle(ctx context.Context, cancel context.CancelCauseFunc, idle clock.Timer, received <-chan struct{}) {
+	defer idle.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-heard:
-			silence.Reset(maxSilence)
-		case <-silence.C():
-			cancel(errSilent)
+		case <-received:
+			idle.Reset(idleTimeout)
+		case <-idle.C():
+			cancel(errWatchIdle)
 			return
 		}
 	}
 }
 
-// follow hands on the events of a watch until it ends, and returns the version that was seen last.
-// heard is called for each event.
-func (w collection) follow(ctx context.Context, body io.Reader, version string, heard chan<- struct{}) (string, error) {
-	bounded := &io.LimitedReader{R: body}
-	events := json.NewDecoder(bounded)
+// readEvents handles the events of a watch until the watch ends, and returns the last version
+// received. It sends to received for each event.
+func (w collection) readEvents(ctx context.Context, body io.Reader, version string, received chan<- struct{}) (string,
+	error) {
+	limited := &io.LimitedReader{R: body}
+	events := json.NewDecoder(limited)
 	for {
-		bounded.N = maxAnswer
+		limited.N = maxResponse
 		var e struct {
 			Type   string          `json:"type"`
 			Object json.RawMessage `json:"object"`
@@ -308,8 +309,8 @@ func (w collection) follow(ctx context.Context, body io.Reader, version string, 
 				err = cause
 			}
 			switch {
-			case bounded.N <= 0:
-				err = fmt.Errorf("an event of the watch has more than %d bytes", maxAnswer)
+			case limited.N <= 0:
+				err = fmt.Errorf("an event of the watch has more than %d bytes", maxResponse)
 			case errors.Is(err, io.EOF):
 				err = nil
 			}
@@ -317,9 +318,9 @@ func (w collection) follow(ctx context.Context, body io.Reader, version string, 
 		}
 		select {
 		case <-ctx.Done():
-		case heard <- struct{}{}:
+		case received <- struct{}{}:
 		}
-		next, err := w.receive(e.Type, e.Object, version)
+		next, err := w.handleEvent(e.Type, e.Object, version)
 		if err != nil {
 			return version, err
 		}
@@ -327,11 +328,11 @@ func (w collection) follow(ctx context.Context, body io.Reader, version string, 
 	}
 }
 
-// errSilent is the error of a watch that said nothing for too long.
-var errSilent = fmt.Errorf("the watch said nothing for %v", maxSilence)
+// errWatchIdle is the error of a watch that received nothing for too long.
+var errWatchIdle = fmt.Errorf("the watch received nothing for %v", idleTimeout)
 
-// receive hands on what an event of a watch tells, and returns the version that was seen last.
-func (w collection) receive(kind string, object []byte, version string) (string, error) {
+// handleEvent handles one event of a watch, and returns the last version received.
+func (w collection) handleEvent(kind string, object []byte, version string) (string, error) {
 	if kind == "ERROR" {
 		var s struct {
 			Code            int
@@ -340,32 +341,32 @@ func (w collection) receive(kind string, object []byte, version string) (string,
 		if err := json.Unmarshal(object, &s); err != nil {
 			return "", fmt.Errorf("read an event of the watch: %w", err)
 		}
-		return "", &Refused{Code: s.Code, Reason: s.Reason, Message: s.Message}
+		return "", &StatusError{Code: s.Code, Reason: s.Reason, Message: s.Message}
 	}
-	var has struct {
+	var meta struct {
 		Metadata struct {
 			ResourceVersion string `json:"resourceVersion"`
 		} `json:"metadata"`
 	}
-	if err := json.Unmarshal(object, &has); err != nil {
+	if err := json.Unmarshal(object, &meta); err != nil {
 		return "", fmt.Errorf("read an event of the watch: %w", err)
 	}
-	next := has.Metadata.ResourceVersion
+	next := meta.Metadata.ResourceVersion
 	switch {
 	case next == "":
 		return "", errors.New("an event of the watch has no version")
 	case isBefore(next, version):
-		return "", fmt.Errorf("the watch went back from version %s to %s: %w", version, next, errWentBack)
+		return "", fmt.Errorf("the watch went back from version %s to %s: %w", version, next, errRestored)
 	}
-	if err := w.changed(kind, next, object); err != nil {
+	if err := w.onEvent(kind, next, object); err != nil {
 		return "", fmt.Errorf("read an event of the watch: %w", err)
 	}
 	return next, nil
 }
 
-// list returns the own node, and the version that a watch can begin with. If there is no such node
-// it has no UID.
-func (c *Client) list(ctx context.Context, latest bool) (Node, string, error) {
+// listNode returns the daemon's own Node, and the version at which a watch can start. The Node has
+// no UID if it does not exist.
+func (c *Client) listNode(ctx context.Context, latest bool) (Node, string, error) {
 	query := url.Values{"fieldSelector": {"metadata.name=" + c.node}}
 	if !latest {
 		query.Set("resourceVersion", "0")

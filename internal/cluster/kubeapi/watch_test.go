@@ -275,18 +275,18 @@ func TestIsPassing(t *testing.T) {
 		http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true, http.StatusGatewayTimeout: true,
 		http.StatusForbidden: false, http.StatusNotFound: false, http.StatusUnprocessableEntity: false,
 	} {
-		if got := kubeapi.IsPassing(fmt.Errorf("x: %w", &kubeapi.Refused{Code: code})); got != want {
+		if got := kubeapi.IsTemporary(fmt.Errorf("x: %w", &kubeapi.StatusError{Code: code})); got != want {
 			t.Errorf("%d: %v, want %v", code, got, want)
 		}
 	}
-	if kubeapi.IsPassing(nil) || !kubeapi.IsPassing(context.DeadlineExceeded) {
+	if kubeapi.IsTemporary(nil) || !kubeapi.IsTemporary(context.DeadlineExceeded) {
 		t.Error("no error is passing, or no answer is not")
 	}
 }
 
 func TestPause(t *testing.T) {
 	t.Parallel()
-	refused := func(code int, after time.Duration) error { return &kubeapi.Refused{Code: code, RetryAfter: after} }
+	refused := func(code int, after time.Duration) error { return &kubeapi.StatusError{Code: code, RetryAfter: after} }
 	for name, tt := range map[string]struct {
 		err         error
 		failures    int
@@ -304,7 +304,7 @@ func TestPause(t *testing.T) {
 	} {
 		highest := time.Duration(0)
 		for range 1000 {
-			pause := kubeapi.Pause(tt.err, tt.failures)
+			pause := kubeapi.Backoff(tt.err, tt.failures)
 			if highest = max(highest, pause); pause < tt.least || pause > tt.most {
 				t.Fatalf("%s: %v, want %v to %v", name, pause, tt.least, tt.most)
 			}

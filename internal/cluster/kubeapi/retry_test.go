@@ -47,7 +47,7 @@ func TestKeep(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			kubeapi.Keep(ctx, clock.RealClock{}, "test", wake, func(context.Context) error {
+			kubeapi.RunWithRetry(ctx, clock.RealClock{}, "test", wake, func(context.Context) error {
 				mu.Lock()
 				defer mu.Unlock()
 				calls = append(calls, time.Since(began))
@@ -60,7 +60,7 @@ func TestKeep(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(time.Hour)
 		one.Publish(1)
-		got := from(&kubeapi.Refused{Code: http.StatusTooManyRequests, RetryAfter: time.Minute})
+		got := from(&kubeapi.StatusError{Code: http.StatusTooManyRequests, RetryAfter: time.Minute})
 		if want := []time.Duration{0, time.Hour, time.Hour}; !slices.Equal(got, want) {
 			t.Errorf("steps at %v, want %v", got, want)
 		}
@@ -138,7 +138,7 @@ func TestKeepGoesOnWithTheWatch(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				kubeapi.Keep(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} },
+				kubeapi.RunWithRetry(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} },
 					func(ctx context.Context) error {
 						if _, err := client.PatchCondition(ctx, "", kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
 							return err

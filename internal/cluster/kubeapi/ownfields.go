@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// nodeManagers are the field managers of what this program applies to a Node.
+// nodeManagers are the field managers with which this program applies fields to a Node.
 var nodeManagers = []string{labelsManager, migManager, answerManager}
 
-// managed is what an object says of the fields that its managers applied.
+// managed has the managed fields of an object.
 type managed struct {
 	Metadata struct {
 		ManagedFields []struct {
@@ -25,8 +25,8 @@ type managed struct {
 	} `json:"metadata"`
 }
 
-// OwnFields returns the keys of the labels and annotations that this program applied to the own
-// node, sorted.
+// OwnFields returns the sorted keys of the labels and annotations that this program applied to the
+// daemon's own Node.
 func (c *Client) OwnFields(ctx context.Context) ([]string, error) {
 	answer, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
 	if err != nil {
@@ -53,8 +53,8 @@ func (c *Client) OwnFields(ctx context.Context) ([]string, error) {
 	return slices.Compact(keys), nil
 }
 
-// RemoveOwnFields removes the labels and annotations that this program applied to the own node,
-// which has to have the UID still.
+// RemoveOwnFields removes the labels and annotations that this program applied to the daemon's own
+// Node. The Node must still have the UID.
 func (c *Client) RemoveOwnFields(ctx context.Context, uid string) error {
 	var problems []error
 	for _, manager := range nodeManagers {
@@ -65,7 +65,8 @@ func (c *Client) RemoveOwnFields(ctx context.Context, uid string) error {
 	return errors.Join(problems...)
 }
 
-// RemoveCondition removes the condition of a type from the status of the own node, if it is there.
+// RemoveCondition removes the condition of a type from the status of the daemon's own Node, if the
+// Node has it.
 func (c *Client) RemoveCondition(ctx context.Context, kind string) error {
 	type deletion struct {
 		Patch string `json:"$patch"`
@@ -81,8 +82,8 @@ func (c *Client) RemoveCondition(ctx context.Context, kind string) error {
 	return err
 }
 
-// DaemonSetPods returns how many pods of a DaemonSet are Ready, and how many it wants. It wants -1
-// as long as its controller has not seen it.
+// DaemonSetPods returns the number of Ready pods of a DaemonSet, and the number that it wants. The
+// wanted number is -1 until the controller has observed the DaemonSet.
 func (c *Client) DaemonSetPods(ctx context.Context, namespace, name string) (ready, wanted int, err error) {
 	answer, err := c.send(ctx, request{verb: http.MethodGet,
 		path: "/apis/apps/v1/namespaces/" + namespace + "/daemonsets/" + name})

@@ -211,7 +211,8 @@ func TestGatesThatAreSwitchedOn(t *testing.T) {
 		writes  int
 	}{
 		"taints": {
-			[]string{"taints"}, func(p *publisher) { p.fault(1) }, "1: 0 2", func(p handover.Publication) bool { return p.NoTaints },
+			[]string{"taints"}, func(p *publisher) { p.fault(1) }, "1: 0 2",
+			func(p handover.Publication) bool { return p.NoTaints },
 			func(s *stage) bool { return s.pool() == "1: 0 1!xid 2" }, 1,
 		},
 		"counters": {
@@ -221,7 +222,8 @@ func TestGatesThatAreSwitchedOn(t *testing.T) {
 		},
 		"shares": {
 			[]string{"allowMultipleAllocations", "requestPolicy"}, func(p *publisher) { p.share(4) }, "1: 0 1 2",
-			func(p handover.Publication) bool { return p.NoShares }, func(s *stage) bool { n, _ := s.shared(); return n == 3 }, 1,
+			func(p handover.Publication) bool { return p.NoShares },
+			func(s *stage) bool { n, _ := s.shared(); return n == 3 }, 1,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

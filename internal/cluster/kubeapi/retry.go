@@ -1,0 +1,113 @@
+package kubeapi
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+)
+
+const (
+	// The limit of the delay after the first failure; each further failure in a row doubles it, up to
+	// maxBackoff.
+	minBackoff = time.Second
+	maxBackoff = 5 * time.Minute
+	// restoreSpread is the longest delay after the watch works again. After a long outage the watches
+	// of a cluster return at different times; this delay spreads the writers of one node, and nodes
+	// whose watches return together.
+	restoreSpread = 5 * time.Second
+)
+
+// An unavailableError is the error of a request to which the API server did not respond, or
+// responded with 5xx and no Retry-After.
+type unavailableError struct {
+	error
+	restored <-chan struct{} // closed when the watch works again after the request was sent
+}
+
+func (a *unavailableError) Unwrap() error { return a.error }
+
+// isUnavailable reports whether err says that the API server is unavailable.
+func isUnavailable(err error) bool {
+	var status *StatusError
+	return err != nil && (!errors.As(err, &status) || status.Code >= http.StatusInternalServerError &&
+		status.RetryAfter == 0)
+}
+
+// Backoff returns the delay after a number of failures in a row; err is the last one. The delay is
+// random up to a limit that doubles, so that the nodes of a cluster do not return together. It is
+// added to the API server's Retry-After, which is the same for all nodes. A missing right is no
+// special case: a starting API server also responds 403 until it has read the roles.
+func Backoff(err error, failures int) time.Duration {
+	limit := maxBackoff
+	if shift := max(failures, 1) - 1; shift < 9 {
+		limit = min(minBackoff<<shift, maxBackoff)
+	}
+	delay := rand.N(limit)
+	var status *StatusError
+	if errors.As(err, &status) {
+		delay += status.RetryAfter
+	}
+	return delay
+}
+
+// RunWithRetry calls step at once, and again each time one of the channels of wake is closed, until
+// ctx ends. Calls do not overlap. After an error it waits for Backoff. If the API server was
+// unavailable, it waits only until shortly after the watch works again. It logs the first of
+// several errors in a row, and the next success; what is the name of the task in the log.
+// RunWithRetry calls wake before step, so that no change is missed.
+func RunWithRetry(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{},
+	step func(context.Context) error) {
+	log := klog.FromContext(ctx)
+	failures := 0
+	for {
+		events := wake()
+		err := step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			if failures > 0 {
+				log.Info("The API server accepts requests again", "task", what)
+			}
+			failures = 0
+			if !feed.WaitAny(ctx, events...) {
+				return
+			}
+			continue
+		}
+		failures++
+		delay := Backoff(err, failures)
+		if failures == 1 {
+			log.Info("Cannot talk to the API server; retrying until it works", "task", what, "reason", err.Error())
+		} else {
+			log.V(2).Info("Cannot talk to the API server", "task", what, "reason", err.Error(), "after",
+				delay.Round(time.Millisecond).String())
+		}
+		var restored <-chan struct{}
+		var away *unavailableError
+		if errors.As(err, &away) {
+			restored = away.restored
+		}
+		elapsed := c.After(delay)
+		select {
+		case <-ctx.Done():
+			return
+		case <-elapsed:
+			continue
+		case <-restored:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-elapsed:
+		case <-c.After(rand.N(restoreSpread)):
+		}
+	}
+}
