@@ -18,18 +18,18 @@ import (
 )
 
 const (
-	// maxCheckpoint is the largest checkpoint of NVIDIA's driver that is read, in bytes. A claim takes
-	// a few thousand.
+	// maxCheckpoint is the largest checkpoint of NVIDIA's driver to read, in bytes. A claim takes a
+	// few thousand bytes.
 	maxCheckpoint = 16 << 20
-	// adoptedFile has the checksum of the checkpoint that was taken over last: claims that were given
-	// back since then must not come back.
+	// adoptedFile holds the checksum of the last adopted checkpoint: claims that were unprepared since
+	// then must not come back.
 	adoptedFile = "nvidia.adopted"
-	// completed is the state of a claim that NVIDIA's driver has prepared.
+	// prepareCompleted is the state of a claim that NVIDIA's driver has prepared.
 	prepareCompleted = "PrepareCompleted"
 )
 
-// A checkpoint is the part of the checkpoint of NVIDIA's driver that is used here. Its checksums
-// depend on how each version of the driver writes the fields, so that they cannot be compared.
+// A checkpoint is the part of the checkpoint of NVIDIA's driver that this package reads. Its
+// checksums cannot be verified, because they depend on how each driver version writes the fields.
 type checkpoint struct {
 	V2 *struct {
 		NodeBootID     string                   `json:"nodeBootID"`
@@ -92,8 +92,8 @@ func parseCheckpoint(text []byte) (c checkpoint, err error) {
 	return c, err
 }
 
-// record returns the record of a claim that NVIDIA's driver has prepared, or why there cannot be
-// one.
+// record returns the record of a claim that NVIDIA's driver has prepared. The error says why the
+// claim cannot be adopted.
 func (p preparedClaim) record(uid string) (record, error) {
 	type identity struct {
 		gpu string
@@ -139,12 +139,13 @@ func (p preparedClaim) record(uid string) (record, error) {
 	return r, nil
 }
 
-// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their
-// containers go on, and kubelet unprepares them here. It reports whether that is done. While
-// NVIDIA's driver runs, or no GPU is to be given to claims here, the claims stay with that driver.
+// adopt takes over the claims that NVIDIA's driver has prepared since the node started. Their
+// containers keep running, and the kubelet unprepares the claims here. It reports whether adoption
+// is complete. While NVIDIA's driver runs, or this daemon offers no GPU to claims, the claims stay
+// with NVIDIA's driver.
 func (c *Claims) adopt(ctx context.Context) bool {
 	switch {
-	// kubelet calls the driver that prepared a claim
+	// the kubelet calls the driver that prepared a claim
 	case c.options.Checkpoint == "" || c.options.DriverName != dra.Driver:
 		return true
 	case !c.offersGPUs():
@@ -187,15 +188,15 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	return true
 }
 
-// adopted reports whether the claims of a checkpoint were taken over.
+// isAdopted reports whether the claims of a checkpoint were adopted.
 func (c *Claims) isAdopted(checkpoint []byte) bool {
 	before, _ := statefile.Read(filepath.Join(c.store.folder(), adoptedFile), maxRecord)
 	return string(before) == checksum(checkpoint)
 }
 
-// nvidiaSocket returns the socket at which NVIDIA's driver listens, and empty if it does not: at
-// dra.sock in the folder of its checkpoint, or dra-<UID of its pod>.sock where it is updated by a
-// second one beside it, or at a socket by which kubelet registers it.
+// nvidiaSocket returns the socket of a running driver of NVIDIA; empty if none answers. It tries
+// dra.sock in the folder of the checkpoint, dra-<UID of the pod>.sock as used during a rolling
+// update, and the sockets that register the driver with the kubelet.
 func (c *Claims) nvidiaSocket(ctx context.Context) string {
 	folder := filepath.Dir(c.options.Checkpoint)
 	registry := filepath.Join(folder, "..", "..", "plugins_registry")

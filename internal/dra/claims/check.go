@@ -17,23 +17,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A Cause is why a call failed, for metrics.
+// A Cause is the reason of a failed call, for metrics.
 type Cause string
 
-// The causes.
+// The causes of failed calls.
 const (
 	CauseConfig    Cause = "configuration" // the opaque configuration of the claim or its class
-	CauseDevice    Cause = "device"        // the device is not one of this node, or not any more
+	CauseDevice    Cause = "device"        // the device does not belong to this node, or is gone
 	CauseHealth    Cause = "health"
 	CauseInUse     Cause = "in-use"
-	CauseNotReady  Cause = "not-ready" // the driver, kubelet or this program is not as far yet
+	CauseNotReady  Cause = "not-ready" // the driver, the kubelet or this program is not ready yet
 	CauseDriver    Cause = "driver"    // the driver's program for settings
-	CauseLate      Cause = "late"      // the claim was given back meanwhile, or nobody waits any more
+	CauseLate      Cause = "late"      // the claim was unprepared meanwhile, or the caller no longer waits
 	CauseDisk      Cause = "disk"
 	CauseMalformed Cause = "malformed" // the call itself
 )
 
-// A causedError is an error with its cause.
+// A causedError is an error with its Cause.
 type causedError struct {
 	cause Cause
 	err   error
@@ -46,7 +46,7 @@ func fail(cause Cause, format string, args ...any) error {
 	return causedError{cause, fmt.Errorf(format, args...)}
 }
 
-// causeOf returns the cause of an error; empty for nil.
+// causeOf returns the Cause of an error; empty for nil.
 func causeOf(err error) Cause {
 	var f causedError
 	switch {
@@ -60,23 +60,23 @@ func causeOf(err error) Cause {
 
 var uidForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 
-// validUID reports whether a UID can be part of a file's name. Those of the API server can.
+// validUID reports whether a UID can be part of a file name, as every UID of the API server can.
 func validUID(uid string) bool { return len(uid) <= 128 && uidForm.MatchString(uid) }
 
-// A node is what is known of the devices of this node.
+// A node is the state of this node's devices.
 type node struct {
 	pool     dra.Pool
 	snapshot inventory.Snapshot
-	slices   bool // time slices can be set
-	mps      bool // control daemons of MPS can be run
-	imex     bool // the configuration of the node allows IMEX channels
-	noUVM    bool // nvidia-uvm is not there, and it is waited for that
+	slices   bool // time slices are supported
+	mps      bool // MPS control daemons are supported
+	imex     bool // the node's configuration allows IMEX channels
+	noUVM    bool // nvidia-uvm is missing, and expected soon
 
-	releaseProblem map[string]string // why something is left of claims that were given back, by UID
+	releaseProblem map[string]string // why devices of unprepared claims are not released yet, by UID
 }
 
-// planned returns the record that a claim is to have, by what is known of the node now, and which
-// devices pods hold as resources. A device keeps its GPU.
+// plan returns the record for a claim by the current state of the node, and the devices that pods
+// hold as resources. former is the claim's earlier record, if any.
 func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice,
 	error) {
 	n := node{
@@ -115,7 +115,7 @@ func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node
 	return n, r, held, nil
 }
 
-// resolve returns the devices of a claim, or why it cannot have them.
+// resolve returns the devices of a claim, or why the claim cannot have them.
 func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	configs, err := parseConfigs(claim.Configs)
 	if err != nil {
@@ -127,7 +127,7 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	if n.snapshot.Generation == 0 {
 		return nil, fail(CauseNotReady, "the GPUs of the node are not known yet: the driver has not answered")
 	}
-	if n.pool.Name == "" { // as for a short time after a start
+	if n.pool.Name == "" { // for a short time after a start
 		return nil, fail(CauseNotReady, "the devices that this node gives to claims are not known yet")
 	}
 	if !n.snapshot.Control.Has(inventory.NodeControl) {
@@ -152,7 +152,7 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	return devices, shareByMPS(claim.UID, devices, chosen)
 }
 
-// device returns the device of a result, if new work may be given to it.
+// device returns the device of a result if the device accepts new work.
 func (n node) device(result dra.Result) (recordDevice, error) {
 	d := recordDevice{
 		Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
@@ -190,7 +190,7 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start,
 				Size: m.Placement.Size}
 		} else if d.DisableMIG = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.DisableMIG {
-			continue // it was divided since it was published, or adminAccess only looks
+			continue // the GPU was divided after its publication, or adminAccess must not change it
 		}
 		d.GPU, d.BDF = g.UUID, g.BDF
 		return d, checkHealth(name, health, published, result)
@@ -213,7 +213,7 @@ func (n node) published(result dra.Result) (dra.Device, bool) {
 	return dra.Device{}, false
 }
 
-// fit returns why new work must not be given to a device of some health.
+// checkHealth returns why a device must not get new work because of its health.
 func checkHealth(name string, health inventory.Health, published dra.Device, result dra.Result) error {
 	if health.Allocatable() {
 		return nil
@@ -229,33 +229,33 @@ func checkHealth(name string, health inventory.Health, published dra.Device, res
 	case len(keys) > 0:
 		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, health.Why(),
 			strings.Join(keys, ", "))
-	case len(published.Taints) == 0: // it is not published yet
+	case len(published.Taints) == 0: // not published yet
 		return fail(CauseHealth, "%s is %s: %s", name, health.State, health.Why())
 	}
 	return nil
 }
 
-// waits reports whether a claim gets a device only after a change of its GPU: until then it is not
-// known what containers are given with it.
+// needsMIGChange reports whether the claim gets the device only after a MIG change of its GPU.
+// Until then the container edits are unknown.
 func (n node) needsMIGChange(d recordDevice) bool {
 	g, _ := n.snapshot.GPU(d.GPU)
 	return d.uuid() == "" || d.DisableMIG && g.MIG == inventory.MIGEnabled
 }
 
-// tolerates is Kubernetes' rule.
+// tolerates implements Kubernetes' rule for tolerations.
 func tolerates(by dra.Toleration, t dra.Taint) bool {
 	return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == t.Key || by.Key == "" && by.Operator == "Exists") &&
 		(by.Operator == "Exists" || (by.Operator == "Equal" || by.Operator == "") && by.Value == t.Value)
 }
 
-// A claimConfig is for some requests; for all if it names none.
+// A claimConfig applies to its requests; to all requests if it names none.
 type claimConfig struct {
 	dra.OpaqueConfig
 	dra.DeviceConfig
 }
 
-// parseConfigs reads all configuration of a claim, so that an error is found also where a later one
-// counts.
+// parseConfigs parses the whole configuration of a claim, so that errors in overridden parts are
+// found.
 func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	all := make([]claimConfig, len(of))
 	for i, o := range of {
@@ -275,8 +275,8 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	return all, nil
 }
 
-// settings notes how a device is to be used by the last configuration for it, and returns that
-// configuration. The error says why the device cannot be used so.
+// settings applies the last matching configuration to a device and returns it. The error says why
+// the device cannot be used as configured.
 func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, error) {
 	kind := dra.GPUConfig
 	if d.MIG != nil {
@@ -305,7 +305,7 @@ func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, er
 	return nil, nil
 }
 
-// free returns which claim or pod has a device of a claim, so that the claim cannot have it now.
+// checkAvailable returns which claim or pod holds a device that the claim needs.
 func (n node) checkAvailable(wanted record, records map[string]record, boot string, held []kubelet.HeldDevice) error {
 	for _, d := range wanted.Devices {
 		if d.AdminAccess {
@@ -341,7 +341,7 @@ func (n node) checkAvailable(wanted record, records map[string]record, boot stri
 	return nil
 }
 
-// overlap reports whether no two claims may have these devices at the same time.
+// overlap reports whether two devices must not be in two claims at the same time.
 func overlap(a, b recordDevice) bool {
 	switch {
 	case a.GPU != b.GPU, a.AdminAccess, b.AdminAccess:
@@ -354,8 +354,8 @@ func overlap(a, b recordDevice) bool {
 	return !a.isShare() || !b.isShare()
 }
 
-// fits returns why a claim cannot have its share of a device beside those that others have: they
-// have too much, or use it in another way.
+// checkShares returns why a claim cannot have its share of a device beside the shares of other
+// claims: too little is free, or the other claims use the device differently.
 func (n node) checkShares(d recordDevice, wanted record, records map[string]record, boot string) error {
 	if !d.isShare() {
 		return nil
@@ -401,18 +401,18 @@ func (n node) checkShares(d recordDevice, wanted record, records map[string]reco
 		"and what was given back is not unprepared yet", d.Device, d.uuid(), what, strings.Join(slices.Compact(by), ", "))
 }
 
-// count returns how many of the shares of a device are the claim's.
+// count returns how many shares of a device the claim has.
 func (d recordDevice) count() int64 {
 	return dra.Result{ShareID: d.ShareID, ConsumedCapacity: d.ConsumedCapacity}.Count()
 }
 
-// alike reports whether two shares of a GPU can be used at the same time: a GPU has one time slice,
-// and MPS has it for its clients alone.
+// compatible reports whether two shares of a GPU can be used at the same time: a GPU has one time
+// slice, and MPS clients use the GPU exclusively.
 func compatible(a, b recordDevice) bool {
 	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil) && a.SharedBy == b.SharedBy
 }
 
-// way returns how a device is used, for errors.
+// usage describes how a device is used, for errors.
 func (d recordDevice) usage() string {
 	way := cmp.Or(d.Settings, "without configuration")
 	if d.SharedBy != "" {
@@ -421,8 +421,7 @@ func (d recordDevice) usage() string {
 	return way
 }
 
-// partOf reports whether a device of the device plugin and a device of a claim have something in
-// common.
+// overlaps reports whether a device of the device plugin overlaps a device of a claim.
 func (n node) overlaps(uuid string, d recordDevice) bool {
 	if uuid == d.GPU || uuid == d.uuid() {
 		return true

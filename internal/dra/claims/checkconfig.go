@@ -8,21 +8,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// RequestedDevices are what a request of a claim asks for, before it has devices.
+// RequestedDevices describe a request of a claim before allocation.
 type RequestedDevices struct {
-	// Name is that of the request, or "<request>/<subrequest>".
+	// Name is the name of the request, or "<request>/<subrequest>".
 	Name string
-	// Kind is the kind of configuration that its devices take, dra.GPUConfig or dra.MIGConfig; empty
-	// if that is not known.
+	// Kind is the kind of configuration for the devices, dra.GPUConfig or dra.MIGConfig; empty if
+	// unknown.
 	Kind string
-	// Count is how many devices it asks for.
+	// Count is the number of requested devices.
 	Count int
-	// Admin says that it has adminAccess, and Part that its devices may be shares of GPUs.
+	// Admin says that the request has adminAccess, and Part that the devices may be shares of GPUs.
 	Admin, Part bool
 }
 
-// CheckConfig returns why Prepare will refuse a claim with these requests for its configuration, on
-// any node; nil if it will not. What depends on UUIDs is not judged.
+// CheckConfig returns why Prepare would refuse the configuration of a claim with these requests on
+// any node; nil if Prepare would accept it. Settings that depend on UUIDs are not checked.
 func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	configs, err := parseConfigs(of)
 	if err != nil {
@@ -31,7 +31,7 @@ func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	anything := node{slices: true, mps: true, imex: true}
 	var devices []recordDevice
 	var chosen []*claimConfig
-	counted := true // how many devices a configuration is for
+	counted := true // the number of devices per configuration is known
 	for _, r := range requests {
 		if r.Kind == "" {
 			counted = false
@@ -47,7 +47,7 @@ func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 			if err != nil {
 				return err
 			}
-			if !r.Part { // by which rules shares use MPS, their node says
+			if !r.Part { // the rules of MPS for shares depend on the node
 				devices, chosen = append(devices, d), append(chosen, c)
 			}
 		}

@@ -1,10 +1,10 @@
-// Package claims prepares the devices of ResourceClaims for containers: it decides whether a claim
-// may have its devices now, keeps one record a claim on disk, and writes the CDI spec that kubelet
-// names to the runtime.
+// Package claims prepares the devices of ResourceClaims for containers. It decides whether a claim
+// may have its devices now, keeps one record per claim on disk, and writes the CDI spec for the
+// container runtime.
 //
-// It knows neither gRPC nor the API server: Prepare gets a function that reads the claim. Of the
-// processes of this program on a node, the one that leads has the claims. It has their records in
-// memory, and on disk for the next one. See record.go for the rules.
+// The package uses neither gRPC nor the API server: the caller passes Prepare a function that reads
+// the claim. Among the processes of this program on a node, the leader owns the claims: in memory,
+// and on disk for the next leader. See record.go for the rules.
 package claims
 
 import (
@@ -27,79 +27,77 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Options are what Claims are made of.
+// Options configure Claims.
 type Options struct {
 	// DriverName is that of the DRA driver; empty for dra.Driver.
 	DriverName string
-	// Pools are the devices that are published.
+	// Pools are the published devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Configs   *feed.Feed[config.Config]
-	// Held returns the devices that pods hold by the device plugin; nil where there is no kubelet.
+	// HeldDevices returns the devices that pods hold by the device plugin; nil without a kubelet.
 	HeldDevices func(context.Context) ([]kubelet.HeldDevice, error)
-	// Owners say who gives out each GPU. Where all are in slices, a claim is prepared also without an
-	// answer of Held; nil where that is not known.
+	// Owners say who offers each GPU. If all GPUs are in slices, a claim is prepared even if
+	// HeldDevices fails. Nil if the owners are unknown.
 	Owners *feed.Feed[dra.Owners]
-	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that
-	// is not known.
+	// PodClaims returns the claims of the pods on the node, by "NAMESPACE/NAME"; nil if they cannot be
+	// known.
 	PodClaims func(context.Context) (map[string]bool, error)
-	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where
-	// it is not asked: then no claim counts as leaked.
+	// LookUp returns a claim from the API server, and whether a claim of that name exists. Nil without
+	// access to the API server: then no claim counts as leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// Kept returns the UIDs of the claims that the kubelet has had prepared and not unprepared, by
-	// its own checkpoint, in a process that does not offer the driver to the kubelet. The error
-	// says why they are not known. Nil means that the process does.
+	// KubeletClaims returns the UIDs of the claims that are prepared according to the kubelet's
+	// checkpoint, in a process that does not serve the DRA driver. The error says why they are
+	// unknown. Nil in a process that serves the driver.
 	KubeletClaims func(context.Context) (map[string]bool, error)
-	// Inspect makes the checks that precede the start of a container with devices of the device
-	// plugin. It returns why the devices must not be used now. The error wraps inventory.ErrInUse if
-	// the reason passes by itself. Of the devices, UUID and Sharing are set. Without the function
-	// there are no checks.
+	// Inspect runs the checks that precede a container start with devices of the device plugin, and
+	// returns why the devices must not be used now. The error wraps inventory.ErrInUse if the reason
+	// is temporary. Only UUID and Sharing of the devices are set. Nil means no checks.
 	Inspect func(context.Context, []resource.Device) error
-	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen.
-	// Nil where it is never seen.
+	// PodRuns reports whether a pod, by UID, still has a process; false if unknown. Nil if it is never
+	// known.
 	PodRuns func(uid string) bool
-	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot
-	// be set.
+	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil if time slices
+	// are not supported.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
-	// MPS runs control daemons; nil where there are none.
+	// MPS runs control daemons; nil if MPS is not supported.
 	MPS ControlDaemons
-	// Divisions are published here: how GPUs in MIG mode are divided for claims. It is nil until
-	// Divide has looked. Nil where nobody reads it.
+	// Divisions receive how GPUs in MIG mode are divided for claims; nil until the first survey of
+	// Divide. The feed is nil without readers.
 	Divisions *feed.Feed[dra.Divisions]
-	// Driver makes MIG devices for claims; nil where none are made.
+	// Driver creates MIG devices for claims; nil if none are created.
 	Driver Divider
-	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
+	// StateDir holds the records. CDIDir is the folder in which runtimes search for specs.
 	StateDir, CDIDir string
-	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where
-	// they are never taken over.
+	// Checkpoint is the file in which NVIDIA's driver keeps its prepared claims; empty if they are
+	// never taken over.
 	Checkpoint string
-	// BootID is the node's boot ID; empty if it is not known.
+	// BootID is the node's boot ID; empty if unknown.
 	BootID string
-	// Patience is how long a call waits for what passes by itself: a device that is in use still, what
-	// is not known yet. Kubelet calls again after 60 to 90 s. 0 for not at all.
+	// Patience is how long a call waits for a temporary obstacle, such as a device in use or missing
+	// information; 0 for no wait. The kubelet retries after 60 to 90 s.
 	Patience time.Duration
-	// Lead returns why this process does not lead now, so that it may write nothing; nil if it does.
-	// Without the function it always does.
+	// Lead returns why this process is not the leader, and so must not write; nil if it leads. Without
+	// the function the process always leads.
 	Lead func() error
-	// Alone returns why hardware may not be changed now: an earlier lead may still do so. Without the
-	// function it may.
+	// Alone returns why hardware must not be changed now: an earlier leader may still change it.
+	// Without the function changes are always allowed.
 	Alone func() error
-	// Root is the file system of this process, in which the driver's files are looked for; nil is the
-	// real one.
+	// Root is the file system with the driver's files; nil for the file system of this process.
 	Root fs.FS
 	// Metrics may be nil.
 	Metrics Metrics
 }
 
-// Metrics counts calls of kubelet's. Its methods return at once.
+// Metrics counts calls of the kubelet. Its methods return at once.
 type Metrics interface {
-	// Prepared counts a claim that was prepared in that time, or was not: the Cause is empty if it
-	// was.
+	// Prepared counts a call that prepared a claim or failed, with its duration. The Cause is empty on
+	// success.
 	Prepared(took time.Duration, cause string)
-	// Unprepared is the same for claims that are given back.
+	// Unprepared does the same for calls that unprepare a claim.
 	Unprepared(took time.Duration, cause string)
-	// Unasked counts a claim for which kubelet did not say which pods hold GPUs as resources, where
-	// none is on offer as one.
+	// PreparedWithoutKubelet counts a claim that was prepared although the kubelet did not say which
+	// pods hold GPUs as resources. No GPU is offered as a resource then.
 	PreparedWithoutKubelet()
 }
 
@@ -109,59 +107,60 @@ func (noMetrics) Prepared(time.Duration, string)   {}
 func (noMetrics) Unprepared(time.Duration, string) {}
 func (noMetrics) PreparedWithoutKubelet()          {}
 
-// Claims prepare and unprepare claims. New builds them, and Run is called for each time in which
-// this process leads. Their methods may be called by several goroutines.
+// Claims prepares and unprepares claims. New builds it. Run is called for each period in which this
+// process leads. Its methods may be called concurrently.
 type Claims struct {
 	options Options
 	store   store
 	locks   locks
 	inUse   *feed.Feed[map[string][]Holder]
 	status  *feed.Feed[[]ClaimStatus]
-	// problems are why containers cannot use a device, by its name.
+	// problems say why containers cannot use a device, by device name.
 	problems *feed.Feed[map[string]string]
-	edits    atomic.Pointer[containerEdits] // nil until Run has looked
-	open     *feed.Feed[bool]               // calls are answered: Run has read the records, and has not ended
-	calls    sync.WaitGroup                 // those that are being answered
+	edits    atomic.Pointer[containerEdits] // nil until Run has read the driver's files
+	open     *feed.Feed[bool]               // calls are answered: Run has read the records, and still runs
+	calls    sync.WaitGroup                 // calls in progress
 
-	editsChanged   *feed.Feed[struct{}] // when given changes
-	recordsChanged *feed.Feed[struct{}] // when a record does, or a claim is given back
+	editsChanged   *feed.Feed[struct{}] // published when edits change
+	recordsChanged *feed.Feed[struct{}] // published when a record changes or a claim is unprepared
 
 	mu      sync.Mutex        // guards all following fields
-	records map[string]record // by the UID of the claim; replaced, not changed
-	// claims that were prepared, by UID, and whether their records say all, and their specs are as
-	// they should be
+	records map[string]record // by UID of the claim; replaced, not changed
+	// specWritten has the prepared claims, by UID, and whether their records are complete and their
+	// specs up to date.
 	specWritten        map[string]bool
-	recentlyUnprepared map[string]unprepareMark // claims that were given back a short time ago, by UID
-	unprepareCount     int                      // how often a claim was given back
-	releaseProblem     map[string]string        // why something is left of a claim that was given back, by its UID
-	noUVM              time.Time                // when nvidia-uvm was seen to be missing; zero while it is there
-	// unserved are why control daemons of MPS do not serve clients, by ID. served counts when one did.
+	recentlyUnprepared map[string]unprepareMark // claims that were unprepared a short time ago, by UID
+	unprepareCount     int                      // number of unprepare calls
+	releaseProblem     map[string]string        // why devices of an unprepared claim are not released yet, by UID
+	noUVM              time.Time                // when nvidia-uvm was found missing; zero while it exists
+	// mpsProblem says why an MPS control daemon does not serve clients, by daemon ID. servedCount
+	// counts the successful starts.
 	mpsProblem  map[string]string
 	servedCount int
 }
 
-// A given is what containers are given with the devices of the Snapshot of a generation.
+// containerEdits are what a container gets with each device, as of the Snapshot of a generation.
 type containerEdits struct {
 	cdi.Given
 	generation uint64
 }
 
-// since reports whether it is known what containers are given with a device, by UUID, by the
-// Snapshot of a generation or a later one.
+// knownSince reports whether the edits for a device, by UUID, are known from the Snapshot of a
+// generation or a later one.
 func (g *containerEdits) knownSince(generation uint64, uuid string) bool {
 	return g != nil && g.generation >= generation && g.Has(uuid)
 }
 
-// A tombstone says that a claim was given back: a call that began to prepare it before must not do
-// so any more. It is kept for longer than any call can last.
+// An unprepareMark says that a claim was unprepared. A call that began to prepare the claim before
+// that must fail. A mark outlives every call.
 type unprepareMark struct {
-	number int // of all claims that were given back
+	number int // among all unprepare calls
 	last   time.Time
 }
 
 const unprepareMarkLifetime = 2 * time.Minute
 
-// New returns Claims that prepare nothing before Run.
+// New returns Claims that prepare nothing until Run is called.
 func New(o Options) *Claims {
 	o.DriverName = cmp.Or(o.DriverName, dra.Driver)
 	if o.Metrics == nil {
@@ -180,7 +179,7 @@ func New(o Options) *Claims {
 	leads := always
 	if o.Lead != nil {
 		leads = func() error {
-			if err := o.Lead(); err != nil { // also where this process was stopped, and does not know it yet
+			if err := o.Lead(); err != nil { // also if this process was paused, and does not know it yet
 				return causedError{CauseLate, fmt.Errorf("%w: %w", dra.ErrEnded, err)}
 			}
 			return nil
@@ -202,7 +201,7 @@ func New(o Options) *Claims {
 	}
 }
 
-// enter waits until calls are answered. The caller calls done at the end of its call.
+// begin waits until calls are answered. The caller calls done at the end of its call.
 func (c *Claims) begin(ctx context.Context) (done func(), err error) {
 	for {
 		_, changed := c.open.Latest()
@@ -223,7 +222,7 @@ func (c *Claims) begin(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// answer lets calls be answered, or stops that and waits for the calls under way.
+// setOpen starts to answer calls, or stops it and waits for the calls in progress.
 func (c *Claims) setOpen(open bool) {
 	c.mu.Lock()
 	if c.open.Value() != open {
@@ -235,29 +234,28 @@ func (c *Claims) setOpen(open bool) {
 	}
 }
 
-// all returns all records. Nobody may change them.
+// all returns all records. Callers must not change them.
 func (c *Claims) all() map[string]record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.records
 }
 
-// givenBack returns the number of the last time that a claim was given back, if that was in the
-// last minutes; 0 otherwise.
+// unprepareNumber returns the number of the last call that unprepared a claim in the last minutes;
+// 0 if there is none.
 func (c *Claims) unprepareNumber(uid string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.recentlyUnprepared[uid].number
 }
 
-// backSince reports whether a claim was given back since givenBack returned before.
+// unpreparedSince reports whether a claim was unprepared after unprepareNumber returned before.
 func (c *Claims) unpreparedSince(uid string, before int) bool {
 	number := c.unprepareNumber(uid)
 	return number != 0 && number != before
 }
 
-// bury notes that a claim is given back now. A call that tries that again wakes nobody, itself
-// included.
+// noteUnprepared marks a claim as unprepared now. A repeated call wakes nobody, itself included.
 func (c *Claims) noteUnprepared(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,45 +267,45 @@ func (c *Claims) noteUnprepared(uid string) {
 	}
 }
 
-// forget removes old tombstones.
+// dropUnprepareMarks removes old marks.
 func (c *Claims) dropUnprepareMarks() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.recentlyUnprepared, func(_ string, t unprepareMark) bool { return time.Since(t.last) > unprepareMarkLifetime })
 }
 
-// A Holder is a claim that has a GPU or a part of it.
+// A Holder is a claim that holds a GPU or a part of a GPU.
 type Holder struct {
 	UID, Namespace, Name string
 	// Device is the UUID of the GPU or MIG device.
 	Device string
-	// Admin says that the claim has adminAccess: others can have the device at the same time.
+	// Admin says that the claim has adminAccess: other claims can have the device at the same time.
 	Admin bool
 }
 
-// InUse returns the feed of the claims that are recorded, by the UUID of the GPU. It is nil until
-// Run has read the records. Claims from before a restart of the node are among them: their pods
-// come back. What it had when Run ended stays.
+// InUse returns the feed of the recorded claims, by UUID of the GPU; nil until Run has read the
+// records. Claims from before a restart of the node are included, because their pods come back. The
+// value at the end of Run is kept.
 func (c *Claims) InUse() *feed.Feed[map[string][]Holder] { return c.inUse }
 
-// A ClaimStatus is a claim that is recorded, for people and programs.
+// A ClaimStatus is a recorded claim, for users and programs.
 type ClaimStatus struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Driver is the name of the driver under which it was prepared; empty for dra.Driver.
+	// Driver is the name of the driver that prepared the claim; empty for dra.Driver.
 	Driver string `json:"driver,omitempty"`
 	// Since is when the claim was first prepared.
 	Since time.Time `json:"since"`
-	// Restarted says that the node was restarted since: the claim will be prepared again before its
+	// Restarted says that the node has restarted since. The claim will be prepared again before its
 	// next pod starts.
 	Restarted bool `json:"restarted,omitempty"`
-	// Making says that MIG devices are being made for the claim.
+	// Making says that MIG devices are being created for the claim.
 	Making bool `json:"-"`
-	// Released is why MIG devices or control daemons of a claim are there still although it was given
-	// back; empty for any other claim.
+	// Released is why MIG devices or control daemons of an unprepared claim still exist; empty for any
+	// other claim.
 	Released string `json:"released,omitempty"`
-	// Destroyed says that these devices are gone, and that the MIG mode of their GPUs is still on.
+	// Destroyed says that these devices are gone, but the MIG mode of their GPUs is still on.
 	Destroyed bool           `json:"destroyed,omitempty"`
 	Devices   []DeviceStatus `json:"devices"`
 }
@@ -317,12 +315,11 @@ type DeviceStatus struct {
 	Request string `json:"request"`
 	Name    string `json:"name"`
 	ShareID string `json:"shareID,omitempty"`
-	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it.
-	// Limited says that MPS keeps every process of the claim to it, and not the scheduler's account
-	// alone.
+	// Share is the claim's part of the device memory, in bytes; 0 for all of it. Limited says that MPS
+	// enforces the share for every process of the claim; otherwise only the scheduler accounts for it.
 	Share   int64 `json:"share,omitempty"`
 	Limited bool  `json:"limited,omitempty"`
-	// GPU is the UUID of the GPU, and MIG that of the MIG device, if it is one.
+	// GPU is the UUID of the GPU, and MIG the UUID of the MIG device, if any.
 	GPU   string `json:"gpu"`
 	MIG   string `json:"mig,omitempty"`
 	Admin bool   `json:"adminAccess,omitempty"`
@@ -330,16 +327,15 @@ type DeviceStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Problems returns the feed of why the containers of a claim cannot use a device, by the name of
-// the device.
+// Problems returns the feed of why containers of a claim cannot use a device, by device name.
 func (c *Claims) Problems() *feed.Feed[map[string]string] { return c.problems }
 
-// Status returns the feed of all recorded claims, by namespace and name.
+// Status returns the feed of all recorded claims, sorted by namespace and name.
 func (c *Claims) Status() *feed.Feed[[]ClaimStatus] { return c.status }
 
-// States returns the claims that are prepared, and what is closed when that changes. Those of
-// before a restart of the node, those whose MIG devices are being made, and those that were given
-// back are left out.
+// States returns the prepared claims, and a channel that is closed when they change. Claims from
+// before a restart of the node, claims whose MIG devices are being created, and unprepared claims
+// are omitted.
 func (c *Claims) States() (all []dra.ClaimState, changed <-chan struct{}) {
 	prepared, changed := c.status.Latest()
 	for _, s := range prepared {

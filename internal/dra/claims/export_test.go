@@ -6,14 +6,13 @@ import (
 	"fmt"
 )
 
-// Every is how often Run looks at the records.
+// RefreshInterval is how often Run checks the records.
 const RefreshInterval = refreshInterval
 
-// AtEachStep has a function called before and after each change of a file. It is for Claims without
-// calls.
+// AtEachStep calls step before and after each change of a file. It is for Claims without calls.
 func (c *Claims) AtEachStep(step func()) { c.store.step = step }
 
-// Signed returns a record with the checksum that it has now.
+// Signed returns a record file with a new checksum.
 func Signed(text string) string {
 	var p recordFile
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
@@ -22,7 +21,7 @@ func Signed(text string) string {
 	return fmt.Sprintf(`{"checksum":%q,"record":%s}`, checksum(p.Record), p.Record)
 }
 
-// Started is closed when Run has read the records and looked at their specs.
+// Started is closed when Run has read the records and checked their specs.
 func (c *Claims) Started() <-chan struct{} {
 	started := make(chan struct{})
 	go func() {
@@ -38,5 +37,5 @@ func (c *Claims) Started() <-chan struct{} {
 	return started
 }
 
-// GiveBackReleased is what Run does when it is due.
+// RetryReleases retries failed releases, as Run does.
 func (c *Claims) RetryReleases(ctx context.Context) { c.retryReleases(ctx) }

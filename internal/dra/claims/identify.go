@@ -8,9 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of
-// those that they hold by a claim. Devices of other drivers, of claims that are not prepared, and
-// devices that are held with adminAccess are left out.
+// Identify sets the ID of devices that containers hold by a claim to the UUID of the GPU or MIG
+// device. Devices of other drivers, of unprepared claims, and devices with adminAccess are omitted.
 func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
 	uuids := map[kubelet.ClaimResource]string{}
 	for _, c := range prepared {
@@ -25,7 +24,7 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	var all []kubelet.ContainerDevice
 	for _, d := range devices {
 		key := d.Claim
-		key.Pool = "" // the node has one
+		key.Pool = "" // the node has one pool
 		d.ID = cmp.Or(d.ID, uuids[key])
 		if d.ID != "" {
 			all = append(all, d)
@@ -34,8 +33,8 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	return all
 }
 
-// Of returns the claims that have one of the GPUs or MIG devices, by UUID, or a part of one of
-// them: their names and UIDs.
+// Of returns the names and UIDs of the claims that have one of the GPUs or MIG devices, by UUID, or
+// a part of one.
 func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {
 	for _, c := range prepared {
 		if c.Released == "" && slices.ContainsFunc(c.Devices, func(d DeviceStatus) bool {

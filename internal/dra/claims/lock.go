@@ -8,32 +8,32 @@ import (
 	"time"
 )
 
-// locks are those of claims and GPUs: calls of kubelet's that are about different claims run beside
-// each other. The call that asked first gets a lock first.
+// locks are the locks of claims and GPUs, so that calls for different claims run concurrently.
+// Waiting callers get a lock in the order of their calls.
 type locks struct {
 	mu   sync.Mutex               // guards the following field
-	tail map[string]chan struct{} // of who asked last for a lock, by name; closed when that gives it back
+	tail map[string]chan struct{} // the newest caller of each lock, by name; closed on release
 }
 
-// heldLocks are the locks that a call or the loop has.
+// heldLocks are the locks that a call or the loop holds.
 type heldLocks struct {
 	locks    *locks
 	names    []string
 	released []chan struct{}
-	// waited says that another call or the loop had a lock when it was asked for.
+	// waited says that a lock was taken by another holder at first.
 	waited bool
-	// patience is how long it waits for each lock; 0 for as long as the call may.
+	// patience limits the wait for each lock; 0 for no limit beside ctx.
 	patience time.Duration
 }
 
-// begin returns a holding without locks.
+// begin returns heldLocks without locks.
 func (l *locks) begin() *heldLocks { return &heldLocks{locks: l} }
 
-// soon is begin for the loop: it does not wait for calls, which may be waiting for the driver, and
-// tries again.
+// beginBriefly is begin for the loop: it waits only lockPatience for each lock, because calls may
+// wait for the driver. The loop retries.
 func (l *locks) beginBriefly() *heldLocks { return &heldLocks{locks: l, patience: lockPatience} }
 
-// end gives all locks back.
+// end releases all locks.
 func (h *heldLocks) end() {
 	for i, name := range h.names {
 		h.locks.release(name, h.released[i])
@@ -50,11 +50,11 @@ func (l *locks) release(name string, until chan struct{}) {
 	close(until)
 }
 
-// claim takes the lock of a claim. It comes before those of GPUs.
+// claim takes the lock of a claim. It is taken before the locks of GPUs.
 func (h *heldLocks) claim(ctx context.Context, uid string) error { return h.take(ctx, "claim "+uid) }
 
-// gpus takes the locks of GPUs that are not taken yet. All that a call needs are taken at once:
-// their order is what keeps two calls from waiting for each other.
+// gpus takes the locks of GPUs, except locks that are already held. All GPU locks of a call must be
+// taken at once: their order prevents deadlocks.
 func (h *heldLocks) gpus(ctx context.Context, uuids []string) error {
 	for _, uuid := range slices.Sorted(slices.Values(uuids)) {
 		if err := h.take(ctx, "gpu "+uuid); err != nil {
@@ -83,7 +83,7 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 		select {
 		case <-before:
 		case <-ctx.Done():
-			go func() { // who asked later waits for this one
+			go func() { // later callers wait for this channel
 				<-before
 				h.locks.release(name, until)
 			}()

@@ -11,23 +11,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Containers of a claim find in a file for each request which devices they have, if the
-// configuration wanted that when the claim was prepared first. What the file says follows from the
-// record. It is there before the spec that names it, and is removed after the spec.
+// Containers of a claim get a file per request that lists their devices, if the configuration
+// enabled it when the claim was first prepared. The content follows from the record. The file is
+// written before the spec that names it, and removed after the spec.
 
 // A recordMetadata says that containers of the claim get metadata files.
 type recordMetadata struct {
-	// PodClaim is the name that the pod has for the claim, if it was made from a template.
+	// PodClaim is the pod's name for a claim from a template.
 	PodClaim string `json:"podClaim,omitempty"`
 }
 
-// labelForm is that of a DNS label: names in the API that become part of a path.
+// labelForm is the form of a DNS label: names from the API become part of a path.
 var labelForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// describe notes in a record what metadata files say of its devices, which are published in a pool.
+// describe adds the published attributes of the devices to a record, for metadata files.
 func (n node) describe(r *record, claim dra.Claim) {
 	r.Metadata = &recordMetadata{}
-	if labelForm.MatchString(claim.PodClaim) { // users can write the annotation
+	if labelForm.MatchString(claim.PodClaim) { // users can change the annotation
 		r.Metadata.PodClaim = claim.PodClaim
 	}
 	for i, d := range r.Devices {
@@ -36,8 +36,8 @@ func (n node) describe(r *record, claim dra.Claim) {
 	}
 }
 
-// metadata returns the contents of the metadata files of a claim, by request; none for a claim
-// without them.
+// metadata returns the contents of a claim's metadata files, by request; none for a claim without
+// metadata files.
 func (r record) metadata() (map[string][]byte, error) {
 	if r.Metadata == nil {
 		return nil, nil
@@ -74,8 +74,8 @@ func (r record) metadata() (map[string][]byte, error) {
 	return contents, nil
 }
 
-// writeMetadata writes the metadata files of a claim that are not as they should be, and has the
-// devices of its spec name them.
+// writeMetadata writes the outdated metadata files of a claim, and adds their paths to the devices
+// of its spec.
 func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) error {
 	contents, err := r.metadata()
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 		if _, has := contents[request]; !has || !there {
 			continue
 		}
-		if claimed.Metadata == nil { // several requests can have one device
+		if claimed.Metadata == nil { // several requests can share a device
 			claimed.Metadata = map[string]string{}
 		}
 		claimed.Metadata[c.store.specsOf(r).MetadataFile(r.UID, request)] = dra.MetadataPath(r.Driver, r.Name,
@@ -109,7 +109,7 @@ func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) e
 	return nil
 }
 
-// removeMetadata removes the metadata files of a claim whose spec is not there.
+// removeMetadata removes the metadata files of a claim without a spec.
 func (c *Claims) removeMetadata(r record) error {
 	all, err := cdi.ClaimFiles(c.options.CDIDir)
 	for _, f := range all {

@@ -12,28 +12,31 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// MIG mode can be switched for claims. The rules, beside those of MIG devices that are made for
-// claims:
+// MIG mode can be switched for claims. The rules, in addition to those for MIG devices that are
+// created for claims:
 //
-//   - The records say which mode a GPU needs: on for a claim with such MIG devices, off for one with the whole GPU. No two claims that
-//     differ in that have a GPU at the same time.
-//   - The record of a claim with such MIG devices is there from before the mode is switched on until it is off again, unless another claim
-//     with some has the GPU then. The claim can be given back before: its record then says that the MIG devices are destroyed. It keeps no
-//     claim waiting, and keeps the GPU from the device plugin.
-//   - The mode of a GPU that a process uses is never switched, nor that of one on which another program has made an instance.
+//   - The records say which mode a GPU needs: on for a claim with created MIG devices, off for a
+//     claim with the whole GPU. Two claims that need different modes never have a GPU at the same
+//     time.
+//   - The record of a claim with created MIG devices exists from before the mode is switched on
+//     until it is off again, unless another such claim has the GPU by then. Unprepare can succeed
+//     before: the record then says that the MIG devices are destroyed. Such a record delays no
+//     claim, but keeps the GPU from the device plugin.
+//   - The mode is never switched while a process uses the GPU or another program has an instance on
+//     it.
 
-// asks reports whether a GPU is to be asked how it can be divided for claims.
+// needsSurvey reports whether the division of a GPU for claims must be queried.
 func needsSurvey(g inventory.GPU, c config.DRA) bool {
 	return c.DynamicMIG && (g.MIG == inventory.MIGEnabled || c.SwitchMIG && g.MIG == inventory.MIGDisabled)
 }
 
-// switches reports whether the MIG mode of a GPU, by UUID, is switched on for the claim.
-func (r record) switches(uuid string) bool {
+// switchesMIG reports whether the MIG mode of a GPU, by UUID, is switched on for the claim.
+func (r record) switchesMIG(uuid string) bool {
 	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.GPU == uuid && d.MIG != nil && d.MIG.Switched })
 }
 
-// inMode returns why a GPU cannot have the MIG mode that a claim needs.
-func (c *Claims) inMode(ctx context.Context, g layout.GPU, mode inventory.MIGMode, switched bool) error {
+// checkMode returns why a GPU cannot have the MIG mode that a claim needs.
+func (c *Claims) checkMode(ctx context.Context, g layout.GPU, mode inventory.MIGMode, switched bool) error {
 	switch {
 	case g.Mode == mode && g.Pending == mode:
 		return nil
@@ -42,11 +45,12 @@ func (c *Claims) inMode(ctx context.Context, g layout.GPU, mode inventory.MIGMod
 	case !switched:
 		return fmt.Errorf("GPU %s is not in MIG mode", g.UUID)
 	}
-	return c.unused(ctx, g.UUID)
+	return c.checkUnused(ctx, g.UUID)
 }
 
-// unused returns which process uses a GPU, by UUID, so that its MIG mode is not switched.
-func (c *Claims) unused(ctx context.Context, uuid string) error {
+// checkUnused returns an error that names a process on a GPU, by UUID: then its MIG mode must not
+// be switched.
+func (c *Claims) checkUnused(ctx context.Context, uuid string) error {
 	processes, err := c.options.Driver.Processes(ctx, []string{uuid})
 	if err != nil {
 		return fmt.Errorf("it is not known whether a process uses the GPU: %w", err)
@@ -58,9 +62,9 @@ func (c *Claims) unused(ctx context.Context, uuid string) error {
 	return nil
 }
 
-// steps makes the steps of a change. When one fails, no other mode is left pending: it would come
-// with the next reset of the GPU.
-func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPUChange) error {
+// applySteps applies the steps of a change. If a step fails, a pending mode is reverted: it would
+// take effect at the next reset of the GPU.
+func (c *Claims) applySteps(ctx context.Context, driver mig.Driver, change layout.GPUChange) error {
 	step := func() error { c.store.step(); return nil }
 	err := mig.ApplySteps(ctx, driver, change.GPU.UUID, change, step)
 	c.store.step()
@@ -73,11 +77,11 @@ func (c *Claims) steps(ctx context.Context, driver mig.Driver, change layout.GPU
 	return err
 }
 
-// errDivided is why the mode of a GPU is not switched off: an instance on it is none of the
-// claim's.
+// errForeignInstance is why the mode of a GPU is not switched off: the GPU has an instance that
+// does not belong to the claim.
 var errForeignInstance = errors.New("it was not made for a claim")
 
-// undivide switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
+// disableMIG switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
 func (c *Claims) disableMIG(ctx context.Context, uuid string) error {
 	if err := c.mayChange(); err != nil {
 		return err
@@ -95,14 +99,14 @@ func (c *Claims) disableMIG(ctx context.Context, uuid string) error {
 		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s is in the way: %w", i.ID, i.Profile, i.Start,
 			uuid, errForeignInstance)
 	}
-	if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
+	if err := c.checkMode(ctx, g, inventory.MIGDisabled, true); err != nil {
 		return err
 	}
-	return c.steps(ctx, c.options.Driver, layout.Restore(g, inventory.MIGDisabled, nil))
+	return c.applySteps(ctx, c.options.Driver, layout.Restore(g, inventory.MIGDisabled, nil))
 }
 
-// undivided notes for whole GPUs of a claim whether MIG mode is to be switched off for it, or
-// returns why it cannot be. The caller has the locks of the GPUs.
+// checkDisableMIG updates for the whole GPUs of a claim whether MIG mode must be switched off, or
+// returns why this is impossible. The caller has the locks of the GPUs.
 func (c *Claims) checkDisableMIG(ctx context.Context, r record) (record, error) {
 	r.Devices = slices.Clone(r.Devices)
 	for i, d := range r.Devices {
@@ -115,37 +119,37 @@ func (c *Claims) checkDisableMIG(ctx context.Context, r record) (record, error) 
 			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", d.GPU, err)
 		case g.Mode != inventory.MIGEnabled && g.Pending != inventory.MIGEnabled:
 			scanned, _ := c.options.Snapshots.Value().GPU(d.GPU)
-			r.Devices[i].DisableMIG = scanned.MIG == inventory.MIGEnabled // then it is waited for a look
+			r.Devices[i].DisableMIG = scanned.MIG == inventory.MIGEnabled // then a scan must confirm it
 			continue
 		case len(g.Instances) > 0:
 			return r, d.blockedBy(g.Instances[0])
 		}
-		if err := c.inMode(ctx, g, inventory.MIGDisabled, true); err != nil {
+		if err := c.checkMode(ctx, g, inventory.MIGDisabled, true); err != nil {
 			return r, causedError{refusal(err), err}
 		}
 	}
 	return r, nil
 }
 
-// refusal is the cause of what the driver refuses.
+// refusal returns the Cause of an error of the driver.
 func refusal(err error) Cause {
 	switch {
 	case errors.Is(err, inventory.ErrInUse), errors.Is(err, errForeignInstance):
 		return CauseInUse
-	case causeOf(err) == CauseNotReady: // another process may change the GPU still
+	case causeOf(err) == CauseNotReady: // another process may still change the GPU
 		return CauseNotReady
 	}
 	return CauseDriver
 }
 
-// rest switches off the MIG mode of GPUs that was switched on for a claim, unless there is an
-// instance still, of another claim or another program. The caller has the locks of the GPUs.
+// disableUnusedMIG switches off the MIG mode of GPUs that was switched on for a claim, unless the
+// GPU has an instance of another claim or program. The caller has the locks of the GPUs.
 func (c *Claims) disableUnusedMIG(ctx context.Context, r record) (err error) {
 	if r.beforeRestart(c.options.BootID) {
-		return nil // the restart of the node has switched it off
+		return nil // the restart of the node switched it off
 	}
 	for _, uuid := range r.gpus() {
-		if !r.switches(uuid) {
+		if !r.switchesMIG(uuid) {
 			continue
 		}
 		if problem := c.disableMIG(ctx, uuid); !errors.Is(problem, errForeignInstance) {

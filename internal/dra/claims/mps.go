@@ -16,32 +16,32 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its
-// own, because CUDA uses one MIG device at a time. A daemon is asked for after the record of its
-// claim is written, and has ended before that is removed. So where the disk of the daemons hangs,
-// records say where one may be, and a daemon that no record needs is one that can be ended. That of
-// a MIG device which is made for the claim is asked for when that is there, and has ended before it
-// is destroyed.
+// The GPUs of a claim that uses MPS share one control daemon. Each MIG device has its own, because
+// CUDA uses one MIG device at a time. A daemon is started after the record of its claim is written,
+// and has stopped before the record is removed. If the disk of the daemons hangs, the records
+// therefore tell where a daemon may be, and a daemon without a record can be stopped. The daemon of
+// a MIG device that is created for the claim starts after the device exists, and has stopped before
+// the device is destroyed.
 //
-// All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU
-// alone. The limits are those of each client then, by environment variables. The lock of the GPU is
-// held by whoever begins or ends it, or looks whether it is needed.
+// All claims with MPS shares of a GPU use one daemon, because an MPS server uses a GPU exclusively.
+// Limits are then set for each client by environment variables. Starting, stopping or checking the
+// need for such a daemon requires the lock of the GPU.
 
-// ControlDaemons runs control daemons of CUDA's Multi-Process Service for claims, by IDs.
+// ControlDaemons runs MPS control daemons for claims, by daemon ID.
 type ControlDaemons interface {
-	// Start starts a daemon, and waits until it serves clients. It returns at once if the daemon
-	// serves them already.
+	// Start starts a daemon and waits until the daemon serves clients. It returns at once if it
+	// already does.
 	Start(ctx context.Context, id string, wanted mps.ClaimDaemon) error
-	// Stop tells a daemon to end; End also waits until it has ended.
+	// Stop tells a daemon to stop; End also waits until the daemon has stopped.
 	Stop(id string) error
 	End(ctx context.Context, id string) error
-	// Problems returns why those of some daemons that do not serve clients do not.
+	// Problems returns why daemons do not serve clients, for those of the IDs that do not.
 	Problems(ids ...string) map[string]string
-	// All returns the UUIDs of the devices of all daemons that may be there.
+	// All returns the device UUIDs of all daemons that may exist.
 	All() (map[string][]string, error)
 }
 
-// mpsPatience is how long a claim may wait for control daemons. Kubelet asks again.
+// mpsPatience is how long a claim may wait for control daemons. The kubelet retries.
 const mpsPatience = 20 * time.Second
 
 // A recordMPS is the control daemon of a device.
@@ -50,16 +50,16 @@ type recordMPS struct {
 	Percentage int    `json:"activeThreadPercentage,omitempty"`
 	Memory     int64  `json:"memoryLimit,omitempty"`
 	MultiUser  bool   `json:"multiUser,omitempty"`
-	// Shared says that the daemon is that of all shares of the GPU, and that the limits are those of
-	// the clients of this claim.
+	// Shared says that all shares of the GPU use the daemon, and that the limits apply to the clients
+	// of this claim.
 	Shared bool `json:"shared,omitempty"`
 }
 
-// sharedDaemon is what the ID of the daemon of all shares of a GPU begins with; the UUID of the GPU
-// follows. No UID of a claim has a dot.
-const sharedDaemon = "gpu."
+// sharedDaemonPrefix begins the ID of the daemon for all shares of a GPU; the UUID of the GPU
+// follows. Claim UIDs never contain a dot.
+const sharedDaemonPrefix = "gpu."
 
-// env returns the limits of a client of a daemon that is shared. The daemon has one GPU.
+// env returns the limits of a client of a shared daemon. Such a daemon has one GPU.
 func (m recordMPS) env() (all []string) {
 	if !m.Shared {
 		return nil
@@ -73,10 +73,9 @@ func (m recordMPS) env() (all []string) {
 	return all
 }
 
-// shareByMPS gives the devices of a claim for which a configuration wants MPS their control
-// daemons.
+// shareByMPS assigns control daemons to the devices of a claim whose configuration selects MPS.
 func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error {
-	first := -1 // of the GPUs
+	first := -1 // the first whole GPU or share of a GPU
 	members := map[*claimConfig][]int{}
 	for i, c := range chosen {
 		if c == nil || c.Strategy != dra.MPS || devices[i].AdminAccess {
@@ -89,7 +88,7 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s", dra.TimeSlicing)
 		}
 		if d.isShare() {
-			d.MPS.ID, d.MPS.Shared = sharedDaemon+d.GPU, true
+			d.MPS.ID, d.MPS.Shared = sharedDaemonPrefix+d.GPU, true
 		}
 		members[c] = append(members[c], i)
 		if d.MIG != nil {
@@ -156,7 +155,8 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 	return all
 }
 
-// startMPS starts the control daemons of a claim, and ends those of earlier claims on its devices.
+// startMPS starts the control daemons of a claim, and stops daemons of earlier claims on its
+// devices.
 func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error {
 	m, wanted := c.options.MPS, r.daemons()
 	if m == nil {
@@ -167,7 +167,7 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	}
 	records := c.all()
 	there, err := m.All()
-	if err != nil { // the disk does not answer
+	if err != nil { // the disk does not respond
 		there = daemonsInRecords(records)
 	}
 	if len(wanted)+len(there) == 0 {
@@ -203,7 +203,7 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	return nil
 }
 
-// recordedDaemons returns the UUIDs of the devices of all control daemons that records name, by ID.
+// daemonsInRecords returns the device UUIDs of all control daemons in the records, by daemon ID.
 func daemonsInRecords(records map[string]record) map[string][]string {
 	all := map[string][]string{}
 	for _, r := range records {
@@ -226,8 +226,8 @@ func (c *Claims) noteServing(id string) {
 	c.publishLocked()
 }
 
-// lookAtDaemons shows what is wrong with the control daemons that claims need. The disk may be
-// slow: nobody waits for it meanwhile.
+// checkDaemons publishes the problems of the control daemons that claims need. It holds no lock
+// while it waits for the disk.
 func (c *Claims) checkDaemons() {
 	for c.options.MPS != nil {
 		c.mu.Lock()
@@ -256,11 +256,11 @@ func (c *Claims) checkDaemons() {
 	}
 }
 
-// noMPS is why a claim cannot be shared by MPS.
+// noMPS is the error of a claim that needs MPS on a node without MPS.
 const noMPS = "sharing.strategy: MPS needs mps-control-daemon on the node, and its directory (--mps-root); use " +
 	string(dra.TimeSlicing)
 
-// neededDaemons are the IDs of the daemons that claims need.
+// neededDaemons returns all control daemons in the records, by ID, and whether a claim needs them.
 func neededDaemons(records map[string]record, boot string) map[string]bool {
 	needed := map[string]bool{}
 	for _, r := range records {
@@ -271,8 +271,8 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	return needed
 }
 
-// endMPS waits until the control daemons have ended that only this claim needed. Its record says
-// that it was given back. The caller has its lock.
+// endMPS waits until the control daemons that only this claim needed have stopped. The record is
+// released already. The caller has the lock of the claim.
 func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	if !c.hasDaemons(r) {
 		return nil
@@ -281,7 +281,7 @@ func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	defer cancel()
 	for id, daemon := range r.daemons() {
 		needed := func() bool { return neededDaemons(c.all(), c.options.BootID)[id] }
-		if daemon.Shared && !needed() { // otherwise the lock need not be waited for
+		if daemon.Shared && !needed() { // a daemon in use needs no lock
 			if err := locks.gpus(ctx, r.gpus()); err != nil {
 				return err
 			}
@@ -298,13 +298,13 @@ func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	return nil
 }
 
-// hasDaemons reports whether a claim may have control daemons: a restart of the node has ended
-// them.
+// hasDaemons reports whether a claim may have control daemons. A restart of the node stops all
+// daemons.
 func (c *Claims) hasDaemons(r record) bool {
 	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.beforeRestart(c.options.BootID)
 }
 
-// sweepMPS ends all control daemons that no claim needs.
+// sweepMPS stops all control daemons that no claim needs.
 func (c *Claims) sweepMPS(ctx context.Context) {
 	if c.options.MPS == nil {
 		return
@@ -321,11 +321,11 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 	}
 }
 
-// sweepDaemon ends a control daemon if no claim needs it.
+// sweepDaemon stops a control daemon if no claim needs it.
 func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	locks := c.locks.beginBriefly()
 	defer locks.end()
-	if gpu, shared := strings.CutPrefix(id, sharedDaemon); shared {
+	if gpu, shared := strings.CutPrefix(id, sharedDaemonPrefix); shared {
 		if err := locks.gpus(ctx, []string{gpu}); err != nil {
 			return err
 		}
@@ -345,8 +345,8 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	return c.options.MPS.Stop(id)
 }
 
-// problemLocked returns what was wrong with the control daemon of a device when it was looked at;
-// empty if nothing was, and for a device without one.
+// mpsProblemLocked returns the last known problem of the device's control daemon; empty without a
+// problem or daemon.
 func (c *Claims) mpsProblemLocked(r record, d recordDevice) string {
 	if d.MPS == nil || r.beforeRestart(c.options.BootID) || r.Released || d.uuid() == "" {
 		return ""

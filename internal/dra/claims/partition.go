@@ -16,64 +16,70 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// MIG devices can be made for claims. The rules:
+// MIG devices can be created for claims. The rules:
 //
-//   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of claim and
-//     GPU are MIG devices made and destroyed, and only while nothing is at their places may an intent be written.
-//   - A GPU instance is the claim's if the call that made it has succeeded, and the record says so with its ID: from before the instance
-//     has a compute instance until after it has none. Earlier versions say so by the UUID alone.
-//   - What is at the place of an intent otherwise was made by a call that was killed or gave no answer, if it has no compute instance:
-//     nobody can use it. It is destroyed before anything is made there. With a compute instance it is another program's.
-//   - What another program made is never destroyed. While there is any, nothing is made of the GPU.
-//   - Before anything is destroyed, the record says so: it is released, and stays until the MIG device is gone. While that is in use, the
-//     claim is not given back, and kubelet tries again. While the driver does not work, the claim is given back.
+//   - Before a MIG device is created, the record says where. Without the UUID the record is
+//     incomplete. MIG devices are created and destroyed only under the locks of the claim and the
+//     GPU, and an incomplete record is written only while its places are free.
+//   - A GPU instance belongs to the claim if the call that created the instance succeeded and the
+//     record has the instance's ID: from before the instance has a compute instance until after the
+//     compute instance is gone. Earlier versions of the record have only the UUID.
+//   - Any other instance at the place of an incomplete record, without a compute instance, is
+//     unfinished: its call was killed or did not return. Nobody can use it, and it is destroyed
+//     before a new instance is created there. With a compute instance, it belongs to another
+//     program.
+//   - Instances of other programs are never destroyed. A GPU with such an instance gets no MIG
+//     devices for claims.
+//   - Before a MIG device is destroyed, its record is marked as released. The record stays until
+//     the MIG device is gone. While the device is in use, Unprepare fails and the kubelet retries.
+//     While the driver does not work, Unprepare succeeds.
 
-// A Divider divides GPUs. All methods return by the end of ctx.
+// A Divider creates and destroys MIG devices. All methods return by the end of ctx.
 type Divider interface {
 	mig.Driver
-	// Look has the monitor look now, and returns the Snapshot of that look.
+	// Look triggers a scan by the monitor, and returns its Snapshot.
 	Look(ctx context.Context) (inventory.Snapshot, error)
 }
 
-// divideTimeout bounds all questions and steps for one GPU. Kubelet waits for 45 s.
+// divideTimeout limits all queries and steps for one GPU. The kubelet waits for 45 s.
 const divideTimeout = 20 * time.Second
 
-// placement returns where a MIG device lies.
+// placement returns the place of a MIG device on its GPU.
 func (m recordMIG) placement() inventory.MIGPlacement {
 	return inventory.MIGPlacement{Profile: m.ProfileID, Start: m.Start, Size: m.Size}
 }
 
-// instance returns the GPU instance of a MIG device that is made for a claim.
+// instance returns the GPU instance to create for a claim.
 func (m recordMIG) instance() inventory.GPUInstance {
 	return inventory.GPUInstance{Profile: m.Profile, Start: m.Start, Size: m.Size,
 		Computes: []inventory.ComputeInstance{{Slices: m.Slices}}}
 }
 
-// at reports whether a GPU instance is of the profile and at the place of the MIG device.
+// isAt reports whether a GPU instance has the profile and the place of the MIG device.
 func (m recordMIG) isAt(i inventory.GPUInstance) bool {
 	return i.Profile == m.Profile && i.Start == m.Start && i.Size == m.Size
 }
 
-// noted reports whether the record says which GPU instance was made for the claim.
+// hasInstance reports whether the record names the claim's GPU instance.
 func (m recordMIG) hasInstance() bool { return m.Created || m.UUID != "" }
 
-// is reports whether a GPU instance was made for the claim, and has no compute instances that were
-// not.
+// isInstance reports whether a GPU instance was created for the claim, and has no foreign compute
+// instance.
 func (m recordMIG) isInstance(i inventory.GPUInstance) bool {
 	return m.hasInstance() && m.GI == i.ID && m.isAt(i) && (len(i.Computes) == 0 ||
 		len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
-// begun reports whether a GPU instance was made by a call that was killed or gave no answer. It has
-// no compute instance, so nobody uses it.
+// isUnfinished reports whether a GPU instance comes from a call that was killed or did not return.
+// It has no compute instance, so nobody uses it.
 func (m recordMIG) isUnfinished(i inventory.GPUInstance) bool {
 	return !m.hasInstance() && m.isAt(i) && len(i.Computes) == 0
 }
 
-// own reports whether a GPU instance is to be destroyed with the claim.
+// isOwn reports whether a GPU instance must be destroyed with the claim.
 func (m recordMIG) isOwn(i inventory.GPUInstance) bool { return m.isInstance(i) || m.isUnfinished(i) }
 
-// free returns which GPU instance is in the way of a device that is to be made.
+// checkFree returns an error that names the GPU instance at the place of a device to create.
 func (d recordDevice) checkFree(instances []inventory.GPUInstance) error {
 	for _, i := range instances {
 		if m := d.MIG; !m.isInstance(i) && i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
@@ -83,13 +89,14 @@ func (d recordDevice) checkFree(instances []inventory.GPUInstance) error {
 	return nil
 }
 
-// blockedBy is the error of a GPU instance that is in the way of a device.
+// blockedBy returns the error for a GPU instance at the place of a device.
 func (d recordDevice) blockedBy(i inventory.GPUInstance) error {
 	return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
 		i.ID, i.Profile, i.Start, d.GPU, d.Device)
 }
 
-// made returns the positions of the devices that are made for the claim, by the UUID of the GPU.
+// dynamicDevices returns the indices of the devices that are created for the claim, by UUID of the
+// GPU.
 func (r record) dynamicDevices() map[string][]int {
 	all := map[string][]int{}
 	for i, d := range r.Devices {
@@ -100,14 +107,14 @@ func (r record) dynamicDevices() map[string][]int {
 	return all
 }
 
-// intent reports whether devices of the claim are to be made still.
+// incomplete reports whether devices of the claim do not exist yet.
 func (r record) incomplete() bool {
 	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
 		return d.DisableMIG || d.MIG != nil && d.MIG.Dynamic && d.MIG.UUID == ""
 	})
 }
 
-// partition is device for a device that is made for the claim.
+// partition does the work of device for a device that is created for the claim.
 func (n node) partition(d recordDevice, published dra.Device, result dra.Result) (recordDevice, error) {
 	p := published.Partition
 	g, found := n.snapshot.GPU(published.GPU())
@@ -133,7 +140,7 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 	return d, checkHealth(name, health, published, result)
 }
 
-// divided returns how a GPU is divided, if MIG devices can be made and destroyed there.
+// layoutOf returns the MIG layout of a GPU on which MIG devices can be created and destroyed.
 func (c *Claims) layoutOf(ctx context.Context, uuid string) (layout.GPU, error) {
 	g := layout.GPU{UUID: uuid}
 	if c.options.Driver == nil {
@@ -152,8 +159,8 @@ func (c *Claims) layoutOf(ctx context.Context, uuid string) (layout.GPU, error) 
 	return g, nil
 }
 
-// room returns what is in the way of the devices that are to be made for a claim, and otherwise its
-// record. The caller has the locks of its GPUs.
+// checkSpace returns why the devices of a claim cannot be created, or the record with the MIG
+// changes that are needed. The caller has the locks of the GPUs.
 func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -162,10 +169,10 @@ func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 		if err != nil {
 			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", uuid, err)
 		}
-		if g.Mode != inventory.MIGEnabled && !r.switches(uuid) {
+		if g.Mode != inventory.MIGEnabled && !r.switchesMIG(uuid) {
 			return r, fail(CauseDevice, "GPU %s is not in MIG mode any more", uuid)
 		}
-		if err := c.inMode(ctx, g, inventory.MIGEnabled, r.switches(uuid)); err != nil {
+		if err := c.checkMode(ctx, g, inventory.MIGEnabled, r.switchesMIG(uuid)); err != nil {
 			return r, causedError{refusal(err), err}
 		}
 		for _, at := range positions {
@@ -177,10 +184,10 @@ func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 	return c.checkDisableMIG(ctx, r)
 }
 
-// makeDevices makes the devices that a record intends, and returns the record with them. It keeps
-// what an earlier call has made, and destroys what that call has only begun. The caller has the
-// lock of the claim.
-func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
+// createDevices creates the missing devices of a record, and returns the complete record. It keeps
+// the devices of an earlier call, and destroys unfinished instances. The caller has the lock of the
+// claim.
+func (c *Claims) createDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return r, causedError{CauseLate, err}
 	}
@@ -223,12 +230,12 @@ func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, ea
 	return made, nil
 }
 
-// abandon takes back what was made for a claim before a step failed, and returns why the claim is
-// not prepared. The caller has the locks of the claim and its GPUs.
+// rollBack undoes the steps before a failed step, and returns why the claim is not prepared. The
+// caller has the locks of the claim and its GPUs.
 func (c *Claims) rollBack(ctx context.Context, r record, err error) error {
 	late := ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded)
 	if err = (causedError{refusal(err), err}); late {
-		return err // a step may still happen: the next call goes on from there
+		return err // a step may still complete: the next call continues from there
 	}
 	if undone := errors.Join(c.destroy(ctx, r, recordMIG.isInstance), c.disableUnusedMIG(ctx, r)); undone != nil {
 		return fail(CauseDriver, "%w; undo failed: %w", err, undone)
@@ -240,8 +247,8 @@ func (c *Claims) rollBack(ctx context.Context, r record, err error) error {
 	return err
 }
 
-// find waits until the node shows the devices that were made for a claim, and returns the record
-// with their UUIDs.
+// awaitDevices waits until a Snapshot shows the claim's new devices, and returns the record with
+// their UUIDs.
 func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -293,11 +300,11 @@ func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 	}
 }
 
-// destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The
-// caller has the locks of the claim and its GPUs.
+// destroy destroys the GPU instances for which the function is true with one of the claim's MIG
+// devices. The caller has the locks of the claim and its GPUs.
 func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, inventory.GPUInstance) bool) error {
 	if r.beforeRestart(c.options.BootID) {
-		return nil // the restart of the node has ended them
+		return nil // the restart of the node destroyed them
 	}
 	for uuid, positions := range r.dynamicDevices() {
 		err := c.change(ctx, &r, uuid, func(g layout.GPU) ([]inventory.GPUInstance, error) {
@@ -312,8 +319,8 @@ func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, in
 	return nil
 }
 
-// A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after
-// it is made, and not any more before it is destroyed.
+// A recordingDriver applies steps for a claim and updates its record: a GPU instance is added after
+// its creation, and removed before its destruction.
 type recordingDriver struct {
 	mig.Driver
 	claims *Claims
@@ -323,7 +330,7 @@ type recordingDriver struct {
 func (n recordingDriver) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
 	if step.Action == inventory.MIGDestroyInstance {
 		err := n.record(uuid, func(m *recordMIG) bool { return m.GI == step.GI }, false, 0)
-		if err != nil { // a full disk must not keep a pod from ending
+		if err != nil { // a full disk must not keep a pod from terminating
 			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", n.r.String(), "reason",
 				err.Error())
 		}
@@ -350,8 +357,8 @@ func (n recordingDriver) record(gpu string, which func(*recordMIG) bool, made bo
 	return err
 }
 
-// change divides a GPU for a claim: afterwards the GPU has the instances that wanted returns. It
-// takes the same steps as a change of the layout does. A GPU without MIG mode has no instances.
+// change divides a GPU for a claim, so that the GPU has the instances that wanted returns. The
+// steps are those of a layout change. A GPU without MIG mode has no instances.
 func (c *Claims) change(ctx context.Context, r *record, uuid string,
 	wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
 	if err := c.mayChange(); err != nil {
@@ -367,19 +374,19 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string,
 	if err != nil || g.Mode != inventory.MIGEnabled && len(instances) == 0 {
 		return err
 	}
-	if err := c.inMode(ctx, g, inventory.MIGEnabled, r.switches(uuid)); err != nil {
+	if err := c.checkMode(ctx, g, inventory.MIGEnabled, r.switchesMIG(uuid)); err != nil {
 		return err
 	}
 	change := layout.Restore(g, inventory.MIGEnabled, instances)
 	if change.Reason != "" {
 		return errors.New(change.Reason)
 	}
-	return c.steps(ctx, recordingDriver{c.options.Driver, c, r}, change)
+	return c.applySteps(ctx, recordingDriver{c.options.Driver, c, r}, change)
 }
 
-// giveBack ends the control daemons of a claim that is given back, and destroys what was made for
-// it. It reports whether the record can go; it stays, as released, where that is not done yet. The
-// caller has the lock of the claim.
+// release stops the control daemons of an unprepared claim and destroys its MIG devices. It reports
+// whether the record can be removed; otherwise the record stays as released. The caller has the
+// lock of the claim.
 func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done bool, err error) {
 	if made := len(r.dynamicDevices()) > 0; made {
 		if err := locks.gpus(ctx, r.gpus()); err != nil {
@@ -405,7 +412,7 @@ func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done 
 		}
 		if !r.Destroyed {
 			r.Destroyed, noted = true, nil
-			if problem := c.store.write(r); problem != nil { // it is written later
+			if problem := c.store.write(r); problem != nil { // the file is written later
 				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", r.String(), "reason",
 					problem.Error())
 			}
@@ -424,9 +431,9 @@ func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done 
 	return false, nil
 }
 
-// clear removes what is left of a claim that was given back and is to be prepared again. Where
-// nothing but the MIG mode of a GPU is left, its record gets another UID: the claim waits for that
-// no more than other claims do. The caller has the lock of the claim.
+// reclaim removes the remains of an unprepared claim that is to be prepared again. If only the MIG
+// mode of a GPU remains, its record gets another UID, so that the claim waits for it no longer than
+// other claims do. The caller has the lock of the claim.
 func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error {
 	const undone = "what was made for the claim before is there still: "
 	gone, err := c.remove(ctx, locks, r)
@@ -456,10 +463,10 @@ func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error 
 	return nil
 }
 
-// takingBack is why something is left of a claim that was given back, before that was tried.
+// releasePending is the release problem of a claim before the first attempt to release its devices.
 const releasePending = "it is being taken back"
 
-// leave shows why something is left of a claim that was given back.
+// setReleaseProblem publishes why devices of an unprepared claim are not released yet.
 func (c *Claims) setReleaseProblem(r record, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -467,8 +474,7 @@ func (c *Claims) setReleaseProblem(r record, why error) {
 	c.publishLocked()
 }
 
-// giveBackReleased tries again to take back what could not be taken back when a claim was given
-// back. No claim waits for another one.
+// retryReleases retries failed releases. The claims are handled concurrently.
 func (c *Claims) retryReleases(ctx context.Context) {
 	var tries sync.WaitGroup
 	for uid, r := range c.all() {

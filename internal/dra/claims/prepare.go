@@ -21,10 +21,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Prepare writes the CDI spec of the claim with that UID and returns the names of its CDI devices,
-// which kubelet gives to the container runtime. read reads the claim from the API server. The error
-// is a sentence for an Event of the pod. If the claim is prepared already, the answer is the same
-// as before, even if the devices have changed: the claim's containers use them.
+// Prepare writes the CDI spec of a claim, by UID, and returns the names of its CDI devices, which
+// the kubelet passes to the container runtime. read reads the claim from the API server. The error
+// is a sentence for an Event of the pod. For a prepared claim the answer is always the same, even
+// if the devices have changed, because the claim's containers use them.
 func (c *Claims) Prepare(
 	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
 ) (prepared []dra.Prepared, err error) {
@@ -33,7 +33,7 @@ func (c *Claims) Prepare(
 	if !validUID(uid) {
 		return nil, fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
-	unprepares := c.unprepareNumber(uid) // first: what is read may be older than the time at which the claim is given back
+	unprepares := c.unprepareNumber(uid) // before read: the claim that read returns may be older than an unprepare call
 	claim, err := read(ctx)
 	switch {
 	case err != nil:
@@ -53,7 +53,8 @@ func (c *Claims) Prepare(
 	return prepared, err
 }
 
-// prepare is one try of Prepare. Before is what givenBack returned when the call began.
+// prepare is one attempt of Prepare. unprepares is the result of unprepareNumber at the start of
+// the call.
 func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) ([]dra.Prepared, error) {
 	if r, specWritten := c.recordWithSpec(claim.UID); specWritten && r.isFor(claim) && !r.addsPods(claim) {
 		return c.answerFor(r), nil
@@ -68,7 +69,7 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) (
 		if err := c.reclaim(ctx, locks, r); err != nil {
 			return nil, err
 		}
-		locks.end() // those of all GPUs are taken at once
+		locks.end() // the locks of all GPUs are taken at once
 		return c.prepare(ctx, claim, unprepares)
 	}
 	earlier := found && !r.beforeRestart(c.options.BootID)
@@ -92,7 +93,7 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) (
 		c.setRecord(r)
 	}
 	if r.incomplete() {
-		if r, err = c.makeDevices(ctx, locks, r, earlier); err != nil {
+		if r, err = c.createDevices(ctx, locks, r, earlier); err != nil {
 			return nil, err
 		}
 	}
@@ -114,8 +115,8 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) (
 	return c.answerFor(r), nil
 }
 
-// absent reports whether a look has shown that a device of a claim is not there any more: its GPU
-// was removed, or it was a MIG device. What has its device nodes now may be another claim's.
+// isAbsent reports whether a scan has shown that a device of a claim is gone: its GPU was removed,
+// or the MIG device was destroyed. Its device nodes may now belong to another claim.
 func (c *Claims) isAbsent(d recordDevice) bool {
 	s, edits := c.options.Snapshots.Value(), c.edits.Load()
 	if edits == nil || edits.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" ||
@@ -127,12 +128,12 @@ func (c *Claims) isAbsent(d recordDevice) bool {
 		!slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == d.uuid() })
 }
 
-// tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on
-// a MIG device.
+// retryInterval is the interval of retries while a call waits for changes without notification,
+// such as pods and processes on a MIG device.
 const retryInterval = time.Second
 
-// wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No
-// lock is held meanwhile.
+// retry repeats try while the error is temporary and the call may wait. Between attempts no lock is
+// held.
 func (c *Claims) retry(ctx context.Context, try func() error) error {
 	_, ended := c.open.Latest()
 	late := time.NewTimer(c.options.Patience)
@@ -163,7 +164,7 @@ func (c *Claims) retry(ctx context.Context, try func() error) error {
 	}
 }
 
-// answerFor is the answer to kubelet for a claim that is prepared.
+// answerFor returns the answer to the kubelet for a prepared claim.
 func (c *Claims) answerFor(r record) (all []dra.Prepared) {
 	for _, d := range r.Devices {
 		all = append(all, dra.Prepared{
@@ -174,7 +175,7 @@ func (c *Claims) answerFor(r record) (all []dra.Prepared) {
 	return all
 }
 
-// is reports whether a record is that of the allocation that a claim has now.
+// isFor reports whether a record matches the claim's current allocation.
 func (r record) isFor(claim dra.Claim) bool {
 	return len(r.Devices) == len(claim.Results) && !slices.ContainsFunc(claim.Results, func(result dra.Result) bool {
 		return !slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
@@ -183,12 +184,12 @@ func (r record) isFor(claim dra.Claim) bool {
 	})
 }
 
-// addsPods reports whether a claim has pods that are not in its record.
+// addsPods reports whether a claim has pods that are missing in its record.
 func (r record) addsPods(claim dra.Claim) bool {
 	return slices.ContainsFunc(claim.Pods, func(uid string) bool { return !slices.Contains(r.Pods, uid) })
 }
 
-// names returns the names of the devices of a record.
+// names returns the device names of a record.
 func (r record) names() string {
 	all := make([]string, len(r.Devices))
 	for i, d := range r.Devices {
@@ -205,24 +206,24 @@ func resultNames(results []dra.Result) string {
 	return strings.Join(all, ", ")
 }
 
-// settledClaim returns the record of a claim for which there is nothing to do when it is prepared
-// once more: no disk is asked, and no lock is taken, which a call that waits for the disk may hold.
+// recordWithSpec returns the record of a claim, and whether a repeated Prepare has nothing to do.
+// It needs no disk and no lock, so that it does not wait for a call that waits for the disk.
 func (c *Claims) recordWithSpec(uid string) (r record, specWritten bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.records[uid], c.specWritten[uid]
 }
 
-// prepared notes that nothing but the files of a claim is to be seen to.
+// notePrepared notes that only the files of a claim may still be missing.
 func (c *Claims) notePrepared(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.specWritten[uid] = false
 }
 
-// settle notes whether the files of a claim are as they should be. A claim that was not prepared in
-// full is never settled, whatever files it has, nor is one with a time slice or control daemons of
-// its own: whether they are as it wants is seen when it is prepared.
+// setSpecWritten notes whether the files of a claim are up to date. It has no effect on a claim
+// that was not fully prepared. It never confirms a claim with a time slice or control daemons of
+// its own, because Prepare checks their state on every call.
 func (c *Claims) setSpecWritten(r record, written bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,7 +232,7 @@ func (c *Claims) setSpecWritten(r record, written bool) {
 	}
 }
 
-// record decides whether a claim may have its devices, and records that it has. The caller has the
+// record decides whether a claim may have its devices, and writes the record. The caller has the
 // lock of the claim.
 func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, unprepares int) (record,
 	error) {
@@ -247,7 +248,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return record{}, causedError{CauseLate, err}
 	}
-	if locks.waited { // what was seen before is old
+	if locks.waited { // the plan is outdated
 		if n, r, held, err = c.plan(ctx, claim, former); err != nil {
 			return record{}, err
 		}
@@ -274,13 +275,13 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	return r, nil
 }
 
-// heldPatience is how long kubelet may take to say which pods hold GPUs as resources, where none is
-// on offer as one.
+// heldPatience limits how long the kubelet may take to say which pods hold GPUs as resources when
+// no GPU is offered as a resource.
 const heldPatience = 2 * time.Second
 
-// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod
-// has it as a resource, and is not on offer as one before it has left the slice, over restarts,
-// too. So where all GPUs are in slices, an answer of kubelet's is not needed.
+// held returns the devices that pods hold by the device plugin. A GPU enters a slice only when no
+// pod holds the GPU as a resource, and is offered as a resource only after it left the slice, even
+// across restarts. If all GPUs are in slices, the kubelet's answer is therefore optional.
 func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
 	if c.options.HeldDevices == nil {
 		return nil, nil
@@ -304,9 +305,9 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 // inspectTimeout limits the checks of the devices of a claim.
 const inspectTimeout = 5 * time.Second
 
-// inspect returns what the checks before a start find on the devices of a claim that is prepared
-// for the first time: later its own containers may run. An ill device, whose taint the claim
-// tolerates, and one with adminAccess are not checked. The caller has the locks of the GPUs.
+// inspect runs the checks before a start on the devices of a claim that is prepared for the first
+// time: later the claim's own containers may run. Unhealthy devices whose taint the claim
+// tolerates, and devices with adminAccess, are not checked. The caller has the locks of the GPUs.
 func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) error {
 	if c.options.Inspect == nil {
 		return nil
@@ -342,9 +343,9 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	return nil
 }
 
-// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there
-// any more are not in it: the runtime refuses to start a container with them again. Where it is not
-// known how it should be, it stays. The caller has the lock of the claim.
+// writeSpec writes the CDI spec of a claim if it is outdated. Devices that no longer exist are
+// omitted, so that the runtime refuses to restart containers with them. If the right content is
+// unknown, an existing spec is kept. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	specs := c.store.specsOf(r)
 	path := specs.File(r.UID)
@@ -368,7 +369,7 @@ func (c *Claims) writeSpec(r record) error {
 		}
 		return nil
 	}
-	if len(devices) == 0 { // CDI has no spec without devices
+	if len(devices) == 0 { // CDI requires at least one device
 		c.setSpecWritten(r, false)
 		if err := c.store.lead(); err != nil {
 			return err
@@ -400,10 +401,10 @@ func (c *Claims) writeSpec(r record) error {
 	return nil
 }
 
-// maxSpec is the largest spec of a claim that is compared, in bytes; a larger one is replaced.
+// maxSpec is the largest claim spec to compare, in bytes; a larger spec is replaced.
 const maxSpec = 1 << 20
 
-// Unprepare gives a claim back. It needs no driver and no API server. A claim that is not known is
+// Unprepare releases a claim. It needs neither the driver nor the API server. An unknown claim is
 // no error.
 func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
 	began := time.Now()
@@ -419,9 +420,9 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	return c.retry(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
 }
 
-// ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that
-// were deleted by force back once a minute, whether their containers have ended or not; it does so
-// again when they have.
+// ended returns an error that names a pod of the claim which still has a process. The kubelet
+// unprepares the claims of force-deleted pods once a minute, even if containers still run, and
+// retries after the containers have ended.
 func (c *Claims) ended(r record) error {
 	if c.options.PodRuns == nil || r.beforeRestart(c.options.BootID) {
 		return nil
@@ -434,9 +435,9 @@ func (c *Claims) ended(r record) error {
 	return nil
 }
 
-// unprepare is Unprepare within a call, or in Run. Run passes still, which reports whether the
-// record is the one that Run looked at: the claim may have been prepared again since, for the next
-// pod. It is nil for a call.
+// unprepare is Unprepare for a call and for Run. Run passes unchanged, which reports whether the
+// record is still the record that Run examined: the claim may have been prepared again for the next
+// pod. A call passes nil.
 func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, unchanged func(record) bool) error {
 	locks := c.locks.begin()
 	if unchanged != nil {
@@ -467,8 +468,8 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, unc
 	return nil
 }
 
-// remove gives back what a claim has, and removes its files. It reports whether its record is gone,
-// too. The caller has the lock of the claim.
+// remove releases the devices of a claim and removes its files. It reports whether the record is
+// gone. The caller has the lock of the claim.
 func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
 	c.setSpecWritten(r, false)
 	if gone, err = c.release(ctx, locks, r); err != nil {
@@ -481,7 +482,7 @@ func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone b
 		return false, err
 	}
 	c.store.step()
-	if r.Metadata != nil { // otherwise the folder need not be read
+	if r.Metadata != nil { // without metadata the folder need not be read
 		if err := c.removeMetadata(r); err != nil {
 			return false, err
 		}

@@ -26,113 +26,119 @@ import (
 
 // The rules of records:
 //
-//   - One process has the records of a node: the lead. It reads them when its time begins. From then on what it has in memory counts, and
-//     the files follow: a record is on the disk before it counts, and is written again where the file is not like it.
-//   - A claim has a record from before the first trace of it elsewhere until after the last one is gone: a CDI spec whose claim has no
-//     record is never there, wherever the process is killed. So what was begun can be finished or taken back. And so, where there is one,
-//     the record was lost: with the state directory, or because it could not be read. The spec has a copy of it.
-//   - The record of a claim is written under the lock of the claim and those of its GPUs, and removed under that of the claim.
-//   - A record that cannot be read is set aside, and the others go on. A record that nobody here has written is taken over: that of an
-//     earlier lead which was stopped in the middle of a write. A claim too many can be given back; a GPU must not be given twice.
-//   - What a newer version of this program has noted in a record stays in it.
+//   - Only the leader owns the records of a node. It reads them when it becomes the leader. From
+//     then on memory is authoritative: a record is written to disk before it takes effect, and is
+//     rewritten if the file differs.
+//   - A record exists before the first trace of a claim elsewhere and until the last trace is gone,
+//     so that a killed process leaves nothing that cannot be finished or undone. A CDI spec without
+//     a record therefore means that the record was lost, with the state directory or because it was
+//     unreadable. The spec contains a copy of the record.
+//   - A record is written under the lock of the claim and the locks of its GPUs, and removed under
+//     the lock of the claim.
+//   - An unreadable record is set aside, and the other records are used. A record that this process
+//     did not write is accepted: an earlier leader was stopped during the write. An extra claim can
+//     be unprepared; a GPU must not be given twice.
+//   - Fields that a newer version of this program wrote are preserved.
 
 const (
 	recordVersion = 1
 	recordSuffix  = ".json"
-	// maxRecord is the largest record that is read, in bytes. A claim has at most 32 devices, of a
-	// thousand each.
+	// maxRecord is the largest record to read, in bytes. A claim has at most 32 devices of a thousand
+	// bytes each.
 	maxRecord = 1 << 20
 )
 
-// A record is what is noted of a claim. It is immutable.
+// A record is the state of a claim on disk. It is immutable.
 type record struct {
 	Version int    `json:"version"`
 	Boot    string `json:"boot,omitempty"` // the node's boot ID when the claim was prepared
-	// Driver is the name of the driver under which it was prepared; empty for dra.Driver.
+	// Driver is the name of the driver that prepared the claim; empty for dra.Driver.
 	Driver    string `json:"driver,omitempty"`
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Prepared is when the record was written first.
+	// Prepared is when the record was first written.
 	Prepared time.Time `json:"prepared"`
-	// Pods are the UIDs of pods that used the claim when it was prepared. A pod that uses it later,
-	// beside them, may not be among them: kubelet does not tell.
+	// Pods are the UIDs of the pods that used the claim when it was prepared. Pods that use the claim
+	// later may be missing: the kubelet does not announce them.
 	Pods []string `json:"pods,omitempty"`
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`
-	// Released says that the claim was given back, and that MIG devices which were made for it are to
-	// be destroyed still, or its control daemons of MPS to be ended.
+	// Released says that the claim was unprepared, but its MIG devices are not destroyed yet or its
+	// MPS control daemons have not stopped yet.
 	Released bool `json:"released,omitempty"`
-	// Destroyed says of a released claim that they are, and that the MIG mode of their GPUs is to be
-	// switched off still.
+	// Destroyed says that the devices and daemons of a released claim are gone, but the MIG mode of
+	// the GPUs is not off yet.
 	Destroyed bool `json:"destroyed,omitempty"`
-	// Metadata says that containers get metadata files; nil if they do not.
+	// Metadata says that containers get metadata files; nil if not.
 	Metadata *recordMetadata `json:"metadata,omitempty"`
 	Devices  []recordDevice  `json:"devices"`
 
 	unknown statefile.Unknown
 }
 
-// A recordDevice is a result of an allocation, and what it was when the claim was prepared.
+// A recordDevice is an allocation result, and the device at the time when the claim was prepared.
 type recordDevice struct {
 	Request          string            `json:"request"`
 	Pool             string            `json:"pool"`
 	Device           string            `json:"device"`
 	ShareID          string            `json:"shareID,omitempty"`
 	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
-	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it.
-	// Others can have the rest.
+	// Share is the claim's part of the device memory, in bytes; 0 for all of it. Other claims can have
+	// the remaining memory.
 	Share int64 `json:"share,omitempty"`
-	// SharedBy says that others can have the device, too, by count or without a limit; empty for one
-	// of which the memory alone is shared.
+	// SharedBy says that other claims can have the device, by count or without a limit; empty if only
+	// the memory is shared.
 	SharedBy    dra.ShareBy  `json:"sharedBy,omitempty"`
 	AdminAccess bool         `json:"adminAccess,omitempty"`
 	Tolerations []toleration `json:"tolerations,omitempty"`
 	// GPU is the UUID of the GPU, and BDF its PCI address.
 	GPU string `json:"gpu"`
 	BDF string `json:"bdf,omitempty"`
-	// MIG is the MIG device, if it is one.
+	// MIG is the MIG device, if any.
 	MIG *recordMIG `json:"mig,omitempty"`
-	// Settings are how the claim uses the device, in words that are equal when the settings are.
+	// Settings describe how the claim uses the device. Equal settings have equal descriptions.
 	Settings string `json:"settings,omitempty"`
-	// Interval is the time slice that the claim sets: 1 (short) to 3 (long); 0 for the default.
+	// Interval is the time slice of the claim: 1 (short) to 3 (long); 0 for the default.
 	Interval int `json:"timeSlice,omitempty"`
-	// MPS is the control daemon that the device is shared by, if it is.
+	// MPS is the control daemon of the device, if the claim uses MPS.
 	MPS *recordMPS `json:"mps,omitempty"`
-	// Attributes are those with which the device was published, for metadata files; nil without them.
+	// Attributes are the published attributes of the device, for metadata files; nil without metadata
+	// files.
 	Attributes map[string]dra.Attribute `json:"attributes,omitempty"`
-	// Undivide says of a whole GPU that its MIG mode is to be switched off for the claim still.
+	// DisableMIG says that the MIG mode of a whole GPU is not off yet, as the claim needs.
 	DisableMIG bool `json:"undivide,omitempty"`
-	// IMEX says that the claim has asked for IMEX channel 0.
+	// IMEX says that the claim requests IMEX channel 0.
 	IMEX bool `json:"imexChannel,omitempty"`
 
-	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of
-	// the threads; 0 where nothing is counted.
+	// equal is the claim's part of the device by count of shares: memory in bytes and threads in
+	// percent; 0 if shares are not counted.
 	equal   struct{ memory, threads int64 }
 	unknown statefile.Unknown
 }
 
 type recordMIG struct {
-	// UUID is empty for one that is to be made. Then CI means nothing, and GI only if it is Made.
+	// UUID is empty until the MIG device is created. Until then CI is unused, and GI is valid only if
+	// Created.
 	UUID    string `json:"uuid"`
 	Profile string `json:"profile,omitempty"`
 	GI      int    `json:"gi"`
 	CI      int    `json:"ci"`
 	Start   int    `json:"start"`
 	Size    int    `json:"size"`
-	// Dynamic says that it is made for the claim, and destroyed with it. ProfileID is then the
-	// driver's number of the profile, and Slices how many compute slices it has.
+	// Dynamic says that the MIG device is created for the claim and destroyed with the claim.
+	// ProfileID is then the driver's number of the profile, and Slices the number of compute slices.
 	Dynamic bool `json:"dynamic,omitempty"`
-	// Made says that a call which made the GPU instance GI for the claim has succeeded.
+	// Created says that the call that created GPU instance GI for the claim has succeeded.
 	Created   bool `json:"made,omitempty"`
 	ProfileID int  `json:"profileID,omitempty"`
 	Slices    int  `json:"slices,omitempty"`
-	// Switched says that the MIG mode of the GPU is switched on for it, and off when no claim needs it
-	// any more.
+	// Switched says that the MIG mode of the GPU is enabled for the claim, and disabled when no claim
+	// needs it.
 	Switched bool `json:"switched,omitempty"`
 }
 
-// A toleration is a dra.Toleration with the names that Kubernetes has for its fields.
+// A toleration is a dra.Toleration with Kubernetes' field names.
 type toleration struct {
 	Key      string `json:"key,omitempty"`
 	Operator string `json:"operator,omitempty"`
@@ -148,7 +154,7 @@ func tolerations(of []dra.Toleration) []toleration {
 	return all
 }
 
-// uuid returns the UUID of the GPU or MIG device; empty for one that is to be made.
+// uuid returns the UUID of the GPU or MIG device; empty for a MIG device that does not exist yet.
 func (d recordDevice) uuid() string {
 	if d.MIG != nil {
 		return d.MIG.UUID
@@ -156,15 +162,15 @@ func (d recordDevice) uuid() string {
 	return d.GPU
 }
 
-// taken reports whether something was made for the claim at the device, which is taken back before
-// others can have it.
+// needsRelease reports whether the claim has a MIG device or control daemon of its own here, which
+// must go before another claim can have the device.
 func (d recordDevice) needsRelease() bool { return d.MPS != nil || d.MIG != nil && d.MIG.Dynamic }
 
-// part reports whether others can have the device at the same time.
+// isShare reports whether other claims can have the device at the same time.
 func (d recordDevice) isShare() bool { return d.Share > 0 || d.SharedBy != "" }
 
-// cdiName returns the name of a device in the CDI spec of the claim: a claim can have several
-// shares of one device. NVIDIA's driver has named those of claims that were taken over.
+// cdiName returns the name of a device in the CDI spec of the claim. The share ID tells several
+// shares of one device apart. Adopted claims keep the names of NVIDIA's driver.
 func (r record) cdiName(d recordDevice) string {
 	if d.ShareID == "" || r.Adopted {
 		return d.Device
@@ -172,21 +178,20 @@ func (r record) cdiName(d recordDevice) string {
 	return d.Device + "-" + d.ShareID
 }
 
-// request returns the name of the request without that of the alternative that was taken: kubelet
-// compares with the first alone.
+// request returns the name of the request without the chosen alternative: the kubelet compares only
+// the request.
 func (d recordDevice) request() string {
 	name, _, _ := strings.Cut(d.Request, "/")
 	return name
 }
 
-// String names the claim.
+// String returns the namespace and name of the claim.
 func (r record) String() string { return r.Namespace + "/" + r.Name }
 
-// driver returns the name of the driver under which the claim was prepared.
+// driver returns the name of the driver that prepared the claim.
 func (r record) driver() string { return cmp.Or(r.Driver, dra.Driver) }
 
-// recordDriver returns what a record has for the name of a driver. Former versions know no other
-// name than dra.Driver.
+// recordDriver returns a driver name as written in records: empty for dra.Driver.
 func recordDriver(name string) string {
 	if name == dra.Driver {
 		return ""
@@ -194,12 +199,12 @@ func recordDriver(name string) string {
 	return name
 }
 
-// former reports whether the node was restarted since the claim was prepared: no container of it
-// runs.
+// beforeRestart reports whether the node has restarted since the claim was prepared. Then no
+// container of the claim runs.
 func (r record) beforeRestart(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
 
-// gpus returns the UUIDs of the claim's GPUs, each once, without those at which it only looks with
-// adminAccess: it waits for nobody there, and nobody for it.
+// gpus returns the UUIDs of the claim's GPUs, each once. GPUs with adminAccess are omitted, because
+// such a claim needs no lock.
 func (r record) gpus() []string {
 	var all []string
 	for _, d := range r.Devices {
@@ -232,7 +237,7 @@ func (d *recordDevice) UnmarshalJSON(text []byte) (err error) {
 	return err
 }
 
-// inherit takes over what a newer version has noted of the claim.
+// inherit copies the fields of a newer version from an earlier record of the claim.
 func (r *record) inherit(from record) {
 	r.Prepared, r.unknown = from.Prepared, from.unknown
 	for i := range r.Devices {
@@ -245,19 +250,18 @@ func (r *record) inherit(from record) {
 	}
 }
 
-// A store has the records of one folder on disk.
+// A store keeps the records of one folder on disk.
 type store struct {
 	dir   string
 	specs cdi.ClaimSpecs
-	step  func()       // called before and after each change of a file; tests end the process there
-	lead  func() error // why this process may not write; nil if it may
-	// written has the fs.FileInfo of the file that was last written or found to be right, by the UID
-	// of the claim.
+	step  func()       // called before and after each change of a file; tests kill the process there
+	lead  func() error // why this process must not write; nil if it may
+	// written has the fs.FileInfo of the last file that was written or verified, by UID of the claim.
 	written *sync.Map
 }
 
-// A recordFile is the JSON form of a file with a record. The checksum is that of the bytes of the
-// record as they are in the file.
+// A recordFile is the JSON form of a record file. The checksum covers the bytes of the record in
+// the file.
 type recordFile struct {
 	Checksum string          `json:"checksum"`
 	Record   json.RawMessage `json:"record"`
@@ -270,15 +274,15 @@ func checksum(text []byte) string {
 
 func (s store) path(uid, suffix string) string { return filepath.Join(s.folder(), uid+suffix) }
 
-// specsOf returns the CDI specs of the driver under whose name a claim is prepared.
+// specsOf returns the CDI specs of the driver that prepared the claim.
 func (s store) specsOf(r record) cdi.ClaimSpecs {
 	return cdi.ClaimSpecs{Dir: s.specs.Dir, Driver: r.driver()}
 }
 
-// folder is where the records are.
+// folder returns the folder of the records.
 func (s store) folder() string { return filepath.Join(s.dir, "claims") }
 
-// read returns a record, and false if there is none.
+// read returns a record, and false if it does not exist.
 func (s store) read(uid string) (record, bool, error) {
 	path := s.path(uid, recordSuffix)
 	text, err := statefile.Read(path, maxRecord)
@@ -295,7 +299,7 @@ func (s store) read(uid string) (record, bool, error) {
 	return r, true, nil
 }
 
-// decode returns the record of a claim whose page this is.
+// decode returns the record from the content of a record file.
 func decode(text []byte, uid string) (record, error) {
 	var p recordFile
 	var r record
@@ -312,7 +316,7 @@ func decode(text []byte, uid string) (record, error) {
 	return r, err
 }
 
-// encode returns the page of a record.
+// encode returns the content of a record file.
 func encode(r record) ([]byte, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -321,7 +325,7 @@ func encode(r record) ([]byte, error) {
 	return json.Marshal(recordFile{checksum(text), text})
 }
 
-// copied returns the copy of a record that is in the spec of its claim.
+// readCopy returns the copy of a record from the CDI spec of the claim.
 func (s store) readCopy(uid string) (r record, found bool) {
 	note := s.specs.Note(uid)
 	if note == nil {
@@ -331,8 +335,8 @@ func (s store) readCopy(uid string) (r record, found bool) {
 	return r, err == nil
 }
 
-// readOrCopied returns a record, or the copy in the spec of the claim if the record was lost, and
-// says so. A record that cannot be read is set aside.
+// readOrCopied returns a record, or the copy from the claim's CDI spec if the record was lost;
+// copied tells which. An unreadable record is set aside.
 func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, copied bool) {
 	r, found, err := s.read(uid)
 	if err != nil {
@@ -347,7 +351,7 @@ func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, c
 	return r, found, copied
 }
 
-// uids returns the UIDs of all claims that have a record, a spec or metadata files.
+// uids returns the UIDs of all claims with a record, a spec or metadata files.
 func (s store) uids() ([]string, error) {
 	entries, err := os.ReadDir(s.folder())
 	if err != nil && !statefile.IsAbsent(err) {
@@ -372,8 +376,8 @@ func (s store) uids() ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// all returns the records that can be read, by UID, and changes nothing. Lost records are among
-// them.
+// all returns the readable records, by UID, including lost records that have a copy. It changes
+// nothing.
 func (s store) all() (map[string]record, error) {
 	uids, err := s.uids()
 	if err != nil {
@@ -381,7 +385,7 @@ func (s store) all() (map[string]record, error) {
 	}
 	records := map[string]record{}
 	for _, uid := range uids {
-		r, found, _ := s.read(uid) // of one that cannot be read nothing is known
+		r, found, _ := s.read(uid) // an unreadable record is treated as absent
 		if !found {
 			r, found = s.readCopy(uid)
 		}
@@ -392,7 +396,7 @@ func (s store) all() (map[string]record, error) {
 	return records, nil
 }
 
-// has reports whether the file of a claim has this record.
+// isCurrent reports whether the file of a claim contains this record.
 func (s store) isCurrent(r record) bool {
 	path := s.path(r.UID, recordSuffix)
 	info, err := os.Lstat(path)
@@ -414,7 +418,7 @@ func (s store) isCurrent(r record) bool {
 	return true
 }
 
-// write writes a record, and returns once it is on the disk.
+// write writes a record, and returns after it is on disk.
 func (s store) write(r record) error {
 	text, err := encode(r)
 	if err != nil {
@@ -438,7 +442,7 @@ func (s store) write(r record) error {
 	return nil
 }
 
-// remove removes a record, also one that was set aside.
+// remove removes a record, and its set-aside file.
 func (s store) remove(uid string) error {
 	if err := s.lead(); err != nil {
 		return err
@@ -453,7 +457,7 @@ func (s store) remove(uid string) error {
 	return nil
 }
 
-// names returns what is in a folder; nothing if it cannot be read.
+// names returns the names of the files in a folder; nothing if the folder is unreadable.
 func names(folder string) []string {
 	entries, _ := os.ReadDir(folder)
 	all := make([]string, len(entries))

@@ -20,10 +20,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// lockPatience is how long the loop waits for a call that has the lock of a claim.
+// lockPatience limits the wait of the loop for a call that has the lock of a claim.
 const lockPatience = time.Second
 
-// mayChange returns why hardware may not be changed now; nil if it may.
+// mayChange returns why hardware must not be changed now; nil if it may.
 func (c *Claims) mayChange() error {
 	if err := c.store.lead(); err != nil {
 		return err
@@ -34,13 +34,12 @@ func (c *Claims) mayChange() error {
 	return nil
 }
 
-// every is how often records and specs are compared with the files.
+// refreshInterval is how often records and specs are compared with the files.
 const refreshInterval = 10 * time.Second
 
-// Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered
-// while it runs. At the end it waits for the calls that are being answered, and returns nil. The
-// error wraps dra.ErrOtherName if all claims are prepared under another name of the driver than
-// this process has.
+// Run keeps records and CDI specs up to date until ctx ends, and lets calls of the kubelet proceed.
+// At the end it waits for the calls in progress and returns nil. The error wraps dra.ErrOtherName
+// if all claims were prepared under another driver name.
 func (c *Claims) Run(ctx context.Context) error {
 	timer := time.NewTimer(refreshInterval)
 	defer timer.Stop()
@@ -62,7 +61,7 @@ func (c *Claims) Run(ctx context.Context) error {
 	adopted := false
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	following, end := context.WithCancel(context.WithoutCancel(ctx)) // calls need what it finds
+	following, end := context.WithCancel(context.WithoutCancel(ctx)) // calls in progress need follow
 	defer end()
 	defer c.setOpen(false)
 	first := make(chan struct{})
@@ -98,8 +97,8 @@ func (c *Claims) Run(ctx context.Context) error {
 	}
 }
 
-// follow keeps what containers are given with devices, and calls looked each time, until ctx ends.
-// It takes no lock of a claim or a GPU: a call that has one may wait for follow.
+// follow keeps the container edits up to date until ctx ends, and calls looked after each update.
+// It takes no lock of a claim or a GPU, because a call with such a lock may wait for follow.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
 	timer := time.NewTimer(refreshInterval)
@@ -125,14 +124,14 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 			return
 		case <-found:
 		case <-changed:
-		case <-published: // what it says of devices is not in specs; that there are any is what counts
+		case <-published: // only whether there are devices matters: their details are not in specs
 		case <-timer.C:
 			timer.Reset(refreshInterval)
 		}
 	}
 }
 
-// noteUVM records since when a Snapshot shows no nvidia-uvm.
+// noteUVM notes since when nvidia-uvm is missing, by a Snapshot.
 func (c *Claims) noteUVM(snapshot inventory.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,17 +143,17 @@ func (c *Claims) noteUVM(snapshot inventory.Snapshot) {
 	}
 }
 
-// uvmAwaited reports whether the node lacks nvidia-uvm, for less time than a claim waits for it.
+// uvmAwaited reports whether nvidia-uvm is missing, but not yet for as long as claims wait for it.
 func (c *Claims) uvmAwaited(snapshot inventory.Snapshot) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return snapshot.LacksUVM(true) && (c.noUVM.IsZero() || time.Since(c.noUVM) < inventory.UVMPatience)
 }
 
-// gives reports whether GPUs are to be given to claims.
+// offersGPUs reports whether the configuration offers GPUs to claims.
 func (c *Claims) offersGPUs() bool { return c.options.Configs.Value().DRA.Mode != config.DRAOff }
 
-// hasDevices reports whether claims can be given devices of a pool.
+// hasDevices reports whether a pool has devices.
 func hasDevices(p dra.Pool) bool {
 	return slices.ContainsFunc(p.Slices, func(s dra.Slice) bool { return len(s.Devices) > 0 })
 }
@@ -166,8 +165,8 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// load reads the records. One that cannot be read is set aside, and one that was lost is restored
-// from the spec of its claim.
+// load reads the records. An unreadable record is set aside, and a lost record is restored from the
+// claim's spec.
 func (c *Claims) load(ctx context.Context) error {
 	uids, err := c.store.uids()
 	if err != nil {
@@ -190,7 +189,7 @@ func (c *Claims) load(ctx context.Context) error {
 	}
 	prepared := map[string]bool{}
 	for uid, r := range records {
-		if _, err := os.Stat(c.store.specsOf(r).File(uid)); err == nil { // it is the last that Prepare writes
+		if _, err := os.Stat(c.store.specsOf(r).File(uid)); err == nil { // the last file that Prepare writes
 			prepared[uid] = false
 		}
 	}
@@ -199,12 +198,12 @@ func (c *Claims) load(ctx context.Context) error {
 	c.records = records
 	c.specWritten = prepared
 	clear(c.releaseProblem)
-	c.mpsProblem = nil // another process may have led since
+	c.mpsProblem = nil // another process may have led meanwhile
 	return nil
 }
 
-// refresh shows the records as they are now, writes those and the specs whose files are not as they
-// should be, and takes over what somebody else has written.
+// refresh publishes the records, rewrites outdated files of records and specs, and accepts records
+// of other writers.
 func (c *Claims) refresh(ctx context.Context) {
 	c.publish()
 	uids, err := c.store.uids()
@@ -224,9 +223,9 @@ func (c *Claims) refresh(ctx context.Context) {
 	}
 }
 
-// refreshClaim does so for one claim. It may have been given back since it was listed.
+// refreshClaim does this for one claim, which may have been unprepared since it was listed.
 func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
-	locks := c.locks.beginBriefly() // a call that has the lock for longer writes the files itself
+	locks := c.locks.beginBriefly() // a call that holds the lock for longer writes the files itself
 	defer locks.end()
 	if err := locks.claim(ctx, uid); err != nil {
 		return err
@@ -236,7 +235,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	case !known:
 		var found bool
 		if r, found, _ = c.store.readOrCopied(ctx, uid); !found {
-			// A process was killed when the claim was given back.
+			// A process was killed during Unprepare.
 			return c.removeMetadata(record{UID: uid, Driver: recordDriver(c.options.DriverName)})
 		}
 		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim",
@@ -254,7 +253,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	return c.writeSpec(r)
 }
 
-// keep makes a record that is on disk count.
+// setRecord puts a record into effect that is on disk.
 func (c *Claims) setRecord(r record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,7 +267,7 @@ func (c *Claims) setRecord(r record) {
 	c.recordsChanged.Publish(struct{}{})
 }
 
-// drop makes a record that was removed from the disk count no more.
+// deleteRecord deletes a record from memory that was removed from disk.
 func (c *Claims) deleteRecord(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -280,7 +279,7 @@ func (c *Claims) deleteRecord(uid string) {
 	c.recordsChanged.Publish(struct{}{})
 }
 
-// show publishes the records.
+// publish publishes the records.
 func (c *Claims) publish() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -333,16 +332,16 @@ func (c *Claims) publishLocked() {
 	}
 }
 
-// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it
-// counts as leaked. Kubelet gives the claims that it knows of back itself, within two minutes.
+// leakPatience is how long a claim must be absent from both the API server and all pods before it
+// counts as leaked. The kubelet itself unprepares the claims that it knows, within two minutes.
 const leakPatience = 10 * time.Minute
 
-// leakPatience is how long kubelet and the API server may take to answer all questions about leaks:
-// all else waits meanwhile.
+// leakQueryTimeout limits all queries to the kubelet and the API server about leaks, because other
+// work waits meanwhile.
 const leakQueryTimeout = 30 * time.Second
 
-// keptAfter is how long the checkpoint of the kubelet must be without a claim, in two looks in a
-// row, in a process that is no driver: no claim can be prepared meanwhile.
+// forgottenPatience is how long the kubelet's checkpoint must lack a claim, in two checks in a row,
+// in a process that does not serve the driver. No claim can be prepared meanwhile.
 const forgottenPatience = refreshInterval / 2
 
 // leaks are the records whose claim nobody knows, and since when.
@@ -351,7 +350,7 @@ type leaks struct {
 	lastQuery time.Time
 }
 
-// lasts reports whether a claim has been forgotten for a while, at each look since.
+// isLasting reports whether a claim was forgotten at every check for a period.
 func (l *leaks) isLasting(uid string, forgotten bool, atLeast time.Duration) bool {
 	if !forgotten {
 		delete(l.since, uid)
@@ -363,13 +362,13 @@ func (l *leaks) isLasting(uid string, forgotten bool, atLeast time.Duration) boo
 	return time.Since(l.since[uid]) >= atLeast
 }
 
-// keepOnly drops what is known of claims that have no record any more.
+// keepOnly removes the entries of claims without a record.
 func (l *leaks) keepOnly(records map[string]record) {
 	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
 }
 
-// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and
-// at the API server it is not there, or was given other devices since.
+// findLeaks unprepares claims that the kubelet has forgotten: no pod of the node has the claim, and
+// the API server does not have it or allocated other devices to it since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := time.Now()
 	c.mu.Lock()
@@ -394,13 +393,13 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		return
 	}
 	for uid, r := range records {
-		needed := claimed[r.String()] || r.Released // then it is tried more often
+		needed := claimed[r.String()] || r.Released // a released claim is retried more often elsewhere
 		if !needed {
 			var now dra.Claim
 			now, needed, err = c.options.LookUp(ctx, r.Namespace, r.Name)
 			needed = needed && now.UID == uid && r.isFor(now)
 		}
-		// A later time is of a clock that went back.
+		// A time in the future comes from a clock that was set back.
 		forgotten := !needed && err == nil && now.Sub(r.Prepared).Abs() >= leakPatience
 		if l.isLasting(uid, forgotten, leakPatience) {
 			c.unprepareLeak(ctx, r, "the API server does not have the claim with these devices")
@@ -409,9 +408,9 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	l.keepOnly(records)
 }
 
-// findForgotten gives claims back that neither the kubelet's checkpoint nor a pod has, in a process
-// that is no driver. A pod that runs has its claim in the checkpoint; PodResources is asked beside
-// it, and counts where it answers.
+// findForgotten unprepares claims that are in neither the kubelet's checkpoint nor a pod, in a
+// process that does not serve the driver. The checkpoint has the claim of every running pod.
+// PodResources is queried in addition; its failure is ignored.
 func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string]record, kept map[string]bool) {
 	claimed := map[string]bool{}
 	if c.options.PodClaims != nil {
@@ -425,7 +424,7 @@ func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string
 	l.keepOnly(records)
 }
 
-// giveBackLeak gives a claim back unless it was prepared again since its record was read.
+// unprepareLeak unprepares a claim unless it was prepared again since its record was read.
 func (c *Claims) unprepareLeak(ctx context.Context, r record, reason string) {
 	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(current record) bool {
 		return current.Prepared.Equal(r.Prepared) && slices.Equal(current.Pods, r.Pods)

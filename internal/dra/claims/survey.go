@@ -14,20 +14,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// surveyAgain is the time until a GPU that gave no answer is asked again.
-const surveyAgain = 10 * time.Second
+// surveyRetry is the time until a query of a GPU without an answer is retried.
+const surveyRetry = 10 * time.Second
 
-// A survey is what was found of a GPU.
+// A survey is the result of a query of a GPU.
 type survey struct {
-	binding    uint64 // the binding of the GPU when it was asked
-	state      string // how the GPU was then
+	binding    uint64 // binding of the GPU at the time of the query
+	state      string // MIG devices and settings at the time of the query
 	found      dra.Divided
-	unanswered bool // it gave no answer
+	unanswered bool // the query failed
 }
 
-// Divide looks at how GPUs in MIG mode are divided, until ctx ends, and then returns nil.
+// Divide keeps Divisions up to date until ctx ends, and then returns nil.
 func (c *Claims) Divide(ctx context.Context) error {
-	done, err := c.begin(ctx) // records are known from then on
+	done, err := c.begin(ctx) // now the records are known
 	if err != nil {
 		return nil //nolint:nilerr // ctx has ended
 	}
@@ -40,7 +40,7 @@ func (c *Claims) Divide(ctx context.Context) error {
 		var again <-chan time.Time
 		if snapshot.Generation > 0 {
 			if c.survey(ctx, snapshot, configured, surveys) {
-				again = time.After(surveyAgain)
+				again = time.After(surveyRetry)
 			}
 		}
 		select {
@@ -54,9 +54,8 @@ func (c *Claims) Divide(ctx context.Context) error {
 	}
 }
 
-// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports
-// whether one gave no answer. They are asked at the same time: one that is slow delays the others
-// no longer than the others that are slow do.
+// survey queries the GPUs whose layout has changed since the last query, and reports whether a
+// query failed. The queries run concurrently, so that slow GPUs do not delay each other.
 func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config,
 	surveys map[string]survey) (again bool) {
 	divisions, due := dra.Divisions{}, map[string]survey{}
@@ -89,7 +88,7 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 		case now.unanswered && before.found.Profiles != nil:
 			now.found = before.found
 		case !now.unanswered && before.found.Switched && now.found.Switched && before.binding == now.binding:
-			now.found.Profiles = before.found.Profiles // as the other mode tells them
+			now.found.Profiles = before.found.Profiles // as reported in the other MIG mode
 		}
 		surveys[uuid], divisions[uuid] = now, now.found
 		again = again || now.unanswered
@@ -101,7 +100,7 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 	return again
 }
 
-// askAll asks about all GPUs at the same time, and returns the surveys with what was found.
+// queryAll queries all GPUs concurrently, and returns the surveys with the results.
 func (c *Claims) queryAll(ctx context.Context, due map[string]survey) map[string]survey {
 	var mu sync.Mutex // guards found
 	var queries sync.WaitGroup
@@ -123,7 +122,7 @@ func (c *Claims) queryAll(ctx context.Context, due map[string]survey) map[string
 	return found
 }
 
-// ask returns how a GPU is divided. No MIG device is made or destroyed for a claim meanwhile.
+// query returns how a GPU is divided. No MIG device is created or destroyed for a claim meanwhile.
 func (c *Claims) query(ctx context.Context, uuid string) (dra.Divided, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -135,7 +134,7 @@ func (c *Claims) query(ctx context.Context, uuid string) (dra.Divided, error) {
 	return c.division(ctx, uuid, c.dynamicMIG(uuid, c.all()))
 }
 
-// division returns how a GPU is divided on which claims have MIG devices.
+// division returns how a GPU is divided, with the MIG devices of claims.
 func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dra.Divided, error) {
 	g, err := c.layoutOf(ctx, uuid)
 	if err != nil {
@@ -159,12 +158,12 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 	return found, nil
 }
 
-// switchedOff is why no MIG devices are made for claims.
+// dynamicMIGOff is why no MIG devices are created for claims.
 const dynamicMIGOff = "dra.dynamicMIG is off"
 
 // Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock:
-// a MIG device that a daemon makes or destroys meanwhile may count as another program's. It needs
-// the Driver, the Configs and the folders alone, and no Run.
+// a MIG device that a daemon creates or destroys meanwhile may count as another program's. It needs
+// only the Driver, the Configs and the folders, and works without Run.
 func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
 	records := map[string]record{}
 	if c.options.StateDir != "" {
@@ -190,8 +189,8 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 	return divisions, nil
 }
 
-// own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of
-// their places.
+// dynamicMIG returns the MIG devices of a GPU that exist or are planned for claims, sorted by
+// place.
 func (c *Claims) dynamicMIG(uuid string, records map[string]record) (all []recordMIG) {
 	for _, r := range records {
 		for _, at := range r.dynamicDevices()[uuid] {

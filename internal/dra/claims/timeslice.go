@@ -13,15 +13,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// The time slices of GPUs outlive claims and processes. Before one is set, a mark says so, and it
-// stays until the default is set again. So a claim that wants the default finds out that an earlier
-// one left another, and whoever finds a mark that no claim needs sets the GPU back. The mark has
-// the boot ID: a restart of the node sets all GPUs back.
+// The time slices of GPUs outlive claims and processes. Before a time slice is set, a mark file is
+// written. The mark is removed after the default is set again. So a claim that needs the default
+// detects a time slice of an earlier claim, and a mark without a claim tells the daemon to reset
+// the GPU. The mark contains the boot ID, because a restart of the node resets all GPUs.
 
 const sliceSuffix = ".timeslice"
 
-// setSlices sets the time slices that a claim wants on its GPUs, also if they have been set for it
-// before: the process that did so may have been killed.
+// setSlices sets the time slices of a claim on its GPUs, even if they were set before: the process
+// that set them may have been killed.
 func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) error {
 	needed := func(d recordDevice) bool {
 		_, err := os.Lstat(c.store.path(d.GPU, sliceSuffix))
@@ -56,8 +56,8 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 	return nil
 }
 
-// resetSlice sets a GPU back to the default if it has another time slice. The caller has the lock
-// of the GPU.
+// resetSlice sets a GPU back to the default time slice if its time slice differs. The caller has
+// the lock of the GPU.
 func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	path := c.store.path(gpu, sliceSuffix)
 	boot, err := statefile.Read(path, maxRecord)
@@ -77,7 +77,7 @@ func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	return os.Remove(path)
 }
 
-// sliced returns the UUIDs of the GPUs that have another time slice than the default.
+// slicedGPUs returns the UUIDs of the GPUs with a time slice other than the default.
 func (c *Claims) slicedGPUs() (gpus []string) {
 	for _, name := range names(c.store.folder()) {
 		if gpu, is := strings.CutSuffix(name, sliceSuffix); is {
@@ -87,8 +87,7 @@ func (c *Claims) slicedGPUs() (gpus []string) {
 	return gpus
 }
 
-// resetSlices sets those GPUs back whose time slice no claim needs any more. A GPU for which that
-// fails is tried again by Run.
+// resetSlices resets the GPUs whose time slice no claim needs. Run retries a GPU that fails.
 func (c *Claims) resetSlices(ctx context.Context, gpus []string) {
 	for _, gpu := range gpus {
 		if err := c.resetUnneeded(ctx, gpu); err != nil && ctx.Err() == nil {
@@ -113,7 +112,7 @@ func (c *Claims) resetUnneeded(ctx context.Context, gpu string) error {
 	return c.resetSlice(ctx, gpu)
 }
 
-// slices reports whether a claim has GPUs with time slices of its own.
+// setsTimeSlice reports whether a claim has GPUs with its own time slice.
 func (r record) setsTimeSlice() bool {
 	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.Interval != 0 })
 }
