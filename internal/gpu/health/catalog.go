@@ -88,8 +88,9 @@ func (x XID) cure() inventory.Cure {
 
 // catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025 for Ampere
 // and newer, with our own names and classes. Codes that NVIDIA lists as unused have the bucket
-// CONTACT_SUPPORT. Codes after 172 are known from the open kernel driver only. Recovery actions
-// have covered 158 and 159 since these codes exist.
+// CONTACT_SUPPORT. Codes 173 to 176 are known from the open kernel driver only. Code 185 is known
+// from the release notes of NVIDIA's "GPU Operational Events" R620, which name it SPARING_EVENT
+// without a remedy. Recovery actions have covered 158 and 159 since these codes exist.
 var catalog = [...]XID{
 	{1, "command FIFO: illegal method", Decode, "CONTACT_SUPPORT", 0},
 	{2, "command FIFO: method left to software", Decode, "CONTACT_SUPPORT", 0},
@@ -267,4 +268,5 @@ var catalog = [...]XID{
 	{174, "channel reset, process ended silently", Decode, "", 0},
 	{175, "memory subsystem error", Decode, "", 0},
 	{176, "PCIe correctable error", Decode, "", 0},
+	{185, "memory sparing state changed", Decode, "", 0},
 }
