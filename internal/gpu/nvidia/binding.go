@@ -7,15 +7,15 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// maxBindings is how many events one wait returns at most. The next wait returns the rest.
+// maxBindings is the maximum number of events of one wait. The next wait returns the rest.
 const maxBindings = 64
 
-// bindings are the events of a driver since R575 that say that GPUs were bound to it, or unbound. A
-// driver that does not have them, or does not permit them, is asked once in a session.
+// bindings are the driver events, since R575, of GPUs bound to the driver or unbound. A driver that
+// lacks or refuses these events is asked once in a session.
 type bindings struct {
 	api *api
-	// request is nil without a set. It is an allocation of its own, and the one pointer to Go's memory
-	// in it is events: cgo refuses to hand a function in C anything else.
+	// request is nil without a set. It is allocated separately, and events is its only pointer to
+	// Go memory: cgo refuses to pass anything else to a C function.
 	request *nvml.SystemEventSetWaitRequest
 	events  *[maxBindings]nvml.SystemEventData_v1
 }
@@ -34,12 +34,12 @@ func (b *bindings) start(a *api) {
 	}
 	register.Version = nvml.STRUCT_VERSION(register, 1)
 	if act(a, "nvmlSystemRegisterEvents", func() nvml.Return { return a.lib.SystemRegisterEvents(&register) }) != nvml.SUCCESS {
-		_ = b.free(a) // it is of no use, and an error would change nothing
+		_ = b.free(a) // an error would change nothing
 	}
 }
 
-// changed waits until GPUs were bound or unbound, for timeout at most, and reports whether they
-// were. The next session finds out which.
+// changed waits up to timeout for GPUs to be bound or unbound, and reports whether any were. The
+// next session finds out which.
 func (b *bindings) changed(timeout time.Duration) bool {
 	if b.request == nil {
 		return false
@@ -52,12 +52,12 @@ func (b *bindings) changed(timeout time.Duration) bool {
 	switch act(b.api, "nvmlSystemEventSetWait", func() nvml.Return { return b.api.lib.SystemEventSetWait(b.request) }) {
 	case nvml.SUCCESS:
 		return b.request.NumEvent > 0
-	case nvml.ERROR_INSUFFICIENT_SIZE: // for all there are
+	case nvml.ERROR_INSUFFICIENT_SIZE: // with maxBindings events
 		return true
 	case nvml.ERROR_TIMEOUT:
 		return false
 	default:
-		_ = b.free(b.api) // the looks find out then
+		_ = b.free(b.api) // health checks find the changes from now on
 		return false
 	}
 }

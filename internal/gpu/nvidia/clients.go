@@ -13,19 +13,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// podOf finds the UID of a pod in the name of its control group: cgroupfs writes it as it is,
-// systemd with _ for -. That of a static pod has no dashes.
+// podOf matches the pod UID in the name of a control group: cgroupfs keeps the UID unchanged,
+// systemd replaces - by _. The UID of a static pod has no dashes.
 var podOf = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})\b`)
 })
 
-// maxComm is how long the name of a process is in the kernel, which takes any bytes of the process.
+// maxComm is the length of a process name in the kernel. The name may contain any bytes.
 const maxComm = 16
 
-// Clients returns the processes that have the GPU with a minor number open, by /proc below root,
-// but for those of this pod. They may compute nothing, so that the driver does not tell of them.
-// The error says that there may be others: without hostPID and CAP_SYS_PTRACE the kernel does not
-// show them.
+// Clients returns the processes that have the GPU with the given minor number open, from /proc
+// below root, without those of this pod. The driver does not report these processes if they do not
+// compute. The error says that there may be others: the kernel hides them without hostPID and
+// CAP_SYS_PTRACE.
 func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 	entries, err := fs.ReadDir(root, "proc")
 	if err != nil {
@@ -45,7 +45,7 @@ func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 		case errors.Is(err, fs.ErrPermission):
 			hidden++
 			continue
-		case !opened: // or it has ended
+		case !opened: // the process may also have ended
 			continue
 		}
 		pod := podOfProcess(root, folder)
@@ -76,10 +76,10 @@ func opens(root fs.FS, folder, path string) (bool, error) {
 	return false, err
 }
 
-// podOfProcess returns the UID of a process's pod. It is empty for a process of the host, and for
-// one of this pod where it has a control group namespace of its own.
+// podOfProcess returns the UID of the pod of a process. It is empty for a host process, and for a
+// process of this pod in a control group namespace of its own.
 func podOfProcess(root fs.FS, folder string) string {
-	text, _ := fs.ReadFile(root, folder+"/cgroup") // it may have ended
+	text, _ := fs.ReadFile(root, folder+"/cgroup") // the process may have ended
 	found := podOf().FindSubmatch(text)
 	if found == nil {
 		return ""

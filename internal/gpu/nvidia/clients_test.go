@@ -55,7 +55,8 @@ func TestClients(t *testing.T) {
 	got, err := nvidia.Clients(root, 1)
 	want := []inventory.DriverClient{
 		{PID: 5000002, Name: "nv-hostengine", Pod: pod}, {PID: 5000003, Name: "dcgm-exporter", Pod: pod},
-		{PID: 5000004, Name: "st]0;aat ic", Pod: "aaaabbbbccccddddeeeeffff00001111"}, {PID: 5000005, Name: "nvidia-persiste"},
+		{PID: 5000004, Name: "st]0;aat ic", Pod: "aaaabbbbccccddddeeeeffff00001111"},
+		{PID: 5000005, Name: "nvidia-persiste"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)

@@ -9,13 +9,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// SetComputeMode says which processes may compute on a GPU that an earlier Scan of this session
-// found, and returns what held before. The mode holds until it is set again or the driver lets go
-// of the GPU, not for this session alone.
+// SetComputeMode sets the compute mode of a GPU of an earlier Scan of this session, and returns the
+// previous mode. The mode outlives this session: it lasts until it is set again or the driver
+// releases the GPU.
 //
-// The error wraps inventory.ErrNotSupported when the GPU has no compute modes, and
-// inventory.ErrNoAnswer when the driver did not answer by the deadline of ctx: then the mode may or
-// may not have been set.
+// The error wraps inventory.ErrNotSupported if the GPU has no compute modes. It wraps
+// inventory.ErrNoAnswer if the driver did not answer before the deadline of ctx: then the mode may
+// have been set.
 func (s *Session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
 	error) {
 	return ask(ctx, s, fmt.Sprintf("set the compute mode %s of", mode), uuid,
@@ -24,8 +24,7 @@ func (s *Session) SetComputeMode(ctx context.Context, uuid string, mode inventor
 		})
 }
 
-// setComputeMode leaves a GPU alone that is in the mode already: only to change it takes
-// privileges.
+// setComputeMode does not call a GPU already in the mode: a change needs privileges.
 func setComputeMode(gpu device, mode inventory.ComputeMode) (before inventory.ComputeMode, err error) {
 	now, ret := gpu.GetComputeMode()
 	if err := failure("nvmlDeviceGetComputeMode", ret); err != nil {

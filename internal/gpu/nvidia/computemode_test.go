@@ -42,7 +42,8 @@ func TestSetComputeModeFails(t *testing.T) {
 		want  string
 	}{
 		"not supported": {
-			fault: fail("DeviceGetComputeMode", "NOT_SUPPORTED"), kind: inventory.ErrNotSupported, want: "nvmlDeviceGetComputeMode",
+			fault: fail("DeviceGetComputeMode", "NOT_SUPPORTED"), kind: inventory.ErrNotSupported,
+			want: "nvmlDeviceGetComputeMode",
 		},
 		"no permission": {fault: fail("DeviceSetComputeMode", "NO_PERMISSION"), want: "as root and privileged"},
 		"lost":          {fault: simulator.Fault{Kind: simulator.KindLost, GPU: "1"}, want: "nvmlDeviceGetComputeMode"},

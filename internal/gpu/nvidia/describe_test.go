@@ -77,7 +77,8 @@ func TestDescriptionThatFailed(t *testing.T) {
 	t.Parallel()
 	whole := newRig(t, "dgx-h100").scan()
 	for _, call := range []string{
-		"DeviceGetName", "DeviceGetBrand", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability", "DeviceGetAddressingMode",
+		"DeviceGetName", "DeviceGetBrand", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability",
+		"DeviceGetAddressingMode",
 	} {
 		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "UNKNOWN"})
 		if s := r.scan(); s.Equal(whole) {
@@ -171,7 +172,8 @@ func TestBoundGPUs(t *testing.T) {
 		want uint64
 	}{
 		"both folders": {fstest.MapFS{
-			first + "0000:01:00.0": entry(5), first + addressOfT4: entry(7), first + "bind": {}, second + addressOfT4: entry(9),
+			first + "0000:01:00.0": entry(5), first + addressOfT4: entry(7), first + "bind": {},
+			second + addressOfT4: entry(9),
 		}, 7},
 		"the second":       {fstest.MapFS{second + addressOfT4: entry(9)}, 9},
 		"without a number": {fstest.MapFS{first + addressOfT4: {}}, 0},

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A device is a session's handle of a GPU or MIG device. Handles of one session to one device are
-// equal. Its methods are those of nvml.Device, except where their comments say otherwise.
+// A device is a session's handle of a GPU or MIG device. All handles of a session to the same
+// device are equal. Its methods are those of nvml.Device, unless their comments differ.
 type device struct {
 	api    *api
 	handle nvml.Device
@@ -42,7 +42,7 @@ func (d device) GetCudaComputeCapability() (inventory.ComputeCapability, nvml.Re
 	})
 }
 
-// GetMigMode returns the mode that is in force, and not the one that is pending.
+// GetMigMode returns the current mode, not the pending one.
 func (d device) GetMigMode() (int, nvml.Return) {
 	return query(d, "GetMigMode", func() (int, nvml.Return) {
 		mode, _, ret := d.handle.GetMigMode()
@@ -97,7 +97,7 @@ func (i gpuInstance) GetComputeInstanceProfileInfo(number, engines int) (nvml.Co
 	})
 }
 
-// FindComputeInstance asks for the compute instance with an ID.
+// FindComputeInstance looks up a compute instance by ID.
 func (i gpuInstance) FindComputeInstance(id int) nvml.Return {
 	_, ret := invoke(i.api, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
 		return i.handle.GetComputeInstanceById(id)
@@ -105,7 +105,7 @@ func (i gpuInstance) FindComputeInstance(id int) nvml.Return {
 	return ret
 }
 
-// GetComputeInstanceInfo returns what the compute instance with an ID is.
+// GetComputeInstanceInfo returns the description of the compute instance with an ID.
 func (i gpuInstance) GetComputeInstanceInfo(id int) (nvml.ComputeInstanceInfo, nvml.Return) {
 	const function = "nvmlGpuInstanceGetComputeInstanceById"
 	ci, ret := invoke(i.api, function, func() (nvml.ComputeInstance,
@@ -145,7 +145,7 @@ func (d device) GetFieldValue(field int) (nvml.FieldValue, nvml.Return) {
 	return d.GetScopedFieldValue(field, 0)
 }
 
-// A remapping is what was done, is to be done, and could not be done about memory rows with errors.
+// A remapping has the state of remapped memory rows: done, pending and failed.
 type remapping struct {
 	correctable, uncorrectable int
 	pending, failed            bool
@@ -158,8 +158,8 @@ func (d device) GetRemappedRows() (remapping, nvml.Return) {
 	})
 }
 
-// GetUncorrectedErrors is GetTotalEccErrors for the uncorrected errors since the driver was loaded
-// or the GPU was reset.
+// GetUncorrectedErrors is GetTotalEccErrors for uncorrected errors since the driver was loaded or
+// the GPU was reset.
 func (d device) GetUncorrectedErrors() (uint64, nvml.Return) {
 	return query(d, "GetTotalEccErrors", func() (uint64, nvml.Return) {
 		return d.handle.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
@@ -174,8 +174,7 @@ func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
 	return query(d, "GetSramEccErrorStatus", d.handle.GetSramEccErrorStatus)
 }
 
-// GetGpuFabricInfo returns the state in the fabric, by the newest version of the function that the
-// driver has.
+// GetGpuFabricInfo returns the fabric state from the newest version of the function in the driver.
 func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
 	info, ret := query(d, "GetGpuFabricInfoV", func() (nvml.GpuFabricInfo_v3, nvml.Return) {
 		info, ret := d.handle.GetGpuFabricInfoV().V3()
@@ -183,7 +182,8 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
 			var v2 nvml.GpuFabricInfo_v2
 			v2, ret = d.handle.GetGpuFabricInfoV().V2()
 			info = nvml.GpuFabricInfo_v3{
-				ClusterUuid: v2.ClusterUuid, CliqueId: v2.CliqueId, State: v2.State, Status: v2.Status, HealthMask: v2.HealthMask,
+				ClusterUuid: v2.ClusterUuid, CliqueId: v2.CliqueId, State: v2.State, Status: v2.Status,
+				HealthMask: v2.HealthMask,
 			}
 		}
 		return info, ret
@@ -219,8 +219,8 @@ func (d device) GetTotalEnergyConsumption() (uint64, nvml.Return) {
 	return query(d, "GetTotalEnergyConsumption", d.handle.GetTotalEnergyConsumption)
 }
 
-// GetCurrentClocksEventReasons calls the function by its old name before R535. CUDA 14 will lack
-// the old one.
+// GetCurrentClocksEventReasons uses the old function name before R535. CUDA 14 will drop the old
+// name.
 func (d device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
 	reasons, ret := query(d, "GetCurrentClocksEventReasons", d.handle.GetCurrentClocksEventReasons)
 	if ret == nvml.ERROR_FUNCTION_NOT_FOUND {
@@ -245,7 +245,7 @@ func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
 	return query(d, "GetPowerManagementDefaultLimit", d.handle.GetPowerManagementDefaultLimit)
 }
 
-// GetApplicationsClock returns MHz. It is missing from CUDA 14 on.
+// GetApplicationsClock returns MHz. CUDA 14 will drop it.
 func (d device) GetApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return) {
 	return queryFor(d, "GetApplicationsClock", int(clock), func(int) (uint32,
 		nvml.Return) {
@@ -253,14 +253,14 @@ func (d device) GetApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return)
 	})
 }
 
-// GetDefaultApplicationsClock returns MHz. It is missing from CUDA 14 on.
+// GetDefaultApplicationsClock returns MHz. CUDA 14 will drop it.
 func (d device) GetDefaultApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return) {
 	return queryFor(d, "GetDefaultApplicationsClock", int(clock), func(int) (uint32, nvml.Return) {
 		return d.handle.GetDefaultApplicationsClock(clock)
 	})
 }
 
-// ResetApplicationsClocks is missing from CUDA 14 on.
+// ResetApplicationsClocks resets the application clocks. CUDA 14 will drop it.
 func (d device) ResetApplicationsClocks() nvml.Return {
 	return command(d, "ResetApplicationsClocks", d.handle.ResetApplicationsClocks)
 }
@@ -269,8 +269,7 @@ func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
 	return command(d, "ClearEccErrorCounts", func() nvml.Return { return d.handle.ClearEccErrorCounts(counter) })
 }
 
-// GetMemoryLimits returns what the driver lets the processes of a cgroup use, by the folder of the
-// cgroup, since R615.
+// GetMemoryLimits returns the memory limits of a cgroup, by its directory, since R615.
 func (d device) GetMemoryLimits(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
 	return invoke(d.api, "nvmlDeviceGetMemoryLimits_v1", func() (nvml.MemoryLimits_v1, nvml.Return) {
 		return d.handle.GetMemoryLimits_v1(cgroup)
@@ -281,7 +280,7 @@ func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
 	return invoke(d.api, "nvmlDeviceGetComputeMode", d.handle.GetComputeMode)
 }
 
-// GetVirtualizationMode returns whether the GPU is a virtual one, or one of a hypervisor.
+// GetVirtualizationMode returns whether the GPU is virtual, or belongs to a hypervisor.
 func (d device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return) {
 	return query(d, "GetVirtualizationMode", d.handle.GetVirtualizationMode)
 }

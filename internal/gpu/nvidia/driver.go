@@ -16,42 +16,41 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Options say where the driver is.
+// Options say where the driver is installed.
 type Options struct {
-	// DriverRoot is the folder of this container at which the root of the driver's installation is
-	// mounted; empty for "/". The library is looked for below it at every Open: a driver may arrive
+	// DriverRoot is the directory of this container where the root of the driver's installation is
+	// mounted; empty for "/". Every Open looks for the library below it: a driver may be installed
 	// late.
 	DriverRoot string
-	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	// SearchPath are directories below the driver root to search first for libraries.
 	SearchPath []string
-	// Library is used in place of the machine's library, for simulated nodes; nil for the machine's.
+	// Library replaces the machine's library, for simulated nodes; nil for the machine's library.
 	Library nvml.Interface
-	// Root is the filesystem with the machine's /sys at "sys" and /proc at "proc"; nil for this
+	// Root is the file system with the machine's /sys at "sys" and /proc at "proc"; nil for this
 	// process's own.
 	Root fs.FS
 	// Metrics counts each call into the driver; nil counts nothing.
 	Metrics Metrics
 }
 
-// A Driver opens sessions with the NVIDIA driver, one at a time. Its methods may be called from
-// several goroutines.
+// A Driver opens sessions with the NVIDIA driver, one at a time. It is safe for concurrent use.
 type Driver struct {
 	options Options
-	// calls makes all calls but the waits for events. Both outlive a Session: however often sessions
-	// are opened, no more than one call about each GPU, one about none and one wait hang.
+	// calls makes all calls except waits for events. Both workers outlive a Session: however many
+	// sessions are opened, at most one call about each GPU, one about no GPU and one wait hang.
 	calls, events *worker
-	// node and waits are the records of calls that are about no GPU, and of waits for events.
+	// node records calls about no GPU, and waits records waits for events.
 	node, waits *callRecord
 
-	// The rest is used by the goroutine that has the turn of calls.
+	// The fields below belong to the goroutine that has the worker calls.
 
-	open    bool
-	loaded  *library // what the process is bound to; nil until a library was loaded
-	version string   // of the driver, as the last session began
-	late    *Session // was opened when nobody waited for it any more; the next Open returns it
+	open         bool
+	boundLibrary *library // the library that the process is bound to; nil until one was loaded
+	version      string   // driver version at the start of the last session
+	lateSession  *Session // a session that opened after its caller gave up; the next Open returns it
 }
 
-// New returns the driver. It touches nothing. There can be only one Driver for a library.
+// New returns the driver. It does no I/O. There can be only one Driver for a library.
 func New(o Options) *Driver {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
@@ -61,19 +60,19 @@ func New(o Options) *Driver {
 	return d
 }
 
-// record returns a new record of calls that are about a GPU, or about none.
+// record returns a new record of calls about a GPU, or about none.
 func (d *Driver) record(gpu int) *callRecord {
 	return &callRecord{gpu: gpu, count: d.options.Metrics}
 }
 
-// Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it
-// for the first time, so that what happens after Open is either seen by Scan or reported by Next.
-// GPUs whose calls hang are left out.
+// Open starts a session. It initialises NVML, registers for the events of every GPU, and visits
+// every GPU once: anything that happens after Open is seen by Scan or reported by Next. GPUs whose
+// calls hang are left out.
 //
-// The error wraps inventory.ErrNoDriver when there is no driver yet, inventory.ErrDriverReplaced
-// when only a new process can talk to it, and inventory.ErrNoAnswer when a call about no GPU did
-// not return in time: where such a session comes late, the next Open returns it. To open a second
-// session while one is open is an error.
+// The error wraps inventory.ErrNoDriver if there is no driver yet, inventory.ErrDriverReplaced if
+// only a new process can talk to it, and inventory.ErrNoAnswer if a call about no GPU did not
+// return in time. A session that opens after such an error is returned by the next Open. Open fails
+// while another session is open.
 func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	defer func() { err = wrap(err, "open an NVML session") }()
 	if err := d.calls.take(ctx); err != nil {
@@ -81,11 +80,11 @@ func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	}
 	defer d.calls.release()
 	var s *Session
-	var failed error // a job that is given up writes it later
+	var failed error // local: a job that was given up may write it later
 	start := func() { s, failed = d.start() }
 	adopt := func() {
 		if failed == nil {
-			d.late = s
+			d.lateSession = s
 		}
 	}
 	if err := d.calls.job(ctx, d.node, openPatience, start, adopt); err != nil {
@@ -98,21 +97,21 @@ func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	return s, nil
 }
 
-// pinned reports whether the session cannot be closed now, because a call hangs.
+// pinned reports whether a hanging call keeps the session from being closed.
 func (d *Driver) pinned() bool { return len(d.calls.hanging()) > 0 }
 
-// Calls returns the calls into the driver that were waited for in vain and have not returned, the
-// oldest first. Each keeps a thread.
+// Calls returns the calls into the driver that were given up and have not returned, oldest first.
+// Each of them occupies a thread.
 func (d *Driver) Calls() []inventory.Call {
 	calls := slices.Concat(d.calls.hanging(), d.events.hanging())
 	slices.SortFunc(calls, func(a, b inventory.Call) int { return a.Since.Compare(b.Since) })
 	return calls
 }
 
-// start begins a session, in a job.
+// start opens a session, in a job.
 func (d *Driver) start() (*Session, error) {
-	if s := d.late; s != nil {
-		d.late = nil
+	if s := d.lateSession; s != nil {
+		d.lateSession = nil
 		return s, nil
 	}
 	if d.open {
@@ -125,111 +124,112 @@ func (d *Driver) start() (*Session, error) {
 	if err := lib.lookUp(); err != nil {
 		return nil, err
 	}
-	bound := boundGPUs(d.options.Root) // first: a GPU that comes now is rather seen by Scan than by nobody
+	bound := boundGPUs(d.options.Root) // before the library: a GPU that appears meanwhile is then seen by Scan
 	d.node.begin("nvmlInit")
 	ret := lib.Init()
 	d.node.end(ret)
 	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return nil, fmt.Errorf("%w: %s", inventory.ErrNoDriver, d.unloadable(lib))
 	}
-	before := d.loaded
-	d.loaded = lib
+	before := d.boundLibrary
+	d.boundLibrary = lib
 	if ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH {
-		return nil, fmt.Errorf("nvmlInit: %w", d.mismatch(cmp.Or(before, lib)))
+		return nil, fmt.Errorf("nvmlInit: %w", d.mismatchError(cmp.Or(before, lib)))
 	}
 	if ret != nvml.SUCCESS {
 		return nil, initFailure(ret)
 	}
 	d.open = true
 	s := newSession(d, newAPI(lib, lib.has, d.node))
-	if err := s.start(bound); err != nil {
+	if err := s.readFacts(bound); err != nil {
 		return nil, errors.Join(err, s.stop())
 	}
 	return s, nil
 }
 
-// installed is what a simulated library says of the files of its driver.
-type installed interface {
-	// Installed returns the version of the files that a process which starts now loads.
+// installedVersion is implemented by a simulated library with driver files.
+type installedVersion interface {
+	// Installed returns the version of the files that a new process loads.
 	Installed() string
 }
 
-// found returns the library that is installed now, loaded or not.
-func (d *Driver) found() (*library, error) {
+// installedLibrary returns the installed library, loaded or not.
+func (d *Driver) installedLibrary() (*library, error) {
 	if d.options.Library == nil {
 		return findLibrary(d.options.DriverRoot, d.options.SearchPath)
 	}
 	found := &library{Interface: d.options.Library}
-	if files, tells := d.options.Library.(installed); tells {
+	if files, tells := d.options.Library.(installedVersion); tells {
 		found.version = files.Installed()
 	}
 	return found, nil
 }
 
-// library returns the library to use now. Once one was loaded it can only be that one: the process
-// is bound to it.
+// library returns the library to use. Once a library was loaded, the process is bound to it.
 func (d *Driver) library() (*library, error) {
-	found, err := d.found()
+	found, err := d.installedLibrary()
 	switch {
 	case err != nil:
 		return nil, err
-	case d.loaded == nil:
+	case d.boundLibrary == nil:
 		return found, nil
-	case found.path == "" && d.loaded.path != "":
-		return nil, fmt.Errorf("%w: its library %s was removed: install the driver", inventory.ErrNoDriver, d.loaded.path)
-	case !found.same(d.loaded) && !d.loaded.there():
-		return nil, d.replaced(found)
+	case found.path == "" && d.boundLibrary.path != "":
+		return nil, fmt.Errorf("%w: its library %s was removed: install the driver", inventory.ErrNoDriver,
+			d.boundLibrary.path)
+	case !found.same(d.boundLibrary) && !d.boundLibrary.isLoadable():
+		return nil, d.replacedError(found)
 	}
-	return d.loaded, nil
+	return d.boundLibrary, nil
 }
 
-// onDisk returns the version of the driver's files where that is not the version of the open
-// session; empty if it is, or is not known. While a file is missing or not whole, it is being
-// replaced.
+// onDisk returns the version of the driver's files if it differs from the version of the open
+// session; empty if it is equal or unknown. A missing or incomplete file is being replaced.
 func (d *Driver) onDisk() string {
-	found, err := d.found()
-	if err != nil || found.version == d.version || found.same(d.loaded) {
+	found, err := d.installedLibrary()
+	if err != nil || found.version == d.version || found.same(d.boundLibrary) {
 		return ""
 	}
 	return found.version
 }
 
-// replaced returns the error of a library in whose place there is another one now: a new process
-// can use that, unless the kernel module is still the one of this process.
-func (d *Driver) replaced(found *library) error {
+// replacedError returns the error for a library that was replaced by found. A new process can use
+// found, unless the kernel module is still that of this process.
+func (d *Driver) replacedError(found *library) error {
 	module := d.module()
 	if found.version != "" && module != "" && module == d.version && module != found.version {
-		return misfit(found.version, module)
+		return versionMismatch(found.version, module)
 	}
 	return fmt.Errorf("%w: its library was %s and is %s now: start this program again",
-		inventory.ErrDriverReplaced, d.loaded, found)
+		inventory.ErrDriverReplaced, d.boundLibrary, found)
 }
 
-// mismatch returns the error of a library that the kernel module refused because of its version.
-func (d *Driver) mismatch(lib *library) error {
-	found, err := d.found()
+// mismatchError returns the error for a library refused by the kernel module because of its
+// version.
+func (d *Driver) mismatchError(lib *library) error {
+	found, err := d.installedLibrary()
 	if err == nil && !found.same(lib) {
-		return d.replaced(found)
+		return d.replacedError(found)
 	}
-	return misfit(lib.version, d.module())
+	return versionMismatch(lib.version, d.module())
 }
 
-// misfit says that the driver's files and the kernel module are of different versions, and what to
-// do. Versions may be empty.
-func misfit(library, module string) error {
+// versionMismatch reports different versions of the driver's files and the kernel module, with the
+// remedy. Versions may be empty.
+func versionMismatch(library, module string) error {
 	switch driver := (inventory.Driver{Version: module, OnDisk: library}); {
 	case library == "" || module == "" || library == module:
 		return fmt.Errorf("%w: the kernel module is of another version than the library: restart the node",
 			inventory.ErrDriverMismatch)
 	case (inventory.Driver{Version: library}).Before(module):
-		return fmt.Errorf("%w: driver %s in this container, %s loaded: start the pod again; if that does not help, restart the node",
+		return fmt.Errorf("%w: driver %s in this container, %s loaded: start the pod again; if that does not help, restart "+
+			"the node",
 			inventory.ErrOldLibrary, library, module)
 	default:
 		return fmt.Errorf("%w: %s", inventory.ErrDriverMismatch, driver.Mismatch())
 	}
 }
 
-// module returns the version of the kernel module that is loaded; empty if it cannot be read.
+// module returns the version of the loaded kernel module; empty if it cannot be read.
 func (d *Driver) module() string {
 	text, err := fs.ReadFile(d.options.Root, "sys/module/nvidia/version")
 	if err != nil {
@@ -238,7 +238,7 @@ func (d *Driver) module() string {
 	return strings.TrimSpace(string(text))
 }
 
-// unloadable says why a library could not be loaded, and what to do about it.
+// unloadable says why a library could not be loaded, with the remedy.
 func (d *Driver) unloadable(lib *library) string {
 	if lib.path != "" {
 		return fmt.Sprintf("%s cannot be loaded: ldd names what it lacks", lib.path)
@@ -248,11 +248,12 @@ func (d *Driver) unloadable(lib *library) string {
 	if driverroot.IsWSL(d.options.Root) {
 		return said + "this is WSL, whose GPU is behind /dev/dxg, and this program does not offer it"
 	}
-	return said + "install the driver, set --driver-root-ctr-path to the folder at which its root is mounted, or --library-search-path to " +
+	return said + "install the driver, set --driver-root-ctr-path to the folder at which its root is mounted, or " +
+		"--library-search-path to " +
 		"the folder with its libraries"
 }
 
-// initFailure says why NVML cannot be initialised, and what to do about it.
+// initFailure says why NVML cannot be initialised, with the remedy.
 func initFailure(ret nvml.Return) error {
 	err := failure("nvmlInit", ret)
 	switch ret {

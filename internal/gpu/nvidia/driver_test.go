@@ -31,7 +31,8 @@ func TestOpenErrors(t *testing.T) {
 			"the kernel module is not loaded",
 		},
 		"other kernel module": {
-			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverMismatch, "the kernel module is of another version than the library: restart the node",
+			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverMismatch,
+			"the kernel module is of another version than the library: restart the node",
 		},
 		"no permission":   {fail("Init", "NO_PERMISSION"), nvml.ERROR_NO_PERMISSION, "run this container privileged"},
 		"another failure": {fail("Init", "UNKNOWN"), nvml.ERROR_UNKNOWN, "nvmlInit: ERROR_UNKNOWN"},
@@ -75,7 +76,9 @@ func TestReplacedFiles(t *testing.T) {
 	r.inject(files("580.95.05"))
 	for range 2 {
 		snapshot, err := r.Scan(r.ctx)
-		if got, want := snapshot.Driver.Mismatch(), "driver 580.95.05 on disk, 550.163.01 loaded: restart the node"; err != nil || got != want || len(snapshot.GPUs) != 1 {
+		if got, want := snapshot.Driver.Mismatch(),
+			"driver 580.95.05 on disk, 550.163.01 loaded: restart the node"; err != nil || got != want ||
+			len(snapshot.GPUs) != 1 {
 			t.Fatalf("the open session says %q and %v of %d GPUs, want %q", got, err, len(snapshot.GPUs), want)
 		}
 	}

@@ -10,36 +10,34 @@ import (
 )
 
 const (
-	// waitStep is how long one wait for events lasts at most: so long Close may have to wait. Shorter
-	// ones cost more of an idle node: each wakes some threads.
+	// waitStep is the longest duration of one wait for events, and so the longest wait of Close.
+	// Shorter waits would cost an idle node more, because each wakes some threads.
 	waitStep = 500 * time.Millisecond
-	// waitPatience is how much longer a wait may take before Next says that the driver does not
-	// answer.
+	// waitPatience is how much longer a wait may take before Next returns ErrNoAnswer.
 	waitPatience = 10 * time.Second
-	// minRest and maxRest are the shortest and the longest pause after a wait that was of no use: NVML
-	// answers at once that a GPU is lost, but no GPU says that it is; or no GPU is left that gives
-	// events.
-	minRest = time.Second
-	maxRest = 5 * time.Second
-	// waitGap is the average time between two waits: waits that end at once must not use a whole core.
-	// Up to waitBurst waits may follow each other without a pause, so that many events that happen
-	// together are returned together. After that there is a pause of waitStep: many short pauses would
-	// cost more than the waits.
+	// minPause and maxRest are the shortest and longest pause after a useless wait: NVML answers at
+	// once that a GPU is lost but no GPU admits it, or no GPU with events is left.
+	minPause = time.Second
+	maxPause = 5 * time.Second
+	// waitGap is the average time between two waits: waits that end at once must not use a whole
+	// core. Up to waitBurst waits may follow each other without a pause, to return simultaneous
+	// events together. Then follows a pause of waitStep: many short pauses would cost more than the
+	// waits.
 	waitGap   = 10 * time.Millisecond
 	waitBurst = 256
 )
 
-// Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more
-// events. The events of the other GPUs still come.
+// Next waits for an event and returns it. A lost GPU has one EventLost and no further events; the
+// other GPUs still have events.
 //
-// It returns the error of ctx when ctx ends. Any other error means that this session has no more
-// events: it wraps inventory.ErrNoAnswer when a wait hangs.
+// It returns the error of ctx when ctx ends. After any other error the session has no more events.
+// The error wraps inventory.ErrNoAnswer if a wait hangs.
 func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 	for {
-		if err := s.rest(ctx); err != nil {
+		if err := s.pauseBeforeWait(ctx); err != nil {
 			return inventory.Event{}, err
 		}
-		s.space(time.Now())
+		s.spaceWaits(time.Now())
 		o, err := s.wait(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
@@ -48,36 +46,36 @@ func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 			return inventory.Event{}, fmt.Errorf("wait for events: %w", err)
 		}
 		if o.useless {
-			s.useless = min(max(2*s.useless, minRest), maxRest)
+			s.uselessPause = min(max(2*s.uselessPause, minPause), maxPause)
 		} else {
-			s.useless = 0
+			s.uselessPause = 0
 		}
 		if o.found {
 			s.mu.Lock()
-			s.relink = s.relink || o.event.Kind == inventory.EventXID && linkXIDs[o.event.XID]
+			s.linksChanged = s.linksChanged || o.event.Kind == inventory.EventXID && linkXIDs[o.event.XID]
 			s.mu.Unlock()
 			return o.event, nil
 		}
 	}
 }
 
-// linkXIDs are the XIDs that say that something happened to an NVLink.
+// linkXIDs are the XIDs of NVLink errors.
 var linkXIDs = map[uint64]bool{
 	74: true, 144: true, 145: true, 146: true, 147: true, 148: true, 149: true, 150: true, 155: true,
 }
 
-// space counts a wait that begins now, and sets the time before which the next one may not begin.
-func (s *Session) space(now time.Time) {
-	if burst := now.Add(-waitBurst * waitGap); s.due.Before(burst) {
-		s.due = burst
+// spaceWaits counts a wait that begins now, and sets the earliest time of the next one.
+func (s *Session) spaceWaits(now time.Time) {
+	if burst := now.Add(-waitBurst * waitGap); s.nextWait.Before(burst) {
+		s.nextWait = burst
 	}
-	s.due = s.due.Add(waitGap)
+	s.nextWait = s.nextWait.Add(waitGap)
 }
 
-// rest lasts until the next wait may begin.
-func (s *Session) rest(ctx context.Context) error {
-	pause := s.useless
-	if time.Until(s.due) > 0 {
+// pauseBeforeWait waits until the next wait may begin.
+func (s *Session) pauseBeforeWait(ctx context.Context) error {
+	pause := s.uselessPause
+	if time.Until(s.nextWait) > 0 {
 		pause = max(pause, waitStep)
 	}
 	if pause == 0 {
@@ -93,7 +91,8 @@ func (s *Session) rest(ctx context.Context) error {
 	}
 }
 
-// wait makes one wait, in a job. An event that comes after ctx ended is kept for the next one.
+// wait makes one wait, in a job. An event that arrives after the end of ctx is kept for the next
+// wait.
 func (s *Session) wait(ctx context.Context) (outcome, error) {
 	var o outcome
 	var err error
@@ -114,12 +113,12 @@ func (s *Session) wait(ctx context.Context) (outcome, error) {
 	return o, err
 }
 
-// register registers for the events of GPUs that were identified since the last wait, or for which
-// it was not permitted.
+// register registers for the events of GPUs identified since the last wait, and of GPUs whose
+// registration was not permitted before.
 func (s *Session) register() {
 	s.mu.Lock()
-	joining := slices.Concat(s.joining, s.watch.again())
-	s.joining = nil
+	joining := slices.Concat(s.unregistered, s.watch.dueRefused())
+	s.unregistered = nil
 	s.mu.Unlock()
 	if len(joining) == 0 {
 		return

@@ -9,10 +9,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// errClosed is the error of a call on a Session that was closed.
+// errClosed is the error of a call on a closed Session.
 var errClosed = errors.New("the NVML session is closed")
 
-// failure turns what a call returned into an error; nil for success.
+// failure returns the error for the return code of a call; nil for success.
 func failure(call string, ret nvml.Return) error {
 	var kind error
 	switch ret {
@@ -30,7 +30,7 @@ func failure(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w: %w", call, kind, ret)
 }
 
-// wrap adds what was tried to an error.
+// wrap adds the attempted action to an error.
 func wrap(err error, what string) error {
 	if err == nil {
 		return nil
@@ -38,7 +38,7 @@ func wrap(err error, what string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// unprivileged adds the missing capability to the error of a call that was not permitted.
+// unprivileged adds the missing capability to the error of a call without permission.
 func unprivileged(err error) error {
 	if errors.Is(err, nvml.ERROR_NO_PERMISSION) {
 		return fmt.Errorf("%w (%w)", inventory.ErrNoPermission, err)
@@ -46,16 +46,16 @@ func unprivileged(err error) error {
 	return err
 }
 
-// callResults sum up the results of several calls about one GPU: the worst result decides.
+// callResults combines the results of several calls about one GPU: the worst result decides.
 type callResults struct {
 	contact inventory.Contact
 	reason  string
 	ret     nvml.Return // the worst result
-	// incomplete is the first call for a signal that failed without saying anything of the GPU.
+	// incomplete is the first call for a signal that failed without information about the GPU.
 	incomplete string
 }
 
-// must notes the result of a call that identifies the GPU, and reports whether it succeeded.
+// must records the result of a call that identifies the GPU, and reports success.
 func (a *callResults) must(call string, ret nvml.Return) bool {
 	if ret != nvml.SUCCESS {
 		a.note(call, ret, max(contact(ret), inventory.ContactFailing))
@@ -63,15 +63,14 @@ func (a *callResults) must(call string, ret nvml.Return) bool {
 	return ret == nvml.SUCCESS
 }
 
-// may notes the result of a call that not every GPU and driver supports, and reports whether it
-// succeeded.
+// may records the result of a call that some GPUs and drivers lack, and reports success.
 func (a *callResults) may(call string, ret nvml.Return) bool {
 	a.note(call, ret, contact(ret))
 	return ret == nvml.SUCCESS
 }
 
-// extra is may for a call whose failure says something about the GPU only if the GPU is lost or
-// wants a reset.
+// extra is may for a call whose failure tells something about the GPU only if the GPU is lost or
+// needs a reset.
 func (a *callResults) extra(call string, ret nvml.Return) bool {
 	if c := contact(ret); c >= inventory.ContactResetRequired {
 		a.note(call, ret, c)
@@ -79,7 +78,7 @@ func (a *callResults) extra(call string, ret nvml.Return) bool {
 	return ret == nvml.SUCCESS
 }
 
-// signal is extra for a call whose failure leaves a signal unknown that the GPU may have.
+// signal is extra for a call whose failure leaves an existing signal unknown.
 func (a *callResults) signal(call string, ret nvml.Return) bool {
 	if a.incomplete == "" && contact(ret) == inventory.ContactFailing {
 		a.incomplete = failure(call, ret).Error()
@@ -93,10 +92,10 @@ func (a *callResults) note(call string, ret nvml.Return, c inventory.Contact) {
 	}
 }
 
-// gone reports whether further calls about the GPU are useless.
-func (a *callResults) gone() bool { return a.contact >= inventory.ContactResetRequired }
+// isUseless reports whether further calls about the GPU are useless.
+func (a *callResults) isUseless() bool { return a.contact >= inventory.ContactResetRequired }
 
-// contact returns what a return code says about the GPU.
+// contact returns the meaning of a return code for the GPU.
 func contact(ret nvml.Return) inventory.Contact {
 	switch ret {
 	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_NOT_FOUND:

@@ -11,20 +11,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// functions are the NVML functions that this package calls. Only what is in this table is ever
-// called.
+// functions are the NVML functions called by this package. No other function is ever called.
 var functions = []string{
 	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion",
-	"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
+	"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo",
+	"nvmlDeviceGetMinorNumber",
 	"nvmlDeviceGetName", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetAddressingMode", "nvmlDeviceGetMemoryInfo",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes",
 	"nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo",
-	"nvmlGpuInstanceGetComputeInstanceById", "nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo",
+	"nvmlGpuInstanceGetComputeInstanceById", "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+	"nvmlComputeInstanceGetInfo",
 	"nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances",
 	"nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy",
-	"nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceCreateComputeInstanceWithPlacement", "nvmlComputeInstanceDestroy",
+	"nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+	"nvmlComputeInstanceDestroy",
 	"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkVersion", "nvmlDeviceGetNvLinkRemoteDeviceType",
 	"nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetTopologyCommonAncestor",
 	"nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors",
@@ -45,12 +47,12 @@ var functions = []string{
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetPcieThroughput",
 	"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet",
 	"nvmlGpmMetricsGet",
-	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree",
+	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait",
+	"nvmlEventSetFree",
 	"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
 }
 
-// versions are the newer versions of functions that go-nvml calls instead, where the library has
-// them.
+// versions are newer versions of functions. go-nvml calls them instead if the library has them.
 var versions = map[string][]string{
 	"nvmlInit":                                   {"nvmlInit_v2"},
 	"nvmlDeviceGetCount":                         {"nvmlDeviceGetCount_v2"},
@@ -63,26 +65,26 @@ var versions = map[string][]string{
 	"nvmlDeviceGetComputeRunningProcesses": {"nvmlDeviceGetComputeRunningProcesses_v2",
 		"nvmlDeviceGetComputeRunningProcesses_v3"},
 	"nvmlDeviceGetGridLicensableFeatures": {
-		"nvmlDeviceGetGridLicensableFeatures_v2", "nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceGetGridLicensableFeatures_v4",
+		"nvmlDeviceGetGridLicensableFeatures_v2", "nvmlDeviceGetGridLicensableFeatures_v3",
+		"nvmlDeviceGetGridLicensableFeatures_v4",
 	},
 	"nvmlEventSetWait": {"nvmlEventSetWait_v2"},
 }
 
-// needed are the functions without which no GPU can be served. Every driver since R418 has them.
-var needed = []string{
+// requiredFunctions are the functions needed to serve any GPU. Every driver since R418 has them.
+var requiredFunctions = []string{
 	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount",
 	"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
 }
 
-// lookUp returns which of the functions a library has. It is an error if one that is needed is
-// missing.
+// lookUp returns the functions that a library has. It fails if a needed function is missing.
 func lookUp(symbol func(name string) error) (map[string]bool, error) {
 	has := map[string]bool{}
 	for _, function := range functions {
 		found := func(name string) bool { return symbol(name) == nil }
 		has[function] = found(function) || slices.ContainsFunc(versions[function], found)
 	}
-	missing := slices.DeleteFunc(slices.Clone(needed), func(function string) bool { return has[function] })
+	missing := slices.DeleteFunc(slices.Clone(requiredFunctions), func(function string) bool { return has[function] })
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("%w: its library has no %s: install driver R418 or newer",
 			inventory.ErrNoDriver, strings.Join(missing, ", "))
@@ -90,49 +92,49 @@ func lookUp(symbol func(name string) error) (map[string]bool, error) {
 	return has, nil
 }
 
-// No machine has more GPUs, and no GPU more MIG devices. What counts more is wrong.
+// No machine has more GPUs, and no GPU more MIG devices. A larger count is an error of the driver.
 const (
 	maxGPUs       = 256
 	maxMIGDevices = 64
 )
 
-// An api is NVML in one session. To call a function that the library lacks ends the process: called
-// through the api and the handles that it returns, it answers ERROR_FUNCTION_NOT_FOUND.
+// An api is NVML in one session. Calling a missing function would end the process: through the api
+// and its handles, a missing function returns ERROR_FUNCTION_NOT_FOUND.
 type api struct {
 	lib nvml.Interface
-	has map[string]bool // of the functions in the table: those of the library
-	// record is called for each call.
+	has map[string]bool // functions of the table that the library has
+	// record records each call.
 	record *callRecord
 
 	mu       sync.Mutex
-	supports map[question]bool // by the first answer
+	supports map[question]bool // from the first answer
 }
 
-// A question is a call on one device.
+// A question is a call about one device.
 type question struct {
 	device   nvml.Device
 	function string
-	argument int // 0 for a function without one
+	argument int // 0 for a function without argument
 }
 
 func newAPI(lib nvml.Interface, has map[string]bool, r *callRecord) *api {
 	return &api{lib: lib, has: has, record: r, supports: map[question]bool{}}
 }
 
-// of returns the same NVML, whose calls go into another record.
-func (a *api) of(r *callRecord) *api { return newAPI(a.lib, a.has, r) }
+// withRecord returns the same NVML with another record of calls.
+func (a *api) withRecord(r *callRecord) *api { return newAPI(a.lib, a.has, r) }
 
-// forget forgets what a GPU and its MIG devices did not support, so that they are asked again. What
-// a GPU supports can change with its MIG devices, and the driver uses the handle of an earlier MIG
-// device for a later one.
+// forget forgets the unsupported calls of a GPU and its MIG devices, so that they are tried again.
+// The supported calls of a GPU can change with its MIG devices, and the driver reuses the handles
+// of MIG devices.
 func (d device) forget() {
 	d.api.mu.Lock()
 	defer d.api.mu.Unlock()
-	clear(d.api.supports) // each GPU has an api of its own
+	clear(d.api.supports) // each GPU has its own api
 }
 
-// invoke calls a function. It returns ERROR_UNKNOWN where go-nvml panics, as it does where the
-// driver returns a length that cannot be.
+// invoke calls a function. It returns ERROR_UNKNOWN if go-nvml panics, for example on an impossible
+// length from the driver.
 func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (value T, ret nvml.Return) {
 	if !a.has[function] {
 		return value, nvml.ERROR_FUNCTION_NOT_FOUND
@@ -146,13 +148,13 @@ func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (value T,
 	return f()
 }
 
-// act calls a function that returns nothing else.
+// act calls a function without further results.
 func act(a *api, function string, f func() nvml.Return) nvml.Return {
 	_, ret := invoke(a, function, func() (struct{}, nvml.Return) { return struct{}{}, f() })
 	return ret
 }
 
-// deviceFunctions are the functions that are about a device, by the names that go-nvml gives them.
+// deviceFunctions are the functions about a device, by their names in go-nvml.
 var deviceFunctions = func() map[string]string {
 	names := map[string]string{}
 	for _, function := range functions {
@@ -161,14 +163,14 @@ var deviceFunctions = func() map[string]string {
 	return names
 }()
 
-// command calls a function that changes something about a device.
+// command calls a function that changes a device.
 func command(d device, function string, f func() nvml.Return) nvml.Return {
 	return act(d.api, deviceFunctions[function], f)
 }
 
-// query calls a function that asks a device for something. A device whose first answer was
-// ERROR_NOT_SUPPORTED is not asked again in this session: some such calls are slow, and in a
-// virtual machine some leave a line in the kernel's log.
+// query calls a function that reads from a device. After ERROR_NOT_SUPPORTED, the call is not
+// repeated for the device in this session: some of these calls are slow, and some write a line to
+// the kernel log of a virtual machine.
 func query[T any](d device, function string, f func() (T, nvml.Return)) (T, nvml.Return) {
 	return queryFor(d, function, 0, func(int) (T, nvml.Return) { return f() })
 }
@@ -210,8 +212,8 @@ func (a *api) SystemGetConfComputeGpusReadyState() (uint32, nvml.Return) {
 	return invoke(a, "nvmlSystemGetConfComputeGpusReadyState", a.lib.SystemGetConfComputeGpusReadyState)
 }
 
-// DeviceGetCount returns how many GPUs there are. A driver that counts more than maxGPUs is wrong:
-// then those count that have an index.
+// DeviceGetCount returns the number of GPUs. If the driver counts more than maxGPUs, only the GPUs
+// with an index count.
 func (a *api) DeviceGetCount() (int, nvml.Return) {
 	count, ret := invoke(a, "nvmlDeviceGetCount", a.lib.DeviceGetCount)
 	if count <= maxGPUs {
@@ -231,7 +233,7 @@ func (a *api) DeviceGetHandleByIndex(index int) (device, nvml.Return) {
 	return device{a, handle}, ret
 }
 
-// EventSetCreate returns a set. A library that lacks what a set is used with has no sets.
+// EventSetCreate returns a set, unless the library lacks a function to use it.
 func (a *api) EventSetCreate() (nvml.EventSet, nvml.Return) {
 	if !a.has["nvmlEventSetWait"] || !a.has["nvmlEventSetFree"] {
 		return nil, nvml.ERROR_FUNCTION_NOT_FOUND
@@ -239,7 +241,7 @@ func (a *api) EventSetCreate() (nvml.EventSet, nvml.Return) {
 	return invoke(a, "nvmlEventSetCreate", a.lib.EventSetCreate)
 }
 
-// SystemEventSetCreate fills in a set. A library that lacks what a set is used with has no sets.
+// SystemEventSetCreate fills in a set, unless the library lacks a function to use it.
 func (a *api) SystemEventSetCreate(r *nvml.SystemEventSetCreateRequest) nvml.Return {
 	for _, function := range []string{
 		"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",

@@ -68,8 +68,9 @@ func TestR418(t *testing.T) {
 	}
 }
 
-// needed are the functions without which no GPU can be served. Every driver since R418 has them.
-var needed = []string{
+// requiredFunctions are the functions without which no GPU can be served. Every driver since R418
+// has them.
+var requiredFunctions = []string{
 	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount",
 	"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
 }
@@ -81,7 +82,7 @@ func lacksOne(t *testing.T, d *nvidia.Driver, _ string) {
 	lacks := os.Getenv(stubLacks)
 	base := regexp.MustCompile(`_v\d$`).ReplaceAllString(lacks, "")
 	s, err := d.Open(ctx)
-	if slices.Contains(needed, base) {
+	if slices.Contains(requiredFunctions, base) {
 		if !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), base+": install driver R418") {
 			t.Errorf("Open: got error %v, want one that names %s", err, base)
 		}

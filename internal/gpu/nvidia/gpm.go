@@ -10,35 +10,35 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A gpm measures a GPU by NVML's GPU performance monitoring (Hopper and newer): the driver counts,
-// and a value is made of two counts. A job of the GPU has it, and then nobody else.
+// A gpm measures a GPU with NVML's GPU performance monitoring (Hopper or newer). The driver counts,
+// and a value is computed from two counts. Only one job of the GPU may use it at a time.
 type gpm struct {
-	counts map[int]*gpmCounts // by the ID of the GPU instance, or wholeGPU
-	seen   map[int]bool       // by the sample under way
+	counts   map[int]*gpmCounts // by the ID of the GPU instance, or wholeGPU
+	measured map[int]bool       // measured in the current sample
 }
 
 const wholeGPU = -1
 
-// gpmCounts are what the driver counted for a GPU or a GPU instance.
+// gpmCounts are the driver's counts of a GPU or a GPU instance.
 type gpmCounts struct {
-	uuid        string         // of the GPU or of a MIG device in the instance: the numbers of instances are used again
-	last, spare nvml.GpmSample // spare is written to next
-	taken       time.Time      // when last was; zero before
+	uuid        string         // of the GPU, or of a MIG device in the instance: instance IDs are reused
+	last, spare nvml.GpmSample // spare is the next to be written
+	lastTime    time.Time      // time of last; zero without last
 }
 
-// Two counts are made into a value if they are this far apart.
+// Two counts give a value if they are this far apart.
 const (
 	shortestCount = 900 * time.Millisecond
 	longestCount  = 10 * time.Minute
 )
 
-// gpmMeasures are the measures, by NVML's metrics, with what NVML's values are multiplied by and
-// the most that they can be.
+// gpmMeasures are the measures with NVML's metrics, the factor to apply, and the highest possible
+// value.
 var gpmMeasures = []struct {
 	metric       nvml.GpmMetricId
 	measure      inventory.Measure
 	factor, most float64
-	instances    bool // also for GPU instances
+	instances    bool // also measured on GPU instances
 }{
 	{nvml.GPM_METRIC_GRAPHICS_UTIL, inventory.GraphicsActive, 0.01, 1, true},
 	{nvml.GPM_METRIC_ANY_TENSOR_UTIL, inventory.TensorActive, 0.01, 1, true},
@@ -52,13 +52,13 @@ var gpmMeasures = []struct {
 	{nvml.GPM_METRIC_PCIE_RX_PER_SEC, inventory.PCIeReceive, 1 << 20, mostPCIe, false},
 }
 
-// measure measures a GPU, or a GPU instance of it, since the last time. uuid names it, or a MIG
-// device in it.
+// measure measures a GPU or a GPU instance since the last time. uuid is the UUID of the GPU, or of
+// a MIG device in the instance.
 func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) nvml.Return {
 	if ret := d.supportsGPM(); ret != nvml.SUCCESS {
 		return ret
 	}
-	c, ret := p.of(d.api, gi, uuid)
+	c, ret := p.countsOf(d.api, gi, uuid)
 	if ret != nvml.SUCCESS {
 		return ret
 	}
@@ -66,8 +66,8 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 		return ret
 	}
 	now := time.Now()
-	passed := now.Sub(c.taken)
-	c.last, c.spare, c.taken = c.spare, c.last, now
+	passed := now.Sub(c.lastTime)
+	c.last, c.spare, c.lastTime = c.spare, c.last, now
 	if passed < shortestCount || passed > longestCount {
 		return nvml.SUCCESS
 	}
@@ -78,12 +78,13 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 			request.NumMetrics++
 		}
 	}
-	if ret := act(d.api, "nvmlGpmMetricsGet", func() nvml.Return { return d.api.lib.GpmMetricsGet(&request) }); ret != nvml.SUCCESS {
+	if ret := act(d.api, "nvmlGpmMetricsGet",
+		func() nvml.Return { return d.api.lib.GpmMetricsGet(&request) }); ret != nvml.SUCCESS {
 		return ret
 	}
-	for i := range request.NumMetrics { // the first are those for instances
+	for i := range request.NumMetrics { // instance metrics come first
 		got, m := request.Metrics[i], gpmMeasures[i]
-		value := math.Round(got.Value*m.factor*1e6) / 1e6 // DCGM has six decimals, too
+		value := math.Round(got.Value*m.factor*1e6) / 1e6 // DCGM also has six decimals
 		if nvml.Return(got.NvmlReturn) == nvml.SUCCESS && value >= 0 && value <= m.most && !math.IsNaN(value) {
 			into.Set(m.measure, value)
 		}
@@ -91,12 +92,12 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 	return nvml.SUCCESS
 }
 
-// of returns the counts of a GPU or GPU instance.
-func (p *gpm) of(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
-	p.seen[gi] = true
+// countsOf returns the counts of a GPU or GPU instance.
+func (p *gpm) countsOf(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
+	p.measured[gi] = true
 	if c, ok := p.counts[gi]; ok {
 		if c.uuid != uuid {
-			c.uuid, c.taken = uuid, time.Time{}
+			c.uuid, c.lastTime = uuid, time.Time{}
 		}
 		return c, nvml.SUCCESS
 	}
@@ -114,28 +115,27 @@ func (p *gpm) of(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
 	return c, nvml.SUCCESS
 }
 
-// free frees what counts were written to.
-func free(a *api, s nvml.GpmSample) { _ = act(a, "nvmlGpmSampleFree", s.Free) } // there is nothing to do about an error
+// free frees the memory of counts.
+func free(a *api, s nvml.GpmSample) { _ = act(a, "nvmlGpmSampleFree", s.Free) } // an error has no remedy
 
-// sweep frees the counts of GPU instances that were not measured in this sample, and begins the
-// next one.
+// sweep frees the counts of GPU instances missing from this sample, and begins the next sample.
 func (p *gpm) sweep(a *api) {
 	maps.DeleteFunc(p.counts, func(gi int, c *gpmCounts) bool {
-		if p.seen[gi] {
+		if p.measured[gi] {
 			return false
 		}
 		free(a, c.last)
 		free(a, c.spare)
 		return true
 	})
-	clear(p.seen)
+	clear(p.measured)
 }
 
-// freeCounts frees the counts of all GPUs. No sample is under way.
+// freeCounts frees the counts of all GPUs. No sample may be running.
 func (s *scanner) freeCounts() {
 	for _, sl := range s.slots {
 		if sl.gpm != nil {
-			clear(sl.gpm.seen) // a sample may be half taken
+			clear(sl.gpm.measured) // a sample may be incomplete
 			sl.gpm.sweep(s.api)
 		}
 	}
@@ -166,7 +166,7 @@ func (d device) supportsGPM() nvml.Return {
 	return ret
 }
 
-// count writes what the driver has counted into a sample.
+// count writes the driver's current counts into a sample.
 func (d device) count(gi int, into nvml.GpmSample) nvml.Return {
 	if gi == wholeGPU {
 		_, ret := query(d, "nvmlGpmSampleGet", func() (struct{}, nvml.Return) { return struct{}{}, into.Get(d.handle) })

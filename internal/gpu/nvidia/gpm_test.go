@@ -72,7 +72,8 @@ func TestPerformanceMonitoringOfInstances(t *testing.T) {
 		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"3g.40gb"}})
 		r.ctx = t.Context()
 		active := []string{
-			"GraphicsActive", "TensorActive", "DRAMActive", "SMActive", "SMOccupancy", "FP64Active", "FP32Active", "FP16Active",
+			"GraphicsActive", "TensorActive", "DRAMActive", "SMActive", "SMOccupancy", "FP64Active",
+			"FP32Active", "FP16Active",
 		}
 		for _, step := range []struct {
 			age  time.Duration

@@ -9,45 +9,44 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// displayOnly are the models that NVML counts and that run no work: the display adapter of a DGX
-// Station.
+// displayOnly are models counted by NVML that run no work: the display adapter of a DGX Station.
 var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
 
-// A gpu is what a session knows of the GPU at one NVML index. Its slices are replaced, never
-// written to.
+// A gpu is a session's state of the GPU at one NVML index. Its slices are replaced, never written
+// to.
 type gpu struct {
 	device device
 	pci    nvml.PciInfo
-	// seen is the GPU as it last answered; zero as long as it could not be identified. Its slices are
-	// shared with published Snapshots: they are replaced, never written to.
-	seen inventory.GPU
-	// described says that what never changes was read.
-	described  bool
-	memory     nvml.Return // what the call for MemoryBytes answered last
-	hidden     bool        // displayOnly
-	migDevices []migDevice
-	told       bool                   // the driver told this process of one of its GPU instances
-	untold     inventory.Signal[bool] // the driver refuses to; unknown before it was asked
-	unread     []inventory.LeftOut    // the MIG devices that could not be read
-	nvlink     nvlink
-	lanes      int               // how many lanes of NVLink it has, as far as that is known; else 0
-	linked     bool              // the links were read
-	ways       []way             // that were found with them
-	results    callResults       // how the GPU answered last
-	refused    error             // why its events could not be registered for
-	reading    inventory.Reading // the last one
-	read       bool              // there was one
-	fresh      bool              // nobody was told of it
-	hurried    bool              // the driver is slow, and a caller waits for the GPU: its Report can wait
-	reported   time.Time         // when the following were read
-	report     inventory.Report
-	// persistence and energy are as inventory.Reading has them.
+	// lastSeen is the GPU at its last answer; zero until it could be identified. Its slices are shared
+	// with published Snapshots: they are replaced, never written to.
+	lastSeen inventory.GPU
+	// the constant properties were read
+	isDescribed     bool
+	memory          nvml.Return // last result of the call for MemoryBytes
+	hidden          bool        // displayOnly
+	migDevices      []migDevice
+	instancesShown  bool                   // the driver showed this process a GPU instance
+	instancesHidden inventory.Signal[bool] // the driver hides GPU instances; unknown before the first call
+	unread          []inventory.LeftOut    // MIG devices that could not be read
+	nvlink          nvlink
+	lanes           int               // number of NVLink lanes; 0 if unknown
+	linksRead       bool              // the links were read
+	paths           []pciePath        // found with the links
+	results         callResults       // results of the last calls
+	eventsError     error             // why registering for its events failed
+	reading         inventory.Reading // the last Reading
+	hasReading      bool              // there was a Reading
+	isUnreturned    bool              // the Reading was not returned yet
+	skipReport      bool              // the driver is slow and a caller waits: the Report can wait
+	reportTime      time.Time         // when the following fields were read
+	report          inventory.Report
+	// persistence and energy are as in inventory.Reading.
 	persistence inventory.Signal[bool]
 	energy      inventory.Signal[uint64]
 }
 
-// ask reads the GPU of a slot into g.seen, as far as it answers.
-func (s *scanner) ask(sl *slot, g *gpu, a *callResults) {
+// identify reads the GPU of a slot into g.seen, as far as the GPU answers.
+func (s *scanner) identify(sl *slot, g *gpu, a *callResults) {
 	index := sl.record.gpu
 	device, ret := sl.api.DeviceGetHandleByIndex(index)
 	if !a.must("nvmlDeviceGetHandleByIndex", ret) {
@@ -57,8 +56,8 @@ func (s *scanner) ask(sl *slot, g *gpu, a *callResults) {
 	if !a.must("nvmlDeviceGetUUID", ret) {
 		return
 	}
-	if g.seen.UUID != uuid {
-		g.refused = s.register(sl, uuid, device)
+	if g.lastSeen.UUID != uuid {
+		g.eventsError = s.register(sl, uuid, device)
 	}
 	pci, ret := device.GetPciInfo()
 	if !a.must("nvmlDeviceGetPciInfo", ret) {
@@ -68,56 +67,55 @@ func (s *scanner) ask(sl *slot, g *gpu, a *callResults) {
 	if !a.must("nvmlDeviceGetMinorNumber", ret) {
 		return
 	}
-	if g.seen.UUID != uuid || g.pci != pci {
-		*g = gpu{pci: pci, seen: inventory.GPU{UUID: uuid, BDF: bdf(pci)}, refused: g.refused}
+	if g.lastSeen.UUID != uuid || g.pci != pci {
+		*g = gpu{pci: pci, lastSeen: inventory.GPU{UUID: uuid, BDF: bdf(pci)}, eventsError: g.eventsError}
 	}
-	g.device, g.seen.Index, g.seen.Minor = device, index, minor
-	if !g.described {
-		g.described = s.describe(g, a)
+	g.device, g.lastSeen.Index, g.lastSeen.Minor = device, index, minor
+	if !g.isDescribed {
+		g.isDescribed = s.describe(g, a)
 	}
-	if g.hidden || a.gone() {
+	if g.hidden || a.isUseless() {
 		return
 	}
 	memory, ret := device.GetMemoryInfo()
 	if g.memory = ret; a.may("nvmlDeviceGetMemoryInfo", ret) {
-		g.seen.MemoryBytes = memory.Total
+		g.lastSeen.MemoryBytes = memory.Total
 	}
-	if !a.gone() {
+	if !a.isUseless() {
 		s.readMIG(g, a)
 	}
 }
 
-// describe reads what never changes, and reports whether that is now known.
+// describe reads the constant properties, and reports whether they are known.
 func (s *scanner) describe(g *gpu, a *callResults) bool {
 	if model, ret := g.device.GetName(); a.may("nvmlDeviceGetName", ret) {
-		g.seen.Model = model
+		g.lastSeen.Model = model
 		g.hidden = slices.Contains(displayOnly, model)
 	}
 	if brand, ret := g.device.GetBrand(); a.may("nvmlDeviceGetBrand", ret) {
-		g.seen.Brand = brands[brand]
+		g.lastSeen.Brand = brands[brand]
 	}
 	if architecture, ret := g.device.GetArchitecture(); a.may("nvmlDeviceGetArchitecture", ret) {
-		g.seen.Architecture = architectures[architecture]
+		g.lastSeen.Architecture = architectures[architecture]
 	}
 	if capability, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
-		g.seen.ComputeCapability = capability
+		g.lastSeen.ComputeCapability = capability
 	}
 	if memory, ret := g.device.GetMemoryInfoV2(); a.may("nvmlDeviceGetMemoryInfo_v2", ret) {
-		g.seen.ReservedBytes = memory.Reserved
+		g.lastSeen.ReservedBytes = memory.Reserved
 	}
 	if mode, ret := g.device.GetAddressingMode(); a.may("nvmlDeviceGetAddressingMode", ret) {
-		g.seen.AddressingMode = addressingModes[nvml.DeviceAddressingModeType(mode.Value)]
+		g.lastSeen.AddressingMode = addressingModes[nvml.DeviceAddressingModeType(mode.Value)]
 	}
-	g.seen.PCIeRoot = sysfsPCIeRoot(s.root, g.seen.BDF)
-	g.seen.NUMANode = sysfsNUMANode(s.root, g.seen.BDF)
-	g.seen.Class, _ = attribute(s.root, g.seen.BDF, "class")
-	g.seen.VGPU = sysfsVGPU(s.root, g.seen.BDF)
-	g.seen.Binding = s.binding(g.seen.BDF)
+	g.lastSeen.PCIeRoot = sysfsPCIeRoot(s.root, g.lastSeen.BDF)
+	g.lastSeen.NUMANode = sysfsNUMANode(s.root, g.lastSeen.BDF)
+	g.lastSeen.Class, _ = attribute(s.root, g.lastSeen.BDF, "class")
+	g.lastSeen.VGPU = sysfsVGPU(s.root, g.lastSeen.BDF)
+	g.lastSeen.Binding = s.binding(g.lastSeen.BDF)
 	return a.contact == inventory.ContactGood
 }
 
-// binding returns what tells the GPU's being bound to the driver from another time that it was; 0
-// where nothing does.
+// binding returns a number that changes when the GPU is bound to the driver again; 0 if unknown.
 func (s *scanner) binding(bdf string) uint64 {
 	for _, b := range s.bound {
 		if b.bdf == bdf {
@@ -127,7 +125,7 @@ func (s *scanner) binding(bdf string) uint64 {
 	return 0
 }
 
-// architectures are the names of the chip generations, by NVML's numbers.
+// architectures are the names of chip generations, by NVML's numbers.
 var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_KEPLER:    "kepler",
 	nvml.DEVICE_ARCH_MAXWELL:   "maxwell",
@@ -141,7 +139,7 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_RUBIN:     "rubin",
 }
 
-// brands are the names of the brands, by NVML's numbers: those that NVIDIA's Go library gives them.
+// brands are the names of brands in NVIDIA's Go library, by NVML's numbers.
 var brands = map[nvml.BrandType]string{
 	nvml.BRAND_QUADRO:              "Quadro",
 	nvml.BRAND_TESLA:               "Tesla",

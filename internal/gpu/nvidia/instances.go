@@ -4,10 +4,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// What the driver has for GPU instances and compute instances, beside what scans need. Methods are
-// those of go-nvml, except where their comments say otherwise.
+// Functions for GPU instances and compute instances that scans do not use. Methods are those of
+// go-nvml, unless their comments differ.
 
-// A migMode is the MIG mode that is in force and the one that is pending.
+// A migMode has the current and the pending MIG mode.
 type migMode struct{ current, pending int }
 
 // GetMigModes is GetMigMode with the pending mode.
@@ -39,7 +39,7 @@ func (d device) GetGpuInstances(info nvml.GpuInstanceProfileInfo) ([]gpuInstance
 	return instances, ret
 }
 
-// GetComputeInstances returns what the compute instances of a profile are.
+// GetComputeInstances returns the descriptions of the compute instances of a profile.
 func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstanceInfo,
 	nvml.Return) {
 	info.InstanceCount = min(info.InstanceCount, maxMIGDevices)
@@ -58,7 +58,7 @@ func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) (
 	return instances, nvml.SUCCESS
 }
 
-// SetMigMode returns first how the activation of the mode went.
+// SetMigMode returns first the result of activating the mode.
 func (d device) SetMigMode(mode int) (activation, ret nvml.Return) {
 	activation, ret = invoke(d.api, "nvmlDeviceSetMigMode",
 		func() (nvml.Return, nvml.Return) { return d.handle.SetMigMode(mode) })
@@ -78,8 +78,8 @@ func (i gpuInstance) Destroy() nvml.Return {
 	return act(i.api, "nvmlGpuInstanceDestroy", i.handle.Destroy)
 }
 
-// CreateComputeInstance creates an instance at a place, or where the driver puts it if it does not
-// take that place, and returns what it is.
+// CreateComputeInstance creates an instance at a placement, or where the driver puts it if the
+// driver does not accept the placement, and returns its description.
 func (i gpuInstance) CreateComputeInstance(
 	profile nvml.ComputeInstanceProfileInfo, placement nvml.ComputeInstancePlacement,
 ) (nvml.ComputeInstanceInfo, nvml.Return) {
@@ -88,11 +88,12 @@ func (i gpuInstance) CreateComputeInstance(
 		return i.handle.CreateComputeInstanceWithPlacement(&profile, &placement)
 	})
 	switch ret {
-	case nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_INSUFFICIENT_RESOURCES:
+	case nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT,
+		nvml.ERROR_INSUFFICIENT_RESOURCES:
 		handle, ret = invoke(i.api, "nvmlGpuInstanceCreateComputeInstance", func() (nvml.ComputeInstance, nvml.Return) {
 			return i.handle.CreateComputeInstance(&profile)
 		})
-	default: // it was created, or no other place is better
+	default: // created, or no other placement is better
 	}
 	if ret != nvml.SUCCESS {
 		return nvml.ComputeInstanceInfo{}, ret

@@ -58,7 +58,7 @@ func TestFunctionsOfNewerDrivers(t *testing.T) {
 	t.Parallel()
 	tried := 0
 	for _, function := range functionsOf(t, "dgx-h100") {
-		if slices.Contains(needed, function) {
+		if slices.Contains(requiredFunctions, function) {
 			continue // TestMissingFunctions
 		}
 		t.Run(function, func(t *testing.T) {

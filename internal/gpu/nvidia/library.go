@@ -23,23 +23,23 @@ func locate(driverRoot string, searchPath []string) string {
 	return driverroot.Locate(driverRoot, driverroot.NVML, searchPath...)
 }
 
-// A library is a library of the driver that was or can be loaded.
+// A library is a library of the driver, loaded or not.
 type library struct {
 	nvml.Interface
 	path    string          // "" for the loader's choice
-	file    os.FileInfo     // of path
-	machine bool            // and not simulated
-	version string          // of the driver that it belongs to, as its name says; empty if it does not
-	has     map[string]bool // the functions that it has; nil until they were looked up
+	file    os.FileInfo     // the file at path
+	machine bool            // not simulated
+	version string          // driver version from the file name; empty if the name has none
+	has     map[string]bool // available functions; nil before lookUp
 }
 
-// lookUp finds out, once, which functions the library has. A library that cannot be loaded is not
-// an error here: Init reports it. The error wraps inventory.ErrNoDriver.
+// lookUp looks up the functions of the library, once. A library that cannot be loaded is no error
+// here: Init reports it. The error wraps inventory.ErrNoDriver.
 func (l *library) lookUp() (err error) {
 	if l.has != nil {
 		return nil
 	}
-	symbol := l.Extensions().LookupSymbol // of a simulated library: go-nvml's works only after Init
+	symbol := l.Extensions().LookupSymbol // a simulated library works before Init, go-nvml's only after it
 	if l.machine {
 		lib := dl.New(cmp.Or(l.path, driverroot.NVML), dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 		if lib.Open() != nil {
@@ -52,9 +52,9 @@ func (l *library) lookUp() (err error) {
 	return err
 }
 
-// irregular returns a path at which the loader may find something that has the library's name and
-// is no regular file; "" if there is none. To open a pipe takes for ever, and the loader keeps a
-// lock meanwhile without which the process gets no thread and does not end.
+// irregular returns a path where the loader may find a non-regular file with the library's name, or
+// "". Opening a pipe blocks forever, and the loader holds a lock meanwhile: without the lock the
+// process can neither start a thread nor end.
 func irregular() string {
 	folders := strings.Split(os.Getenv("LD_LIBRARY_PATH"), ":")
 	for _, folder := range driverroot.LibraryFolders() {
@@ -69,8 +69,8 @@ func irregular() string {
 	return ""
 }
 
-// findLibrary returns the library that is installed now. It does not load it. The error wraps
-// inventory.ErrNoDriver where it must not be loaded.
+// findLibrary returns the installed library without loading it. The error wraps
+// inventory.ErrNoDriver if the library must not be loaded.
 func findLibrary(driverRoot string, searchPath []string) (*library, error) {
 	path := locate(driverRoot, searchPath)
 	if path == "" {
@@ -91,8 +91,7 @@ func findLibrary(driverRoot string, searchPath []string) (*library, error) {
 		version: version}, nil
 }
 
-// versionForm is that of a driver's version. The name of a library may end with a number that is
-// none.
+// versionForm matches a driver version. The name of a library may end with another number.
 var versionForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\d+(\.\d+)+$`) })
 
 // same reports whether two libraries are the same file with the same content.
@@ -106,8 +105,8 @@ func (l *library) same(other *library) bool {
 	return os.SameFile(l.file, other.file) && l.file.ModTime().Equal(other.file.ModTime())
 }
 
-// there reports whether the library can still be loaded from its file.
-func (l *library) there() bool {
+// isLoadable reports whether the library's file is still loadable.
+func (l *library) isLoadable() bool {
 	if !l.machine {
 		return true
 	}

@@ -10,54 +10,56 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// nvlink is where the active NVLink lanes of a GPU lead.
+// nvlink describes the NVLink lanes of a GPU.
 type nvlink struct {
-	active   uint64   // the lanes, a bit each
-	inactive uint64   // those that the GPU has besides
-	up       uint64   // those that were active since the session was opened
-	version  int      // NVLink's generation, 0 if not known
-	switched int      // how many active lanes lead to an NVSwitch
-	peers    []string // the PCI addresses at the other end of the active lanes that do not
-	unread   bool     // not all of it could be read: it is read again by the next look
+	active     uint64   // active lanes, one bit each
+	inactive   uint64   // inactive lanes
+	everActive uint64   // lanes active at any time in this session
+	version    int      // generation of NVLink, 0 if unknown
+	switched   int      // number of active lanes to an NVSwitch
+	peers      []string // PCI addresses at the other end of the other active lanes
+	unread     bool     // incomplete: to be read again by the next look
 }
 
-// A pair is two GPUs by their PCI addresses, the lower one first. The way by PCIe between them
-// depends on these only.
+// A pair is two GPUs by PCI address, lower address first. The PCIe path between them depends only
+// on the addresses.
 type pair [2]string
 
-func pairOf(a, b *gpu) pair { return pair{min(a.seen.BDF, b.seen.BDF), max(a.seen.BDF, b.seen.BDF)} }
+func pairOf(a, b *gpu) pair {
+	return pair{min(a.lastSeen.BDF, b.lastSeen.BDF), max(a.lastSeen.BDF, b.lastSeen.BDF)}
+}
 
-// A peer is another GPU of the session to which the way by PCIe is not known.
+// A peer is another GPU of the session with an unknown PCIe path.
 type peer struct {
 	pair   pair
 	handle nvml.Device
 }
 
-// A way leads from one GPU of a pair to the other by PCIe.
-type way struct {
+// A pciePath is the PCIe path between the GPUs of a pair.
+type pciePath struct {
 	pair pair
 	path inventory.PCIePath
 }
 
-// peers returns the GPUs to which the way from the GPU of a slot is not known.
+// peers returns the GPUs whose PCIe path to the GPU of a slot is unknown.
 func (s *scanner) peers(sl *slot) []peer {
 	var peers []peer
 	for _, other := range s.slots {
 		pair := pairOf(sl.gpu, other.gpu)
-		if _, known := s.topology.paths[pair]; other != sl && other.gpu.seen.UUID != "" && !known {
+		if _, known := s.topology.paths[pair]; other != sl && other.gpu.lastSeen.UUID != "" && !known {
 			peers = append(peers, peer{pair, other.gpu.device.handle})
 		}
 	}
 	return peers
 }
 
-// readLinks reads where the lanes of a GPU lead, and the ways by PCIe to other GPUs.
+// readLinks reads the lanes of a GPU, and its PCIe paths to other GPUs.
 func (s *scanner) readLinks(sl *slot, g *gpu, peers []peer) {
 	var a callResults
-	g.linked, g.ways = true, nil
+	g.linksRead, g.paths = true, nil
 	s.readNVLink(g, &a)
 	for _, p := range peers {
-		if a.gone() {
+		if a.isUseless() {
 			break
 		}
 		other := device{api: sl.api, handle: p.handle}
@@ -66,35 +68,35 @@ func (s *scanner) readLinks(sl *slot, g *gpu, peers []peer) {
 			level, ret = other.GetTopologyCommonAncestor(g.device)
 		}
 		if at := slices.Index(pcieLevels[:], level); ret == nvml.SUCCESS && at >= 0 {
-			g.ways = append(g.ways, way{p.pair, inventory.PCIeSameBoard + inventory.PCIePath(at)})
+			g.paths = append(g.paths, pciePath{p.pair, inventory.PCIeSameBoard + inventory.PCIePath(at)})
 		} else if contact(ret) != inventory.ContactGood {
 			g.nvlink.unread = true
 		}
 	}
-	if a.gone() {
+	if a.isUseless() {
 		g.nvlink.unread, g.results = true, a
 	}
 }
 
-// linked takes over the links that were read of a GPU.
-func (s *scanner) linked(g *gpu) {
+// storeLinks stores the links that were read for a GPU.
+func (s *scanner) storeLinks(g *gpu) {
 	if s.topology.paths == nil {
 		s.topology.paths = map[pair]inventory.PCIePath{}
 	}
-	for _, p := range g.ways {
+	for _, p := range g.paths {
 		s.topology.paths[p.pair] = p.path
 	}
-	g.linked, g.ways, s.topology.stale = false, nil, true
+	g.linksRead, g.paths, s.topology.stale = false, nil, true
 }
 
-// readNVLink reads where the lanes of g lead, if other lanes are active than when it was read last.
+// readNVLink reads the destinations of the lanes of g if other lanes are active than last time.
 func (s *scanner) readNVLink(g *gpu, a *callResults) {
 	var active, inactive uint64
 	for lane := range cmp.Or(g.lanes, nvml.NVLINK_MAX_LINKS) {
 		state, ret := g.device.GetNvLinkState(lane)
 		switch a.extra("nvmlDeviceGetNvLinkState", ret); {
 		case contact(ret) != inventory.ContactGood:
-			g.nvlink.unread = true // what is known holds until the next look
+			g.nvlink.unread = true // keep the known lanes until the next look
 			return
 		case ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED:
 			active |= 1 << lane
@@ -102,38 +104,39 @@ func (s *scanner) readNVLink(g *gpu, a *callResults) {
 			inactive |= 1 << lane
 		}
 	}
-	g.nvlink.up |= active
-	g.nvlink.inactive, g.lanes = inactive, max(g.lanes, bits.Len64(active|inactive)) // a chip gets no more of them
+	g.nvlink.everActive |= active
+	// the number of lanes of a chip never grows
+	g.nvlink.inactive, g.lanes = inactive, max(g.lanes, bits.Len64(active|inactive))
 	if active == g.nvlink.active && !g.nvlink.unread {
 		return
 	}
-	n := nvlink{active: active, inactive: inactive, up: g.nvlink.up}
+	n := nvlink{active: active, inactive: inactive, everActive: g.nvlink.everActive}
 	for rest := active; rest != 0; rest &= rest - 1 {
-		if s.follow(bits.TrailingZeros64(rest), g, &n, a); a.gone() {
+		if s.addLane(bits.TrailingZeros64(rest), g, &n, a); a.isUseless() {
 			return
 		}
 	}
 	g.nvlink = n
 }
 
-// down returns how many lanes of a GPU are down: those that are not active although they were, or
-// although they are on another GPU of the same model where lanes lead to an NVSwitch. Lanes that no
-// bridge connects are never active. In MIG mode all lanes are off.
-func (s *scanner) down(g *gpu) (lanes int, known bool) {
-	if g.nvlink.active|g.nvlink.inactive == 0 || g.seen.MIG == inventory.MIGEnabled {
+// lanesDown returns how many lanes of a GPU are down. A lane is down if it was active before, or if
+// it is active on another GPU of the same model with lanes to an NVSwitch. Lanes without a bridge
+// are never active. In MIG mode all lanes are off.
+func (s *scanner) lanesDown(g *gpu) (lanes int, known bool) {
+	if g.nvlink.active|g.nvlink.inactive == 0 || g.lastSeen.MIG == inventory.MIGEnabled {
 		return 0, false
 	}
-	up := g.nvlink.up
+	up := g.nvlink.everActive
 	for _, sl := range s.slots {
-		if sl.gpu.nvlink.switched > 0 && sl.gpu.seen.Model == g.seen.Model {
-			up |= sl.gpu.nvlink.up
+		if sl.gpu.nvlink.switched > 0 && sl.gpu.lastSeen.Model == g.lastSeen.Model {
+			up |= sl.gpu.nvlink.everActive
 		}
 	}
 	return bits.OnesCount64(g.nvlink.inactive & up), true
 }
 
-// follow adds where one active lane of g leads.
-func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *callResults) {
+// addLane adds the destination of one active lane of g.
+func (s *scanner) addLane(lane int, g *gpu, n *nvlink, a *callResults) {
 	if version, ret := g.device.GetNvLinkVersion(lane); a.extra("nvmlDeviceGetNvLinkVersion", ret) {
 		n.version = max(n.version, nvlinkGenerations[nvml.NvlinkVersion(version)])
 	}
@@ -174,22 +177,22 @@ var nvlinkGenerations = map[nvml.NvlinkVersion]int{
 	nvml.NVLINK_VERSION_6_0: 6,
 }
 
-// A topology remembers how GPUs are connected.
+// A topology remembers the connections of the GPUs.
 type topology struct {
-	ends  []end                       // the GPUs, as the links were made from
+	ends  []end                       // the GPUs that the links were computed from
 	stale bool                        // links were read since
-	paths map[pair]inventory.PCIePath // only what is known
+	paths map[pair]inventory.PCIePath // known paths only
 }
 
-// An end is a GPU to which links lead.
+// An end is a GPU at the end of links.
 type end struct {
 	uuid, bdf string
 	index     int
 }
 
-// link gives every GPU that was found its links to the others. They are made anew only when the
-// GPUs are others, or their lanes lead elsewhere.
-func (s *scanner) link() {
+// setLinks sets the links of every GPU. They are computed again only after a change of the GPUs or
+// their lanes.
+func (s *scanner) setLinks() {
 	t := &s.topology
 	if !t.stale && slices.EqualFunc(t.ends, s.gpus, func(e end, g inventory.GPU) bool { return e == endOf(g) }) {
 		return
@@ -209,17 +212,16 @@ func (s *scanner) link() {
 		s.gpus[i].Links = links
 	}
 	for _, g := range s.gpus {
-		s.slots[g.Index].gpu.seen.Links = g.Links
+		s.slots[g.Index].gpu.lastSeen.Links = g.Links
 	}
 }
 
 func endOf(g inventory.GPU) end { return end{uuid: g.UUID, bdf: g.BDF, index: g.Index} }
 
-// connection returns the link from one GPU to another; false if nothing is known of it. Of each
-// fact that both ends tell, the better one holds: an end that could not be read tells less, never
-// more.
+// connection returns the link from one GPU to another, or false if it is unknown. If both ends
+// report a value, the better one counts: an end that could not be read reports less, never more.
 func (s *scanner) connection(from, to *gpu) (inventory.Link, bool) {
-	l := inventory.Link{Peer: to.seen.UUID, PeerIndex: to.seen.Index, PCIe: s.topology.paths[pairOf(from, to)]}
+	l := inventory.Link{Peer: to.lastSeen.UUID, PeerIndex: to.lastSeen.Index, PCIe: s.topology.paths[pairOf(from, to)]}
 	l.NVLinks = max(from.lanesTo(to), to.lanesTo(from))
 	if l.NVLinks == 0 {
 		l.NVLinks = min(from.nvlink.switched, to.nvlink.switched)
@@ -232,18 +234,18 @@ func (s *scanner) connection(from, to *gpu) (inventory.Link, bool) {
 	return l, l.NVLinks > 0 || l.PCIe != inventory.PCIeUnknown
 }
 
-// lanesTo returns how many active lanes lead straight to another GPU.
+// lanesTo returns the number of active lanes directly to another GPU.
 func (g *gpu) lanesTo(other *gpu) int {
 	lanes := 0
 	for _, peer := range g.nvlink.peers {
-		if peer == other.seen.BDF {
+		if peer == other.lastSeen.BDF {
 			lanes++
 		}
 	}
 	return lanes
 }
 
-// pcieLevels are NVML's levels in the order of inventory.PCIePath, from PCIeSameBoard.
+// pcieLevels are NVML's levels in the order of inventory.PCIePath, starting with PCIeSameBoard.
 var pcieLevels = [...]nvml.GpuTopologyLevel{
 	nvml.TOPOLOGY_INTERNAL, nvml.TOPOLOGY_SINGLE, nvml.TOPOLOGY_MULTIPLE,
 	nvml.TOPOLOGY_HOSTBRIDGE, nvml.TOPOLOGY_NODE, nvml.TOPOLOGY_SYSTEM,

@@ -60,7 +60,8 @@ func TestLinks(t *testing.T) {
 		"neither end says where its lanes lead": {
 			profile: "dgx-1",
 			faults: []simulator.Fault{
-				fail("0", "DeviceGetNvLinkRemotePciInfo", "UNKNOWN"), fail("3", "DeviceGetNvLinkRemoteDeviceType", "NOT_SUPPORTED"),
+				fail("0", "DeviceGetNvLinkRemotePciInfo", "UNKNOWN"),
+				fail("3", "DeviceGetNvLinkRemoteDeviceType", "NOT_SUPPORTED"),
 			},
 			want: map[int]string{0: "X NV1/PIX NV1/PHB PHB NV2/SYS SYS SYS SYS"},
 		},

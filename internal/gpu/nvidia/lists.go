@@ -9,7 +9,7 @@ package nvidia
 typedef int (*list_processes)(void *device, unsigned int *count, void *first);
 typedef int (*list_placements)(void *device, unsigned int profile, void *first, unsigned int *count);
 
-// find returns a function of the library that go-nvml loaded with RTLD_GLOBAL, or NULL.
+// find returns a function of the library loaded by go-nvml with RTLD_GLOBAL, or NULL.
 static void *find(const char *name) { return dlsym(RTLD_DEFAULT, name); }
 
 static int processes(void *f, void *device, unsigned int *count, void *first) {
@@ -30,17 +30,17 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// go-nvml makes a list as long as the driver asks for and slices it by the length that the driver
-// returns. A wrong length would cost gigabytes, or end the process. The functions of this file
-// offer the driver room for at most maxListed elements.
+// go-nvml allocates lists of the length that the driver requests, and slices them by the length
+// that the driver returns. A wrong length would cost gigabytes, or end the process. The functions
+// of this file offer the driver at most maxListed elements.
 const (
-	firstListed = 64   // enough in most calls
-	maxListed   = 4096 // processes on a GPU, or places of a MIG profile
+	firstListed = 64   // enough for most calls
+	maxListed   = 4096 // processes of a GPU, or placements of a MIG profile
 )
 
-// listed has fill write a list into a growing slice. Fill returns how many elements there are,
-// whatever it was offered.
-func listed[T any](fill func(room []T) (count int, ret nvml.Return)) ([]T, nvml.Return) {
+// readList calls fill with a growing slice until the list fits. fill returns the number of
+// elements, even if they do not fit.
+func readList[T any](fill func(room []T) (count int, ret nvml.Return)) ([]T, nvml.Return) {
 	for length := firstListed; ; length = maxListed {
 		room := make([]T, length)
 		count, ret := fill(room)
@@ -48,7 +48,7 @@ func listed[T any](fill func(room []T) (count int, ret nvml.Return)) ([]T, nvml.
 		case ret == nvml.ERROR_INSUFFICIENT_SIZE && length < maxListed:
 		case ret != nvml.SUCCESS:
 			return nil, ret
-		case count > length: // more than fit, which is no success
+		case count > length: // too many elements to fit, no success
 			return nil, nvml.ERROR_UNKNOWN
 		default:
 			return room[:count:count], ret
@@ -56,7 +56,7 @@ func listed[T any](fill func(room []T) (count int, ret nvml.Return)) ([]T, nvml.
 	}
 }
 
-// handleOf returns the library's own handle of a device; nil of a simulated one.
+// handleOf returns the library's handle of a device; nil for a simulated device.
 func handleOf(d nvml.Device) unsafe.Pointer {
 	v := reflect.ValueOf(d)
 	if v.Kind() != reflect.Struct {
@@ -68,14 +68,14 @@ func handleOf(d nvml.Device) unsafe.Pointer {
 	return nil
 }
 
-// symbol returns a function of the loaded library; nil if the library lacks it. Name ends with a
-// zero byte.
+// symbol returns a function of the loaded library; nil if it is missing. name must end with a zero
+// byte.
 func symbol(name string) unsafe.Pointer {
 	return C.find((*C.char)(unsafe.Pointer(unsafe.StringData(name))))
 }
 
-// computeProcesses returns the processes with a compute context on a GPU, by the newest version of
-// the function.
+// computeProcesses returns the processes with a compute context on a GPU, from the newest version
+// of the function.
 func computeProcesses(d nvml.Device) ([]nvml.ProcessInfo, nvml.Return) {
 	handle := handleOf(d)
 	if handle == nil {
@@ -84,18 +84,19 @@ func computeProcesses(d nvml.Device) ([]nvml.ProcessInfo, nvml.Return) {
 	for _, name := range []string{"nvmlDeviceGetComputeRunningProcesses_v3\x00",
 		"nvmlDeviceGetComputeRunningProcesses_v2\x00"} {
 		if f := symbol(name); f != nil {
-			return listed(func(room []nvml.ProcessInfo) (int, nvml.Return) { return fillProcesses(f, handle, room) })
+			return readList(func(room []nvml.ProcessInfo) (int, nvml.Return) { return fillProcesses(f, handle, room) })
 		}
 	}
 	f := symbol("nvmlDeviceGetComputeRunningProcesses\x00")
 	if f == nil {
 		return nil, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
-	found, ret := listed(func(room []nvml.ProcessInfo_v1) (int, nvml.Return) { return fillProcesses(f, handle, room) })
+	found, ret := readList(func(room []nvml.ProcessInfo_v1) (int, nvml.Return) { return fillProcesses(f, handle, room) })
 	processes := make([]nvml.ProcessInfo, len(found))
 	for i, p := range found {
 		processes[i] = nvml.ProcessInfo{
-			Pid: p.Pid, UsedGpuMemory: p.UsedGpuMemory, GpuInstanceId: math.MaxUint32, ComputeInstanceId: math.MaxUint32,
+			Pid: p.Pid, UsedGpuMemory: p.UsedGpuMemory, GpuInstanceId: math.MaxUint32,
+			ComputeInstanceId: math.MaxUint32,
 		}
 	}
 	return processes, ret
@@ -107,8 +108,8 @@ func fillProcesses[T any](f, device unsafe.Pointer, room []T) (int, nvml.Return)
 	return int(count), ret
 }
 
-// possiblePlacements returns where GPU instances of a profile can be, by the newest version of the
-// function.
+// possiblePlacements returns the possible placements of a GPU instance profile, from the newest
+// version of the function.
 func possiblePlacements(d nvml.Device, info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	handle := handleOf(d)
 	if handle == nil {
@@ -121,7 +122,7 @@ func possiblePlacements(d nvml.Device, info *nvml.GpuInstanceProfileInfo) ([]nvm
 	if f == nil {
 		return nil, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
-	var count C.uint // the driver does not look at it before it writes: ask how many there are first
+	var count C.uint // the driver ignores the length of the buffer: ask for the count first
 	if ret := nvml.Return(C.placements(f, handle, C.uint(info.Id), nil, &count)); ret != nvml.SUCCESS {
 		return nil, ret
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A migDevice is a MIG device with what decides its profile's name: as long as that is the same, so
-// is the name.
+// A migDevice is a MIG device with the inputs of its profile name. The name changes only with these
+// inputs.
 type migDevice struct {
 	seen       inventory.MIGDevice
 	attributes nvml.DeviceAttributes
@@ -21,9 +21,9 @@ type migDevice struct {
 
 // readMIG reads the MIG mode of a GPU and its MIG devices into g.seen.
 func (s *scanner) readMIG(g *gpu, a *callResults) {
-	before := g.seen
+	before := g.lastSeen
 	defer func() {
-		if g.seen.MIG != before.MIG || !slices.Equal(g.seen.MIGDevices, before.MIGDevices) {
+		if g.lastSeen.MIG != before.MIG || !slices.Equal(g.lastSeen.MIGDevices, before.MIGDevices) {
 			g.device.forget()
 		}
 	}()
@@ -33,13 +33,13 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 	case a.contact != inventory.ContactGood:
 		return
 	case !supported:
-		g.seen.MIG, g.seen.MIGDevices, g.migDevices = inventory.MIGUnsupported, nil, nil
+		g.lastSeen.MIG, g.lastSeen.MIGDevices, g.migDevices = inventory.MIGUnsupported, nil, nil
 		return
 	case mode != nvml.DEVICE_MIG_ENABLE:
-		g.seen.MIG, g.seen.MIGDevices, g.migDevices = inventory.MIGDisabled, nil, nil
+		g.lastSeen.MIG, g.lastSeen.MIGDevices, g.migDevices = inventory.MIGDisabled, nil, nil
 		return
 	}
-	g.seen.MIG = inventory.MIGEnabled
+	g.lastSeen.MIG = inventory.MIGEnabled
 	count, ret := g.device.GetMaxMigDeviceCount()
 	if !a.may("nvmlDeviceGetMaxMigDeviceCount", ret) {
 		return
@@ -48,10 +48,10 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 	for i := range count {
 		device, ret := g.device.GetMigDeviceHandleByIndex(i)
 		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
-			continue // no MIG device has this index now
+			continue // no MIG device at this index
 		}
 		m, err := s.readMIGDevice(g, device, ret, a)
-		if a.gone() {
+		if a.isUseless() {
 			return
 		}
 		if errors.Is(err, errStale) {
@@ -59,35 +59,35 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 		}
 		if err != nil {
 			g.unread = append(g.unread, inventory.LeftOut{
-				Index:  g.seen.Index,
-				Reason: fmt.Sprintf("MIG device %d:%d cannot be read: %v", g.seen.Index, i, err),
+				Index:  g.lastSeen.Index,
+				Reason: fmt.Sprintf("MIG device %d:%d cannot be read: %v", g.lastSeen.Index, i, err),
 			})
 			continue
 		}
 		m.seen.Index = i
 		found = append(found, m)
 	}
-	if len(found) == 0 && !g.untold.Known {
+	if len(found) == 0 && !g.instancesHidden.Known {
 		_, ret := g.device.GetGpuInstanceByID(0)
-		g.untold = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
+		g.instancesHidden = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
 	}
 	if slices.Equal(found, g.migDevices) {
 		return
 	}
 	g.migDevices = found
-	g.seen.MIGDevices = make([]inventory.MIGDevice, len(g.migDevices))
+	g.lastSeen.MIGDevices = make([]inventory.MIGDevice, len(g.migDevices))
 	for i, m := range g.migDevices {
-		g.seen.MIGDevices[i] = m.seen
+		g.lastSeen.MIGDevices[i] = m.seen
 	}
 }
 
-// errStale says that a handle is of a MIG device that there was: in a long session, the driver may
-// go on giving it for an index.
+// errStale is the error for the handle of a deleted MIG device: in a long session, the driver may
+// continue to return such a handle.
 var errStale = errors.New("the instance of the MIG device is gone")
 
-// readMIGDevice reads a MIG device of g; ret is what getting its handle returned.
+// readMIGDevice reads a MIG device of g; ret is the return code of getting its handle.
 func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callResults) (migDevice, error) {
-	// One MIG device that cannot be read says nothing of the GPU, unless it says that the GPU is gone.
+	// The failure of one MIG device says nothing about the GPU, unless the GPU is gone.
 	failed := func(call string, ret nvml.Return) error {
 		a.extra(call, ret)
 		return unprivileged(failure(call, ret))
@@ -108,25 +108,26 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	if m.attributes, ret = device.GetAttributes(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetAttributes", ret)
 	}
-	if g.seen.MemoryBytes == 0 {
+	if g.lastSeen.MemoryBytes == 0 {
 		ret := cmp.Or(g.memory, nvml.ERROR_NOT_SUPPORTED)
-		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret)) // no profile has a name without it
+		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret)) // every profile name needs the memory size
 	}
 	m.seen.MemoryBytes = m.attributes.MemorySizeMB << 20
 	m.seen.Attributes = inventory.MIGAttributes{
 		Multiprocessors: int(m.attributes.MultiprocessorCount),
 		GISlices:        int(m.attributes.GpuInstanceSliceCount), CISlices: int(m.attributes.ComputeInstanceSliceCount),
 		CopyEngines: int(m.attributes.SharedCopyEngineCount), Decoders: int(m.attributes.SharedDecoderCount),
-		Encoders: int(m.attributes.SharedEncoderCount), JPEGs: int(m.attributes.SharedJpegCount), OFAs: int(m.attributes.SharedOfaCount),
+		Encoders: int(m.attributes.SharedEncoderCount), JPEGs: int(m.attributes.SharedJpegCount),
+		OFAs: int(m.attributes.SharedOfaCount),
 	}
-	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
+	m.seen.GICap, m.seen.CICap = s.capabilities(g.lastSeen.Minor, m.seen.GI, m.seen.CI)
 	gi, ret := instanceOf(g, &m)
-	g.untold = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
-	// else this process may not be told of any
-	if g.told = g.told || ret == nvml.SUCCESS; ret == nvml.ERROR_NOT_FOUND && g.told {
+	g.instancesHidden = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
+	// otherwise the driver may hide all instances from this process
+	if g.instancesShown = g.instancesShown || ret == nvml.SUCCESS; ret == nvml.ERROR_NOT_FOUND && g.instancesShown {
 		return migDevice{}, errStale
 	}
-	// an instance that replaced another one may have all of its numbers, and another profile
+	// a new instance may have all numbers of a deleted one, and another profile
 	for _, k := range g.migDevices {
 		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes &&
 			k.seen.Placement == m.seen.Placement {
@@ -138,20 +139,19 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	if ret == nvml.SUCCESS {
 		p = profileOf(g, gi, m, p)
 	}
-	m.seen.Profile = p.name(m.attributes.MemorySizeMB, g.seen.MemoryBytes)
+	m.seen.Profile = p.name(m.attributes.MemorySizeMB, g.lastSeen.MemoryBytes)
 	return m, nil
 }
 
 // A profile is the size of a MIG device: compute slices of the compute instance and of the GPU
-// instance, and what the GPU instance has or lacks beside them ("+me").
+// instance, and the extras of the GPU instance ("+me").
 type profile struct {
 	ci, gi int
 	suffix string
 }
 
-// name returns the profile's name. The gigabytes are the eighths of the GPU's memory that the MIG
-// device has a part of, in whole GiB of the GPU's memory rounded up: the formula by which all of
-// NVIDIA's tools name resources.
+// name returns the profile's name. Its gigabytes are the eighths of the GPU's memory that the MIG
+// device uses, in whole GiB rounded up: the formula of all NVIDIA tools.
 func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	eighths := math.Ceil(float64(memoryMiB<<20) / float64(gpuMemoryBytes) * 8)
 	gib := math.Round(eighths / 8 * math.Ceil(float64(gpuMemoryBytes)/(1<<30)))
@@ -161,8 +161,8 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
 }
 
-// instanceOf returns the GPU instance of a MIG device, and notes where it lies; ERROR_NOT_FOUND
-// where this instance, or its compute instance, is not there. Only a privileged process is told.
+// instanceOf returns the GPU instance of a MIG device and sets the placement, or ERROR_NOT_FOUND if
+// the instance or its compute instance is missing. It needs a privileged process.
 func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, ret nvml.Return) {
 	if gi, ret = g.device.GetGpuInstanceByID(m.seen.GI); ret != nvml.SUCCESS {
 		return gi, ret
@@ -180,8 +180,8 @@ func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, ret nvml.Return) {
 	return gi, nvml.SUCCESS
 }
 
-// profileOf returns the profile of a MIG device of a GPU instance; told, without the suffix, where
-// the driver knows profiles that this program does not.
+// profileOf returns the profile of a MIG device of a GPU instance. If the driver has profiles
+// unknown to this program, it returns told without the suffix.
 func profileOf(g *gpu, gi gpuInstance, m migDevice, told profile) profile {
 	ciInfo, ret := gi.GetComputeInstanceInfo(m.seen.CI)
 	if ret != nvml.SUCCESS {

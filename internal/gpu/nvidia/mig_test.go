@@ -89,7 +89,8 @@ func TestMIGWithoutPrivileges(t *testing.T) {
 		t.Errorf("left out: %v, GPU: %+v", s.LeftOut, s.GPUs[3])
 	}
 	for _, out := range s.LeftOut {
-		const remedy = "cannot be read: no permission: add the capability SYS_ADMIN to this container (nvmlDeviceGetMemoryInfo:"
+		const remedy = "cannot be read: no permission: add the capability SYS_ADMIN to this container " +
+			"(nvmlDeviceGetMemoryInfo:"
 		if !strings.Contains(out.Reason, remedy) {
 			t.Errorf("left out because %q, want the remedy %q", out.Reason, remedy)
 		}

@@ -13,10 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// SetMIGMode sets the MIG mode of a GPU, by UUID, in a session of its own that is registered for no
-// events. It is for a process that does nothing else: a call that hangs is waited for. The error
-// wraps the same errors as that of Session.Repartition. It is inventory.ErrOpenElsewhere where
-// anybody else has the GPU open.
+// SetMIGMode sets the MIG mode of a GPU, by UUID, in a session of its own without events. It is for
+// a process with no other task: it waits for a hanging call. The error wraps the same errors as
+// that of Session.Repartition, or inventory.ErrOpenElsewhere if any other process has the GPU open.
 func SetMIGMode(o Options, uuid string, mode inventory.MIGMode) (err error) {
 	defer func() { err = wrap(err, "set the MIG mode of GPU "+uuid) }()
 	d := New(o)
@@ -52,7 +51,7 @@ func SetMIGMode(o Options, uuid string, mode inventory.MIGMode) (err error) {
 	return errors.New("the driver has no such GPU")
 }
 
-// modeNumber is NVML's number of a MIG mode.
+// modeNumber returns NVML's number of a MIG mode.
 func modeNumber(mode inventory.MIGMode) int {
 	if mode == inventory.MIGEnabled {
 		return nvml.DEVICE_MIG_ENABLE
@@ -60,13 +59,13 @@ func modeNumber(mode inventory.MIGMode) int {
 	return nvml.DEVICE_MIG_DISABLE
 }
 
-// setMIGMode sets the MIG mode, which is in force when there is no error. In a virtual machine the
+// setMIGMode sets the MIG mode. Without an error, the mode is in force. In a virtual machine the
 // driver may not reset the GPU, and the mode is pending.
 func setMIGMode(gpu device, mode int) error {
 	const call = "nvmlDeviceSetMigMode"
 	activation, ret := gpu.SetMigMode(mode)
 	if ret != nvml.SUCCESS {
-		return refused(call, ret)
+		return changeFailure(call, ret)
 	}
 	pending := activation == nvml.ERROR_RESET_REQUIRED
 	if activation == nvml.ERROR_NOT_SUPPORTED {
@@ -76,11 +75,11 @@ func setMIGMode(gpu device, mode int) error {
 	if pending {
 		return fmt.Errorf("%s: %w", call, inventory.ErrResetRequired)
 	}
-	return refused(call+", activation", activation)
+	return changeFailure(call+", activation", activation)
 }
 
-// InVirtualMachine reports whether the node is a virtual machine, by /proc/cpuinfo below root. It
-// is known for x86 alone.
+// InVirtualMachine reports whether the node is a virtual machine, from /proc/cpuinfo below root. It
+// works on x86 only.
 func InVirtualMachine(root fs.FS) bool {
 	text, err := fs.ReadFile(root, "proc/cpuinfo")
 	if err != nil {
@@ -94,8 +93,8 @@ func InVirtualMachine(root fs.FS) bool {
 	return false
 }
 
-// resetsForMIGMode reports whether the driver resets a GPU to change its MIG mode. Drivers that do
-// not tell that do so on Ampere.
+// resetsForMIGMode reports whether the driver resets a GPU to change its MIG mode. Drivers without
+// this information do so on Ampere.
 func resetsForMIGMode(gpu device) bool {
 	v, ret := gpu.GetFieldValue(nvml.FI_DEV_IS_RESETLESS_MIG_SUPPORTED)
 	if value, known := number(v); ret == nvml.SUCCESS && known {
@@ -105,16 +104,15 @@ func resetsForMIGMode(gpu device) bool {
 	return ret == nvml.SUCCESS && architecture == nvml.DEVICE_ARCH_AMPERE
 }
 
-// resetless reports whether it is known that the driver changes the MIG mode of a GPU without a
-// reset.
+// resetless reports whether the driver is known to change the MIG mode of a GPU without a reset.
 func resetless(gpu device) bool {
 	_, ret := gpu.GetArchitecture()
 	return ret == nvml.SUCCESS && !resetsForMIGMode(gpu)
 }
 
-// LostByClose returns what GPUs would lose if this session ended while nobody else has them open:
-// settings of a GPU without persistence mode. Empty for nothing. The error says that a GPU could
-// not be asked.
+// LostByClose describes the settings of GPUs without persistence mode that would be lost by closing
+// this session while no other process has the GPUs open. It is empty if there are none. It fails if
+// a GPU cannot be read.
 func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {
 	defer func() { err = wrap(err, "ask what GPUs lose when the session is closed") }()
 	if err := s.enter(ctx); err != nil {
@@ -122,7 +120,7 @@ func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {
 	}
 	defer s.driver.calls.release()
 	for _, sl := range s.scanner.slots {
-		if sl.gpu.seen.UUID == "" || sl.alone {
+		if sl.gpu.lastSeen.UUID == "" || sl.isPaused {
 			continue
 		}
 		handle, lost := sl.gpu.device, ""
@@ -130,14 +128,16 @@ func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {
 			return "", err
 		}
 		if lost != "" {
-			return fmt.Sprintf("GPU %d would lose its %s, as it has no persistence mode: switch that on with nvidia-smi -i %d -pm 1",
+			return fmt.Sprintf("GPU %d would lose its %s, as it has no persistence mode: switch that on with nvidia-smi -i "+
+				"%d -pm 1",
 				sl.record.gpu, lost, sl.record.gpu), nil
 		}
 	}
 	return "", nil
 }
 
-// lostByClose returns which settings a GPU loses with its last user. Locked clocks cannot be read.
+// lostByClose returns the settings that a GPU loses with its last user. Locked clocks cannot be
+// read.
 func lostByClose(gpu device) string {
 	if mode, ret := gpu.GetPersistenceMode(); ret != nvml.SUCCESS || mode == nvml.FEATURE_ENABLED {
 		return ""

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// devFolders are the folders below the root of the file system that may have the driver's device
-// nodes: this container's own, and those that a driver container keeps in its root.
+// devFolders are the directories below the root of the file system that may have the driver's
+// device nodes: this container's own, and those in the root of a driver container.
 func devFolders(driverRoot string) []string {
 	folders := []string{"dev"}
 	if below := strings.TrimPrefix(path.Join(driverRoot, "dev"), "/"); below != "dev" {
@@ -21,8 +21,8 @@ func devFolders(driverRoot string) []string {
 	return folders
 }
 
-// controlNodes returns the driver's device nodes that one of the folders has. Of those that cannot
-// be looked at, it returns the ones that were there last.
+// controlNodes returns the driver's device nodes in any of the directories. For unreadable
+// directories it returns the nodes found last.
 func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inventory.ControlNodes {
 	var found inventory.ControlNodes
 	for node, name := range inventory.AllControlNodes.All() {
@@ -39,8 +39,8 @@ func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inv
 	return found
 }
 
-// majors reads the numbers of the driver's device nodes. For a number that cannot be read, it
-// returns the last one that was read.
+// majors reads the major numbers of the driver's device nodes. An unreadable number keeps its last
+// value.
 func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 	text, err := fs.ReadFile(root, "proc/devices")
 	if err != nil {
@@ -62,22 +62,22 @@ func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 }
 
 // migMinors is the driver's table of the minors of MIG capabilities: "gpu0/gi1/ci2/access 21". It
-// is the same as long as the driver is.
+// changes only with the driver.
 const migMinors = "proc/driver/nvidia-caps/mig-minors"
 
-// instanceFolders are the folders of compute instances among the driver's capabilities: the driver
-// makes them with the instances, and everybody may list them. A container runtime may put what
-// there was at the container's start in their place.
+// instanceFolders are the directories of compute instances among the driver's capabilities. The
+// driver creates them with the instances, and every process may list them. A container runtime may
+// mount the state of the container's start in their place.
 const instanceFolders = "proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*"
 
-// shownInstances lists the folders of the MIG instances that there are.
-func shownInstances(root fs.FS) []string {
-	found, _ := fs.Glob(root, instanceFolders) // the pattern is a good one
+// listInstances lists the directories of the existing MIG instances.
+func listInstances(root fs.FS) []string {
+	found, _ := fs.Glob(root, instanceFolders) // the pattern is valid
 	return found
 }
 
-// capabilities returns the minors of the capabilities of a GPU instance and of a compute instance
-// in it; 0 where the driver's table does not have them.
+// capabilities returns the minors of the capabilities of a GPU instance and a compute instance in
+// it; 0 if missing from the driver's table.
 func (s *scanner) capabilities(gpuMinor, gi, ci int) (giCap, ciCap int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ func (s *scanner) capabilities(gpuMinor, gi, ci int) (giCap, ciCap int) {
 	return s.minors[instance+"access"], s.minors[fmt.Sprintf("%sci%d/access", instance, ci)]
 }
 
-// readMinors reads the driver's table; nil where there is none.
+// readMinors reads the driver's table; nil without one.
 func readMinors(root fs.FS) map[string]int {
 	table, err := fs.ReadFile(root, migMinors)
 	if err != nil {

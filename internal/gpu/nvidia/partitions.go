@@ -11,10 +11,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Partitions returns how multi-instance mode divides a GPU that an earlier Scan of this session
-// found, and how it can. Where the driver keeps profiles or placements from this process there are
-// no Profiles; where it keeps the instances from it, Unread says so. The error wraps
-// inventory.ErrNoAnswer when the driver did not answer by the deadline of ctx.
+// Partitions returns the MIG layout of a GPU of an earlier Scan of this session, with the supported
+// profiles. If the driver hides profiles or placements from this process, Profiles is empty. If it
+// hides instances, Unread says so. The error wraps inventory.ErrNoAnswer if the driver did not
+// answer before the deadline of ctx.
 func (s *Session) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
 	return ask(ctx, s, "read the MIG instances of", uuid, partitions)
 }
@@ -63,13 +63,13 @@ func modeOf(mode int) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// A knownProfile is a MIGProfile with what calls take for it.
+// A knownProfile is a MIGProfile with the arguments of calls about it.
 type knownProfile struct {
 	inventory.MIGProfile
 	info nvml.GpuInstanceProfileInfo
 }
 
-// readProfiles reads the profiles of GPU instances, without places where those are not told.
+// readProfiles reads the profiles of GPU instances, without placements if the driver hides them.
 func readProfiles(gpu device) ([]knownProfile, error) {
 	memory, ret := gpu.GetMemoryInfo()
 	if err := failure("nvmlDeviceGetMemoryInfo", ret); err != nil {
@@ -80,7 +80,7 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 		info, ret := gpu.GetGpuInstanceProfileInfo(number)
 		switch {
 		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT || ret == nvml.ERROR_FUNCTION_NOT_FOUND:
-			continue // not on this GPU, or not known to this driver
+			continue // unknown to this GPU or driver
 		case ret != nvml.SUCCESS:
 			return nil, unprivileged(failure("nvmlDeviceGetGpuInstanceProfileInfo", ret))
 		case memory.Total == 0 || info.InstanceCount == 0:
@@ -92,8 +92,10 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 				maxMIGDevices)),
 			MemoryBytes: info.MemorySizeMB << 20,
 			Attributes: inventory.MIGAttributes{
-				Multiprocessors: int(info.MultiprocessorCount), GISlices: size.gi, CISlices: size.gi, CopyEngines: int(info.CopyEngineCount),
-				Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount), JPEGs: int(info.JpegCount), OFAs: int(info.OfaCount),
+				Multiprocessors: int(info.MultiprocessorCount), GISlices: size.gi, CISlices: size.gi,
+				CopyEngines: int(info.CopyEngineCount),
+				Decoders:    int(info.DecoderCount), Encoders: int(info.EncoderCount), JPEGs: int(info.JpegCount),
+				OFAs: int(info.OfaCount),
 			},
 		}}
 		placements, ret := gpu.GetGpuInstancePossiblePlacements(info)
@@ -115,10 +117,10 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 	return profiles, nil
 }
 
-// maxMemorySlices is more memory slices than any GPU has.
+// maxMemorySlices is a limit above the memory slices of any GPU.
 const maxMemorySlices = 64
 
-// possible refuses a placement that cannot be.
+// possible returns an error for an impossible placement.
 func possible(p nvml.GpuInstancePlacement) error {
 	if p.Size == 0 || p.Size > maxMemorySlices || p.Start > maxMemorySlices-p.Size {
 		return fmt.Errorf("the driver tells of a GPU instance with %d memory slices from slice %d on", p.Size, p.Start)
@@ -126,7 +128,7 @@ func possible(p nvml.GpuInstancePlacement) error {
 	return nil
 }
 
-// readInstances reads the GPU instances of the given profiles, which are all that there are.
+// readInstances reads the GPU instances of the given profiles, which must be all profiles.
 func readInstances(gpu device, profiles []knownProfile) ([]inventory.GPUInstance, error) {
 	var instances []inventory.GPUInstance
 	for _, p := range profiles {
@@ -163,7 +165,7 @@ func readComputes(gi gpuInstance) ([]inventory.ComputeInstance, error) {
 		info, ret := gi.GetComputeInstanceProfileInfo(number, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		switch {
 		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT:
-			continue // not in this GPU instance, or not known to this driver
+			continue // unknown to this GPU instance or driver
 		case ret != nvml.SUCCESS:
 			return nil, unprivileged(failure("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret))
 		case info.InstanceCount == 0:

@@ -97,7 +97,8 @@ func TestPartitionsWithoutPrivileges(t *testing.T) {
 func TestPartitionsFailOneByOne(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{
-		"DeviceGetPciInfo", "DeviceGetMigMode", "DeviceGetMemoryInfo", "DeviceGetGpuInstanceProfileInfo", "DeviceGetGpuInstances",
+		"DeviceGetPciInfo", "DeviceGetMigMode", "DeviceGetMemoryInfo", "DeviceGetGpuInstanceProfileInfo",
+		"DeviceGetGpuInstances",
 		"DeviceGetGpuInstancePossiblePlacements", "GpuInstanceGetInfo", "GpuInstanceGetComputeInstanceProfileInfo",
 		"GpuInstanceGetComputeInstances", "ComputeInstanceGetInfo",
 	} {
@@ -217,14 +218,17 @@ func TestProfilesByNumber(t *testing.T) {
 		got[p.ID] = p.Name
 	}
 	compare(t, "profiles", map[int]string{
-		nvml.GPU_INSTANCE_PROFILE_1_SLICE: "1g.10gb", nvml.GPU_INSTANCE_PROFILE_2_SLICE: "2g.10gb", nvml.GPU_INSTANCE_PROFILE_3_SLICE: "3g.10gb",
-		nvml.GPU_INSTANCE_PROFILE_4_SLICE: "4g.10gb", nvml.GPU_INSTANCE_PROFILE_6_SLICE: "6g.10gb", nvml.GPU_INSTANCE_PROFILE_7_SLICE: "7g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE: "1g.10gb", nvml.GPU_INSTANCE_PROFILE_2_SLICE: "2g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_3_SLICE: "3g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_4_SLICE: "4g.10gb", nvml.GPU_INSTANCE_PROFILE_6_SLICE: "6g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_7_SLICE: "7g.10gb",
 		nvml.GPU_INSTANCE_PROFILE_8_SLICE: "8g.10gb", nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1: "1g.10gb+me",
 		nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1: "2g.10gb+me", nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2: "1g.10gb",
 		nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX: "1g.10gb+gfx", nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX: "2g.10gb+gfx",
 		nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX: "3g.10gb+gfx", nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX: "4g.10gb+gfx",
 		nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME: "1g.10gb-me", nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME: "2g.10gb-me",
-		nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "1g.10gb+me.all", nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "2g.10gb+me.all",
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "1g.10gb+me.all",
+		nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "2g.10gb+me.all",
 	}, got)
 }
 

@@ -14,31 +14,31 @@ func (s *scanner) readSignals(_ *slot, g *gpu) {
 	var a callResults
 	var r inventory.Reading
 	signals := []func(*gpu, *callResults, *inventory.Reading){
-		s.readRecoveryAction, readAlive, readRemappedRows, readECC, readUnrepairableMemory, readSRAM, readFabric, readReport,
+		s.readRecoveryAction, readAlive, readRemappedRows, readECC, readUnrepairableMemory, readSRAM, readFabric,
+		readReport,
 	}
 	for _, read := range signals {
-		if read(g, &a, &r); a.gone() {
+		if read(g, &a, &r); a.isUseless() {
 			break
 		}
 	}
 	r.Contact, r.Reason, r.Incomplete = a.contact, a.reason, a.incomplete
-	g.reading, g.read, g.fresh = r, true, true
+	g.reading, g.hasReading, g.isUnreturned = r, true, true
 	if a.contact == inventory.ContactLost {
 		g.results = a
 	}
 }
 
-// readAlive makes a call that the driver cannot answer from memory of its own.
+// readAlive makes a call that the driver cannot answer from its own memory.
 func readAlive(g *gpu, a *callResults, _ *inventory.Reading) {
 	_, ret := g.device.GetMemoryInfo()
 	a.may("nvmlDeviceGetMemoryInfo", ret)
 }
 
-// readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An
-// older driver is not asked: what it answers for a field that it does not know says nothing about
-// the GPU.
+// readRecoveryAction reads field 230, before any call that a broken GPU may refuse. It does not ask
+// an older driver, whose answer for an unknown field says nothing about the GPU.
 func (s *scanner) readRecoveryAction(g *gpu, a *callResults, r *inventory.Reading) {
-	if s.now.Branch() < inventory.RecoveryActionBranch {
+	if s.versions.Branch() < inventory.RecoveryActionBranch {
 		return
 	}
 	v, ret := g.device.GetFieldValue(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)
@@ -78,12 +78,12 @@ func readSRAM(g *gpu, a *callResults, r *inventory.Reading) {
 	}
 }
 
-// readFabric reads the state in the NVSwitch fabric. The clique is known as soon as the
-// registration is complete.
+// readFabric reads the state in the NVSwitch fabric. The clique is known once the registration is
+// complete.
 func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	info, ret := g.device.GetGpuFabricInfo()
 	if ret == nvml.SUCCESS {
-		g.seen.Clique = clique(info)
+		g.lastSeen.Clique = clique(info)
 	}
 	if a.signal("nvmlDeviceGetGpuFabricInfo", ret) && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		r.Fabric = inventory.Known(inventory.Fabric{
@@ -95,8 +95,7 @@ func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	}
 }
 
-// clique returns what inventory.GPU.Clique is. A fabric within one machine has a cluster UUID of
-// zeros.
+// clique returns inventory.GPU.Clique. A fabric within one machine has a cluster UUID of zeros.
 func clique(info nvml.GpuFabricInfo_v3) string {
 	u := info.ClusterUuid
 	if info.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(info.Status) != nvml.SUCCESS || u == [16]uint8{} {
@@ -105,8 +104,8 @@ func clique(info nvml.GpuFabricInfo_v3) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", u[:4], u[4:6], u[6:8], u[8:10], u[10:], info.CliqueId)
 }
 
-// fabricFaults unpacks the driver's health mask. It is not zero on a healthy GPU: each field says
-// "not supported", "fault" or "no fault".
+// fabricFaults decodes the driver's health mask. The mask of a healthy GPU is not zero: each field
+// says "not supported", "fault" or "no fault".
 func fabricFaults(mask uint32) inventory.FabricFault {
 	var faults inventory.FabricFault
 	for _, f := range []struct {
@@ -118,7 +117,7 @@ func fabricFaults(mask uint32) inventory.FabricFault {
 		{inventory.FabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY},
 		{inventory.FabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY},
 	} {
-		// All four fields have the width of the first, and its value for a fault.
+		// All four fields have the width of the first, and the same value for a fault.
 		if mask>>f.shift&nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW == nvml.GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE {
 			faults |= f.fault
 		}
@@ -129,7 +128,7 @@ func fabricFaults(mask uint32) inventory.FabricFault {
 	case configuration > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_GPU_STATE_INVALID:
 		faults |= inventory.FabricMisconfigured
 	case configuration > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
-		// The faults have the order of the field's values.
+		// The faults have the order of the values of the field.
 		faults |= inventory.FabricWrongSystem << (configuration - nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_INCORRECT_SYSGUID)
 	}
 	for _, f := range []struct {

@@ -51,8 +51,9 @@ func TestRead(t *testing.T) {
 			}),
 		},
 		"recovery action": {
-			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "drain-and-reset"},
-			want: with(func(r *inventory.Reading) { r.RecoveryAction = inventory.Known(inventory.RecoveryDrainAndReset) }),
+			profile: "dgx-b200",
+			fault:   simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "drain-and-reset"},
+			want:    with(func(r *inventory.Reading) { r.RecoveryAction = inventory.Known(inventory.RecoveryDrainAndReset) }),
 		},
 		"row remapping pending": {
 			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindRemapPending, GPU: "1"},
@@ -125,7 +126,8 @@ func TestRead(t *testing.T) {
 			want: with(func(r *inventory.Reading) { r.SRAMThreshold = inventory.Signal[bool]{} }),
 		},
 		"the first driver with a recovery action": {
-			profile: "a100-mig-mixed", fault: simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "reset"},
+			profile: "a100-mig-mixed",
+			fault:   simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "reset"},
 			want: with(func(r *inventory.Reading) {
 				r.RecoveryAction, r.UnrepairableMemory = inventory.Known(inventory.RecoveryGPUReset), inventory.Signal[bool]{}
 				r.Fabric = inventory.Signal[inventory.Fabric]{}

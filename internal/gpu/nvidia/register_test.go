@@ -87,8 +87,9 @@ func TestRegisterMIGEventsApart(t *testing.T) {
 	t.Parallel()
 	const others = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeGpuRecoveryAction
 	for name, refusal := range map[string]nvml.Return{
-		"not supported": nvml.ERROR_NOT_SUPPORTED, "no permission": nvml.ERROR_NO_PERMISSION, "the set is spoilt": nvml.ERROR_UNKNOWN,
-		"not refused": nvml.SUCCESS,
+		"not supported": nvml.ERROR_NOT_SUPPORTED, "no permission": nvml.ERROR_NO_PERMISSION,
+		"the set is spoilt": nvml.ERROR_UNKNOWN,
+		"not refused":       nvml.SUCCESS,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,7 +131,7 @@ func TestRegisterAgain(t *testing.T) {
 					r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: gpu})
 				})
 				defer timer.Stop()
-				later := time.AfterFunc(90*time.Second+retryGap+2*waitStep+maxRest, func() {
+				later := time.AfterFunc(90*time.Second+retryGap+2*waitStep+maxPause, func() {
 					r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 31})
 				})
 				defer later.Stop()

@@ -10,15 +10,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Repartition begins to change how multi-instance mode divides a GPU that an earlier Scan of this
-// session found. It returns when that is done, or when it takes long: the reset of a GPU takes
-// seconds, in which others are to be asked. The error says why it was not begun with.
+// Repartition starts a change of the MIG layout of a GPU of an earlier Scan of this session. It
+// returns once the change is made, or takes long: the reset of a GPU takes seconds, and other GPUs
+// must be read meanwhile. The error says why the change was not started.
 //
-// The function that it returns waits for the end, and may be called again. It returns the ID of the
-// instance that was created, and 0 for other steps. Its error wraps inventory.ErrSessionInUse,
+// The returned function waits for the end of the change, and may be called repeatedly. It returns
+// the ID of a created instance, and 0 for other steps. Its error wraps inventory.ErrSessionInUse,
 // inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
-// inventory.ErrNotSupported where those fit, and inventory.ErrNoAnswer when the deadline of its ctx
-// came first: then the step may still happen.
+// inventory.ErrNotSupported where possible. It wraps inventory.ErrNoAnswer if the deadline of its
+// ctx came first: then the step may still happen.
 func (s *Session) Repartition(
 	ctx context.Context, uuid string, step inventory.MIGStep,
 ) (func(context.Context) (int, error), error) {
@@ -29,15 +29,15 @@ func (s *Session) Repartition(
 	defer s.driver.calls.release()
 	sl, err := s.scanner.find(uuid)
 	if err == nil {
-		err = s.driver.calls.room(ctx, sl.record, gpuPatience)
+		err = s.driver.calls.awaitRoom(ctx, sl.record, gpuPatience)
 	}
 	if err != nil {
 		return nil, wrap(err, what)
 	}
 	handle := sl.gpu.device
-	sl.gpu.fresh = false // what was read changes
+	sl.gpu.isUnreturned = false // the reading is out of date
 	var id int
-	failed := errors.New("the step was not finished") // where the job panics
+	failed := errors.New("the step was not finished") // if the job panics
 	done := make(chan struct{})
 	counts := sl.gpm
 	if sl.gpm != nil && (step.Action == inventory.MIGDestroyCompute || step.Action == inventory.MIGDestroyInstance) {
@@ -47,24 +47,24 @@ func (s *Session) Repartition(
 	}
 	run := func() {
 		defer close(done)
-		if counts != nil { // they may keep the instance from being destroyed
-			clear(counts.seen)
+		if counts != nil { // the counts may keep the instance from being destroyed
+			clear(counts.measured)
 			counts.sweep(handle.api)
 		}
 		id, failed = repartition(handle, step)
 	}
-	_ = s.driver.calls.run(ctx, sl.record, gpuPatience, run, nil) // the function that waits for the end returns the error
+	_ = s.driver.calls.run(ctx, sl.record, gpuPatience, run, nil) // the returned function returns the error
 	return func(ctx context.Context) (int, error) {
 		select {
 		case <-done:
 			return id, wrap(failed, what)
 		case <-ctx.Done():
-			return 0, wrap(stopped(ctx), what)
+			return 0, wrap(endOfContext(ctx), what)
 		}
 	}, nil
 }
 
-// repartition makes a step, and returns the ID of what was created.
+// repartition makes a step, and returns the ID of a created instance.
 func repartition(gpu device, step inventory.MIGStep) (int, error) {
 	if mode, set := step.Mode(); set {
 		if resetsForMIGMode(gpu) {
@@ -76,20 +76,20 @@ func repartition(gpu device, step inventory.MIGStep) (int, error) {
 		gi, ret := gpu.CreateGpuInstance(step.Profile, nvml.GpuInstancePlacement{Start: uint32(step.Start),
 			Size: uint32(step.Size)})
 		if ret != nvml.SUCCESS {
-			return 0, refused("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
+			return 0, changeFailure("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
 		}
 		info, ret := gi.GetInfo()
 		return int(info.Id), failure("nvmlGpuInstanceGetInfo", ret)
 	}
 	gi, ret := gpu.GetGpuInstanceByID(step.GI)
 	if ret != nvml.SUCCESS {
-		return 0, refused("nvmlDeviceGetGpuInstanceById", ret)
+		return 0, changeFailure("nvmlDeviceGetGpuInstanceById", ret)
 	}
 	switch step.Action {
 	case inventory.MIGDestroyInstance:
-		return 0, refused("nvmlGpuInstanceDestroy", gi.Destroy())
+		return 0, changeFailure("nvmlGpuInstanceDestroy", gi.Destroy())
 	case inventory.MIGDestroyCompute:
-		return 0, refused("nvmlComputeInstanceDestroy", gi.DestroyComputeInstance(step.CI))
+		return 0, changeFailure("nvmlComputeInstanceDestroy", gi.DestroyComputeInstance(step.CI))
 	case inventory.MIGCreateCompute:
 		return createCompute(gi, step)
 	default:
@@ -105,17 +105,17 @@ func createCompute(gi gpuInstance, step inventory.MIGStep) (int, error) {
 		}
 		profile, ret := gi.GetComputeInstanceProfileInfo(number, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		if ret != nvml.SUCCESS {
-			return 0, refused("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret)
+			return 0, changeFailure("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret)
 		}
 		ci, ret := gi.CreateComputeInstance(profile, nvml.ComputeInstancePlacement{Start: uint32(step.Start),
 			Size: uint32(step.Size)})
-		return int(ci.Id), refused("nvmlGpuInstanceCreateComputeInstance", ret)
+		return int(ci.Id), changeFailure("nvmlGpuInstanceCreateComputeInstance", ret)
 	}
 	return 0, fmt.Errorf("%w: a compute instance with %d slices", inventory.ErrNotSupported, step.Size)
 }
 
-// refused is failure for a call that changes something.
-func refused(call string, ret nvml.Return) error {
+// changeFailure is failure for a call that changes a GPU.
+func changeFailure(call string, ret nvml.Return) error {
 	if ret == nvml.ERROR_IN_USE {
 		return fmt.Errorf("%s: %w", call, inventory.ErrInUse)
 	}

@@ -40,7 +40,8 @@ func TestRepartition(t *testing.T) {
 	gi := r.made(0, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 4, Size: 4})
 	ci := r.made(0, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: gi, Start: 2, Size: 1})
 	want := []inventory.GPUInstance{{
-		ID: gi, Profile: "3g.40gb", Start: 4, Size: 4, Computes: []inventory.ComputeInstance{{ID: ci, Start: 2, Slices: 1}},
+		ID: gi, Profile: "3g.40gb", Start: 4, Size: 4,
+		Computes: []inventory.ComputeInstance{{ID: ci, Start: 2, Slices: 1}},
 	}}
 	compare(t, "instances", want, r.partitions(0).Instances)
 	g := r.scan().GPUs[0]

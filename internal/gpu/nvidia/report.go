@@ -8,17 +8,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// reportPause is how long a GPU's Report holds: nobody acts on it, so it is not read at every look.
+// reportPause is the time between two Reports of a GPU: nothing depends on them.
 const reportPause = 25 * time.Second
 
-// readReport adds the Report, of the last look but for what was scanned in this one unless it is
-// time for a new one.
+// readReport adds the Report. Unless a new one is due, it is the last Report with the values of
+// this scan.
 func readReport(g *gpu, a *callResults, r *inventory.Reading) {
-	if now := time.Now(); now.Sub(g.reported) >= reportPause && !g.hurried {
-		g.report, g.reported = readNewReport(g, a), now
+	if now := time.Now(); now.Sub(g.reportTime) >= reportPause && !g.skipReport {
+		g.report, g.reportTime = readNewReport(g, a), now
 		g.persistence, g.energy = readEvidence(g, a)
 		if mode, ret := g.device.GetComputeMode(); a.extra("nvmlDeviceGetComputeMode", ret) {
-			g.seen.ComputeMode = inventory.ComputeMode(mode)
+			g.lastSeen.ComputeMode = inventory.ComputeMode(mode)
 		}
 		readPermission(g, a)
 	}
@@ -26,23 +26,23 @@ func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	r.Report = g.report
 }
 
-// readPermission reads whether programs may use the GPU, and at full speed. What the driver does
-// not tell stays as it was.
+// readPermission reads whether programs may use the GPU, and at full speed. Values that the driver
+// does not report stay unchanged.
 func readPermission(g *gpu, a *callResults) {
 	switch state, ret := g.device.api.SystemGetConfComputeState(); {
 	case !a.extra("nvmlSystemGetConfComputeState", ret):
 	case state.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
-		g.seen.NotReady = false
+		g.lastSeen.NotReady = false
 	default:
 		accepting, ret := g.device.api.SystemGetConfComputeGpusReadyState()
 		if a.extra("nvmlSystemGetConfComputeGpusReadyState", ret) {
-			g.seen.NotReady = accepting != nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE
+			g.lastSeen.NotReady = accepting != nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE
 		}
 	}
 	mode, ret := g.device.GetVirtualizationMode()
 	if a.extra("nvmlDeviceGetVirtualizationMode", ret) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU {
 		if licensed, ret := g.device.GetGridLicensed(); a.extra("nvmlDeviceGetGridLicensableFeatures", ret) {
-			g.seen.Unlicensed = !licensed
+			g.lastSeen.Unlicensed = !licensed
 		}
 	}
 }
@@ -64,8 +64,7 @@ func readNewReport(g *gpu, a *callResults) inventory.Report {
 	return r
 }
 
-// readEvidence reads what tells whether counters that fell prove a reset. It changes as slowly as a
-// Report.
+// readEvidence reads whether decreased counters prove a reset. This changes as slowly as a Report.
 func readEvidence(g *gpu, a *callResults) (persistence inventory.Signal[bool], energy inventory.Signal[uint64]) {
 	if mode, ret := g.device.GetPersistenceMode(); a.extra("nvmlDeviceGetPersistenceMode", ret) {
 		persistence = inventory.Known(mode == nvml.FEATURE_ENABLED)

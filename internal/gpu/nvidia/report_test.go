@@ -29,7 +29,8 @@ func TestReport(t *testing.T) {
 			profile: "dgx-1", fault: fault(simulator.KindRemapPending),
 			want: inventory.Report{
 				RetiredPagesPending: inventory.Known(true), PCIeReplays: inventory.Known(0),
-				Clocks: inventory.Known(inventory.ClockReasons(idle)), NVLinks: inventory.Known(inventory.NVLinks{Active: 1<<6 - 1}),
+				Clocks:  inventory.Known(inventory.ClockReasons(idle)),
+				NVLinks: inventory.Known(inventory.NVLinks{Active: 1<<6 - 1}),
 			},
 		},
 		"hot": {

@@ -17,44 +17,43 @@ import (
 )
 
 const (
-	// ResetTimeout is how long a reset of GPUs may take.
+	// ResetTimeout is the longest duration of a reset of GPUs.
 	ResetTimeout = 2 * time.Minute
-	// maxResetOutput is how much of what nvidia-smi prints about a reset is in an error, in bytes: it
-	// lists the GPUs that go together.
+	// maxResetOutput limits the output of nvidia-smi in the error of a reset, in bytes: it lists
+	// the GPUs that must be reset together.
 	maxResetOutput = 1000
-	// maxOutput is how much of the output of nvidia-smi is kept, in bytes.
+	// maxOutput limits the captured output of nvidia-smi, in bytes.
 	maxOutput = 64 << 10
-	// resetDone is in what nvidia-smi prints for each GPU that it has reset.
+	// resetDone is in the output of nvidia-smi for each GPU that was reset.
 	resetDone = "successfully reset"
 )
 
-// ErrResetHangs is wrapped by the error of a reset whose program does not even end when it is
-// killed.
+// ErrResetHangs is wrapped by the error of a reset whose program does not end even when killed.
 var ErrResetHangs = errors.New("nvidia-smi hangs in the driver and cannot be ended: restart the node")
 
-// Resets reset GPUs, one request at a time. Make it with NewResets.
+// Resets resets GPUs, one request at a time. Create it with NewResets.
 type Resets struct {
 	run     func(ctx context.Context, addresses []string) error
 	timeout time.Duration
 	running atomic.Bool
 }
 
-// NewResets returns Resets by run, which resets the GPUs with some PCI addresses, and is to end
-// when ctx does. It has so long a time.
+// NewResets returns Resets that use run. run resets the GPUs with the given PCI addresses, and must
+// end with ctx. timeout is the time limit of run.
 func NewResets(timeout time.Duration, run func(ctx context.Context, addresses []string) error) *Resets {
 	return &Resets{run: run, timeout: timeout}
 }
 
-// Reset resets the GPUs with some PCI addresses together. It returns a few seconds after ctx has
-// ended, then with an error that wraps context.Canceled, and after the timeout, with
+// Reset resets the GPUs with the given PCI addresses together. It returns within a few seconds
+// after the end of ctx, with an error that wraps context.Canceled, or after the timeout, with
 // context.DeadlineExceeded. If the reset does not end, the error wraps ErrResetHangs, and ended is
-// called when it has.
+// called at its end.
 func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("an earlier reset has not ended")
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
-	var left atomic.Bool // by the one of both that comes first
+	var left atomic.Bool // decided by whichever comes first
 	done, err := AwaitProgram(ctx, 2*smiWaitDelay, func() error {
 		defer cancel()
 		err := r.run(ctx, addresses)
@@ -72,21 +71,21 @@ func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) er
 	return err
 }
 
-// SMIReset resets GPUs by the driver's own program below a driver root, a path of this process:
-// NVML has no call for it. With another program, that is run with the same arguments instead. The
-// program ends with this process.
+// SMIReset resets GPUs with nvidia-smi below a driver root, a path of this process: NVML has no
+// call for a reset. If instead is set, that program runs with the same arguments. The program ends
+// with this process.
 func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ctx context.Context,
 	addresses []string) error {
 	return func(ctx context.Context, addresses []string) error {
-		runtime.LockOSThread() // the kernel ends the program with the thread that started it
+		runtime.LockOSThread() // the kernel kills the program with the thread that started it
 		defer runtime.UnlockOSThread()
 		c := smi(ctx, driverRoot, searchPath, "--gpu-reset", "-i", strings.Join(addresses, ","))
 		if len(instead) > 0 {
 			c.Path, c.Args, c.Err, c.Env = instead[0], append(instead, c.Args[1:]...), nil, nil
-			c.Args[0] = "gpu-device-plugin" // under another name the program is another command
+			c.Args[0] = "gpu-device-plugin" // the program behaves differently under another name
 		}
 		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		output, err := bounded(c)
+		output, err := runBounded(c)
 		said := printable(output, maxResetOutput)
 		switch {
 		case err != nil:
@@ -98,16 +97,15 @@ func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ct
 	}
 }
 
-// bounded runs a program and returns the beginning of what it prints.
-func bounded(c *exec.Cmd) ([]byte, error) {
+// runBounded runs a program and returns the beginning of its output.
+func runBounded(c *exec.Cmd) ([]byte, error) {
 	head := statefile.NewHead(maxOutput)
 	c.Stdout, c.Stderr = head, head
 	err := c.Run()
 	return head.Bytes(), err
 }
 
-// printable returns text in one line, without what a terminal would follow, and not more of it than
-// so many bytes.
+// printable returns text on one line without terminal control characters, cut at a number of bytes.
 func printable(text []byte, most int) string {
 	clean := strings.Map(func(r rune) rune {
 		if unicode.IsSpace(r) {

@@ -15,30 +15,28 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A SampleQuery is one question to the driver of each Sample.
+// A SampleQuery is one of the driver queries of each Sample.
 type SampleQuery struct {
-	// Function is the NVML function, with what it is asked for where that is needed to tell it from
-	// others.
+	// Function is the NVML function, with its argument if the function alone is ambiguous.
 	Function string
-	// Measures are the results. There may be none: then other queries need the call.
+	// Measures are the results. It is empty for a query used by other queries.
 	Measures []inventory.Measure
-	// Calls is how many calls it takes for a GPU or a GPU instance.
+	// Calls is the number of calls for a GPU or a GPU instance.
 	Calls int
-	// Instances says that a GPU in MIG mode is asked for each of its GPU instances, and not as a
-	// whole; InstancesOnly, that no other GPU is asked.
+	// Instances is true for a query made for each GPU instance of a GPU in MIG mode, and not for
+	// the whole GPU. InstancesOnly is true for a query made for no other GPU.
 	Instances, InstancesOnly bool
-	// WithoutMIG says that a GPU in MIG mode is not asked: the driver does not support that.
+	// WithoutMIG is true for a query that the driver does not support in MIG mode.
 	WithoutMIG bool
-	// Blocks is how long the answer takes, for a question that is asked only if that is wanted; else
-	// 0.
+	// Blocks is the duration of an optional blocking query, else 0.
 	Blocks time.Duration
 
 	ask asking
 }
 
-// asked reports whether a whole GPU is asked for what is not known yet.
-func (q SampleQuery) asked(g *gpu, known *inventory.Measures, blocking bool) bool {
-	mig := g.seen.MIG == inventory.MIGEnabled
+// isDue reports whether the query is due for a whole GPU.
+func (q SampleQuery) isDue(g *gpu, known *inventory.Measures, blocking bool) bool {
+	mig := g.lastSeen.MIG == inventory.MIGEnabled
 	if mig && (q.Instances || q.WithoutMIG) || !blocking && q.Blocks > 0 {
 		return false
 	}
@@ -46,7 +44,7 @@ func (q SampleQuery) asked(g *gpu, known *inventory.Measures, blocking bool) boo
 	return !ok
 }
 
-// SampleQueries are the questions of a Sample, in the order in which they are asked.
+// SampleQueries returns the queries of a Sample, in their order.
 func SampleQueries() []SampleQuery {
 	monitoring := SampleQuery{Function: "nvmlGpmSampleGet, nvmlGpmMetricsGet", Calls: 2, Instances: true}
 	for _, m := range gpmMeasures {
@@ -87,12 +85,13 @@ var sampleQueries = []SampleQuery{
 		ask: one(inventory.MaxMemoryClock, func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_MEM) }),
 	},
 	{
-		Function: "nvmlDeviceGetFieldValues (memory temperature)", Measures: []inventory.Measure{inventory.MemoryTemperature},
+		Function: "nvmlDeviceGetFieldValues (memory temperature)",
+		Measures: []inventory.Measure{inventory.MemoryTemperature},
 		ask: func(d device, m *inventory.Measures) nvml.Return {
 			v, ret := d.GetFieldValue(nvml.FI_DEV_MEMORY_TEMP)
 			celsius, _ := number(v)
 			if celsius == 0 {
-				return ret // a GPU without such a sensor may say 0
+				return ret // a GPU without the sensor may report 0
 			}
 			return set(m, ret, inventory.MemoryTemperature, celsius)
 		},
@@ -132,12 +131,14 @@ var sampleQueries = []SampleQuery{
 		},
 	},
 	{
-		Function: "nvmlDeviceGetEncoderUtilization", Measures: []inventory.Measure{inventory.EncoderUtilization}, WithoutMIG: true,
-		ask: one(inventory.EncoderUtilization, device.GetEncoderUtilization),
+		Function: "nvmlDeviceGetEncoderUtilization", Measures: []inventory.Measure{inventory.EncoderUtilization},
+		WithoutMIG: true,
+		ask:        one(inventory.EncoderUtilization, device.GetEncoderUtilization),
 	},
 	{
-		Function: "nvmlDeviceGetDecoderUtilization", Measures: []inventory.Measure{inventory.DecoderUtilization}, WithoutMIG: true,
-		ask: one(inventory.DecoderUtilization, device.GetDecoderUtilization),
+		Function: "nvmlDeviceGetDecoderUtilization", Measures: []inventory.Measure{inventory.DecoderUtilization},
+		WithoutMIG: true,
+		ask:        one(inventory.DecoderUtilization, device.GetDecoderUtilization),
 	},
 	{
 		Function: "nvmlDeviceGetMemoryInfo_v2",
@@ -180,10 +181,10 @@ var sampleQueries = []SampleQuery{
 	pcieThroughput("received", inventory.PCIeReceive, nvml.PCIE_UTIL_RX_BYTES),
 }
 
-// Sample measures a GPU that an earlier Scan of this session found, for metrics; with blocking,
-// also what takes long. It calls pause again and again, at the latest after the first call that
-// returns when 100 ms have passed, and makes no call meanwhile. An error means that the GPU could
-// not be asked or is lost. A GPU of which a call hangs, or that is left alone, is not asked.
+// Sample measures a GPU of an earlier Scan of this session, for metrics. With blocking, it includes
+// slow measurements. It calls pause repeatedly: after each call that returns when 100 ms have
+// passed. It makes no call during pause. It fails if the GPU cannot be called or is lost. A GPU
+// with a hanging call, or one that is not called for a while, is not measured.
 func (s *Session) Sample(ctx context.Context, uuid string, blocking bool,
 	pause func(context.Context)) (inventory.Sample, error) {
 	sample, err := s.sample(ctx, uuid, blocking, pause)
@@ -206,11 +207,11 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool,
 	return m.sample, nil
 }
 
-// turnBudget is how long a sample asks before others get their turn: a look does not wait for a
-// slow driver to answer all queries.
+// turnBudget is how long a sample may call the driver before others get a turn: a look must not
+// wait until a slow driver has answered all queries.
 const turnBudget = 100 * time.Millisecond
 
-// measure takes a turn of calls and asks queries for as long as the budget allows, one at least.
+// measure takes a turn of the worker calls and makes queries within the budget, at least one.
 func (s *Session) measure(ctx context.Context, m *measurement) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -222,20 +223,20 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 		return err
 	case sl.stall != nil:
 		return sl.stall
-	case sl.alone:
+	case sl.isPaused:
 		return errors.New(sl.gpu.results.reason)
 	}
-	if err := s.driver.calls.room(ctx, sl.record, gpuPatience); err != nil {
+	if err := s.driver.calls.awaitRoom(ctx, sl.record, gpuPatience); err != nil {
 		return err
 	}
-	// The job has what it needs for itself: if it is given up, others go on with the slot. It takes
-	// that when it is sure to begin: only a job gives the counts back.
+	// The job gets its own copies: if it is given up, others continue with the slot. It gets the
+	// counts only when it is sure to begin: only a job returns them.
 	m.gpu, m.gpm = *sl.gpu, sl.gpm
-	if lanes, known := s.scanner.down(sl.gpu); known { // as the last look at links found them
+	if lanes, known := s.scanner.lanesDown(sl.gpu); known { // as of the last reading of links
 		m.sample.Values.Set(inventory.NVLinksDown, float64(lanes))
 	}
 	if m.gpm == nil {
-		m.gpm = &gpm{counts: map[int]*gpmCounts{}, seen: map[int]bool{}}
+		m.gpm = &gpm{counts: map[int]*gpmCounts{}, measured: map[int]bool{}}
 	}
 	sl.gpm = nil
 	done := func() { sl.gpm = m.gpm }
@@ -243,29 +244,29 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 		return err
 	}
 	done()
-	if m.results.gone() {
+	if m.results.isUseless() {
 		return errors.New(m.results.reason)
 	}
 	return nil
 }
 
-// A measurement is a sample that is being taken, step by step: the performance monitoring of the
-// whole GPU, the queries, the GPU instances.
+// A measurement is a sample in progress. Its steps are: the performance monitoring of the whole
+// GPU, the queries, the GPU instances.
 type measurement struct {
 	blocking bool
 	gpu      gpu
 	gpm      *gpm
 	sample   inventory.Sample
 	results  callResults
-	step     int // the next one
+	step     int // the next step
 }
 
-func (m *measurement) done() bool { return m.step > len(sampleQueries)+len(m.gpu.seen.MIGDevices) }
+func (m *measurement) done() bool { return m.step > len(sampleQueries)+len(m.gpu.lastSeen.MIGDevices) }
 
 // run takes steps, in a job.
 func (m *measurement) run() {
 	began := time.Now()
-	for !m.done() && !m.results.gone() && time.Since(began) < turnBudget {
+	for !m.done() && !m.results.isUseless() && time.Since(began) < turnBudget {
 		m.next()
 	}
 	if m.done() {
@@ -277,19 +278,19 @@ func (m *measurement) next() {
 	step, g, into := m.step, &m.gpu, &m.sample
 	m.step++
 	switch {
-	case step == 0 && g.seen.MIG != inventory.MIGEnabled:
-		m.monitored("nvmlGpmSampleGet", m.gpm.measure(g.device, wholeGPU, g.seen.UUID, &into.Values))
+	case step == 0 && g.lastSeen.MIG != inventory.MIGEnabled:
+		m.recordMonitoring("nvmlGpmSampleGet", m.gpm.measure(g.device, wholeGPU, g.lastSeen.UUID, &into.Values))
 	case step == 0:
 	case step <= len(sampleQueries):
-		if q := sampleQueries[step-1]; q.asked(g, &into.Values, m.blocking) {
+		if q := sampleQueries[step-1]; q.isDue(g, &into.Values, m.blocking) {
 			m.results.extra(q.Function, q.ask(g.device, &into.Values))
 		}
 	default:
-		d := g.seen.MIGDevices[step-len(sampleQueries)-1]
+		d := g.lastSeen.MIGDevices[step-len(sampleQueries)-1]
 		at, there := slices.BinarySearchFunc(into.Instances, d.GI,
 			func(i inventory.InstanceSample, gi int) int { return i.GI - gi })
 		if there {
-			return // another MIG device of the same GPU instance was asked
+			return // done by another MIG device of the same GPU instance
 		}
 		if i, ok := m.instance(d); ok {
 			into.Instances = slices.Insert(into.Instances, at, i)
@@ -297,15 +298,15 @@ func (m *measurement) next() {
 	}
 }
 
-// monitored notes how performance monitoring answered.
-func (m *measurement) monitored(call string, ret nvml.Return) {
+// recordMonitoring records the result of performance monitoring.
+func (m *measurement) recordMonitoring(call string, ret nvml.Return) {
 	if m.results.extra(call, ret); ret == nvml.ERROR_NO_PERMISSION {
 		m.sample.Refused = unprivileged(failure(call, ret)).Error()
 	}
 }
 
-// instance asks the GPU instance of a MIG device, by the handle that the MIG device has now:
-// handles are used again for others.
+// instance measures the GPU instance of a MIG device, with the current handle of the MIG device:
+// handles are reused.
 func (m *measurement) instance(of inventory.MIGDevice) (inventory.InstanceSample, bool) {
 	a := &m.results
 	d, ret := m.gpu.device.GetMigDeviceHandleByIndex(of.Index)
@@ -314,22 +315,22 @@ func (m *measurement) instance(of inventory.MIGDevice) (inventory.InstanceSample
 	}
 	uuid, ret := d.GetUUID()
 	if a.extra("nvmlDeviceGetUUID", ret); uuid != of.UUID {
-		return inventory.InstanceSample{}, false // since the last scan another one got the index
+		return inventory.InstanceSample{}, false // another MIG device got the index since the last scan
 	}
 	i := inventory.InstanceSample{GI: of.GI, Profile: of.Profile}
 	if _, rest, ok := strings.Cut(of.Profile, "c."); ok {
 		i.Profile = rest
 	}
-	m.monitored("nvmlGpmMigSampleGet", m.gpm.measure(m.gpu.device, of.GI, of.UUID, &i.Values))
+	m.recordMonitoring("nvmlGpmMigSampleGet", m.gpm.measure(m.gpu.device, of.GI, of.UUID, &i.Values))
 	for _, q := range sampleQueries {
-		if q.Instances && !a.gone() {
+		if q.Instances && !a.isUseless() {
 			a.extra(q.Function, q.ask(d, &i.Values))
 		}
 	}
 	return i, true
 }
 
-// set notes a value if the call succeeded, and returns what the call did.
+// set sets a value if the call succeeded, and returns the result of the call.
 func set(m *inventory.Measures, ret nvml.Return, which inventory.Measure, value float64) nvml.Return {
 	if ret == nvml.SUCCESS {
 		m.Set(which, value)
@@ -337,10 +338,10 @@ func set(m *inventory.Measures, ret nvml.Return, which inventory.Measure, value 
 	return ret
 }
 
-// asking is how a query is asked.
+// asking is the function of a query.
 type asking = func(device, *inventory.Measures) nvml.Return
 
-// one returns how to ask a question whose answer is the value of a measure.
+// one returns the function of a query for a single measure.
 func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, nvml.Return)) asking {
 	return func(d device, m *inventory.Measures) nvml.Return {
 		value, ret := get(d)
@@ -348,7 +349,7 @@ func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, 
 	}
 }
 
-// watts asks for something that the driver tells in milliwatts.
+// watts returns a query for a value in milliwatts.
 func watts(function string, which inventory.Measure, get func(device) (uint32, nvml.Return)) SampleQuery {
 	return SampleQuery{Function: function, Measures: []inventory.Measure{which},
 		ask: func(d device, m *inventory.Measures) nvml.Return {
@@ -364,8 +365,7 @@ func oneIf(is bool) float64 {
 	return 0
 }
 
-// sampleMemory asks for the memory. Before R510 the driver does not tell what is reserved from what
-// is used.
+// sampleMemory reads the memory. Before R510 the driver includes reserved memory in used memory.
 func sampleMemory(d device, m *inventory.Measures) nvml.Return {
 	const mib = 1 << 20
 	memory, ret := d.GetMemoryInfoV2()
@@ -388,7 +388,7 @@ func ecc(which string, measure inventory.Measure, kind nvml.MemoryErrorType) Sam
 	}
 }
 
-// nvlinkBytes asks for a counter of all NVLinks together, which has the unit KiB.
+// nvlinkBytes returns a query for a counter of all NVLinks together, in KiB.
 func nvlinkBytes(which string, measure inventory.Measure, field int) SampleQuery {
 	return SampleQuery{
 		Function: "nvmlDeviceGetFieldValues (" + which + ")", Measures: []inventory.Measure{measure},
@@ -403,7 +403,7 @@ func nvlinkBytes(which string, measure inventory.Measure, field int) SampleQuery
 	}
 }
 
-// nvlinkErrors asks for a count of all NVLinks of the GPU.
+// nvlinkErrors returns a query for an error count of all NVLinks of the GPU.
 func nvlinkErrors(which string, measure inventory.Measure, field int) SampleQuery {
 	return SampleQuery{
 		Function: "nvmlDeviceGetFieldValues (" + which + ")", Measures: []inventory.Measure{measure},
@@ -418,14 +418,15 @@ func nvlinkErrors(which string, measure inventory.Measure, field int) SampleQuer
 	}
 }
 
-// mostPCIe is more than any link carries, in bytes a second.
+// mostPCIe is above the capacity of any link, in bytes a second.
 const mostPCIe = 512e9
 
-// pcieThroughput asks for a mean of 20 ms, which the driver measures meanwhile, in KB a second.
-// Some GPUs answer what no link can carry: that is left out.
+// pcieThroughput returns a query for a mean of 20 ms, measured during the call, in KB a second.
+// Impossible values, returned by some GPUs, are dropped.
 func pcieThroughput(which string, measure inventory.Measure, counter nvml.PcieUtilCounter) SampleQuery {
 	return SampleQuery{
-		Function: "nvmlDeviceGetPcieThroughput (" + which + ")", Measures: []inventory.Measure{measure}, Blocks: 20 * time.Millisecond,
+		Function: "nvmlDeviceGetPcieThroughput (" + which + ")", Measures: []inventory.Measure{measure},
+		Blocks: 20 * time.Millisecond,
 		ask: func(d device, m *inventory.Measures) nvml.Return {
 			kb, ret := d.GetPcieThroughput(counter)
 			if float64(kb)*1000 > mostPCIe {
@@ -436,7 +437,7 @@ func pcieThroughput(which string, measure inventory.Measure, counter nvml.PcieUt
 	}
 }
 
-// number returns the value of a field that is a number that is not negative.
+// number returns the value of a numeric field, if it is not negative.
 func number(v nvml.FieldValue) (float64, bool) {
 	switch nvml.ValueType(v.ValueType) {
 	case nvml.VALUE_TYPE_UNSIGNED_INT:

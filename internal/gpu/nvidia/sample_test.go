@@ -63,7 +63,8 @@ func TestSampleQueries(t *testing.T) {
 func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 	t.Parallel()
 	all := []string{
-		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
+		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption",
+		"PCIeReplayCount",
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived", "ClockEventReasons",
@@ -89,7 +90,8 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		},
 		"an L40S": {profile: "l40s-x8", without: [][]string{nvlink, {"MemoryTemperature"}}},
 		"a call that fails": {
-			profile: "dgx-h100", faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetPowerUsage",
+			profile: "dgx-h100",
+			faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetPowerUsage",
 				Return: "UNKNOWN"}},
 			without: [][]string{{"PowerUsage"}},
 		},
@@ -121,9 +123,11 @@ func TestSampleValues(t *testing.T) {
 			GPU: "0", Count: 7},
 		simulator.Fault{Kind: simulator.KindRemapPending, GPU: "0"}, simulator.Fault{Kind: simulator.KindRemapFailure,
 			GPU: "0"},
-		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0",
+		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"},
+		simulator.Fault{Kind: simulator.KindProcesses, GPU: "0",
 			Count: 3},
-		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[0]}, simulator.Fault{Kind: simulator.KindNVLink,
+		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[0]},
+		simulator.Fault{Kind: simulator.KindNVLink,
 			GPU: "0", Link: &links[1]})
 	first := r.measure(0, true).Values
 	within := func(m inventory.Measure, low, high float64) {
@@ -182,7 +186,8 @@ func TestLanesThatAreDown(t *testing.T) {
 		compare(r.t, "lanes are known", true, known)
 		return lanes
 	}
-	const apart = "{description: Two H100 NVL without a bridge between them, driver: 560.35.03, cuda: \"12.6\", model: h100-nvl-94gb, " +
+	const apart = "{description: Two H100 NVL without a bridge between them, driver: 560.35.03, cuda: \"12.6\", model: " +
+		"h100-nvl-94gb, " +
 		"gpus: [{bdf: \"0000:27:00.0\", pcie: 0/0/0}, {bdf: \"0000:38:00.0\", pcie: 0/1/0}]}"
 	compare(t, "lanes that are down without a bridge", 0., down(newRig(t, apart), 1))
 	cut := simulator.Fault{Kind: simulator.KindNVLink, GPU: "1"}
@@ -207,7 +212,8 @@ func TestSampleOfMIG(t *testing.T) {
 	})
 	sample := r.measure(2, true)
 	want := []string{
-		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
+		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption",
+		"PCIeReplayCount",
 		"VGPULicense", "ECCCorrected", "ECCUncorrected", "NVLinkTransmitted",
 		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons", "NVLinkReplays", "NVLinkRecoveries",
 		"PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",

@@ -6,9 +6,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// The methods of a device that only samples use.
+// Methods of a device used by samples only.
 
-// GetTemperature returns degrees Celsius. CUDA 14 may lack the function without a version.
+// GetTemperature returns degrees Celsius. CUDA 14 may drop the function without a version.
 func (d device) GetTemperature() (uint32, nvml.Return) {
 	celsius, ret := query(d, "GetTemperature", func() (uint32,
 		nvml.Return) {
@@ -70,7 +70,7 @@ func (d device) GetMemoryInfoV2() (nvml.Memory_v2, nvml.Return) {
 	return query(d, "GetMemoryInfo_v2", d.handle.GetMemoryInfo_v2)
 }
 
-// GetGridLicensed is GetGridLicensableFeatures: whether one of them is licensed and in use.
+// GetGridLicensed reports whether any feature of GetGridLicensableFeatures is licensed and in use.
 func (d device) GetGridLicensed() (bool, nvml.Return) {
 	return query(d, "GetGridLicensableFeatures", func() (bool, nvml.Return) {
 		all, ret := d.handle.GetGridLicensableFeatures()
@@ -89,8 +89,7 @@ func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCou
 	})
 }
 
-// GetScopedFieldValue is GetFieldValue for a field that is about a part of the GPU, such as one of
-// its NVLinks.
+// GetScopedFieldValue is GetFieldValue for a part of the GPU, such as one of its NVLinks.
 func (d device) GetScopedFieldValue(field int, scope uint32) (nvml.FieldValue, nvml.Return) {
 	return queryFor(d, "GetFieldValues", field, func(field int) (nvml.FieldValue, nvml.Return) {
 		values := [1]nvml.FieldValue{{FieldId: uint32(field), ScopeId: scope}}

@@ -12,29 +12,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A scanner looks at the node, again and again, for one session. It remembers what it saw: for GPUs
-// that stop answering, to read what never changes only once, and so that a look that finds nothing
-// new makes nothing new.
+// A scanner scans the node repeatedly for one session. Its memory serves three purposes: to show
+// GPUs that stop answering, to read constant properties only once, and to allocate nothing in a
+// scan without changes.
 type scanner struct {
-	driver *Driver
-	api    *api // for calls about no GPU
-	root   fs.FS
-	devs   []string         // the folders of root that may have device nodes
-	now    inventory.Driver // as it was when the session was opened
-	bound  []binding        // the GPUs that were bound to the driver just before
+	driver   *Driver
+	api      *api // for calls about no GPU
+	root     fs.FS
+	devs     []string         // directories of root that may have device nodes
+	versions inventory.Driver // as of the start of the session
+	bound    []binding        // GPUs bound to the driver just before the session
 
-	// instances are the MIG instances that there were just before, and shown those that the last look
-	// found; by their folders.
-	instances, shown []string
+	// instances are the MIG instances just before the session, and lastInstances those of the last
+	// scan, by directory.
+	instances, lastInstances []string
 
-	events    nvml.EventSet // that GPUs which are met register with; nil when all were
-	eventless error         // why there is no such set
+	events   nvml.EventSet // the set for new GPUs to register with; nil once all GPUs have registered
+	noEvents error         // why there is no set
 
-	opened time.Time // when the session was opened
-	// by NVML index, also of GPUs that are no longer counted: each has one record, and so one thread
-	// at most
-	made     []*slot
-	slots    []*slot // of the GPUs that are counted
+	opened time.Time // start of the session
+	// by NVML index, including GPUs no longer counted: each has one record, and so at most one
+	// thread
+	allSlots []*slot
+	slots    []*slot // GPUs that are counted
 	control  inventory.ControlNodes
 	majors   inventory.Majors
 	topology topology
@@ -43,22 +43,23 @@ type scanner struct {
 	mu     sync.Mutex
 	minors map[string]int // of MIG capabilities; guarded by mu
 
-	// What the last look found; kept between looks for their memory.
+	// The result of the last scan; kept for its memory.
 	gpus    []inventory.GPU
 	leftOut []inventory.LeftOut
 }
 
 func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scanner {
-	instances := shownInstances(d.options.Root)
+	instances := listInstances(d.options.Root)
 	return &scanner{
-		api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound, opened: time.Now(),
-		instances: instances, shown: instances,
+		api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), versions: now, bound: bound,
+		opened:    time.Now(),
+		instances: instances, lastInstances: instances,
 	}
 }
 
-// rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the
-// session was opened.
-func (s *scanner) rebound() error {
+// checkBindings returns inventory.ErrNewSession if GPUs were bound to the driver or unbound since
+// the session was opened.
+func (s *scanner) checkBindings() error {
 	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
 		return fmt.Errorf("%w: the GPUs that are bound to the driver changed: %d before, %d now",
 			inventory.ErrNewSession, len(s.bound), len(bound))
@@ -66,74 +67,76 @@ func (s *scanner) rebound() error {
 	return nil
 }
 
-// redivided returns inventory.ErrNewSession if MIG instances were made or destroyed since the
-// session was opened, and the driver does not tell this process of instances: a session goes on
-// giving the handles of MIG devices that are gone, and only a new one does not. Two looks have to
-// find the same instances: who divides a GPU makes one after the other.
-func (s *scanner) redivided() error {
-	if !slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.gpu.seen.MIG == inventory.MIGEnabled && sl.gpu.untold.Value }) {
+// checkInstances returns inventory.ErrNewSession if MIG instances were created or destroyed since
+// the session was opened, and the driver hides instances from this process: then a session
+// continues to return handles of deleted MIG devices, and only a new session does not. Two scans
+// must find the same instances, because a MIG layout is created one instance at a time.
+func (s *scanner) checkInstances() error {
+	if !slices.ContainsFunc(s.slots, func(sl *slot) bool {
+		return sl.gpu.lastSeen.MIG == inventory.MIGEnabled && sl.gpu.instancesHidden.Value
+	}) {
 		return nil
 	}
-	before := s.shown
-	s.shown = shownInstances(s.root)
-	if slices.Equal(s.shown, s.instances) || !slices.Equal(s.shown, before) {
+	before := s.lastInstances
+	s.lastInstances = listInstances(s.root)
+	if slices.Equal(s.lastInstances, s.instances) || !slices.Equal(s.lastInstances, before) {
 		return nil
 	}
 	return fmt.Errorf("%w: MIG instances were made or destroyed: %d before, %d now", inventory.ErrNewSession,
-		len(s.instances), len(s.shown))
+		len(s.instances), len(s.lastInstances))
 }
 
-// count has a slot for each GPU that the driver counts.
+// count creates a slot for each GPU counted by the driver.
 func (s *scanner) count() error {
 	count, ret := s.api.DeviceGetCount()
 	if err := failure("nvmlDeviceGetCount", ret); err != nil {
 		return err
 	}
-	for len(s.made) < count {
-		s.made = append(s.made, newSlot(s.driver, s.api, len(s.made)))
+	for len(s.allSlots) < count {
+		s.allSlots = append(s.allSlots, newSlot(s.driver, s.api, len(s.allSlots)))
 	}
-	s.slots = s.made[:count]
+	s.slots = s.allSlots[:count]
 	s.control, s.majors = controlNodes(s.root, s.devs, s.control), majors(s.root, s.majors)
 	return nil
 }
 
-// visit reads the GPU of a slot, and its health signals if it is met for the first time.
+// visit reads the GPU of a slot, at the first visit with its health signals.
 func (s *scanner) visit(sl *slot, g *gpu) {
 	var a callResults
-	s.ask(sl, g, &a)
+	s.identify(sl, g, &a)
 	g.results = a
-	if g.seen.UUID == "" || g.hidden {
+	if g.lastSeen.UUID == "" || g.hidden {
 		return
 	}
-	if !g.read && !a.gone() {
-		g.hurried = time.Since(s.opened) > linksBudget
+	if !g.hasReading && !a.isUseless() {
+		g.skipReport = time.Since(s.opened) > linksBudget
 		s.readSignals(sl, g)
-		g.hurried = false
+		g.skipReport = false
 	}
 }
 
-// revisit asks a GPU that is lost by the handle that it had, which initialises nothing, and visits
-// it if that works again.
+// revisit calls a lost GPU by its old handle, without initialising the GPU, and visits the GPU if
+// the call succeeds.
 func (s *scanner) revisit(sl *slot, g *gpu) {
 	if s.readSignals(sl, g); g.reading.Contact != inventory.ContactLost {
 		s.visit(sl, g)
 	}
 }
 
-// publish returns what was found; the last Snapshot itself if it is the same.
+// publish returns the result of the scan, or the last Snapshot itself if nothing changed.
 func (s *scanner) publish() inventory.Snapshot {
 	s.gpus, s.leftOut = s.gpus[:0], s.leftOut[:0]
 	for _, sl := range s.slots {
 		switch g := sl.gpu; {
 		case g.hidden:
-		case g.seen.UUID == "":
+		case g.lastSeen.UUID == "":
 			s.leftOut = append(s.leftOut, sl.leftOut())
 		default:
-			s.gpus, s.leftOut = append(s.gpus, g.seen), append(s.leftOut, g.unread...)
+			s.gpus, s.leftOut = append(s.gpus, g.lastSeen), append(s.leftOut, g.unread...)
 		}
 	}
-	s.link()
-	found := inventory.Snapshot{Driver: s.now, GPUs: s.gpus, Control: s.control, Majors: s.majors, LeftOut: s.leftOut}
+	s.setLinks()
+	found := inventory.Snapshot{Driver: s.versions, GPUs: s.gpus, Control: s.control, Majors: s.majors, LeftOut: s.leftOut}
 	found.LinksDue = slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.linksDue && sl.linkable() })
 	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {

@@ -135,7 +135,8 @@ func TestScanProfiles(t *testing.T) {
 			links: []string{"X SW12/PXB" + strings.Repeat(" SW12/SYS", 6)},
 			mig: []string{
 				"", "", sevens("1g.10gb"), "0=1/0:3g.40gb 1=2/0:3g.40gb",
-				"0=1/0:3g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb 3=8/0:1g.10gb", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me",
+				"0=1/0:3g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb 3=8/0:1g.10gb",
+				"0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me",
 				"0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb", "0=0/0:7g.80gb",
 			},
 		},
@@ -260,7 +261,8 @@ func TestScanFailingGPU(t *testing.T) {
 		},
 		"reset required": {
 			fault: fail("", "RESET_REQUIRED"), contact: inventory.ContactResetRequired,
-			reason: "ERROR_RESET_REQUIRED", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_RESET_REQUIRED",
+			reason:  "ERROR_RESET_REQUIRED",
+			unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_RESET_REQUIRED",
 		},
 		"reset required for one call": {
 			fault: fail("DeviceGetMigMode", "RESET_REQUIRED"), contact: inventory.ContactGood,
@@ -273,7 +275,8 @@ func TestScanFailingGPU(t *testing.T) {
 		},
 		"no permission": {
 			fault: fail("DeviceGetMinorNumber", "NO_PERMISSION"), contact: inventory.ContactGood,
-			reason: "nvmlDeviceGetMinorNumber: ERROR_NO_PERMISSION", unknown: "cannot be identified: nvmlDeviceGetMinorNumber",
+			reason:  "nvmlDeviceGetMinorNumber: ERROR_NO_PERMISSION",
+			unknown: "cannot be identified: nvmlDeviceGetMinorNumber",
 		},
 		"memory unreadable": {
 			fault: fail("DeviceGetMemoryInfo", "UNKNOWN"), contact: inventory.ContactFailing,

@@ -13,37 +13,37 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Session is one NVML session. Its methods may be called from several goroutines, but Next only
-// from one at a time. Whatever hangs, each of them but Close returns within seconds after the last
-// call that returned.
+// A Session is one NVML session. It is safe for concurrent use, except that only one goroutine may
+// call Next. Even if calls hang, every method but Close returns within seconds after the last call
+// that returned.
 type Session struct {
 	driver *Driver
 	api    *api // for calls about no GPU
 
-	scanner *scanner  // used by the goroutine that has the turn of calls
-	opened  time.Time // when the first scan was begun with, by Open; zero once there was one
-	stopped bool      // used by the goroutine that has the turns of calls and events: NVML was shut down
-	watch   *watch    // used by the goroutine that has the turn of events, once the session is open
+	scanner        *scanner  // used by the goroutine that has the worker calls
+	firstScanStart time.Time // start of the first scan, made by Open; zero once there was a scan
+	stopped        bool      // NVML was shut down; used by the goroutine that has both workers
+	watch          *watch    // used by the goroutine that has the worker events, once the session is open
 
-	mu        sync.Mutex // guards the following three
-	unwatched []inventory.LeftOut
-	joining   []watched // GPUs whose events the next wait registers for
-	relink    bool      // an event says that links may have changed
+	mu           sync.Mutex // guards the following three fields
+	unwatched    []inventory.LeftOut
+	unregistered []watchedGPU // GPUs to register for events at the next wait
+	linksChanged bool         // an event said that links may have changed
 
-	// The rest belongs to the caller of Next.
+	// The fields below belong to the caller of Next.
 
-	useless time.Duration // how long to rest because the last wait was of no use
-	due     time.Time     // before it no wait begins
+	uselessPause time.Duration // pause because the last wait was useless
+	nextWait     time.Time     // earliest start of the next wait
 }
 
 func newSession(d *Driver, a *api) *Session {
-	waits := a.of(d.waits)
+	waits := a.withRecord(d.waits)
 	return &Session{driver: d, api: a, watch: &watch{api: waits, pinned: d.pinned, bindings: bindings{api: waits}}}
 }
 
-// start reads what holds for the whole session, in a job. The GPUs in bound are bound to the
+// readFacts reads the facts about the whole session, in a job. bound are the GPUs bound to the
 // driver.
-func (s *Session) start(bound []binding) error {
+func (s *Session) readFacts(bound []binding) error {
 	version, ret := s.api.SystemGetDriverVersion()
 	if err := failure("nvmlSystemGetDriverVersion", ret); err != nil {
 		return err
@@ -54,35 +54,35 @@ func (s *Session) start(bound []binding) error {
 		driver.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	}
 	s.scanner = newScanner(s.api, s.driver, driver, bound)
-	// Before anything is scanned: what happens from here on gives an event.
+	// Before the first scan: any change from now on has an event.
 	s.watch.bindings.start(s.api)
 	if err := s.scanner.count(); err != nil {
 		return err
 	}
 	s.watch.set, ret = s.api.EventSetCreate()
 	s.scanner.events = s.watch.set
-	s.scanner.eventless = failure("nvmlEventSetCreate", ret)
+	s.scanner.noEvents = failure("nvmlEventSetCreate", ret)
 	return nil
 }
 
-// firstVisits looks at each GPU for the first time and registers for its events. The caller has the
-// turn of calls.
+// firstVisits visits each GPU for the first time and registers for its events. The caller has the
+// worker calls.
 func (s *Session) firstVisits(ctx context.Context) {
-	s.opened = time.Now()
+	s.firstScanStart = time.Now()
 	for _, sl := range s.scanner.slots {
 		if err := s.visit(ctx, sl); err != nil && ctx.Err() != nil {
 			break
 		}
-		sl.visited = sl.stall == nil
+		sl.isVisited = sl.stall == nil
 	}
 	spoilt := false
 	for _, sl := range s.scanner.slots {
-		sl.met.Store(true) // from here on a wait on the set may be under way
-		if sl.gpu.seen.UUID == "" {
+		sl.isRegistered.Store(true) // from now on a wait may use the set
+		if sl.gpu.lastSeen.UUID == "" {
 			s.noEvents(sl.record.gpu, sl.reason())
 			continue
 		}
-		err := sl.gpu.refused
+		err := sl.gpu.eventsError
 		if spoilt = s.watch.admit(sl.watched(s.watch.api), err) || spoilt; err != nil && !errors.Is(err, errMIGEvents) {
 			s.noEvents(sl.record.gpu, err)
 		}
@@ -90,12 +90,12 @@ func (s *Session) firstVisits(ctx context.Context) {
 	if !spoilt && len(s.watch.gpus) > 0 {
 		return
 	}
-	w := *s.watch // a job that hangs keeps its copy
+	w := *s.watch // a hanging job keeps its own copy
 	w.refused = slices.Clone(w.refused)
-	var without []dropped
+	var without []droppedGPU
 	again := func() { without = w.arm(s.api) }
 	if err := s.driver.calls.job(ctx, s.driver.node, nodePatience, again, nil); err != nil {
-		s.watch.set, s.watch.gpus = nil, nil // the job may have freed the set, and may be using another
+		s.watch.set, s.watch.gpus = nil, nil // the job may have freed the set, or use another one
 		return
 	}
 	*s.watch = w
@@ -104,7 +104,7 @@ func (s *Session) firstVisits(ctx context.Context) {
 	}
 }
 
-// noEvents notes that a GPU gives no events, or with a nil reason that it does.
+// noEvents records why a GPU has no events, or with a nil reason that it has events.
 func (s *Session) noEvents(gpu int, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,28 +115,27 @@ func (s *Session) noEvents(gpu int, reason error) {
 	}
 }
 
-// Unwatched lists the GPUs that give no events, and why: on these only Scan and Read tell what
-// happened.
+// Unwatched lists the GPUs without events, with the reasons: only Scan and Read show their changes.
 func (s *Session) Unwatched() []inventory.LeftOut {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unwatched
 }
 
-// Scan looks at the whole node. The Snapshot has Generation 0, and no health: what Read returns is
-// to be judged. A GPU that was seen in this session and no longer answers is there as it was last
-// seen. One that cannot be identified is in LeftOut, and so is a MIG device that cannot be read.
+// Scan reads the whole node. The Snapshot has Generation 0 and no health: health is judged from
+// Read. A GPU seen in this session that no longer answers stays as it was last seen. A GPU that
+// cannot be identified is in LeftOut, and so is an unreadable MIG device.
 //
-// A GPU of which a call hangs is there as it was last seen: Read tells of the call. It is asked
-// again when the call has returned, after all others. A GPU that cannot be identified, or whose
-// calls hung twice in a row, is asked again after Retry. So is one that is lost, but for its old
-// handle: if it said so at once, each Scan asks by that.
+// A GPU with a hanging call stays as it was last seen, and Read reports the call. It is called
+// again once the call has returned, after all other GPUs. A GPU that cannot be identified, or whose
+// calls hung twice in a row, is called again after Retry. So is a lost GPU, except by its old
+// handle: each Scan uses the old handle if the GPU answered at once that it is lost.
 //
-// An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call
-// about no GPU did not return in time, and inventory.ErrNewSession when GPUs were bound to the
-// driver, or unbound, after Open, or when MIG instances changed of which the driver does not tell
-// this process. Where another driver was installed since, the session goes on as long as it
-// answers, and the Snapshot says so.
+// An error means that the node could not be scanned. It wraps inventory.ErrNoAnswer if a call about
+// no GPU did not return in time. It wraps inventory.ErrNewSession if, since Open, GPUs were bound
+// to the driver or unbound, or MIG instances changed that the driver hides from this process. If
+// another driver was installed since, the session continues as long as it answers, and the Snapshot
+// reports the mismatch.
 func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	defer func() { err = wrap(err, "scan the node") }()
 	if err := s.enter(ctx); err != nil {
@@ -144,15 +143,15 @@ func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	}
 	defer s.driver.calls.release()
 	began := time.Now()
-	if !s.opened.IsZero() {
-		began, s.opened = s.opened, time.Time{}
+	if !s.firstScanStart.IsZero() {
+		began, s.firstScanStart = s.firstScanStart, time.Time{}
 	}
 	if err := s.count(ctx); err != nil {
 		return inventory.Snapshot{}, err
 	}
 	s.mu.Lock()
-	relink := s.relink
-	s.relink = false
+	relink := s.linksChanged
+	s.linksChanged = false
 	s.mu.Unlock()
 	for _, sl := range s.scanner.slots {
 		sl.linksDue = sl.linksDue || relink
@@ -163,7 +162,7 @@ func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 				continue
 			}
 			if err := s.visit(ctx, sl); err != nil && ctx.Err() != nil {
-				return inventory.Snapshot{}, stopped(ctx)
+				return inventory.Snapshot{}, endOfContext(ctx)
 			}
 		}
 	}
@@ -171,7 +170,7 @@ func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	return s.scanner.publish(), nil
 }
 
-// enter takes the turn of calls, unless the session is closed.
+// enter takes the worker calls, unless the session is closed.
 func (s *Session) enter(ctx context.Context) error {
 	if err := s.driver.calls.take(ctx); err != nil {
 		return err
@@ -183,15 +182,15 @@ func (s *Session) enter(ctx context.Context) error {
 	return nil
 }
 
-// count finds out which GPUs there are now. The caller has the turn of calls.
+// count counts the GPUs. The caller has the worker calls.
 func (s *Session) count(ctx context.Context) error {
 	var err error
 	hangs := s.driver.pinned()
 	noAnswer := s.driver.calls.job(ctx, s.driver.node, nodePatience, func() {
-		s.scanner.now.OnDisk = s.driver.onDisk()
-		if !hangs && s.scanner.now.OnDisk == "" { // else the session cannot be closed, or no other can be opened
-			if err = s.scanner.rebound(); err == nil {
-				err = s.scanner.redivided()
+		s.scanner.versions.OnDisk = s.driver.onDisk()
+		if !hangs && s.scanner.versions.OnDisk == "" { // otherwise the session cannot be closed, or no other can be opened
+			if err = s.scanner.checkBindings(); err == nil {
+				err = s.scanner.checkInstances()
 			}
 		}
 		if err == nil {
@@ -204,38 +203,37 @@ func (s *Session) count(ctx context.Context) error {
 	return err
 }
 
-// visit asks the GPU of a slot, as far as it is to be asked now. The caller has the turn of calls.
+// visit visits the GPU of a slot if it is due. The caller has the worker calls.
 func (s *Session) visit(ctx context.Context, sl *slot) error {
-	if sl.lost() || sl.due() {
-		if err := s.room(ctx, sl); err != nil {
+	if sl.isLost() || sl.isDue() {
+		if err := s.awaitRoom(ctx, sl); err != nil {
 			return err
 		}
 	}
-	switch { // a job that was waited for may have visited the GPU
-	case sl.lost():
-		return s.on(ctx, sl, s.scanner.revisit)
-	case sl.due():
-		return s.on(ctx, sl, s.scanner.visit)
+	switch { // the job waited for may have visited the GPU
+	case sl.isLost():
+		return s.runFor(ctx, sl, s.scanner.revisit)
+	case sl.isDue():
+		return s.runFor(ctx, sl, s.scanner.visit)
 	}
-	sl.visited = false
+	sl.isVisited = false
 	return nil
 }
 
-// links asks GPUs for their links, as far as they changed. While the driver is slow each scan asks
-// few GPUs, and the first one none: it is waited for. The caller has the turn of calls.
+// links reads the links of GPUs after changes. With a slow driver each scan reads few GPUs, and the
+// first scan none, because it delays the start. The caller has the worker calls.
 func (s *Session) links(ctx context.Context, began time.Time) {
 	if first := s.scanner.last.GPUs == nil; first && time.Since(began) > linksBudget {
 		return
 	}
 	for _, sl := range s.scanner.slots {
-		// A GPU that is being asked is not waited for: the next scan does not visit it, and finds it
-		// free.
+		// Do not wait for a busy GPU: the next scan does not visit it, and finds it free.
 		if !sl.linksDue || !sl.linkable() || s.driver.calls.busy(sl.record) {
 			continue
 		}
-		if s.room(ctx, sl) == nil {
+		if s.awaitRoom(ctx, sl) == nil {
 			peers := s.scanner.peers(sl)
-			_ = s.on(ctx, sl, func(sl *slot, g *gpu) { s.scanner.readLinks(sl, g, peers) }) // the slot knows
+			_ = s.runFor(ctx, sl, func(sl *slot, g *gpu) { s.scanner.readLinks(sl, g, peers) }) // recorded in the slot
 		}
 		if time.Since(began) > linksBudget {
 			return
@@ -243,23 +241,23 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 	}
 }
 
-// linksBudget is how long a scan may have taken for another GPU to be asked for its links.
+// linksBudget is how long a scan may have taken before it reads no more links.
 const linksBudget = time.Second
 
-// room waits until the GPU of a slot is not being asked, and takes over what a job that was given
-// up has learnt of it. The caller has the turn of calls.
-func (s *Session) room(ctx context.Context, sl *slot) error {
-	err := s.driver.calls.room(ctx, sl.record, gpuPatience)
-	sl.stalled(err)
+// awaitRoom waits until the GPU of a slot is not in use, and stores the results of a job that was
+// given up. The caller has the worker calls.
+func (s *Session) awaitRoom(ctx context.Context, sl *slot) error {
+	err := s.driver.calls.awaitRoom(ctx, sl.record, gpuPatience)
+	sl.recordStall(err)
 	return err
 }
 
-// on asks the GPU of a slot, for which there is room. The caller has the turn of calls.
-func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
+// runFor runs ask for the GPU of a slot, after room. The caller has the worker calls.
+func (s *Session) runFor(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
 	g := *sl.gpu
-	run, late := func() { ask(sl, &g) }, func() { s.late(sl, &g) }
+	run, late := func() { ask(sl, &g) }, func() { s.commitLate(sl, &g) }
 	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, run, late); err != nil {
-		sl.stalled(err)
+		sl.recordStall(err)
 		return err
 	}
 	s.commit(sl, &g)
@@ -267,36 +265,37 @@ func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error
 	return nil
 }
 
-// commit takes over what was learnt of a GPU.
+// commit stores the results for a GPU.
 func (s *Session) commit(sl *slot, g *gpu) {
-	identified, left := sl.gpu.seen.UUID != g.seen.UUID, sl.alone
-	g.seen.Links = sl.gpu.seen.Links
-	sl.linksDue = sl.linksDue || left || sl.hangs > 0 || identified || g.seen.MIG != sl.gpu.seen.MIG
+	identified, left := sl.gpu.lastSeen.UUID != g.lastSeen.UUID, sl.isPaused
+	g.lastSeen.Links = sl.gpu.lastSeen.Links
+	sl.linksDue = sl.linksDue || left || sl.hangs > 0 || identified || g.lastSeen.MIG != sl.gpu.lastSeen.MIG
 	sl.gpu = g
-	if g.linked {
+	if g.linksRead {
 		sl.linksDue = g.nvlink.unread
-		s.scanner.linked(g)
+		s.scanner.storeLinks(g)
 	}
-	sl.alone = g.results.contact == inventory.ContactLost ||
-		g.seen.UUID == "" && g.results.contact != inventory.ContactGood
-	back := left && !sl.alone // its events may have ended with it
-	if sl.met.Load() && (identified || back) && g.seen.UUID != "" {
+	sl.isPaused = g.results.contact == inventory.ContactLost ||
+		g.lastSeen.UUID == "" && g.results.contact != inventory.ContactGood
+	back := left && !sl.isPaused // its events may have ended too
+	if sl.isRegistered.Load() && (identified || back) && g.lastSeen.UUID != "" {
 		s.mu.Lock()
-		s.joining = append(s.joining, sl.watched(s.watch.api))
+		s.unregistered = append(s.unregistered, sl.watched(s.watch.api))
 		s.mu.Unlock()
 	}
 }
 
-// late is commit for a job that nobody waited for. The GPU is read next, and not visited.
-func (s *Session) late(sl *slot, g *gpu) {
+// commitLate is commit for a job that was given up. The GPU is read next, and not visited.
+func (s *Session) commitLate(sl *slot, g *gpu) {
 	if s.stopped {
 		return
 	}
 	s.commit(sl, g)
-	sl.visited = true
+	sl.isVisited = true
 }
 
-// Retry has the next Scan ask the GPUs that it leaves alone, and all GPUs for their links.
+// Retry makes the next Scan call all GPUs that are not called for a while, and read the links of
+// all GPUs.
 func (s *Session) Retry(ctx context.Context) (err error) {
 	defer func() { err = wrap(err, "ask GPUs again") }()
 	if err := s.enter(ctx); err != nil {
@@ -304,14 +303,14 @@ func (s *Session) Retry(ctx context.Context) (err error) {
 	}
 	defer s.driver.calls.release()
 	for _, sl := range s.scanner.slots {
-		sl.alone, sl.linksDue, sl.hangs = false, true, min(sl.hangs, 1)
+		sl.isPaused, sl.linksDue, sl.hangs = false, true, min(sl.hangs, 1)
 	}
 	return nil
 }
 
-// Read reads the health signals of a GPU that an earlier Scan of this session found. How the GPU
-// answers is part of the Reading; an error means that it could not be asked: there is no such GPU,
-// or a call about it does not return or did not in time (inventory.Stall).
+// Read reads the health signals of a GPU of an earlier Scan of this session. How the GPU answers is
+// part of the Reading. An error means that the GPU could not be called: it does not exist, or a
+// call about it hangs or did not return in time (inventory.Stall).
 func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, err error) {
 	defer func() { err = wrap(err, "read GPU "+uuid) }()
 	if err := s.enter(ctx); err != nil {
@@ -322,26 +321,26 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 	if err != nil {
 		return inventory.Reading{}, err
 	}
-	if !sl.alone && !sl.gpu.fresh && sl.hangs < maxHangs {
-		if err := s.room(ctx, sl); err != nil {
+	if !sl.isPaused && !sl.gpu.isUnreturned && sl.hangs < maxHangs {
+		if err := s.awaitRoom(ctx, sl); err != nil {
 			return inventory.Reading{}, err
 		}
 	}
-	switch { // a job that was waited for may have read the GPU
-	case sl.alone:
+	switch { // the job waited for may have read the GPU
+	case sl.isPaused:
 		return inventory.Reading{Contact: sl.gpu.results.contact, Reason: sl.gpu.results.reason}, nil
-	case sl.gpu.fresh:
+	case sl.gpu.isUnreturned:
 	case sl.hangs >= maxHangs:
 		stall := *sl.stall
 		stall.Over = !s.driver.calls.busy(sl.record)
 		return inventory.Reading{}, &stall
 	default:
-		if err := s.on(ctx, sl, s.scanner.readSignals); err != nil {
+		if err := s.runFor(ctx, sl, s.scanner.readSignals); err != nil {
 			return inventory.Reading{}, err
 		}
 	}
 	g := sl.gpu
-	g.fresh = false
+	g.isUnreturned = false
 	r := g.reading
 	if g.nvlink.active|g.nvlink.inactive != 0 {
 		r.Report.NVLinks = inventory.Known(inventory.NVLinks{Active: g.nvlink.active, Inactive: g.nvlink.inactive})
@@ -349,7 +348,7 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 	return r, nil
 }
 
-// ask puts a question to the driver about a GPU that an earlier Scan of this session found.
+// ask runs a query about a GPU of an earlier Scan of this session.
 func ask[T any](ctx context.Context, s *Session, what, uuid string, question func(device) (T, error)) (_ T, err error) {
 	var value, none T
 	defer func() { err = wrap(err, what+" GPU "+uuid) }()
@@ -359,13 +358,13 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 	defer s.driver.calls.release()
 	sl, err := s.scanner.find(uuid)
 	if err == nil {
-		err = s.driver.calls.room(ctx, sl.record, gpuPatience)
+		err = s.driver.calls.awaitRoom(ctx, sl.record, gpuPatience)
 	}
 	if err != nil {
 		return none, err
 	}
 	handle := sl.gpu.device
-	sl.gpu.fresh = false // what was read may change
+	sl.gpu.isUnreturned = false // the reading is out of date
 	var failed error
 	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, func() { value, failed = question(handle) },
 		nil); err != nil {
@@ -377,17 +376,17 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 	return value, nil
 }
 
-// Close ends the session: NVML is shut down once no call is being made and no wait is under way.
-// While one of them hangs NVML must not be shut down: then Close returns inventory.ErrNoAnswer at
-// the deadline of ctx, the Driver opens no other session, and this one can still be used. Closing a
-// closed session does nothing.
+// Close ends the session: it shuts NVML down once no call and no wait is running. NVML must not be
+// shut down while one of them hangs: then Close returns inventory.ErrNoAnswer at the deadline of
+// ctx, the Driver opens no other session, and this session is still usable. Closing a closed
+// session does nothing.
 func (s *Session) Close(ctx context.Context) (err error) {
 	defer func() { err = wrap(err, "close the NVML session") }()
 	if err := s.driver.calls.drain(ctx); err != nil {
 		return err
 	}
 	defer s.driver.calls.release()
-	// Nobody may wait on the event set while it is freed.
+	// No wait may use the event set while it is freed.
 	if err := s.driver.events.drain(ctx); err != nil {
 		return fmt.Errorf("event wait: %w", err)
 	}
@@ -399,11 +398,11 @@ func (s *Session) Close(ctx context.Context) (err error) {
 	return failed
 }
 
-// Hanging reports whether a call, or a wait for events, has not returned in time: the session
-// cannot be closed now.
+// Hanging reports whether a call or a wait has not returned in time: then the session cannot be
+// closed.
 func (s *Session) Hanging() bool { return len(s.driver.Calls()) > 0 }
 
-// stop ends what is waited on and shuts NVML down, in a job and while nobody waits for events.
+// stop frees the event sets and shuts NVML down, in a job, while no wait is running.
 func (s *Session) stop() error {
 	if s.stopped {
 		return nil

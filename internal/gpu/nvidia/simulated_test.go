@@ -25,7 +25,7 @@ const (
 	openPatience  = time.Minute            // a call while a session is opened
 	waitStep      = 500 * time.Millisecond
 	waitPatience  = 10 * time.Second
-	maxRest       = 5 * time.Second // between two waits of no use
+	maxPause      = 5 * time.Second // between two waits of no use
 	retryGap      = time.Minute     // until events that were not permitted are asked for again
 	waitBurst     = 256             // waits at once, and then one in each waitGap
 	waitGap       = 10 * time.Millisecond

@@ -165,8 +165,9 @@ func stubSnapshot() inventory.Snapshot {
 	gpu := func(index, minor int, bdf string, node int, links ...inventory.Link) inventory.GPU {
 		return inventory.GPU{
 			UUID: stubUUID(index), Index: index, Minor: minor, BDF: bdf, Model: "A100-SXM4-40GB", MemoryBytes: 40 << 30,
-			Brand: "Tesla", Architecture: "ampere", ComputeCapability: inventory.ComputeCapability{Major: 8}, NUMANode: node,
-			MIG: inventory.MIGDisabled, Links: links,
+			Brand: "Tesla", Architecture: "ampere", ComputeCapability: inventory.ComputeCapability{Major: 8},
+			NUMANode: node,
+			MIG:      inventory.MIGDisabled, Links: links,
 		}
 	}
 	direct := func(peer int) inventory.Link {
@@ -176,7 +177,8 @@ func stubSnapshot() inventory.Snapshot {
 	}
 	switched := func(peer int) inventory.Link {
 		return inventory.Link{
-			Peer: stubUUID(peer), PeerIndex: peer, NVLinks: 2, NVLinkVersion: 3, Switched: true, PCIe: inventory.PCIeSystem,
+			Peer: stubUUID(peer), PeerIndex: peer, NVLinks: 2, NVLinkVersion: 3, Switched: true,
+			PCIe: inventory.PCIeSystem,
 		}
 	}
 	pcie := func(peer int) inventory.Link {
@@ -184,9 +186,10 @@ func stubSnapshot() inventory.Snapshot {
 	}
 	mig := func(index, gi, slices int, profile string) inventory.MIGDevice {
 		return inventory.MIGDevice{
-			UUID: fmt.Sprintf("MIG-%s/%d/0", stubUUID(1), gi), Index: index, GI: gi, Profile: profile, MemoryBytes: 20096 << 20,
-			Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: slices},
-			Placement:  inventory.MIGPlacement{Profile: 9, Start: 4 * (gi - 1), Size: 4},
+			UUID: fmt.Sprintf("MIG-%s/%d/0", stubUUID(1), gi), Index: index, GI: gi, Profile: profile,
+			MemoryBytes: 20096 << 20,
+			Attributes:  inventory.MIGAttributes{GISlices: 3, CISlices: slices},
+			Placement:   inventory.MIGPlacement{Profile: 9, Start: 4 * (gi - 1), Size: 4},
 		}
 	}
 	s := inventory.Snapshot{

@@ -19,13 +19,14 @@ const (
 	switchClass = "0x0680" // "bridge, other": an NVSwitch
 )
 
-// boundFolders are the folders with an entry for each GPU that is bound to the driver, named by its
-// PCI address; the first that can be read counts. A container runtime may put what there was at the
-// container's start in place of the second.
+// boundFolders are the directories with an entry for each GPU bound to the driver, named by PCI
+// address. The first readable one counts. A container runtime may mount the state of the
+// container's start in place of the second one.
 var boundFolders = []string{"sys/bus/pci/drivers/nvidia", "proc/driver/nvidia/gpus"}
 
-// bdf returns a PCI address as sysfs writes it. GPUs and NVSwitches are function 0 of their device,
-// virtual functions of a GPU (SR-IOV) are others: only the text of the address has that.
+// bdf returns a PCI address in the format of sysfs. GPUs and NVSwitches are function 0 of their
+// device. Virtual functions of a GPU (SR-IOV) are other functions, found only in the text of the
+// address.
 func bdf(pci nvml.PciInfo) string {
 	function := 0
 	for i, c := range pci.BusId[:len(pci.BusId)-2] {
@@ -39,15 +40,14 @@ func bdf(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", pci.Domain, pci.Bus, pci.Device, function)
 }
 
-// A binding is a GPU's being bound to the driver: its PCI address, and the number of the entry that
-// says so. The kernel gives each entry of sysfs a number of its own.
+// A binding is the binding of a GPU to the driver: the PCI address, and the inode number of its
+// sysfs entry. The kernel gives each entry of sysfs its own number.
 type binding struct {
 	bdf   string
-	entry uint64 // 0 if it cannot be told
+	entry uint64 // 0 if unknown
 }
 
-// boundGPUs lists the GPUs that are bound to the driver, by ascending PCI address; nil where that
-// cannot be read.
+// boundGPUs lists the GPUs bound to the driver, by ascending PCI address; nil if unreadable.
 func boundGPUs(root fs.FS) []binding {
 	for _, folder := range boundFolders {
 		entries, err := fs.ReadDir(root, folder)
@@ -72,9 +72,8 @@ func boundGPUs(root fs.FS) []binding {
 	return nil
 }
 
-// sysfsNUMANode returns the NUMA node of a PCI device; inventory.NoNUMANode where the kernel knows
-// none. NVML's nvmlDeviceGetNumaNodeId is not asked: it is the node of the GPU's own memory, which
-// no CPU is near to.
+// sysfsNUMANode returns the NUMA node of a PCI device, or inventory.NoNUMANode. It does not use
+// nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory, which has no CPU.
 func sysfsNUMANode(root fs.FS, bdf string) int {
 	text, _ := attribute(root, bdf, "numa_node")
 	node, err := strconv.Atoi(text)
@@ -86,8 +85,7 @@ func sysfsNUMANode(root fs.FS, bdf string) int {
 
 var pcieRoot = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 
-// sysfsPCIeRoot returns the PCIe root complex that a PCI device is below; empty where that is not
-// known.
+// sysfsPCIeRoot returns the PCIe root complex of a PCI device; empty if unknown.
 func sysfsPCIeRoot(root fs.FS, bdf string) string {
 	target, err := fs.ReadLink(root, path.Join(pciDevices, bdf))
 	if err != nil {

@@ -16,37 +16,37 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// smiTimeout is how long nvidia-smi may take. It takes a second without the persistence daemon.
+// smiTimeout is the time limit of nvidia-smi. Without the persistence daemon it takes a second.
 const smiTimeout = 10 * time.Second
 
-// smiWaitDelay is how long its output is waited for after it was killed.
+// smiWaitDelay is how long to wait for its output after it was killed.
 const smiWaitDelay = time.Second
 
-// maxSMIOutput is how much of what nvidia-smi prints is in an error, in bytes.
+// maxSMIOutput limits the output of nvidia-smi in an error, in bytes.
 const maxSMIOutput = 200
 
-// errHangs is the error of an nvidia-smi that does not even end when it is killed, as while the
+// errHangs is the error of an nvidia-smi that does not end even when killed, for example while the
 // driver hangs.
 var errHangs = errors.New("nvidia-smi hangs in the driver; nothing is set before it has ended")
 
-// TimeSlices sets time slices of GPUs by the driver's own program: NVML has no call for it. Make it
-// with NewTimeSlices.
+// TimeSlices sets the time slices of GPUs with nvidia-smi: NVML has no call for it. Create it with
+// NewTimeSlices.
 type TimeSlices struct {
 	run     func(ctx context.Context, uuid string, interval int) error
-	running sync.Map // the UUIDs of GPUs for which the program runs
+	running sync.Map // the UUIDs of GPUs with a running program
 }
 
-// NewTimeSlices returns TimeSlices that use the program below a driver root, a path of this
-// process. The folders searchPath are looked through for its library before others.
+// NewTimeSlices returns TimeSlices with nvidia-smi below a driver root, a path of this process. Its
+// library is searched first in the directories searchPath.
 func NewTimeSlices(driverRoot string, searchPath ...string) *TimeSlices {
 	return &TimeSlices{run: func(ctx context.Context, uuid string, interval int) error {
 		return setTimeSlice(ctx, driverRoot, searchPath, uuid, interval)
 	}}
 }
 
-// Set sets how long a process has a GPU before the next one gets it: 0 is the driver's default,
-// then short, medium and long. It returns some seconds after ctx has ended at the latest, and after
-// 10 s, also if the program does not end.
+// Set sets the time slice of a GPU: 0 is the driver's default, followed by short, medium and long.
+// It returns within some seconds after the end of ctx, and after 10 s at the latest, even if the
+// program does not end.
 func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
 	if _, hangs := t.running.LoadOrStore(uuid, true); hangs {
 		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
@@ -63,9 +63,9 @@ func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
 	return err
 }
 
-// AwaitProgram runs a program that ctx ends, and waits for it until a time after the end of ctx: a
-// program that hangs in the driver does not end when it is killed. It reports false if the program
-// runs still.
+// AwaitProgram runs a program that ends with ctx, and waits for it until patience after the end of
+// ctx: a program that hangs in the driver does not end when killed. It returns false if the program
+// is still running.
 func AwaitProgram(ctx context.Context, patience time.Duration, run func() error) (ended bool, err error) {
 	end := make(chan error, 1)
 	go func() { end <- run() }()
@@ -82,8 +82,8 @@ func AwaitProgram(ctx context.Context, patience time.Duration, run func() error)
 	}
 }
 
-// smi returns the driver's own program below a driver root, a path of this process, with arguments.
-// Ctx ends it.
+// smi returns nvidia-smi below a driver root, a path of this process, with arguments. The program
+// ends with ctx.
 func smi(ctx context.Context, driverRoot string, searchPath []string, args ...string) *exec.Cmd {
 	program := "nvidia-smi"
 	for _, folder := range driverroot.ProgramFolders() {
@@ -95,15 +95,15 @@ func smi(ctx context.Context, driverRoot string, searchPath []string, args ...st
 	c := exec.CommandContext(ctx, program, args...)
 	c.WaitDelay = smiWaitDelay
 	if library := locate(driverRoot, searchPath); library != "" {
-		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader need not know the driver root
+		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader may not know the driver root
 	}
 	return c
 }
 
-// setTimeSlice runs the program, and waits until it has ended.
+// setTimeSlice runs nvidia-smi and waits for its end.
 func setTimeSlice(ctx context.Context, driverRoot string, searchPath []string, uuid string, interval int) error {
 	c := smi(ctx, driverRoot, searchPath, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
-	output, err := bounded(c)
+	output, err := runBounded(c)
 	if err == nil {
 		return nil
 	}
@@ -112,7 +112,7 @@ func setTimeSlice(ctx context.Context, driverRoot string, searchPath []string, u
 		said[:min(len(said), maxSMIOutput)])
 }
 
-// timedOut returns an error if the time for nvidia-smi is over.
+// timedOut returns an error if nvidia-smi has no time left.
 func timedOut(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("it did not end within %v", smiTimeout)

@@ -18,7 +18,8 @@ func TestTimeSlices(t *testing.T) { // not parallel: a process that is forked me
 	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	script := "#!/bin/sh\necho \"$*\" >> " + root + "/calls\n[ \"$3\" != GPU-bad ] || { echo 'Not   supported'; exit 3; }\n"
+	script := "#!/bin/sh\necho \"$*\" >> " + root +
+		"/calls\n[ \"$3\" != GPU-bad ] || { echo 'Not   supported'; exit 3; }\n"
 	if err := os.WriteFile(filepath.Join(root, "usr/bin/smi"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}

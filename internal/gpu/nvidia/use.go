@@ -10,19 +10,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Processes returns the processes that have a compute context on a GPU that an earlier Scan of this
-// session found. The driver leaves out those that have no number in this process's PID namespace:
-// only in the node's own one, or in one that all containers are below, are all of them seen.
+// Processes returns the processes with a compute context on a GPU of an earlier Scan of this
+// session. The driver leaves out processes without an ID in this process's PID namespace. Only the
+// node's PID namespace, or a common parent of all containers' namespaces, shows all processes.
 //
-// The error wraps inventory.ErrNotSupported where the GPU cannot tell, inventory.ErrUnusable where
-// it answers nothing, and inventory.ErrNoAnswer when the driver did not answer by the deadline of
-// ctx.
+// The error wraps inventory.ErrNotSupported if the GPU lacks the feature, inventory.ErrUnusable if
+// the GPU answers no call, and inventory.ErrNoAnswer if the driver did not answer before the
+// deadline of ctx.
 func (s *Session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
 	return ask(ctx, s, "list the processes on", uuid, processes)
 }
 
 func processes(gpu device) ([]inventory.Process, error) {
-	found, ret := gpu.GetComputeRunningProcesses() // by the newest of its versions that the library has
+	found, ret := gpu.GetComputeRunningProcesses() // in the newest version in the library
 	if err := failure("nvmlDeviceGetComputeRunningProcesses", ret); err != nil {
 		if contact(ret) >= inventory.ContactResetRequired {
 			err = fmt.Errorf("%w: %w", inventory.ErrUnusable, err)
@@ -42,9 +42,9 @@ func processes(gpu device) ([]inventory.Process, error) {
 	return processes, nil
 }
 
-// MemoryLimit returns how much memory of a GPU that an earlier Scan of this session found the
-// processes of a cgroup may use, in MiB; 0 where the driver limits nothing. The cgroup is its
-// folder, of version 2. The errors are those of Processes: a driver before R615 has no limits.
+// MemoryLimit returns the memory limit of a cgroup on a GPU of an earlier Scan of this session, in
+// MiB; 0 without a limit. The cgroup is a directory of cgroup version 2. The errors are those of
+// Processes: drivers before R615 have no limits.
 func (s *Session) MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int, err error) {
 	return ask(ctx, s, "read the memory limit of a cgroup on", uuid, func(gpu device) (int, error) {
 		limits, ret := gpu.GetMemoryLimits(cgroup)
@@ -56,9 +56,9 @@ func (s *Session) MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int
 	})
 }
 
-// Clean takes back what earlier work left behind on a GPU that an earlier Scan of this session
-// found. It needs root and CAP_SYS_ADMIN. After inventory.ErrNoAnswer it may still happen. The
-// error wraps inventory.ErrNotSupported where the driver or the GPU has no such thing.
+// Clean removes changes left behind by earlier work on a GPU of an earlier Scan of this session. It
+// needs root and CAP_SYS_ADMIN. After inventory.ErrNoAnswer it may still happen. The error wraps
+// inventory.ErrNotSupported if the driver or the GPU lacks the feature.
 func (s *Session) Clean(ctx context.Context, uuid string, what inventory.Remnant) error {
 	_, err := ask(ctx, s, fmt.Sprintf("reset %s of", what), uuid, func(gpu device) (struct{}, error) {
 		return struct{}{}, clean(gpu, what)

@@ -114,7 +114,8 @@ func TestUseFails(t *testing.T) {
 		}},
 	}
 	returns := map[string]error{
-		"NOT_SUPPORTED": inventory.ErrNotSupported, "NO_PERMISSION": nvml.ERROR_NO_PERMISSION, "GPU_IS_LOST": nvml.ERROR_GPU_IS_LOST,
+		"NOT_SUPPORTED": inventory.ErrNotSupported, "NO_PERMISSION": nvml.ERROR_NO_PERMISSION,
+		"GPU_IS_LOST": nvml.ERROR_GPU_IS_LOST,
 	}
 	for name, c := range calls {
 		bubble(t, name, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// eventKinds are the events that are registered for, by NVML's types. Single corrected memory
-// errors are left out: there are many, and they do not make a GPU Unhealthy.
+// eventKinds are the registered events, by NVML's types. Single corrected memory errors are left
+// out: they are frequent, and do not make a GPU Unhealthy.
 var eventKinds = map[uint64]inventory.EventKind{
 	nvml.EventTypeXidCriticalError:       inventory.EventXID,
 	nvml.EventMigConfigChange:            inventory.EventMIGChange,
@@ -26,7 +26,7 @@ var eventKinds = map[uint64]inventory.EventKind{
 	nvml.EventTypeGpuRecoveryAction:      inventory.EventRecoveryAction,
 }
 
-// retryGap is the time between two attempts to register for events that were not permitted.
+// retryGap is the time between two attempts to register for refused events.
 const retryGap = time.Minute
 
 // wantedEvents is the mask of eventKinds.
@@ -38,51 +38,51 @@ func wantedEvents() uint64 {
 	return mask
 }
 
-// A watch is the event set of a session, with the GPUs in it.
+// A watch is the event set of a session with its GPUs.
 type watch struct {
-	api      *api            // for waits
-	pinned   func() bool     // some other call hangs: it may use a set
-	old      []nvml.EventSet // to be freed at the end, for that reason
-	gpus     []watched       // those in the set
-	set      nvml.EventSet   // nil without any
-	refused  []watched       // the driver did not permit to register for their events
-	asked    time.Time       // when it was asked for these
-	bindings bindings
-	queue    []inventory.Event // to be given before any is waited for
+	api         *api            // for waits
+	pinned      func() bool     // reports whether another call hangs: it may use a set
+	pinnedSets  []nvml.EventSet // sets to be freed at the end, because they were pinned
+	gpus        []watchedGPU    // GPUs in the set
+	set         nvml.EventSet   // nil without a set
+	refused     []watchedGPU    // GPUs whose events the driver refused
+	lastAttempt time.Time       // time of the last attempt for refused
+	bindings    bindings
+	queue       []inventory.Event // events to return before any wait
 }
 
-// A watched GPU gives events.
-type watched struct {
+// A watchedGPU GPU has events.
+type watchedGPU struct {
 	index  int
 	uuid   string
 	device device
-	noMIG  bool // to register for changes of its MIG devices spoils the set
+	noMIG  bool // registering for its MIG changes makes the set unusable
 }
 
-// An outcome is how one wait ended.
+// An outcome is the result of one wait.
 type outcome struct {
 	event   inventory.Event
 	found   bool // there is an event
-	useless bool // the next wait should not begin at once
+	useless bool // the next wait should be delayed
 }
 
-// A dropped GPU gives no more events.
-type dropped struct {
-	watched
+// A droppedGPU GPU has no more events.
+type droppedGPU struct {
+	watchedGPU
 	reason error
 }
 
-// arm puts a new set in place of the set, registers for the events of the GPUs and drops those for
-// which it cannot. A GPU that spoils the set is dropped, or asked for fewer events, and the others
-// go into another set.
-func (w *watch) arm(a *api) []dropped {
+// arm replaces the set, registers for the events of the GPUs, and drops the GPUs that fail. A GPU
+// that makes the set unusable is dropped, or registered for fewer events, and the others go into
+// another set.
+func (w *watch) arm(a *api) []droppedGPU {
 	gpus := w.gpus
-	var all []dropped
+	var all []droppedGPU
 	for spoilt := true; spoilt; {
 		set, ret := a.EventSetCreate()
 		if err := failure("nvmlEventSetCreate", ret); err != nil {
 			for _, g := range gpus {
-				all = append(all, dropped{g, err})
+				all = append(all, droppedGPU{g, err})
 			}
 			w.replace(a, nil, nil)
 			return all
@@ -91,7 +91,7 @@ func (w *watch) arm(a *api) []dropped {
 		for i, g := range gpus {
 			err := g.register(set)
 			if spoilt = w.admit(g, err); err != nil && !errors.Is(err, errMIGEvents) {
-				all = append(all, dropped{g, err})
+				all = append(all, droppedGPU{g, err})
 			}
 			if spoilt {
 				gpus = slices.Concat(w.gpus, gpus[i+1:])
@@ -99,7 +99,7 @@ func (w *watch) arm(a *api) []dropped {
 			}
 		}
 		if spoilt || len(w.gpus) == 0 {
-			_ = freeSet(a, set) // no call waits on it, and an error would change nothing
+			_ = freeSet(a, set) // no wait uses it, and an error would change nothing
 			set = nil
 		}
 		if !spoilt {
@@ -109,13 +109,13 @@ func (w *watch) arm(a *api) []dropped {
 	return all
 }
 
-// errMIGEvents says that to register for changes of MIG devices has spoilt the set.
+// errMIGEvents is the error for a set made unusable by registering for MIG changes.
 var errMIGEvents = errors.New("no events of MIG devices")
 
 // register adds the GPU's events to a set. A driver that refuses one type refuses the whole call;
-// then only XIDs are registered. Changes of MIG devices are registered in a call of their own,
-// because some drivers refuse only these. Looks find them as well.
-func (g watched) register(set nvml.EventSet) error {
+// then only XIDs are registered. MIG changes are registered in a separate call, because some
+// drivers refuse only these. Scans also find MIG changes.
+func (g watchedGPU) register(set nvml.EventSet) error {
 	supported, ret := g.device.GetSupportedEventTypes()
 	if err := failure("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
 		return err
@@ -137,11 +137,10 @@ func (g watched) register(set nvml.EventSet) error {
 	return failure("nvmlDeviceRegisterEvents", ret)
 }
 
-// again returns the GPUs for whose events it is time to register again, as that was not permitted.
-// Permissions can change, and one refusal must not mean that the GPU gives no events for the rest
-// of the session.
-func (w *watch) again() []watched {
-	if len(w.refused) == 0 || time.Since(w.asked) < retryGap {
+// dueRefused returns the GPUs whose refused registration is due again. Permissions can change, and
+// one refusal must not disable the events of a GPU for the rest of the session.
+func (w *watch) dueRefused() []watchedGPU {
+	if len(w.refused) == 0 || time.Since(w.lastAttempt) < retryGap {
 		return nil
 	}
 	again := w.refused
@@ -149,23 +148,23 @@ func (w *watch) again() []watched {
 	return again
 }
 
-// add registers for the events of more GPUs that are not known yet, into the set that there is:
-// events may wait in it. It returns those for which it could not.
-func (w *watch) add(gpus []watched) []dropped {
+// add registers for the events of more GPUs in the existing set: events may wait in it. It returns
+// the GPUs that failed.
+func (w *watch) add(gpus []watchedGPU) []droppedGPU {
 	known := slices.Concat(w.gpus, w.refused)
-	gpus = slices.DeleteFunc(gpus, func(g watched) bool {
-		return slices.ContainsFunc(known, func(k watched) bool { return k.uuid == g.uuid })
+	gpus = slices.DeleteFunc(gpus, func(g watchedGPU) bool {
+		return slices.ContainsFunc(known, func(k watchedGPU) bool { return k.uuid == g.uuid })
 	})
 	if w.set == nil {
 		w.gpus = append(w.gpus, gpus...)
 		return w.arm(w.api)
 	}
 	spoilt := false
-	var all []dropped
+	var all []droppedGPU
 	for _, g := range gpus {
 		err := g.register(w.set)
 		if spoilt = w.admit(g, err) || spoilt; err != nil && !errors.Is(err, errMIGEvents) {
-			all = append(all, dropped{g, err})
+			all = append(all, droppedGPU{g, err})
 		}
 	}
 	if spoilt {
@@ -174,9 +173,8 @@ func (w *watch) add(gpus []watched) []dropped {
 	return all
 }
 
-// admit takes note of how the registration of a GPU ended, and reports whether it has spoilt the
-// set.
-func (w *watch) admit(g watched, err error) (spoilt bool) {
+// admit records the result of registering a GPU, and reports whether the set is now unusable.
+func (w *watch) admit(g watchedGPU, err error) (spoilt bool) {
 	switch {
 	case err == nil:
 		w.gpus = append(w.gpus, g)
@@ -185,25 +183,25 @@ func (w *watch) admit(g watched, err error) (spoilt bool) {
 		w.gpus = append(w.gpus, g)
 		return true
 	case errors.Is(err, nvml.ERROR_NO_PERMISSION):
-		w.refused, w.asked = append(w.refused, g), time.Now()
+		w.refused, w.lastAttempt = append(w.refused, g), time.Now()
 	}
 	return errors.Is(err, nvml.ERROR_UNKNOWN)
 }
 
-// replace frees the old set. An error of that would change nothing.
-func (w *watch) replace(a *api, set nvml.EventSet, gpus []watched) {
+// replace frees the old set, ignoring errors.
+func (w *watch) replace(a *api, set nvml.EventSet, gpus []watchedGPU) {
 	if w.set != nil && w.pinned() {
-		w.old = append(w.old, w.set)
+		w.pinnedSets = append(w.pinnedSets, w.set)
 	} else if w.set != nil {
 		_ = freeSet(a, w.set)
 	}
 	w.set, w.gpus = set, gpus
 }
 
-// end ends all that is waited on.
+// end frees all sets.
 func (w *watch) end(a *api) error {
 	var errs []error
-	for _, set := range append(w.old, w.set) {
+	for _, set := range append(w.pinnedSets, w.set) {
 		if set != nil {
 			errs = append(errs, freeSet(a, set))
 		}
@@ -215,20 +213,20 @@ func freeSet(a *api, set nvml.EventSet) error {
 	return failure("nvmlEventSetFree", act(a, "nvmlEventSetFree", set.Free))
 }
 
-// wait waits for one event, for waitStep at most.
+// wait waits for one event, up to waitStep.
 func (w *watch) wait() (outcome, error) {
 	if len(w.queue) > 0 {
 		event := w.queue[0]
 		w.queue = w.queue[1:]
 		return outcome{event: event, found: true}, nil
 	}
-	step := time.Duration(0) // two waits at a time would need two threads, and this event is not urgent
+	step := time.Duration(0) // two simultaneous waits would need two threads, and this event is not urgent
 	if w.set == nil {
 		step = waitStep
 	}
 	if w.bindings.changed(step) {
 		event := inventory.Event{Kind: inventory.EventBinding, GI: inventory.Unattributed, CI: inventory.Unattributed}
-		return outcome{event: event, found: true, useless: true}, nil // so that the session can be closed soon
+		return outcome{event: event, found: true, useless: true}, nil // allows the session to close soon
 	}
 	if w.set == nil {
 		return outcome{useless: w.bindings.request == nil}, nil
@@ -243,14 +241,14 @@ func (w *watch) wait() (outcome, error) {
 	case nvml.ERROR_TIMEOUT:
 		return outcome{}, nil
 	case nvml.ERROR_GPU_IS_LOST:
-		return w.lost(), nil
+		return w.dropLost(), nil
 	default:
 		return outcome{}, failure("nvmlEventSetWait", ret)
 	}
 }
 
-// lost goes on with the GPUs that are not lost, after NVML answered that one is.
-func (w *watch) lost() outcome {
+// dropLost continues with the GPUs that are not lost, after NVML reported a lost GPU.
+func (w *watch) dropLost() outcome {
 	for _, d := range w.arm(w.api) {
 		w.queue = append(w.queue, inventory.Event{
 			Kind: inventory.EventLost, UUID: d.uuid, GI: inventory.Unattributed, CI: inventory.Unattributed,
@@ -265,7 +263,7 @@ func (w *watch) lost() outcome {
 	return outcome{event: event, found: true}
 }
 
-// translate returns the event; false for a type that was not registered for.
+// translate returns the event; false for an unregistered type.
 func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 	kind, ok := eventKinds[data.EventType]
 	event := inventory.Event{
@@ -278,7 +276,7 @@ func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 	return event, ok
 }
 
-// uuid returns the UUID of the GPU that an event names. A lost GPU may not answer; then its handle
+// uuid returns the UUID of the GPU of an event. A lost GPU may not answer; then the handle
 // identifies it.
 func (w *watch) uuid(handle nvml.Device) string {
 	for _, g := range w.gpus {
@@ -293,7 +291,7 @@ func (w *watch) uuid(handle nvml.Device) string {
 	return uuid
 }
 
-// instance returns the ID of a GPU or compute instance that an event names.
+// instance returns the ID of the GPU or compute instance of an event.
 func instance(id uint32) int {
 	if id == math.MaxUint32 {
 		return inventory.Unattributed

@@ -15,34 +15,32 @@ import (
 )
 
 const (
-	// gpuPatience is how long a call about one GPU may take before the other GPUs are asked without
-	// waiting for it.
+	// gpuPatience is how long to wait for a call about a GPU before the other GPUs are called.
 	gpuPatience = 2 * time.Second
-	// nodePatience is how long a call about no GPU may take before nobody waits for it any more.
+	// nodePatience is how long to wait for a call about no GPU.
 	nodePatience = 10 * time.Second
-	// shortPatience is gpuPatience while calls about two GPUs hang: a look at many that hang must not
-	// take long.
+	// shortPatience replaces gpuPatience while calls about two GPUs hang: a look at many hanging
+	// GPUs must not take long.
 	shortPatience = 500 * time.Millisecond
-	// jobPatience is how long a job about one GPU may take although its calls return.
+	// jobPatience is how long a job about a GPU may take, even if its calls return.
 	jobPatience = 10 * time.Second
 	// openPatience is nodePatience for opening a session: the driver may have to load firmware.
 	openPatience = time.Minute
 )
 
-// A callRecord says which call into the driver is under way. Each GPU of a session has one, and
-// there is one for all calls that are about no GPU: calls of one callRecord come one after the
-// other.
+// A callRecord records the running call into the driver. Each GPU of a session has one, and all
+// calls about no GPU share one. Calls of one callRecord are sequential.
 type callRecord struct {
-	gpu   int         // index, or inventory.NoGPU
-	count Metrics     // of the driver
-	alone atomic.Bool // a job was given up
+	gpu        int         // index, or inventory.NoGPU
+	count      Metrics     // of the driver
+	jobGivenUp atomic.Bool // a job was given up
 
-	mu       sync.Mutex // guards all following fields
+	mu       sync.Mutex // guards the fields below
 	function string     // empty between two calls
-	since    time.Time  // when that call, or the job between two calls, began
+	since    time.Time  // start of the call, or of the job between two calls
 }
 
-// begin notes that a function is about to be called, or with an empty name that a job begins.
+// begin records the start of a call, or with an empty name the start of a job.
 func (r *callRecord) begin(function string) {
 	now := time.Now()
 	r.mu.Lock()
@@ -50,57 +48,57 @@ func (r *callRecord) begin(function string) {
 	r.mu.Unlock()
 }
 
-// end notes that it returned, and what.
+// end records the result of the call.
 func (r *callRecord) end(ret nvml.Return) {
 	now := time.Now()
 	r.mu.Lock()
 	function, took := r.function, now.Sub(r.since)
 	r.function, r.since = "", now
 	r.mu.Unlock()
-	counted(r.count, function, took, ret)
+	countCall(r.count, function, took, ret)
 }
 
-// call returns the call that is under way.
+// call returns the running call.
 func (r *callRecord) call() inventory.Call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return inventory.Call{Function: r.function, GPU: r.gpu, Since: r.since}
 }
 
-// left returns how much of a caller's patience is left.
-func (r *callRecord) left(patience time.Duration) time.Duration {
+// remaining returns the rest of a caller's patience.
+func (r *callRecord) remaining(patience time.Duration) time.Duration {
 	return patience - time.Since(r.call().Since)
 }
 
-// A worker makes calls into the driver, in jobs, one job at a time, for callers that cannot wait
-// for ever. A call into the driver cannot be cancelled: where one does not return, its caller gives
-// the job up, the job goes on in its thread, and the next job gets another thread. Of each record
-// no more than one job is ever given up at the same time.
+// A worker makes calls into the driver, in jobs, one job at a time, for callers with limited
+// patience. A call into the driver cannot be cancelled: if it does not return, the caller gives the
+// job up, the job continues in its thread, and the next job gets another thread. At most one job of
+// each record is given up at any time.
 //
-// There is a goroutine only while a job is being done.
+// There is a goroutine only while a job is running.
 type worker struct {
-	inUse chan struct{} // holds a token while the worker is in use
+	inUse chan struct{} // holds a token while a caller has the worker
 
-	mu      sync.Mutex // guards all following fields
-	givenUp []*job     // whose callers did not wait, and that are not done
+	mu      sync.Mutex // guards the fields below
+	givenUp []*job     // jobs that were given up and are still running
 	freed   chan struct{}
-	late    []func() // to run when the worker is taken next, for jobs that were given up and are done since
+	late    []func() // functions to run for given-up jobs that have ended, when the worker is taken next
 }
 
-// A job is calls of one record.
+// A job makes calls of one record.
 type job struct {
 	record *callRecord
 	began  time.Time
 	late   func()
 	done   chan struct{} // closed when it is
-	panic  error         // why it stopped half-way; nil if it did not. Written before done is closed.
+	panic  error         // the panic value; written before done is closed
 }
 
 func newWorker() *worker {
 	return &worker{inUse: make(chan struct{}, 1), freed: make(chan struct{})}
 }
 
-// do takes the worker, and does a job.
+// do takes the worker and runs a job.
 func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	if err := w.take(ctx); err != nil {
 		return err
@@ -110,39 +108,37 @@ func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, 
 }
 
 // job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer
-// than patience. While its calls return, f as a whole may take jobPatience if it is about a GPU,
-// and any time if it is not. The error says why nobody waits for f any more; then the caller must
-// not touch what f writes, and late runs later, once f is done, unless it is nil. The caller has
-// the worker.
+// than patience. f as a whole may take jobPatience if it is about a GPU, and any time otherwise.
+// The error says why f was given up: then the caller must not access the results of f, and late, if
+// not nil, runs after the end of f. The caller has the worker.
 //
-// While a job of the same record goes on that was given up, the error is an inventory.Stall, and f
-// does not run.
+// While a given-up job of the same record is running, the error is an inventory.Stall, and f does
+// not run.
 func (w *worker) job(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
-	if err := w.room(ctx, r, patience); err != nil {
+	if err := w.awaitRoom(ctx, r, patience); err != nil {
 		return err
 	}
 	return w.run(ctx, r, patience, f, late)
 }
 
-// take waits until no other caller has the worker.
+// take waits until the worker is free, and takes it.
 func (w *worker) take(ctx context.Context) error {
-	if ctx.Err() == nil { // else no job may begin, also if the worker is free
+	if ctx.Err() == nil { // after the end of ctx no job may begin, even if the worker is free
 		select {
 		case w.inUse <- struct{}{}:
-			w.settle()
+			w.runLate()
 			return nil
 		case <-ctx.Done():
 		}
 	}
-	return stopped(ctx)
+	return endOfContext(ctx)
 }
 
-// release gives the worker back.
+// release releases the worker.
 func (w *worker) release() { <-w.inUse }
 
-// settle runs the late functions of jobs that ended after they were given up. The caller has the
-// worker.
-func (w *worker) settle() {
+// runLate runs the late functions of given-up jobs that have ended. The caller has the worker.
+func (w *worker) runLate() {
 	w.mu.Lock()
 	late := w.late
 	w.late = nil
@@ -152,18 +148,17 @@ func (w *worker) settle() {
 	}
 }
 
-// room waits until a job of a record may begin: until none of the record is under way. The caller
-// has the worker.
-func (w *worker) room(ctx context.Context, r *callRecord, patience time.Duration) error {
+// awaitRoom waits until no job of a record is running. The caller has the worker.
+func (w *worker) awaitRoom(ctx context.Context, r *callRecord, patience time.Duration) error {
 	for {
 		w.mu.Lock()
 		i := slices.IndexFunc(w.givenUp, func(j *job) bool { return j.record == r })
 		if i < 0 {
 			w.mu.Unlock()
-			w.settle()
+			w.runLate()
 			return nil
 		}
-		wait := w.givenUp[i].left(w.patienceLocked(r, patience))
+		wait := w.givenUp[i].remaining(w.patienceLocked(r, patience))
 		freed := w.freed
 		w.mu.Unlock()
 		if wait <= 0 {
@@ -175,13 +170,13 @@ func (w *worker) room(ctx context.Context, r *callRecord, patience time.Duration
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return stopped(ctx)
+			return endOfContext(ctx)
 		}
 		timer.Stop()
 	}
 }
 
-// patienceLocked returns how long a call of a record is waited for.
+// patienceLocked returns how long to wait for a call of a record.
 func (w *worker) patienceLocked(r *callRecord, patience time.Duration) time.Duration {
 	if r.gpu != inventory.NoGPU && len(w.givenUp) > 1 {
 		return min(patience, shortPatience)
@@ -189,16 +184,16 @@ func (w *worker) patienceLocked(r *callRecord, patience time.Duration) time.Dura
 	return patience
 }
 
-// left returns how much of a caller's patience with a call of the job is left.
-func (j *job) left(patience time.Duration) time.Duration {
-	left := j.record.left(patience)
+// remaining returns the rest of a caller's patience with a call of the job.
+func (j *job) remaining(patience time.Duration) time.Duration {
+	left := j.record.remaining(patience)
 	if j.record.gpu == inventory.NoGPU {
 		return left
 	}
 	return min(left, jobPatience-time.Since(j.began))
 }
 
-// run does a job for which there is room. The caller has the worker.
+// run runs a job, after room. The caller has the worker.
 func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	j := &job{record: r, began: time.Now(), late: late, done: make(chan struct{})}
 	w.mu.Lock()
@@ -214,9 +209,9 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 		case <-j.done:
 			return j.panic
 		case <-ctx.Done():
-			err = stopped(ctx)
+			err = endOfContext(ctx)
 		case <-timer.C:
-			if left := j.left(patience); left > 0 {
+			if left := j.remaining(patience); left > 0 {
 				timer.Reset(left)
 			} else {
 				err = &inventory.Stall{Call: r.call()}
@@ -230,13 +225,13 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 		return j.panic
 	default:
 	}
-	r.alone.Store(true)
+	r.jobGivenUp.Store(true)
 	w.givenUp = append(w.givenUp, j)
 	return err
 }
 
-// finish does a job, in a thread of its own. A job that panics fails, and the process goes on: what
-// the driver says of one GPU does not take the others down.
+// finish runs a job in its own thread. A job that panics fails, and the process continues: an
+// invalid answer about one GPU must not affect the others.
 func (w *worker) finish(j *job, f func()) {
 	func() {
 		defer func() {
@@ -260,7 +255,7 @@ func (w *worker) finish(j *job, f func()) {
 	w.freed = make(chan struct{})
 }
 
-// drain waits until no job is under way. Then the caller has the worker.
+// drain waits until no job is running. Then the caller has the worker.
 func (w *worker) drain(ctx context.Context) error {
 	if err := w.take(ctx); err != nil {
 		return err
@@ -270,7 +265,7 @@ func (w *worker) drain(ctx context.Context) error {
 		idle, freed := len(w.givenUp) == 0, w.freed
 		w.mu.Unlock()
 		if idle {
-			w.settle()
+			w.runLate()
 			return nil
 		}
 		select {
@@ -280,19 +275,19 @@ func (w *worker) drain(ctx context.Context) error {
 			if calls := w.hanging(); len(calls) > 0 {
 				return &inventory.Stall{Call: calls[0]}
 			}
-			return stopped(ctx)
+			return endOfContext(ctx)
 		}
 	}
 }
 
-// busy reports whether a job of a record goes on that was given up.
+// busy reports whether a given-up job of a record is running.
 func (w *worker) busy(r *callRecord) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.ContainsFunc(w.givenUp, func(j *job) bool { return j.record == r })
 }
 
-// hanging returns the calls that nobody waits for any more, the oldest first.
+// hanging returns the given-up calls, oldest first.
 func (w *worker) hanging() []inventory.Call {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -303,8 +298,8 @@ func (w *worker) hanging() []inventory.Call {
 	return calls
 }
 
-// stopped says why a caller whose ctx ended goes without an answer.
-func stopped(ctx context.Context) error {
+// endOfContext returns the error of a caller whose ctx ended.
+func endOfContext(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return inventory.ErrNoAnswer
 	}
