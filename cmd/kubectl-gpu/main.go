@@ -1,6 +1,6 @@
-// Command kubectl-gpu is a plugin of kubectl: with the file in a folder of PATH, `kubectl gpu`
-// shows the GPUs of a cluster, and runs the commands of the daemon of one node.
-// docs/dev/adr/0057-module-of-kubectl-gpu.md says why it is a module of its own.
+// Command kubectl-gpu is a kubectl plugin: if the file is in a directory of PATH, `kubectl gpu`
+// shows the GPUs of a cluster, and runs commands of a node's daemon.
+// docs/dev/adr/0057-module-of-kubectl-gpu.md explains why the command is a separate module.
 package main
 
 import (

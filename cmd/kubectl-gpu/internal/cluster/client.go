@@ -1,6 +1,6 @@
-// Package cluster reads what the API server has of nodes and GPUs, and runs commands in the
-// daemon's pods. It is the only home of client-go in this module, but for the flags of package
-// command. It decides nothing: package view does.
+// Package cluster reads the objects of nodes and GPUs from the API server, and runs commands in the
+// daemon's pods. Except for the flags in package command, it is the only package of this module
+// that uses client-go. Package view makes all decisions.
 package cluster
 
 import (
@@ -16,14 +16,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// defaultNamespace is that of the manifests and of the commands in the documents.
+// defaultNamespace is the namespace in the manifests and in the documented commands.
 const defaultNamespace = "kube-system"
 
-// Options say which pods are the daemon's.
+// Options select the daemon's pods.
 type Options struct {
-	// DaemonSelector selects the daemon's pods by their labels.
+	// DaemonSelector is the label selector of the daemon's pods.
 	DaemonSelector string
-	// DaemonNamespace is their namespace; empty for any.
+	// DaemonNamespace is the namespace of the daemon's pods; empty for any.
 	DaemonNamespace string
 }
 
@@ -37,14 +37,14 @@ type Client struct {
 	resource resourceclient.ResourceV1Interface
 }
 
-// New returns a Client. The caller does not change config any more.
+// New returns a Client. The caller must not change config afterwards.
 func New(config *rest.Config, o Options) (*Client, error) {
 	selector, err := labels.Parse(o.DaemonSelector)
 	if err != nil {
 		return nil, fmt.Errorf("--daemon-selector: %w", err)
 	}
-	// Of 5,000 nodes 10 pages are read, and as many of pods as there are; client-go's own limit of 5 a
-	// second is for controllers.
+	// A cluster with 5,000 nodes has 10 pages of nodes, and as many pages of pods as necessary.
+	// client-go's limit of 5 requests per second is for controllers.
 	config.QPS, config.Burst = 50, 100
 	binary := rest.CopyConfig(config)
 	binary.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
@@ -64,8 +64,8 @@ func New(config *rest.Config, o Options) (*Client, error) {
 	return &Client{options: o, selector: selector, config: config, core: core, apps: apps, resource: resource}, nil
 }
 
-// IsDaemon reports whether a pod is one of the daemon's. Labels can be given to any pod, so it also
-// has to be that of a DaemonSet.
+// IsDaemon reports whether a pod belongs to the daemon. Any pod can have the labels, so the pod
+// must also belong to a DaemonSet.
 func (c *Client) IsDaemon(p *corev1.Pod) bool {
 	return c.selector.Matches(labels.Set(p.Labels)) && (c.options.DaemonNamespace == "" ||
 		p.Namespace == c.options.DaemonNamespace) &&

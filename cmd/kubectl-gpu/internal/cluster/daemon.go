@@ -23,18 +23,18 @@ import (
 )
 
 const (
-	// atOnce is how many daemons are asked at the same time.
-	atOnce = 20
-	// answerTimeout and maxAnswer bound the answer of one daemon. A status has some 100 kB.
-	answerTimeout = 15 * time.Second
-	maxAnswer     = 8 << 20
+	// maxParallel is the number of daemons asked in parallel.
+	maxParallel = 20
+	// responseTimeout and maxResponse limit the response of one daemon. A status has about 100 kB.
+	responseTimeout = 15 * time.Second
+	maxResponse     = 8 << 20
 	// program is the name of the daemon's program and of its container.
 	program = view.Program
 )
 
-// Run runs a command of the daemon's program in one of its pods. The error is that of the command,
-// with its exit status as in k8s.io/client-go/util/exec, or says why it was not run. Where it is
-// that of ctx, out and problems may be written to still.
+// Run runs a command of the daemon's program in one of its pods. The error is the error of the
+// command, with its exit status as in k8s.io/client-go/util/exec, or says why the command did not
+// run. If it is the error of ctx, the command may still write to out and problems.
 func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writer, arguments ...string) error {
 	container := pod.Spec.Containers[0].Name
 	for _, each := range pod.Spec.Containers {
@@ -46,7 +46,7 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 		&corev1.PodExecOptions{Container: container, Command: append([]string{program}, arguments...), Stdout: true,
 			Stderr: true},
 		scheme.ParameterCodec)
-	// As kubectl: by websocket, or by SPDY where something on the way does not know that.
+	// Like kubectl: by websocket, or by SPDY if a proxy does not support websockets.
 	websocket, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
 	if err != nil {
 		return err
@@ -68,23 +68,22 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 	select {
 	case err := <-ended:
 		return err
-	case <-ctx.Done(): // client-go ends with it only once the connection is open
+	case <-ctx.Done(): // client-go ends on ctx only after the connection is open
 		return ctx.Err()
 	}
 }
 
-// status asks the daemon of one pod for its status, with the containers that hold devices if it can
-// tell them.
+// status asks the daemon of a pod for its status, with the holders of devices if it supports them.
 func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, responseTimeout, fmt.Errorf("no answer within %v", responseTimeout))
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	full := func() { stop(fmt.Errorf("its answer has more than %d MiB", maxAnswer>>20)) }
+	full := func() { stop(fmt.Errorf("its answer has more than %d MiB", maxResponse>>20)) }
 	for _, arguments := range [][]string{{"status", "-o", "json", "--holders"}, {"status", "-o", "json"}} {
-		out, problems := bounded{full: full}, bounded{full: full}
+		out, problems := boundedWriter{full: full}, boundedWriter{full: full}
 		err = c.Run(ctx, pod, &out, &problems, arguments...)
-		if cause := context.Cause(ctx); cause != nil { // the output may be written to still
+		if cause := context.Cause(ctx); cause != nil { // the command may still write to the output
 			return s, cause
 		}
 		if err == nil {
@@ -96,33 +95,33 @@ func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, 
 		if text := strings.TrimSpace(problems.text.String()); text != "" {
 			err = errors.New(text)
 		}
-		if !strings.Contains(err.Error(), "unknown flag") { // a daemon of before v0.2 does not know --holders
+		if !strings.Contains(err.Error(), "unknown flag") { // daemons before v0.2 do not have --holders
 			break
 		}
 	}
 	return s, err
 }
 
-// A bounded writer keeps maxAnswer bytes, and calls full for what is more.
-type bounded struct {
+// A boundedWriter keeps up to maxResponse bytes, and calls full if there are more.
+type boundedWriter struct {
 	text bytes.Buffer
 	full func()
 }
 
-func (b *bounded) Write(part []byte) (int, error) {
-	if b.text.Len()+len(part) > maxAnswer {
+func (b *boundedWriter) Write(part []byte) (int, error) {
+	if b.text.Len()+len(part) > maxResponse {
 		b.full()
 		return len(part), nil // an error would not end the command
 	}
 	return b.text.Write(part)
 }
 
-// Statuses asks the daemons of pods, at most 20 at once, and returns what each of them answers, in
-// the order of the pods.
+// Statuses asks the daemons of pods, maxParallel at a time, and returns their answers in the order
+// of the pods.
 func (c *Client) Statuses(ctx context.Context, pods []*corev1.Pod) []view.Answer {
 	answers := make([]view.Answer, len(pods))
 	var asked errgroup.Group
-	asked.SetLimit(atOnce)
+	asked.SetLimit(maxParallel)
 	for i, pod := range pods {
 		asked.Go(func() error {
 			s, err := c.status(ctx, pod)
@@ -130,19 +129,19 @@ func (c *Client) Statuses(ctx context.Context, pods []*corev1.Pod) []view.Answer
 			return nil
 		})
 	}
-	_ = asked.Wait() // none returns an error
+	_ = asked.Wait() // no function returns an error
 	return answers
 }
 
-// Metrics returns the metrics of the daemons of pods, as text, in the order of the pods; empty
-// where there are none. Pods without a port called metrics are not asked.
+// Metrics returns the metrics of the daemons as text, in the order of the pods; empty without
+// metrics. It skips pods without a port named metrics.
 func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
 	texts := make([]string, len(pods))
 	var asked errgroup.Group
-	asked.SetLimit(atOnce)
+	asked.SetLimit(maxParallel)
 	for i, pod := range pods {
 		asked.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+			ctx, cancel := context.WithTimeout(ctx, responseTimeout)
 			defer cancel()
 			for _, container := range pod.Spec.Containers {
 				for _, port := range container.Ports {
@@ -154,12 +153,11 @@ func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
 			return nil
 		})
 	}
-	_ = asked.Wait() // none returns an error
+	_ = asked.Wait() // no function returns an error
 	return texts
 }
 
-// metrics returns what a port of a pod serves as metrics; empty where that fails or is more than
-// maxAnswer.
+// metrics returns the metrics at a port of a pod; empty on failure or if they exceed maxResponse.
 func (c *Client) metrics(ctx context.Context, pod *corev1.Pod, port int32) string {
 	answer, err := c.core.RESTClient().Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
 		Name(fmt.Sprintf("%s:%d", pod.Name, port)).Suffix("metrics").Stream(ctx)
@@ -167,16 +165,16 @@ func (c *Client) metrics(ctx context.Context, pod *corev1.Pod, port int32) strin
 		return ""
 	}
 	defer answer.Close()
-	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer+1))
-	if err != nil || len(text) > maxAnswer {
+	text, err := io.ReadAll(io.LimitReader(answer, maxResponse+1))
+	if err != nil || len(text) > maxResponse {
 		return ""
 	}
 	return string(text)
 }
 
-// DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two
-// of them during a roll-out. Where pods of all namespaces may not be listed, they are those of
-// kube-system.
+// DaemonsOf returns the daemon's pods that run on a node, the leader first. During a rolling update
+// there are two. If the user may not list the pods of all namespaces, DaemonsOf searches
+// kube-system only.
 func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, error) {
 	n, err := c.core.Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
@@ -184,10 +182,10 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	}
 	o := metav1.ListOptions{FieldSelector: "spec.nodeName=" + node, LabelSelector: c.options.DaemonSelector}
 	l, err := c.core.Pods(c.options.DaemonNamespace).List(ctx, o)
-	advice := "give --daemon-selector and --daemon-namespace where they have others"
+	advice := "set --daemon-selector and --daemon-namespace if they differ"
 	if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
-		advice = "you may not list pods of all namespaces, so that " + defaultNamespace +
-			" alone was looked at: give --daemon-namespace"
+		advice = "you may not list pods of all namespaces, so only " + defaultNamespace +
+			" was searched: set --daemon-namespace"
 		if l, err = c.core.Pods(defaultNamespace).List(ctx, o); err != nil {
 			err = fmt.Errorf("%s: %w", advice, err)
 		}
@@ -207,8 +205,9 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	}
 	for _, p := range pods {
 		if p.Namespace != pods[0].Namespace {
-			return nil, fmt.Errorf("pods of two namespaces have the labels of the daemon on node %s, %s and %s: give --daemon-namespace",
-				node, pods[0].Namespace, p.Namespace)
+			return nil,
+				fmt.Errorf("pods of two namespaces have the labels of the daemon on node %s, %s and %s: set --daemon-namespace",
+					node, pods[0].Namespace, p.Namespace)
 		}
 	}
 	if len(pods) == 1 {
@@ -217,8 +216,7 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	return view.LeadFirst(c.Statuses(ctx, pods))
 }
 
-// absence says why none of the pods of a node, which are those with the daemon's labels, is a
-// daemon that runs.
+// absence says why none of the pods with the daemon's labels on a node is a running daemon.
 func (c *Client) absence(ctx context.Context, node *corev1.Node, pods []corev1.Pod) string {
 	f := view.Facts{Nodes: []corev1.Node{*node}, Pods: pods}
 	c.daemonSets(ctx, &f.Deployment)

@@ -13,11 +13,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 )
 
-// mostAsked is of how many objects Events are read to say why a daemon does not run.
-const mostAsked = 5
+// maxWarnings is the number of objects whose Events are read to explain why a daemon does not run.
+const maxWarnings = 5
 
 // daemonSets reads the DaemonSets whose pods have the daemon's labels. They only explain why no
-// daemon runs, so that an error is no sentence of its own.
+// daemon runs, so a failure adds no sentence to the output.
 func (c *Client) daemonSets(ctx context.Context, d *view.Deployment) {
 	d.Selector = c.options.DaemonSelector
 	take := func(l *appsv1.DaemonSetList) (some []appsv1.DaemonSet) {
@@ -30,9 +30,9 @@ func (c *Client) daemonSets(ctx context.Context, d *view.Deployment) {
 		return some
 	}
 	var err error
-	d.Sets, err = paged(ctx, metav1.ListOptions{}, c.apps.DaemonSets(c.options.DaemonNamespace).List, take)
+	d.Sets, err = listPages(ctx, metav1.ListOptions{}, c.apps.DaemonSets(c.options.DaemonNamespace).List, take)
 	if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
-		if d.Sets, err = paged(ctx, metav1.ListOptions{}, c.apps.DaemonSets(defaultNamespace).List, take); err == nil &&
+		if d.Sets, err = listPages(ctx, metav1.ListOptions{}, c.apps.DaemonSets(defaultNamespace).List, take); err == nil &&
 			len(d.Sets) == 0 {
 			err = fmt.Errorf("you may not list DaemonSets of all namespaces, and %s has none of it", defaultNamespace)
 		}
@@ -45,13 +45,13 @@ func (c *Client) daemonSets(ctx context.Context, d *view.Deployment) {
 	}
 }
 
-// warnings reads what Events say of the daemon's pods and DaemonSets that do not say themselves why
-// they do not run.
+// warnings reads Events about the daemon's pods and DaemonSets whose own status does not explain
+// why they do not run.
 func (c *Client) warnings(ctx context.Context, f *view.Facts) {
-	pods, sets := f.Troubled(c.IsDaemon)
+	pods, sets := f.NotRunning(c.IsDaemon)
 	f.Warnings = map[string]string{}
 	note := func(kind, namespace, name string) {
-		if len(f.Warnings) >= mostAsked {
+		if len(f.Warnings) >= maxWarnings {
 			return
 		}
 		events, err := c.events(ctx, namespace, name)

@@ -18,17 +18,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 )
 
-// page is how many objects of a list are read at once.
-const page = 500
+// pageSize is the number of objects in one page of a list.
+const pageSize = 500
 
-// Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone.
-// What cannot be read is a sentence in Missing of the Facts, and the rest is there.
+// Read reads the objects of nodes with GPUs from the API server; with names, only of these nodes.
+// Facts.Missing has sentences about objects that could not be read.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
-	names = slices.Compact(slices.Sorted(slices.Values(names))) // nothing is counted twice
+	names = slices.Compact(slices.Sorted(slices.Values(names))) // without duplicates
 	return c.read(ctx, names, view.HasGPUs)
 }
 
-// read reads these nodes, and the slices that are wanted.
+// read reads these nodes, and the wanted slices.
 func (c *Client) read(ctx context.Context, names []string, wanted func(*resourceapi.ResourceSlice) bool) view.Facts {
 	var f view.Facts
 	var mu sync.Mutex // guards f
@@ -54,17 +54,18 @@ func (c *Client) read(ctx context.Context, names []string, wanted func(*resource
 	all.Wait()
 	c.warnings(ctx, &f)
 	slices.Sort(f.Missing)
-	f.Missing = append(f.Missing, f.Disputed(c.IsDaemon)...)
+	f.Missing = append(f.Missing, f.DisputedNodes(c.IsDaemon)...)
 	return f
 }
 
-// isNotServed reports whether the API server does not serve a kind of objects: then there are none.
+// isNotServed reports whether the API server does not serve a kind of objects. Then there are no
+// such objects.
 func isNotServed(err error) bool {
 	return apierrors.IsNotFound(err) && (apierrors.ReasonForError(err) != metav1.StatusReasonNotFound ||
 		strings.Contains(err.Error(), "the server could not find the requested resource"))
 }
 
-// missingText says that something cannot be read.
+// missingText says that objects cannot be read.
 func missingText(what string, err error) string {
 	if apierrors.IsForbidden(err) {
 		return what + " are not shown: you may not list them: " + err.Error()
@@ -72,12 +73,12 @@ func missingText(what string, err error) string {
 	return what + " are not shown: " + err.Error()
 }
 
-// paged reads a list page by page, and returns what take has of the pages. Where it expires in the
-// middle it is read again, once and in one piece.
-func paged[L interface{ GetContinue() string }, T any](
+// listPages reads a list page by page, and returns the results of take. If the list expires, it is
+// read again once, without pages.
+func listPages[L interface{ GetContinue() string }, T any](
 	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L) []T,
 ) (all []T, err error) {
-	o.Limit = page
+	o.Limit = pageSize
 	for {
 		answer, err := list(ctx, o)
 		if apierrors.IsResourceExpired(err) && o.Continue != "" {
@@ -97,7 +98,7 @@ func paged[L interface{ GetContinue() string }, T any](
 // nodes returns the named nodes, or all nodes.
 func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, err error) {
 	if len(names) == 0 {
-		return paged(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) (nodes []corev1.Node) {
+		return listPages(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) (nodes []corev1.Node) {
 			for i := range l.Items {
 				nodes = append(nodes, trimNode(&l.Items[i]))
 			}
@@ -116,8 +117,7 @@ func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, 
 	return all, errors.Join(failed...)
 }
 
-// trimNode returns a node without the parts that are large and not used, so that a page's memory
-// can be given back.
+// trimNode returns a node without large unused parts, to save memory.
 func trimNode(n *corev1.Node) corev1.Node {
 	trimmed := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ManagedFields: writersOfLabels(n)},
@@ -134,7 +134,8 @@ func trimNode(n *corev1.Node) corev1.Node {
 	return trimmed
 }
 
-// writersOfLabels returns who wrote the labels of GPUs and when, without the names of the fields.
+// writersOfLabels returns the writers of GPU labels and their times, without the names of the
+// fields.
 func writersOfLabels(n *corev1.Node) (writers []metav1.ManagedFieldsEntry) {
 	for _, m := range n.ManagedFields {
 		if m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.GetRawBytes(), []byte(`"f:nvidia.com/`)) && m.Subresource == "" {
@@ -144,7 +145,7 @@ func writersOfLabels(n *corev1.Node) (writers []metav1.ManagedFieldsEntry) {
 	return writers
 }
 
-// writers returns who wrote an object and when, without the names of the fields.
+// writers returns the writers of an object and their times, without the names of the fields.
 func writers(all []metav1.ManagedFieldsEntry) (some []metav1.ManagedFieldsEntry) {
 	for _, m := range all {
 		some = append(some, metav1.ManagedFieldsEntry{Manager: m.Manager, Time: m.Time})
@@ -152,8 +153,8 @@ func writers(all []metav1.ManagedFieldsEntry) (some []metav1.ManagedFieldsEntry)
 	return some
 }
 
-// pods returns the pods that may have a part in GPUs: those that ask for extended resources or
-// claims, and the daemon's.
+// pods returns the pods that may be related to GPUs: pods that request extended resources or
+// claims, and the daemon's pods.
 func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, err error) {
 	selectors := []string{""}
 	if len(names) > 0 {
@@ -163,8 +164,8 @@ func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, er
 		}
 	}
 	for _, selector := range selectors {
-		pods, err := paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List,
-			c.takePods)
+		pods, err := listPages(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List,
+			c.relevantPods)
 		all = append(all, pods...)
 		if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
 			return c.daemonsOnly(ctx, selector, err)
@@ -176,8 +177,8 @@ func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, er
 	return all, nil
 }
 
-// takePods returns those of a page that may have a part in GPUs.
-func (c *Client) takePods(l *corev1.PodList) (pods []corev1.Pod) {
+// relevantPods returns the pods of a page that may be related to GPUs.
+func (c *Client) relevantPods(l *corev1.PodList) (pods []corev1.Pod) {
 	for i := range l.Items {
 		if p := &l.Items[i]; c.IsDaemon(p) || view.MayAskForGPUs(p) {
 			p.ManagedFields = nil
@@ -187,8 +188,8 @@ func (c *Client) takePods(l *corev1.PodList) (pods []corev1.Pod) {
 	return pods
 }
 
-// daemonsOnly returns the daemon's pods of the namespace of the manifests where those of all
-// namespaces may not be listed, and that error.
+// daemonsOnly returns the daemon's pods in the default namespace if the user may not list the pods
+// of all namespaces, and the error.
 func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error) (all []corev1.Pod, err error) {
 	l, err := c.core.Pods(defaultNamespace).List(ctx, metav1.ListOptions{FieldSelector: fields,
 		LabelSelector: c.options.DaemonSelector})
@@ -203,12 +204,12 @@ func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error
 	return all, forbidden
 }
 
-// slices returns the ResourceSlices of some nodes, or of all, that are wanted.
+// slices returns the wanted ResourceSlices of some nodes, or of all nodes.
 func (c *Client) slices(
 	ctx context.Context, names []string, wanted func(*resourceapi.ResourceSlice) bool,
 ) ([]resourceapi.ResourceSlice, error) {
 	list := c.resource.ResourceSlices().List
-	return paged(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
+	return listPages(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
 		for i := range l.Items {
 			s := &l.Items[i]
 			if node := s.Spec.NodeName; wanted(s) && (len(names) == 0 || node != nil && slices.Contains(names, *node)) {
@@ -223,7 +224,7 @@ func (c *Client) slices(
 // claims returns the ResourceClaims that have devices.
 func (c *Client) claims(ctx context.Context) ([]resourceapi.ResourceClaim, error) {
 	list := c.resource.ResourceClaims(metav1.NamespaceAll).List
-	return paged(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceClaimList) (some []resourceapi.ResourceClaim) {
+	return listPages(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceClaimList) (some []resourceapi.ResourceClaim) {
 		for i := range l.Items {
 			if claim := &l.Items[i]; claim.Status.Allocation != nil {
 				claim.ManagedFields = nil
@@ -234,14 +235,14 @@ func (c *Client) claims(ctx context.Context) ([]resourceapi.ResourceClaim, error
 	})
 }
 
-// NodeNames returns the names of all nodes, by their metadata alone.
+// NodeNames returns the names of all nodes from their metadata.
 func (c *Client) NodeNames(ctx context.Context) ([]string, error) {
 	nodes, err := metadata.NewForConfig(c.config)
 	if err != nil {
 		return nil, err
 	}
 	list := nodes.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List
-	return paged(ctx, metav1.ListOptions{}, list, func(l *metav1.PartialObjectMetadataList) (names []string) {
+	return listPages(ctx, metav1.ListOptions{}, list, func(l *metav1.PartialObjectMetadataList) (names []string) {
 		for i := range l.Items {
 			names = append(names, l.Items[i].Name)
 		}

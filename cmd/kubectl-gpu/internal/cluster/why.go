@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/why"
 )
 
-// Why returns what is known of a pod and of what it could get. What could not be read are sentences
-// in missing, and the rest is there.
+// Why returns the known facts about a pod and the cluster. missing has sentences about objects that
+// could not be read.
 func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects, missing []string, err error) {
 	if o.Pod, err = c.core.Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return o, nil, c.whyNoPod(ctx, namespace, name, err)
@@ -49,13 +49,13 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 		}
 	}
 	daemons := f.Daemons(c.IsDaemon)
-	// what the pod asks for may be units under another name
-	for _, pod := range f.Doubtful(daemons, view.Extended(o.Pod)) {
+	// the pod may request units under another name
+	for _, pod := range f.UnclearResources(daemons, view.Extended(o.Pod)) {
 		f.Learn(c.Statuses(ctx, []*corev1.Pod{pod}))
 	}
 	o.Facts, o.Running = f, slices.Sorted(maps.Keys(daemons))
 	if len(o.Running) == 0 {
-		o.NoneRuns = strings.Join(f.Absences(nil, daemons, true), " ")
+		o.NoneRuns = strings.Join(f.AbsenceSentences(nil, daemons, true), " ")
 	}
 	asked := map[string]why.Daemon{}
 	o.Ask = func(ctx context.Context, node string) why.Daemon {
@@ -70,7 +70,7 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 	return o, missing, nil
 }
 
-// daemonOf returns what the daemon of a node knows; pod is nil where none runs.
+// daemonOf returns the answer of a node's daemon; pod is nil if none runs.
 func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, node string) why.Daemon {
 	if pod == nil {
 		if f.PodsUnknown {
@@ -82,20 +82,20 @@ func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, no
 	}
 	a := c.Statuses(ctx, []*corev1.Pod{pod})[0]
 	if a.Err != nil {
-		return why.Daemon{Problem: fmt.Sprintf("the daemon of node %s, pod %s/%s, does not answer: %v",
+		return why.Daemon{Problem: fmt.Sprintf("the daemon of node %s, pod %s/%s, does not respond: %v",
 			node, pod.Namespace, pod.Name, a.Err)}
 	}
 	return why.Daemon{Status: &a.Status}
 }
 
-// doctorOf returns what doctor says of how containers get GPUs on the node of a daemon's pod;
-// nothing where it cannot be run.
+// doctorOf returns doctor's findings on how containers get GPUs on the node of a daemon's pod;
+// empty if doctor cannot be run.
 func (c *Client) doctorOf(ctx context.Context, pod *corev1.Pod) (d why.Doctor) {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, responseTimeout)
 	defer cancel()
-	out, problems := bounded{full: cancel}, bounded{full: cancel}
-	// Its exit status says that something is wrong with the node, which is no matter here.
-	// the output may be written to still
+	out, problems := boundedWriter{full: cancel}, boundedWriter{full: cancel}
+	// The exit status only says that the node has a problem. After the end of ctx, the command may
+	// still write to the output.
 	if _ = c.Run(ctx, pod, &out, &problems, "doctor", "-o", "json"); ctx.Err() != nil {
 		return d
 	}
@@ -129,8 +129,8 @@ func (c *Client) events(ctx context.Context, namespace, name string) ([]eventsv1
 	return l.Items, nil
 }
 
-// whyNoPod adds to the error of a pod that is not there why its controller could not make it, such
-// as a quota.
+// whyNoPod adds to the error for a missing pod why its controller could not create it, for example
+// because of a quota.
 func (c *Client) whyNoPod(ctx context.Context, namespace, name string, notFound error) error {
 	if !apierrors.IsNotFound(notFound) {
 		return notFound
@@ -147,7 +147,7 @@ func (c *Client) whyNoPod(ctx context.Context, namespace, name string, notFound 
 	return fmt.Errorf("%w; give the name of a ReplicaSet or Job to see why it makes no pod, such as a quota", notFound)
 }
 
-// ownClaims returns the claims of a pod, by their names in its spec; nil for one that is not there.
+// ownClaims returns the claims of a pod, by their names in its spec; nil for a missing claim.
 func (c *Client) ownClaims(ctx context.Context, p *corev1.Pod) (map[string]*resourceapi.ResourceClaim, error) {
 	own := map[string]*resourceapi.ResourceClaim{}
 	for _, asked := range p.Spec.ResourceClaims {

@@ -236,12 +236,12 @@ func TestDaemonWhereAllNamespacesAreForbidden(t *testing.T) {
 		t.Errorf("prints %q", got)
 	}
 	if _, problems, code := s.run("status", "b"); code != 1 ||
-		!strings.Contains(problems, "kube-system alone was looked at: give --daemon-namespace") {
+		!strings.Contains(problems, "kube-system was searched: set --daemon-namespace") {
 		t.Errorf("no daemon there: %d, %s", code, problems)
 	}
 	s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
 		Only: func(r apiserver.Request) bool { return r.Verb == "list" && r.Resource == "pods" }})
-	if _, problems, code := s.run("status", "a"); code != 1 || !strings.Contains(problems, "give --daemon-namespace") {
+	if _, problems, code := s.run("status", "a"); code != 1 || !strings.Contains(problems, "set --daemon-namespace") {
 		t.Errorf("no pods may be listed: %d, %s", code, problems)
 	}
 }

@@ -1,4 +1,4 @@
-// Package command is the commands of kubectl gpu: their flags, and what they print.
+// Package command implements the commands of kubectl gpu: their flags and their output.
 package command
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 )
 
-// Run runs a command, and returns the exit status of the process: that of the daemon's command
-// where one was run, otherwise 0 or 1.
+// Run runs a command, and returns the exit status of the process: the status of the daemon's
+// command if one was run, otherwise 0 or 1.
 func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io.Writer) int {
-	root := newRoot() //nolint:contextcheck // completion has the context of its command
+	root := newRoot() //nolint:contextcheck // completion uses the context of its command
 	root.SetArgs(arguments)
 	root.SetIn(in)
 	root.SetOut(out)
@@ -32,15 +32,15 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &code): // the daemon's command has printed why
+	case errors.As(err, &code): // the daemon's command has printed the reason
 		return code.Code
 	}
-	// the exit status says so, too
+	// the exit status says so too
 	_, _ = io.WriteString(problems, terminal.Printable(lines(fmt.Sprintln("error:", err)), terminal.Caret))
 	return 1
 }
 
-// plugin is what all commands share.
+// plugin is the state shared by all commands.
 type plugin struct {
 	flags   *genericclioptions.ConfigFlags
 	options cluster.Options
@@ -52,14 +52,17 @@ func newRoot() *cobra.Command {
 	p := &plugin{flags: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{
 		Use:   "kubectl gpu [NODE...]",
-		Short: "Show the GPUs of a cluster, node by node",
-		Long: "kubectl gpu prints a line for each node that has GPUs: their model, how many devices are healthy, allocated and there at\n" +
-			"all, the MIG layout, the driver, the version of the daemon and since when it runs, and who tells that and how old it is.\n" +
-			"Devices are GPUs, MIG devices, shares and units.\n\n" +
-			"It reads Nodes, Pods, ResourceSlices, ResourceClaims and the daemon's DaemonSet. Where they do not tell the model, the\n" +
-			"driver or why devices cannot be given to pods, it asks the daemon of that node by pods/exec. Where no daemon runs, standard\n" +
-			"error says why. What may not be read or does not answer is named on standard error, and the rest is shown.",
-		Example: "  kubectl gpu\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why my-pod -n my-namespace\n" +
+		Short: "Show the GPUs of a cluster by node",
+		Long: "kubectl gpu prints a row for each node with GPUs: the model, the number of healthy, allocated and\n" +
+			"existing devices, the MIG layout, the driver version, the version and age of the daemon, and the\n" +
+			"source and age of this data. Devices are GPUs, MIG devices, shares and units.\n\n" +
+			"The data comes from Nodes, Pods, ResourceSlices, ResourceClaims and the daemon's DaemonSet. If the\n" +
+			"model, the driver version or the reason of unhealthy devices is missing there, kubectl gpu asks the\n" +
+			"node's daemon by pods/exec. If no daemon runs on a node, the reason is printed on standard error.\n\n" +
+			"Objects that you may not read and daemons that do not respond are reported on standard error.\n" +
+			"Everything else is printed, and the exit status is 1.",
+		Example: "  kubectl gpu\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why " +
+			"my-pod -n my-namespace\n" +
 			"  kubectl gpu doctor node-1",
 		SilenceUsage: true, SilenceErrors: true,
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
@@ -71,9 +74,9 @@ func newRoot() *cobra.Command {
 	p.flags.AddFlags(root.PersistentFlags())
 	root.PersistentFlags().StringVar(&p.options.DaemonSelector, "daemon-selector",
 		"app.kubernetes.io/name=gpu-device-plugin",
-		"labels of the daemon's pods")
+		"label selector of the daemon's pods")
 	root.PersistentFlags().StringVar(&p.options.DaemonNamespace, "daemon-namespace", "",
-		"namespace of the daemon's pods; default: any")
+		"namespace of the daemon's pods (default: any)")
 	p.addOutput(root)
 	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(), p.newValidate(),
 		p.newReset(), p.newQuiesce(), p.newResume())
@@ -83,7 +86,7 @@ func newRoot() *cobra.Command {
 // addOutput adds the flags of commands that print rows.
 func (p *plugin) addOutput(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&p.format, "output", "o", "table", "output format: table, wide, json or yaml")
-	cmd.Flags().StringVar(&p.ask, "ask", "auto", "whether daemons are asked by pods/exec: auto, always or never")
+	cmd.Flags().StringVar(&p.ask, "ask", "auto", "ask daemons by pods/exec: auto, always or never")
 	for flag, values := range map[string][]string{"output": {"table", "wide", "json", "yaml"},
 		"ask": {"auto", "always", "never"}} {
 		// the flag was added above
@@ -91,7 +94,7 @@ func (p *plugin) addOutput(cmd *cobra.Command) {
 	}
 }
 
-// client returns a Client of the API server that the flags name.
+// client returns a Client for the API server selected by the flags.
 func (p *plugin) client() (*cluster.Client, error) {
 	config, err := p.flags.ToRESTConfig()
 	if err != nil {
@@ -101,11 +104,11 @@ func (p *plugin) client() (*cluster.Client, error) {
 	return cluster.New(config, p.options)
 }
 
-// completeNodes completes the names of nodes, up to so many of them; -1 for any number.
-func (p *plugin) completeNodes(most int) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, before []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+// completeNodes completes up to limit names of nodes; -1 for any number.
+func (p *plugin) completeNodes(limit int) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, previous []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		client, err := p.client()
-		if err != nil || most >= 0 && len(before) >= most {
+		if err != nil || limit >= 0 && len(previous) >= limit {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		names, err := client.NodeNames(cmd.Context())
@@ -116,29 +119,29 @@ func (p *plugin) completeNodes(most int) cobra.CompletionFunc {
 	}
 }
 
-// validate refuses values of flags that are none, before anything is asked.
+// validate checks the values of flags before the first request.
 func (p *plugin) validate() error {
 	switch p.format {
 	case "table", "wide", "json", "yaml":
 	default:
-		return fmt.Errorf("-o %s: the formats are table, wide, json and yaml", p.format)
+		return fmt.Errorf("-o %s: use table, wide, json or yaml", p.format)
 	}
 	switch p.ask {
 	case "auto", "always", "never":
 		return nil
 	}
-	return fmt.Errorf("--ask %s: give auto, always or never", p.ask)
+	return fmt.Errorf("--ask %s: use auto, always or never", p.ask)
 }
 
-// asked asks the daemons of some nodes for their status, and says on standard error which ones did
-// not answer.
-func (p *plugin) asked(cmd *cobra.Command, client *cluster.Client, pods []*corev1.Pod) map[string]view.Answer {
+// statuses asks the daemons of the pods for their status, and prints on standard error which
+// daemons did not respond.
+func (p *plugin) statuses(cmd *cobra.Command, client *cluster.Client, pods []*corev1.Pod) map[string]view.Answer {
 	answers := map[string]view.Answer{}
 	for _, a := range client.Statuses(cmd.Context(), pods) {
 		answers[a.Pod.Spec.NodeName] = a
 		if a.Err != nil {
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("node %s: its daemon's pod %s/%s does not answer: %v",
-				a.Pod.Spec.NodeName, a.Pod.Namespace, a.Pod.Name, a.Err)) // the exit status says so, too
+			_ = printLine(cmd.ErrOrStderr(), fmt.Sprintf("node %s: its daemon's pod %s/%s does not respond: %v",
+				a.Pod.Spec.NodeName, a.Pod.Namespace, a.Pod.Name, a.Err)) // the exit status says so too
 		}
 	}
 	return answers

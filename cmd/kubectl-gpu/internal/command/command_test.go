@@ -147,7 +147,7 @@ func TestClaims(t *testing.T) {
 	list("Unknown") // no daemon keeps the slice true
 	s.addDaemon("daemon-a", "a", nil)
 	list("Healthy", "--ask", "never")
-	list("Unknown") // it does not answer
+	list("Unknown") // it does not respond
 }
 
 // TestDriverOfAnotherName: GPUs are those of any driver whose devices compute with CUDA, also of
@@ -250,14 +250,14 @@ func TestDaemonOfAnEarlierVersion(t *testing.T) {
 	})
 	got := fields(s.must("list"))
 	for _, line := range []string{"a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c",
-		"a 2 NVIDIA H100 80GB HBM3 Healthy not known"} {
+		"a 2 NVIDIA H100 80GB HBM3 Healthy unknown"} {
 		if !strings.Contains(got, line) {
 			t.Errorf("%q is not in\n%s", line, got)
 		}
 	}
 }
 
-// TestWhatFails: a daemon that does not answer and lists that are forbidden are named, and the rest
+// TestWhatFails: a daemon that does not respond and lists that are forbidden are named, and the rest
 // is shown.
 func TestWhatFails(t *testing.T) {
 	t.Parallel()
@@ -268,9 +268,9 @@ func TestWhatFails(t *testing.T) {
 	s.addDaemon("daemon-b", "b", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")},
 		Holders: []status.Holder{}}))
 	out, problems, code := s.run("list")
-	if code != 1 || !strings.Contains(problems, "node a: its daemon's pod kube-system/daemon-a does not answer: no daemon answers") ||
+	if code != 1 || !strings.Contains(problems, "node a: its daemon's pod kube-system/daemon-a does not respond: no daemon answers") ||
 		!strings.Contains(fields(out), "b 0 NVIDIA H100 80GB HBM3 Healthy -") {
-		t.Errorf("a daemon that does not answer: %d\n%s%s", code, problems, out)
+		t.Errorf("a daemon that does not respond: %d\n%s%s", code, problems, out)
 	}
 	for forbidden, want := range map[string]string{
 		"nodes":          "a - 0 0 0 - - v0.1.0 3h",
@@ -348,7 +348,7 @@ func TestTwoNamespaces(t *testing.T) {
 			LastTransitionTime: readySince}},
 	}})
 	for _, arguments := range [][]string{{"list"}, {"--ask", "always"}, {"doctor", "a"}} {
-		if _, problems, code := s.run(arguments...); code != 1 || !strings.Contains(problems, "give --daemon-namespace") {
+		if _, problems, code := s.run(arguments...); code != 1 || !strings.Contains(problems, "set --daemon-namespace") {
 			t.Errorf("%v: %d, %s", arguments, code, problems)
 		}
 	}
@@ -437,7 +437,7 @@ func TestCommandsOfANode(t *testing.T) {
 	}
 }
 
-// TestInterrupt: a command ends with its context, also while exec does not answer, before and after
+// TestInterrupt: a command ends with its context, also while exec does not respond, before and after
 // the connection is open.
 func TestInterrupt(t *testing.T) {
 	t.Parallel()

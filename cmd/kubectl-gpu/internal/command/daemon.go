@@ -12,19 +12,19 @@ import (
 )
 
 func (p *plugin) newStatus() *cobra.Command {
-	return p.forward("status", "Show what the daemon of a node knows",
+	return p.forward("status", "Show the status of a node's daemon",
 		"  kubectl gpu status node-1\n  kubectl gpu status node-1 -- -o wide", false)
 }
 
 func (p *plugin) newDoctor() *cobra.Command {
-	return p.forward("doctor", "Show what is wrong with a node, and the commands that cure it",
+	return p.forward("doctor", "Show the problems of a node, and the commands that solve them",
 		"  kubectl gpu doctor node-1", false)
 }
 
 func (p *plugin) newValidate() *cobra.Command {
-	cmd := p.forward("validate", "Prove that CUDA works on the GPUs of a node that no process uses",
+	cmd := p.forward("validate", "Check that CUDA works on the unused GPUs of a node",
 		"  kubectl gpu validate node-1\n  kubectl gpu validate node-1 --gpu 3", false)
-	cmd.Flags().String("gpu", "", "GPUs and MIG devices to try, by index or UUID, separated by commas; default: all")
+	cmd.Flags().String("gpu", "", "comma-separated indexes or UUIDs of the GPUs and MIG devices to check (default: all)")
 	return cmd
 }
 
@@ -34,7 +34,7 @@ func (p *plugin) newQuiesce() *cobra.Command {
 }
 
 func (p *plugin) newResume() *cobra.Command {
-	return p.forward("resume", "Have the daemon of a node use the driver again after quiesce",
+	return p.forward("resume", "Let a node's daemon use the driver again after quiesce",
 		"  kubectl gpu resume node-1", true)
 }
 
@@ -44,57 +44,60 @@ func (p *plugin) newReset() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "reset NODE --gpu GPU", Short: "Reset GPUs of a node",
 		Example: "  kubectl gpu reset node-1 --gpu 3\n  kubectl gpu reset node-1 --gpu 2,3 --wait 30m",
-		Long: "reset runs gpu-device-plugin reset in the daemon's pod on the node NODE: the GPUs are withdrawn from new pods, the driver is\n" +
-			"released, and nvidia-smi --gpu-reset resets them together. Pods and processes that use them are named, and nothing is reset,\n" +
-			"unless --wait is given. The wait may outlive this command: it ends after --wait.",
+		Long: "reset runs gpu-device-plugin reset in the daemon's pod on the node NODE: the daemon stops offering\n" +
+			"the GPUs to new pods, releases the driver, and resets the GPUs together with nvidia-smi --gpu-reset.\n" +
+			"If pods or processes use the GPUs, it names them and resets nothing, unless --wait is set. The\n" +
+			"daemon keeps waiting if this command is interrupted, until --wait is over.",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: p.completeNodes(1),
 		RunE: func(cmd *cobra.Command, arguments []string) error {
 			words := []string{"reset", "--gpu=" + strings.Join(gpus, ",")}
 			if wait != 0 {
 				words = append(words, "--wait="+wait.String())
 			}
-			return p.inPods(cmd, arguments[0], false, words)
+			return p.runInPods(cmd, arguments[0], false, words)
 		},
 	}
 	cmd.Flags().StringSliceVar(&gpus, "gpu", nil, "index or UUID of a GPU; may be repeated")
-	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for the pods and processes that use the GPUs; 0: not at all")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for pods and processes that use the GPUs (0: do not wait)")
 	if err := cmd.MarkFlagRequired("gpu"); err != nil {
 		panic(err) // the flag was declared above
 	}
 	return cmd
 }
 
-// forward returns a command that runs the daemon's command of the same name in the pod of a node.
-// During a roll-out a node has two pods of the daemon. Then it is run in the one that leads; with
-// each, in all of them, because each of them has the driver open.
+// forward returns a command that runs the daemon's command of the same name in the daemon's pod on
+// a node. During a rolling update a node has two such pods. The command runs in the pod of the
+// leader; with each, it runs in both pods, because both have the driver open.
 func (p *plugin) forward(name, short, example string, each bool) *cobra.Command {
-	where := "While two pods of the daemon run on it, as during a roll-out, the one that leads is asked."
+	where := "During a rolling update a node can have two such pods; the\ncommand then runs in the pod of the leader."
 	if each {
-		where = "While two pods of the daemon run on it, as during a roll-out, both are told, the one that leads first: each of them has the\n" +
-			"driver open."
+		where = "During a rolling update a node can have two such pods; the\n" +
+			"command then runs in both, first in the pod of the leader, because both have the driver open."
 	}
 	return &cobra.Command{
 		Use: name + " NODE [-- ARGUMENTS]", Short: short, Example: example,
-		Long: fmt.Sprintf("%s runs gpu-device-plugin %s in the daemon's pod on the node NODE, and in no other node's. %s\n\n"+
-			"Arguments after -- are those of the daemon's command. The exit status is that of the command.", name, name, where),
+		Long: fmt.Sprintf("%s runs gpu-device-plugin %s in the daemon's pod on the node NODE. %s\n\n"+
+			"Arguments after -- are passed to the daemon's command. The exit status is the status of that\n"+
+			"command.", name, name, where),
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: p.completeNodes(1),
 		RunE: func(cmd *cobra.Command, arguments []string) error {
 			if at := cmd.ArgsLenAtDash(); at > 1 || at < 0 && len(arguments) > 1 {
-				return fmt.Errorf("give one node, and arguments for %s after --", name)
+				return fmt.Errorf("name one node, and put arguments for %s after --", name)
 			} else if at == 0 {
-				return errors.New("give a node before --")
+				return errors.New("name a node before --")
 			}
 			command := []string{name}
 			if gpu := cmd.Flags().Lookup("gpu"); gpu != nil && gpu.Changed {
 				command = append(command, "--gpu="+gpu.Value.String())
 			}
-			return p.inPods(cmd, arguments[0], each, append(command, arguments[1:]...))
+			return p.runInPods(cmd, arguments[0], each, append(command, arguments[1:]...))
 		},
 	}
 }
 
-// inPods runs a command in the pod of the daemon on a node; with each, in all of them.
-func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []string) error {
+// runInPods runs a command in the daemon's pod on a node; with each, in all of the node's daemon
+// pods.
+func (p *plugin) runInPods(cmd *cobra.Command, node string, each bool, words []string) error {
 	client, err := p.client()
 	if err != nil {
 		return err
@@ -110,12 +113,12 @@ func (p *plugin) inPods(cmd *cobra.Command, node string, each bool, words []stri
 	for _, pod := range pods {
 		out, problems := &terminal.Writer{To: cmd.OutOrStdout()}, &terminal.Writer{To: cmd.ErrOrStderr()}
 		err := client.Run(cmd.Context(), pod, out, problems, words...)
-		if cmd.Context().Err() == nil { // otherwise they may be written to still
+		if cmd.Context().Err() == nil { // otherwise the command may still write to them
 			err = errors.Join(err, out.Close(), problems.Close())
 		}
 		if err != nil && len(pods) > 1 {
-			// the exit status says so, too
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("in pod %s/%s: %v", pod.Namespace, pod.Name, err))
+			// the exit status says so too
+			_ = printLine(cmd.ErrOrStderr(), fmt.Sprintf("in pod %s/%s: %v", pod.Namespace, pod.Name, err))
 		}
 		failed = errors.Join(failed, err)
 	}

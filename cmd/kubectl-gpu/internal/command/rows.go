@@ -18,8 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
-// errIncomplete is the error of a command that has shown a part: a script must not take it for all.
-var errIncomplete = errors.New("not everything could be read: see above")
+// errIncomplete is the error of a command with partial output, for scripts.
+var errIncomplete = errors.New("the output is incomplete: see the errors above")
 
 // printNodes prints a row for each node.
 func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
@@ -28,7 +28,7 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 		return err
 	}
 	daemons := facts.Daemons(client.IsDaemon)
-	p.learn(cmd, client, &facts, daemons)
+	p.learnResources(cmd, client, &facts, daemons)
 	rows := facts.Rows(daemons, nil, len(names) > 0)
 	var pods []*corev1.Pod
 	for _, row := range rows {
@@ -36,16 +36,16 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			pods = append(pods, pod)
 		}
 	}
-	answers := p.asked(cmd, client, pods)
+	answers := p.statuses(cmd, client, pods)
 	rows = facts.Rows(daemons, answers, len(names) > 0)
 	absent := p.explainAbsence(cmd, client, facts, rows, len(names) == 0)
 	for _, row := range rows {
 		for _, stale := range row.Stale {
-			// the table has what the daemon says
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale))
+			// the table has the daemon's value
+			_ = printLine(cmd.ErrOrStderr(), fmt.Sprintf("Node %s: %s: the label is stale.", row.Name, stale))
 		}
 		if !row.NotReadySince.IsZero() {
-			_ = say(cmd.ErrOrStderr(), fmt.Sprintf("Node %s has not been ready for %s: its data is out of date.",
+			_ = printLine(cmd.ErrOrStderr(), fmt.Sprintf("Node %s has not been ready for %s: its data is out of date.",
 				row.Name, age(row.NotReadySince)))
 		}
 	}
@@ -69,7 +69,7 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 			}
 			fmt.Fprint(w, strings.Join([]string{r.Name, dash(r.Model), fmt.Sprint(r.Healthy), fmt.Sprint(r.Allocated),
 				fmt.Sprint(r.All),
-				dash(layout), dash(r.DriverVersion), version, since(r), sources(r.Told())}, "\t"))
+				dash(layout), dash(r.DriverVersion), version, since(r), sources(r.FactSources())}, "\t"))
 			if p.format == "wide" {
 				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s\t%s", number(r.GPUs), resources(r), condition(r), dash(r.Daemon),
 					dash(view.Condensed(r.Message)))
@@ -80,15 +80,16 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 	return errors.Join(err, incomplete(facts, answers))
 }
 
-// learn asks daemons which resources they serve, where a node has one that may be one of GPUs or
-// not by its name: one daemon for each such resource. One that does not answer is not told of: it
-// may have no part in it.
-func (p *plugin) learn(cmd *cobra.Command, client *cluster.Client, facts *view.Facts, daemons map[string]*corev1.Pod) {
+// learnResources asks daemons which resources they serve, if the name of a resource does not show
+// whether it is for GPUs: one daemon for each such resource. It does not report a daemon that does
+// not respond, because that daemon may be unrelated.
+func (p *plugin) learnResources(cmd *cobra.Command, client *cluster.Client, facts *view.Facts,
+	daemons map[string]*corev1.Pod) {
 	if p.ask == "never" {
 		return
 	}
 	var pods []*corev1.Pod
-	for _, pod := range facts.Doubtful(daemons, nil) {
+	for _, pod := range facts.UnclearResources(daemons, nil) {
 		if !slices.Contains(pods, pod) {
 			pods = append(pods, pod)
 		}
@@ -96,8 +97,8 @@ func (p *plugin) learn(cmd *cobra.Command, client *cluster.Client, facts *view.F
 	facts.Learn(client.Statuses(cmd.Context(), pods))
 }
 
-// explainAbsence says on standard error on which nodes no daemon runs, and why, and adds it to the
-// rows. Whole says that the rows are those of the whole cluster.
+// explainAbsence prints on standard error which nodes have no running daemon, and why, and adds the
+// reason to the rows. whole says that the rows cover the whole cluster.
 func (p *plugin) explainAbsence(
 	cmd *cobra.Command, client *cluster.Client, facts view.Facts, rows []view.Node, whole bool,
 ) map[string]string {
@@ -110,13 +111,13 @@ func (p *plugin) explainAbsence(
 	for i := range rows {
 		rows[i].DaemonAbsent = absent[rows[i].Name]
 	}
-	for _, sentence := range facts.Absences(absent, daemons, whole) {
-		_ = say(cmd.ErrOrStderr(), sentence) // the table says that there is none
+	for _, sentence := range facts.AbsenceSentences(absent, daemons, whole) {
+		_ = printLine(cmd.ErrOrStderr(), sentence) // the table also says that no daemon runs
 	}
 	return absent
 }
 
-// since says since when the daemon of a node is ready.
+// since returns how long the daemon of a node has been ready.
 func since(r view.Node) string {
 	if r.Daemon != "" && r.Since.IsZero() {
 		return "not ready"
@@ -124,7 +125,7 @@ func since(r view.Node) string {
 	return age(r.Since)
 }
 
-// sources says who tells something, and how old that is.
+// sources returns the sources of facts, and their age.
 func sources(all []view.Source) string {
 	var parts []string
 	for _, s := range all {
@@ -137,7 +138,7 @@ func sources(all []view.Source) string {
 	return dash(strings.Join(parts, ", "))
 }
 
-// resources says how many devices of each resource pods have, and how many there are.
+// resources returns the allocated and total number of devices of each resource.
 func resources(r view.Node) string {
 	var parts []string
 	for _, one := range r.Resources {
@@ -150,22 +151,22 @@ func resources(r view.Node) string {
 	return dash(strings.Join(parts, ", "))
 }
 
-// condition says what the condition of a node is, and when it was written last.
+// condition returns the condition of a node, and the age of its last update.
 func condition(r view.Node) string {
-	if r.ConditionHeard.IsZero() {
+	if r.ConditionUpdated.IsZero() {
 		return dash(r.Condition)
 	}
-	return dash(r.Condition) + " " + age(r.ConditionHeard)
+	return dash(r.Condition) + " " + age(r.ConditionUpdated)
 }
 
 func (p *plugin) newList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [NODE...]",
 		Short: "Show each GPU and MIG device, and the pods that hold it",
-		Long: "list prints a line for each GPU and MIG device: its state, the containers that hold it, by a resource, a claim or a share, and\n" +
-			"utilisation and memory where the daemon serves metrics of GPUs.\n\n" +
-			"Each node's daemon is asked by pods/exec, at most 20 at once. With --ask never, what ResourceSlices, ResourceClaims and Pods\n" +
-			"have is shown. A node whose GPUs are not known has a row with the reason.",
+		Long: "list prints a row for each GPU and MIG device: its state, the containers that hold it by a resource,\n" +
+			"a claim or a share, and its utilization and memory if the daemon serves GPU metrics.\n\n" +
+			"list asks each node's daemon by pods/exec, 20 at a time. With --ask never, it uses ResourceSlices,\n" +
+			"ResourceClaims and Pods instead. A node whose GPUs are unknown has a row with the reason.",
 		Args: cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
 		RunE: func(cmd *cobra.Command, names []string) error { return p.printGPUs(cmd, names) },
 	}
@@ -180,7 +181,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		return err
 	}
 	daemons := facts.Daemons(client.IsDaemon)
-	p.learn(cmd, client, &facts, daemons)
+	p.learnResources(cmd, client, &facts, daemons)
 	nodes := facts.Rows(daemons, nil, len(names) > 0)
 	var pods []*corev1.Pod
 	for _, row := range nodes {
@@ -189,7 +190,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		}
 	}
 	p.explainAbsence(cmd, client, facts, nodes, len(names) == 0)
-	answers := p.asked(cmd, client, pods)
+	answers := p.statuses(cmd, client, pods)
 	rows := facts.GPUs(daemons, answers, nodes)
 	for i, text := range client.Metrics(cmd.Context(), pods) {
 		view.AddMetrics(rows, pods[i].Spec.NodeName, text)
@@ -197,12 +198,12 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 	err = p.print(cmd.OutOrStdout(), map[string]any{"gpus": rows}, func(w io.Writer) {
 		fmt.Fprint(w, "NODE\tGPU\tMODEL\tSTATE\tHELD BY\tUTIL\tMEMORY\tSOURCE")
 		if p.format == "wide" {
-			fmt.Fprint(w, "\tUUID\tSINCE\tREASON\tCURE")
+			fmt.Fprint(w, "\tUUID\tSINCE\tREASON\tREMEDY")
 		}
 		fmt.Fprintln(w)
 		for _, r := range rows {
 			fmt.Fprint(w, strings.Join([]string{
-				r.Node, dash(r.Index), dash(r.Model), cell(r.State), cell(held(r)), percent(r.Utilization), memory(r),
+				r.Node, dash(r.Index), dash(r.Model), toCell(r.State), toCell(holderNames(r)), percent(r.Utilization), memory(r),
 				sources([]view.Source{r.Source}),
 			}, "\t"))
 			if p.format == "wide" {
@@ -214,7 +215,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 	return errors.Join(err, incomplete(facts, answers))
 }
 
-// read reads what the API server has, and says on standard error what it does not show.
+// read reads the objects of the API server, and prints on standard error what could not be read.
 func (p *plugin) read(cmd *cobra.Command, names []string) (*cluster.Client, view.Facts, error) {
 	if err := p.validate(); err != nil {
 		return nil, view.Facts{}, err
@@ -225,7 +226,7 @@ func (p *plugin) read(cmd *cobra.Command, names []string) (*cluster.Client, view
 	}
 	facts := client.Read(cmd.Context(), names...)
 	for _, sentence := range facts.Missing {
-		_ = say(cmd.ErrOrStderr(), sentence) // the exit status says so, too
+		_ = printLine(cmd.ErrOrStderr(), sentence) // the exit status says so too
 	}
 	return client, facts, nil
 }
@@ -257,13 +258,13 @@ func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 	}
 	var text strings.Builder
 	table(&text)
-	_, err := io.WriteString(out, aligned(terminal.Printable(text.String(), terminal.Caret)))
+	_, err := io.WriteString(out, align(terminal.Printable(text.String(), terminal.Caret)))
 	return err
 }
 
-// dash returns a text for a cell.
+// dash returns the text of a cell; "-" if it is empty.
 func dash(text string) string {
-	return cmp.Or(cell(text), "-")
+	return cmp.Or(toCell(text), "-")
 }
 
 func number(n int) string {
@@ -273,7 +274,7 @@ func number(n int) string {
 	return fmt.Sprint(n)
 }
 
-// age says how long ago a time was.
+// age returns the time since t.
 func age(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -281,7 +282,7 @@ func age(t time.Time) string {
 	return duration.HumanDuration(now().Sub(t))
 }
 
-func held(r view.GPU) string {
+func holderNames(r view.GPU) string {
 	var names []string
 	for _, h := range r.Holders {
 		names = append(names, h.String())
@@ -292,7 +293,7 @@ func held(r view.GPU) string {
 	case r.HoldersKnown:
 		return "-"
 	}
-	return "not known"
+	return "unknown"
 }
 
 func percent(n *int64) string {

@@ -11,18 +11,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 )
 
-// simulated is the annotation of slices that no node publishes.
-const simulated = view.Domain + "/simulated"
+// simulatedAnnotation marks slices that no node publishes.
+const simulatedAnnotation = view.Domain + "/simulated"
 
 func (p *plugin) newSlices() *cobra.Command {
 	var profile, template string
 	cmd := &cobra.Command{
 		Use:   "slices --profile MACHINE",
-		Short: "Print the ResourceSlices that a type of machine will have",
-		Long: "slices prints the ResourceSlices that gpu-node-agent publishes of a machine, before there is one. They are those of a\n" +
-			"simulated machine, and marked so. No cluster is asked.\n\n" +
-			"With --template karpenter they are in the form of the spec.resourceSlices that Karpenter's design has for a NodeOverlay, without\n" +
-			"what only one machine has, such as UUIDs and PCI addresses. Add the requirements that select your type of instance.",
+		Short: "Print the ResourceSlices of a machine type",
+		Long: "slices prints the ResourceSlices that gpu-node-agent publishes on a machine type, for planning. The\n" +
+			"slices come from a simulated machine, and an annotation says so. The command does not need a\n" +
+			"cluster.\n\n" +
+			"With --template karpenter the output is a NodeOverlay with spec.resourceSlices, as in Karpenter's\n" +
+			"design, without values of a single machine such as UUIDs and PCI addresses. Add the requirements\n" +
+			"that select your instance type.",
 		Example: "  kubectl gpu slices --profile dgx-h100\n  kubectl gpu slices --profile dgx-h100 --template karpenter",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -30,7 +32,7 @@ func (p *plugin) newSlices() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("--profile: %w", err)
 			}
-			mark := map[string]string{simulated: profile}
+			mark := map[string]string{simulatedAnnotation: profile}
 			var objects []any
 			switch template {
 			case "":
@@ -46,7 +48,7 @@ func (p *plugin) newSlices() *cobra.Command {
 					"spec": map[string]any{"requirements": []any{}, "resourceSlices": machines.Template(slices)},
 				}}
 			default:
-				return fmt.Errorf("--template %s: the one template is karpenter", template)
+				return fmt.Errorf("--template %s: the only template is karpenter", template)
 			}
 			for _, object := range objects {
 				text, err := yaml.Marshal(object)
@@ -58,8 +60,8 @@ func (p *plugin) newSlices() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&profile, "profile", "", "the type of machine, such as dgx-h100")
-	cmd.Flags().StringVar(&template, "template", "", "another form: karpenter")
+	cmd.Flags().StringVar(&profile, "profile", "", "machine type, for example dgx-h100")
+	cmd.Flags().StringVar(&template, "template", "", "output format for another program: karpenter")
 	_ = cmd.MarkFlagRequired("profile") // the flags were added above
 	_ = cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions(machines.Names(),
 		cobra.ShellCompDirectiveNoFileComp))

@@ -15,14 +15,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
-// Lengths of texts that others have written. One that is far longer than any that is meant would
-// make each row of its table that long.
+// The size limits of texts from other programs. A longer text would make every row of its table as
+// long.
 const (
-	longestCell     = 400  // in characters
-	longestSentence = 4000 // in characters
+	maxCell     = 400  // characters
+	maxSentence = 4000 // characters
 )
 
-// toJSON returns a value in JSON of which nothing changes a terminal.
+// toJSON returns a value as JSON without control characters for terminals.
 func toJSON(value any) (string, error) {
 	var b strings.Builder
 	encoder := json.NewEncoder(&b)
@@ -31,7 +31,7 @@ func toJSON(value any) (string, error) {
 	return terminal.Printable(b.String(), terminal.Escape), err
 }
 
-// toYAML returns a printable text in JSON as one in YAML.
+// toYAML converts printable JSON to YAML.
 func toYAML(text string) (string, error) {
 	converted, err := yaml.JSONToYAML([]byte(text))
 	if err != nil || !bytes.ContainsFunc(converted, terminal.IsControl) {
@@ -51,8 +51,7 @@ func toYAML(text string) (string, error) {
 	return terminal.Printable(b.String(), terminal.Escape), encoder.Close()
 }
 
-// inQuotes puts those texts of a document between double quotes that an escape has to be written
-// in.
+// inQuotes puts the texts of a document that need an escape in double quotes.
 func inQuotes(n *yamlv3.Node) *yamlv3.Node {
 	if strings.ContainsFunc(n.Value, terminal.IsControl) {
 		n.Style = yamlv3.DoubleQuotedStyle
@@ -63,14 +62,13 @@ func inQuotes(n *yamlv3.Node) *yamlv3.Node {
 	return n
 }
 
-// aligned returns a table whose cells end with tabs, in columns. A letter that is as wide as two
-// others counts as two.
-func aligned(table string) string {
-	const second = "\x00" // nothing printable
+// align aligns the columns of a table whose cells end with tabs. A wide character counts as two.
+func align(table string) string {
+	const second = "\x00" // not printable
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	for _, r := range table {
-		_, _ = io.WriteString(w, string(r)) // into memory, as all that follows
+		_, _ = io.WriteString(w, string(r)) // writes to memory never fail
 		if kind := width.LookupRune(r).Kind(); kind == width.EastAsianWide || kind == width.EastAsianFullwidth {
 			_, _ = io.WriteString(w, second)
 		}
@@ -79,17 +77,17 @@ func aligned(table string) string {
 	return strings.ReplaceAll(b.String(), second, "")
 }
 
-// cell returns a text for a cell of a table: in one line, without tabs, and not too long.
-func cell(text string) string { return shortened(text, longestCell) }
+// toCell returns a text for a cell of a table: one line, no tabs, limited length.
+func toCell(text string) string { return truncate(text, maxCell) }
 
-// say prints a sentence in a line of its own. Others have written parts of it, such as the note of
-// an Event. It may have escape sequences of terminals.
-func say(out io.Writer, sentence string) error {
-	_, err := io.WriteString(out, terminal.Printable(shortened(sentence, longestSentence), terminal.Caret)+"\n")
+// printLine prints a sentence on a line. Other programs may have written parts of it, for example
+// the note of an Event, and these may contain terminal escape sequences.
+func printLine(out io.Writer, sentence string) error {
+	_, err := io.WriteString(out, terminal.Printable(truncate(sentence, maxSentence), terminal.Caret)+"\n")
 	return err
 }
 
-// lines returns a text of others with so many lines, and of such a length, as people read.
+// lines limits the number of lines and the length of a text from another program.
 func lines(text string) string {
 	const most = 50
 	var kept []string
@@ -98,20 +96,20 @@ func lines(text string) string {
 			kept = append(kept, "...")
 			break
 		}
-		if line = strings.TrimRight(line, "\n"); len(line) > longestSentence {
-			line = shortened(line, longestSentence)
+		if line = strings.TrimRight(line, "\n"); len(line) > maxSentence {
+			line = truncate(line, maxSentence)
 		}
 		kept = append(kept, line)
 	}
 	return strings.Join(kept, "\n") + "\n"
 }
 
-// shortened returns a text in one line, of so many characters at most.
-func shortened(text string, most int) string {
-	text = strings.Join(strings.Fields(text[:min(len(text), 2*utf8.UTFMax*most)]), " ")
+// truncate returns a text on one line with at most limit characters.
+func truncate(text string, limit int) string {
+	text = strings.Join(strings.Fields(text[:min(len(text), 2*utf8.UTFMax*limit)]), " ")
 	n := 0
 	for at := range text {
-		if n++; n > most {
+		if n++; n > limit {
 			return text[:at] + "..."
 		}
 	}

@@ -11,12 +11,13 @@ import (
 func (p *plugin) newWhy() *cobra.Command {
 	return &cobra.Command{
 		Use:   "why POD",
-		Short: "Say why a pod has no GPU, or lost it, and what to do",
-		Long: "why prints in one line why a pod is Pending, was not admitted, does not start or lost its GPU, and what to do; or which\n" +
-			"GPUs its containers have, as the daemon of its node hears it from the kubelet.\n\n" +
-			"For a claim, and for a resource that a DeviceClass names, the scheduler's own allocator decides on the ResourceSlices as they are\n" +
-			"now; then each selector, taint and constraint is looked at by itself.\n" +
-			"With the name of a ReplicaSet or Job that has no pods it says why, such as a quota.",
+		Short: "Explain why a pod has no GPU or lost it, and what to do",
+		Long: "why prints on one line why a pod is Pending, was not admitted, does not start or lost its GPU, and\n" +
+			"what to do. For a running pod it prints the GPUs of its containers, as the kubelet reports them to\n" +
+			"the node's daemon.\n\n" +
+			"For claims, and for resources named by a DeviceClass, why runs the scheduler's own allocator on the\n" +
+			"present ResourceSlices, and then checks each selector, taint and constraint alone.\n\n" +
+			"With the name of a ReplicaSet or Job without pods it prints why there are none, for example a quota.",
 		Example: "  kubectl gpu why my-pod -n my-namespace",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -33,13 +34,13 @@ func (p *plugin) newWhy() *cobra.Command {
 				return err
 			}
 			for _, sentence := range missing {
-				_ = say(cmd.ErrOrStderr(), sentence) // the exit status says so, too
+				_ = printLine(cmd.ErrOrStderr(), sentence) // the exit status says so too
 			}
-			if err := say(cmd.OutOrStdout(), why.Explain(cmd.Context(), objects)); err != nil {
+			if err := printLine(cmd.OutOrStdout(), why.Explain(cmd.Context(), objects)); err != nil {
 				return err
 			}
 			if len(missing) > 0 {
-				return errors.New("the sentence may be wrong: not everything could be read")
+				return errors.New("the explanation may be wrong: not everything could be read")
 			}
 			return nil
 		},

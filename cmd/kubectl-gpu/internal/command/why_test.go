@@ -41,15 +41,15 @@ func TestWhyOfResources(t *testing.T) {
 			s.addPod("x", "a", 6, corev1.PodRunning)
 			s.addPod("y", "b", 5, corev1.PodRunning)
 			s.addPod("p", "", 4, corev1.PodPending)
-		}, "No node has 4 nvidia.com/gpu free; nearest is node b with 3 of 8: wait until pods end, ask for fewer, or add nodes."},
+		}, "No node has 4 nvidia.com/gpu free; nearest is node b with 3 of 8: wait until pods end, request fewer, or add nodes."},
 		"a GPU is ill": {func(s *stage) {
 			s.addNode("a", 7, ill)
 			s.addPod("p", "", 8, corev1.PodPending)
-		}, "nearest is node a with 7 of 8, of which 1 cannot be given out (its condition GPUHealthy, written at a time that is not known, says: GPU-3 Unhealthy: XID 79, cure: reboot; no daemon runs on node a: there is no DaemonSet"},
+		}, "nearest is node a with 7 of 8, 1 of them not allocatable (its condition GPUHealthy, written at a time that is not known, says: GPU-3 Unhealthy: XID 79, cure: reboot; no daemon runs on node a: there is no DaemonSet"},
 		"a taint": {func(s *stage) {
 			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "x", Effect: "NoSchedule"}} })
 			s.addPod("p", "", 1, corev1.PodPending)
-		}, "Node a has 8 nvidia.com/gpu free, and the pod does not tolerate its taint team=x:NoSchedule: give the pod a toleration, or remove the taint."},
+		}, "Node a has 8 nvidia.com/gpu free, and the pod does not tolerate its taint team=x:NoSchedule: add a toleration to the pod, or remove the taint."},
 		"cordoned": {func(s *stage) {
 			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Unschedulable = true })
 			s.addPod("p", "", 1, corev1.PodPending)
@@ -57,7 +57,7 @@ func TestWhyOfResources(t *testing.T) {
 		"something else": {func(s *stage) {
 			s.addNode("a", 8, nil)
 			s.addPod("p", "", 1, corev1.PodPending)
-		}, "There are GPUs for it, and the scheduler has not looked at it yet."},
+		}, "There are GPUs for it, and the scheduler has not processed it yet."},
 		"kubelet": {func(s *stage) {
 			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
 				Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{
@@ -80,7 +80,7 @@ func TestWhyOfResources(t *testing.T) {
 						Health: corev1.ResourceHealthStatusUnhealthy}}},
 				}}}
 			s.add("pods", pod)
-		}, "Container main has lost GPU-3: Lost: XID 79; remedy: reboot. The pod is not touched: delete it to get another GPU."},
+		}, "Container main has lost GPU-3: Lost: XID 79; remedy: reboot. The pod keeps running; delete it to get another GPU."},
 		"lost by a sidecar": {func(s *stage) {
 			lost := []corev1.ResourceStatus{
 				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3",
@@ -108,10 +108,10 @@ func TestWhyOfResources(t *testing.T) {
 		"an image that is missing": {func(s *stage) { s.addWaiting("ErrImagePull", "") },
 			"Container c does not start on node a (ErrImagePull)."},
 		"a container that is being made": {func(s *stage) { s.addWaiting("ContainerCreating", "") },
-			"It is on node a, and its containers are being made."},
+			"It is on node a, and its containers are being created."},
 		"no GPU asked for": {func(s *stage) {
 			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}})
-		}, "It asks for no GPU"},
+		}, "It requests no GPU"},
 		"a claim that is not there": {func(s *stage) {
 			missing := "nowhere"
 			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"}, Spec: corev1.PodSpec{
@@ -128,7 +128,7 @@ func TestWhyOfResources(t *testing.T) {
 			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"},
 				Reason: "FailedPrepareDynamicResources",
 				Note:   "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "2"}})
-		}, "Node a cannot prepare its claim: GPU 0 is in use. It is tried again by itself."},
+		}, "Node a cannot prepare its claim: GPU 0 is in use. The kubelet retries."},
 		"an Event that changes the terminal": {func(s *stage) {
 			s.add("pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "2"},
 				Spec: corev1.PodSpec{NodeName: "a",
@@ -145,7 +145,7 @@ func TestWhyOfResources(t *testing.T) {
 			s.add("events", &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "e"},
 				Reason: "FailedPrepareDynamicResources",
 				Note:   "GPU 0 is in use.", Regarding: corev1.ObjectReference{Kind: "Pod", Namespace: "team", Name: "p", UID: "1"}})
-		}, "It is on node a, and its containers are being made."},
+		}, "It is on node a, and its containers are being created."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -186,7 +186,7 @@ func TestWhyOfClaims(t *testing.T) {
 		"a constraint": {[]resourceapi.Device{numa(device("gpu-0"), 0), numa(device("gpu-1"), 1)}, 2, "", "", &match,
 			"No node has devices for its claims with the constraint matchAttribute gpu.nvidia.com/numa of claim own; node a has enough without."},
 		"nothing": {[]resourceapi.Device{device("gpu-0")}, 1, "", "", nil,
-			"There are GPUs for it, and the scheduler has not looked at it yet."},
+			"There are GPUs for it, and the scheduler has not processed it yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -279,12 +279,12 @@ func TestWhyOfClaimsOfSeveralNodes(t *testing.T) {
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(3)}}, "for request r of claim own; on node b, it has 2 of 3 devices."},
 		"the second has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0")), slice("b", device("gpu-0"))},
 			tainted,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "There are GPUs for it, and the scheduler has not looked at it yet."},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "There are GPUs for it, and the scheduler has not processed it yet."},
 		"the first has enough": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"), device("gpu-1")),
 			slice("b", device("gpu-0"))}, tainted,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "Node a has devices for its claims, and the pod does not tolerate its taint team=x:NoSchedule"},
 		"neither, and the nearer has a taint": {[]*resourceapi.ResourceSlice{slice("a", device("gpu-0"))}, tainted,
-			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "it has 1 of 2 devices; and the pod does not tolerate its taint team=x:NoSchedule: give the pod a toleration, or remove the taint."},
+			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(2)}}, "it has 1 of 2 devices; and the pod does not tolerate its taint team=x:NoSchedule: add a toleration to the pod, or remove the taint."},
 		"a counter": {counters("b", counted("taken", "4"), counted("mig-0", "4")), nil,
 			[]resourceapi.DeviceRequest{{Name: "r", Exactly: of(1)}}, "on node b, another claim excludes taken (team/other of pod q); the counter slices of gpu-0, of which 3 is left (team/other of pod q), excludes mig-0."},
 		"a capacity": {[]*resourceapi.ResourceSlice{slice("a", sized("gpu-0", "24Gi"), sized("gpu-1", "39Gi"))}, nil,
@@ -442,9 +442,9 @@ func TestWhyWhereTheSearchHasNoEnd(t *testing.T) {
 		says string
 	}{
 		{8, 9, "Whether node a has devices for its claims together takes too many steps to find out, also for the scheduler, which gives up after 10 s: " +
-			"ask for fewer devices in a claim, or select them more closely."},
+			"request fewer devices in a claim, or select them more closely."},
 		{4, 25, "on node a, it has 24 of 25 devices."},
-		{8, 8, "There are GPUs for it, and the scheduler has not looked at it yet."},
+		{8, 8, "There are GPUs for it, and the scheduler has not processed it yet."},
 	} {
 		t.Run(fmt.Sprintf("%d devices of %d GPUs", tt.want, tt.gpus), func(t *testing.T) {
 			t.Parallel()

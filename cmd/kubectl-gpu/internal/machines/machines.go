@@ -1,5 +1,5 @@
-// Package machines has the ResourceSlices that simulated machines publish: a file a machine, which
-// a test of the daemon's package cli writes.
+// Package machines has the ResourceSlices of simulated machines: one file for each machine, written
+// by a test of the daemon's package cli.
 package machines
 
 import (
@@ -14,20 +14,20 @@ import (
 //go:embed *.json
 var files embed.FS
 
-// Names returns the names of the machines, in order.
+// Names returns the sorted names of the machines.
 func Names() (names []string) {
-	entries, _ := files.ReadDir(".") // it is in the program
+	entries, _ := files.ReadDir(".") // embedded files can always be read
 	for _, e := range entries {
 		names = append(names, strings.TrimSuffix(e.Name(), ".json"))
 	}
 	return names
 }
 
-// Slices returns the slices of a machine. The error says which machines there are.
+// Slices returns the slices of a machine. The error lists the known machines.
 func Slices(name string) ([]resourceapi.ResourceSlice, error) {
 	text, err := files.ReadFile(name + ".json")
 	if err != nil {
-		return nil, fmt.Errorf("no machine is called %q; there are %s", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("unknown machine %q; the known machines are %s", name, strings.Join(Names(), ", "))
 	}
 	var list resourceapi.ResourceSliceList
 	if err := json.Unmarshal(text, &list); err != nil {
@@ -36,17 +36,17 @@ func Slices(name string) ([]resourceapi.ResourceSlice, error) {
 	return list.Items, nil
 }
 
-// own are attributes that differ from one machine of a type to the next.
-var own = []resourceapi.QualifiedName{
+// machineAttributes are attributes that differ between machines of the same type.
+var machineAttributes = []resourceapi.QualifiedName{
 	"uuid", "parentUUID", "pcieBusID", "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot",
 }
 
-// Template returns slices without what only one machine has: names of the node and its pool, and
-// attributes such as UUIDs.
+// Template returns slices without values of a single machine: the names of the node and its pool,
+// and attributes such as UUIDs.
 func Template(slices []resourceapi.ResourceSlice) (templates []map[string]any) {
 	for _, s := range slices {
 		for i := range s.Spec.Devices {
-			for _, name := range own {
+			for _, name := range machineAttributes {
 				delete(s.Spec.Devices[i].Attributes, name)
 			}
 		}

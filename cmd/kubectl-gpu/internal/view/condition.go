@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Condensed returns the message of the condition GPUHealthy, which has an entry for each device,
-// with each cause once: it names the devices that share it together.
+// Condensed shortens the message of the condition GPUHealthy: it has an entry for each device, and
+// Condensed groups the devices by cause.
 func Condensed(message string) string {
 	var causes []string
 	devices := map[string][]string{}

@@ -10,12 +10,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// A Trouble is why a container does not run.
+// A Trouble is the reason why a container does not run.
 type Trouble struct {
 	Container string
-	// Reason and Message are kubelet's.
+	// Reason and Message are from the kubelet.
 	Reason, Message string
-	// Ended says that the container ran, or was to run, and ended with Exit, at At.
+	// Ended says that the container ended at At with the exit status Exit.
 	Ended bool
 	Exit  int32
 	At    time.Time
@@ -23,13 +23,13 @@ type Trouble struct {
 	Last *Trouble
 }
 
-// Containers returns the status of all containers of a pod, those of initialization first.
+// Containers returns the status of all containers of a pod, init containers first.
 func Containers(p *corev1.Pod) []corev1.ContainerStatus {
 	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
-// FirstTrouble returns the first container of a pod that does not run although it should; nil if
-// there is none, as while containers are being made.
+// FirstTrouble returns the first container of a pod that should run and does not; nil if there is
+// none, also while containers are being created.
 func FirstTrouble(p *corev1.Pod) *Trouble {
 	for _, c := range Containers(p) {
 		switch {
@@ -52,15 +52,16 @@ func FirstTrouble(p *corev1.Pod) *Trouble {
 
 func endOf(container string, ended *corev1.ContainerStateTerminated) *Trouble {
 	return &Trouble{
-		Container: container, Reason: ended.Reason, Message: ended.Message, Ended: true, Exit: ended.ExitCode, At: ended.FinishedAt.Time,
+		Container: container, Reason: ended.Reason, Message: ended.Message, Ended: true, Exit: ended.ExitCode,
+		At: ended.FinishedAt.Time,
 	}
 }
 
-// Says returns all that kubelet says of it, to look for words in it.
-func (t Trouble) Says() string {
+// FullText returns the kubelet's complete text, for searches.
+func (t Trouble) FullText() string {
 	text := t.Reason + ": " + t.Message
 	if t.Last != nil {
-		text += "; " + t.Last.Says()
+		text += "; " + t.Last.FullText()
 	}
 	return text
 }
@@ -85,7 +86,7 @@ func (t Trouble) Text(where string, now time.Time) string {
 	return text
 }
 
-// Ago says how long ago a time was, after a beginning; empty where the time is not known.
+// Ago returns the time since t as text after a prefix; empty if t is unknown.
 func Ago(begin string, t, now time.Time) string {
 	if t.IsZero() || now.IsZero() {
 		return ""

@@ -15,26 +15,25 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Deployment is what the API server has of the daemon's DaemonSets.
+// Deployment has the daemon's DaemonSets.
 type Deployment struct {
-	// Sets are the DaemonSets whose pods have the daemon's labels, and Problem why they are not known;
-	// empty if they are.
+	// Sets are the DaemonSets whose pods have the daemon's labels. Problem says why they are unknown;
+	// empty if they are known.
 	Sets    []appsv1.DaemonSet
 	Problem string
-	// Selector is those labels.
+	// Selector is the selector of these labels.
 	Selector string
-	// PodsUnknown says that pods could not be listed, so that nothing is known of the daemon's.
+	// PodsUnknown says that pods could not be listed.
 	PodsUnknown bool
-	// Warnings are the notes of the newest Event that warns, by "KIND NAMESPACE/NAME", for objects
-	// that were asked for.
+	// Warnings are the notes of the newest warning Events, by "KIND NAMESPACE/NAME" of the object.
 	Warnings map[string]string
 }
 
 // Program is the name of the daemon's container.
 const Program = "gpu-device-plugin"
 
-// Runs reports whether a pod of the daemon can be asked: its program runs, whatever its other
-// containers do.
+// Runs reports whether a daemon's pod can be asked: the daemon's container runs, regardless of the
+// others.
 func Runs(p *corev1.Pod) bool {
 	program := Program
 	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == Program }) &&
@@ -47,26 +46,27 @@ func Runs(p *corev1.Pod) bool {
 		})
 }
 
-// Daemons returns the daemon's pod that runs on each node: of several, the youngest one that is
-// ready. A node has none where pods of two namespaces could be the daemon's: anybody may have a
-// DaemonSet with its labels.
+// Daemons returns the running daemon's pod of each node: the youngest ready pod of several. A node
+// has none if pods of two namespaces have the daemon's labels, because anybody can create a
+// DaemonSet with these labels.
 func (f Facts) Daemons(isDaemon func(*corev1.Pod) bool) map[string]*corev1.Pod {
 	daemons, _ := f.daemons(isDaemon)
 	return daemons
 }
 
-// Disputed returns a sentence for each node on which pods of two namespaces could be the daemon's.
-func (f Facts) Disputed(isDaemon func(*corev1.Pod) bool) (sentences []string) {
+// DisputedNodes returns a sentence for each node on which pods of two namespaces have the daemon's
+// labels.
+func (f Facts) DisputedNodes(isDaemon func(*corev1.Pod) bool) (sentences []string) {
 	_, disputed := f.daemons(isDaemon)
 	for _, node := range slices.Sorted(maps.Keys(disputed)) {
-		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have its labels: "+
-			"give --daemon-namespace", node))
+		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have its "+
+			"labels: set --daemon-namespace", node))
 	}
 	return sentences
 }
 
-// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces
-// could be that.
+// daemons returns the daemon's pod of each node, and the nodes on which pods of two namespaces have
+// its labels.
 func (f Facts) daemons(isDaemon func(*corev1.Pod) bool) (daemons map[string]*corev1.Pod, disputed map[string]bool) {
 	daemons, disputed = map[string]*corev1.Pod{}, map[string]bool{}
 	for i := range f.Pods {
@@ -93,7 +93,7 @@ func better(p, other *corev1.Pod) bool {
 	return other.CreationTimestamp.Before(&p.CreationTimestamp)
 }
 
-// ready returns since when a pod is ready; zero if it is not.
+// ready returns the time when a pod became ready; zero if it is not.
 func ready(p *corev1.Pod) time.Time {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
@@ -103,8 +103,8 @@ func ready(p *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// Absent says of each of some nodes on which no daemon runs why none does, by the node. It says
-// nothing where that is not known.
+// Absent says why no daemon runs on each of the nodes, by node. Nodes with a daemon or an unknown
+// reason have no entry.
 func (f Facts) Absent(
 	names []string, daemons map[string]*corev1.Pod, isDaemon func(*corev1.Pod) bool, now time.Time,
 ) map[string]string {
@@ -122,15 +122,16 @@ func (f Facts) Absent(
 	return reasons
 }
 
-// Absences returns the sentences about nodes without a daemon: nodes with the same reason share
-// one. With whole, all nodes were looked at, and none of them may have a daemon.
-func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod, whole bool) (sentences []string) {
+// AbsenceSentences returns sentences about nodes without a daemon, one for each reason. With whole,
+// the nodes are all nodes of the cluster.
+func (f Facts) AbsenceSentences(absent map[string]string, daemons map[string]*corev1.Pod,
+	whole bool) (sentences []string) {
 	if f.PodsUnknown {
 		return nil
 	}
 	none := whole && len(daemons) == 0
 	if none && (len(absent) == 0 || len(f.Sets) == 0) {
-		return []string{"No daemon runs in the cluster: " + f.noneAtAll() + "."}
+		return []string{"No daemon runs in the cluster: " + f.clusterAbsence() + "."}
 	}
 	byReason := map[string][]string{}
 	for _, name := range slices.Sorted(maps.Keys(absent)) {
@@ -145,29 +146,30 @@ func (f Facts) Absences(absent map[string]string, daemons map[string]*corev1.Pod
 	})
 	more := 0
 	for i, reason := range reasons {
-		if i >= mostReasons {
+		if i >= maxReasons {
 			more += len(byReason[reason])
 			continue
 		}
 		sentences = append(sentences, begin+inventory.Few(byReason[reason])+": "+strings.TrimSuffix(reason, ".")+".")
 	}
 	if more > 0 {
-		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d nodes more, for other reasons: name them to see why.",
+		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d more nodes, for other reasons; run the command "+
+			"with their names to see why.",
 			more))
 	}
 	return sentences
 }
 
-// mostReasons is how many reasons are told at once: those of most nodes.
-const mostReasons = 10
+// maxReasons is the number of reasons in the output, those of most nodes.
+const maxReasons = 10
 
-// Absence says why no daemon runs on a node, in a sentence without a full stop.
+// Absence says why no daemon runs on a node, without a full stop.
 func (f Facts) Absence(name string, isDaemon func(*corev1.Pod) bool, now time.Time) string {
 	_, disputed := f.daemons(isDaemon)
 	node := f.nodesByName()[name]
 	switch {
 	case disputed[name]:
-		return "pods of two namespaces have the daemon's labels: give --daemon-namespace"
+		return "pods of two namespaces have the daemon's labels: set --daemon-namespace"
 	case node == nil:
 		return "the node is not known"
 	}
@@ -182,7 +184,7 @@ func (f Facts) nodesByName() map[string]*corev1.Node {
 	return nodes
 }
 
-// daemonPods returns the daemon's pods by the node that they are on, or that they are made for.
+// daemonPods returns the daemon's pods by their present or future node.
 func (f Facts) daemonPods(isDaemon func(*corev1.Pod) bool) map[string][]*corev1.Pod {
 	pods := map[string][]*corev1.Pod{}
 	for i := range f.Pods {
@@ -193,8 +195,8 @@ func (f Facts) daemonPods(isDaemon func(*corev1.Pod) bool) map[string][]*corev1.
 	return pods
 }
 
-// nodeOf returns the node of a pod of a DaemonSet: its controller writes it into the affinity
-// before the scheduler does.
+// nodeOf returns the node of a DaemonSet's pod: before the scheduler binds the pod, its affinity
+// has the node.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -209,9 +211,9 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// Troubled returns the daemon's pods that do not run and do not say why, and the DaemonSets that
-// lack pods: Events about them may say why.
-func (f Facts) Troubled(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, sets []*appsv1.DaemonSet) {
+// NotRunning returns the daemon's pods that do not run and whose status has no reason, and the
+// DaemonSets with missing pods. Events about them may have the reason.
+func (f Facts) NotRunning(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, sets []*appsv1.DaemonSet) {
 	for i := range f.Pods {
 		if p := &f.Pods[i]; isDaemon(p) && !Runs(p) && FirstTrouble(p) == nil && p.Spec.NodeName != "" {
 			pods = append(pods, p)
@@ -226,7 +228,7 @@ func (f Facts) Troubled(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, se
 }
 
 func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string {
-	var pod *corev1.Pod // the youngest that may start still
+	var pod *corev1.Pod // the youngest that may still start
 	for _, p := range pods {
 		younger := pod != nil && IsOver(pod) == IsOver(p) && pod.CreationTimestamp.Before(&p.CreationTimestamp)
 		if !Runs(p) && (pod == nil || IsOver(pod) && !IsOver(p) || younger) {
@@ -237,23 +239,23 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 		return f.podText(pod, now)
 	}
 	if len(f.Sets) == 0 {
-		return f.noneAtAll()
+		return f.clusterAbsence()
 	}
 	reason := ""
 	for i := range f.Sets {
 		set := &f.Sets[i]
 		name := "DaemonSet " + set.Namespace + "/" + set.Name
 		template := &corev1.Pod{Spec: set.Spec.Template.Spec}
-		alone := *n // without what a DaemonSet's pods are not kept away by
+		alone := *n // without taints and states that DaemonSet pods ignore
 		alone.Spec.Unschedulable, alone.Spec.Taints = false, nil
 		if text := ExcludedBy(&alone, template); text != "" {
 			reason = fmt.Sprintf("%s does not select it: %s%s",
-				name, unselected(&alone, template), labelRemedy(template))
+				name, selectorMismatch(&alone, template), labelRemedy(template))
 			continue
 		}
-		tolerations := slices.Concat(template.Spec.Tolerations, ofDaemonSets)
-		if t := untolerated(n, tolerations); t != nil {
-			return fmt.Sprintf("%s does not tolerate its taint %s: give the DaemonSet a toleration, or remove the taint", name,
+		tolerations := slices.Concat(template.Spec.Tolerations, daemonSetTolerations)
+		if t := untoleratedTaint(n, tolerations); t != nil {
+			return fmt.Sprintf("%s does not tolerate its taint %s: add a toleration to the DaemonSet, or remove the taint", name,
 				taintText(*t))
 		}
 		if note := f.Warnings["DaemonSet "+set.Namespace+"/"+set.Name]; note != "" {
@@ -265,8 +267,8 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 	return reason
 }
 
-// ofDaemonSets are the tolerations that the controller gives the pods of each DaemonSet.
-var ofDaemonSets = []corev1.Toleration{
+// daemonSetTolerations are the tolerations that the controller adds to the pods of each DaemonSet.
+var daemonSetTolerations = []corev1.Toleration{
 	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists},
 	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists},
 	{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists},
@@ -275,14 +277,14 @@ var ofDaemonSets = []corev1.Toleration{
 	{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists},
 }
 
-// noneAtAll says what the cluster has of the daemon.
-func (f Facts) noneAtAll() string {
+// clusterAbsence says why no daemon runs in the cluster.
+func (f Facts) clusterAbsence() string {
 	switch {
 	case f.Problem != "":
 		return "no pod has the labels " + f.Selector + ", and why is not known: " + f.Problem
 	case len(f.Sets) == 0:
 		return "there is no DaemonSet whose pods have the labels " + f.Selector +
-			": install it, or give --daemon-selector and --daemon-namespace where they have others"
+			": install it, or set --daemon-selector and --daemon-namespace if they differ"
 	}
 	var parts []string
 	for i := range f.Sets {
@@ -290,7 +292,7 @@ func (f Facts) noneAtAll() string {
 		text := fmt.Sprintf("DaemonSet %s/%s wants a pod on %d of %d nodes", set.Namespace, set.Name,
 			set.Status.DesiredNumberScheduled, len(f.Nodes))
 		template := &corev1.Pod{Spec: set.Spec.Template.Spec}
-		if wants := wanted(template); wants != "" {
+		if wants := wantedLabels(template); wants != "" {
 			text += ": it selects nodes with " + wants + labelRemedy(template)
 		}
 		parts = append(parts, text)
@@ -298,8 +300,8 @@ func (f Facts) noneAtAll() string {
 	return strings.Join(parts, "; ")
 }
 
-// wanted returns what a pod wants of the labels of its node; empty if it wants nothing.
-func wanted(p *corev1.Pod) string {
+// wantedLabels returns the node labels that a pod requires; empty if none.
+func wantedLabels(p *corev1.Pod) string {
 	var all []string
 	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
 		all = append(all, key+"="+p.Spec.NodeSelector[key])
@@ -320,8 +322,7 @@ func wanted(p *corev1.Pod) string {
 	return strings.Join(all, " and ")
 }
 
-// labelRemedy returns the command that makes a DaemonSet select a node, where one label is enough
-// for that.
+// labelRemedy returns the command that makes a DaemonSet select a node, if one label is enough.
 func labelRemedy(p *corev1.Pod) string {
 	var labels []string
 	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
@@ -329,8 +330,8 @@ func labelRemedy(p *corev1.Pod) string {
 	}
 	for _, term := range requiredTerms(p) {
 		e := term.MatchExpressions
-		// A label of NVIDIA's is for people to set; those of node-feature-discovery and clouds are
-		// written by programs.
+		// NVIDIA's labels may be set by users; node-feature-discovery and cloud providers set their own
+		// labels.
 		if len(term.MatchFields) == 0 && len(e) == 1 && e[0].Operator == corev1.NodeSelectorOpIn && len(e[0].Values) > 0 &&
 			strings.HasPrefix(e[0].Key, nvidiaPrefix) {
 			labels = append(labels, e[0].Key+"="+e[0].Values[0])
@@ -361,6 +362,6 @@ func (f Facts) podText(p *corev1.Pod, now time.Time) string {
 		return fmt.Sprintf("%s is %s (%s): %s",
 			name, p.Status.Phase, p.Status.Reason, strings.TrimSuffix(p.Status.Message, "."))
 	}
-	return fmt.Sprintf("%s, made%s, is %s, and its containers are being made", name,
+	return fmt.Sprintf("%s, created%s, is %s, and its containers are being created", name,
 		cmp.Or(Ago(" ", p.CreationTimestamp.Time, now), " at a time that is not known"), p.Status.Phase)
 }

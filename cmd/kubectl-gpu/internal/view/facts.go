@@ -1,5 +1,5 @@
-// Package view joins what the API server has of nodes and GPUs with what daemons answer, to what is
-// shown: a row a node, and a row a GPU. It is pure: no I/O, clock or log.
+// Package view combines the objects of the API server and the answers of daemons into rows for
+// nodes and GPUs. It is pure: no I/O, clock or log.
 package view
 
 import (
@@ -26,41 +26,41 @@ const (
 	strategyLabel = "nvidia.com/mig.strategy"
 )
 
-// usualDriver is the name of the driver of GPUs where none is configured.
-const usualDriver = "gpu.nvidia.com"
+// defaultDriver is the default name of the GPU driver.
+const defaultDriver = "gpu.nvidia.com"
 
-// Facts are what the API server has.
+// Facts are the objects of the API server.
 type Facts struct {
 	Nodes  []corev1.Node
-	Pods   []corev1.Pod                // that may ask for GPUs, and the daemon's
-	Slices []resourceapi.ResourceSlice // of drivers of GPUs; of other drivers, too, in those for package why
-	Claims []resourceapi.ResourceClaim // that have devices, of any driver
-	// Served are the resources that daemons say they serve, of those that were asked.
+	Pods   []corev1.Pod                // pods that may request GPUs, and the daemon's pods
+	Slices []resourceapi.ResourceSlice // of GPU drivers; in Facts for package why, of all drivers
+	Claims []resourceapi.ResourceClaim // claims with devices of any driver
+	// Served are the resources that the asked daemons serve.
 	Served map[corev1.ResourceName]bool
 	Deployment
-	// Missing are sentences: what could not be read, and why.
+	// Missing are sentences about objects that could not be read.
 	Missing []string
 }
 
-// An Answer is that of one daemon.
+// An Answer is the answer of one daemon.
 type Answer struct {
 	Pod    *corev1.Pod
 	Status status.Status
 	Err    error
 }
 
-// HasGPUs reports whether a slice is of a driver of NVIDIA GPUs. Such a driver can have any name:
-// its devices say that they compute with CUDA.
+// HasGPUs reports whether a slice belongs to a driver of NVIDIA GPUs. The name of the driver is
+// arbitrary: the slice is recognized by an attribute of its devices for CUDA.
 func HasGPUs(s *resourceapi.ResourceSlice) bool {
-	return s.Spec.Driver == usualDriver || slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+	return s.Spec.Driver == defaultDriver || slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
 		_, computes := d.Attributes["cudaComputeCapability"]
 		return computes
 	})
 }
 
-// Drivers returns the names of the drivers of GPUs.
+// Drivers returns the names of the GPU drivers.
 func (f Facts) Drivers() map[string]bool {
-	names := map[string]bool{usualDriver: true}
+	names := map[string]bool{defaultDriver: true}
 	for i := range f.Slices {
 		if HasGPUs(&f.Slices[i]) {
 			names[f.Slices[i].Spec.Driver] = true
@@ -69,13 +69,13 @@ func (f Facts) Drivers() map[string]bool {
 	return names
 }
 
-// A deviceName is what a device is called at the API server.
+// A deviceName identifies a device at the API server.
 type deviceName struct{ driver, pool, device string }
 
-// given returns the claims that have GPUs and MIG devices, by the device; those that only look at
-// it too.
-func (f Facts) given() map[deviceName][]given {
-	drivers, all := f.Drivers(), map[deviceName][]given{}
+// usesByDevice returns the claims that have GPUs or MIG devices, by device, including claims with
+// admin access.
+func (f Facts) usesByDevice() map[deviceName][]claimUse {
+	drivers, all := f.Drivers(), map[deviceName][]claimUse{}
 	for i := range f.Claims {
 		c := &f.Claims[i]
 		if c.Status.Allocation == nil {
@@ -84,15 +84,15 @@ func (f Facts) given() map[deviceName][]given {
 		for _, r := range c.Status.Allocation.Devices.Results {
 			if drivers[r.Driver] {
 				name := deviceName{r.Driver, r.Pool, r.Device}
-				all[name] = append(all[name], given{c, r.AdminAccess != nil && *r.AdminAccess})
+				all[name] = append(all[name], claimUse{c, r.AdminAccess != nil && *r.AdminAccess})
 			}
 		}
 	}
 	return all
 }
 
-// given is a claim that has a device, or that looks at it as an administrator.
-type given struct {
+// A claimUse is a claim that has a device or has admin access to it.
+type claimUse struct {
 	claim *resourceapi.ResourceClaim
 	admin bool
 }
@@ -102,7 +102,7 @@ func IsOver(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// LeadFirst returns the pods of answers of one node, the one that leads first.
+// LeadFirst returns the pods of one node's answers, the leader first.
 func LeadFirst(answers []Answer) ([]*corev1.Pod, error) {
 	var pods []*corev1.Pod
 	var problems []error
@@ -125,13 +125,13 @@ func LeadFirst(answers []Answer) ([]*corev1.Pod, error) {
 	return pods, nil
 }
 
-// nodeNames returns the names of all nodes that something tells of, in order.
+// nodeNames returns the sorted names of all nodes in the facts.
 func (f Facts) nodeNames(daemons map[string]*corev1.Pod) []string {
 	names := map[string]bool{}
 	for i := range f.Nodes {
 		names[f.Nodes[i].Name] = true
 	}
-	if len(f.Nodes) == 0 { // they could not be read: then the other objects name them
+	if len(f.Nodes) == 0 { // the nodes could not be read: other objects have their names
 		for name := range daemons {
 			names[name] = true
 		}

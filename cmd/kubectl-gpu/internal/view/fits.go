@@ -12,18 +12,18 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// ExcludedBy says what keeps a pod from a node whatever is free there, with the remedy; empty if
+// ExcludedBy says what keeps a pod off a node regardless of free devices, with the remedy; empty if
 // nothing does.
 func ExcludedBy(n *corev1.Node, p *corev1.Pod) string {
 	if n.Spec.Unschedulable {
 		return "it is cordoned: kubectl uncordon " + n.Name
 	}
-	if t := untolerated(n, p.Spec.Tolerations); t != nil {
-		return fmt.Sprintf("the pod does not tolerate its taint %s: give the pod a toleration, or remove the taint",
+	if t := untoleratedTaint(n, p.Spec.Tolerations); t != nil {
+		return fmt.Sprintf("the pod does not tolerate its taint %s: add a toleration to the pod, or remove the taint",
 			taintText(*t))
 	}
 	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err == nil && !fits {
-		return "the pod does not select it: " + unselected(n, p)
+		return "the pod does not select it: " + selectorMismatch(n, p)
 	}
 	return ""
 }
@@ -36,9 +36,9 @@ func taintText(t corev1.Taint) string {
 	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
 }
 
-// untolerated returns the first taint of a node that keeps pods with these tolerations away; nil if
-// there is none.
-func untolerated(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint {
+// untoleratedTaint returns the first taint of a node that keeps off pods with these tolerations;
+// nil if there is none.
+func untoleratedTaint(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint {
 	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
 	t, is := scheduling.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints, tolerations, keepsAway, true)
 	if !is {
@@ -47,17 +47,17 @@ func untolerated(n *corev1.Node, tolerations []corev1.Toleration) *corev1.Taint 
 	return &t
 }
 
-// mostTerms is how many terms of an affinity a sentence names.
-const mostTerms = 12
+// maxTerms is the number of affinity terms in a sentence.
+const maxTerms = 12
 
-// unselected names the labels that a pod wants of a node that its nodeSelector or its affinity does
-// not select, and what the node has in their place.
-func unselected(n *corev1.Node, p *corev1.Pod) string {
+// selectorMismatch says which labels the pod's nodeSelector or affinity requires, and what the node
+// has instead.
+func selectorMismatch(n *corev1.Node, p *corev1.Pod) string {
 	var parts []string
 	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
 		if value, is := n.Labels[key]; !is || value != p.Spec.NodeSelector[key] {
 			parts = append(parts, fmt.Sprintf("its nodeSelector wants %s=%s, and the node has %s",
-				key, p.Spec.NodeSelector[key], has(n, key)))
+				key, p.Spec.NodeSelector[key], labelText(n, key)))
 		}
 	}
 	if parts != nil {
@@ -69,17 +69,17 @@ func unselected(n *corev1.Node, p *corev1.Pod) string {
 	}
 	var wants, instead []string
 	for _, term := range terms {
-		want, key := unmet(n, term)
+		want, key := unmetRequirement(n, term)
 		if want == "" {
 			continue
 		}
 		wants = append(wants, want)
-		if _, is := n.Labels[key]; is && !slices.Contains(instead, has(n, key)) {
-			instead = append(instead, has(n, key))
+		if _, is := n.Labels[key]; is && !slices.Contains(instead, labelText(n, key)) {
+			instead = append(instead, labelText(n, key))
 		}
 	}
-	text := "its affinity wants " + strings.Join(wants[:min(len(wants), mostTerms)], ", or ")
-	if more := len(wants) - mostTerms; more > 0 {
+	text := "its affinity wants " + strings.Join(wants[:min(len(wants), maxTerms)], ", or ")
+	if more := len(wants) - maxTerms; more > 0 {
 		text += fmt.Sprintf(", or one of %d more", more)
 	}
 	switch {
@@ -99,9 +99,9 @@ func requiredTerms(p *corev1.Pod) []corev1.NodeSelectorTerm {
 	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 }
 
-// unmet returns the first requirement of a term that a node does not meet, in words, and the label
-// that it is about; empty if the node meets all.
-func unmet(n *corev1.Node, term corev1.NodeSelectorTerm) (want, key string) {
+// unmetRequirement returns the first requirement of a term that a node does not meet, and its
+// label; empty if the node meets all.
+func unmetRequirement(n *corev1.Node, term corev1.NodeSelectorTerm) (want, key string) {
 	for _, r := range term.MatchFields {
 		if r.Key == "metadata.name" && !matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}},
 			n) {
@@ -140,8 +140,8 @@ func requirementText(r corev1.NodeSelectorRequirement) string {
 	return fmt.Sprintf("%s %s %s", r.Key, words[r.Operator], strings.Join(r.Values, ", "))
 }
 
-// has says what a node has of a label.
-func has(n *corev1.Node, key string) string {
+// labelText returns a label of a node and its value.
+func labelText(n *corev1.Node, key string) string {
 	if value, is := n.Labels[key]; is {
 		return key + "=" + value
 	}

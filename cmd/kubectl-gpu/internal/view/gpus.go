@@ -13,29 +13,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A GPU is a row about a GPU, or a MIG device. Its JSON is an interface of the program: fields are
-// added, and none is renamed or removed.
+// A GPU is a row for a GPU or a MIG device. Its JSON is a stable interface: fields are added, but
+// never renamed or removed.
 type GPU struct {
 	Node string `json:"node"`
-	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where
-	// the daemon was not asked. It is empty in the one row of a node whose GPUs are not known, which
-	// has the reason.
+	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice if the
+	// daemon was not asked. It is empty in the only row of a node whose GPUs are unknown; Reason then
+	// says why.
 	Index string `json:"index"`
 	UUID  string `json:"uuid,omitempty"`
 	// Model is the name of the GPU's model, or "MIG " and the profile.
 	Model string `json:"model,omitempty"`
-	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered, with its
-	// reason and what cures it.
+	// State is Unknown, Healthy, Suspect, Unhealthy or Lost. Since is the time of the last change,
+	// with its reason and remedy.
 	State  string    `json:"state"`
 	Since  time.Time `json:"since,omitzero"`
 	Reason string    `json:"reason,omitempty"`
 	Cure   string    `json:"cure,omitempty"`
-	// Source is who tells the row, and when.
+	// Source is the source of the row, and its time.
 	Source Source `json:"source,omitzero"`
-	// Holders are the containers that hold it; HoldersKnown says that no other container does.
+	// Holders are the containers that hold the device; HoldersKnown says that no other container does.
 	Holders      []Holder `json:"holders"`
 	HoldersKnown bool     `json:"holdersKnown"`
-	// Utilization is in percent, and memory in MiB; nil where the daemon does not measure them.
+	// Utilization is in percent, and memory in MiB; nil if the daemon does not measure them.
 	Utilization *int64 `json:"utilizationPercent,omitempty"`
 	MemoryUsed  *int64 `json:"memoryUsedMiB,omitempty"`
 	MemoryTotal *int64 `json:"memoryTotalMiB,omitempty"`
@@ -45,11 +45,10 @@ type GPU struct {
 type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
-	// Container is empty where only the pod is known: by a claim.
+	// Container is empty if only the pod is known, because it holds a claim.
 	Container string `json:"container,omitempty"`
 	Claim     string `json:"claim,omitempty"`
-	// Receipt is what the container has of the GPU's memory and threads; nil for one that does not
-	// have it in units.
+	// Receipt is the container's part of the GPU's memory and threads; nil without units.
 	Receipt *status.Receipt `json:"receipt,omitempty"`
 }
 
@@ -67,33 +66,33 @@ func (h Holder) String() string {
 	return text
 }
 
-// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose
-// daemons did not answer the rows are those of their slices. A node of which neither tells a GPU
-// has a row with the reason, if nodes, the rows of nodes with GPUs, have it.
+// GPUs returns a row for each GPU and MIG device, sorted by node and index. If a daemon did not
+// respond, the rows come from the node's slices. A node of nodes for which neither source has a GPU
+// gets a row with the reason.
 func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer, nodes []Node) []GPU {
 	rows := []GPU{}
-	devices, claimed, recorded := f.devices(), f.claimed(), f.recorded()
+	devices, claimed, recorded := f.devices(), f.holdersByClaim(), f.holdersByStatus()
 	for _, node := range nodes {
 		a, asked := answers[node.Name]
 		had := len(rows)
 		if !asked || a.Err != nil {
-			outdated := "" // why the slices may be
+			outdated := "" // why the slices may be outdated
 			switch {
 			case daemons[node.Name] == nil && node.DaemonAbsent != "":
 				outdated = "no daemon runs on the node: " + node.DaemonAbsent
 			case daemons[node.Name] == nil:
 				outdated = "no daemon is known to run on the node"
 			case asked:
-				outdated = "the daemon of the node does not answer"
+				outdated = "the daemon of the node does not respond"
 			}
 			for _, d := range devices[node.Name] {
 				if d.Counted && len(claimed[d.name]) == 0 {
-					continue // a way to divide a GPU that nobody has taken
+					continue // an unused way to divide a GPU
 				}
 				rows = append(rows, sliceRow(node.Name, d, append(claimed[d.name], recorded[d.UUID]...), outdated))
 			}
 			if len(rows) == had {
-				rows = append(rows, emptyRow(node, cmp.Or(outdated, "its daemon was not asked, and it has no ResourceSlice")))
+				rows = append(rows, emptyRow(node, cmp.Or(outdated, "its daemon was not asked, and the node has no ResourceSlice")))
 			}
 			continue
 		}
@@ -112,7 +111,7 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer, n
 	return rows
 }
 
-// emptyRow returns the row of a node whose GPUs are not known one by one, with what it has and the
+// emptyRow returns the row of a node whose GPUs are unknown, with the node's resources and the
 // reason.
 func emptyRow(n Node, reason string) GPU {
 	for _, r := range n.Resources {
@@ -126,8 +125,8 @@ func emptyRow(n Node, reason string) GPU {
 	return row
 }
 
-// sliceRow returns the row of a device that is known by its slice alone. Outdated says why the
-// slice may be; empty if it is not.
+// sliceRow returns the row of a device known only by its slice. outdated says why the slice may be
+// outdated; empty if it is not.
 func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders),
 		HoldersKnown: true}
@@ -144,15 +143,16 @@ func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 	return row
 }
 
-// answerRow returns the row of a device of which its daemon tells. Where kubelet was asked for the
-// holders, it knows them all.
+// answerRow returns the row of a device in its daemon's answer. If the daemon could ask the
+// kubelet, the holders are complete.
 func answerRow(node string, d status.Device, s status.Status, known []Holder) GPU {
 	row := GPU{
-		Node: node, Index: d.Index, UUID: d.UUID, Model: d.Model, State: d.State, Since: d.Since, Reason: d.Reason, Cure: d.Cure,
+		Node: node, Index: d.Index, UUID: d.UUID, Model: d.Model, State: d.State, Since: d.Since, Reason: d.Reason,
+		Cure:         d.Cure,
 		HoldersKnown: s.Holders != nil && s.HoldersError == "", Source: Source{From: fromDaemon, At: s.Looked},
 	}
 	if s.Stale != "" && row.Reason == "" {
-		row.Reason = "as it was when the driver answered last: " + s.Stale
+		row.Reason = "last known state, because the driver does not respond: " + s.Stale
 	}
 	if row.HoldersKnown {
 		known = nil
@@ -175,10 +175,10 @@ func unique(holders []Holder) []Holder {
 	return all
 }
 
-// claimed returns the pods that have devices by claims.
-func (f Facts) claimed() map[deviceName][]Holder {
+// holdersByClaim returns the pods that have devices by claims.
+func (f Facts) holdersByClaim() map[deviceName][]Holder {
 	holders := map[deviceName][]Holder{}
-	for name, claims := range f.given() {
+	for name, claims := range f.usesByDevice() {
 		for _, g := range claims {
 			for _, user := range podsOf(g.claim.Status.ReservedFor) {
 				holders[name] = append(holders[name], Holder{Namespace: g.claim.Namespace, Pod: user, Claim: g.claim.Name})
@@ -197,9 +197,9 @@ func podsOf(users []resourceapi.ResourceClaimConsumerReference) (names []string)
 	return names
 }
 
-// recorded returns the containers that hold devices as kubelet has written it into the pods'
-// status, by UUID. Kubelet does so where its feature gate ResourceHealthStatus is on.
-func (f Facts) recorded() map[string][]Holder {
+// holdersByStatus returns the containers that hold devices according to the pods' status, by UUID.
+// The kubelet records this with its feature gate ResourceHealthStatus.
+func (f Facts) holdersByStatus() map[string][]Holder {
 	holders := map[string][]Holder{}
 	for i := range f.Pods {
 		p := &f.Pods[i]

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// AddMetrics adds to the rows of GPUs what the daemon of a node measured of them, by the text of
-// its metrics. Text that cannot be read adds nothing.
+// AddMetrics adds the measurements in the text of a daemon's metrics to the rows of its node. It
+// ignores invalid text.
 func AddMetrics(rows []GPU, node, text string) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
@@ -21,14 +21,14 @@ func AddMetrics(rows []GPU, node, text string) {
 		if row.Node != node || strings.Contains(row.Index, ":") {
 			continue
 		}
-		row.Utilization = measured(families["DCGM_FI_DEV_GPU_UTIL"], row.UUID)
-		row.MemoryUsed = measured(families["DCGM_FI_DEV_FB_USED"], row.UUID)
-		row.MemoryTotal = measured(families["DCGM_FI_DEV_FB_TOTAL"], row.UUID)
+		row.Utilization = gaugeValue(families["DCGM_FI_DEV_GPU_UTIL"], row.UUID)
+		row.MemoryUsed = gaugeValue(families["DCGM_FI_DEV_FB_USED"], row.UUID)
+		row.MemoryTotal = gaugeValue(families["DCGM_FI_DEV_FB_TOTAL"], row.UUID)
 	}
 }
 
-// measured returns the value of a GPU itself, not that of one of its instances.
-func measured(f *dto.MetricFamily, uuid string) *int64 {
+// gaugeValue returns the value of a GPU itself, not of one of its instances.
+func gaugeValue(f *dto.MetricFamily, uuid string) *int64 {
 	for _, m := range f.GetMetric() {
 		found, ofAll := false, true
 		for _, l := range m.GetLabel() {

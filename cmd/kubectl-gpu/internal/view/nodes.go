@@ -14,59 +14,59 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Node is a row about a node with GPUs. Its JSON is an interface of the program: fields are
-// added, and none is renamed or removed.
+// A Node is a row for a node with GPUs. Its JSON is a stable interface: fields are added, but never
+// renamed or removed.
 type Node struct {
 	Name string `json:"name"`
-	// Model is that of most GPUs; empty if it is not known.
+	// Model is the model of most GPUs; empty if unknown.
 	Model string `json:"model,omitempty"`
-	// GPUs is the number of physical GPUs; 0 if it is not known.
+	// GPUs is the number of physical GPUs; 0 if unknown.
 	GPUs int `json:"gpus,omitempty"`
-	// All are the devices that pods can ask for: GPUs, MIG devices, shares and units of them, as
-	// resources and in ResourceSlices. Healthy are those of them that can be given to pods, and
-	// Allocated those that pods have. Resources has the resources one by one.
+	// All is the number of devices that pods can request as resources or from ResourceSlices: GPUs,
+	// MIG devices, shares and units. Healthy is the number of allocatable devices, Allocated the
+	// number of devices that pods have. Resources has the numbers of each resource.
 	All       int64          `json:"all"`
 	Healthy   int64          `json:"healthy"`
 	Allocated int64          `json:"allocated"`
 	Resources []NodeResource `json:"resources,omitempty"`
-	// Layout is the MIG layout that the node's label names, or the MIG strategy, and LayoutState how
-	// far it is.
+	// Layout is the MIG layout named by the node's label, or the MIG strategy, and LayoutState its
+	// state.
 	Layout      string `json:"migLayout,omitempty"`
 	LayoutState string `json:"migLayoutState,omitempty"`
-	// DriverVersion is that of the NVIDIA driver.
+	// DriverVersion is the version of the NVIDIA driver.
 	DriverVersion string `json:"driverVersion,omitempty"`
-	// Version is that of the daemon, or the tag of its image, and Since is when its pod became ready;
-	// zero while it is not.
+	// Version is the version of the daemon or the tag of its image, and Since the time when its pod
+	// became ready; zero if it is not.
 	Version string    `json:"version,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
 	// Condition is the status of the condition GPUHealthy, with its reason and message; empty if the
-	// Node has none.
+	// Node does not have it.
 	Condition string `json:"condition,omitempty"`
 	Reason    string `json:"reason,omitempty"`
 	Message   string `json:"message,omitempty"`
-	// ConditionSince is when the condition got its status, and ConditionHeard when it was written
-	// last.
-	ConditionSince time.Time `json:"conditionSince,omitzero"`
-	ConditionHeard time.Time `json:"conditionHeard,omitzero"`
-	// Daemon is the daemon's pod, as NAMESPACE/NAME; empty if none runs. DaemonAbsent is then why,
-	// where that is known.
+	// ConditionSince is the time of the last change of the condition's status, and ConditionUpdated
+	// the time of the last write.
+	ConditionSince   time.Time `json:"conditionSince,omitzero"`
+	ConditionUpdated time.Time `json:"conditionHeard,omitzero"`
+	// Daemon is the daemon's pod, NAMESPACE/NAME; empty if none runs. DaemonAbsent then says why, if
+	// known.
 	Daemon       string `json:"daemon,omitempty"`
 	DaemonAbsent string `json:"daemonAbsent,omitempty"`
-	// Sources say who tells the facts of these names: model, gpus, driverVersion, migLayout.
+	// Sources has the sources of the facts model, gpus, driverVersion and migLayout.
 	Sources map[string]Source `json:"sources,omitempty"`
-	// Stale are sentences: which labels say something else than the daemon does.
+	// Stale are sentences about labels that differ from the daemon's status.
 	Stale []string `json:"stale,omitempty"`
-	// NotReadySince is since when the kubelet does not answer, so that what the Node says is of
-	// before; zero while it does.
+	// NotReadySince is the time since when the kubelet has not responded, so that the Node's status is
+	// out of date; zero if it responds.
 	NotReadySince time.Time `json:"notReadySince,omitzero"`
 }
 
-// A Source is who tells a fact, and when.
+// A Source is the source of a fact, and its time.
 type Source struct {
 	// From is daemon, label or ResourceSlice.
 	From string `json:"from"`
-	// At is when the daemon looked, or when the label or the slice was written last; zero if that is
-	// not known.
+	// At is the time of the daemon's last scan, or of the last write of the label or the slice; zero
+	// if unknown.
 	At time.Time `json:"at,omitzero"`
 }
 
@@ -77,7 +77,7 @@ const (
 	fromSlice  = "ResourceSlice"
 )
 
-// The names of facts that have a source.
+// The names of facts with a source.
 const (
 	modelFact  = "model"
 	gpusFact   = "gpus"
@@ -85,25 +85,25 @@ const (
 	layoutFact = "migLayout"
 )
 
-// set sets a fact that has a source. What is empty says nothing.
+// set sets a fact that has a source. An empty value is ignored.
 func (n *Node) set(fact string, to *string, value string, from Source) {
 	if value == "" {
 		return
 	}
 	*to = value
-	n.tell(fact, from)
+	n.setSource(fact, from)
 }
 
-// tell sets who tells a fact.
-func (n *Node) tell(fact string, from Source) {
+// setSource sets the source of a fact.
+func (n *Node) setSource(fact string, from Source) {
 	if n.Sources == nil {
 		n.Sources = map[string]Source{}
 	}
 	n.Sources[fact] = from
 }
 
-// Told returns the sources of all facts that have one, without repetition.
-func (n Node) Told() (sources []Source) {
+// FactSources returns the sources of all facts without repetition.
+func (n Node) FactSources() (sources []Source) {
 	for _, fact := range []string{modelFact, driverFact, gpusFact, layoutFact} {
 		s, is := n.Sources[fact]
 		if is && !slices.ContainsFunc(sources, func(other Source) bool { return other.From == s.From }) {
@@ -113,19 +113,19 @@ func (n Node) Told() (sources []Source) {
 	return sources
 }
 
-// IsIncomplete reports whether the API server does not tell what a row shows, or why some of its
-// devices cannot be given to pods, so that the daemon has to be asked.
+// IsIncomplete reports whether the daemon must be asked, because the API server lacks a value of
+// the row or the reason why devices are not allocatable.
 func (n Node) IsIncomplete() bool {
 	unexplained := n.Healthy < n.All && n.Condition != string(corev1.ConditionFalse)
 	return n.Daemon != "" && (n.Model == "" || n.DriverVersion == "" || unexplained)
 }
 
-// Rows returns a row for each node that has GPUs, had some or has a daemon, in the order of their
-// names; with every, for each node. Answers are those of the daemons that were asked, by node.
-func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, every bool) []Node {
+// Rows returns a row for each node that has GPUs, had GPUs or has a daemon, sorted by name; with
+// all, for each node. answers are the answers of daemons by node.
+func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, all bool) []Node {
 	nodes := f.nodesByName()
 	devices := f.devices()
-	taken, claimed := f.taken(nodes)
+	taken, claimed := f.allocated(nodes)
 	rows := []Node{}
 	for _, name := range f.nodeNames(daemons) {
 		row := Node{Name: name}
@@ -142,16 +142,16 @@ func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, e
 				row.All, row.Healthy, row.Allocated = row.All+r.All, row.Healthy+r.Healthy, row.Allocated+r.Allocated
 			}
 		}
-		if every || row.All > 0 || row.Daemon != "" || row.GPUs > 0 || row.Resources != nil || looksLikeGPUs(nodes[name]) {
+		if all || row.All > 0 || row.Daemon != "" || row.GPUs > 0 || row.Resources != nil || looksLikeGPUs(nodes[name]) {
 			rows = append(rows, row)
 		}
 	}
 	return rows
 }
 
-// gpuLabels are labels by which others say that a node has NVIDIA GPUs, with what their values then
-// begin with. They are those of node-feature-discovery, NVIDIA, this program and clouds, by which
-// the chart selects nodes, too.
+// gpuLabels are labels of other programs for nodes with NVIDIA GPUs, with the prefix of their
+// values. Sources are node-feature-discovery, NVIDIA, this program and cloud providers; the chart
+// selects nodes by the same labels.
 var gpuLabels = map[string]string{
 	"feature.node.kubernetes.io/pci-10de.present":      "true",
 	"feature.node.kubernetes.io/pci-0300_10de.present": "true",
@@ -183,8 +183,8 @@ func looksLikeGPUs(n *corev1.Node) bool {
 	return false
 }
 
-// GPUNode returns the first node that has GPUs, had some, or has a label that says so; empty if
-// there is none.
+// GPUNode returns the first node that has GPUs, had GPUs, or has a label for GPUs; empty if there
+// is none.
 func (f Facts) GPUNode() string {
 	for i := range f.Nodes {
 		if n := &f.Nodes[i]; looksLikeGPUs(n) || len(f.resources(n, nil)) > 0 {
@@ -199,14 +199,14 @@ func (n *Node) addNode(node *corev1.Node) {
 		return
 	}
 	label := Source{From: fromLabel}
-	for _, written := range node.ManagedFields { // those that wrote labels of GPUs
+	for _, written := range node.ManagedFields { // writers of GPU labels
 		if written.Time != nil && label.At.Before(written.Time.Time) {
 			label.At = written.Time.UTC()
 		}
 	}
 	n.set(modelFact, &n.Model, strings.ReplaceAll(node.Labels[productLabel], "-", " "), label)
 	if n.GPUs, _ = strconv.Atoi(node.Labels[countLabel]); n.GPUs > 0 {
-		n.tell(gpusFact, label)
+		n.setSource(gpusFact, label)
 	}
 	n.set(driverFact, &n.DriverVersion, node.Labels[driverLabel], label)
 	n.set(layoutFact, &n.Layout, cmp.Or(node.Labels[layoutLabel], node.Labels[strategyLabel]), label)
@@ -215,7 +215,7 @@ func (n *Node) addNode(node *corev1.Node) {
 		switch {
 		case c.Type == ConditionType:
 			n.Condition, n.Reason, n.Message = string(c.Status), c.Reason, c.Message
-			n.ConditionSince, n.ConditionHeard = c.LastTransitionTime.UTC(), c.LastHeartbeatTime.UTC()
+			n.ConditionSince, n.ConditionUpdated = c.LastTransitionTime.UTC(), c.LastHeartbeatTime.UTC()
 		case c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue:
 			n.NotReadySince = c.LastTransitionTime.UTC()
 		}
@@ -253,8 +253,8 @@ func (n *Node) addDaemon(p *corev1.Pod) {
 	}
 }
 
-// addAnswer adds what the daemon says. It knows better than labels and slices, which others may
-// have left behind.
+// addAnswer adds the daemon's answer. It takes precedence over labels and slices, which may be left
+// over.
 func (n *Node) addAnswer(a Answer) {
 	s := a.Status
 	from := Source{From: fromDaemon, At: s.Looked}
@@ -272,9 +272,9 @@ func (n *Node) addAnswer(a Answer) {
 		}
 	}
 	model, gpus := models(s.GPUs)
-	if gpus > 0 || !s.Looked.IsZero() { // otherwise it has not seen the node yet
+	if gpus > 0 || !s.Looked.IsZero() { // otherwise the daemon has not scanned the node yet
 		n.GPUs = gpus
-		n.tell(gpusFact, from)
+		n.setSource(gpusFact, from)
 	}
 	if n.Sources[modelFact].From == fromLabel && model != "" && !sameModel(n.Model, model) {
 		n.Stale = append(n.Stale, fmt.Sprintf("its label %s says %s, and its daemon %s", productLabel, n.Model, model))
@@ -287,7 +287,7 @@ func (n *Node) addAnswer(a Answer) {
 	n.set(driverFact, &n.DriverVersion, s.Driver, from)
 }
 
-// models returns the model of most GPUs, the first one of several, and how many GPUs there are.
+// models returns the model of most GPUs, the first of several, and the number of GPUs.
 func models(devices []status.Device) (most string, gpus int) {
 	counts := map[string]int{}
 	for _, d := range devices {
@@ -302,28 +302,28 @@ func models(devices []status.Device) (most string, gpus int) {
 	return most, gpus
 }
 
-// longestLabel is how long the value of a label can be; the names of models are cut for it.
-const longestLabel = 63
+// maxLabel is the size limit of a label's value; names of models are cut to it.
+const maxLabel = 63
 
-// sameModel reports whether a label and a daemon may mean the same model: the label has what shares
-// or divides it at its end.
+// sameModel reports whether a label and a daemon may refer to the same model: the label may have a
+// suffix for sharing or MIG.
 func sameModel(label, model string) bool {
 	label, model = strings.ReplaceAll(label, "-", " "), strings.ReplaceAll(model, "-", " ")
-	return label == model || len(label) >= longestLabel-8 ||
+	return label == model || len(label) >= maxLabel-8 ||
 		strings.HasPrefix(label, model+" SHARED") || strings.HasPrefix(label, model+" MIG")
 }
 
-// A Device is one of a ResourceSlice.
+// A Device is a device of a ResourceSlice.
 type Device struct {
 	name                                deviceName
 	UUID, Model, Profile, DriverVersion string
-	// Tainted says that no new claim gets it, and Counted that it takes counters that other devices
-	// take too.
+	// Tainted says that no new claim gets the device, and Counted that the device uses counters shared
+	// with other devices.
 	Tainted, Counted bool
-	written          time.Time // when its slice was written last; zero if that is not known
+	written          time.Time // last write of the slice; zero if unknown
 }
 
-// devices returns the devices in slices, by node. Of a pool that is being written anew the newest
+// devices returns the devices in slices, by node. While a pool is being rewritten, the newest
 // generation counts.
 func (f Facts) devices() map[string][]Device {
 	drivers, newest := f.Drivers(), map[deviceName]int64{}
@@ -363,15 +363,16 @@ func device(name deviceName, d resourceapi.Device) Device {
 		return ""
 	}
 	return Device{
-		name: name, UUID: text("uuid"), Model: text("productName"), Profile: text("profile"), DriverVersion: text("driverVersion"),
-		Counted: len(d.ConsumesCounters) > 0 && text("type") == "mig",
-		Tainted: slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != "None" }),
+		name: name, UUID: text("uuid"), Model: text("productName"), Profile: text("profile"),
+		DriverVersion: text("driverVersion"),
+		Counted:       len(d.ConsumesCounters) > 0 && text("type") == "mig",
+		Tainted:       slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != "None" }),
 	}
 }
 
-// taken returns how many devices pods have, by node: of each resource that the node has, and by
-// claims.
-func (f Facts) taken(nodes map[string]*corev1.Node) (byResource map[string]map[corev1.ResourceName]int64,
+// allocated returns the number of devices that pods have, by node: of each resource of the node,
+// and by claims.
+func (f Facts) allocated(nodes map[string]*corev1.Node) (byResource map[string]map[corev1.ResourceName]int64,
 	byClaims map[string]int64) {
 	byResource, byClaims = map[string]map[corev1.ResourceName]int64{}, map[string]int64{}
 	for i := range f.Pods {
@@ -382,16 +383,16 @@ func (f Facts) taken(nodes map[string]*corev1.Node) (byResource map[string]map[c
 		if byResource[p.Spec.NodeName] == nil {
 			byResource[p.Spec.NodeName] = map[corev1.ResourceName]int64{}
 		}
-		for name, n := range Plugged(p) {
+		for name, n := range FromPlugins(p) {
 			byResource[p.Spec.NodeName][name] += n
-			if nodes[p.Spec.NodeName] == nil && f.IsGPU(name) { // what it has could not be read
+			if nodes[p.Spec.NodeName] == nil && f.IsGPU(name) { // the Node could not be read
 				byClaims[p.Spec.NodeName] += n
 			}
 		}
 	}
-	for name, claims := range f.given() { // several claims may have shares of a device
-		if slices.ContainsFunc(claims, func(g given) bool { return !g.admin }) {
-			byClaims[name.pool]++ // the pool of a node has its name
+	for name, claims := range f.usesByDevice() { // several claims may have shares of a device
+		if slices.ContainsFunc(claims, func(g claimUse) bool { return !g.admin }) {
+			byClaims[name.pool]++ // the pool of a node has the node's name
 		}
 	}
 	return byResource, byClaims

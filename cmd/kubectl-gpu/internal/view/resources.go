@@ -9,19 +9,19 @@ import (
 	podresources "k8s.io/component-helpers/resource"
 )
 
-// The beginnings of the names of resources that are GPUs, or parts of them, wherever they stand:
-// NVIDIA's and HAMi's, and the units of Volcano and CCE.
+// The prefixes of resource names for GPUs or parts of GPUs: NVIDIA's and HAMi's, and the units of
+// Volcano and CCE.
 const (
 	nvidiaPrefix  = "nvidia.com/"
 	volcanoPrefix = "volcano.sh/gpu-"
 	vgpuPrefix    = "volcano.sh/vgpu-"
-	// percentageEnd ends the name of a resource that caps the threads of a container with units, and
-	// reserves nothing.
+	// percentageEnd is the suffix of resources that limit the threads of a container with units, and
+	// reserve nothing.
 	percentageEnd = ".percentage"
 )
 
-// IsExtended reports whether a resource is an extended one, which a device plugin serves or a
-// DeviceClass names.
+// IsExtended reports whether a resource is an extended resource: served by a device plugin or named
+// by a DeviceClass.
 func IsExtended(name corev1.ResourceName) bool {
 	n := string(name)
 	if strings.HasPrefix(n, resourceapi.ResourceDeviceClassPrefix) {
@@ -31,7 +31,7 @@ func IsExtended(name corev1.ResourceName) bool {
 		!strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix)
 }
 
-// Extended returns how many devices of each extended resource a pod asks for.
+// Extended returns the number of devices of each extended resource that a pod requests.
 func Extended(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	requests := map[corev1.ResourceName]int64{}
 	for name, quantity := range podresources.PodRequests(p, podresources.PodResourcesOptions{}) {
@@ -42,9 +42,9 @@ func Extended(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	return requests
 }
 
-// Plugged returns how many devices of each extended resource a pod has from device plugins: not
-// those that the scheduler gives it by a claim.
-func Plugged(p *corev1.Pod) map[corev1.ResourceName]int64 {
+// FromPlugins returns the number of devices of each extended resource that a pod has from device
+// plugins, without devices from a claim created by the scheduler.
+func FromPlugins(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	requests := Extended(p)
 	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
 		for _, m := range s.RequestMappings {
@@ -54,21 +54,21 @@ func Plugged(p *corev1.Pod) map[corev1.ResourceName]int64 {
 	return requests
 }
 
-// MayAskForGPUs reports whether a pod may ask for GPUs: by an extended resource of any name, or by
-// any claim.
+// MayAskForGPUs reports whether a pod may request GPUs: by any extended resource or any claim.
 func MayAskForGPUs(p *corev1.Pod) bool { return len(p.Spec.ResourceClaims) > 0 || len(Extended(p)) > 0 }
 
-// IsGPU reports whether a resource is GPUs, parts of them or units of their memory: by its name, or
-// because the daemon of a node says that it serves it.
+// IsGPU reports whether a resource is for GPUs, parts of GPUs or units of their memory, by its name
+// or because a daemon serves it.
 func (f Facts) IsGPU(name corev1.ResourceName) bool {
 	n := string(name)
 	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) || strings.HasPrefix(n, vgpuPrefix) ||
 		f.Served[name]
 }
 
-// Doubtful returns, for each resource that may be one of GPUs or not by its name, the daemon of a
-// node that has it. Wanted are the names to find out about; nil for all.
-func (f Facts) Doubtful(daemons map[string]*corev1.Pod, wanted map[corev1.ResourceName]int64) map[corev1.ResourceName]*corev1.Pod {
+// UnclearResources returns one daemon of a node with the resource for each resource whose name does
+// not show whether it is for GPUs. wanted are the names to find out about; nil for all.
+func (f Facts) UnclearResources(daemons map[string]*corev1.Pod,
+	wanted map[corev1.ResourceName]int64) map[corev1.ResourceName]*corev1.Pod {
 	who := map[corev1.ResourceName]*corev1.Pod{}
 	for i := range f.Nodes {
 		pod := daemons[f.Nodes[i].Name]
@@ -84,7 +84,7 @@ func (f Facts) Doubtful(daemons map[string]*corev1.Pod, wanted map[corev1.Resour
 	return who
 }
 
-// Learn takes from the answers of daemons which resources they serve.
+// Learn adds the resources in the answers of daemons.
 func (f *Facts) Learn(answers []Answer) {
 	if f.Served == nil {
 		f.Served = map[corev1.ResourceName]bool{}
@@ -96,8 +96,8 @@ func (f *Facts) Learn(answers []Answer) {
 	}
 }
 
-// ClassOf returns the DeviceClass by which claims give a resource, as the scheduler chooses it; nil
-// if no class names it.
+// ClassOf returns the DeviceClass for an extended resource, chosen like the scheduler does; nil if
+// there is none.
 func ClassOf(name corev1.ResourceName, classes []*resourceapi.DeviceClass) *resourceapi.DeviceClass {
 	var named *resourceapi.DeviceClass
 	own, isOwn := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
@@ -114,19 +114,19 @@ func ClassOf(name corev1.ResourceName, classes []*resourceapi.DeviceClass) *reso
 	return named
 }
 
-// A NodeResource is what a node has of one resource.
+// A NodeResource is the state of one resource on a node.
 type NodeResource struct {
 	Name      string `json:"name"`
 	All       int64  `json:"all"`
 	Healthy   int64  `json:"healthy"`
 	Allocated int64  `json:"allocated"`
-	// Departing are devices that no longer belong to the resource and that kubelet still counts; they
-	// are not in All.
+	// Departing are devices that left the resource and are still counted by the kubelet. All does not
+	// include them.
 	Departing int64 `json:"departing,omitempty"`
 }
 
-// resources returns what a node has of each resource of GPUs, in the order of their names; taken
-// are those that pods have.
+// resources returns the GPU resources of a node, sorted by name; taken are the devices allocated to
+// pods.
 func (f Facts) resources(n *corev1.Node, taken map[corev1.ResourceName]int64) (all []NodeResource) {
 	if n == nil {
 		return nil

@@ -19,23 +19,24 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// An allocation asks the scheduler's own allocator.
+// An allocation runs the scheduler's own allocator.
 type allocation struct {
-	o     Objects
-	state structured.AllocatedState
-	cache *cel.Cache
-	most  int // steps of one search
+	o        Objects
+	state    structured.AllocatedState
+	cache    *cel.Cache
+	maxSteps int // steps of one search
 
-	allocator structured.Allocator // nil until it is asked
+	allocator structured.Allocator // nil until needed
 	pools     map[pool]*contents
-	onNode    map[string][]*resourceapi.ResourceSlice // by its name: those of the newest generation of their pools
+	onNode    map[string][]*resourceapi.ResourceSlice // by node: slices of the newest generation of their pools
 	holders   map[structured.DeviceID][]*resourceapi.ResourceClaim
-	named     map[string][]reference // what the expressions of selectors name
-	// words are what requests of claims that the scheduler makes are, by their names.
+	named     map[string][]reference // references in selector expressions
+	// words are descriptions of the requests in claims created by the scheduler, by the name of the
+	// request.
 	words map[string]string
 }
 
-// features are those that Kubernetes 1.36 and 1.37 have on by default.
+// features are the features that Kubernetes 1.36 and 1.37 enable by default.
 var features = structured.Features{
 	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
 	DeviceBindingAndStatus: true, ConsumableCapacity: true,
@@ -66,12 +67,12 @@ func newAllocation(o Objects) *allocation {
 			a.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
 		}
 	}
-	a.pools, a.onNode = newest(o.Slices)
-	a.most = max(minSteps, allSteps/max(1, len(a.onNode)))
+	a.pools, a.onNode = newestSlices(o.Slices)
+	a.maxSteps = max(minSteps, allSteps/max(1, len(a.onNode)))
 	return a
 }
 
-// Get and List are those of the classes.
+// Get and List return classes.
 func (a *allocation) Get(name string) (*resourceapi.DeviceClass, error) {
 	for _, c := range a.o.Classes {
 		if c.Name == name {
@@ -83,8 +84,8 @@ func (a *allocation) Get(name string) (*resourceapi.DeviceClass, error) {
 
 func (a *allocation) List() ([]*resourceapi.DeviceClass, error) { return a.o.Classes, nil }
 
-// possible reports whether the scheduler could allocate claims on a node. Its error is errSteps
-// where that takes too many steps to find out.
+// possible reports whether the scheduler could allocate claims on a node. The error is errSteps if
+// this takes too many steps to find out.
 func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
 	if a.allocator == nil {
 		allocator, err := structured.NewAllocator(ctx, features, a.state, a, a.o.Slices, a.cache)
@@ -93,7 +94,7 @@ func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*res
 		}
 		a.allocator = allocator
 	}
-	limited := &steps{ctx, a.most}
+	limited := &steps{ctx, a.maxSteps}
 	results, err := a.allocator.Allocate(limited, n, claims) //nolint:contextcheck // it has ctx
 	if limited.left < 0 {
 		err = errSteps
@@ -101,8 +102,9 @@ func (a *allocation) possible(ctx context.Context, n *corev1.Node, claims []*res
 	return err == nil && results != nil, err
 }
 
-// Steps of the allocator in the searches of all nodes, and in one search at least. It tries each
-// combination of devices. A count bounds it: a time would give other sentences on other machines.
+// The limits of allocator steps for all nodes, and the minimum for one search. The allocator tries
+// each combination of devices. The limit is a number of steps, because a time limit would give
+// other sentences on other machines.
 const (
 	allSteps = 100_000
 	minSteps = 1_000
@@ -110,10 +112,10 @@ const (
 
 var errSteps = errors.New("too many steps")
 
-// steps is a context that ends after a number of steps of the allocator, which asks for its error
-// in each.
+// steps is a context that ends after a number of allocator steps; the allocator calls Err in each
+// step.
 type steps struct {
-	context.Context //nolint:containedctx // it is one
+	context.Context //nolint:containedctx // steps is a context
 	left            int
 }
 
@@ -124,18 +126,18 @@ func (s *steps) Err() error {
 	return s.Context.Err()
 }
 
-// An offer is what a node has for claims, and why it is none for them.
+// An offer is a node's offer for claims, and the reason why it is not enough.
 type offer struct {
 	node     *corev1.Node
 	possible bool
-	unknown  bool   // whether it is possible takes too many steps to find out
-	lacking  string // what excludes the devices of the first request that has too few of them
-	requests int    // how many have too few
-	devices  int    // left for the requests together
+	unknown  bool   // the search takes too many steps
+	lacking  string // reason for the first request with too few devices
+	requests int    // number of requests with too few devices
+	devices  int    // devices left for all requests
 }
 
-// offerOf looks at what a node has for the claims together and, where that is too little, for each
-// request by itself.
+// offerOf examines a node's devices for all claims together and, if they are not enough, for each
+// request alone.
 func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (of offer,
 	err error) {
 	of.node = n
@@ -160,18 +162,18 @@ func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*reso
 	return of, nil
 }
 
-// requestText names a request in words.
+// requestText describes a request.
 func (a *allocation) requestText(c *resourceapi.ResourceClaim, request string) string {
 	return cmp.Or(a.words[request], fmt.Sprintf("request %s of claim %s", request, c.Name))
 }
 
-// reason says what excludes the devices of a node: first what each requirement says of each device,
-// then which one requirement, left out, makes it possible.
+// reason says what excludes the devices of a node: it first checks each requirement for each
+// device, and then finds a requirement without which the allocation is possible.
 func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi.ResourceClaim) string {
-	a.most = allSteps
+	a.maxSteps = allSteps
 	if of.unknown && of.lacking == "" {
-		return fmt.Sprintf("Whether node %s has devices for its claims together takes too many steps to find out, also for the scheduler, "+
-			"which gives up after 10 s: ask for fewer devices in a claim, or select them more closely.", of.node.Name)
+		return fmt.Sprintf("Whether node %s has devices for its claims together takes too many steps to find out, also "+
+			"for the scheduler, which gives up after 10 s: request fewer devices in a claim, or select them more closely.", of.node.Name)
 	}
 	without := a.enoughWithout(ctx, of.node, claims)
 	switch {
@@ -183,17 +185,18 @@ func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi
 		return fmt.Sprintf("No node has devices for its claims with %s; node %s has enough without.", without, of.node.Name)
 	}
 	empty := newAllocation(Objects{Slices: a.o.Slices, Classes: a.o.Classes})
-	empty.most = allSteps
+	empty.maxSteps = allSteps
 	if possible, err := empty.possible(ctx, of.node, claims); err == nil && possible {
-		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other claims end.", of.node.Name)
+		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other "+
+			"claims end.", of.node.Name)
 	}
 	return fmt.Sprintf("No node has devices for all requests of its claims together; node %s has some for each.",
 		of.node.Name)
 }
 
-// noneFor says what excludes the devices of a node from a request that has too few of them; of
-// several alternatives, from the first. It is empty if there are enough. Most is how many there are
-// for the alternative that has the most.
+// noneFor says what excludes the devices of a node from a request with too few devices; of several
+// alternatives, from the first. It is empty if there are enough. most is the largest number of
+// devices for an alternative.
 func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi.DeviceRequest) (text string,
 	most int) {
 	alternatives := []resourceapi.ExactDeviceRequest{}
@@ -202,7 +205,8 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 	}
 	for _, s := range r.FirstAvailable {
 		alternatives = append(alternatives, resourceapi.ExactDeviceRequest{
-			DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, Count: s.Count, Tolerations: s.Tolerations, Capacity: s.Capacity,
+			DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, Count: s.Count, Tolerations: s.Tolerations,
+			Capacity: s.Capacity,
 		})
 	}
 	for i := range alternatives {
@@ -223,7 +227,7 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 // left.
 func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string,
 	left int) {
-	var all []*excluding // by what excludes devices, in the order of the first one
+	var all []*exclusionGroup // by the excluding requirement, in the order of the first device
 	for _, s := range a.onNode[n.Name] {
 		for _, d := range s.Spec.Devices {
 			reason := a.excludes(ctx, s, d, r)
@@ -231,13 +235,13 @@ func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceap
 				left++
 				continue
 			}
-			at := slices.IndexFunc(all, func(e *excluding) bool { return e.by == reason.by })
+			at := slices.IndexFunc(all, func(e *exclusionGroup) bool { return e.by == reason.by })
 			if at < 0 {
 				at = len(all)
-				all = append(all, &excluding{by: reason.by, devices: map[string][]string{}})
+				all = append(all, &exclusionGroup{by: reason.by, devices: map[string][]string{}})
 			}
 			name := d.Name
-			if reason.by == taken {
+			if reason.by == anotherClaim {
 				name += heldBy(a.holders[idOf(s, d)])
 			}
 			all[at].add(reason.values, name)
@@ -250,29 +254,29 @@ func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceap
 	return strings.Join(parts, "; "), left
 }
 
-// excluding is what excludes devices, with those that have the same values.
-type excluding struct {
+// exclusionGroup is a requirement with the devices that it excludes, grouped by value.
+type exclusionGroup struct {
 	by      string
 	values  []string            // in the order of the first device
-	devices map[string][]string // by their values
+	devices map[string][]string // by value
 }
 
-func (e *excluding) add(values, device string) {
+func (e *exclusionGroup) add(values, device string) {
 	if e.devices[values] == nil {
 		e.values = append(e.values, values)
 	}
 	e.devices[values] = append(e.devices[values], device)
 }
 
-// mostValues is of how many different values a sentence names the devices.
-const mostValues = 4
+// maxValues is the number of values for which a sentence lists the devices.
+const maxValues = 4
 
-func (e *excluding) String() string {
+func (e *exclusionGroup) String() string {
 	var groups []string
 	more := 0
 	for i, values := range e.values {
 		switch {
-		case i >= mostValues:
+		case i >= maxValues:
 			more += len(e.devices[values])
 		case values == "":
 			groups = append(groups, inventory.Few(e.devices[values]))
@@ -289,8 +293,8 @@ func (e *excluding) String() string {
 
 // An exclusion is what excludes a device from a request.
 type exclusion struct {
-	by     string // empty if nothing does
-	values string // what the device has of that which a selector names
+	by     string // empty if nothing excludes it
+	values string // the device's values for a selector
 }
 
 // excludes says what excludes a device from a request: a selector of the class or the request, a
@@ -316,7 +320,8 @@ func (a *allocation) excludes(
 				return exclusion{by: fmt.Sprintf("the selector %q of %s, which is wrong,", expression, from.what)}
 			}
 			matches, _, err := compiled.DeviceMatches(ctx, cel.Device{
-				Driver: s.Spec.Driver, Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations,
+				Driver: s.Spec.Driver, Attributes: d.Attributes, Capacity: d.Capacity,
+				AllowMultipleAllocations: d.AllowMultipleAllocations,
 			})
 			if err != nil || !matches {
 				return exclusion{fmt.Sprintf("the selector %q of %s", expression, from.what),
@@ -337,14 +342,14 @@ func (a *allocation) excludes(
 			s.Spec.Pool.ResourceSliceCount)}
 	}
 	if ptr.Deref(r.AdminAccess, false) {
-		return exclusion{} // whoever has it
+		return exclusion{} // also while another claim has it
 	}
 	id := idOf(s, d)
 	if a.state.AllocatedDevices.Has(id) {
-		return exclusion{by: taken}
+		return exclusion{by: anotherClaim}
 	}
 	return exclusion{by: cmp.Or(a.capacityOf(id, d, r), a.counterOf(s, d))}
 }
 
-// taken is what excludes a device that another claim has.
-const taken = "another claim"
+// anotherClaim is the exclusion of a device that another claim has.
+const anotherClaim = "another claim"

@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A pool is that of a driver, by its names.
+// A pool identifies a pool of a driver.
 type pool struct{ driver, name string }
 
 func poolOf(s *resourceapi.ResourceSlice) pool { return pool{s.Spec.Driver, s.Spec.Pool.Name} }
@@ -21,21 +21,21 @@ func idOf(s *resourceapi.ResourceSlice, d resourceapi.Device) structured.DeviceI
 	return structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name)
 }
 
-// contents are what a pool has.
+// contents are the slices and counters of a pool.
 type contents struct {
 	generation int64
 	slices     []*resourceapi.ResourceSlice
-	counters   map[string]*counter // by "NAME of SET"; nil until they are asked for
+	counters   map[string]*counter // by "NAME of SET"; nil until needed
 }
 
-// A counter is what is left of one, and the claims that have the rest.
+// A counter is the rest of a counter, and the claims that use it.
 type counter struct {
 	left   resource.Quantity
 	claims []*resourceapi.ResourceClaim
 }
 
-// newest returns the slices of the newest generation of each pool: by the pool, and by the node.
-func newest(all []*resourceapi.ResourceSlice) (map[pool]*contents, map[string][]*resourceapi.ResourceSlice) {
+// newestSlices returns the slices of the newest generation of each pool, by pool and by node.
+func newestSlices(all []*resourceapi.ResourceSlice) (map[pool]*contents, map[string][]*resourceapi.ResourceSlice) {
 	pools, onNode := map[pool]*contents{}, map[string][]*resourceapi.ResourceSlice{}
 	for _, s := range all {
 		p := pools[poolOf(s)]
@@ -55,8 +55,8 @@ func newest(all []*resourceapi.ResourceSlice) (map[pool]*contents, map[string][]
 	return pools, onNode
 }
 
-// capacityOf says of which capacity a device has too little left for a request; empty if it has
-// enough.
+// capacityOf names a capacity of which the device has too little left for a request; empty if it
+// has enough.
 func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device,
 	r *resourceapi.ExactDeviceRequest) string {
 	if r.Capacity == nil {
@@ -74,8 +74,8 @@ func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device,
 	return ""
 }
 
-// counterOf says of which counter of the device's pool there is too little left for it, and which
-// claims have the rest; empty if there is enough.
+// counterOf names a counter of which the device's pool has too little left, and the claims that use
+// it; empty if it has enough.
 func (a *allocation) counterOf(s *resourceapi.ResourceSlice, d resourceapi.Device) string {
 	if len(d.ConsumesCounters) == 0 {
 		return ""
@@ -127,7 +127,7 @@ func (a *allocation) counters(of pool) map[string]*counter {
 	return p.counters
 }
 
-// heldBy names claims in brackets, with what they are reserved for; empty without claims.
+// heldBy returns the names of claims and their users in brackets; empty without claims.
 func heldBy(claims []*resourceapi.ResourceClaim) string {
 	var names []string
 	for _, c := range claims {
@@ -139,18 +139,18 @@ func heldBy(claims []*resourceapi.ResourceClaim) string {
 			users = []string{"no pod"}
 		}
 		// one claim may have several devices
-		if name := c.Namespace + "/" + c.Name + " of " + first(users, ", "); !slices.Contains(names, name) {
+		if name := c.Namespace + "/" + c.Name + " of " + firstThree(users, ", "); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	if names == nil {
 		return ""
 	}
-	return " (" + first(names, "; ") + ")"
+	return " (" + firstThree(names, "; ") + ")"
 }
 
-// first joins the first three names, and says how many more there are.
-func first(names []string, separator string) string {
+// firstThree joins the first three names, and adds the number of the others.
+func firstThree(names []string, separator string) string {
 	const most = 3
 	if len(names) <= most {
 		return strings.Join(names, separator)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// The states of devices that are not given out, as a status has them.
+// The states of devices that are not allocatable, as in a status.
 const (
 	healthy   = "Healthy"
 	suspect   = "Suspect"
@@ -19,8 +19,8 @@ const (
 	lostState = "Lost"
 )
 
-// illText says how a device is and what makes it usable again.
-func illText(d status.Device) string {
+// stateText returns the state of a device and its remedy.
+func stateText(d status.Device) string {
 	text := d.State
 	if d.Reason != "" {
 		text += ": " + strings.TrimSuffix(d.Reason, ".")
@@ -34,9 +34,9 @@ func illText(d status.Device) string {
 	return text + "; remedy: " + d.Cure
 }
 
-// withheld says which devices of a resource a daemon does not give out, and why; empty if it says
-// nothing. What holds for several devices is said once.
-func withheld(s status.Status, resource corev1.ResourceName) string {
+// notAllocatable says which devices of a resource the daemon does not offer, and why; empty if
+// there are none. Devices with the same reason share one text.
+func notAllocatable(s status.Status, resource corev1.ResourceName) string {
 	var parts []string
 	at := slices.IndexFunc(s.Resources, func(r status.Resource) bool { return r.Name == string(resource) })
 	if at >= 0 {
@@ -55,7 +55,7 @@ func withheld(s status.Status, resource corev1.ResourceName) string {
 	reasons := &reasons{}
 	for _, d := range s.GPUs {
 		if d.State != healthy && d.State != suspect && !sameAsItsGPU(s.GPUs, d) {
-			reasons.add(illText(d), "GPU "+d.Index)
+			reasons.add(stateText(d), "GPU "+d.Index)
 		}
 	}
 	for _, h := range s.Holds {
@@ -75,14 +75,14 @@ func withheld(s status.Status, resource corev1.ResourceName) string {
 	return strings.Join(parts, "; ")
 }
 
-// sameAsItsGPU reports whether a MIG device is only ill because its GPU is.
+// sameAsItsGPU reports whether a MIG device is only Unhealthy because of its GPU.
 func sameAsItsGPU(all []status.Device, d status.Device) bool {
 	return d.GPU != "" && slices.ContainsFunc(all, func(g status.Device) bool {
 		return g.UUID == d.GPU && g.State == d.State && g.Reason == d.Reason
 	})
 }
 
-// departing says which devices left a resource, and what their list waits for.
+// departing says which devices have left a resource, and what they wait for.
 func departing(all []status.Departing) string {
 	reasons := &reasons{}
 	for _, d := range all {
@@ -95,7 +95,7 @@ func departing(all []status.Departing) string {
 	return fmt.Sprintf("%d are departing: %s", len(all), strings.Join(reasons.texts(len(all)), "; "))
 }
 
-// reasons are devices by the reason that they share, in the order of the first of each.
+// reasons groups devices by reason, in the order of their first device.
 type reasons struct {
 	order   []string
 	devices map[string][]string
@@ -111,7 +111,7 @@ func (r *reasons) add(reason, device string) {
 	r.devices[reason] = append(r.devices[reason], device)
 }
 
-// texts returns a text for each reason; all is how many devices there are.
+// texts returns a text for each reason; all is the number of devices.
 func (r *reasons) texts(all int) (texts []string) {
 	for _, reason := range r.order {
 		names := r.devices[reason]

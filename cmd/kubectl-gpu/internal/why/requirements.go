@@ -10,9 +10,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// enoughWithout returns the first requirement of claims without which a node has enough for them: a
-// constraint, a selector, a capacity, that taints are not tolerated, or a request; empty if no one
-// alone makes it possible.
+// enoughWithout returns the first requirement without which a node has enough for the claims: a
+// constraint, a selector, a capacity, a missing toleration, or a request; empty if there is no
+// single such requirement.
 func (a *allocation) enoughWithout(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) string {
 	for at, c := range claims {
 		for what, less := range a.requirements(c) {
@@ -31,7 +31,7 @@ func (a *allocation) enoughWithout(ctx context.Context, n *corev1.Node, claims [
 	return ""
 }
 
-// requirements yields each requirement of a claim, in words, with the claim without it.
+// requirements yields a description of each requirement of a claim, and the claim without it.
 func (a *allocation) requirements(c *resourceapi.ResourceClaim) iter.Seq2[string, *resourceapi.ResourceClaim] {
 	return func(yield func(string, *resourceapi.ResourceClaim) bool) {
 		less := func(what string, drop func(*resourceapi.DeviceClaim)) bool {

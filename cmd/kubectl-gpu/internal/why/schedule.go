@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// unscheduled explains a pod that no node has.
+// unscheduled explains a pod that is not scheduled.
 func unscheduled(ctx context.Context, o Objects) string {
 	if gates := o.Pod.Spec.SchedulingGates; len(gates) > 0 {
 		var names []string
@@ -31,7 +31,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
 		if o.Own[name] == nil {
-			return fmt.Sprintf("Its claim %s does not exist: make the ResourceClaim, or the ResourceClaimTemplate of that name.",
+			return fmt.Sprintf("Its claim %s does not exist: create the ResourceClaim, or the ResourceClaimTemplate of "+
+				"that name.",
 				name)
 		}
 	}
@@ -55,13 +56,14 @@ func unscheduled(ctx context.Context, o Objects) string {
 			"see kubectl describe podgroup -n %s %s.", *group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
 	}
 	if name := o.Pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
-		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not looked at it yet: see whether that one runs.",
+		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not processed it yet: check whether that "+
+			"scheduler runs.",
 			name)
 	}
-	return "There are GPUs for it, and the scheduler has not looked at it yet."
+	return "There are GPUs for it, and the scheduler has not processed it yet."
 }
 
-// gatekeeper says who removes a gate, where that is known by its name.
+// gatekeeper says who removes a scheduling gate, if its name is known.
 func gatekeeper(gate string) string {
 	if strings.HasPrefix(gate, "kueue.x-k8s.io/") {
 		return ": Kueue does so when its Workload is admitted (kubectl get workloads)"
@@ -69,26 +71,26 @@ func gatekeeper(gate string) string {
 	return ""
 }
 
-// A search is for a node that has what a pod asks for.
+// A search looks for a node that has everything that a pod requests.
 type search struct {
-	o     Objects
-	names []corev1.ResourceName // that are explained, in order
-	want  map[corev1.ResourceName]int64
-	taken map[string]map[corev1.ResourceName]int64 // by node
-	own   []*resourceapi.ResourceClaim             // that have no devices yet
-	made  map[string]*resourceapi.ResourceClaim    // those that the scheduler makes, by the resources
-	most  map[corev1.ResourceName]int64            // that one node has
-	a     *allocation
+	o         Objects
+	names     []corev1.ResourceName // sorted names of the explained resources
+	want      map[corev1.ResourceName]int64
+	allocated map[string]map[corev1.ResourceName]int64 // by node
+	claims    []*resourceapi.ResourceClaim             // without an allocation
+	extended  map[string]*resourceapi.ResourceClaim    // claims that the scheduler creates, by the resources
+	maximum   map[corev1.ResourceName]int64            // maximum on one node
+	a         *allocation
 }
 
 func newSearch(o Objects) *search {
-	s := &search{o: o, want: o.wanted(), taken: map[string]map[corev1.ResourceName]int64{},
-		made: map[string]*resourceapi.ResourceClaim{},
-		most: map[corev1.ResourceName]int64{}}
+	s := &search{o: o, want: o.wantedDevices(), allocated: map[string]map[corev1.ResourceName]int64{},
+		extended: map[string]*resourceapi.ResourceClaim{},
+		maximum:  map[corev1.ResourceName]int64{}}
 	s.names = slices.Sorted(maps.Keys(s.want))
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
 		if c := o.Own[name]; c.Status.Allocation == nil {
-			s.own = append(s.own, c)
+			s.claims = append(s.claims, c)
 		}
 	}
 	for i := range o.Pods {
@@ -96,20 +98,20 @@ func newSearch(o Objects) *search {
 		if p.Spec.NodeName == "" || view.IsOver(p) {
 			continue
 		}
-		if s.taken[p.Spec.NodeName] == nil {
-			s.taken[p.Spec.NodeName] = map[corev1.ResourceName]int64{}
+		if s.allocated[p.Spec.NodeName] == nil {
+			s.allocated[p.Spec.NodeName] = map[corev1.ResourceName]int64{}
 		}
-		for name, n := range view.Plugged(p) {
-			s.taken[p.Spec.NodeName][name] += n
+		for name, n := range view.FromPlugins(p) {
+			s.allocated[p.Spec.NodeName][name] += n
 		}
 	}
 	s.a = newAllocation(o)
 	return s
 }
 
-// explain says why no node has what the pod asks for; empty if one has.
+// explain says why no node has what the pod requests; empty if one has.
 func (s *search) explain(ctx context.Context) string {
-	if len(s.names)+len(s.own) == 0 {
+	if len(s.names)+len(s.claims) == 0 {
 		return ""
 	}
 	var best *verdict
@@ -123,20 +125,20 @@ func (s *search) explain(ctx context.Context) string {
 		case v.enough() && v.excluded == "":
 			return ""
 		}
-		if best == nil || v.nearer(best) {
+		if best == nil || v.isNearer(best) {
 			best = v
 		}
 	}
 	if best == nil {
-		return s.nobody(ctx)
+		return s.noNode(ctx)
 	}
 	return s.sentence(ctx, best)
 }
 
-// A verdict is what a node has for the pod, and why it is none for it.
+// A verdict is what a node has for the pod, and why it is not enough.
 type verdict struct {
 	node     *corev1.Node
-	excluded string // why the pod cannot go there, whatever is free
+	excluded string // why the pod cannot run there, whatever is free
 	counts   []count
 	claims   []*resourceapi.ResourceClaim
 	offer    *offer // for these claims; nil if there are none
@@ -148,10 +150,12 @@ type count struct {
 	wanted, capacity, ill, free int64
 }
 
-func (v *verdict) enough() bool { return len(v.short()) == 0 && (v.offer == nil || v.offer.possible) }
+func (v *verdict) enough() bool {
+	return len(v.shortages()) == 0 && (v.offer == nil || v.offer.possible)
+}
 
-// short returns the resources of which the node has too little free.
-func (v *verdict) short() (some []count) {
+// shortages returns the resources of which the node has too little free.
+func (v *verdict) shortages() (some []count) {
 	for _, c := range v.counts {
 		if c.free < c.wanted {
 			some = append(some, c)
@@ -160,13 +164,13 @@ func (v *verdict) short() (some []count) {
 	return some
 }
 
-// nearer reports whether a node is nearer to what is wanted than another one: first what could be
-// repaired or tolerated, then the most that is free.
-func (v *verdict) nearer(than *verdict) bool {
+// isNearer reports whether a node is closer to the request than another: nodes that can be repaired
+// or tolerated first, then the node with the most free devices.
+func (v *verdict) isNearer(than *verdict) bool {
 	if v.enough() != than.enough() {
 		return v.enough()
 	}
-	if a, b := v.unmet(), than.unmet(); a != b {
+	if a, b := v.shortageCount(), than.shortageCount(); a != b {
 		return a < b
 	}
 	if (v.excluded == "") != (than.excluded == "") {
@@ -175,9 +179,9 @@ func (v *verdict) nearer(than *verdict) bool {
 	return v.free() > than.free()
 }
 
-// unmet returns how many resources and requests of claims the node has too little for.
-func (v *verdict) unmet() int {
-	n := len(v.short())
+// shortageCount returns the number of resources and requests for which the node has too little.
+func (v *verdict) shortageCount() int {
+	n := len(v.shortages())
 	if v.offer != nil {
 		n += v.offer.requests
 	}
@@ -194,8 +198,8 @@ func (v *verdict) free() (n int64) {
 	return n
 }
 
-// verdictOf looks at a node; nil if it has nothing of what is asked for. As the scheduler does, it
-// takes a resource that the node's device plugin does not have from claims, if a DeviceClass names
+// verdictOf examines a node; nil if the node has nothing of the request. Like the scheduler, it
+// takes a resource from claims if the node's device plugin does not have it and a DeviceClass names
 // it.
 func (s *search) verdictOf(ctx context.Context, n *corev1.Node) (*verdict, error) {
 	v := &verdict{node: n, excluded: view.ExcludedBy(n, s.o.Pod)}
@@ -208,16 +212,16 @@ func (s *search) verdictOf(ctx context.Context, n *corev1.Node) (*verdict, error
 		case all.IsZero():
 			return nil, nil
 		default:
-			s.most[name] = max(s.most[name], all.Value())
+			s.maximum[name] = max(s.maximum[name], all.Value())
 			v.counts = append(v.counts, count{
 				resource: name, wanted: s.want[name], capacity: all.Value(), ill: all.Value() - good.Value(),
-				free: max(0, good.Value()-s.taken[n.Name][name]),
+				free: max(0, good.Value()-s.allocated[n.Name][name]),
 			})
 		}
 	}
-	v.claims = s.own
+	v.claims = s.claims
 	if made := s.claimFor(byClaims); made != nil {
-		v.claims = append(slices.Clone(s.own), made)
+		v.claims = append(slices.Clone(s.claims), made)
 	}
 	if len(v.claims) == 0 {
 		return v, nil
@@ -241,7 +245,7 @@ func (s *search) sentence(ctx context.Context, v *verdict) string {
 		return fmt.Sprintf("Node %s has devices for its claims, and %s.", name, v.excluded)
 	}
 	var parts []string
-	for _, c := range v.short() {
+	for _, c := range v.shortages() {
 		parts = append(parts, s.tooFew(ctx, v, c))
 	}
 	if v.offer != nil && !v.offer.possible {
@@ -254,13 +258,13 @@ func (s *search) sentence(ctx context.Context, v *verdict) string {
 	return strings.Join(parts, " ")
 }
 
-// byClaims says which resources of the pod are given by claims on a node, and by which class.
+// byClaims says which resources of the pod a node provides by claims, and by which class.
 func (s *search) byClaims(v *verdict) string {
 	var texts []string
 	for _, name := range s.names {
 		plugged := slices.ContainsFunc(v.counts, func(c count) bool { return c.resource == name })
 		if class := view.ClassOf(name, s.o.Classes); class != nil && !plugged {
-			texts = append(texts, fmt.Sprintf("%s is given by claims of the class %s", name, class.Name))
+			texts = append(texts, fmt.Sprintf("%s is provided by claims of the class %s", name, class.Name))
 		}
 	}
 	if texts == nil {
@@ -269,12 +273,12 @@ func (s *search) byClaims(v *verdict) string {
 	return strings.Join(texts, ", and ") + ". "
 }
 
-// tooFew says of which resource the nearest node has too few free.
+// tooFew explains a resource of which the nearest node has too few free.
 func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 	ill, reason := c.ill, ""
 	if c.ill > 0 {
 		var departed int64
-		if reason, departed = s.withheld(ctx, v.node, c.resource); departed > 0 {
+		if reason, departed = s.notAllocatable(ctx, v.node, c.resource); departed > 0 {
 			departed = min(departed, c.ill)
 			c.capacity, ill = c.capacity-departed, c.ill-departed
 		}
@@ -283,7 +287,7 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 		c.wanted, c.resource, v.node.Name, c.free, c.capacity)
 	if c.ill > 0 {
 		if ill > 0 {
-			text += fmt.Sprintf(", of which %d cannot be given out", ill)
+			text += fmt.Sprintf(", %d of them not allocatable", ill)
 		}
 		text += " (" + reason + ")"
 	}
@@ -293,16 +297,16 @@ func (s *search) tooFew(ctx context.Context, v *verdict, c count) string {
 	switch {
 	case c.ill > 0 && c.free+c.ill >= c.wanted:
 		return text + "."
-	case c.wanted > s.most[c.resource]:
-		return text + fmt.Sprintf(": no node has so many at all; ask for %d at most, or add nodes with more.",
-			s.most[c.resource])
+	case c.wanted > s.maximum[c.resource]:
+		return text + fmt.Sprintf(": no node has so many at all; request %d at most, or add nodes with more.",
+			s.maximum[c.resource])
 	}
-	return text + ": wait until pods end, ask for fewer, or add nodes."
+	return text + ": wait until pods end, request fewer, or add nodes."
 }
 
-// withheld says why a node does not give out devices of a resource, who says so and when, and how
-// many of them are departing.
-func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.ResourceName) (reason string,
+// notAllocatable says why a node does not offer devices of a resource, with the source and its age,
+// and how many devices are departing.
+func (s *search) notAllocatable(ctx context.Context, n *corev1.Node, resource corev1.ResourceName) (reason string,
 	departed int64) {
 	d := s.o.ask(ctx, n.Name)
 	if d.Status != nil {
@@ -311,7 +315,7 @@ func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.R
 				departed = int64(len(r.Departing))
 			}
 		}
-		if text := withheld(*d.Status, resource); text != "" {
+		if text := notAllocatable(*d.Status, resource); text != "" {
 			return "its daemon says: " + text, departed
 		}
 		return "its daemon says that all its GPUs are Healthy: the kubelet's count is older", departed
@@ -326,24 +330,25 @@ func (s *search) withheld(ctx context.Context, n *corev1.Node, resource corev1.R
 	return "why is not known: " + strings.TrimSuffix(d.Problem, "."), 0
 }
 
-// nobody explains a pod for which no node has anything.
-func (s *search) nobody(ctx context.Context) string {
+// noNode explains a pod for which no node has anything.
+func (s *search) noNode(ctx context.Context) string {
 	for _, name := range s.names {
-		if text := s.nobodyHas(ctx, name); text != "" {
+		if text := s.noNodeHas(ctx, name); text != "" {
 			return text
 		}
 	}
 	if len(s.names) > 1 {
 		return fmt.Sprintf("No node has all of %s: nodes have %s.", joined(s.names), s.o.servedNames())
 	}
-	if len(s.names) == 1 && len(s.own) > 0 {
+	if len(s.names) == 1 && len(s.claims) > 0 {
 		return fmt.Sprintf("No node has %s and devices for its claims.", s.names[0])
 	}
 	return "No node has devices in ResourceSlices. " + s.o.daemonsAre(ctx, "")
 }
 
-// nobodyHas says that no node has a resource, and what nodes have; empty if one has it.
-func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string {
+// noNodeHas says that no node has a resource, and which resources nodes have; empty if a node has
+// it.
+func (s *search) noNodeHas(ctx context.Context, name corev1.ResourceName) string {
 	zero := ""
 	for i := range s.o.Nodes {
 		n := &s.o.Nodes[i]
@@ -362,16 +367,16 @@ func (s *search) nobodyHas(ctx context.Context, name corev1.ResourceName) string
 	}
 	text := fmt.Sprintf("No node has %s, and no DeviceClass has it as its extendedResourceName", name)
 	if own, is := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); is {
-		text = fmt.Sprintf("%s is given by claims of a class, and no DeviceClass is called %s", name, own)
+		text = fmt.Sprintf("%s is provided by claims of a class, and no DeviceClass is called %s", name, own)
 	}
 	if names := s.o.servedNames(); names != "" {
-		text += "; nodes have " + names + ": ask for one of these, or have it served"
+		text += "; nodes have " + names + ": request one of these, or configure the daemon to serve it"
 	}
 	return text + ". " + s.o.daemonsAre(ctx, zero)
 }
 
-// daemonsAre says what the daemon of a node that had GPUs says, or why no daemon runs; node is
-// empty for any.
+// daemonsAre returns the state of the daemon on a node that had GPUs, or why no daemon runs; an
+// empty node selects any node.
 func (o Objects) daemonsAre(ctx context.Context, node string) string {
 	if node == "" && len(o.Running) > 0 {
 		node = o.Running[0]
@@ -388,7 +393,7 @@ func (o Objects) daemonsAre(ctx context.Context, node string) string {
 		node, strings.TrimSuffix(says, "."), node)
 }
 
-// servedNames names the resources of GPUs that nodes have devices of, and those that claims give.
+// servedNames names the GPU resources that nodes have, and the resources that claims provide.
 func (o Objects) servedNames() string {
 	names := map[string]bool{}
 	for i := range o.Nodes {
@@ -416,24 +421,23 @@ func joined(names []corev1.ResourceName) string {
 	return strings.Join(texts, ", ")
 }
 
-// claimFor returns the claim that the scheduler makes for resources that are given by claims; nil
-// for none.
+// claimFor returns the claim that the scheduler creates for extended resources; nil for none.
 func (s *search) claimFor(names []corev1.ResourceName) *resourceapi.ResourceClaim {
 	if len(names) == 0 {
 		return nil
 	}
 	key := joined(names)
-	if s.made[key] == nil {
+	if s.extended[key] == nil {
 		c, words := extendedClaim(s.o.Pod, names, s.o.Classes)
-		s.made[key] = c
+		s.extended[key] = c
 		maps.Copy(s.a.words, words)
 	}
-	return s.made[key]
+	return s.extended[key]
 }
 
-// extendedClaim returns the claim that the scheduler makes for a pod's extended resources, and what
-// its requests are in words, by their names. Containers that start before the others need no
-// devices of their own beside those of the others.
+// extendedClaim returns the claim that the scheduler creates for a pod's extended resources, and
+// descriptions of its requests by name. Containers that run before others reuse the devices of
+// those.
 func extendedClaim(
 	p *corev1.Pod, names []corev1.ResourceName, classes []*resourceapi.DeviceClass,
 ) (*resourceapi.ResourceClaim, map[string]string) {
@@ -473,8 +477,8 @@ func extendedClaim(
 	return claim, words
 }
 
-// amount returns how many devices of a resource a container asks for. A limit without a request is
-// one.
+// amount returns the number of devices that a container requests of a resource. A limit without a
+// request counts as a request.
 func amount(c *corev1.Container, name corev1.ResourceName) int64 {
 	quantity, is := c.Resources.Requests[name]
 	if !is {

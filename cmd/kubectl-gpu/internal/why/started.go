@@ -15,33 +15,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// assigned explains a pod that a node has: why its containers do not run, or whether they have
+// assigned explains a pod that is on a node: why its containers do not run, or whether they have
 // their GPUs.
 func (o Objects) assigned(ctx context.Context) string {
 	p := o.Pod
 	if t := view.FirstTrouble(p); t != nil {
-		if strings.Contains(t.Message, "PreStartContainer") { // kubelet's word for the check of a device plugin
-			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; "+
-				"to get another GPU, delete the pod.", t.Container, strings.TrimSuffix(t.Message, "."))
+		if strings.Contains(t.Message, "PreStartContainer") { // the kubelet's word for the check by a device plugin
+			return fmt.Sprintf("Container %s waits for its GPU: %s. It starts by itself when the GPU is good; to get "+
+				"another GPU, delete the pod.", t.Container, strings.TrimSuffix(t.Message, "."))
 		}
 		text := fmt.Sprintf("Container %s %s.", t.Container, t.Text("on node "+p.Spec.NodeName, o.Now))
-		return text + o.next(ctx, t.Says(), t.Container)
+		return text + o.nextStep(ctx, t.FullText(), t.Container)
 	}
-	if text := o.making(ctx); text != "" {
+	if text := o.starting(ctx); text != "" {
 		return text
 	}
-	return o.held(ctx)
+	return o.running(ctx)
 }
 
-// making explains containers that are being made; empty if none is.
-func (o Objects) making(ctx context.Context) string {
+// starting explains containers that are being created; empty if there are none.
+func (o Objects) starting(ctx context.Context) string {
 	p := o.Pod
 	waits := slices.IndexFunc(view.Containers(p), func(c corev1.ContainerStatus) bool { return c.State.Waiting != nil })
 	if p.Status.Phase != corev1.PodPending && waits < 0 {
 		return ""
 	}
 	for _, e := range view.Newest(o.Events) {
-		// A pod before it may have had the name, and what kept it from a node is over.
+		// an earlier pod may have had the name, and the pod is already scheduled
 		if e.Regarding.UID != p.UID || e.Reason == "FailedScheduling" ||
 			e.Type != corev1.EventTypeWarning && e.Reason != claimFailed {
 			continue
@@ -49,12 +49,12 @@ func (o Objects) making(ctx context.Context) string {
 		note := strings.TrimSuffix(strings.TrimSpace(e.Note), ".")
 		ago := view.Ago(", ", view.EventTime(e), o.Now)
 		if e.Reason == claimFailed {
-			return fmt.Sprintf("Node %s cannot prepare its claim: %s. It is tried again by itself.", p.Spec.NodeName, note) +
-				o.next(ctx, note, "")
+			return fmt.Sprintf("Node %s cannot prepare its claim: %s. The kubelet retries.", p.Spec.NodeName, note) +
+				o.nextStep(ctx, note, "")
 		}
-		return fmt.Sprintf("It is on node %s, and its containers cannot be made (%s%s): %s.", p.Spec.NodeName, e.Reason, ago,
+		return fmt.Sprintf("It is on node %s, and its containers cannot be created (%s%s): %s.", p.Spec.NodeName, e.Reason, ago,
 			note) +
-			o.next(ctx, e.Reason+": "+note, "")
+			o.nextStep(ctx, e.Reason+": "+note, "")
 	}
 	for _, c := range p.Status.InitContainerStatuses {
 		if c.State.Running != nil && (c.Started == nil || !*c.Started || !isSidecar(p, c.Name)) {
@@ -62,10 +62,10 @@ func (o Objects) making(ctx context.Context) string {
 				view.Ago(" since it was started ", c.State.Running.StartedAt.Time, o.Now))
 		}
 	}
-	return fmt.Sprintf("It is on node %s, and its containers are being made.", p.Spec.NodeName)
+	return fmt.Sprintf("It is on node %s, and its containers are being created.", p.Spec.NodeName)
 }
 
-// claimFailed is the reason of kubelet's Event about a claim that a driver does not prepare.
+// claimFailed is the reason of the kubelet's Event about a claim that a driver cannot prepare.
 const claimFailed = "FailedPrepareDynamicResources"
 
 func isSidecar(p *corev1.Pod, name string) bool {
@@ -74,51 +74,52 @@ func isSidecar(p *corev1.Pod, name string) bool {
 	})
 }
 
-// nextSteps are what to do next about a container that does not start or run, by a part of what
-// kubelet or the container runtime says of it. The first that applies counts. Those about the node
-// end with what doctor is for.
+// nextSteps has the next step for a container that does not start or run, by a text in the message
+// of the kubelet or the container runtime. The first match counts. Steps that concern the node
+// refer to doctor.
 var nextSteps = []struct {
 	has  []string
 	then string
 	node bool // doctor finds the cause
 }{
 	{[]string{"no runtime for", "runtime handler", "RuntimeHandler", "invalid runtime name", "unknown runtime"},
-		"The container runtime of the node does not know the runtime class of the pod: configure the runtime there, as NVIDIA's " +
-			"container toolkit does, or take runtimeClassName from the pod where GPUs are given by CDI", true},
+		"The container runtime of the node does not know the runtime class of the pod: configure the runtime there, as " +
+			"NVIDIA's container toolkit does, or remove runtimeClassName from the pod if GPUs are injected by CDI", true},
 	{[]string{"unresolvable CDI devices", "CDI device injection failed", "cdi devices"},
-		"The container runtime does not find the CDI spec of the device: CDI is off there, or it looks in another folder", true},
+		"The container runtime does not find the CDI spec of the device: CDI is off there, or it looks in another " +
+			"folder", true},
 	{[]string{"river/library version mismatch"},
-		"The driver on the disk of the node is not the one that is loaded: restart the node", true},
+		"The driver on the node's disk differs from the loaded driver: restart the node", true},
 	{[]string{"driver not loaded", "libnvidia-ml.so", "load library failed", "driver rpc error"},
 		"The container runtime cannot use the NVIDIA driver of the node", true},
 	{[]string{"unsatisfied condition", "requirement error"},
-		"The image needs a newer driver than the node has: take an older image, or update the driver", false},
+		"The image needs a newer driver than the node has: use an older image, or update the driver", false},
 	{[]string{"unknown device", "no such device", "device error"},
-		"The GPU that the pod was given is not there any more: delete the pod to get another one", true},
+		"The GPU of the pod no longer exists: delete the pod to get another one", true},
 	{[]string{"nvidia-container-runtime", "nvidia-container-cli", "nvidia-cdi-hook", "nvidia-ctk"},
 		"NVIDIA's container runtime on the node failed", true},
 	{[]string{"OOMKilled"}, "It needed more memory of the node than its limit: raise the limit of memory", false},
 	{[]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
 		"RegistryUnavailable"},
-		"It is not about GPUs: check the name of the image, and the right to pull it", false},
-	{[]string{"CreateContainerConfigError"}, "It is not about GPUs: make what the message names, or correct the pod",
+		"This is not a GPU problem: check the name of the image, and the right to pull it", false},
+	{[]string{"CreateContainerConfigError"}, "This is not a GPU problem: make what the message names, or correct the pod",
 		false},
 	{[]string{"executable file not found", "no such file or directory"},
 		"The image lacks what the container runs: check the command and the image", false},
-	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "It is not about GPUs: check its volumes", false},
+	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "This is not a GPU problem: check its volumes", false},
 	{[]string{"NetworkNotReady", "network plugin", "failed to setup network"},
-		"It is not about GPUs: check the network plugin of the node", false},
+		"This is not a GPU problem: check the network plugin of the node", false},
 }
 
-// next says what to check about a container that does not start or run, by what is said of it. It
-// begins with a space.
-func (o Objects) next(ctx context.Context, says, container string) string {
+// nextStep returns the next step for a container that does not start or run; says is the message.
+// The result begins with a space.
+func (o Objects) nextStep(ctx context.Context, says, container string) string {
 	for _, step := range nextSteps {
 		if !slices.ContainsFunc(step.has, func(part string) bool { return strings.Contains(says, part) }) {
 			continue
 		}
 		if step.node {
-			return " " + step.then + o.handlers(says) + o.doctor(ctx) + "." + o.unseen(ctx)
+			return " " + step.then + o.runtimeHandlers(says) + o.doctor(ctx) + "." + o.hiddenGPUs(ctx)
 		}
 		return " " + step.then + "."
 	}
@@ -130,19 +131,19 @@ func (o Objects) next(ctx context.Context, says, container string) string {
 		previous = " --previous"
 	}
 	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.",
-		o.Pod.Namespace, o.Pod.Name, container, previous) + o.unseen(ctx)
+		o.Pod.Namespace, o.Pod.Name, container, previous) + o.hiddenGPUs(ctx)
 }
 
-// handlers names the runtime handlers that the pod's node has, where the message is about one;
-// empty where that is not known.
-func (o Objects) handlers(says string) string {
+// runtimeHandlers names the runtime handlers of the pod's node if the message mentions one; empty
+// if they are unknown.
+func (o Objects) runtimeHandlers(says string) string {
 	node := o.node(o.Pod.Spec.NodeName)
 	if node == nil || !strings.Contains(says, "runtime") {
 		return ""
 	}
 	var names []string
 	for _, h := range node.Status.RuntimeHandlers {
-		if h.Name != "" { // the default one
+		if h.Name != "" { // not the default handler
 			names = append(names, h.Name)
 		}
 	}
@@ -153,7 +154,7 @@ func (o Objects) handlers(says string) string {
 	return ". The node has the runtimes " + inventory.Few(names)
 }
 
-// doctor names the command that finds what is wrong with the pod's node, if its daemon answers.
+// doctor names the doctor command for the pod's node if its daemon responds.
 func (o Objects) doctor(ctx context.Context) string {
 	d := o.ask(ctx, o.Pod.Spec.NodeName)
 	if d.Status == nil {
@@ -162,12 +163,12 @@ func (o Objects) doctor(ctx context.Context) string {
 	return "; the cause, with the remedy: kubectl gpu doctor " + o.Pod.Spec.NodeName
 }
 
-// unseen says why containers do not see the GPUs that the kubelet gave them: a volume of the pod
-// that hides the shared memory of MPS, what the node lacks, or the runtime class that the pod
-// lacks; empty if nothing is known of that. It begins with a space.
-func (o Objects) unseen(ctx context.Context) string {
+// hiddenGPUs explains why containers cannot see the GPUs allocated to them: a volume of the pod
+// hides the shared memory of MPS, the node lacks something, or the pod lacks a runtime class. It is
+// empty if nothing is known, and otherwise begins with a space.
+func (o Objects) hiddenGPUs(ctx context.Context) string {
 	node := o.Pod.Spec.NodeName
-	if len(view.Plugged(o.Pod)) == 0 {
+	if len(view.FromPlugins(o.Pod)) == 0 {
 		return ""
 	}
 	told := o.ask(ctx, node).Status
@@ -185,19 +186,21 @@ func (o Objects) unseen(ctx context.Context) string {
 		return fmt.Sprintf(" Doctor says of node %s: %s. The remedy: kubectl gpu doctor %s.",
 			node, strings.TrimSuffix(says.None, "."), node)
 	case says.NeedsClass != "" && o.Pod.Spec.RuntimeClassName == nil:
-		return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in the pod.",
+		return fmt.Sprintf(" The pod has no runtimeClassName, and doctor says of node %s: %s. Set runtimeClassName in "+
+			"the pod.",
 			node, strings.TrimSuffix(says.NeedsClass, "."))
 	}
 	return ""
 }
 
-// sharedMemory is where the processes of a container share memory, with an MPS server among others.
+// sharedMemory is the path of the shared memory of a container's processes, including an MPS
+// server.
 const sharedMemory = "/dev/shm"
 
 // hiddenMemory names the first container whose own volume at /dev/shm hides the shared memory of
-// MPS, which a resource of the container brings; empty if there is none. The kubelet lists the
-// mounts of a device plugin before the pod's volumes, and the container runtime mounts them in this
-// order. It begins with a space.
+// MPS that a resource of the container mounts; empty if there is none. The kubelet lists the mounts
+// of a device plugin before the volumes of the pod, and the container runtime mounts them in this
+// order. The result begins with a space.
 func hiddenMemory(p *corev1.Pod, resources []status.Resource) string {
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == sharedMemory })
@@ -206,8 +209,8 @@ func hiddenMemory(p *corev1.Pod, resources []status.Resource) string {
 		}
 		for _, r := range resources {
 			if r.MPS && amount(&c, corev1.ResourceName(r.Name)) > 0 {
-				return fmt.Sprintf(" Container %s mounts the volume %s at %s. It hides the shared memory of MPS, which shares %s: "+
-					"take that mount from the pod. The shared memory of MPS holds up to half of the node's memory.",
+				return fmt.Sprintf(" Container %s mounts the volume %s at %s. It hides the shared memory of MPS, which shares "+
+					"%s: remove that mount from the pod. The shared memory of MPS holds up to half of the node's memory.",
 					c.Name, c.VolumeMounts[at].Name, sharedMemory, r.Name)
 			}
 		}
@@ -215,9 +218,8 @@ func hiddenMemory(p *corev1.Pod, resources []status.Resource) string {
 	return ""
 }
 
-// lost returns the first device of a container that is Unhealthy. A container that has ended does
-// not use its devices.
-func lost(p *corev1.Pod) (container, uuid string) {
+// firstUnhealthy returns the first Unhealthy device of a running container.
+func firstUnhealthy(p *corev1.Pod) (container, uuid string) {
 	for _, c := range view.Containers(p) {
 		for _, r := range c.AllocatedResourcesStatus {
 			for _, d := range r.Resources {
@@ -231,55 +233,58 @@ func lost(p *corev1.Pod) (container, uuid string) {
 	return "", ""
 }
 
-// held explains a pod whose containers run.
-func (o Objects) held(ctx context.Context) string {
+// running explains a pod whose containers run.
+func (o Objects) running(ctx context.Context) string {
 	p := o.Pod
 	d := o.ask(ctx, p.Spec.NodeName)
-	if container, uuid := lost(p); uuid != "" {
-		return fmt.Sprintf("Container %s has lost %s: %s. The pod is not touched: delete it to get another GPU.",
+	if container, uuid := firstUnhealthy(p); uuid != "" {
+		return fmt.Sprintf("Container %s has lost %s: %s. The pod keeps running; delete it to get another GPU.",
 			container, uuid, o.illness(d, uuid))
 	}
 	users := o.users()
 	begin := fmt.Sprintf("It runs on node %s", p.Spec.NodeName)
 	switch {
 	case len(view.Containers(p)) == 0:
-		return fmt.Sprintf("It is on node %s, and the kubelet has not told of its containers.", p.Spec.NodeName)
+		return fmt.Sprintf("It is on node %s, and the kubelet has not reported its containers.", p.Spec.NodeName)
 	case len(users) == 0:
-		return begin + ". Its containers that run ask for no GPU themselves."
+		return begin + ". Its containers that run request no GPU themselves."
 	case d.Status == nil:
-		return begin + o.recorded(users, d.Problem) + o.unseen(ctx)
+		return begin + o.recordedDevices(users, d.Problem) + o.hiddenGPUs(ctx)
 	case d.Status.HoldersError != "":
-		return begin + o.recorded(users, "the kubelet does not tell the daemon: "+d.Status.HoldersError) + o.unseen(ctx)
+		return begin + o.recordedDevices(users, "the kubelet does not tell the daemon: "+d.Status.HoldersError) +
+			o.hiddenGPUs(ctx)
 	case d.Status.Holders == nil:
-		return begin + o.recorded(users, "the daemon of the node does not know which containers have them") + o.unseen(ctx)
+		return begin + o.recordedDevices(users, "the daemon of the node does not know which containers have them") +
+			o.hiddenGPUs(ctx)
 	}
 	var has []string
 	for _, name := range users {
 		devices := o.devicesOf(*d.Status, name)
 		if len(devices) == 0 {
-			return fmt.Sprintf("%s, and the kubelet has given container %s no GPU: a pod that was not placed by the scheduler "+
-				"(spec.nodeName, a static pod) starts so where the node does not have its resource. "+
-				"Make it again without spec.nodeName.", begin, name)
+			return fmt.Sprintf("%s, and the kubelet has given container %s no GPU: a pod that was not placed by the "+
+				"scheduler (spec.nodeName, a static pod) starts so where the node does not have its resource. Create it again "+
+				"without spec.nodeName.", begin, name)
 		}
 		for _, uuid := range devices {
 			if text := illnessOf(*d.Status, uuid); text != "" {
-				return fmt.Sprintf("%s, and container %s has %s, which is not healthy: %s. The pod is not touched: delete it to get another GPU.",
+				return fmt.Sprintf("%s, and container %s has %s, which is not healthy: %s. The pod keeps running; delete it "+
+					"to get another GPU.",
 					begin, name, uuid, text)
 			}
 		}
 		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices))+o.receipts(*d.Status, name))
 	}
-	if unseen := o.unseen(ctx); unseen != "" {
+	if unseen := o.hiddenGPUs(ctx); unseen != "" {
 		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") +
 			"." + unseen
 	}
 	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "."
 }
 
-// recorded says which devices the kubelet has written into the pod's status, where the daemon
-// cannot be asked, or that it has written none. It does so where its feature gate
-// ResourceHealthStatus is on.
-func (o Objects) recorded(users []string, problem string) string {
+// recordedDevices says which devices the kubelet has recorded in the pod's status, or that there
+// are none, if the daemon does not respond. The kubelet records them with its feature gate
+// ResourceHealthStatus.
+func (o Objects) recordedDevices(users []string, problem string) string {
 	problem = strings.TrimSuffix(problem, ".")
 	var has []string
 	for _, c := range view.Containers(o.Pod) {
@@ -298,15 +303,15 @@ func (o Objects) recorded(users []string, problem string) string {
 		". Nothing newer is known: " + problem + "."
 }
 
-// users returns the containers that run and ask for GPUs. Init containers that have ended, and
-// those of which the kubelet does not tell, are none.
+// users returns the running containers that request GPUs. It omits init containers that have ended,
+// and containers whose state is unknown.
 func (o Objects) users() (names []string) {
 	p := o.Pod
 	running := map[string]bool{}
 	for _, c := range view.Containers(p) {
 		running[c.Name] = c.State.Running != nil
 	}
-	wanted := o.wanted()
+	wanted := o.wantedDevices()
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		if !running[c.Name] {
 			continue
@@ -325,7 +330,7 @@ func (o Objects) users() (names []string) {
 	return names
 }
 
-// hasGPUs reports whether a claim has devices of a driver of GPUs.
+// hasGPUs reports whether a claim has devices of a GPU driver.
 func (o Objects) hasGPUs(c *resourceapi.ResourceClaim) bool {
 	if c == nil || c.Status.Allocation == nil {
 		return false
@@ -349,8 +354,8 @@ func (o Objects) devicesOf(s status.Status, container string) (uuids []string) {
 	return uuids
 }
 
-// receipts says what a container with units has of its GPU, and how that differs from what it asked
-// for; empty without units.
+// receipts says what part of its GPU a container with units has, and how this differs from its
+// request; empty without units.
 func (o Objects) receipts(s status.Status, container string) string {
 	for _, h := range s.Holders {
 		if h.Receipt != nil && h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container {
@@ -360,7 +365,7 @@ func (o Objects) receipts(s status.Status, container string) string {
 	return ""
 }
 
-// illness says why a device is not healthy, or why that is not known.
+// illness says why a device is not healthy, or why this is unknown.
 func (o Objects) illness(d Daemon, uuid string) string {
 	if d.Status == nil {
 		return "the kubelet calls it Unhealthy, and why is not known: " + strings.TrimSuffix(d.Problem, ".")
@@ -374,11 +379,11 @@ func (o Objects) illness(d Daemon, uuid string) string {
 	return "the kubelet called it Unhealthy, and its daemon says that it is Healthy now"
 }
 
-// illnessOf says why a device is Unhealthy or Lost; empty if it is not.
+// illnessOf says why a device is Unhealthy or Lost; empty otherwise.
 func illnessOf(s status.Status, uuid string) string {
 	for _, g := range s.GPUs {
 		if g.UUID == uuid && (g.State == unhealthy || g.State == lostState) {
-			return illText(g)
+			return stateText(g)
 		}
 	}
 	return ""

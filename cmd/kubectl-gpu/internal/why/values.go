@@ -12,19 +12,19 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// A reference is what an expression of a selector names of a device: an attribute or a capacity,
+// A reference is a part of a device named in a selector's expression: an attribute or a capacity
 // with its domain, or the driver.
 type reference struct{ of, domain, name string }
 
-// What a reference can be of.
+// The kinds of references.
 const (
 	attributes = "attributes"
 	capacities = "capacity"
 	driverOf   = "driver"
 )
 
-// valuesOf says what a device has of that which the expression of a selector names; empty if that
-// is nothing.
+// valuesOf returns the device's values for the references in a selector's expression; empty if it
+// has none.
 func (a *allocation) valuesOf(expression, driver string, d resourceapi.Device) string {
 	named, is := a.named[expression]
 	if !is {
@@ -38,7 +38,7 @@ func (a *allocation) valuesOf(expression, driver string, d resourceapi.Device) s
 	return strings.Join(texts, ", ")
 }
 
-// value says what a device has of that which is named.
+// value returns the device's value for the reference.
 func (r reference) value(driver string, d resourceapi.Device) string {
 	names := []resourceapi.QualifiedName{resourceapi.QualifiedName(r.domain + "/" + r.name)}
 	if r.domain == driver {
@@ -81,7 +81,7 @@ func attributeText(v resourceapi.DeviceAttribute) string {
 	return fmt.Sprint(v.BoolValues)
 }
 
-// references returns what an expression names of a device, in the order of their first use.
+// references returns the references in an expression, in the order of their first use.
 func references(expression string) (named []reference) {
 	env, err := celgo.NewEnv(celgo.OptionalTypes())
 	if err != nil {
@@ -99,21 +99,20 @@ func references(expression string) (named []reference) {
 	return named
 }
 
-// referenceOf returns what an expression names, if that is an attribute, a capacity or the driver
-// of the device.
+// referenceOf returns the reference that is a whole expression; false if it is no reference.
 func referenceOf(e ast.Expr) (reference, bool) {
-	of, name := part(e)
+	of, name := selection(e)
 	if name == driverOf && isDevice(of) {
 		return reference{of: driverOf, name: driverOf}, true
 	}
 	if of == nil {
 		return reference{}, false
 	}
-	all, domain := part(of)
+	all, domain := selection(of)
 	if all == nil {
 		return reference{}, false
 	}
-	device, kind := part(all)
+	device, kind := selection(all)
 	if (kind == attributes || kind == capacities) && isDevice(device) {
 		return reference{of: kind, domain: domain, name: name}, true
 	}
@@ -124,9 +123,9 @@ func isDevice(e ast.Expr) bool {
 	return e != nil && e.Kind() == ast.IdentKind && e.AsIdent() == "device"
 }
 
-// part returns of what an expression takes which part: of.name, of["name"], and both where they are
-// optional; nil if it takes none.
-func part(e ast.Expr) (of ast.Expr, name string) {
+// selection returns the operand and the field of a field selection: of.name, of["name"], and their
+// optional forms; nil for other expressions.
+func selection(e ast.Expr) (of ast.Expr, name string) {
 	if e == nil {
 		return nil, ""
 	}

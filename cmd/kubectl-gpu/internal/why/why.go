@@ -1,6 +1,5 @@
-// Package why says in a few sentences why a pod has no GPU, or lost it, and what to do. It reads
-// nothing itself: the same objects, and the same answer of a node's daemon, give the same
-// sentences.
+// Package why explains in a few sentences why a pod has no GPU or lost it, and what to do. It has
+// no I/O: the same objects and the same answer of the daemon give the same sentences.
 package why
 
 import (
@@ -16,46 +15,47 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// Objects are what is known of a pod and of what it could get.
+// Objects are the known facts about a pod and the cluster.
 type Objects struct {
 	Pod    *corev1.Pod
 	Events []eventsv1.Event // about the pod
-	// Facts are those of all nodes: Pods may ask for GPUs, and Slices are of all drivers, because the
-	// scheduler allocates devices of all drivers together.
+	// Facts cover all nodes. Pods are pods that may request GPUs, and Slices are slices of all
+	// drivers, because the scheduler allocates devices of all drivers together.
 	view.Facts
 	Slices []*resourceapi.ResourceSlice
-	// Own are the claims of the pod by their names in its spec; nil for one that does not exist yet.
-	// Of a pod whose resources are given by a claim, it has that one too, by its own name.
+	// Own are the claims of the pod by their names in its spec; nil for a missing claim. If the
+	// scheduler creates a claim for the pod's extended resources, Own also has this claim by its own
+	// name.
 	Own     map[string]*resourceapi.ResourceClaim
 	Classes []*resourceapi.DeviceClass
-	// Ask returns what the daemon of a node knows. It may take a while; one node is asked once.
+	// Ask returns the status of a node's daemon. It may take a while, and asks each node once.
 	Ask func(ctx context.Context, node string) Daemon
-	// Running are the nodes on which a daemon runs, in order, and NoneRuns says why none runs in the
-	// cluster; empty if one does, or if that is not known.
+	// Running are the sorted names of the nodes with a running daemon. NoneRuns says why no daemon
+	// runs in the cluster; empty if one runs, or if this is unknown.
 	Running  []string
 	NoneRuns string
-	// Doctor returns what doctor says of how containers get GPUs on a node. It is asked for nodes
-	// whose daemon answers.
+	// Doctor returns doctor's findings on how containers get GPUs on a node. It is called for nodes
+	// whose daemon responds.
 	Doctor func(ctx context.Context, node string) Doctor
 	Now    time.Time
 }
 
-// A Daemon is what the daemon of a node knows.
+// A Daemon is the answer of a node's daemon.
 type Daemon struct {
-	// Status is its status, with holders; nil if it did not answer, and then Problem says why, in a
-	// sentence without a full stop.
+	// Status is the daemon's status with holders. If the daemon did not respond, Status is nil and
+	// Problem says why, without a full stop.
 	Status  *status.Status
 	Problem string
 }
 
-// Doctor is what doctor says of how containers get GPUs on a node: sentences without a full stop.
+// Doctor has doctor's findings on how containers get GPUs on a node, without a full stop.
 type Doctor struct {
-	// NeedsClass says that pods get GPUs by their runtime class alone, and None that no container gets
-	// any; empty where that is not so.
+	// NeedsClass says that pods need a runtime class to get GPUs, and None that containers get no
+	// GPUs; empty otherwise.
 	NeedsClass, None string
 }
 
-// Explain returns the sentences, in one line.
+// Explain returns the explanation on one line.
 func Explain(ctx context.Context, o Objects) string {
 	p := o.Pod
 	switch {
@@ -70,25 +70,27 @@ func Explain(ctx context.Context, o Objects) string {
 	case p.Spec.NodeName == "":
 		return unscheduled(ctx, o)
 	}
-	return o.late() + o.assigned(ctx)
+	return o.outdated() + o.assigned(ctx)
 }
 
-// asksForGPUs reports whether the pod asks for GPUs: by any claim, or by a resource that is known
-// to be one of GPUs, that a DeviceClass names, or that no node has.
-func (o Objects) asksForGPUs() bool { return len(o.Pod.Spec.ResourceClaims) > 0 || len(o.wanted()) > 0 }
+// asksForGPUs reports whether the pod requests GPUs: by any claim, or by a resource that is known
+// to be for GPUs, is named by a DeviceClass, or is on no node.
+func (o Objects) asksForGPUs() bool {
+	return len(o.Pod.Spec.ResourceClaims) > 0 || len(o.wantedDevices()) > 0
+}
 
-// wanted returns how many devices the pod asks for, of the resources that are explained.
-func (o Objects) wanted() map[corev1.ResourceName]int64 {
+// wantedDevices returns the number of devices that the pod requests of each explained resource.
+func (o Objects) wantedDevices() map[corev1.ResourceName]int64 {
 	wanted := view.Extended(o.Pod)
 	for name := range wanted {
 		if !o.IsGPU(name) && view.ClassOf(name, o.Classes) == nil && o.isServed(name) {
-			delete(wanted, name) // it is another kind of device
+			delete(wanted, name) // another kind of device
 		}
 	}
 	return wanted
 }
 
-// isServed reports whether a node has a resource, be it with no device.
+// isServed reports whether a node has the resource, even with 0 devices.
 func (o Objects) isServed(name corev1.ResourceName) bool {
 	for i := range o.Nodes {
 		if _, has := o.Nodes[i].Status.Capacity[name]; has {
@@ -99,7 +101,8 @@ func (o Objects) isServed(name corev1.ResourceName) bool {
 }
 
 func (o Objects) asksForNone() string {
-	text := "It asks for no GPU: its containers have no limit of a resource of GPUs, such as nvidia.com/gpu, and it has no claim"
+	text := "It requests no GPU: its containers have no limit of a GPU resource such as nvidia.com/gpu, and it has " +
+		"no claim"
 	if names := o.servedNames(); names != "" {
 		text += "; nodes have " + names
 	}
@@ -116,14 +119,14 @@ func (o Objects) terminating() string {
 		text += "; it waits for its finalizer " + o.Pod.Finalizers[0]
 	}
 	if node := o.node(o.Pod.Spec.NodeName); node != nil && notReady(node) != nil {
-		text += fmt.Sprintf("; the kubelet of node %s does not answer", node.Name)
+		text += fmt.Sprintf("; the kubelet of node %s does not respond", node.Name)
 	}
 	return text + ". It keeps its GPUs until it has ended."
 }
 
-// late begins the sentences about a pod whose kubelet does not answer: the pod's status is out of
-// date.
-func (o Objects) late() string {
+// outdated returns a first sentence if the kubelet of the pod's node does not respond, because the
+// pod's status is then out of date.
+func (o Objects) outdated() string {
 	node := o.node(o.Pod.Spec.NodeName)
 	if node == nil && len(o.Nodes) > 0 {
 		return fmt.Sprintf("Node %s does not exist any more, so the pod's status is out of date. ", o.Pod.Spec.NodeName)
@@ -131,11 +134,11 @@ func (o Objects) late() string {
 	if node == nil || notReady(node) == nil {
 		return ""
 	}
-	return fmt.Sprintf("The kubelet of node %s does not answer%s, so the pod's status is out of date. ",
+	return fmt.Sprintf("The kubelet of node %s does not respond%s, so the pod's status is out of date. ",
 		node.Name, view.Ago(", as was found ", notReady(node).LastTransitionTime.Time, o.Now))
 }
 
-// notReady returns the condition of a node that is not ready; nil if it is.
+// notReady returns the Ready condition of a node that is not ready; nil if it is.
 func notReady(n *corev1.Node) *corev1.NodeCondition {
 	for i := range n.Status.Conditions {
 		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
@@ -154,7 +157,7 @@ func (o Objects) node(name string) *corev1.Node {
 	return nil
 }
 
-// ask returns what the daemon of a node knows.
+// ask returns the answer of a node's daemon.
 func (o Objects) ask(ctx context.Context, node string) Daemon {
 	if o.Ask == nil {
 		return Daemon{Problem: "its daemon was not asked"}
