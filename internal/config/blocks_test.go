@@ -182,7 +182,7 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "devices, a bad reference", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, GPU]}]}}",
-			want: `line 1: sharing.timeSlicing.resources[0].devices[1]: "GPU" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
+			want: `line 1: sharing.timeSlicing.resources[0].devices[1]: "GPU" does not name a device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
 		},
 		{
 			name: "MPS without a directory, with mixed", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", args: "--mig-strategy=mixed",
@@ -205,7 +205,7 @@ func TestProblemsOfBlocks(t *testing.T) {
 				`line 6: selectors[4].models[0]: is empty; use "*" to match everything` + "\n" +
 				`line 6: selectors[4].pci[0]: "z" is not a PCI address such as 0000:1b:00.0` + "\n" +
 				`line 6: selectors[4].rename: "-" is not a resource name: after nvidia.com/ come lower-case letters, digits, '-' and '.', a letter or digit first, last and on both sides of each '.'` + "\n" +
-				`line 6: selectors[4].uuids[0]: "x" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
+				`line 6: selectors[4].uuids[0]: "x" does not name a device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
 		},
 		{
 			name: "selectors that overlap",

@@ -59,7 +59,7 @@ func TestReplaces(t *testing.T) {
 		"before the first scan":                {shared, tooMany, inventory.Snapshot{}, ""},
 		"already nothing":                      {none, tooMany, gpus(8, nil), ""},
 		"too many clients of MPS": {defaults, mps, gpus(2, nil),
-			"49 replicas are asked for, and MPS serves at most 48 clients on it"},
+			"49 replicas are configured, and MPS serves at most 48 clients on it"},
 		"all excluded": {defaults, none, gpus(2, nil),
 			"it is excluded by selectors[0] of the configuration; if that is intended, restart the daemon"},
 		"one excluded": {defaults, "selectors: [{indices: [0], exclude: true}]\n", gpus(2, nil), ""},

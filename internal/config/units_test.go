@@ -35,7 +35,7 @@ func TestUnits(t *testing.T) {
 			warning: "units: has no effect without a selector with units: true"},
 		{name: "no MPS root", file: "selectors: [{indices: ['0'], units: true}]", err: "units need --mps-root"},
 		{name: "a size", file: selected + "units: {size: 1G}",
-			err: `units.size: "1G" is no size of units; use 128Mi, 256Mi, 1Gi`},
+			err: `units.size: "1G" is not a size of units; use 128Mi, 256Mi, 1Gi`},
 		{name: "a name", file: selected + "units: {name: mem}",
 			err: `units.name: "mem" is not the beginning of a resource name`},
 		{name: "percentages", file: selected + "units: {percentage: mem}",

@@ -119,7 +119,7 @@ func (s *Set) endDrain(old map[resource.Device]*oldForm) {
 
 // waitFor returns how many devices of the plan wait for an old form.
 func (s *Set) waitFor(f *oldForm) int {
-	form := resource.HeldForm{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
+	form := resource.HeldShape{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
 	waiting := 0
 	for _, r := range s.asked.plan.Resources {
 		for d := range r.All() {

@@ -112,7 +112,7 @@ func (s *Set) usable() map[string]bool {
 
 // isFewer reports whether a resource has fewer devices without those that have just left the plan.
 func (s *Set) isFewer(usable map[string]bool) bool {
-	var forms []resource.HeldForm
+	var forms []resource.HeldShape
 	before := map[string]int{} // how many devices each resource has on offer
 	for name, entry := range s.resources {
 		for _, d := range entry.list.departing {

@@ -169,10 +169,10 @@ func (s *Set) findHeldForms() {
 	s.forms.stuck.see(len(gpus) > 0, s.collaborators.Clock.Now(), stuckFor,
 		"there is no PodResources socket of the kubelet, and the end of that pod is seen when another one gets a GPU")
 	if s.forms.stuck.counts() {
-		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldForm) bool { return gpus[s.gpuOf(h)] })
+		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldShape) bool { return gpus[s.gpuOf(h)] })
 		maps.DeleteFunc(old, func(_ resource.Device, f *oldForm) bool { return gpus[f.device.GPU] })
 	}
-	slices.SortFunc(s.forms.held, func(a, b resource.HeldForm) int {
+	slices.SortFunc(s.forms.held, func(a, b resource.HeldShape) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
 	s.withdraw(old)
@@ -212,7 +212,7 @@ func (s *Set) stuck() map[string]bool {
 			return d.Healthy && !waits
 		})
 		// pods still ask for it
-		same := slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Resource == r.Name })
+		same := slices.ContainsFunc(s.forms.held, func(c resource.HeldShape) bool { return c.Resource == r.Name })
 		if !free && !same && gpu != "" {
 			gpus[gpu] = true
 		}
@@ -221,7 +221,7 @@ func (s *Set) stuck() map[string]bool {
 }
 
 // gpuOf returns the GPU of a held form, as far as the node has it.
-func (s *Set) gpuOf(c resource.HeldForm) string {
+func (s *Set) gpuOf(c resource.HeldShape) string {
 	if c.GPU != "" {
 		return c.GPU
 	}
@@ -267,7 +267,7 @@ func (s *Set) holders(l *list, id string) int {
 
 // contests reports whether the GPU of a device counts as held in another form.
 func (s *Set) contests(device resource.Device) bool {
-	return slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Conflicts(device) })
+	return slices.ContainsFunc(s.forms.held, func(c resource.HeldShape) bool { return c.Conflicts(device) })
 }
 
 // allocating returns the view of a list for the answer to a call of Allocate. The devices of the
@@ -351,8 +351,8 @@ func (s *Set) take(device resource.Device) {
 }
 
 // heldForm returns the form that a departing device has if it counts as held.
-func (d departure) heldForm() resource.HeldForm {
-	form := resource.HeldForm{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
+func (d departure) heldForm() resource.HeldShape {
+	form := resource.HeldShape{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
 	if d.kept {
 		form.Reason = waitsForTaint
 	}
@@ -361,12 +361,12 @@ func (d departure) heldForm() resource.HeldForm {
 
 // foreignForms returns the devices that kubelet has under resources which this Set does not serve:
 // those on GPUs of the plan, and those that this program may have offered on other GPUs.
-func (s *Set) foreignForms() []resource.HeldForm {
-	var foreign []resource.HeldForm
+func (s *Set) foreignForms() []resource.HeldShape {
+	var foreign []resource.HeldShape
 	add := func(name, id, reason string) {
 		uuid, _ := resource.SplitID(id)
 		if _, served := s.resources[name]; !served && (s.asked.uuids[uuid] || resource.MayBeOurs(name, id)) {
-			foreign = append(foreign, resource.HeldForm{Resource: name, ID: id, Reason: reason})
+			foreign = append(foreign, resource.HeldShape{Resource: name, ID: id, Reason: reason})
 		}
 	}
 	for key, holder := range s.told.evidence.held {
@@ -379,7 +379,7 @@ func (s *Set) foreignForms() []resource.HeldForm {
 			}
 		}
 	}
-	slices.SortFunc(foreign, func(a, b resource.HeldForm) int {
+	slices.SortFunc(foreign, func(a, b resource.HeldShape) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
 	return foreign

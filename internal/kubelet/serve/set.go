@@ -181,14 +181,14 @@ type told struct {
 	begun    bool                 // the checkpoint was read for the first plan
 	silence  lasting              // the checkpoint cannot be read
 	unasked  bool                 // PodResources cannot be asked
-	foreign  []resource.HeldForm  // devices that kubelet has under resources that this Set does not serve
+	foreign  []resource.HeldShape // devices that kubelet has under resources that this Set does not serve
 	unserved map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
 }
 
 // heldForms are the forms in which GPUs count as held, where that is another form than that of the
 // plan.
 type heldForms struct {
-	held  []resource.HeldForm
+	held  []resource.HeldShape
 	grows time.Time // when more devices of a GPU in its new form may be on offer; zero if there are none
 	drain drain
 	stuck lasting // a resource has nothing to give because PodResources cannot be asked

@@ -9,13 +9,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// candidate is a device of the node that could be offered.
+// A candidate is a device of the node that could be offered.
 type candidate struct {
 	gpu *inventory.GPU
 	mig *inventory.MIGDevice // nil for a whole GPU
 }
 
-// kind is the MIG profile of the candidate; empty for a whole GPU.
+// kind returns the MIG profile of the candidate; empty for a whole GPU.
 func (c candidate) kind() string {
 	if c.mig == nil {
 		return ""
@@ -37,7 +37,7 @@ func (c candidate) index() string {
 	return strconv.Itoa(c.gpu.Index) + ":" + strconv.Itoa(c.mig.Index)
 }
 
-// is reports whether a Ref names the candidate or the GPU that it stands on.
+// is reports whether a Ref names the candidate or its GPU.
 func (c candidate) is(r Ref) bool {
 	s := string(r)
 	return s == c.uuid() || s == c.gpu.UUID || s == c.index() || s == strconv.Itoa(c.gpu.Index)
@@ -70,19 +70,19 @@ func (p *planner) device(c candidate) Device {
 	case !health.Allocatable():
 		d.Reason = reason(sick, health)
 	case missing != 0:
-		d.Reason = fmt.Sprintf("the configuration requires /dev/%s, which this node lacks", missing)
+		d.Reason = fmt.Sprintf("this node lacks /dev/%s, which the configuration requires", missing)
 	}
 	d.Healthy = d.Reason == ""
 	return d
 }
 
-// reason says which device cannot be given new work, why, and what cures it.
+// reason returns why a device cannot be given new work, and the remedy.
 func reason(uuid string, h inventory.Health) string {
 	return strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", uuid, h.State, h.Why()), ": ")
 }
 
 // candidates returns the devices of the node under a MIG strategy, by index. A GPU in MIG mode
-// without MIG devices is one.
+// without MIG devices is a candidate.
 func candidates(gpus []inventory.GPU, strategy MIGStrategy) []candidate {
 	var all []candidate
 	for i := range gpus {
@@ -99,7 +99,7 @@ func candidates(gpus []inventory.GPU, strategy MIGStrategy) []candidate {
 	return all
 }
 
-// unfit returns why a device cannot be offered, independently of other devices; empty if it can.
+// unfit returns why a device cannot be offered, regardless of other devices; empty if it can.
 func (p *planner) unfit(c candidate) string {
 	switch {
 	case displayOnly(c.gpu.Model):
@@ -107,20 +107,20 @@ func (p *planner) unfit(c candidate) string {
 	case c.mig == nil && c.gpu.MIG == inventory.MIGEnabled && p.options.MIG != MIGNone && p.unread[c.gpu.Index] != "":
 		return p.unread[c.gpu.Index]
 	case c.mig == nil && c.gpu.MIG == inventory.MIGEnabled && p.options.MIG != MIGNone:
-		return fmt.Sprintf("MIG is enabled on it, but it has no MIG devices, and the MIG strategy is %s; create MIG devices, "+
-			"or disable MIG on it", p.options.MIG)
+		return fmt.Sprintf("MIG is enabled on it, but it has no MIG devices, and the MIG strategy is %s; create "+
+			"MIG devices, or disable MIG on it", p.options.MIG)
 	}
 	return ""
 }
 
-// displayOnly reports whether a product is a display card without compute, which NVML counts: that
-// of a DGX Station.
+// displayOnly reports whether a product is a display card without compute. NVML counts the display
+// card of a DGX Station as a GPU.
 func displayOnly(model string) bool { return model == "DGX Display" || model == "NVIDIA DGX Display" }
 
-// ofOneKind keeps the candidates of the kind (whole GPU, or one MIG profile) that most GPUs have;
-// if two kinds have as many GPUs, that of the lowest index. All devices of one resource must have
-// one size.
-func (p *planner) ofOneKind(all []candidate) []candidate {
+// mostCommonKind keeps the candidates of the kind (whole GPU, or one MIG profile) that most GPUs
+// have. With equal numbers, the kind of the lowest index wins. All devices of one resource must
+// have one size.
+func (p *planner) mostCommonKind(all []candidate) []candidate {
 	carriers := map[string]int{}
 	seen := map[[2]string]bool{}
 	best := ""
@@ -139,8 +139,9 @@ func (p *planner) ofOneKind(all []candidate) []candidate {
 		if c.kind() == best {
 			return false
 		}
-		p.leaveOut(c, LeftOut{Reason: fmt.Sprintf("it is %s, most GPUs of the node offer %s, and the MIG strategy single allows one kind of "+
-			"device; give all GPUs the same layout, or use the MIG strategy mixed", kindName(c.kind()), kindName(best))})
+		p.leaveOut(c, LeftOut{Reason: fmt.Sprintf("it is %s, most GPUs of the node offer %s, and the MIG strategy "+
+			"single allows one kind of device; give all GPUs the same layout, or use the MIG strategy mixed",
+			kindName(c.kind()), kindName(best))})
 		return true
 	})
 }

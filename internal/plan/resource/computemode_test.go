@@ -18,8 +18,8 @@ func TestComputeModes(t *testing.T) {
 	}{
 		inventory.ComputeDefault:          {true, ""},
 		inventory.ComputeProhibited:       {false, ""},
-		inventory.ComputeExclusiveThread:  {true, "its compute mode EXCLUSIVE_THREAD lets one container at a time compute"},
-		inventory.ComputeExclusiveProcess: {true, "its compute mode EXCLUSIVE_PROCESS lets one container at a time compute"},
+		inventory.ComputeExclusiveThread:  {true, "its compute mode EXCLUSIVE_THREAD allows one container at a time"},
+		inventory.ComputeExclusiveProcess: {true, "its compute mode EXCLUSIVE_PROCESS allows one container at a time"},
 	} {
 		for _, sharing := range []resource.SharingMode{resource.Unshared, resource.TimeSliced, resource.MPS} {
 			o := resource.Options{Sharing: resource.Sharing{Mode: sharing}}
@@ -27,7 +27,8 @@ func TestComputeModes(t *testing.T) {
 				o.Sharing.Rules = []resource.SharingRule{{Name: resource.WholeGPU, Replicas: 2}}
 			}
 			plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{{
-				UUID: "GPU-a", Index: 3, ComputeMode: mode, Health: inventory.Health{State: inventory.Healthy}, ComputeCapability: inventory.ComputeCapability{Major: 9},
+				UUID: "GPU-a", Index: 3, ComputeMode: mode, Health: inventory.Health{State: inventory.Healthy},
+				ComputeCapability: inventory.ComputeCapability{Major: 9},
 			}}}, o)
 			d := plan.Resources[0].Devices[0]
 			if d.Healthy != want.healthy || !d.Healthy && !strings.Contains(d.Reason,

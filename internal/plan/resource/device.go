@@ -15,40 +15,42 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// A Device is the device with one ID: a GPU, a MIG device, or a replica of one.
+// A Device is the device with one ID: a GPU, a MIG device, or a replica of either.
 type Device struct {
-	// ID is the device's name at kubelet: UUID, or "UUID::n" for the n-th replica of a shared device.
+	// ID is the kubelet's name of the device: UUID, or "UUID::n" for the n-th replica of a shared
+	// device.
 	ID string
-	// UUID is the GPU's or the MIG device's; of a Percentage, a word that no GPU has.
+	// UUID is the UUID of the GPU or MIG device. For Percentage, it is a word that no GPU has.
 	UUID string
-	// GPU is the UUID of the physical GPU that the device is, or is a part of; empty for a Percentage.
+	// GPU is the UUID of the physical GPU; empty for Percentage.
 	GPU string
-	// Index is "i", the GPU's index, or "i:j" for the MIG device j on it.
+	// Index is the GPU's index "i", or "i:j" for the MIG device j on it.
 	Index string
-	// Resource is the name of the resource that it belongs to.
+	// Resource is the name of the device's resource.
 	Resource string
-	// Sharing is how several containers share it.
+	// Sharing is how several containers share the device.
 	Sharing SharingMode
 	// Minor is the N of the physical GPU's /dev/nvidiaN.
 	Minor int
 	// GI and CI are the instances of a MIG device; inventory.Unattributed for whole GPUs.
 	GI, CI int
-	// GICap and CICap are the N of the /dev/nvidia-caps/nvidia-capN of the two; 0 for whole GPUs and
-	// where not known.
+	// GICap and CICap are the N of /dev/nvidia-caps/nvidia-capN for the two instances; 0 for whole
+	// GPUs and where unknown.
 	GICap, CICap int
-	// Control are the driver's device nodes that the node has.
+	// Control are the driver's device nodes on the node.
 	Control inventory.ControlNodes
 	// NUMANode is the memory node nearest to the GPU, or inventory.NoNUMANode.
 	NUMANode int
-	// Healthy says that new work may be given to the device.
+	// Healthy reports whether the device can be given new work.
 	Healthy bool
-	// Reason says why not, and what cures it, in a sentence without a full stop; empty when Healthy.
+	// Reason says why the device is not Healthy and names the remedy, without a full stop; empty
+	// when Healthy.
 	Reason string
 }
 
-// MPSDaemon returns the name of the MPS control daemon that containers with the device use: its
-// directory below that of MPS state. It is empty if they use none. All devices of a resource that
-// is shared by MPS have one; a GPU in units has one of its own.
+// MPSDaemon returns the name of the MPS control daemon for containers with the device: the daemon's
+// directory below the MPS state. It is empty without MPS. All devices of a resource that is shared
+// by MPS have the same daemon; each GPU in units has its own.
 func (d Device) MPSDaemon() string {
 	switch d.Sharing {
 	case MPS:
@@ -60,14 +62,14 @@ func (d Device) MPSDaemon() string {
 	return ""
 }
 
-// A Resource is one extended resource of the node. It is immutable, and made by NewResource; the
+// A Resource is one extended resource of the node. It is immutable and comes from NewResource; the
 // zero value has no devices.
 type Resource struct {
 	// Name is the full name, such as nvidia.com/gpu.
 	Name string
-	// Devices are the devices of the resource, by index and then by replica. Of units of memory they
-	// are the first of each GPU, because there are thousands that differ in their IDs alone: All makes
-	// the others.
+	// Devices are the devices of the resource, by index and then by replica. For units of memory,
+	// Devices has only the first unit of each GPU: there are thousands, which differ only in their
+	// IDs. All returns every unit.
 	Devices []Device
 
 	onePerRequest bool
@@ -75,13 +77,13 @@ type Resource struct {
 	migParents    bool
 	graph         *topology.Graph
 	preference    *topology.Preference
-	at            map[string]int // position in Devices, by ID; of units of memory, by UUID
-	units         *unitRules     // nil if the devices are no units of memory
-	counts        []int          // how many units each GPU has, in the order of Devices
+	at            map[string]int // position in Devices, by ID; for units of memory, by UUID
+	units         *unitRules     // nil for other resources than units of memory
+	counts        []int          // number of units of each GPU, in the order of Devices
 }
 
-// NewResource returns a resource of the given devices, which it orders, on a node whose GPUs are
-// connected as graph says. It takes over the slice.
+// NewResource returns a resource of the given devices on a node with the given graph of GPU
+// connections. It takes over the slice and sorts it.
 func NewResource(name string, o Options, graph *topology.Graph, devices []Device) Resource {
 	slices.SortStableFunc(devices, compareDevices)
 	r := Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, migParents: o.MIGParents,
@@ -89,7 +91,7 @@ func NewResource(name string, o Options, graph *topology.Graph, devices []Device
 	return r.with(devices)
 }
 
-// with returns the resource with other devices, which are in order.
+// with returns the resource with other devices, which must be in order.
 func (r Resource) with(devices []Device) Resource {
 	r.Devices, r.at = devices, make(map[string]int, len(devices))
 	if r.units != nil {
@@ -112,7 +114,7 @@ func (r Resource) with(devices []Device) Resource {
 }
 
 // Equal reports whether two resources have the same name, the same devices in the same state, and
-// are served alike.
+// the same rules.
 func (r Resource) Equal(other Resource) bool {
 	return r.Name == other.Name && slices.Equal(r.Devices, other.Devices) &&
 		r.onePerRequest == other.onePerRequest && r.policy == other.policy && r.migParents == other.migParents &&
@@ -123,7 +125,7 @@ func (r Resource) Equal(other Resource) bool {
 // All returns all devices of the resource, in order.
 func (r Resource) All() iter.Seq[Device] { return r.Without(Resource{}) }
 
-// Count returns how many devices the resource has.
+// Count returns the number of devices of the resource.
 func (r Resource) Count() int {
 	count := len(r.Devices)
 	if r.units != nil {
@@ -135,7 +137,7 @@ func (r Resource) Count() int {
 	return count
 }
 
-// Without returns the devices that another resource does not have, in order.
+// Without returns the devices that another resource lacks, in order.
 func (r Resource) Without(other Resource) iter.Seq[Device] {
 	return func(yield func(Device) bool) {
 		for _, d := range r.Devices {
@@ -165,7 +167,7 @@ func (r Resource) Members() []Device {
 	return each
 }
 
-// Device returns the device of the given ID.
+// Device returns the device with the given ID.
 func (r Resource) Device(id string) (Device, bool) {
 	if r.units != nil {
 		gpu, n := r.unit(id)
@@ -189,8 +191,8 @@ func (r Resource) Lacks(id string) bool {
 	return !found
 }
 
-// TooFew reports whether an error of Prefer says that a request wants more devices than are
-// available, and returns how many are.
+// TooFew reports whether an error of Prefer means that a request wants more devices than are
+// available. It also returns the number of available devices.
 func TooFew(err error) (available int, few bool) {
 	var e *topology.TooFewError
 	if !errors.As(err, &e) {
@@ -199,9 +201,10 @@ func TooFew(err error) (available int, few bool) {
 	return len(e.Available), true
 }
 
-// Prefer returns which `size` of the available devices a container should be given, including the
+// Prefer returns the preferred `size` of the available devices for a container, including the
 // required ones, in the order of the resource. Package topology describes the rules. The answer
-// depends on the sets alone, not on their order. It fails with the errors of topology.Preference.
+// depends only on the sets, not on their order. Prefer fails with the errors of
+// topology.Preference.
 func (r Resource) Prefer(available, required []string, size int) ([]string, error) {
 	if r.units != nil {
 		return r.preferUnits(available, required, size)
@@ -212,16 +215,16 @@ func (r Resource) Prefer(available, required []string, size int) ([]string, erro
 	return r.preference.Prefer(r.admissible(available, required, size), required, size)
 }
 
-// admissible returns those of the available devices that Admit lets a container have together, if
-// they are enough; else all of them.
+// admissible returns the available devices that Admit lets a container have together, if there are
+// enough; otherwise all of them.
 func (r Resource) admissible(available, required []string, size int) []string {
 	if !r.onePerRequest || size < 2 {
 		return available
 	}
-	alone := map[string]struct{}{} // not of size, which may be anything
+	alone := map[string]struct{}{} // not of length size, which may be any number
 	for _, id := range required {
 		if d, known := r.Device(id); known && d.Sharing != Unshared {
-			return available // whatever comes with it is refused
+			return available // Admit refuses every combination with a replica
 		}
 		alone[id] = struct{}{}
 	}
@@ -238,8 +241,8 @@ func (r Resource) admissible(available, required []string, size int) []string {
 	return kept
 }
 
-// Admit returns why a container may not be given all these devices of the resource at once; nil if
-// it may. It does not look at the health of the devices.
+// Admit returns why a container may not be given all these devices of the resource together; nil if
+// it may. It ignores the health of the devices.
 func (r Resource) Admit(devices []Device) error {
 	if UnitMiB(r.Name) > 0 {
 		return r.admitUnits(devices)
@@ -251,8 +254,8 @@ func (r Resource) Admit(devices []Device) error {
 	if !r.onePerRequest || !shared || len(devices) < 2 {
 		return nil
 	}
-	return fmt.Errorf("invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; "+
-		"found %d", r.Name, len(devices))
+	return fmt.Errorf("invalid allocation request for %q: invalid request: maximum request size for shared "+
+		"resources is 1; found %d", r.Name, len(devices))
 }
 
 // compareDevices orders devices by index, number by number, and then by replica.
@@ -270,7 +273,7 @@ func compareIndex(a, b string) int {
 	return cmp.Or(cmp.Compare(ga, gb), cmp.Compare(ma, mb))
 }
 
-// splitIndex takes "i" or "i:j" apart; j is -1 for a whole GPU.
+// splitIndex splits "i" or "i:j"; j is -1 for a whole GPU.
 func splitIndex(index string) (gpu, mig int) {
 	i, j, partitioned := strings.Cut(index, ":")
 	gpu, _ = strconv.Atoi(i)
@@ -281,21 +284,20 @@ func splitIndex(index string) (gpu, mig int) {
 	return gpu, mig
 }
 
-// replicaMark stands between the UUID and the number of a replica in a device ID.
+// replicaMark separates the UUID from the number of the replica in a device ID.
 const replicaMark = "::"
 
-// replicaID is the device ID of the n-th replica of a device.
+// replicaID returns the device ID of the n-th replica of a device.
 func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.Itoa(n) }
 
-// SplitID returns the UUID of the device that kubelet has under an ID, and whether the ID is that
-// of a replica.
+// SplitID returns the UUID in a device ID, and whether the ID belongs to a replica.
 func SplitID(id string) (uuid string, shared bool) {
 	uuid, _, shared = strings.Cut(id, replicaMark)
 	return uuid, shared
 }
 
-// ByID returns the facts that the ID alone tells about a device that the plan may no longer have:
-// its UUID, and whether it is shared, but not how.
+// ByID returns what the ID alone says about a device that the plan may no longer have: its UUID,
+// and whether it is shared, but not how.
 func ByID(id string) Device {
 	uuid, shared := SplitID(id)
 	d := Device{ID: id, UUID: uuid, NUMANode: inventory.NoNUMANode}
@@ -305,19 +307,19 @@ func ByID(id string) Device {
 	return d
 }
 
-// idForm is that of the IDs of devices with NVML's UUIDs, and of their replicas.
+// idForm matches the IDs of devices with NVML's UUIDs, of their replicas and of percentages.
 var idForm = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^((` + uuidForm + `(::\d+)?)|` + percentageID + `::\d+)$`)
 })
 
-// MayBeOurs reports whether this program may have offered a device of that ID under that resource,
-// with another configuration or on GPUs that cannot be read now. NVIDIA's plugin uses the same
-// names and IDs.
+// MayBeOurs reports whether this program may have offered a device with that ID under that
+// resource, with another configuration or on GPUs that cannot be read now. NVIDIA's plugin uses the
+// same names and IDs.
 func MayBeOurs(name, id string) bool {
 	return (IsName(name) || UnitMiB(name) > 0 || IsPercentage(name)) && idForm().MatchString(id)
 }
 
-// replica is the n of a replica's device ID; -1 for a device that is not shared.
+// replica returns the n of a replica's device ID; -1 for a device that is not shared.
 func replica(id string) int {
 	_, n, shared := strings.Cut(id, replicaMark)
 	if !shared {

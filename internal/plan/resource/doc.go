@@ -1,7 +1,7 @@
-// Package resource decides what the node offers kubelet: which resources, with which device IDs,
-// and which of them a container is best given. It is the only home of resource names and replica
-// IDs.
+// Package resource decides what the node offers to the kubelet: the resources, their device IDs,
+// and the devices that a container is preferably given. It is the only home of resource names and
+// replica IDs.
 //
-// It is policy: a Snapshot and Options go in, a Plan comes out, and nothing is read, written,
-// started or logged on the way. Package config makes its Options.
+// The package is policy: New makes a Plan from a Snapshot and Options. It reads, writes, starts and
+// logs nothing. Package config provides the Options.
 package resource

@@ -2,31 +2,31 @@ package resource
 
 import "slices"
 
-// A Hold keeps devices of a plan from being given out for a while.
+// A Hold makes devices of a plan temporarily not allocatable.
 type Hold struct {
 	// Resource is the resource of the devices; empty for any.
 	Resource string
-	// UUID is that of the GPU or MIG device that they are, with all its replicas.
+	// UUID is the UUID of the GPU or MIG device. The hold applies to all its replicas.
 	UUID string
 	// Reason is a sentence without a full stop.
 	Reason string
-	// Hidden devices are in no list. Others are in their lists as Unhealthy.
+	// Hidden devices are in no list. Others stay in their lists as Unhealthy.
 	Hidden bool
-	// Node says that a device node is missing for them.
+	// Node reports whether the reason is a missing device node.
 	Node bool
 }
 
-// A GPUHold keeps the devices of a GPU from being given out, but for those of some of its GPU
+// A GPUHold makes the devices of a GPU temporarily not allocatable, except those of some GPU
 // instances.
 type GPUHold struct {
 	// Reason is a sentence without a full stop; empty if there is no hold.
 	Reason string
-	// Kept are the IDs of the GPU instances whose devices are given out.
+	// Kept are the IDs of the GPU instances whose devices stay allocatable.
 	Kept []int
 }
 
 // UnderGPUs returns the plan with holds on GPUs, by UUID. Devices of a GPU without an entry are in
-// no list: nobody has decided about it.
+// no list: nothing has been decided about the GPU yet.
 func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 	var list []Hold
 	for _, r := range p.Resources {
@@ -46,7 +46,7 @@ func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 }
 
 // Under returns the plan with holds on its devices. Of several holds on a device a hidden one
-// counts, and else the first.
+// counts, otherwise the first.
 func (p Plan) Under(holds []Hold) Plan {
 	if len(holds) == 0 {
 		return p

@@ -14,13 +14,13 @@ const Prefix = "nvidia.com/"
 // WholeGPU is the resource of whole GPUs, and of MIG devices under the strategy single.
 const WholeGPU = Prefix + "gpu"
 
-// maxName is how long a full resource name may be.
+// maxName is the longest full resource name.
 const maxName = 63
 
-// sharedSuffix is added to the names of shared resources, if so configured.
+// sharedSuffix is appended to the names of shared resources if the configuration renames them.
 const sharedSuffix = ".shared"
 
-// SharedName returns the name of a shared resource, if names are so configured.
+// SharedName returns the name of a shared resource if the configuration renames shared resources.
 func SharedName(name string) string { return name + sharedSuffix }
 
 // ProfileName returns the resource of MIG devices of a profile under the strategy mixed:
@@ -29,16 +29,16 @@ func ProfileName(profile string) string {
 	return Prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
 }
 
-// IsName reports whether a configuration could have named a resource so.
+// IsName reports whether a configuration can give a resource this name.
 func IsName(name string) bool {
 	full, err := ParseName(name)
 	return err == nil && full == name
 }
 
-// nameForm is that of a DNS subdomain: what NVIDIA's device plugin takes.
+// nameForm matches a DNS subdomain, as NVIDIA's device plugin does.
 var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// ParseName returns the full name of a resource that is written with or without "nvidia.com/".
+// ParseName returns the full name of a resource, written with or without "nvidia.com/".
 func ParseName(text string) (string, error) {
 	name, _ := strings.CutPrefix(text, Prefix)
 	switch {
@@ -54,7 +54,7 @@ func ParseName(text string) (string, error) {
 	return Prefix + name, nil
 }
 
-// A Pattern matches a whole string; "*" in it stands for any characters, also for none.
+// A Pattern matches a whole string; "*" stands for any characters, also for none.
 type Pattern string
 
 // Match reports whether the pattern matches all of text.
@@ -76,7 +76,7 @@ func (p Pattern) Match(text string) bool {
 	return strings.HasSuffix(text, parts[last])
 }
 
-// Meets reports whether some text matches both patterns.
+// Meets reports whether any text matches both patterns.
 func (p Pattern) Meets(other Pattern) bool {
 	a, b := string(p), string(other)
 	switch {
@@ -97,7 +97,7 @@ func (p Pattern) Meets(other Pattern) bool {
 // A Ref names a device by index, "i" or "i:j", or by UUID.
 type Ref string
 
-// uuidForm is that of NVML's UUIDs. Drivers before R470 name MIG devices by their GPU.
+// uuidForm matches NVML's UUIDs. Drivers before R470 name MIG devices after their GPU.
 const (
 	uuidForm = `((GPU|MIG)-` + uuidPart + `|MIG-GPU-` + uuidPart + `/\d+/\d+)`
 	uuidPart = `[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`
@@ -107,19 +107,19 @@ var refForm = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(\d+(:\d+)?|` + uuidForm + `)$`)
 })
 
-// ParseRef returns the Ref that a configuration writes.
+// ParseRef returns the Ref in the text of a configuration.
 func ParseRef(text string) (Ref, error) {
 	if !refForm().MatchString(text) {
-		return "", fmt.Errorf("%q names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L "+
-			"prints it", text)
+		return "", fmt.Errorf("%q does not name a device: write a GPU's index (0), a MIG device's index (0:1) or "+
+			"a UUID as nvidia-smi -L prints it", text)
 	}
 	return Ref(text), nil
 }
 
 var pciForm = regexp.MustCompile(`^([0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$`)
 
-// ParsePCI returns a PCI address as sysfs writes it, of one with or without a domain of 4 to 8
-// digits.
+// ParsePCI returns a PCI address in the form of sysfs. The text may lack the domain, or have a
+// domain of 4 to 8 digits.
 func ParsePCI(text string) (string, error) {
 	parts := pciForm.FindStringSubmatch(strings.ToLower(text))
 	if parts == nil {

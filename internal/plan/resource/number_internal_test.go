@@ -38,21 +38,21 @@ func TestClaimsConflict(t *testing.T) {
 	whole, part := Device{Resource: "r", UUID: "G", GPU: "G"}, Device{Resource: "r", UUID: "M", GPU: "G"}
 	shared := Device{Resource: "r", UUID: "G", GPU: "G", Sharing: TimeSliced}
 	for _, tt := range []struct {
-		claim HeldForm
+		claim HeldShape
 		with  Device
 		want  bool
 	}{
-		{HeldForm{Resource: "r", ID: "G", GPU: "G"}, whole, false},
-		{HeldForm{Resource: "s", ID: "G", GPU: "G"}, whole, true},
-		{HeldForm{Resource: "r", ID: "G::0", GPU: "G"}, whole, true},
-		{HeldForm{Resource: "r", ID: "G::0", GPU: "G"}, shared, false},
-		{HeldForm{Resource: "r", ID: "G", GPU: "G"}, shared, true},
-		{HeldForm{Resource: "s", ID: "G", GPU: "H"}, whole, false},
-		{HeldForm{Resource: "s", ID: "G"}, whole, false},
-		{HeldForm{Resource: "r", ID: "G", GPU: "G"}, part, true},
-		{HeldForm{Resource: "s", ID: "M", GPU: "G"}, whole, true},
-		{HeldForm{Resource: "s", ID: "N", GPU: "G"}, part, false},
-		{HeldForm{Resource: "s", ID: "M", GPU: "G"}, part, true},
+		{HeldShape{Resource: "r", ID: "G", GPU: "G"}, whole, false},
+		{HeldShape{Resource: "s", ID: "G", GPU: "G"}, whole, true},
+		{HeldShape{Resource: "r", ID: "G::0", GPU: "G"}, whole, true},
+		{HeldShape{Resource: "r", ID: "G::0", GPU: "G"}, shared, false},
+		{HeldShape{Resource: "r", ID: "G", GPU: "G"}, shared, true},
+		{HeldShape{Resource: "s", ID: "G", GPU: "H"}, whole, false},
+		{HeldShape{Resource: "s", ID: "G"}, whole, false},
+		{HeldShape{Resource: "r", ID: "G", GPU: "G"}, part, true},
+		{HeldShape{Resource: "s", ID: "M", GPU: "G"}, whole, true},
+		{HeldShape{Resource: "s", ID: "N", GPU: "G"}, part, false},
+		{HeldShape{Resource: "s", ID: "M", GPU: "G"}, part, true},
 	} {
 		if got := tt.claim.Conflicts(tt.with); got != tt.want {
 			t.Errorf("%+v with %+v: %v, want %v", tt.claim, tt.with, got, tt.want)

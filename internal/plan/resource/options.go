@@ -8,42 +8,40 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// Options are the parts of the configuration that decide about a Plan. It is a value: nobody
-// changes it, or what its slices hold, after it was made. The zero value offers every GPU whole as
-// nvidia.com/gpu.
+// Options are the parts of the configuration that decide about a Plan. They are immutable,
+// including the contents of the slices. The zero value offers every GPU whole as nvidia.com/gpu.
 type Options struct {
-	// MIG says how GPUs in MIG mode are offered.
+	// MIG is how GPUs in MIG mode are offered.
 	MIG MIGStrategy
-	// Policy says which devices a container should be given where several IDs belong to one physical
-	// GPU.
+	// Policy chooses devices for a container where several IDs belong to one physical GPU.
 	Policy Policy
-	// MIGParents has Policy look at each MIG device as at a GPU of its own, as NVIDIA's device plugin
+	// MIGParents makes Policy treat each MIG device as a GPU of its own, as NVIDIA's device plugin
 	// does.
 	MIGParents bool
-	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first that
-	// matches counts; what none matches has its usual name.
+	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first match
+	// counts; without a match the device has its usual name.
 	GPUs, MIGs []Naming
-	// Selectors select devices that are treated differently; the first that selects a device counts.
+	// Selectors select devices for special treatment; the first that selects a device counts.
 	Selectors []Selector
-	// Sharing says which devices are shared.
+	// Sharing chooses the shared devices.
 	Sharing Sharing
-	// Units says how GPUs are offered that a Selector has offered in units of their memory.
+	// Units is how GPUs are offered in units of their memory. A Selector chooses these GPUs.
 	Units Units
-	// NotOffered are GPUs that no resource has, by UUID, each with the reason: pods get them in
+	// NotOffered are the GPUs without a resource, by UUID, each with the reason: pods get them in
 	// another way.
 	NotOffered map[string]string
 	// Required are device nodes without which no device of the node is Healthy.
 	Required inventory.ControlNodes
 }
 
-// MIGStrategy says how GPUs in MIG mode are offered.
+// MIGStrategy is how GPUs in MIG mode are offered.
 type MIGStrategy int
 
 // The MIG strategies.
 const (
-	// MIGNone offers every GPU whole, whether it is partitioned or not.
+	// MIGNone offers every GPU whole, partitioned or not.
 	MIGNone MIGStrategy = iota
-	// MIGSingle offers MIG devices under the name of whole GPUs; all of the node are of one profile.
+	// MIGSingle offers MIG devices, all of one profile, under the name of whole GPUs.
 	MIGSingle
 	// MIGMixed offers MIG devices under the names of their profiles, beside whole GPUs.
 	MIGMixed
@@ -61,8 +59,8 @@ func (s MIGStrategy) String() string {
 	return fmt.Sprintf("MIGStrategy(%d)", int(s))
 }
 
-// Policy says which IDs of shared or partitioned GPUs a container is preferably given. Package
-// topology explains the values.
+// Policy chooses IDs of shared or partitioned GPUs for a container. Package topology explains the
+// values.
 type Policy = topology.Policy
 
 // The policies.
@@ -72,17 +70,16 @@ const (
 	PolicyDistinct    = topology.Distinct
 )
 
-// Naming gives a resource name to what a pattern matches.
+// Naming gives a resource name to the devices that match a pattern.
 type Naming struct {
 	Pattern Pattern
 	// Name is a full name, as ParseName returns it.
 	Name string
 }
 
-// A Selector selects devices and says how they are treated. A selected GPU is selected with all its
-// MIG devices.
+// A Selector selects devices and their treatment. Selecting a GPU also selects all its MIG devices.
 type Selector struct {
-	// Where is its path in the configuration, for messages: "selectors[0]".
+	// Where is the path of the selector in the configuration, for messages: "selectors[0]".
 	Where string
 	// Devices select by index or UUID.
 	Devices []Ref
@@ -93,10 +90,10 @@ type Selector struct {
 
 	// Exclude leaves the devices out of every resource.
 	Exclude bool
-	// Rename is the resource they belong to, as ParseName returns it; empty for the usual one.
+	// Rename is the resource of the devices, as ParseName returns it; empty for the usual one.
 	Rename string
-	// Replicas is how many containers share each of them, whatever Sharing says; 0 leaves it to
-	// Sharing, 1 means one.
+	// Replicas is the number of containers that share each device, regardless of Sharing. 0 leaves
+	// the number to Sharing, 1 means unshared.
 	Replicas int
 	// Units offers the GPUs in units of their memory.
 	Units bool
@@ -105,38 +102,41 @@ type Selector struct {
 // SelectsGPU reports whether the selector selects a whole GPU.
 func (s Selector) SelectsGPU(g inventory.GPU) bool { return candidate{gpu: &g}.selectedBy(&s) }
 
-// Excludes reports whether a GPU is in no resource: it is excluded as a whole, or does not compute.
+// Excludes reports whether a GPU is in no resource: the GPU is excluded as a whole, or does not
+// compute.
 func (o Options) Excludes(g inventory.GPU) bool {
 	i := slices.IndexFunc(o.Selectors, func(s Selector) bool { return s.SelectsGPU(g) })
 	return displayOnly(g.Model) || i >= 0 && o.Selectors[i].Exclude
 }
 
-// Sharing says which devices are shared by how many containers.
+// Sharing decides how many containers share each device.
 type Sharing struct {
-	// Mode is how devices are shared, those that a Selector gives replicas included.
+	// Mode is how devices are shared, also those with replicas from a Selector.
 	Mode SharingMode
-	// RenameByDefault adds ".shared" to the name of shared devices that have no other.
+	// RenameByDefault appends ".shared" to the name of shared devices without another name.
 	RenameByDefault bool
-	// OnePerRequest refuses a container more than one ID when one of them is a replica.
+	// OnePerRequest refuses several IDs to a container if one of them is a replica.
 	OnePerRequest bool
-	// Rules are what is shared; of those that match a device, the first with the most replicas counts.
+	// Rules choose the shared devices; of several matching rules, the first with the most replicas
+	// counts.
 	Rules []SharingRule
 }
 
 // SharingRule shares devices of one resource.
 type SharingRule struct {
-	// Where is its path in the configuration, for messages: "sharing.timeSlicing.resources[0]".
+	// Where is the path of the rule in the configuration, for messages:
+	// "sharing.timeSlicing.resources[0]".
 	Where string
-	// Name is the resource as it is without sharing.
+	// Name is the resource without sharing.
 	Name string
 	// Rename is the resource of the shared devices; empty for the usual name.
 	Rename string
-	// First restricts the rule to so many devices of the resource, from the lowest index; 0 for no
-	// such limit.
+	// First restricts the rule to this number of devices of the resource, from the lowest index; 0
+	// for no limit.
 	First int
-	// Devices restrict the rule to these; nil for no such limit.
+	// Devices restrict the rule to these devices; nil for no limit.
 	Devices []Ref
-	// Replicas is how many containers share each device: 2 or more.
+	// Replicas is the number of containers that share each device: 2 or more.
 	Replicas int
 }
 
@@ -147,19 +147,20 @@ type SharingMode int
 const (
 	// Unshared devices have one container each.
 	Unshared SharingMode = iota
-	// TimeSliced devices run the work of their containers in turns, without limits.
+	// TimeSliced devices run their containers in turns, without limits.
 	TimeSliced
-	// MPS devices run it at the same time, with CUDA's Multi-Process Service.
+	// MPS devices run their containers at the same time, by CUDA's Multi-Process Service.
 	MPS
-	// InUnits devices are units of the memory of a GPU, each of which one container has. Nothing
-	// enforces what a container uses.
+	// InUnits devices are units of the memory of a GPU. Each unit belongs to one container. Nothing
+	// enforces the limits.
 	InUnits
-	// InMPSUnits devices are such units; CUDA's Multi-Process Service enforces what a container uses.
+	// InMPSUnits devices are units whose limits are enforced by CUDA's Multi-Process Service.
 	InMPSUnits
-	// InDriverUnits devices are such units; the driver limits what the cgroup of a container uses.
+	// InDriverUnits devices are units whose limits are enforced by the driver on the cgroup of the
+	// container.
 	InDriverUnits
-	// Percentage devices are tokens of the node, each for one percent of the threads that a container
-	// may use.
+	// Percentage devices are tokens of the node, each for one percent of the threads that a
+	// container may use.
 	Percentage
 )
 
@@ -183,8 +184,8 @@ func (m SharingMode) String() string {
 	return fmt.Sprintf("SharingMode(%d)", int(m))
 }
 
-// RuleOf returns the rule that shares the devices of a resource, given its name without sharing; of
-// several, the first with the most replicas.
+// RuleOf returns the sharing rule for a resource, by its name without sharing; of several, the
+// first with the most replicas.
 func (s Sharing) RuleOf(name string) (rule SharingRule, shared bool) {
 	if r := s.largest(func(r *SharingRule) bool { return r.Name == name }); r != nil {
 		return *r, true
@@ -192,23 +193,21 @@ func (s Sharing) RuleOf(name string) (rule SharingRule, shared bool) {
 	return SharingRule{}, false
 }
 
-// GPUName returns the resource of whole GPUs of a model, without sharing and without what Selectors
-// change.
+// GPUName returns the resource of whole GPUs of a model, before sharing and Selectors.
 func (o Options) GPUName(model string) string {
-	return named(o.GPUs, model, WholeGPU)
+	return firstNaming(o.GPUs, model, WholeGPU)
 }
 
-// MIGName returns the resource of MIG devices of a profile, without sharing and without what
-// Selectors change.
+// MIGName returns the resource of MIG devices of a profile, before sharing and Selectors.
 func (o Options) MIGName(profile string) string {
 	if o.MIG == MIGMixed {
-		return named(o.MIGs, profile, ProfileName(profile))
+		return firstNaming(o.MIGs, profile, ProfileName(profile))
 	}
-	return named(o.MIGs, profile, WholeGPU)
+	return firstNaming(o.MIGs, profile, WholeGPU)
 }
 
-// named returns the name that the first matching Naming gives, or else the usual one.
-func named(namings []Naming, key, usual string) string {
+// firstNaming returns the name from the first matching Naming, otherwise the usual name.
+func firstNaming(namings []Naming, key, usual string) string {
 	for _, n := range namings {
 		if n.Pattern.Match(key) {
 			return n.Name

@@ -81,7 +81,7 @@ func TestGPUsNamedLikePercentages(t *testing.T) {
 	if r, there := plan.Resource(rename.Rename); !there || len(r.Devices) != 1 || r.Devices[0].Index != "1" {
 		t.Errorf("%d devices have the name, want the GPU", len(r.Devices))
 	}
-	if !slices.ContainsFunc(plan.Warnings, func(w string) bool { return strings.Contains(w, "give units.percentage another one") }) {
+	if !slices.ContainsFunc(plan.Warnings, func(w string) bool { return strings.Contains(w, "set units.percentage to another name") }) {
 		t.Errorf("no warning that there are no percentages: %q", plan.Warnings)
 	}
 }

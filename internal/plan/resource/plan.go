@@ -11,58 +11,57 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// A Plan is everything the node is to offer at one time. It is immutable.
+// A Plan is everything that the node offers at one time. It is immutable.
 type Plan struct {
-	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are
-	// unhealthy is here; one without a device is not.
+	// Resources are the resources to serve, by ascending Name. A resource with only unhealthy
+	// devices is included; a resource without devices is not.
 	Resources []Resource
-	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those
-	// that are NotOffered.
+	// LeftOut are the devices of the node without a resource, by ascending index, except for
+	// NotOffered ones.
 	LeftOut []LeftOut
-	// Warnings are sentences for the operator, each about one thing of the plan that may be
-	// unexpected. Devices in LeftOut are among them, except for those that the configuration excludes.
+	// Warnings are sentences for the operator about unexpected parts of the plan. They include the
+	// devices in LeftOut, except for excluded ones.
 	Warnings []string
-	// Holds are those that were put on devices of the plan, each with the name of its resource, in the
-	// order of the devices.
+	// Holds are the holds on devices of the plan, each with the name of its resource, in the order
+	// of the devices.
 	Holds []Hold
 
-	node map[string]Device // by UUID: the devices that the node has, offered or not
+	node map[string]Device // by UUID: the devices of the node, offered or not
 }
 
-// LeftOut is a device that no resource offers, and why.
+// LeftOut is a device without a resource, and why.
 type LeftOut struct {
-	// UUID is the GPU's or the MIG device's.
+	// UUID is the UUID of the GPU or MIG device.
 	UUID string
 	// Index is the GPU's index "i" or the MIG device's "i:j".
 	Index string
 	// Reason is a sentence without a full stop.
 	Reason string
-	// Excluded says that a selector excludes the device. Refused says that the options ask for what
-	// cannot be served, such as more replicas than the kubelet accepts. With neither, the device
-	// does not suit the options as it is now.
+	// Excluded devices match an excluding selector. Refused devices have options that cannot be
+	// served, such as more replicas than the kubelet accepts. With neither, the device does not
+	// suit the options in its present state.
 	Excluded, Refused bool
 }
 
-// planner gathers one Plan.
+// A planner makes one Plan.
 type planner struct {
 	options   Options
 	control   inventory.ControlNodes
-	cuda      string               // inventory.Driver.CUDA
-	driver    string               // inventory.Driver.Version
-	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
-	resources map[string]*gathered // by name
+	cuda      string            // inventory.Driver.CUDA
+	driver    string            // inventory.Driver.Version
+	unread    map[int]string    // why MIG devices of a GPU could not be read, by the index of the GPU
+	resources map[string]*draft // by name
 	units     []unitGPU
 	unitGPUs  map[string]unitsOf // by UUID; nil without units
 	plan      Plan
 }
 
-// New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts
-// like any other: its devices were there in the last scan that succeeded. The same arguments give
-// the same Plan.
+// New returns the Plan of a node with this Snapshot and these Options. A stale Snapshot counts like
+// any other: its devices were there in the last successful scan. Equal arguments give equal Plans.
 func New(snapshot inventory.Snapshot, o Options) Plan {
 	p := planner{
 		options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, driver: snapshot.Driver.Version,
-		resources: map[string]*gathered{}, unread: map[int]string{},
+		resources: map[string]*draft{}, unread: map[int]string{},
 	}
 	for _, l := range snapshot.LeftOut {
 		p.unread[l.Index] = l.Reason
@@ -80,7 +79,7 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 	}
 	kept := p.keep(all)
 	if o.MIG == MIGSingle {
-		kept = p.ofOneKind(kept)
+		kept = p.mostCommonKind(kept)
 	}
 	p.share(kept)
 	p.gatherUnits()
@@ -97,27 +96,27 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 }
 
 const (
-	// manyDevices is from how many devices on the memory of the daemon is mentioned.
+	// manyDevices is the number of devices from which on a warning mentions the daemon's memory.
 	manyDevices = 8_000
-	// baseMemory is what the daemon needs on a real GPU, and deviceMemory what a device adds while
-	// its list is made and sent, in kB. Both were measured and have some reserve.
+	// baseMemory is the daemon's memory on a real GPU, and deviceMemory the memory for a device
+	// while its list is made and sent, in kB. Both are measurements with some reserve.
 	baseMemory, deviceMemory = 60_000, 2
 )
 
-// warnOfMemory says how much memory the daemon needs where the plan has many devices.
+// warnOfMemory warns of the daemon's memory if the plan has many devices.
 func (p *planner) warnOfMemory() {
 	devices := 0
 	for _, r := range p.plan.Resources {
 		devices += r.Count()
 	}
 	if devices >= manyDevices {
-		p.warn("the node offers %d devices, for which the daemon needs up to %d MB of memory: where its container has a limit "+
-			"(resources.limits.memory), let it be no lower, or offer fewer replicas or larger units", devices,
+		p.warn("the node offers %d devices, and the daemon needs up to %d MB of memory for them; set no lower "+
+			"memory limit (resources.limits.memory) on its container, or offer fewer replicas or larger units", devices,
 			(baseMemory+devices*deviceMemory)/1000)
 	}
 }
 
-// resource returns the resource of gathered devices.
+// resource returns the resource of a draft.
 func (p *planner) resource(name string, graph *topology.Graph) Resource {
 	devices := p.resources[name].devices
 	if name != p.options.Units.Name || p.unitGPUs == nil {
@@ -128,7 +127,7 @@ func (p *planner) resource(name string, graph *topology.Graph) Resource {
 	return r.with(devices)
 }
 
-// Resource returns the resource of the given name.
+// Resource returns the resource with the given name.
 func (p Plan) Resource(name string) (Resource, bool) {
 	i, found := slices.BinarySearchFunc(p.Resources, name,
 		func(r Resource, name string) int { return cmp.Compare(r.Name, name) })
@@ -138,9 +137,9 @@ func (p Plan) Resource(name string) (Resource, bool) {
 	return p.Resources[i], true
 }
 
-// NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the
-// node has it. It has no resource. One that is NotOffered is not Healthy. The plan need not offer
-// it, and holds do not change it.
+// NodeDevice returns the GPU or MIG device with that UUID, if the node has it, unshared and without
+// a resource. A NotOffered device is not Healthy. The plan need not offer the device, and holds do
+// not change it.
 func (p Plan) NodeDevice(uuid string) (Device, bool) {
 	d, found := p.node[uuid]
 	return d, found
@@ -155,8 +154,8 @@ func (p Plan) NodeDevices() []Device {
 	return devices
 }
 
-// MPSDaemons returns the names of the MPS control daemons that devices of the plan use, in the
-// order of the devices.
+// MPSDaemons returns the names of the MPS control daemons of the plan's devices, in the order of
+// the devices.
 func (p Plan) MPSDaemons() []string {
 	var names []string
 	for _, r := range p.Resources {
@@ -169,7 +168,7 @@ func (p Plan) MPSDaemons() []string {
 	return names
 }
 
-// OtherWarnings returns the warnings that are not about what is LeftOut.
+// OtherWarnings returns the warnings about other subjects than LeftOut.
 func (p Plan) OtherWarnings() []string {
 	about := map[string]bool{}
 	for _, l := range p.LeftOut {
@@ -179,7 +178,7 @@ func (p Plan) OtherWarnings() []string {
 }
 
 // WarningsSince returns the warnings that an earlier plan did not have. Devices that are not
-// offered for one reason are one warning.
+// offered for the same reason make one warning.
 func (p Plan) WarningsSince(earlier Plan) []string {
 	isNews := func(w string) bool { return !slices.Contains(earlier.Warnings, w) }
 	var news []string
@@ -215,12 +214,12 @@ func (p Plan) WarningsSince(earlier Plan) []string {
 	return news
 }
 
-// notOffered is the warning of a device that is left out.
+// notOffered returns the warning about a device in LeftOut.
 func notOffered(index, uuid, why string) string {
 	return fmt.Sprintf("device %s (%s) is not offered: %s", index, uuid, why)
 }
 
-// Equal reports whether two Plans say the same.
+// Equal reports whether two Plans are the same.
 func (p Plan) Equal(other Plan) bool {
 	return slices.EqualFunc(p.Resources, other.Resources, Resource.Equal) &&
 		slices.Equal(p.LeftOut, other.LeftOut) && slices.Equal(p.Warnings, other.Warnings) &&
@@ -231,14 +230,14 @@ func (p *planner) warn(format string, args ...any) {
 	p.plan.Warnings = append(p.plan.Warnings, fmt.Sprintf(format, args...))
 }
 
-// leaveOut leaves a device out with a warning.
+// leaveOut puts a device into LeftOut, with a warning.
 func (p *planner) leaveOut(c candidate, l LeftOut) {
 	l.UUID, l.Index = c.uuid(), c.index()
 	p.plan.LeftOut = append(p.plan.LeftOut, l)
 	p.plan.Warnings = append(p.plan.Warnings, notOffered(l.Index, l.UUID, l.Reason))
 }
 
-// keep leaves out what selectors exclude and what cannot be offered.
+// keep leaves out the excluded devices and those that cannot be offered.
 func (p *planner) keep(all []candidate) []candidate {
 	for i := range p.options.Selectors {
 		s := &p.options.Selectors[i]
@@ -273,7 +272,7 @@ func (p *planner) selector(c candidate) *Selector {
 	return &p.options.Selectors[i]
 }
 
-// name is the resource of the candidate as it is without sharing.
+// name returns the resource of the candidate without sharing.
 func (p *planner) name(c candidate, s *Selector) string {
 	if s != nil && s.Rename != "" {
 		return s.Rename

@@ -62,7 +62,8 @@ func TestUnreadableMIGDevices(t *testing.T) {
 	for strategy, want := range map[resource.MIGStrategy]bool{resource.MIGNone: false, resource.MIGSingle: true,
 		resource.MIGMixed: true} {
 		plan := resource.New(snapshot, resource.Options{MIG: strategy})
-		said := slices.ContainsFunc(plan.Warnings, func(w string) bool { return strings.HasSuffix(w, "is not offered: "+why) })
+		said := slices.ContainsFunc(plan.Warnings,
+			func(w string) bool { return strings.HasSuffix(w, "is not offered: "+why) })
 		if said != want {
 			t.Errorf("strategy %s: warned of GPU 1: %v, want %v: %q", strategy, said, want, plan.Warnings)
 		}
@@ -102,7 +103,8 @@ func TestMIGStrategies(t *testing.T) {
 		},
 		{
 			name: "single, mixed modes: the commoner is kept", strategy: resource.MIGSingle,
-			gpus: []inventory.GPU{gpu(0, "1g.10gb"), gpu(1), gpu(2)}, want: []string{"nvidia.com/gpu 1 2"}, leftOut: []string{"0:0"},
+			gpus: []inventory.GPU{gpu(0, "1g.10gb"), gpu(1), gpu(2)}, want: []string{"nvidia.com/gpu 1 2"},
+			leftOut: []string{"0:0"},
 		},
 		{
 			name: "single, alike: the lowest index is kept", strategy: resource.MIGSingle,
@@ -118,7 +120,8 @@ func TestMIGStrategies(t *testing.T) {
 			gpus: []inventory.GPU{gpu(0, "3g.40gb", "1g.10gb+me", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me", "1c.2g.20gb"),
 				gpu(1), empty(2)},
 			want: []string{
-				"nvidia.com/gpu 1", "nvidia.com/mig-1c.2g.20gb 0:5", "nvidia.com/mig-1g.10gb.me 0:1", "nvidia.com/mig-1g.24gb-me 0:4",
+				"nvidia.com/gpu 1", "nvidia.com/mig-1c.2g.20gb 0:5", "nvidia.com/mig-1g.10gb.me 0:1",
+				"nvidia.com/mig-1g.24gb-me 0:4",
 				"nvidia.com/mig-1g.24gb.gfx 0:2", "nvidia.com/mig-1g.24gb.me.all 0:3", "nvidia.com/mig-3g.40gb 0:0",
 			},
 			leftOut: []string{"2"},
@@ -285,7 +288,8 @@ func TestDevicesWithoutARequiredNodeAreUnhealthy(t *testing.T) {
 	o := resource.Options{Required: inventory.NodeIMEXChannel0}
 	node := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0)}, Control: inventory.NodeControl}
 	d := resource.New(node, o).Resources[0].Devices[0]
-	if d.Healthy || d.Reason != "the configuration requires /dev/nvidia-caps-imex-channels/channel0, which this node lacks" {
+	if d.Healthy || d.Reason != "this node lacks /dev/nvidia-caps-imex-channels/channel0, which the configuration "+
+		"requires" {
 		t.Errorf("without the node: %+v", d)
 	}
 	node.Control |= inventory.NodeIMEXChannel0

@@ -92,7 +92,7 @@ func TestSharingAndSelection(t *testing.T) {
 				resource.SharingRule{Name: whole, Devices: []resource.Ref{"1"}, Replicas: 2},
 			)},
 			want:  []string{"nvidia.com/gpu 1×2 3", "nvidia.com/gpu.small 0×4 2×4"},
-			warns: []string{"resource nvidia.com/gpu has devices that containers share (1) and devices that they have alone (3)"},
+			warns: []string{"resource nvidia.com/gpu has shared devices (1) and unshared devices (3)"},
 		},
 		{
 			name: "a number of devices", gpus: four,
@@ -108,7 +108,7 @@ func TestSharingAndSelection(t *testing.T) {
 				resource.SharingRule{Name: "nvidia.com/mig-7g.80gb", Replicas: 3},
 			)},
 			want:  []string{"nvidia.com/gpu 1", "nvidia.com/mig-1g.10gb 0:0×2 2:0", "nvidia.com/mig-2g.20gb 0:1×3"},
-			warns: []string{"resource nvidia.com/mig-1g.10gb has devices that containers share (0:0) and devices that they have alone (2:0)"},
+			warns: []string{"resource nvidia.com/mig-1g.10gb has shared devices (0:0) and unshared devices (2:0)"},
 		},
 		{
 			name: "a rule for devices that the node lacks", gpus: four,
@@ -118,7 +118,8 @@ func TestSharingAndSelection(t *testing.T) {
 			want: []string{"nvidia.com/gpu 0 1×2 2 3"},
 			warns: []string{
 				"rules[0] names device 9,", "rules[0] names device GPU-z,",
-				"share (1) and devices that they have alone (0, 2, 3): a container cannot tell which it gets; give the shared ones a name of " +
+				"shared devices (1) and unshared devices (0, 2, 3): a container cannot know its kind of device; give the shared " +
+					"devices a resource name of " +
 					"their own with rename",
 			},
 		},
@@ -131,8 +132,9 @@ func TestSharingAndSelection(t *testing.T) {
 			)},
 			want: []string{"nvidia.com/gpu 1×2", "nvidia.com/mig-1g.10gb 0:0×2 2:0×2", "nvidia.com/mig-2g.20gb 0:1"},
 			warns: []string{
-				"rules[0] names device 0, which is not of resource nvidia.com/gpu but of nvidia.com/mig-1g.10gb, nvidia.com/mig-2g.20gb",
-				"rules[0] names device 0:1, which is not of resource nvidia.com/gpu but of nvidia.com/mig-2g.20gb",
+				"rules[0] names device 0, which belongs not to resource nvidia.com/gpu but to nvidia.com/mig-1g.10gb, " +
+					"nvidia.com/mig-2g.20gb",
+				"rules[0] names device 0:1, which belongs not to resource nvidia.com/gpu but to nvidia.com/mig-2g.20gb",
 			},
 		},
 		{
@@ -150,7 +152,7 @@ func TestSharingAndSelection(t *testing.T) {
 					{Name: whole, Replicas: 17}, {Name: "nvidia.com/mig-1g.10gb", Replicas: 2},
 				}}},
 			want: []string{"nvidia.com/gpu 0×17"}, leftOut: []string{"1", "2:0"},
-			warns: []string{"17 replicas are asked for, and MPS serves at most 16 clients", "sharing by MPS is not supported"},
+			warns: []string{"17 replicas are configured, and MPS serves at most 16 clients", "sharing by MPS is not supported"},
 		},
 		{
 			name: "MPS clients", gpus: []inventory.GPU{newer},
@@ -193,7 +195,7 @@ func TestSharingAndSelection(t *testing.T) {
 			name: "replicas without a sharing block are slices of time", gpus: four[:2],
 			options: resource.Options{Selectors: []resource.Selector{{Where: "s0", Devices: []resource.Ref{"1"}, Replicas: 2}}},
 			want:    []string{"nvidia.com/gpu 0 1×2"},
-			warns:   []string{"share (1) and devices that they have alone (0)"},
+			warns:   []string{"shared devices (1) and unshared devices (0)"},
 		},
 		{
 			name: "selectors that meet on this node", gpus: []inventory.GPU{other},
@@ -280,7 +282,8 @@ func TestAdmitOnePerRequest(t *testing.T) {
 			if (err != nil) != tt.refused {
 				t.Errorf("got %v, refused %v", err, tt.refused)
 			}
-			if tt.refused && !strings.Contains(err.Error(), `"nvidia.com/gpu": invalid request: maximum request size for shared resources is 1; found 2`) {
+			if tt.refused && !strings.Contains(err.Error(),
+				`"nvidia.com/gpu": invalid request: maximum request size for shared resources is 1; found 2`) {
 				t.Errorf("message %q", err)
 			}
 		})
@@ -305,7 +308,7 @@ func TestListsThatKubeletRefusesAreLeftOut(t *testing.T) {
 			fit := fitting(g.UUID, node)
 			want := fmt.Sprintf("resource nvidia.com/many is not offered: the list of its %d devices would have", replicas)
 			if len(plan.Resources) != 1 || len(plan.Warnings) != 1 || !strings.HasPrefix(plan.Warnings[0], want) ||
-				!strings.Contains(plan.Warnings[0], fmt.Sprintf("; %d devices fit", fit)) {
+				!strings.Contains(plan.Warnings[0], fmt.Sprintf("(%d devices fit)", fit)) {
 				t.Errorf("%d resources, warnings %q; %d devices should fit", len(plan.Resources), plan.Warnings, fit)
 			}
 			if len(plan.LeftOut) != 1 || plan.LeftOut[0].UUID != g.UUID || plan.LeftOut[0].Index != "4" {
@@ -318,7 +321,7 @@ func TestListsThatKubeletRefusesAreLeftOut(t *testing.T) {
 			for _, replicas := range []int{1 << 40, math.MaxInt} {
 				plan := many(replicas)
 				if len(plan.Resources) != 1 || len(plan.LeftOut) != 1 || len(plan.Warnings) != 1 ||
-					!strings.Contains(plan.Warnings[0], fmt.Sprintf("; %d devices fit", fit)) {
+					!strings.Contains(plan.Warnings[0], fmt.Sprintf("(%d devices fit)", fit)) {
 					t.Errorf("%d replicas: %d resources, %d left out, warnings %q", replicas, len(plan.Resources), len(plan.LeftOut),
 						plan.Warnings)
 				}

@@ -11,17 +11,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// InUnits reports whether the devices of the resource are units of memory, which the plan has.
+// InUnits reports whether the devices of the resource are units of memory, and the plan has them.
 func (r Resource) InUnits() bool { return r.units != nil }
 
-// unitRules say how many units each GPU of a resource has, and how they are offered and chosen.
+// unitRules are the numbers of units of each GPU of a resource, and how units are offered and
+// chosen.
 type unitRules struct {
 	fit  Fit
 	fill Fill
 	gpus map[string]unitsOf // by UUID
 }
 
-// equal reports whether units are offered and chosen alike.
+// equal reports whether the rules are the same.
 func (u *unitRules) equal(other *unitRules) bool {
 	if u == nil || other == nil {
 		return u == other
@@ -32,10 +33,10 @@ func (u *unitRules) equal(other *unitRules) bool {
 // unitsOf are the units of a GPU.
 type unitsOf struct {
 	count   int
-	clients int // how many containers can hold units at the same time
+	clients int // number of containers that can hold units at the same time
 }
 
-// UnitCount returns how many units a GPU has, which are numbered from 0 on.
+// UnitCount returns the number of units of a GPU. Units are numbered from 0.
 func (r Resource) UnitCount(gpu string) int {
 	if g, there := r.at[gpu]; there && r.units != nil {
 		return r.counts[g]
@@ -43,8 +44,8 @@ func (r Resource) UnitCount(gpu string) int {
 	return 0
 }
 
-// preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers. Those
-// that left the plan have the highest.
+// preferUnits returns `size` of the available units: all of one GPU, with the lowest numbers. Units
+// that left the plan have the highest numbers.
 func (r Resource) preferUnits(available, required []string, size int) ([]string, error) {
 	gpus, free, known := len(r.Devices), make([][]bool, len(r.Devices)), 0
 	counts, left := make([]int, gpus), make([][]string, gpus)
@@ -74,7 +75,7 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 		known += len(left[g])
 	}
 	if known < size {
-		return nil, &topology.TooFewError{Wanted: size, Available: append(r.named(free), slices.Concat(left...)...)}
+		return nil, &topology.TooFewError{Wanted: size, Available: append(r.unitIDs(free), slices.Concat(left...)...)}
 	}
 	taken := slices.Clone(required)
 	best := r.bestGPU(counts, required, size)
@@ -91,7 +92,7 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 		}
 	}
 	for n, is := range free[best] {
-		if is && len(taken) < size { // an ID is made for each
+		if is && len(taken) < size { // an ID is made for each unit
 			take(replicaID(r.Devices[best].UUID, n))
 		}
 	}
@@ -101,8 +102,8 @@ func (r Resource) preferUnits(available, required []string, size int) ([]string,
 	return taken, nil
 }
 
-// bestGPU returns the position of the GPU that a container best gets so many units of; -1 if none
-// has enough.
+// bestGPU returns the position of the best GPU for a container with so many units; -1 if no GPU has
+// enough.
 func (r Resource) bestGPU(counts []int, required []string, size int) int {
 	best := -1
 	for g, gpu := range r.Devices {
@@ -133,15 +134,15 @@ func (r Resource) bestGPU(counts []int, required []string, size int) int {
 	return best
 }
 
-// noneFits says that no GPU has enough units.
+// noneFits returns the error that no GPU has enough units.
 func (r Resource) noneFits(counts []int, size int) error {
 	most := slices.Max(counts)
-	return fmt.Errorf("the container asks for %d units of %s, which must be of one GPU, and no GPU has more than %d to give; create the pod "+
-		"anew, so that it is scheduled again", size, r.Name, most)
+	return fmt.Errorf("%d units of %s are not free on one GPU: no GPU has more than %d; create the pod again, so that "+
+		"it is scheduled again", size, r.Name, most)
 }
 
-// named returns the IDs of units.
-func (r Resource) named(units [][]bool) []string {
+// unitIDs returns the IDs of units.
+func (r Resource) unitIDs(units [][]bool) []string {
 	var ids []string
 	for g, of := range units {
 		for n, is := range of {
@@ -153,8 +154,8 @@ func (r Resource) named(units [][]bool) []string {
 	return ids
 }
 
-// unit returns the position of a unit's GPU and the number of the unit, which may be one that left
-// the plan. The position is -1 if the ID is not that of a unit of these GPUs.
+// unit returns the position of a unit's GPU and the number of the unit, also for a unit that left
+// the plan. The position is -1 for any other ID.
 func (r Resource) unit(id string) (gpu, n int) {
 	uuid, number, shared := strings.Cut(id, replicaMark)
 	gpu, known := r.at[uuid]
@@ -182,30 +183,30 @@ func (r Resource) admitUnits(devices []Device) error {
 	for _, index := range order {
 		parts = append(parts, fmt.Sprintf("%d of GPU %s", counts[index], index))
 	}
-	return fmt.Errorf("the container was chosen %s units of %s, and its memory must be of one GPU; create the pod anew, so that it is "+
-		"scheduled again", strings.Join(parts, " and "), r.Name)
+	return fmt.Errorf("%s units of %s were chosen for one container, but they must be of one GPU; create the pod "+
+		"again, so that it is scheduled again", strings.Join(parts, " and "), r.Name)
 }
 
-// A UnitUse is what is known of the units that containers hold.
+// A UnitUse is what is known about the units that containers hold.
 type UnitUse struct {
-	// Used are the IDs of the units that a container holds, or was given a moment ago. Others are
+	// Used are the IDs of the units that a container holds or has just been given. Other IDs are
 	// ignored.
 	Used []string
-	// Containers counts the containers that hold units, by the UUID of the GPU.
+	// Containers is the number of containers with units, by the UUID of the GPU.
 	Containers map[string]int
-	// Departing counts the units that containers hold and the plan no longer has, by the UUID of the
-	// GPU.
+	// Departing is the number of units that containers hold and the plan no longer has, by the UUID
+	// of the GPU.
 	Departing map[string]int
-	// Kept counts units that no container holds and that stay on offer for now although they left the
-	// plan, by the UUID of the GPU.
+	// Kept is the number of units that left the plan, have no container and are still offered for
+	// now, by the UUID of the GPU.
 	Kept map[string]int
 }
 
-// OfferUnits returns which units are on offer, in the order of All, and with FitOne whose free
-// units are: those of the GPU with the most. Units that containers hold are on offer always, so
-// that the node's count is what the scheduler subtracts for them. The GPU keep stays the one if it
-// has as many as any other; with stay, if it has any. Of the kept units, kept says how many are on
-// offer, by the UUID of the GPU.
+// OfferUnits returns which units are offered, in the order of All. With FitOne it also returns the
+// GPU whose free units are offered: the GPU with the most. Units of containers are always offered,
+// because the scheduler subtracts them from the node's count. The GPU keep stays the chosen one if
+// it has as many free units as any other; with stay, if it has any. The result kept is the number
+// of the kept units that are offered, by the UUID of the GPU.
 func (r Resource) OfferUnits(use UnitUse, keep string, stay bool) (offered []bool, kept map[string]int, gpu string) {
 	used := r.usedUnits(use)
 	free, best := make([]int, len(r.Devices)), -1
@@ -253,7 +254,7 @@ func (r Resource) usedUnits(use UnitUse) [][]bool {
 	return used
 }
 
-// freeUnits counts the units of a GPU that a container can get.
+// freeUnits returns the number of units of a GPU that a container can get.
 func (r Resource) freeUnits(gpu Device, used []bool, use UnitUse) int {
 	if !gpu.Healthy || use.Containers[gpu.UUID] >= r.units.gpus[gpu.UUID].clients {
 		return 0
@@ -267,7 +268,7 @@ func (r Resource) freeUnits(gpu Device, used []bool, use UnitUse) int {
 	return max(0, free)
 }
 
-// UnitClients returns how many containers can hold units of a GPU at the same time.
+// UnitClients returns the number of containers that can hold units of a GPU at the same time.
 func (r Resource) UnitClients(gpu string) int {
 	if r.units == nil {
 		return 0

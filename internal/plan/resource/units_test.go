@@ -81,7 +81,7 @@ func TestUnitsOfAPlan(t *testing.T) {
 			want:  []string{unitsName + " 0×6"}},
 		{name: "the driver keeps all", gpus: []inventory.GPU{keeping(0, 8, math.MaxUint64)},
 			units: resource.Units{Measured: true, MPS: true},
-			want:  []string{"nvidia.com/gpu 0"}, warning: "nothing is left after the reserve"},
+			want:  []string{"nvidia.com/gpu 0"}, warning: "leaves nothing of its"},
 		{name: "a reserve of the configuration", gpus: []inventory.GPU{keeping(0, 8, 3<<30)},
 			units: resource.Units{ReserveMiB: 2048},
 			want:  []string{unitsName + " 0×6"}},
@@ -89,7 +89,7 @@ func TestUnitsOfAPlan(t *testing.T) {
 			warning: "is not offered in units: the driver does not say how much memory it has"},
 		{name: "all of it is reserved", gpus: []inventory.GPU{memory(0, 1)}, units: resource.Units{ReserveMiB: 1024},
 			want:    []string{"nvidia.com/gpu 0"},
-			warning: "of its 1024 MiB nothing is left after the reserve of 1024 MiB"},
+			warning: "the reserve of 1024 MiB leaves nothing of its 1024 MiB"},
 		{name: "MPS before Volta", gpus: []inventory.GPU{old}, units: resource.Units{MPS: true},
 			want:    []string{"nvidia.com/gpu 0"},
 			warning: "limits by MPS need compute capability 7.0"},
@@ -144,8 +144,10 @@ func TestUnitsOfALongList(t *testing.T) {
 			of["0"], of["31"])
 	}
 	if len(plan.Warnings) != 2 || !strings.Contains(plan.Warnings[0], "units of 256Mi fit") ||
-		plan.Warnings[1] != fmt.Sprintf("the node offers %d devices, for which the daemon needs up to %d MB of memory: where its container "+
-			"has a limit (resources.limits.memory), let it be no lower, or offer fewer replicas or larger units", devices, 60+devices*2/1000) {
+		plan.Warnings[1] != fmt.Sprintf("the node offers %d devices, and the daemon needs up to %d MB of memory for them; "+
+			"set no lower memory limit (resources.limits.memory) on its container, or offer fewer replicas or larger units",
+			devices,
+			60+devices*2/1000) {
 		t.Errorf("warnings: %q", plan.Warnings)
 	}
 }
@@ -212,7 +214,7 @@ func TestPreferredUnits(t *testing.T) {
 		{"one that left is the last", fullest, nil, 7, append(ids(fullest, "0", 2, 6), "GPU-a::99"), ""},
 		{"that of an init container has left", fullest, []string{"GPU-a::99"}, 2,
 			append([]string{"GPU-a::99"}, ids(fullest, "0", 2, 1)...), ""},
-		{"none has enough", fullest, nil, 8, nil, "no GPU has more than 7 to give"},
+		{"none has enough", fullest, nil, 8, nil, "no GPU has more than 7"},
 		{"that of an init container has not enough", fullest, ids(fullest, "1", 7, 1), 4, nil, "no GPU has more than"},
 		{"too few", fullest, nil, 15, nil, "only 14"},
 	} {

@@ -96,7 +96,8 @@ func TestDevicesOfTheNode(t *testing.T) {
 	display := gpu(3)
 	display.Model = "NVIDIA DGX Display"
 	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(2), gpu(0), gpu(1), display}}, resource.Options{
-		NotOffered: map[string]string{"GPU-b": "it is given by claims"}, Selectors: []resource.Selector{{Devices: []resource.Ref{"2"}, Exclude: true}},
+		NotOffered: map[string]string{"GPU-b": "it is given by claims"},
+		Selectors:  []resource.Selector{{Devices: []resource.Ref{"2"}, Exclude: true}},
 	})
 	var got []string
 	for _, d := range plan.NodeDevices() {

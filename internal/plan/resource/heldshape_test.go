@@ -25,30 +25,30 @@ func TestConflicts(t *testing.T) {
 		mig   = "nvidia.com/mig-1g.10gb"
 	)
 	tests := map[string]struct {
-		claims []resource.HeldForm
+		claims []resource.HeldShape
 		held   []string // UUIDs
 	}{
 		"none": {},
-		"a GPU shared before": {[]resource.HeldForm{{Resource: whole, ID: "GPU-a::0"},
+		"a GPU shared before": {[]resource.HeldShape{{Resource: whole, ID: "GPU-a::0"},
 			{Resource: whole, ID: "GPU-a::7"}}, []string{"GPU-a"}},
-		"a GPU not shared before": {[]resource.HeldForm{{Resource: whole, ID: "GPU-b"}},
+		"a GPU not shared before": {[]resource.HeldShape{{Resource: whole, ID: "GPU-b"}},
 			[]string{"GPU-b"}},
-		"one replica of more": {[]resource.HeldForm{{Resource: whole, ID: "GPU-b::7"}}, nil},
-		"a GPU of another name": {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-a"}},
+		"one replica of more": {[]resource.HeldShape{{Resource: whole, ID: "GPU-b::7"}}, nil},
+		"a GPU of another name": {[]resource.HeldShape{{Resource: "nvidia.com/other", ID: "GPU-a"}},
 			[]string{"GPU-a"}},
-		"replicas of another name": {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-b::0"}},
+		"replicas of another name": {[]resource.HeldShape{{Resource: "nvidia.com/other", ID: "GPU-b::0"}},
 			[]string{"GPU-b"}},
-		"a whole GPU before it had MIG mode": {[]resource.HeldForm{{Resource: whole, ID: "GPU-c"}},
+		"a whole GPU before it had MIG mode": {[]resource.HeldShape{{Resource: whole, ID: "GPU-c"}},
 			[]string{"MIG-c0", "MIG-c1"}},
-		"a MIG device of a GPU that is whole": {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-a"}},
+		"a MIG device of a GPU that is whole": {[]resource.HeldShape{{Resource: mig, ID: "MIG-x", GPU: "GPU-a"}},
 			[]string{"GPU-a"}},
-		"a MIG device of which only the ID is known": {[]resource.HeldForm{{Resource: mig, ID: "MIG-x"}}, nil},
-		"a MIG device beside others":                 {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-c"}}, nil},
-		"a MIG device of another name": {[]resource.HeldForm{{Resource: whole, ID: "MIG-c1"}},
+		"a MIG device of which only the ID is known": {[]resource.HeldShape{{Resource: mig, ID: "MIG-x"}}, nil},
+		"a MIG device beside others":                 {[]resource.HeldShape{{Resource: mig, ID: "MIG-x", GPU: "GPU-c"}}, nil},
+		"a MIG device of another name": {[]resource.HeldShape{{Resource: whole, ID: "MIG-c1"}},
 			[]string{"MIG-c1"}},
-		"a MIG device that was shared": {[]resource.HeldForm{{Resource: mig, ID: "MIG-c0::1"}},
+		"a MIG device that was shared": {[]resource.HeldShape{{Resource: mig, ID: "MIG-c0::1"}},
 			[]string{"MIG-c0"}},
-		"a GPU that is not there": {[]resource.HeldForm{{Resource: whole, ID: "GPU-z", GPU: "GPU-z"}},
+		"a GPU that is not there": {[]resource.HeldShape{{Resource: whole, ID: "GPU-z", GPU: "GPU-z"}},
 			nil},
 	}
 	for name, test := range tests {
@@ -70,9 +70,9 @@ func TestConflicts(t *testing.T) {
 			}
 		})
 	}
-	if (resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a",
+	if (resource.HeldShape{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a",
 		GPU: "GPU-a"}) ||
-		(resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "MIG-x"}) {
+		(resource.HeldShape{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "MIG-x"}) {
 		t.Error("a claim on a GPU that is not known conflicts")
 	}
 }

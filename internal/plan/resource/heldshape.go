@@ -5,21 +5,21 @@ import (
 	"fmt"
 )
 
-// A HeldForm is a device that the plan does not offer in this form, and that a pod holds or may
-// hold. The form of a device is its resource, whether it is shared, and whether it is a whole GPU
-// or a MIG device.
-type HeldForm struct {
-	// Resource and ID are those at kubelet.
+// A HeldShape is a device that a pod holds or may hold in a form that the plan does not offer. The
+// form of a device is its resource, whether it is shared, and whether it is a whole GPU or a MIG
+// device.
+type HeldShape struct {
+	// Resource and ID are the kubelet's names.
 	Resource, ID string
 	// GPU is the UUID of the physical GPU; empty if only the ID is known.
 	GPU string
-	// Reason says which pod holds it, or why that is not known.
+	// Reason names the pod that holds the device, or says why the pod is unknown.
 	Reason string
 }
 
 // Conflicts returns holds on the devices of the plan whose GPU is held in another form, so that two
-// pods never have a GPU in different forms. Two MIG devices of a GPU do not conflict.
-func (p Plan) Conflicts(held []HeldForm) []Hold {
+// pods never use a GPU in different forms. Two MIG devices of a GPU do not conflict.
+func (p Plan) Conflicts(held []HeldShape) []Hold {
 	if len(held) == 0 {
 		return nil
 	}
@@ -29,12 +29,12 @@ func (p Plan) Conflicts(held []HeldForm) []Hold {
 			gpuOf[d.UUID], gpuOf[d.GPU] = d.GPU, d.GPU
 		}
 	}
-	claimed := map[string][]HeldForm{} // by GPU
+	claimed := map[string][]HeldShape{} // by GPU
 	seen := map[[3]string]bool{}
 	for _, c := range held {
 		uuid, shared := SplitID(c.ID)
 		c.GPU = cmp.Or(c.GPU, gpuOf[uuid])
-		// All replicas of a device have one form, so one of them is enough.
+		// All replicas of a device have one form: one of them is enough.
 		if key := [3]string{c.Resource, uuid, fmt.Sprint(shared)}; !seen[key] {
 			seen[key] = true
 			claimed[c.GPU] = append(claimed[c.GPU], c)
@@ -56,8 +56,8 @@ func (p Plan) Conflicts(held []HeldForm) []Hold {
 	return holds
 }
 
-// Conflicts reports whether a device is on the same GPU as the held form, and has another form.
-func (c HeldForm) Conflicts(d Device) bool {
+// Conflicts reports whether a device is on the same GPU as the held device and has another form.
+func (c HeldShape) Conflicts(d Device) bool {
 	uuid, shared := SplitID(c.ID)
 	switch {
 	case c.GPU == "" || c.GPU != d.GPU:

@@ -6,29 +6,29 @@ import (
 	"slices"
 )
 
-// MaxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a
-// message.
+// MaxList is the largest list of devices that the kubelet accepts, in bytes: gRPC's default limit
+// for a message.
 const MaxList = 4 << 20
 
-// gathered are the devices of one resource while a plan is made. It holds no more than kubelet
-// accepts, so that a configuration with too many replicas does not use up the memory.
-type gathered struct {
-	devices []Device // with their replicas, but of units the first alone; nil once the list is too long
-	members []Device // without
+// A draft has the devices of one resource during the making of a plan. It holds no more than the
+// kubelet accepts: too many replicas in the configuration cannot exhaust the memory.
+type draft struct {
+	devices []Device // with replicas, but only the first unit of a GPU; nil once the list is too long
+	members []Device // without replicas
 	// ids is the number of devices in the list, and bytes the length of the list. Both stop at the
 	// highest int.
 	ids, bytes int
-	// fit is how many devices, from the first, kubelet accepts.
+	// fit is the number of devices, from the first, that the kubelet accepts.
 	fit int
 }
 
-// add adds a device: itself if it is not shared, or else its replicas.
-func (g *gathered) add(d Device, replicas int) {
+// add adds a device, or its replicas if it is shared.
+func (g *draft) add(d Device, replicas int) {
 	g.members = append(g.members, d)
 	if d.Sharing == Unshared {
 		g.count(1, listed(d))
 	}
-	// Replicas whose numbers have as many digits take as many bytes.
+	// Replicas whose numbers have equally many digits take equally many bytes.
 	for first, digits := 0, 10; d.Sharing != Unshared && first < replicas; digits = multiply(digits, 10) {
 		d.ID = replicaID(d.UUID, first)
 		g.count(min(digits, replicas)-first, listed(d))
@@ -53,8 +53,8 @@ func (g *gathered) add(d Device, replicas int) {
 	}
 }
 
-// count adds n IDs that take so many bytes each.
-func (g *gathered) count(n, bytes int) {
+// count adds n IDs with so many bytes each.
+func (g *draft) count(n, bytes int) {
 	if g.bytes <= MaxList {
 		g.fit += min(n, (MaxList-g.bytes)/bytes)
 	}
@@ -62,8 +62,7 @@ func (g *gathered) count(n, bytes int) {
 	g.bytes = sum(g.bytes, multiply(n, bytes))
 }
 
-// sum and multiply take numbers that are not negative. A result that does not fit is the highest
-// int.
+// sum and multiply take numbers of 0 or more. On overflow they return the highest int.
 func sum(a, b int) int {
 	if a > math.MaxInt-b {
 		return math.MaxInt
@@ -78,14 +77,15 @@ func multiply(a, b int) int {
 	return a * b
 }
 
-// fits reports whether kubelet accepts a list of a resource's devices, and leaves them out if not.
+// fits reports whether the kubelet accepts the list of a resource's devices. Otherwise it leaves
+// the devices out.
 func (p *planner) fits(name string) bool {
 	g := p.resources[name]
 	if g.bytes <= MaxList {
 		return true
 	}
-	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and the kubelet accepts %d; %d devices fit, so lower "+
-		"the replicas or share under several names", g.ids, g.bytes, MaxList, g.fit)
+	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and the kubelet accepts %d; reduce the "+
+		"replicas (%d devices fit), or share under several names", g.ids, g.bytes, MaxList, g.fit)
 	p.warn("resource %s is not offered: %s", name, why)
 	for _, d := range g.members {
 		p.plan.LeftOut = append(p.plan.LeftOut,
@@ -94,20 +94,20 @@ func (p *planner) fits(name string) bool {
 	return false
 }
 
-// listed returns how many bytes a device takes in a list while it is unhealthy: a message of ID,
-// health and NUMA node, each field with its tag and length.
+// listed returns the bytes of a device in a list while it is unhealthy: a message of ID, health and
+// NUMA node, each field with its tag and length.
 func listed(d Device) int {
 	size := 1 + varint(len(d.ID)) + len(d.ID) + 2 + len("Unhealthy")
 	switch {
 	case d.NUMANode > 0:
 		size += 2 + 2 + 1 + varint(d.NUMANode)
-	case d.NUMANode == 0: // which protobuf does not write
+	case d.NUMANode == 0: // protobuf does not write a 0
 		size += 2 + 2
 	}
 	return 1 + varint(size) + size
 }
 
-// varint returns how many bytes a length takes.
+// varint returns the number of bytes of an encoded length.
 func varint(n int) int {
 	bytes := 1
 	for ; n >= 1<<7; n >>= 7 {
