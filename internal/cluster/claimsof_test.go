@@ -15,7 +15,7 @@ import (
 
 // Only what may show that a GPU is free lists the claims of the cluster: as long as a claim that
 // was seen has it, that claim alone is read. The lists of many nodes are spread.
-func TestClaimsAreListedOnlyWhenThatMayShowAFreeGPU(t *testing.T) {
+func TestListOfClaims(t *testing.T) {
 	onStage(t, func(s *stage) {
 		give := func(name, device string) {
 			s.Helper()
@@ -89,7 +89,7 @@ func TestClaimsAreListedOnlyWhenThatMayShowAFreeGPU(t *testing.T) {
 
 // Where lists by all nodes would take longer than two minutes, the claims are counted and not
 // listed. 251 claims are two pages.
-func TestTooManyClaimsAreNotListed(t *testing.T) {
+func TestTooManyClaims(t *testing.T) {
 	onStage(t, func(s *stage) {
 		for i := range 251 {
 			if err := s.server.ChangeClaim("ns", fmt.Sprint(i), func(claim *resourceapi.ResourceClaim) {

@@ -170,10 +170,10 @@ func TestClaimStatus(t *testing.T) {
 	})
 }
 
-// TestClaimThatCannotBeWritten: an API server that never takes, or never answers, the write of one
+// TestUnwritableClaimStatus: an API server that never takes, or never answers, the write of one
 // claim keeps no other claim from its status, one that is prepared later included. That claim is
 // tried again with pauses that become longer, and is written when it can be.
-func TestClaimThatCannotBeWritten(t *testing.T) {
+func TestUnwritableClaimStatus(t *testing.T) {
 	for name, fault := range map[string]apiserver.Fault{
 		"500": {Status: 500}, "429": {Status: 429, RetryAfter: time.Hour}, "no answer": {Delay: 24 * time.Hour},
 	} {

@@ -124,7 +124,7 @@ func TestFewerDevices(t *testing.T) {
 }
 
 // The taint is there for a minute at most, whatever does not happen.
-func TestFewerDevicesAreBounded(t *testing.T) {
+func TestFewerDevicesTimeout(t *testing.T) {
 	for name, never := range map[string]func(*stage, *shrinking){
 		"a pod is not admitted":       func(s *stage, _ *shrinking) { s.bound("sent", false) },
 		"the status does not show it": func(*stage, *shrinking) {},
@@ -156,7 +156,7 @@ func TestFewerDevicesAreBounded(t *testing.T) {
 
 // A taint that a killed process left goes at the next start, where no change waits; and when the
 // option is switched off, or the process ends.
-func TestATaintOfAnEarlierProcess(t *testing.T) {
+func TestTaintOfEarlierProcess(t *testing.T) {
 	for name, wait := range map[string]func(*stage, *shrinking){
 		"a start": func(*stage, *shrinking) {},
 		"switched off": func(s *stage, w *shrinking) {
@@ -195,7 +195,7 @@ func TestATaintOfAnEarlierProcess(t *testing.T) {
 }
 
 // The answer to the request that taints the node is lost, and the process ends: the taint goes.
-func TestAnEndAfterALostAnswer(t *testing.T) {
+func TestExitAfterLostResponse(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinking()
 		s.until("the node is watched", func() bool { return strings.Contains(w.requests(), "WATCH nodes 200") })
@@ -234,7 +234,7 @@ func TestFewerDevicesThroughFaults(t *testing.T) {
 // The lead goes to another process before the Node's status shows that the devices of the first are
 // gone: the node is tainted until it does, and for a minute at most. The other one may have a
 // change of its own that waits.
-func TestTheLeadChangesMeanwhile(t *testing.T) {
+func TestFewerDevicesWithChangeOfLeader(t *testing.T) {
 	for name, tt := range map[string]struct{ waits, shows bool }{
 		"the status shows it": {false, true}, "it never does": {false, false}, "another change waits": {true, true},
 	} {
@@ -273,7 +273,7 @@ func TestTheLeadChangesMeanwhile(t *testing.T) {
 
 // A process that was stopped while it had the node tainted, and that another one leads since, does
 // not remove the taint of that one.
-func TestAFormerLeadLeavesTheTaint(t *testing.T) {
+func TestTaintOfPreviousLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinks()
 		w.Lead = lead.New(lead.Options{Dir: s.TempDir()}) // it has none of the folder's
@@ -289,7 +289,7 @@ func TestAFormerLeadLeavesTheTaint(t *testing.T) {
 }
 
 // Of two processes the one that leads taints the node.
-func TestOnlyTheLeadTaints(t *testing.T) {
+func TestTaintByLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinking()
 		w.leads.Publish(false)

@@ -171,7 +171,7 @@ func TestLabelsOfOthers(t *testing.T) {
 // Labels that stay with an owner that is gone are told by the problem that status and the metric
 // have, and by an Event, with the command that cures it; run, it gives them to this program.
 // Nothing is taken over before, and what a program that still runs writes again is its own.
-func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
+func TestLabelsOfRemovedOwner(t *testing.T) {
 	onStage(t, func(s *stage) {
 		const revision = "nvidia.com/cuda.driver-version.revision"
 		s.change(func(n *corev1.Node) { n.Labels = map[string]string{} })
@@ -321,7 +321,7 @@ func TestNodeFeature(t *testing.T) {
 }
 
 // Who owns the pod is read once, also where that is not allowed.
-func TestOwnersAreReadOnce(t *testing.T) {
+func TestOwnersOfNodeFeature(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
 			Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
@@ -337,7 +337,7 @@ func TestOwnersAreReadOnce(t *testing.T) {
 }
 
 // What keeps an object from being written is told, and is over with its reason.
-func TestNodeFeatureThatCannotBeWritten(t *testing.T) {
+func TestUnwritableNodeFeature(t *testing.T) {
 	for name, tt := range map[string]struct {
 		begin, end func(*stage)
 		problem    string
@@ -391,7 +391,7 @@ func TestNodeFeatureWithoutPatch(t *testing.T) {
 
 // As gpu-feature-discovery the object has that program's name, and labels of others in it are
 // replaced; also where labels are written once.
-func TestDiscoveryOwnsItsObject(t *testing.T) {
+func TestNodeFeatureOfDiscovery(t *testing.T) {
 	onStage(t, func(s *stage) {
 		const name = "nvidia-features-for-" + nodeName
 		s.discovery(map[string]string{countLabel: "8"})

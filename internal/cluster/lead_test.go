@@ -34,7 +34,7 @@ func (s *stage) writer(leads bool, count, state string) *process {
 
 // Of two processes only the one that leads writes; when the other one takes the lead, what it knows
 // is written, and nothing by the first. A term after another begins anew: nothing is said twice.
-func TestOnlyTheLeadWrites(t *testing.T) {
+func TestWritesByLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
 		first, second := s.writer(true, "1", good), s.writer(false, "2", bad)
@@ -77,7 +77,7 @@ func TestOnlyTheLeadWrites(t *testing.T) {
 
 // A process that was stopped, and does not know yet that another one leads, writes nothing of any
 // kind.
-func TestAProcessThatWasStoppedWritesNothing(t *testing.T) {
+func TestStoppedProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
 		s.deploy(map[string]string{"dcgm": paused})
@@ -105,7 +105,7 @@ func TestAProcessThatWasStoppedWritesNothing(t *testing.T) {
 // A write that began before the lead changed, and reaches the API server after that, is refused:
 // the node is another version since. The same is so for a write before which any program changed
 // the node; it is made anew.
-func TestALateWriteIsRefused(t *testing.T) {
+func TestLateWrite(t *testing.T) {
 	for name, request := range map[string]apiserver.Request{
 		"condition": {Verb: "patch", Resource: "nodes/status"}, "labels": {Verb: "apply",
 			Resource: "nodes"}, "taint": {Verb: "patch", Resource: "nodes"},

@@ -142,9 +142,9 @@ func TestConfigManagerOnce(t *testing.T) {
 	}
 }
 
-// TestConfigManagerIsNotStuckByAnUnknownName: an init container that is started again keeps the pod
+// TestConfigManagerUnknownName: an init container that is started again keeps the pod
 // from starting no longer.
-func TestConfigManagerIsNotStuckByAnUnknownName(t *testing.T) {
+func TestConfigManagerUnknownName(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
 	m.label("a")
@@ -230,9 +230,9 @@ func TestConfigManagerEnvironment(t *testing.T) {
 	m.linked("a")
 }
 
-// TestConfigManagerTakesWhatNVIDIAsTakes: what is wrong with a setting that is not needed is no
+// TestConfigManagerUnusedSettings: what is wrong with a setting that is not needed is no
 // reason to refuse it.
-func TestConfigManagerTakesWhatNVIDIAsTakes(t *testing.T) {
+func TestConfigManagerUnusedSettings(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
 	m.label("")
@@ -371,10 +371,10 @@ func TestConfigManagerSignals(t *testing.T) {
 	daemon.silent(t)
 }
 
-// TestConfigManagerSignalsLater: the link is moved, and there is nobody to signal. Whoever comes is
+// TestConfigManagerDelayedSignal: the link is moved, and there is nobody to signal. Whoever comes is
 // signalled, also by a sidecar that was started again: it does not take the link for a sign that
 // the signal was sent.
-func TestConfigManagerSignalsLater(t *testing.T) {
+func TestConfigManagerDelayedSignal(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
 	name := fmt.Sprintf("late-%d", os.Getpid())
@@ -394,9 +394,9 @@ func TestConfigManagerSignalsLater(t *testing.T) {
 	daemon.silent(t)
 }
 
-// TestConfigManagerReplacesWhatIsNoLink: what another program left in the link's place does not
+// TestConfigManagerReplacesFile: what another program left in the link's place does not
 // stop it, but for a folder.
-func TestConfigManagerReplacesWhatIsNoLink(t *testing.T) {
+func TestConfigManagerReplacesFile(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
 	m.label("a")

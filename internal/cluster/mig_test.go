@@ -68,7 +68,7 @@ func (s *stage) untilSays(want string) {
 
 // The label is acted on at the start and whenever it changes; the node has the state and the
 // reason, in one line, and loses them with the label.
-func TestTheLabelNamesTheLayout(t *testing.T) {
+func TestMIGLabel(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
 		s.untilSays(notYet)
@@ -99,7 +99,7 @@ func TestTheLabelNamesTheLayout(t *testing.T) {
 
 // What mig apply asked for counts until the label is set anew; the node says so, unless it is the
 // same for all GPUs.
-func TestTheLabelAfterMIGApply(t *testing.T) {
+func TestMIGLabelAfterApply(t *testing.T) {
 	for name, tt := range map[string]struct {
 		layout string
 		gpus   []string
@@ -128,7 +128,7 @@ func TestTheLabelAfterMIGApply(t *testing.T) {
 }
 
 // Where layouts are not changed, the label names none, and the node loses the state.
-func TestTheLabelWhileLayoutsAreNotChanged(t *testing.T) {
+func TestMIGLabelWhileDisabled(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
 		s.untilSays(notYet)
@@ -144,7 +144,7 @@ func TestTheLabelWhileLayoutsAreNotChanged(t *testing.T) {
 
 // A node is written when its state changes; reasons that follow each other wait two seconds, and
 // what is so already is not written.
-func TestTheStateIsWrittenSparingly(t *testing.T) {
+func TestPaceOfMIGState(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
 		p.makes("all-balanced", mig.StateSuccess, "")
@@ -172,7 +172,7 @@ func TestTheStateIsWrittenSparingly(t *testing.T) {
 
 // Whatever the API server does meanwhile, the owner is told the label of the end, and the node has
 // the state of it.
-func TestTheLayoutThroughFaults(t *testing.T) {
+func TestMIGLabelThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.divider("all-balanced")
 		p.makes("all-balanced", mig.StateSuccess, "")
@@ -301,7 +301,7 @@ func TestPause(t *testing.T) {
 
 // A label that somebody changes meanwhile stays as that one wants it, and the rest goes on; also
 // while the watch does not tell of it.
-func TestPausedLabelsOfOthers(t *testing.T) {
+func TestForeignPauseLabels(t *testing.T) {
 	for name, stuck := range map[string]bool{"watched": false, "the watch is stuck": true} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -327,7 +327,7 @@ func TestPausedLabelsOfOthers(t *testing.T) {
 
 // What an earlier process has paused goes on when this one says so, and not before; a process that
 // ends has what it has paused go on.
-func TestPausedIsRemembered(t *testing.T) {
+func TestPauseOfEarlierProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
 		if err := p.cluster.Pause(s.Context(), []string{"dcgm"}); err != nil {
@@ -350,7 +350,7 @@ func TestPausedIsRemembered(t *testing.T) {
 
 // Without the option nothing is set back. It may be switched off while something is paused: then
 // the node is watched until that goes on.
-func TestPauseIsOff(t *testing.T) {
+func TestPauseDisabled(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
 		if err := p.cluster.Pause(s.Context(), []string{"dcgm"}); err != nil {
@@ -372,7 +372,7 @@ func TestPauseIsOff(t *testing.T) {
 }
 
 // Whatever the API server does meanwhile, DaemonSets go on.
-func TestPausedThroughFaults(t *testing.T) {
+func TestPauseThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.pauser()
 		if err := p.cluster.Pause(s.Context(), []string{"both"}); err != nil {
@@ -385,7 +385,7 @@ func TestPausedThroughFaults(t *testing.T) {
 
 // Nothing is paused while the node is not known or the API server refuses a request, and each
 // problem is told. A process that ends does not wait until that is over.
-func TestPauseThatFails(t *testing.T) {
+func TestFailingPause(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
 		unknown := s.new(config.Config{})

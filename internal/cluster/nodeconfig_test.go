@@ -164,7 +164,7 @@ func TestFirstChoice(t *testing.T) {
 // Of several changes within two seconds after one that was followed, the last one counts. A name
 // that is unknown leaves what is in force, until there is such a file. An invalid file is chosen,
 // and is not what the next process starts with.
-func TestTheLabelIsFollowed(t *testing.T) {
+func TestConfigLabel(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
 		c.label("a")
@@ -209,7 +209,7 @@ func TestTheLabelIsFollowed(t *testing.T) {
 
 // What the label said last holds while the API server is away or the node is deleted, also if that
 // happens while a change waits.
-func TestTheNodeGoesAndComesBack(t *testing.T) {
+func TestConfigLabelOfDeletedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
 		c.save(`{"version":1,"file":"a"}`)
@@ -236,7 +236,7 @@ func TestTheNodeGoesAndComesBack(t *testing.T) {
 }
 
 // A disk that is full keeps nothing from the label. The choice is saved when it can be.
-func TestAFullDiskKeepsNothingFromTheLabel(t *testing.T) {
+func TestConfigLabelWithFullDisk(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
 		if err := os.WriteFile(c.state, nil, 0o600); err != nil {

@@ -117,7 +117,7 @@ func (p *process) becomes(quiet bool) {
 }
 
 // A wish is obeyed and answered; it ends when it is taken away, and by itself at its time.
-func TestWishToReleaseTheDriver(t *testing.T) {
+func TestReleaseRequest(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)
 		s.pass(time.Minute)
@@ -163,7 +163,7 @@ func TestWishToReleaseTheDriver(t *testing.T) {
 
 // What cannot be understood is refused with a sentence, and takes nothing away; what was understood
 // stays in force until its time.
-func TestWishThatIsRefused(t *testing.T) {
+func TestInvalidReleaseRequest(t *testing.T) {
 	for name, tt := range map[string]struct{ until, want string }{
 		"garbage":  {"tomorrow \x01\n", "is not a time such as"},
 		"empty":    {" ", "is not a time such as"},
@@ -204,7 +204,7 @@ func TestWishThatIsRefused(t *testing.T) {
 
 // A driver that cannot be released is tried again, and the node says why. Resume on the node ends
 // the wish, and it stays ended.
-func TestWishAndTheDriver(t *testing.T) {
+func TestFailingRelease(t *testing.T) {
 	onStage(t, func(s *stage) {
 		fail := errors.New("nvmlShutdown does not return")
 		p := s.releasing(false, func() error { return fail })
@@ -225,7 +225,7 @@ func TestWishAndTheDriver(t *testing.T) {
 }
 
 // Somebody has released the driver on the node before, and goes on with what he does.
-func TestWishWhileTheDriverIsReleased(t *testing.T) {
+func TestReleaseRequestWhileReleased(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(true, nil)
 		s.wish(in(time.Minute), "a")
@@ -239,7 +239,7 @@ func TestWishWhileTheDriverIsReleased(t *testing.T) {
 
 // A process that comes after one that was killed goes on with its wish: at each moment, with and
 // without what the state directory says.
-func TestWishAndRestarts(t *testing.T) {
+func TestReleaseThroughRestarts(t *testing.T) {
 	for name, quiet := range map[string]bool{"the release outlives it": true, "without a state directory": false} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -277,7 +277,7 @@ func TestWishAndRestarts(t *testing.T) {
 
 // A wish ends at its time whatever the API server does, and the node is told when that works again.
 // A new one waits for it.
-func TestWishAndFaultsOfTheAPIServer(t *testing.T) {
+func TestReleaseThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.releasing(false, nil)
 		s.wish(in(10*time.Minute), "a")
@@ -297,7 +297,7 @@ func TestWishAndFaultsOfTheAPIServer(t *testing.T) {
 
 // Of two processes the one that leads obeys. The next one that leads goes on, and ends it. So does
 // the one before where it leads again.
-func TestWishOfTheLead(t *testing.T) {
+func TestReleaseByLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first, second := s.releasing(false, nil), s.standby(false)
 		s.wish(in(time.Hour), "a")
@@ -322,7 +322,7 @@ func TestWishOfTheLead(t *testing.T) {
 // A process that leads again uses the driver where another one has ended the wish: also if its own
 // release was under way when its term ended, and neither while another wish is carried out nor
 // where quiesce was said on the node since.
-func TestWishOfAFormerLead(t *testing.T) {
+func TestReleaseByPreviousLeader(t *testing.T) {
 	ended := func(s *stage, first *process) *process {
 		second := s.standby(false)
 		s.wish(in(time.Hour), "a")
@@ -375,7 +375,7 @@ func TestWishOfAFormerLead(t *testing.T) {
 // A process that has not seen that another one has begun a wish takes over from there: its own
 // write is refused, and the node says whether the driver was in use before. This one found it
 // released when it started.
-func TestWishThatAnotherHasBegun(t *testing.T) {
+func TestReleaseStartedByAnotherProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first, second := s.releasing(false, nil), s.standby(true)
 		s.pass(time.Minute)
@@ -390,7 +390,7 @@ func TestWishThatAnotherHasBegun(t *testing.T) {
 
 // A process without the option that comes while the driver is released for a wish uses it again,
 // also where it may not answer.
-func TestWishWhoseOptionIsGone(t *testing.T) {
+func TestReleaseAfterOptionRemoved(t *testing.T) {
 	for name, may := range map[string]bool{"with the right": true, "without the right": false} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -416,7 +416,7 @@ func TestWishWhoseOptionIsGone(t *testing.T) {
 }
 
 // Without the option nothing is read, released or written.
-func TestWishWithoutTheOption(t *testing.T) {
+func TestReleaseDisabled(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.wish(in(time.Hour), "a")
 		p := s.new(config.Config{Features: config.Features{Condition: true}}).start()
@@ -430,7 +430,7 @@ func TestWishWithoutTheOption(t *testing.T) {
 
 // While the node cannot be told of a wish, the driver is not released for it: a later process would
 // not know that it is to use it again.
-func TestWishThatCannotBeAnswered(t *testing.T) {
+func TestUnwritableReleaseAnswer(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)
 		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden,
@@ -448,7 +448,7 @@ func TestWishThatCannotBeAnswered(t *testing.T) {
 
 // What was resumed on the node stays in use for the next process, too, whatever the name of who
 // wanted the release.
-func TestWishOfALongName(t *testing.T) {
+func TestReleaseRequestWithLongName(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)
 		s.wish(in(time.Hour), "x"+strings.Repeat("é", 150))

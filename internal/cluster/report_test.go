@@ -161,7 +161,7 @@ func TestNodeWithoutGPUs(t *testing.T) {
 
 // The taint stays as it is while it is not known whether a GPU is healthy, and goes when it is not
 // wanted.
-func TestTaintWhenItIsKnown(t *testing.T) {
+func TestTaintOfUnknownHealth(t *testing.T) {
 	for name, tt := range map[string]struct {
 		off, before bool
 		gpus        []status.Device
@@ -229,7 +229,7 @@ func TestRestart(t *testing.T) {
 }
 
 // Another program serves a resource of ours. It tells nothing of GPUs, so this one goes on.
-func TestAnotherProgramSilencesNothing(t *testing.T) {
+func TestReportsBesideAnotherPlugin(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, good))
 		s.untilCondition("True")
@@ -273,7 +273,7 @@ func TestFeaturesAtRunTime(t *testing.T) {
 
 // The status is read soon after a change of what it tells of, and every few seconds; several
 // changes at once are one. One that cannot be read leaves what was told.
-func TestStatusIsReadSoonAfterAChange(t *testing.T) {
+func TestStatusAfterChange(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything})
 		p.MIG = feed.New(mig.Status{})
@@ -346,7 +346,7 @@ func TestFirstCondition(t *testing.T) {
 // A process that finds no driver, as one of another DaemonSet, takes the lead while the process
 // that led before is started again. It says nothing of the GPUs for a minute. Where no process led
 // before, it says at once what it finds.
-func TestAProcessThatFindsNoDriver(t *testing.T) {
+func TestLeaderWithoutDriver(t *testing.T) {
 	for standby, want := range map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue,
 		false: corev1.ConditionUnknown} {
 		t.Run(fmt.Sprint("standby ", standby), func(t *testing.T) { findsNoDriver(t, standby, want) })

@@ -37,7 +37,7 @@ func TestOldCondition(t *testing.T) {
 // A node starts for the first time while the API server is away: until it tells of the node, the
 // label that chooses the configuration is not known. That is over when an Event can be written, and
 // none tells of it.
-func TestNoEventOfAConfigurationThatWasInDoubt(t *testing.T) {
+func TestNoEventOfUncertainConfiguration(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything})
 		read := p.Status
@@ -63,7 +63,7 @@ func TestNoEventOfAConfigurationThatWasInDoubt(t *testing.T) {
 }
 
 // The taint is turned off together with the right to remove it: the log says how a person does it.
-func TestTaintThatMayNotBeRemoved(t *testing.T) {
+func TestUnremovableTaint(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, bad))
 		s.until("tainted", s.tainted)

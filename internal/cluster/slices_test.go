@@ -64,7 +64,7 @@ func TestSlicesOfAnotherName(t *testing.T) {
 }
 
 // Bad news is written at once, and good news a second after the last write.
-func TestBadNewsFirst(t *testing.T) {
+func TestDeteriorationIsWrittenFirst(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 2)
 		s.untilPool("1: 0 1")
@@ -118,7 +118,7 @@ func TestFirstSlicesWaitForLinks(t *testing.T) {
 
 // In hours of steady state nothing is written, also with devices that have taints, and whatever
 // watches do; nor after a restart.
-func TestNoSliceIsWrittenInSteadyState(t *testing.T) {
+func TestSlicesInSteadyState(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
 		p := s.publisher(dir, 16)
@@ -223,7 +223,7 @@ func (s *stage) anew() {
 
 // A Node that was deleted and made anew takes its slices with it. New ones belong to the new Node,
 // also while a watch of the Node is stuck.
-func TestNodeMadeAnew(t *testing.T) {
+func TestSlicesOfRecreatedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}},
 			snapshotOf(2)).publish()
@@ -241,7 +241,7 @@ func TestNodeMadeAnew(t *testing.T) {
 
 // Slices of a Node that is gone are removed while others are written. The Node that is there now
 // gets all.
-func TestSlicesRemovedAtOnce(t *testing.T) {
+func TestSlicesOfDeletedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}},
 			snapshotOf(17)).publish()
@@ -326,7 +326,7 @@ func TestEmptyPoolAndModeLeft(t *testing.T) {
 
 // The lead goes over from one process to another with the same state directory, and back. Each
 // writes what differs, and nothing else.
-func TestTheLeadOfTheSlicesChanges(t *testing.T) {
+func TestSlicesWithChangeOfLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
 		earlier := s.publisher(dir, 2)
@@ -390,7 +390,7 @@ func TestWritesWhileTheWatchIsStuck(t *testing.T) {
 
 // A GPU counts as published before the write whose answer may be lost, and nothing is taken for
 // written that is not.
-func TestPublishedBeforeItIs(t *testing.T) {
+func TestPublishedGPUs(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetFault(apiserver.Fault{Status: 500, Only: apiserver.Request.IsWrite})
 		p := s.publisher(s.TempDir(), 1)
@@ -402,7 +402,7 @@ func TestPublishedBeforeItIs(t *testing.T) {
 }
 
 // Without a disk nothing more is published.
-func TestNothingIsPublishedWithoutADisk(t *testing.T) {
+func TestSlicesWithoutDisk(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := filepath.Join(s.TempDir(), "state")
 		p := s.publisher(dir, 1)

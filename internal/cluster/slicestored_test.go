@@ -201,7 +201,7 @@ func TestDroppedShares(t *testing.T) {
 
 // An API server is asked once in an hour whether it keeps what it did not keep, without a slice
 // that is changed by that, and has all of it as soon as it does, without a restart of the process.
-func TestGatesThatAreSwitchedOn(t *testing.T) {
+func TestEnabledFeatureGates(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fields  []string
 		begin   func(*publisher)
@@ -266,7 +266,7 @@ func (u users) Users(_ context.Context, uuids []string) ([]kubelet.HeldDevice, e
 
 // Where the API server keeps no taints, a GPU that is ill leaves its slice. It stays the GPU of
 // claims: it is never the device plugin's, and in its slice again as soon as it is well.
-func TestIllWithoutTaints(t *testing.T) {
+func TestUnhealthyGPUWithoutTaints(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.server.SetDroppedFields("taints")
 		p := s.publisher(s.TempDir(), 2)
@@ -385,7 +385,7 @@ func TestLostAnswers(t *testing.T) {
 
 // Slices that another driver of this name has left are removed, those of other nodes and drivers
 // are not.
-func TestLeftSlices(t *testing.T) {
+func TestLeftoverSlices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		slice := func(name, driver, node, pool string) {
 			s.changeSlice(name, func(slice *resourceapi.ResourceSlice) {
@@ -412,7 +412,7 @@ func TestLeftSlices(t *testing.T) {
 
 // While a driver of another program has the name, nothing is written; without a Node nothing is
 // published, and soon after there is one it is.
-func TestWaits(t *testing.T) {
+func TestPublishingWaits(t *testing.T) {
 	onStage(t, func(s *stage) {
 		if err := s.server.DeleteNode(nodeName); err != nil {
 			s.Fatal(err)

@@ -165,7 +165,7 @@ func TestSizeOfTheCluster(t *testing.T) {
 
 // A node of many that were restarted publishes when its turn has come. What follows does not wait:
 // a kubelet that removed the slices, and a fault.
-func TestSlicesAreSpreadOnce(t *testing.T) {
+func TestSpreadOfSlices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.newPublisher(config.Config{StateDir: s.stateDir(100000, "another")}, snapshotOf(2)).publish()
 		began := time.Now()
@@ -194,7 +194,7 @@ func TestSlicesAreSpreadOnce(t *testing.T) {
 // Nothing is asked of the API server while nothing needs it; features can be switched while the
 // process runs. What an option has left on the node is watched until it is gone: a taint, and
 // DaemonSets that are paused.
-func TestTheNodeIsWatchedWhileSomethingNeedsIt(t *testing.T) {
+func TestNeedOfWatch(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{}).start()
 		watches := func() int { return s.server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] }

@@ -80,10 +80,10 @@ func onCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
 
 func resume(s mig.Status) bool { return s.Resume }
 
-// TestClientsArePaused: the DaemonSet of the pod that has the GPU open is paused, when the driver
+// TestPauseOfClients: the DaemonSet of the pod that has the GPU open is paused, when the driver
 // says that the GPU is in use, and goes on when the GPU is divided. That of a pod which has another
 // GPU open is not.
-func TestClientsArePaused(t *testing.T) {
+func TestPauseOfClients(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm, "host")
 		c.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "2", Clients: []string{exporter}})
@@ -114,9 +114,9 @@ func TestClientsArePaused(t *testing.T) {
 	})
 }
 
-// TestProcessesOfDaemonSetsArePaused: the driver shows a process that computes, and it is one of a
+// TestPauseOfDaemonSetProcesses: the driver shows a process that computes, and it is one of a
 // pod, which is paused for as long as that takes.
-func TestProcessesOfDaemonSetsArePaused(t *testing.T) {
+func TestPauseOfDaemonSetProcesses(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm)
 		c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1", Count: 1})
@@ -134,8 +134,8 @@ func TestProcessesOfDaemonSetsArePaused(t *testing.T) {
 	})
 }
 
-// TestPodsEndBeforeClientsArePaused: as long as a pod holds the GPU, nothing is paused for it.
-func TestPodsEndBeforeClientsArePaused(t *testing.T) {
+// TestPodsEndBeforePause: as long as a pod holds the GPU, nothing is paused for it.
+func TestPodsEndBeforePause(t *testing.T) {
 	for name, processes := range map[string]uint64{"that compute": 1, "that do not compute": 0} {
 		t.Run(name, func(t *testing.T) {
 			onCluster(t, func(t *testing.T, c *cluster) {
@@ -158,9 +158,9 @@ func TestPodsEndBeforeClientsArePaused(t *testing.T) {
 	}
 }
 
-// TestPauseThatDoesNotHelp is given up after some minutes: the GPU is offered as it is, DaemonSets
+// TestIneffectivePause is given up after some minutes: the GPU is offered as it is, DaemonSets
 // go on, and are left alone for an hour.
-func TestPauseThatDoesNotHelp(t *testing.T) {
+func TestIneffectivePause(t *testing.T) {
 	for name, prepare := range map[string]func(*cluster){
 		"pods that stay":      func(c *cluster) { c.stays = true; c.clients(dcgm) },
 		"the API server away": func(c *cluster) { c.refuses = errors.New("there is no API server"); c.clients(dcgm) },
@@ -218,9 +218,9 @@ func TestPauseThatDoesNotHelp(t *testing.T) {
 	}
 }
 
-// TestKilledWhileClientsArePaused: the next process has them go on when it is known that none is in
+// TestKillDuringPause: the next process has them go on when it is known that none is in
 // the way, not before, and also when nobody wants the layout any more.
-func TestKilledWhileClientsArePaused(t *testing.T) {
+func TestKillDuringPause(t *testing.T) {
 	for name, wanted := range map[string]bool{"and wanted still": true, "and not wanted any more": false} {
 		t.Run(name, func(t *testing.T) {
 			onCluster(t, func(t *testing.T, c *cluster) {
@@ -249,8 +249,8 @@ func TestKilledWhileClientsArePaused(t *testing.T) {
 	}
 }
 
-// TestTheOtherProcessPauses: the process that does not change GPUs has nothing go on.
-func TestTheOtherProcessPauses(t *testing.T) {
+// TestPauseByAnotherProcess: the process that does not change GPUs has nothing go on.
+func TestPauseByAnotherProcess(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.run()
 		c.until("goes on", resume)

@@ -52,9 +52,9 @@ func TestIdleNode(t *testing.T) {
 	})
 }
 
-// TestPodsAreWaitedFor has pods on some devices: the others of their GPU that go are Unhealthy,
+// TestWaitForPods has pods on some devices: the others of their GPU that go are Unhealthy,
 // those that stay are offered, and nothing happens to the GPU until the pods end.
-func TestPodsAreWaitedFor(t *testing.T) {
+func TestWaitForPods(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -87,9 +87,9 @@ func TestPodsAreWaitedFor(t *testing.T) {
 	})
 }
 
-// TestFailureUndoesItsGPU has one step of one GPU fail: that GPU is as before, the others are as
+// TestRollbackOfAFailedStep has one step of one GPU fail: that GPU is as before, the others are as
 // wanted, and it is tried again.
-func TestFailureUndoesItsGPU(t *testing.T) {
+func TestRollbackOfAFailedStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-1g.10gb")
@@ -132,9 +132,9 @@ func TestFailureUndoesItsGPU(t *testing.T) {
 	})
 }
 
-// TestInstancesOfOthers has instances that this program did not make: they stay unless the wish
+// TestForeignInstances has instances that this program did not make: they stay unless the wish
 // says replace.
-func TestInstancesOfOthers(t *testing.T) {
+func TestForeignInstances(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
 		r.start()
@@ -153,9 +153,9 @@ func TestInstancesOfOthers(t *testing.T) {
 	})
 }
 
-// TestAnEmptyInstanceOfOthers has an instance without a MIG device in the way, as claims leave it
+// TestEmptyForeignInstance has an instance without a MIG device in the way, as claims leave it
 // for a moment: the GPU is divided once it is gone, which no look shows.
-func TestAnEmptyInstanceOfOthers(t *testing.T) {
+func TestEmptyForeignInstance(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
@@ -178,9 +178,9 @@ func TestAnEmptyInstanceOfOthers(t *testing.T) {
 	})
 }
 
-// TestModeOfOthers: a mode that another program has switched on does not become one of this
+// TestForeignMIGMode: a mode that another program has switched on does not become one of this
 // program's; one that this program has switched on stays its own, also without instances.
-func TestModeOfOthers(t *testing.T) {
+func TestForeignMIGMode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
 		r.start()
@@ -200,9 +200,9 @@ func TestModeOfOthers(t *testing.T) {
 	})
 }
 
-// TestAnotherDivisionAfterAllSteps has another program divide the GPU at the end of the steps: that
+// TestForeignDivisionAfterAllSteps has another program divide the GPU at the end of the steps: that
 // is no success.
-func TestAnotherDivisionAfterAllSteps(t *testing.T) {
+func TestForeignDivisionAfterAllSteps(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.after = func(_ string, step inventory.MIGStep) error {
 			if step.Action == inventory.MIGCreateCompute {
@@ -220,9 +220,9 @@ func TestAnotherDivisionAfterAllSteps(t *testing.T) {
 	})
 }
 
-// TestUndoThatIsInTheWay has a step fail, and what that leaves become another's before it is
+// TestBlockedRollback has a step fail, and what that leaves become another's before it is
 // undone: it stays, and that is said.
-func TestUndoThatIsInTheWay(t *testing.T) {
+func TestBlockedRollback(t *testing.T) {
 	for name, c := range map[string]struct {
 		other  simulator.Fault
 		reason string

@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// TestDiskThatHangs has a state directory that does not answer: GPUs are offered as they are after
+// TestHangingDisk has a state directory that does not answer: GPUs are offered as they are after
 // some seconds, and the layout is made once the disk answers.
-func TestDiskThatHangs(t *testing.T) {
+func TestHangingDisk(t *testing.T) {
 	for name, atStart := range map[string]bool{"at the start": true, "later": false} {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
@@ -71,9 +71,9 @@ func allFailed(s mig.Status) bool {
 	return len(s.GPUs) == 3 && !slices.ContainsFunc(s.GPUs, func(g mig.GPU) bool { return g.Phase != mig.PhaseFailed })
 }
 
-// TestJournalThatCannotBeWritten has a disk that refuses: nothing is changed, and the GPUs are
+// TestUnwritableJournal has a disk that refuses: nothing is changed, and the GPUs are
 // offered as they are.
-func TestJournalThatCannotBeWritten(t *testing.T) {
+func TestUnwritableJournal(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		if err := os.Mkdir(filepath.Join(r.dir, "mig.json"), 0o700); err != nil {
 			t.Fatal(err)

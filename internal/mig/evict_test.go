@@ -24,9 +24,9 @@ func (e evict) Evict(ctx context.Context, pod mig.Pod) error {
 	return e(pod)
 }
 
-// TestUsersThatAreEvicted: each pod once in ten seconds, however many devices it holds, and no
+// TestEvictionOfUsers: each pod once in ten seconds, however many devices it holds, and no
 // process; what is refused is said until the next try.
-func TestUsersThatAreEvicted(t *testing.T) {
+func TestEvictionOfUsers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -63,9 +63,9 @@ func TestUsersThatAreEvicted(t *testing.T) {
 	})
 }
 
-// TestEvictionIsCountedAnew: how long pods may take begins anew for each change, and after it was
+// TestEvictionTimeoutRestarts: how long pods may take begins anew for each change, and after it was
 // given up.
-func TestEvictionIsCountedAnew(t *testing.T) {
+func TestEvictionTimeoutRestarts(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Evictor = evict(func(mig.Pod) error { return nil }) })
 		gpu := r.Snapshots().Value().GPUs[0].UUID
@@ -96,10 +96,10 @@ func TestEvictionIsCountedAnew(t *testing.T) {
 	})
 }
 
-// TestPauseThatIsAskedForAgain each ten seconds, and what is not known of clients is said beside
+// TestRepeatedPause each ten seconds, and what is not known of clients is said beside
 // those that are. When the clients have gone and the driver goes on to say that the GPU is in use,
 // nobody can be named.
-func TestPauseThatIsAskedForAgain(t *testing.T) {
+func TestRepeatedPause(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.stays = true
 		c.clients(dcgm)

@@ -21,10 +21,10 @@ import (
 
 var balanced = []string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}
 
-// TestKilledAtEachStep kills the owner before and after each step of a change. The next one goes
+// TestKillAtEachStep kills the owner before and after each step of a change. The next one goes
 // on, or undoes it if nobody wants it any more; neither offers a device of the GPU before that is
 // over.
-func TestKilledAtEachStep(t *testing.T) {
+func TestKillAtEachStep(t *testing.T) {
 	t.Parallel()
 	const steps = 1 + 8 // of all-balanced
 	for kill := range 2 * steps {
@@ -150,9 +150,9 @@ func TestRestartOfTheNode(t *testing.T) {
 	}
 }
 
-// TestModeThatNeedsAReset has a mode that is set and not in force: that is said, nothing is
+// TestPendingMIGMode has a mode that is set and not in force: that is said, nothing is
 // offered, and it goes on after the reset.
-func TestModeThatNeedsAReset(t *testing.T) {
+func TestPendingMIGMode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
 		r.start()
@@ -187,10 +187,10 @@ func TestModeThatNeedsAReset(t *testing.T) {
 	})
 }
 
-// TestModeByAReset has the MIG mode of an A100 set by another process, while this one has no
+// TestMIGModeByReset has the MIG mode of an A100 set by another process, while this one has no
 // session. Where somebody else has the GPU open, that is said, and the GPU is offered as it was;
 // the mode does not stay pending.
-func TestModeByAReset(t *testing.T) {
+func TestMIGModeByReset(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "1", Clients: []string{"host"}})
 		r.start(func(o *mig.Options) {
@@ -221,8 +221,8 @@ func TestModeByAReset(t *testing.T) {
 	})
 }
 
-// TestProcessesAreWaitedFor has processes that no pod has.
-func TestProcessesAreWaitedFor(t *testing.T) {
+// TestWaitForProcesses has processes that no pod has.
+func TestWaitForProcesses(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
 		r.start()
@@ -244,9 +244,9 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 	})
 }
 
-// TestCallThatHangs has a step that does not return for a long time. The other GPUs are divided
+// TestHangingCall has a step that does not return for a long time. The other GPUs are divided
 // meanwhile, and no other step is made on this one before it has returned.
-func TestCallThatHangs(t *testing.T) {
+func TestHangingCall(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-enabled") // a GPU that is reset for its mode would wait: the session cannot be closed
@@ -270,9 +270,9 @@ func TestCallThatHangs(t *testing.T) {
 	})
 }
 
-// TestModeThatTakesLong: a change of the mode may take two minutes. GPUs that are reset for theirs
+// TestSlowMIGMode: a change of the mode may take two minutes. GPUs that are reset for theirs
 // wait for it: the session cannot be closed.
-func TestModeThatTakesLong(t *testing.T) {
+func TestSlowMIGMode(t *testing.T) {
 	for _, mode := range []string{"all-enabled", "all-disabled"} {
 		t.Run(mode, func(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
@@ -391,9 +391,9 @@ func TestEviction(t *testing.T) {
 	})
 }
 
-// TestNoLookYet has a driver that has not answered: no layout counts as made, and nothing that was
+// TestBeforeFirstSnapshot has a driver that has not answered: no layout counts as made, and nothing that was
 // paused goes on.
-func TestNoLookYet(t *testing.T) {
+func TestBeforeFirstSnapshot(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Snapshots = feed.New(inventory.Snapshot{}) })
 		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
@@ -404,8 +404,8 @@ func TestNoLookYet(t *testing.T) {
 	})
 }
 
-// TestNoEvidence has a kubelet that says nothing: no GPU is changed.
-func TestNoEvidence(t *testing.T) {
+// TestUnknownUsers has a kubelet that says nothing: no GPU is changed.
+func TestUnknownUsers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
 		r.start()
@@ -422,9 +422,9 @@ func TestNoEvidence(t *testing.T) {
 	})
 }
 
-// TestReadThatFails has a GPU of which cannot be read how it is divided: its devices are offered
+// TestFailingRead has a GPU of which cannot be read how it is divided: its devices are offered
 // on, and it is read again.
-func TestReadThatFails(t *testing.T) {
+func TestFailingRead(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -444,9 +444,9 @@ func TestReadThatFails(t *testing.T) {
 	})
 }
 
-// TestNoRights has a driver that refuses this process: the GPUs are offered as they are, and it is
+// TestMissingPermission has a driver that refuses this process: the GPUs are offered as they are, and it is
 // seldom tried again.
-func TestNoRights(t *testing.T) {
+func TestMissingPermission(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
 		r.start()
@@ -464,9 +464,9 @@ func TestNoRights(t *testing.T) {
 	})
 }
 
-// TestInstancesThatCannotBeRead has a driver that switches the mode on and then keeps the instances
+// TestUnreadableInstances has a driver that switches the mode on and then keeps the instances
 // from this process: the mode is switched off again, and that is not tried again and again.
-func TestInstancesThatCannotBeRead(t *testing.T) {
+func TestUnreadableInstances(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetGpuInstances", Return: "NO_PERMISSION"})
 		steps := 0
@@ -491,8 +491,8 @@ func TestInstancesThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// TestSomethingElseDividesTheGPU has another program that takes the layout back.
-func TestSomethingElseDividesTheGPU(t *testing.T) {
+// TestForeignDivision has another program that takes the layout back.
+func TestForeignDivision(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")

@@ -187,9 +187,9 @@ func TestBootOfTheJournal(t *testing.T) {
 	}
 }
 
-// TestJournalOfAFormerProcess is read each second until that one writes no more, and what changes
+// TestJournalOfThePreviousLeader is read each second until that one writes no more, and what changes
 // is told once.
-func TestJournalOfAFormerProcess(t *testing.T) {
+func TestJournalOfThePreviousLeader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -227,8 +227,8 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 	})
 }
 
-// TestJournalThatCannotBeHad is tried again each five seconds.
-func TestJournalThatCannotBeHad(t *testing.T) {
+// TestJournalRetry is tried again each five seconds.
+func TestJournalRetry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "file")
@@ -250,8 +250,8 @@ func TestJournalThatCannotBeHad(t *testing.T) {
 	})
 }
 
-// TestHoldersInWords: neighbours of one name are named once.
-func TestHoldersInWords(t *testing.T) {
+// TestHolderNames: neighbours of one name are named once.
+func TestHolderNames(t *testing.T) {
 	t.Parallel()
 	a, b := Pod{Namespace: "ns", Name: "a"}, Pod{UID: "4711"}
 	all := []Holder{{Pod: a, Device: "GPU-0"}, {Pod: a, Device: "GPU-1"}, {Pod: b}, {PID: 7, Name: "dcgm"}, {PID: 8},
@@ -261,8 +261,8 @@ func TestHoldersInWords(t *testing.T) {
 	}
 }
 
-// TestWishThatIsAboutAGPU: all, or those of an index or a UUID.
-func TestWishThatIsAboutAGPU(t *testing.T) {
+// TestConcerns: all, or those of an index or a UUID.
+func TestConcerns(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		wish DesiredLayout
@@ -282,9 +282,9 @@ func TestWishThatIsAboutAGPU(t *testing.T) {
 	}
 }
 
-// TestLook: a GPU that is divided otherwise, or is found elsewhere, looks otherwise; its health
+// TestDivisionText: a GPU that is divided otherwise, or is found elsewhere, looks otherwise; its health
 // does not count.
-func TestLook(t *testing.T) {
+func TestDivisionText(t *testing.T) {
 	t.Parallel()
 	base := inventory.GPU{Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1}}}
 	for name, change := range map[string]func(*inventory.GPU){

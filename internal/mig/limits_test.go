@@ -28,11 +28,11 @@ func paces(at []time.Time) []int {
 	return all
 }
 
-// TestFailuresAreTriedAgain after pauses that double from 5 s to 5 minutes, or to 30 s while
+// TestRetries after pauses that double from 5 s to 5 minutes, or to 30 s while
 // something uses the GPU that is not shown, and at once for a new wish. What a failure has changed
 // on the GPU is no reason to try it again earlier; what a step that is waited for has changed is
 // one.
-func TestFailuresAreTriedAgain(t *testing.T) {
+func TestRetries(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		err   error
@@ -82,9 +82,9 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestInstancesThatHaveToStay: the layout is arranged around the one instance that a pod holds, or
+// TestFixedInstances: the layout is arranged around the one instance that a pod holds, or
 // that another program made, wherever it is.
-func TestInstancesThatHaveToStay(t *testing.T) {
+func TestFixedInstances(t *testing.T) {
 	t.Parallel()
 	sevenths := []string{"1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb"}
 	const file = `{version: v1, mig-configs: {new: [{devices: [0], mig-enabled: true, mig-devices: {"1g.10gb": 1, "3g.40gb": 1}}]}}`
@@ -201,9 +201,9 @@ func TestLayoutOfOtherModels(t *testing.T) {
 	})
 }
 
-// TestDivisionThatIsNotSeenYet: a GPU is done when the Snapshot shows each of its MIG devices.
+// TestSnapshotBehindDivision: a GPU is done when the Snapshot shows each of its MIG devices.
 // Those that do not come in five seconds keep the others from nothing, but the layout is not made.
-func TestDivisionThatIsNotSeenYet(t *testing.T) {
+func TestSnapshotBehindDivision(t *testing.T) {
 	t.Parallel()
 	for name, hides := range map[string]func(inventory.MIGDevice) bool{
 		"one GPU instance":     func(d inventory.MIGDevice) bool { return d.Profile == "3g.40gb" },
@@ -252,9 +252,9 @@ func TestDivisionThatIsNotSeenYet(t *testing.T) {
 	}
 }
 
-// TestChangeThatIsNotSeen: an instance is not destroyed as long as the Snapshot does not show its
+// TestSnapshotWithoutMIGDevice: an instance is not destroyed as long as the Snapshot does not show its
 // MIG device, because a pod may hold that.
-func TestChangeThatIsNotSeen(t *testing.T) {
+func TestSnapshotWithoutMIGDevice(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -274,8 +274,8 @@ func TestChangeThatIsNotSeen(t *testing.T) {
 	})
 }
 
-// TestJournalIsNotWrittenAnew when nothing has changed.
-func TestJournalIsNotWrittenAnew(t *testing.T) {
+// TestUnchangedJournal when nothing has changed.
+func TestUnchangedJournal(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -324,9 +324,9 @@ func (c *countedUsers) Users(ctx context.Context, devices []string) ([]kubelet.H
 	return c.of.Users(ctx, devices)
 }
 
-// TestKubeletIsAskedOften at first, because it mostly needs less than a second to take devices
+// TestKubeletPolling at first, because it mostly needs less than a second to take devices
 // back, and each second from then on.
-func TestKubeletIsAskedOften(t *testing.T) {
+func TestKubeletPolling(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
 		users := &countedUsers{of: r}
@@ -347,9 +347,9 @@ func TestKubeletIsAskedOften(t *testing.T) {
 	})
 }
 
-// TestGPUThatIsReserved is offered as it is and not changed, until the reason ends. What is as
+// TestRefusedGPU is offered as it is and not changed, until the reason ends. What is as
 // wanted stays so, and what was begun is gone on with.
-func TestGPUThatIsReserved(t *testing.T) {
+func TestRefusedGPU(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		const reason = "it is reserved for claims"
 		var elsewhere atomic.Bool
@@ -408,8 +408,8 @@ func (d *deaf) Processes(ctx context.Context, gpus []string) (map[string][]inven
 	return d.rig.Processes(ctx, gpus)
 }
 
-// TestGPUThatWasNeverRead is not offered, whether its division or its processes cannot be read.
-func TestGPUThatWasNeverRead(t *testing.T) {
+// TestUnreadGPU is not offered, whether its division or its processes cannot be read.
+func TestUnreadGPU(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"division", "processes"} {
 		t.Run(what, func(t *testing.T) {
@@ -442,8 +442,8 @@ func TestGPUThatWasNeverRead(t *testing.T) {
 	}
 }
 
-// TestGPUThatGoes is forgotten at once, though nothing is to be done on the others.
-func TestGPUThatGoes(t *testing.T) {
+// TestRemovedGPU is forgotten at once, though nothing is to be done on the others.
+func TestRemovedGPU(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		mine := newMirror(r)
 		r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
@@ -462,9 +462,9 @@ func TestGPUThatGoes(t *testing.T) {
 	})
 }
 
-// TestFailureStaysOneWhenTheGPULooksOtherwise: it is not tried again earlier, whether the journal
+// TestFailureAfterChangeOfGPU: it is not tried again earlier, whether the journal
 // or the end of a pod fails.
-func TestFailureStaysOneWhenTheGPULooksOtherwise(t *testing.T) {
+func TestFailureAfterChangeOfGPU(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"journal", "pod"} {
 		t.Run(what, func(t *testing.T) {

@@ -37,9 +37,9 @@ func (r *rig) second(wish mig.DesiredLayout, more ...func(*mig.Options)) (end fu
 	}
 }
 
-// TestFormerProcess that may still change GPUs, as it hangs: the one that leads waits for its end,
+// TestPreviousLeader that may still change GPUs, as it hangs: the one that leads waits for its end,
 // and offers what there is, whatever it wants.
-func TestFormerProcess(t *testing.T) {
+func TestPreviousLeader(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -56,9 +56,9 @@ func TestFormerProcess(t *testing.T) {
 	})
 }
 
-// TestTheOtherProcessDividesTheGPU has the next version start while this one makes a step: it
+// TestChangeByAnotherProcess has the next version start while this one makes a step: it
 // offers nothing of that GPU until the change is over, and all of it then.
-func TestTheOtherProcessDividesTheGPU(t *testing.T) {
+func TestChangeByAnotherProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		began, goOn := make(chan struct{}), make(chan struct{})
 		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
@@ -86,9 +86,9 @@ func TestTheOtherProcessDividesTheGPU(t *testing.T) {
 	})
 }
 
-// TestTheOtherProcessAfterARestartOfTheNode: a process that does not change GPUs offers none whose
+// TestAnotherProcessAfterNodeRestart: a process that does not change GPUs offers none whose
 // layout is to be made again.
-func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
+func TestAnotherProcessAfterNodeRestart(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
@@ -114,9 +114,9 @@ func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
 	})
 }
 
-// TestWishOfTheFormerProcess: what the process before was asked for is known before anything is
+// TestTakeOver: what the process before was asked for is known before anything is
 // changed.
-func TestWishOfTheFormerProcess(t *testing.T) {
+func TestTakeOver(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")

@@ -74,7 +74,7 @@ func explainsTaint(ctx context.Context, t *testing.T, n *node.Node) {
 	createPod(ctx, t, n, "kept-away", gpu, 1)
 	waitUnschedulable(ctx, t, n, "kept-away")
 	explains(ctx, t, n, "kept-away", "Node "+node.Name+" has",
-		"the pod does not tolerate its taint "+taint+"=x:NoSchedule: give the pod a toleration, or remove the taint")
+		"the pod does not tolerate its taint "+taint+"=x:NoSchedule: add a toleration to the pod, or remove the taint")
 	remove(ctx)
 	waitPod(ctx, t, n, "kept-away", isRunning)
 	explains(ctx, t, n, "kept-away", "It runs on node "+node.Name, " has GPU-")

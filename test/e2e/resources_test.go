@@ -209,7 +209,7 @@ sharing:
 		}
 		return nil
 	})
-	explains(ctx, t, n, "greedy", "did not admit it (UnexpectedAdmissionError)", "Ask for one")
+	explains(ctx, t, n, "greedy", "did not admit it (UnexpectedAdmissionError)", "Request one")
 }
 
 // reloads changes the file of the running daemon while pods hold GPUs of a resource that stays and

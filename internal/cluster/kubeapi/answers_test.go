@@ -34,9 +34,9 @@ func answering(t *testing.T, answer http.HandlerFunc) *kubeapi.Client {
 	return kubeapi.New(kubeapi.Options{Kubeconfig: path, Node: nodeName, Version: "v1"})
 }
 
-// TestAnswersThatAreNone: what answers in the place of the API server, such as a proxy, is an
+// TestInvalidResponses: what answers in the place of the API server, such as a proxy, is an
 // error, and costs no memory.
-func TestAnswersThatAreNone(t *testing.T) {
+func TestInvalidResponses(t *testing.T) {
 	t.Parallel()
 	var elsewhere atomic.Int32
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
@@ -74,9 +74,9 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestEventsThatAreNone: a watch that brings nonsense begins again with a list, and the node that
+// TestInvalidWatchEvents: a watch that brings nonsense begins again with a list, and the node that
 // was known stays.
-func TestEventsThatAreNone(t *testing.T) {
+func TestInvalidWatchEvents(t *testing.T) {
 	t.Parallel()
 	const node = `{"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "5", "labels": {"config": "a"}}}`
 	for name, tt := range map[string]struct{ event, problem string }{
@@ -151,9 +151,9 @@ func TestSlowAnswer(t *testing.T) {
 const nowhere = `{"apiVersion": "v1", "kind": "Config", "current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a"}}],
 	"clusters": [{"name": "a", "cluster": {"server": "https://a:b"}}]}`
 
-// TestNoAPIServerIsKnown: outside a pod and without a kubeconfig every request says so, and nothing
+// TestUnknownAPIServer: outside a pod and without a kubeconfig every request says so, and nothing
 // else happens.
-func TestNoAPIServerIsKnown(t *testing.T) {
+func TestUnknownAPIServer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: path, Node: nodeName})
@@ -202,9 +202,9 @@ func TestNodeCount(t *testing.T) {
 	}
 }
 
-// TestEachWatchBeginsWithAList: the first one may be of an API server that is a little behind; a
+// TestListBeforeWatch: the first one may be of an API server that is a little behind; a
 // further one is of the newest state, as what is known would go back.
-func TestEachWatchBeginsWithAList(t *testing.T) {
+func TestListBeforeWatch(t *testing.T) {
 	t.Parallel()
 	node := func(ctx context.Context, c *kubeapi.Client) { c.Watch(ctx, hurried{}) }
 	for name, tt := range map[string]struct {

@@ -17,8 +17,8 @@ type closed struct{ flowcontrol.RateLimiter }
 
 func (closed) Wait(context.Context) error { return errors.New("too many requests") }
 
-// TestClaimsAreNotLimited: a claim is read at once, however many other requests wait.
-func TestClaimsAreNotLimited(t *testing.T) {
+// TestRateLimitOfClaims: a claim is read at once, however many other requests wait.
+func TestRateLimitOfClaims(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {

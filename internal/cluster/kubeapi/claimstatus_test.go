@@ -89,9 +89,9 @@ func TestWriteClaimDevices(t *testing.T) {
 	}
 }
 
-// TestClaimThatCannotBeRead: an answer that is damaged is an error or a claim that is written, and
+// TestUnreadableClaim: an answer that is damaged is an error or a claim that is written, and
 // never more.
-func TestClaimThatCannotBeRead(t *testing.T) {
+func TestUnreadableClaim(t *testing.T) {
 	t.Parallel()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: types.UID("u")}}
 	claim.APIVersion, claim.Kind = "resource.k8s.io/v1", "ResourceClaim"

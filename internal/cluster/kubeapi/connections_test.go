@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
-// TestFurtherConnectionsResume: the API server signs for the first connection of a process alone.
-func TestFurtherConnectionsResume(t *testing.T) {
+// TestResumedTLSSessions: the API server signs for the first connection of a process alone.
+func TestResumedTLSSessions(t *testing.T) {
 	t.Parallel()
 	resumed, release := make(chan bool, 3), make(chan struct{})
 	requests := 0 // one after the other

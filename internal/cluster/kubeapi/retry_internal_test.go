@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// TestIsAway: an answer says that the API server is there, but for one with 5xx and without a time
+// TestIsUnavailable: an answer says that the API server is there, but for one with 5xx and without a time
 // to wait.
-func TestIsAway(t *testing.T) {
+func TestIsUnavailable(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{
 		nil: false, context.DeadlineExceeded: true,

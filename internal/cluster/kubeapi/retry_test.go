@@ -18,9 +18,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestKeep: a step runs at once and after each change, one at a time; after an error it waits,
+// TestRunWithRetry: a step runs at once and after each change, one at a time; after an error it waits,
 // whatever changes meanwhile, and what changed while it ran is not missed.
-func TestKeep(t *testing.T) {
+func TestRunWithRetry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // guards the following variables
@@ -103,9 +103,9 @@ func (p patient) After(d time.Duration) <-chan time.Time {
 	return nil
 }
 
-// TestKeepGoesOnWithTheWatch: when the watch works again after a long outage, a writer goes on
+// TestRetryAfterWatchRestored: when the watch works again after a long outage, a writer goes on
 // soon, whatever its pause is; but not one that was told how long to wait, or that has no right.
-func TestKeepGoesOnWithTheWatch(t *testing.T) {
+func TestRetryAfterWatchRestored(t *testing.T) {
 	t.Parallel()
 	answers := func(code int, after time.Duration) func(*apiserver.Server) {
 		return func(s *apiserver.Server) {

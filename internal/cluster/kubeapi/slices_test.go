@@ -202,9 +202,9 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	}
 }
 
-// TestTheOnlySliceIsWatchedByName: where one slice is to be there, and no other is, that one alone
+// TestWatchOfSingleSlice: where one slice is to be there, and no other is, that one alone
 // is watched.
-func TestTheOnlySliceIsWatchedByName(t *testing.T) {
+func TestWatchOfSingleSlice(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ only, there, want string }{
 		"the only one":            {only: "s", want: ",metadata.name=s"},
@@ -256,9 +256,9 @@ func TestDevicesOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// TestARefusalIsNotAnotherVersion: only where a version of the API is not served the next one is
+// TestErrorOfServedVersion: only where a version of the API is not served the next one is
 // asked for.
-func TestARefusalIsNotAnotherVersion(t *testing.T) {
+func TestErrorOfServedVersion(t *testing.T) {
 	t.Parallel()
 	for answer, served := range map[string]bool{
 		"500 {}": true, `404 {"kind": "Status", "reason": "NotFound"}`: true, "404 page": false, "404 {}": false,

@@ -125,9 +125,9 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchGoesOnAfterAFault: whatever the API server does wrong, what was known stays, and what
+// TestWatchThroughFaults: whatever the API server does wrong, what was known stays, and what
 // changed meanwhile is known in the end.
-func TestWatchGoesOnAfterAFault(t *testing.T) {
+func TestWatchThroughFaults(t *testing.T) {
 	t.Parallel()
 	status := func(code int) func(*testing.T, *apiserver.Server) {
 		return func(_ *testing.T, s *apiserver.Server) {
@@ -237,9 +237,9 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestWatchThatHangsIsBegunAnew: a connection through which nothing comes any more is not waited
+// TestIdleWatch: a connection through which nothing comes any more is not waited
 // for.
-func TestWatchThatHangsIsBegunAnew(t *testing.T) {
+func TestIdleWatch(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("a connection that hangs is noticed after 10 s: make test-all runs it")
@@ -254,8 +254,8 @@ func TestWatchThatHangsIsBegunAnew(t *testing.T) {
 	awaitLabel(t, client, "b")
 }
 
-// TestWatchOfANodeThatIsNotThereYet: kubelet registers the node later.
-func TestWatchOfANodeThatIsNotThereYet(t *testing.T) {
+// TestWatchOfMissingNode: kubelet registers the node later.
+func TestWatchOfMissingNode(t *testing.T) {
 	t.Parallel()
 	server, err := apiserver.Start(t.TempDir())
 	if err != nil {
@@ -268,8 +268,8 @@ func TestWatchOfANodeThatIsNotThereYet(t *testing.T) {
 	awaitLabel(t, client, "a")
 }
 
-// TestIsPassing: what comes to nothing now and may be taken later, such as an Event.
-func TestIsPassing(t *testing.T) {
+// TestIsTemporary: what comes to nothing now and may be taken later, such as an Event.
+func TestIsTemporary(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[int]bool{
 		http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true, http.StatusGatewayTimeout: true,
@@ -284,7 +284,7 @@ func TestIsPassing(t *testing.T) {
 	}
 }
 
-func TestPause(t *testing.T) {
+func TestBackoff(t *testing.T) {
 	t.Parallel()
 	refused := func(code int, after time.Duration) error { return &kubeapi.StatusError{Code: code, RetryAfter: after} }
 	for name, tt := range map[string]struct {

@@ -109,7 +109,7 @@ func (d *desk) apply(layout string, gpus ...string) error {
 
 // Who speaks last is heard, also by the process after this one, which knows it before the API
 // server answers.
-func TestWhoSpeaksLastIsHeard(t *testing.T) {
+func TestMostRecentRequestWins(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour})
 	first := d.wants("all-disabled", "configuration file")
@@ -161,7 +161,7 @@ func TestWhoSpeaksLastIsHeard(t *testing.T) {
 
 // A file that cannot be used, or lacks the layout, loses nothing: the last wish stands, and the
 // reason is said.
-func TestABadNameLosesNothing(t *testing.T) {
+func TestUnknownLayout(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{})
 	path := d.layouts("a", "b")
@@ -203,7 +203,7 @@ func TestABadNameLosesNothing(t *testing.T) {
 }
 
 // The file is read again by itself. While its content is the same, the owner is told nothing.
-func TestTheFileIsFollowed(t *testing.T) {
+func TestFileOfLayouts(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{})
 	path := d.layouts("a", "b")
@@ -231,7 +231,7 @@ func TestTheFileIsFollowed(t *testing.T) {
 
 // A node whose label was never known waits for it, for some seconds: otherwise its first layout
 // would be made twice.
-func TestTheFirstLabelIsWaitedFor(t *testing.T) {
+func TestWaitForFirstLabel(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Label: true})
 	d.wants("", "")
@@ -245,7 +245,7 @@ func TestTheFirstLabelIsWaitedFor(t *testing.T) {
 
 // In a roll-out one of two processes leads, and saves what it is asked for. The later one knows
 // that when it leads, and saves what it was asked for itself.
-func TestTwoProcessesRemember(t *testing.T) {
+func TestStateOfTwoProcesses(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
 	d.SetLabel(t.Context(), "")
@@ -296,7 +296,7 @@ func TestTwoProcessesRemember(t *testing.T) {
 
 // A state directory that does not answer delays the start for some seconds, and loses nothing of
 // what it remembers.
-func TestADiskThatHangs(t *testing.T) {
+func TestHangingDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
@@ -325,7 +325,7 @@ func TestADiskThatHangs(t *testing.T) {
 
 // A state file that cannot be read is set aside; one that cannot be written keeps nothing from
 // being done.
-func TestStateThatCannotBeKept(t *testing.T) {
+func TestUnwritableState(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true})
 	path := filepath.Join(d.dir, stateFileName)

@@ -11,9 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
 
-// TestTheDefaultOfTheOperator: all-disabled counts only if somebody has chosen it, where it would
+// TestDefaultLabelOfOperator: all-disabled counts only if somebody has chosen it, where it would
 // remove MIG devices; also for the process after this one.
-func TestTheDefaultOfTheOperator(t *testing.T) {
+func TestDefaultLabelOfOperator(t *testing.T) {
 	t.Parallel()
 	const disabled = "all-disabled"
 	for name, tt := range map[string]struct {

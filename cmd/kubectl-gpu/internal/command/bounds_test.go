@@ -137,9 +137,9 @@ func TestColumnsOfATable(t *testing.T) {
 	}
 }
 
-// TestOneNodeOfSeveralIsMissing: the others that were named are shown with what the API server has
+// TestMissingNode: the others that were named are shown with what the API server has
 // of them.
-func TestOneNodeOfSeveralIsMissing(t *testing.T) {
+func TestMissingNode(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("b", 7, nil)

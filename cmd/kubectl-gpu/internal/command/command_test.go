@@ -257,9 +257,9 @@ func TestDaemonOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// TestWhatFails: a daemon that does not respond and lists that are forbidden are named, and the rest
+// TestFailures: a daemon that does not respond and lists that are forbidden are named, and the rest
 // is shown.
-func TestWhatFails(t *testing.T) {
+func TestFailures(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 8, nil)
@@ -362,8 +362,8 @@ func TestTwoNamespaces(t *testing.T) {
 	}
 }
 
-// TestAtOnce: of 100 daemons at most 20 are asked at the same time.
-func TestAtOnce(t *testing.T) {
+// TestParallelStatuses: of 100 daemons at most 20 are asked at the same time.
+func TestParallelStatuses(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	for i := range 100 {

@@ -431,9 +431,9 @@ func TestWhyNamesHolders(t *testing.T) {
 	}
 }
 
-// TestWhyWhereTheSearchHasNoEnd: the scheduler tries each combination of devices, and gives up
+// TestWhyWithEndlessSearch: the scheduler tries each combination of devices, and gives up
 // after 10 s; kubectl gpu says so soon, and what is known without a search.
-func TestWhyWhereTheSearchHasNoEnd(t *testing.T) {
+func TestWhyWithEndlessSearch(t *testing.T) {
 	t.Parallel()
 	const perGPU = 6
 	for _, tt := range []struct {

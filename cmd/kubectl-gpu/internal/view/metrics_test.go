@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 )
 
-// TestMetricsThatAreNoNumber: what is not a percentage or a number of MiB is not known.
-func TestMetricsThatAreNoNumber(t *testing.T) {
+// TestInvalidMetrics: what is not a percentage or a number of MiB is not known.
+func TestInvalidMetrics(t *testing.T) {
 	t.Parallel()
 	for value, known := range map[string]bool{"17": true, "0": true, "NaN": false, "+Inf": false, "-1": false,
 		"1e30": false} {
