@@ -336,7 +336,7 @@ func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	log := kubectl(ctx, t, n, "--namespace", namespace, "logs", "--tail=-1", theDaemonPod(ctx, t, n).Name)
 	for line := range strings.Lines(log) {
 		if strings.Contains(line, "NodeUnprepareResources") &&
-			regexp.MustCompile(`took="[1-9][0-9.]*s"|has not ended yet`).MatchString(line) {
+			regexp.MustCompile(`took="[1-9][0-9.]*s"|is still running`).MatchString(line) {
 			early++
 		}
 	}

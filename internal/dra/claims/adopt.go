@@ -87,7 +87,7 @@ type deviceName struct {
 
 func parseCheckpoint(text []byte) (c checkpoint, err error) {
 	if err = json.Unmarshal(text, &c); err == nil && c.V2 == nil {
-		err = errors.New("it has no part v2")
+		err = errors.New("it has no v2 section")
 	}
 	return c, err
 }
@@ -121,16 +121,17 @@ func (p preparedClaim) record(uid string) (record, error) {
 		}
 		found := identities[result.Device]
 		if found.gpu == "" || found.mig != nil && found.mig.UUID == "" {
-			return record{}, fmt.Errorf("the GPU of its device %q is not noted", result.Device)
+			return record{}, fmt.Errorf("its device %q has no GPU", result.Device)
 		}
 		r.Devices = append(r.Devices, recordDevice{
-			Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID, AdminAccess: result.AdminAccess,
+			Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
+			AdminAccess:      result.AdminAccess,
 			ConsumedCapacity: result.ConsumedCapacity, Tolerations: result.Tolerations, GPU: found.gpu, MIG: found.mig,
 		})
 	}
 	switch {
 	case p.State != prepareCompleted:
-		return record{}, errors.New("it is not prepared: " + p.State)
+		return record{}, errors.New("not prepared: " + p.State)
 	case !validUID(uid) || p.Namespace == "" || p.Name == "":
 		return record{}, errors.New("it has no name")
 	case len(r.Devices) == 0:
@@ -168,7 +169,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 		noted, err = parseCheckpoint(text)
 	}
 	if err != nil {
-		log.Error(err, "Cannot take over the claims of NVIDIA's driver", "path", c.options.Checkpoint)
+		log.Error(err, "Cannot adopt the claims of NVIDIA's driver", "path", c.options.Checkpoint)
 		return true
 	}
 	for uid, claim := range noted.V2.PreparedClaims {
@@ -178,7 +179,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 			err = c.adoptClaim(ctx, r)
 		}
 		if err != nil {
-			log.Info("Cannot take over a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid,
+			log.Info("Cannot adopt a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid,
 				"reason", err.Error())
 		}
 	}
@@ -231,7 +232,7 @@ func (c *Claims) adoptClaim(ctx context.Context, r record) error {
 		return err
 	}
 	c.setRecord(r)
-	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid",
+	klog.FromContext(ctx).Info("Adopted a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid",
 		r.UID)
 	return nil
 }

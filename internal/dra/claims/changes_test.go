@@ -21,7 +21,7 @@ import (
 func TestChangesWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*rig){
-		"is not one that this node gives to claims now": func(r *rig) { r.pools.Publish(dra.Pool{Name: r.pools.Value().Name}) },
+		"is not offered to claims by this node now": func(r *rig) { r.pools.Publish(dra.Pool{Name: r.pools.Value().Name}) },
 		"is Lost": func(r *rig) {
 			s := snapshot()
 			s.Generation++

@@ -80,7 +80,8 @@ type node struct {
 func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice,
 	error) {
 	n := node{
-		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
+		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil,
+		mps:  c.options.MPS != nil,
 		imex: c.options.Configs.Value().Edits.IMEX,
 	}
 	n.noUVM = c.uvmAwaited(n.snapshot)
@@ -105,12 +106,16 @@ func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node
 	edits := c.edits.Load()
 	for _, d := range r.Devices {
 		if edits == nil || !n.needsMIGChange(d) && !edits.Has(d.uuid()) {
-			return n, r, nil, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
+			return n, r, nil, fail(CauseNotReady, "the driver's files for containers with the device %s are not "+
+				"known yet",
+				d.Device)
 		}
 	}
 	held, err := c.held(ctx, n.snapshot)
 	if err != nil {
-		return n, r, nil, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
+		return n, r, nil, fail(CauseNotReady, "cannot check whether a pod holds the devices through the device "+
+			"plugin: %w",
+			err)
 	}
 	return n, r, held, nil
 }
@@ -122,19 +127,20 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 		return nil, err
 	}
 	if len(claim.Results) == 0 {
-		return nil, fail(CauseMalformed, "the claim has no device of the driver %s", cmp.Or(n.pool.Driver, dra.Driver))
+		return nil, fail(CauseMalformed, "the claim has no device of the driver %s",
+			cmp.Or(n.pool.Driver, dra.Driver))
 	}
 	if n.snapshot.Generation == 0 {
 		return nil, fail(CauseNotReady, "the GPUs of the node are not known yet: the driver has not answered")
 	}
 	if n.pool.Name == "" { // for a short time after a start
-		return nil, fail(CauseNotReady, "the devices that this node gives to claims are not known yet")
+		return nil, fail(CauseNotReady, "the devices that this node offers to claims are not known yet")
 	}
 	if !n.snapshot.Control.Has(inventory.NodeControl) {
-		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl is not there yet")
+		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl does not exist yet")
 	}
 	if n.noUVM {
-		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidia-uvm is not there yet, and a container without it cannot use CUDA")
+		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidia-uvm does not exist yet; CUDA needs it")
 	}
 	devices, chosen := make([]recordDevice, len(claim.Results)), make([]*claimConfig, len(claim.Results))
 	for i, result := range claim.Results {
@@ -147,7 +153,7 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	}
 	if slices.ContainsFunc(devices, func(d recordDevice) bool { return d.IMEX }) &&
 		!n.snapshot.Control.Has(inventory.NodeIMEXChannel0) {
-		return nil, fail(CauseNotReady, "the IMEX channel /dev/%s is not there yet", inventory.NodeIMEXChannel0)
+		return nil, fail(CauseNotReady, "the IMEX channel /dev/%s does not exist yet", inventory.NodeIMEXChannel0)
 	}
 	return devices, shareByMPS(claim.UID, devices, chosen)
 }
@@ -156,11 +162,12 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 func (n node) device(result dra.Result) (recordDevice, error) {
 	d := recordDevice{
 		Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
-		ConsumedCapacity: result.ConsumedCapacity, AdminAccess: result.AdminAccess, Tolerations: tolerations(result.Tolerations),
+		ConsumedCapacity: result.ConsumedCapacity, AdminAccess: result.AdminAccess,
+		Tolerations: tolerations(result.Tolerations),
 	}
 	published, found := n.published(result)
 	if result.ShareID != "" && !validUID(result.ShareID) {
-		return d, fail(CauseMalformed, "%q is not the ID of a share", result.ShareID)
+		return d, fail(CauseMalformed, "invalid share ID %q", result.ShareID)
 	}
 	d.Share = result.Share(published)
 	if d.ShareID != "" {
@@ -171,7 +178,8 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 		d.equal.memory, d.equal.threads = int64(published.Capacity[dra.MemoryCapacity])/most*count, 100*count/most
 	}
 	if !found {
-		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device,
+		return d, fail(CauseDevice, "the device %s of pool %s is not offered to claims by this node now",
+			result.Device,
 			result.Pool)
 	}
 	if published.Partition != nil {
@@ -186,7 +194,8 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 				continue
 			}
 			m := g.MIGDevices[i]
-			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Fitness(), m.Health)
+			name = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID)
+			health = inventory.Worst(g.Fitness(), m.Health)
 			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start,
 				Size: m.Placement.Size}
 		} else if d.DisableMIG = published.Switched && !d.AdminAccess; g.MIG == inventory.MIGEnabled && !d.DisableMIG {
@@ -195,7 +204,7 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 		d.GPU, d.BDF = g.UUID, g.BDF
 		return d, checkHealth(name, health, published, result)
 	}
-	return d, fail(CauseDevice, "the device %s (%s) is not there any more", result.Device, uuid)
+	return d, fail(CauseDevice, "the device %s (%s) no longer exists", result.Device, uuid)
 }
 
 // published returns a device of the pool.
@@ -227,7 +236,8 @@ func checkHealth(name string, health inventory.Health, published dra.Device, res
 	}
 	switch {
 	case len(keys) > 0:
-		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, health.Why(),
+		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s",
+			name, health.State, health.Why(),
 			strings.Join(keys, ", "))
 	case len(published.Taints) == 0: // not published yet
 		return fail(CauseHealth, "%s is %s: %s", name, health.State, health.Why())
@@ -268,7 +278,8 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 			if len(o.Requests) > 0 {
 				where += " for " + strings.Join(o.Requests, ", ")
 			}
-			return nil, fail(CauseConfig, "the configuration of %s is refused: %s", where, strings.Join(problems, "; "))
+			return nil, fail(CauseConfig, "the configuration of %s is refused: %s",
+				where, strings.Join(problems, "; "))
 		}
 		all[i] = claimConfig{o, parsed}
 	}
@@ -293,9 +304,11 @@ func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, er
 		case c.Strategy == dra.MPS && !n.mps:
 			return nil, fail(CauseConfig, "%s", noMPS)
 		case c.Interval != 0 && !n.slices:
-			return nil, fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
+			return nil, fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this "+
+				"node")
 		case c.IMEX && !n.imex:
-			return nil, fail(CauseConfig, "imex.channelIDs: this node gives no IMEX channel; its configuration file needs imex.channelIDs: [0], too")
+			return nil, fail(CauseConfig, "imex.channelIDs: this node offers no IMEX channel; set "+
+				"imex.channelIDs: [0] in its configuration file")
 		}
 		if d.Settings = c.String(); !d.AdminAccess {
 			d.Interval, d.IMEX = c.Interval, c.IMEX
@@ -322,10 +335,12 @@ func (n node) checkAvailable(wanted record, records map[string]record, boot stri
 				switch {
 				case !overlap(d, other), r.Released && !other.needsRelease():
 				case r.Released:
-					return fail(CauseNotReady, "the device %s is not free yet: what was made for the claim %s, which was given back, is there still: %s",
+					return fail(CauseNotReady, "the device %s is not free yet: devices of the unprepared claim "+
+						"%s are not released yet: %s",
 						d.Device, r, cmp.Or(n.releaseProblem[uid], releasePending))
 				default:
-					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet",
+					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which is not "+
+						"unprepared yet",
 						d.Device, d.uuid(), r)
 				}
 			}
@@ -333,7 +348,8 @@ func (n node) checkAvailable(wanted record, records map[string]record, boot stri
 		for _, h := range held {
 			uuid, _ := resource.SplitID(h.ID)
 			if n.overlaps(uuid, d) {
-				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which has %s by the device plugin",
+				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which holds %s through the "+
+					"device plugin",
 					d.Device, d.uuid(), h.Pod, h.Resource)
 			}
 		}
@@ -371,7 +387,8 @@ func (n node) checkShares(d recordDevice, wanted record, records map[string]reco
 				continue
 			}
 			if !compatible(d, other) {
-				return fail(CauseInUse, "the device %s (%s) is shared by the claim %s in another way: %s, and not %s; shares of one GPU need the same "+
+				return fail(CauseInUse, "the device %s (%s) is shared by the claim %s with other settings: %s "+
+					"instead of %s; shares of one GPU need the same "+
 					"time slice, and MPS for all or none", d.Device, d.uuid(), r, other.usage(), d.usage())
 			}
 			memory, count, by = memory+other.Share, count+other.count(), append(by, r.String())
@@ -382,7 +399,8 @@ func (n node) checkShares(d recordDevice, wanted record, records map[string]reco
 			continue
 		}
 		if !compatible(d, own) {
-			return fail(CauseConfig, "the requests %s and %s have shares of the device %s, and use it in different ways: %s and %s",
+			return fail(CauseConfig, "the requests %s and %s have shares of the device %s with different "+
+				"settings: %s and %s",
 				d.Request, own.Request, d.Device, d.usage(), own.usage())
 		}
 		memory, count = memory+own.Share, count+own.count()
@@ -390,15 +408,16 @@ func (n node) checkShares(d recordDevice, wanted record, records map[string]reco
 	var what string
 	switch most := int64(published.Capacity[dra.SharesCapacity]); {
 	case memory > int64(published.Capacity[dra.MemoryCapacity]):
-		what = "as much memory"
+		what = "enough memory"
 	case most > 0 && count > most:
-		what = "as many shares"
+		what = "enough shares"
 	default:
 		return nil
 	}
 	slices.Sort(by)
-	return fail(CauseInUse, "the device %s (%s) has not %s left as the claim was given; it is in use by %s, "+
-		"and what was given back is not unprepared yet", d.Device, d.uuid(), what, strings.Join(slices.Compact(by), ", "))
+	return fail(CauseInUse, "the device %s (%s) does not have %s left for the claim; it is in use by %s, "+
+		"including claims that are not unprepared yet",
+		d.Device, d.uuid(), what, strings.Join(slices.Compact(by), ", "))
 }
 
 // count returns how many shares of a device the claim has.

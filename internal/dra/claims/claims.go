@@ -195,9 +195,11 @@ func New(o Options) *Claims {
 		},
 		locks: locks{tail: map[string]chan struct{}{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
-		problems: feed.New[map[string]string](nil), editsChanged: feed.New(struct{}{}), recordsChanged: feed.New(struct{}{}),
-		open: feed.New(false), records: map[string]record{}, specWritten: map[string]bool{}, recentlyUnprepared: map[string]unprepareMark{},
-		releaseProblem: map[string]string{},
+		problems: feed.New[map[string]string](nil), editsChanged: feed.New(struct{}{}),
+		recordsChanged: feed.New(struct{}{}),
+		open:           feed.New(false), records: map[string]record{}, specWritten: map[string]bool{},
+		recentlyUnprepared: map[string]unprepareMark{},
+		releaseProblem:     map[string]string{},
 	}
 }
 
@@ -271,7 +273,9 @@ func (c *Claims) noteUnprepared(uid string) {
 func (c *Claims) dropUnprepareMarks() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.recentlyUnprepared, func(_ string, t unprepareMark) bool { return time.Since(t.last) > unprepareMarkLifetime })
+	maps.DeleteFunc(c.recentlyUnprepared, func(_ string, t unprepareMark) bool {
+		return time.Since(t.last) > unprepareMarkLifetime
+	})
 }
 
 // A Holder is a claim that holds a GPU or a part of a GPU.
@@ -345,7 +349,8 @@ func (c *Claims) States() (all []dra.ClaimState, changed <-chan struct{}) {
 		state := dra.ClaimState{UID: s.UID, Namespace: s.Namespace, Name: s.Name, Since: s.Since}
 		for _, d := range s.Devices {
 			state.Devices = append(state.Devices, dra.DeviceState{
-				Device: d.Name, ShareID: d.ShareID, GPU: d.GPU, MIG: d.MIG, Memory: d.Share, Limited: d.Limited, Problem: d.Problem,
+				Device: d.Name, ShareID: d.ShareID, GPU: d.GPU, MIG: d.MIG, Memory: d.Share, Limited: d.Limited,
+				Problem: d.Problem,
 			})
 		}
 		all = append(all, state)

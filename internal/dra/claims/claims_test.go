@@ -100,9 +100,9 @@ func TestRefusals(t *testing.T) {
 		device string
 		want   string // empty for none
 	}{
-		"a device that is not published": {device: "gpu-7", want: "the device gpu-7 of pool node is not one that this node gives to claims now"},
+		"a device that is not published": {device: "gpu-7", want: "the device gpu-7 of pool node is not offered to claims by this node now"},
 		"another node's pool": {claim: func(c *dra.Claim) { c.Results[0].Pool = "other" },
-			want: "the device gpu-0 of pool other is not one"},
+			want: "the device gpu-0 of pool other is not offered to claims"},
 		"no device at all": {claim: func(c *dra.Claim) { c.Results = nil },
 			want: "the claim has no device of the driver gpu.nvidia.com"},
 		"a UID that is none": {claim: func(c *dra.Claim) { c.UID = "../x" },
@@ -138,18 +138,18 @@ func TestRefusals(t *testing.T) {
 			s := snapshot()
 			s.GPUs = s.GPUs[1:]
 			r.snapshots.Publish(s)
-		}, want: "the device gpu-0 (GPU-a) is not there any more"},
+		}, want: "the device gpu-0 (GPU-a) no longer exists"},
 		"a GPU that was divided since": {node: func(r *rig) {
 			s := snapshot()
 			s.GPUs[0].MIG = inventory.MIGEnabled
 			r.snapshots.Publish(s)
-		}, want: "the device gpu-0 (GPU-a) is not there any more"},
+		}, want: "the device gpu-0 (GPU-a) no longer exists"},
 		"no look yet": {node: func(r *rig) { r.snapshots.Publish(inventory.Snapshot{}) },
 			want: "the driver has not answered"},
 		"no device nodes": {node: func(r *rig) { s := snapshot(); s.Control = 0; r.publish(s) },
-			want: "/dev/nvidiactl is not there yet"},
+			want: "/dev/nvidiactl does not exist yet"},
 		"no nvidia-uvm": {
-			node: func(r *rig) { s := snapshot(); s.Control = inventory.NodeControl; r.publish(s) }, want: "/dev/nvidia-uvm is not there yet",
+			node: func(r *rig) { s := snapshot(); s.Control = inventory.NodeControl; r.publish(s) }, want: "/dev/nvidia-uvm does not exist yet",
 		},
 		"no nvidia-uvm, but its number": {node: func(r *rig) {
 			s := snapshot()
@@ -158,10 +158,10 @@ func TestRefusals(t *testing.T) {
 		}},
 		"held by the device plugin": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "ns/pod"}}
-		}, want: "the device gpu-0 (GPU-a) is in use by the pod ns/pod, which has nvidia.com/gpu by the device plugin"},
+		}, want: "the device gpu-0 (GPU-a) is in use by the pod ns/pod, which holds nvidia.com/gpu through the device plugin"},
 		"a replica is held": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu.shared", ID: "GPU-a::3", Pod: "ns/pod"}}
-		}, want: "which has nvidia.com/gpu.shared by the device plugin"},
+		}, want: "which holds nvidia.com/gpu.shared through the device plugin"},
 		"another GPU is held": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-c", Pod: "ns/pod"}}
 		}},
@@ -170,12 +170,12 @@ func TestRefusals(t *testing.T) {
 		}, device: migB0, want: "in use by the pod ns/pod"},
 		"the MIG device is held": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/mig-3g.40gb", ID: "MIG-b0", Pod: "ns/pod"}}
-		}, device: migB0, want: "in use by the pod ns/pod, which has nvidia.com/mig-3g.40gb"},
+		}, device: migB0, want: "in use by the pod ns/pod, which holds nvidia.com/mig-3g.40gb"},
 		"another MIG device is held": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/mig-3g.40gb", ID: "MIG-b1", Pod: "ns/pod"}}
 		}, device: migB0},
 		"kubelet does not say": {node: func(r *rig) { r.heldErr = errors.New("connection refused") },
-			want: "it is not known whether a pod has the devices by the device plugin: connection refused"},
+			want: "cannot check whether a pod holds the devices through the device plugin: connection refused"},
 		"held, with admin access": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "ns/pod"}}
 		}, claim: func(c *dra.Claim) { c.Results[0].AdminAccess = true }},
@@ -267,7 +267,7 @@ func TestOverlap(t *testing.T) {
 			r.prepare(c, tt.first)
 			_, err := ask(t.Context(), c, tt.second)
 			if (err == nil) != tt.fits || err != nil && !strings.Contains(err.Error(),
-				"is in use by the claim ns/one, which has not been unprepared yet") {
+				"is in use by the claim ns/one, which is not unprepared yet") {
 				t.Fatalf("the second: %v, fits %v", err, tt.fits)
 			}
 			if err := c.Unprepare(t.Context(), "first", "ns", "one"); err != nil {

@@ -70,7 +70,7 @@ func (c *Claims) CompetingDriver(ctx context.Context) string {
 		return ""
 	}
 	if socket := c.nvidiaSocket(ctx); socket != "" {
-		return "NVIDIA's driver " + dra.Driver + " runs on this node and may give its GPUs to claims: it listens at " +
+		return "NVIDIA's driver " + dra.Driver + " runs on this node and may give GPUs to claims: it listens at " +
 			socket +
 			"; remove that driver from the node"
 	}
@@ -83,7 +83,8 @@ func (c *Claims) CompetingDriver(ctx context.Context) string {
 		noted, err = parseCheckpoint(text)
 	}
 	if err != nil {
-		return fmt.Sprintf("it is not known which claims NVIDIA's driver has prepared: %s: %v; remove the file when no pod has such a claim",
+		return fmt.Sprintf("cannot read which claims NVIDIA's driver has prepared: %s: %v; remove the file when "+
+			"no pod has such a claim",
 			c.options.Checkpoint, err)
 	}
 	if former := (record{Boot: noted.V2.NodeBootID}).beforeRestart(c.options.BootID); former ||

@@ -81,7 +81,7 @@ func TestIMEXChannel(t *testing.T) {
 	}
 	r.unprepare(c, "asks")
 	if _, err := ask(t.Context(), c, connected("next", gpuA)); err == nil ||
-		!strings.Contains(err.Error(), "imex.channelIDs: this node gives no IMEX channel") {
+		!strings.Contains(err.Error(), "imex.channelIDs: this node offers no IMEX channel") {
 		t.Errorf("a claim that asks, where the configuration does not allow it: %v", err)
 	}
 }
@@ -93,7 +93,7 @@ func TestIMEXChannelThatIsNotThere(t *testing.T) {
 	r.allowIMEX(true)
 	c, _ := r.start()
 	if _, err := ask(t.Context(), c, connected("asks", gpuA)); err == nil ||
-		!strings.Contains(err.Error(), "/dev/"+imexNode+" is not there yet") {
+		!strings.Contains(err.Error(), "/dev/"+imexNode+" does not exist yet") {
 		t.Errorf("without the channel: %v", err)
 	}
 	r.prepare(c, claim("plain", gpuA))

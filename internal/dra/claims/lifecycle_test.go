@@ -357,7 +357,7 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil ||
-		!strings.Contains(err.Error(), "is not known yet") {
+		!strings.Contains(err.Error(), "are not known yet") {
 		t.Errorf("without a driver and a spec: %v", err)
 	}
 	if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil {

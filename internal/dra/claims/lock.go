@@ -87,7 +87,7 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 				<-before
 				h.locks.release(name, until)
 			}()
-			return fmt.Errorf("wait until another call for the claim or its GPUs has ended: %w", ctx.Err())
+			return fmt.Errorf("another call for the claim or its GPUs is in progress: %w", ctx.Err())
 		}
 	}
 	h.names, h.released = append(h.names, name), append(h.released, until)

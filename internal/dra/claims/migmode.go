@@ -32,7 +32,9 @@ func needsSurvey(g inventory.GPU, c config.DRA) bool {
 
 // switchesMIG reports whether the MIG mode of a GPU, by UUID, is switched on for the claim.
 func (r record) switchesMIG(uuid string) bool {
-	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.GPU == uuid && d.MIG != nil && d.MIG.Switched })
+	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
+		return d.GPU == uuid && d.MIG != nil && d.MIG.Switched
+	})
 }
 
 // checkMode returns why a GPU cannot have the MIG mode that a claim needs.
@@ -53,10 +55,10 @@ func (c *Claims) checkMode(ctx context.Context, g layout.GPU, mode inventory.MIG
 func (c *Claims) checkUnused(ctx context.Context, uuid string) error {
 	processes, err := c.options.Driver.Processes(ctx, []string{uuid})
 	if err != nil {
-		return fmt.Errorf("it is not known whether a process uses the GPU: %w", err)
+		return fmt.Errorf("cannot check whether a process uses the GPU: %w", err)
 	}
 	for _, p := range processes[uuid] {
-		return fmt.Errorf("the MIG mode of GPU %s is not changed while process %d uses it: %w", uuid, p.PID,
+		return fmt.Errorf("the MIG mode of GPU %s cannot change while process %d uses the GPU: %w", uuid, p.PID,
 			inventory.ErrInUse)
 	}
 	return nil
@@ -79,7 +81,7 @@ func (c *Claims) applySteps(ctx context.Context, driver mig.Driver, change layou
 
 // errForeignInstance is why the mode of a GPU is not switched off: the GPU has an instance that
 // does not belong to the claim.
-var errForeignInstance = errors.New("it was not made for a claim")
+var errForeignInstance = errors.New("it does not belong to a claim")
 
 // disableMIG switches the MIG mode of a GPU, by UUID, off. The caller has the lock of the GPU.
 func (c *Claims) disableMIG(ctx context.Context, uuid string) error {
@@ -96,7 +98,8 @@ func (c *Claims) disableMIG(ctx context.Context, uuid string) error {
 		return nil
 	}
 	for _, i := range g.Instances {
-		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s is in the way: %w", i.ID, i.Profile, i.Start,
+		return fmt.Errorf("GPU instance %d (%s at memory slice %d) of GPU %s blocks the change: %w",
+			i.ID, i.Profile, i.Start,
 			uuid, errForeignInstance)
 	}
 	if err := c.checkMode(ctx, g, inventory.MIGDisabled, true); err != nil {
@@ -116,7 +119,7 @@ func (c *Claims) checkDisableMIG(ctx context.Context, r record) (record, error) 
 		g, err := c.layoutOf(ctx, d.GPU)
 		switch {
 		case err != nil:
-			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", d.GPU, err)
+			return r, fail(CauseDriver, "cannot read the MIG layout of GPU %s: %w", d.GPU, err)
 		case g.Mode != inventory.MIGEnabled && g.Pending != inventory.MIGEnabled:
 			scanned, _ := c.options.Snapshots.Value().GPU(d.GPU)
 			r.Devices[i].DisableMIG = scanned.MIG == inventory.MIGEnabled // then a scan must confirm it

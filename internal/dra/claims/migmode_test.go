@@ -109,17 +109,17 @@ func TestModeThatWasOn(t *testing.T) {
 			s.show()
 		}
 		s.other("1g.10gb", 3, 1)
-		s.refused("is in the way of gpu-1, and was not made for a claim", claim("whole", gpuB))
+		s.refused("blocks gpu-1, and does not belong to a claim", claim("whole", gpuB))
 		s.write(nil)
 		if admin := claim("admin", gpuB); seen {
 			admin.Results[0].AdminAccess = true
-			s.refused("is not there any more", admin)
+			s.refused("no longer exists", admin)
 		}
 		s.set(func() { s.processes = []inventory.Process{{PID: 77}} })
-		s.refused("the MIG mode of GPU GPU-b is not changed while process 77 uses it", claim("whole", gpuB))
+		s.refused("the MIG mode of GPU GPU-b cannot change while process 77 uses the GPU", claim("whole", gpuB))
 		s.is("in use", inventory.MIGEnabled, "")
 		s.set(func() { s.processes, s.inUse = nil, true })
-		s.refused("the GPU cannot be given as a whole: ", claim("whole", gpuB))
+		s.refused("cannot switch the MIG mode of the GPU off:  ", claim("whole", gpuB))
 		s.is("in use by something that the driver does not show", inventory.MIGEnabled, "")
 		s.set(func() { s.inUse = false })
 		s.prepare(s.c, claim("whole", gpuB))
@@ -144,9 +144,9 @@ func TestModeInUse(t *testing.T) {
 	t.Parallel()
 	s := newSwitched(t)
 	s.set(func() { s.processes = []inventory.Process{{PID: 77}} })
-	s.refused("the MIG mode of GPU GPU-b is not changed while process 77 uses it", claim("small", small0))
+	s.refused("the MIG mode of GPU GPU-b cannot change while process 77 uses the GPU", claim("small", small0))
 	s.set(func() { s.processes, s.inUse = nil, true })
-	s.refused("the MIG devices of the claim cannot be made: ", claim("small", small0))
+	s.refused("cannot create the MIG devices of the claim: ", claim("small", small0))
 	s.is("in use", inventory.MIGDisabled, "")
 	s.set(func() { s.inUse = false })
 	s.prepare(s.c, claim("small", small0))
@@ -170,7 +170,7 @@ func TestModeInUse(t *testing.T) {
 		release()
 	}
 	s.again()
-	s.refused("the GPU cannot be given as a whole: ", claim("whole", gpuB))
+	s.refused("cannot switch the MIG mode of the GPU off:  ", claim("whole", gpuB))
 	s.prepare(s.c, claim("next", small0)) // at the same place
 	s.is("the next one", inventory.MIGEnabled, "1g.10gb@0/1")
 	s.c.RetryReleases(t.Context()) // the next one has the mode now
@@ -208,7 +208,7 @@ func TestTheSameClaimAgain(t *testing.T) {
 		}
 		given, err := ask(t.Context(), s.c, claim("one", again))
 		if whole := again == gpuB; (err == nil) == whole || whole &&
-			!strings.Contains(err.Error(), "the GPU cannot be given as a whole: ") {
+			!strings.Contains(err.Error(), "cannot switch the MIG mode of the GPU off:  ") {
 			t.Errorf("%s: %v", again, err)
 		}
 		if s.nodes(ids(given)...); len(s.c.InUse().Value()["GPU-b"]) == 0 {
@@ -368,7 +368,7 @@ func TestSwitchedDivisions(t *testing.T) {
 	s.unprepare(s.c, "small")
 	s.set(func() { s.switches, s.divider.mode = false, inventory.MIGDisabled })
 	s.show()
-	is("a GPU that needs a reset", dra.Divided{Fixed: "MIG mode is off, and the driver resets the GPU to switch it on"})
+	is("a GPU that needs a reset", dra.Divided{Fixed: "MIG mode is off, and switching it on needs a reset of the GPU"})
 	s.set(func() { s.divider.mode = inventory.MIGEnabled })
 	s.show()
 	is("a GPU that needs a reset, in MIG mode", dra.Divided{})

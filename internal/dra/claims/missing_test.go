@@ -34,7 +34,7 @@ func TestDevicesThatAreGone(t *testing.T) {
 			t.Errorf("without MIG devices: %v and %v", one, two)
 		}
 		if _, err := ask(t.Context(), c, claim("uid-2", migB1)); err == nil ||
-			!strings.Contains(err.Error(), "is not there any more") {
+			!strings.Contains(err.Error(), "no longer exists") {
 			t.Errorf("Prepare() = %v", err)
 		}
 		if r.record("uid-2") == "" {

@@ -85,7 +85,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory,
 			MultiUser: c.MPS.MultiUser}
 		if d.isShare() && d.MIG != nil {
-			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s", dra.TimeSlicing)
+			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s",
+				dra.TimeSlicing)
 		}
 		if d.isShare() {
 			d.MPS.ID, d.MPS.Shared = sharedDaemonPrefix+d.GPU, true
@@ -100,8 +101,10 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		of := devices[first]
 		if of.isShare() || d.isShare() {
 			if d.MPS.ID != of.MPS.ID {
-				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s "+
-					"and %s have %s and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
+				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in "+
+					"one claim: the requests %s "+
+					"and %s have %s and %s, and a process can be a client of one MPS control daemon",
+					of.Request, d.Request, of.Device, d.Device)
 			}
 			continue
 		}
@@ -117,7 +120,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 				n = slices.IndexFunc(indices, func(i int) bool { return devices[i].uuid() == key })
 			}
 			if n < 0 || n >= len(indices) {
-				return fail(CauseConfig, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.%s: the claim has no such device",
+				return fail(CauseConfig, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.%s: the claim has "+
+					"no such device",
 					key)
 			}
 			devices[indices[n]].MPS.Memory = limit
@@ -195,7 +199,7 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		c.store.step()
 		if err := m.Start(waiting, id, wanted[id]); err != nil {
-			return fail(CauseDriver, "the MPS control daemon of the claim does not serve: %w", err)
+			return fail(CauseDriver, "the MPS control daemon of the claim does not serve clients: %w", err)
 		}
 		c.noteServing(id)
 		c.store.step()
@@ -317,7 +321,7 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("Cannot end MPS control daemons that no claim needs", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot stop MPS control daemons that no claim needs", "reason", err.Error())
 	}
 }
 

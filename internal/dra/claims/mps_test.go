@@ -131,7 +131,7 @@ func TestMPSThatDoesNotServe(t *testing.T) {
 		}
 		problem := func() string { return c.Status().Value()[0].Devices[0].Problem }
 		wrong("it does not take the limit")
-		want := "the MPS control daemon of the claim does not serve: it does not take the limit"
+		want := "the MPS control daemon of the claim does not serve clients: it does not take the limit"
 		if _, err := ask(t.Context(), c, byMPS("uid-1", ``, gpuA)); err == nil || err.Error() != want {
 			t.Errorf("Prepare() = %v, want %q", err, want)
 		}
@@ -308,7 +308,7 @@ func TestMPSOnADiskThatHangs(t *testing.T) {
 		within(3*time.Second, "a time slice, after a restart", "", prepare(sliced("uid-6", gpuC)))
 		within(5*time.Second, "a claim with a daemon, after a restart", hangs.Error(), prepare(byMPS("uid-3", ``, migB0)))
 		within(5*time.Second, "the GPU of the claim that was given back, after a restart",
-			"for the claim default/claim-uid-1", prepare(claim("uid-4", gpuA)))
+			"of the unprepared claim default/claim-uid-1", prepare(claim("uid-4", gpuA)))
 		time.Sleep(claims.RefreshInterval + 6*time.Second)
 		within(5*time.Second, "the same, when the loop has tried", hangs.Error(), prepare(claim("uid-4", gpuA)))
 		within(5*time.Second, "Unprepare once more", "", func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") })
@@ -348,7 +348,7 @@ func TestSharesOnADiskThatHangs(t *testing.T) {
 		c, stop = r.start()
 		defer stop()
 		if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil ||
-			!strings.Contains(err.Error(), "for the claim default/claim-uid-2") {
+			!strings.Contains(err.Error(), "of the unprepared claim default/claim-uid-2") {
 			t.Errorf("the whole GPU: %v", err)
 		}
 		r.mu.Lock()

@@ -138,7 +138,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		t.Errorf("containers have the environment %q", env)
 	}
 	d.busy(true) // by a process that is no client: its clients end with a daemon
-	if err := unprepare(); err == nil || !strings.Contains(err.Error(), "is in use still") ||
+	if err := unprepare(); err == nil || !strings.Contains(err.Error(), "is still in use") ||
 		d.has() != "1g.10gb@0/1 3g.40gb@4/1" {
 		t.Errorf("while a process computes: %v, the GPU has %s", err, d.has())
 	}
@@ -153,7 +153,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		t.Errorf("a daemon that does not end: %v, the GPU has %s, status %q", err, d.has(), released(c))
 	}
 	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err == nil ||
-		!strings.Contains(err.Error(), "was given back, is there still") {
+		!strings.Contains(err.Error(), "are not released yet") {
 		t.Errorf("another claim: %v", err)
 	}
 	set("", nil)

@@ -91,7 +91,8 @@ func (d recordDevice) checkFree(instances []inventory.GPUInstance) error {
 
 // blockedBy returns the error for a GPU instance at the place of a device.
 func (d recordDevice) blockedBy(i inventory.GPUInstance) error {
-	return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
+	return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s blocks %s, and does not belong to "+
+		"a claim",
 		i.ID, i.Profile, i.Start, d.GPU, d.Device)
 }
 
@@ -119,13 +120,15 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 	p := published.Partition
 	g, found := n.snapshot.GPU(published.GPU())
 	if !found || g.MIG != inventory.MIGEnabled && !p.Switched {
-		return d, fail(CauseDevice, "the GPU of the device %s (%s) is not there any more, or not in MIG mode", result.Device,
+		return d, fail(CauseDevice, "the GPU of the device %s (%s) no longer exists or is not in MIG mode",
+			result.Device,
 			published.GPU())
 	}
 	name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Fitness()
 	d.GPU, d.BDF = g.UUID, g.BDF
 	d.MIG = &recordMIG{
-		Profile: p.Profile, ProfileID: p.Placement.Profile, Start: p.Placement.Start, Size: p.Placement.Size, Slices: p.Slices, Dynamic: true,
+		Profile: p.Profile, ProfileID: p.Placement.Profile, Start: p.Placement.Start, Size: p.Placement.Size,
+		Slices: p.Slices, Dynamic: true,
 		Switched: p.Switched,
 	}
 	for _, m := range g.MIGDevices {
@@ -135,7 +138,7 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 		}
 	}
 	if result.AdminAccess && d.MIG.UUID == "" {
-		return d, fail(CauseDevice, "the device %s is not there, and adminAccess makes none", result.Device)
+		return d, fail(CauseDevice, "the device %s does not exist, and adminAccess creates none", result.Device)
 	}
 	return d, checkHealth(name, health, published, result)
 }
@@ -167,10 +170,10 @@ func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 	for uuid, positions := range r.dynamicDevices() {
 		g, err := c.layoutOf(ctx, uuid)
 		if err != nil {
-			return r, fail(CauseDriver, "it is not known how GPU %s is divided: %w", uuid, err)
+			return r, fail(CauseDriver, "cannot read the MIG layout of GPU %s: %w", uuid, err)
 		}
 		if g.Mode != inventory.MIGEnabled && !r.switchesMIG(uuid) {
-			return r, fail(CauseDevice, "GPU %s is not in MIG mode any more", uuid)
+			return r, fail(CauseDevice, "GPU %s is no longer in MIG mode", uuid)
 		}
 		if err := c.checkMode(ctx, g, inventory.MIGEnabled, r.switchesMIG(uuid)); err != nil {
 			return r, causedError{refusal(err), err}
@@ -193,7 +196,7 @@ func (c *Claims) createDevices(ctx context.Context, locks *heldLocks, r record, 
 	}
 	if earlier {
 		if err := c.destroy(ctx, r, recordMIG.isUnfinished); err != nil {
-			return r, fail(CauseDriver, "what an earlier call has begun to make cannot be destroyed: %w", err)
+			return r, fail(CauseDriver, "cannot destroy the unfinished MIG devices of an earlier call: %w", err)
 		}
 	}
 	for uuid, positions := range r.dynamicDevices() {
@@ -208,7 +211,7 @@ func (c *Claims) createDevices(ctx context.Context, locks *heldLocks, r record, 
 			return all, nil
 		}
 		if err := c.change(ctx, &r, uuid, wanted); err != nil {
-			return r, c.rollBack(ctx, r, fmt.Errorf("the MIG devices of the claim cannot be made: %w", err))
+			return r, c.rollBack(ctx, r, fmt.Errorf("cannot create the MIG devices of the claim: %w", err))
 		}
 	}
 	for _, d := range r.Devices {
@@ -216,7 +219,7 @@ func (c *Claims) createDevices(ctx context.Context, locks *heldLocks, r record, 
 			continue
 		}
 		if err := c.disableMIG(ctx, d.GPU); err != nil {
-			return r, c.rollBack(ctx, r, fmt.Errorf("the GPU cannot be given as a whole: %w", err))
+			return r, c.rollBack(ctx, r, fmt.Errorf("cannot switch the MIG mode of the GPU off:  %w", err))
 		}
 	}
 	made, err := c.awaitDevices(ctx, r)
@@ -292,7 +295,7 @@ func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return r, fail(CauseNotReady, "the device %s was made, and is not seen yet: %w", missing,
+			return r, fail(CauseNotReady, "the device %s was created, but no scan has found it yet: %w", missing,
 				errors.Join(err, ctx.Err()))
 		case <-looked:
 		case <-renewed:
@@ -331,7 +334,8 @@ func (n recordingDriver) Repartition(ctx context.Context, uuid string, step inve
 	if step.Action == inventory.MIGDestroyInstance {
 		err := n.record(uuid, func(m *recordMIG) bool { return m.GI == step.GI }, false, 0)
 		if err != nil { // a full disk must not keep a pod from terminating
-			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", n.r.String(), "reason",
+			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed",
+				"claim", n.r.String(), "reason",
 				err.Error())
 		}
 	}
@@ -413,7 +417,8 @@ func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done 
 		if !r.Destroyed {
 			r.Destroyed, noted = true, nil
 			if problem := c.store.write(r); problem != nil { // the file is written later
-				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", r.String(), "reason",
+				klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed",
+					"claim", r.String(), "reason",
 					problem.Error())
 			}
 			c.setRecord(r)
@@ -422,11 +427,11 @@ func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done 
 	c.setReleaseProblem(r, err)
 	switch {
 	case errors.Is(err, inventory.ErrInUse) && !r.Destroyed:
-		return false, fail(CauseInUse, "a MIG device of the claim is in use still: %w", err)
+		return false, fail(CauseInUse, "a MIG device of the claim is still in use: %w", err)
 	case noted != nil:
 		return false, noted
 	}
-	klog.FromContext(ctx).V(2).Info("What was made for a claim that was given back is taken back later",
+	klog.FromContext(ctx).V(2).Info("Devices of an unprepared claim will be released later",
 		"claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
 	return false, nil
 }
@@ -435,7 +440,7 @@ func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done 
 // mode of a GPU remains, its record gets another UID, so that the claim waits for it no longer than
 // other claims do. The caller has the lock of the claim.
 func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error {
-	const undone = "what was made for the claim before is there still: "
+	const undone = "the claim's earlier devices are not released yet: "
 	gone, err := c.remove(ctx, locks, r)
 	if gone || err != nil {
 		if err != nil {
@@ -464,7 +469,7 @@ func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error 
 }
 
 // releasePending is the release problem of a claim before the first attempt to release its devices.
-const releasePending = "it is being taken back"
+const releasePending = "the release is in progress"
 
 // setReleaseProblem publishes why devices of an unprepared claim are not released yet.
 func (c *Claims) setReleaseProblem(r record, why error) {
@@ -483,7 +488,9 @@ func (c *Claims) retryReleases(ctx context.Context) {
 		}
 		tries.Go(func() {
 			if err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool { return now.Released }); err != nil {
-				klog.FromContext(ctx).V(2).Info("Cannot take back what was made for a claim", "uid", uid, "reason", err.Error())
+				klog.FromContext(ctx).V(2).Info("Cannot release the devices of an unprepared claim",
+					"uid", uid, "reason",
+					err.Error())
 			}
 		})
 	}

@@ -71,15 +71,15 @@ func TestMadeDevices(t *testing.T) {
 	}
 	admin.Results[0].Device = small1
 	_, err = ask(t.Context(), c, admin)
-	refused("adminAccess makes none", err)
+	refused("adminAccess creates none", err)
 
 	d.busy(true)
-	refused("is in use still", unprepare("uid-1"))
+	refused("is still in use", unprepare("uid-1"))
 	if left := released(c); !strings.Contains(left, "uid-1: destroy: ") {
 		t.Errorf("the status says of what is in use still: %q", left)
 	}
 	_, err = prepare("uid-2", small0)
-	refused("which was given back, is there still", err)
+	refused("are not released yet", err)
 	d.busy(false)
 	for range 2 {
 		if err := unprepare("uid-1"); err != nil {
@@ -90,7 +90,7 @@ func TestMadeDevices(t *testing.T) {
 		t.Errorf("given back: the GPU has %s, record %q", has, r.record("uid-1"))
 	}
 	_, err = prepare("uid-2", half0)
-	refused("is in the way of "+half0+", and was not made for a claim", err)
+	refused("blocks "+half0+", and does not belong to a claim", err)
 	if r.record("uid-2") != "" {
 		t.Error("a claim that was refused has a record")
 	}
@@ -119,13 +119,13 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	}
 	d.fail(nil, inventory.ErrNoPermission)
 	_, err := ask(t.Context(), c, claim("uid-1", small0))
-	refused("the MIG devices of the claim cannot be made", err)
+	refused("cannot create the MIG devices of the claim", err)
 	if d.has() != "" || r.record("uid-1") != "" {
 		t.Errorf("a driver that refuses: the GPU has %q, record %q", d.has(), r.record("uid-1"))
 	}
 	d.fail(nil, inventory.ErrNoAnswer) // it may still come
 	_, err = ask(t.Context(), c, claim("uid-1", small0))
-	refused("the MIG devices of the claim cannot be made", err)
+	refused("cannot create the MIG devices of the claim", err)
 	if r.record("uid-1") == "" {
 		t.Error("the record is gone of a claim for which a MIG device may still be made")
 	}
@@ -146,17 +146,17 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 		t.Errorf("the status says of what could not be destroyed: %q", left)
 	}
 	later, stop := r.start()
-	if left := released(later); left != "uid-1: it is being taken back" {
+	if left := released(later); left != "uid-1: the release is in progress" {
 		t.Errorf("the status of the next process says: %q", left)
 	}
 	stop()
 	_, err = ask(t.Context(), c, claim("uid-2", small0))
-	refused("is there still", err)
+	refused("are not released yet", err)
 	_, err = ask(t.Context(), c, claim("uid-1", small1))
-	refused("before is there still", err)
+	refused("claim's earlier devices are not released yet", err)
 	d.fail(nil, nil)
 	_, err = ask(t.Context(), c, claim("uid-2", small0))
-	refused("is there still", err)
+	refused("are not released yet", err)
 	c.RetryReleases(t.Context())
 	if d.has() != "" || r.record("uid-1") != "" || released(c) != "" {
 		t.Errorf("the driver is back: the GPU has %q, record %q", d.has(), r.record("uid-1"))
@@ -284,7 +284,7 @@ func TestDivisions(t *testing.T) {
 	d.show() // a look that shows nothing new: it has no compute instance
 	r.unprepare(c, "uid-1")
 	until("one of another program", func(f dra.Divided, _ bool) bool {
-		return strings.Contains(f.Fixed, "1g.10gb at memory slice 6) was not made for a claim") && len(f.Own) == 0
+		return strings.Contains(f.Fixed, "1g.10gb at memory slice 6) does not belong to a claim") && len(f.Own) == 0
 	})
 	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err != nil { // it was allocated before
 		t.Fatal(err)
@@ -406,24 +406,24 @@ func TestNoDeviceIsMade(t *testing.T) {
 		want   string
 	}{
 		"not read": {func(_ *rig, d *divider) { d.unread = "no permission" },
-			"it is not known how GPU GPU-b is divided: no permission"},
+			"cannot read the MIG layout of GPU GPU-b: no permission"},
 		"the mode changes": {func(_ *rig, d *divider) { d.pending = inventory.MIGDisabled },
 			"the MIG mode of GPU GPU-b is being changed"},
 		"the mode is off": {func(_ *rig, d *divider) { d.mode = inventory.MIGDisabled },
-			"GPU GPU-b is not in MIG mode any more"},
+			"GPU GPU-b is no longer in MIG mode"},
 		"the mode is known to be off": {func(r *rig, _ *divider) {
 			s := r.snapshots.Value()
 			s.GPUs = slices.Clone(s.GPUs)
 			s.GPUs[1].MIG = inventory.MIGDisabled
 			r.snapshots.Publish(s)
-		}, "is not there any more, or not in MIG mode"},
+		}, "no longer exists or is not in MIG mode"},
 		"the GPU is gone": {func(r *rig, _ *divider) {
 			s := r.snapshots.Value()
 			s.GPUs = s.GPUs[:1]
 			r.snapshots.Publish(s)
-		}, "is not there any more, or not in MIG mode"},
+		}, "no longer exists or is not in MIG mode"},
 		"without a driver": {func(_ *rig, d *divider) { d.err = errors.New("no driver") },
-			"it is not known how GPU GPU-b is divided: no driver"},
+			"cannot read the MIG layout of GPU GPU-b: no driver"},
 	} {
 		r := newRig(t)
 		d := r.divide()

@@ -39,7 +39,8 @@ func (c *Claims) Prepare(
 	case err != nil:
 		return nil, fail(CauseNotReady, "read the claim: %w", err)
 	case claim.UID != uid:
-		return nil, fail(CauseLate, "the claim was deleted and made again: its UID is %s, and not %s", claim.UID, uid)
+		return nil, fail(CauseLate, "the claim was deleted and created again: its UID is %s instead of %s",
+			claim.UID, uid)
 	}
 	done, err := c.begin(ctx)
 	if err != nil {
@@ -74,8 +75,8 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) (
 	}
 	earlier := found && !r.beforeRestart(c.options.BootID)
 	if earlier && !r.isFor(claim) {
-		return nil, fail(CauseInUse, "the claim was allocated anew: it was given %s now, and is prepared with %s, "+
-			"which has not been unprepared yet", resultNames(claim.Results), r.names())
+		return nil, fail(CauseInUse, "the claim was allocated again: it has %s now, and is prepared with %s, "+
+			"which is not unprepared yet", resultNames(claim.Results), r.names())
 	}
 	var err error
 	if !earlier {
@@ -109,7 +110,7 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) (
 	}
 	for _, d := range r.Devices {
 		if c.isAbsent(d) {
-			return nil, fail(CauseDevice, "the device %s (%s) is not there any more", d.Device, d.uuid())
+			return nil, fail(CauseDevice, "the device %s (%s) no longer exists", d.Device, d.uuid())
 		}
 	}
 	return c.answerFor(r), nil
@@ -266,7 +267,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 		return record{}, unprepared
 	}
 	if err := ctx.Err(); err != nil {
-		return record{}, fail(CauseLate, "kubelet does not wait for the claim any more: %w", err)
+		return record{}, fail(CauseLate, "the kubelet no longer waits for the claim: %w", err)
 	}
 	if err := c.store.write(r); err != nil {
 		return record{}, err
@@ -296,7 +297,7 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 	if err == nil || ctx.Err() != nil {
 		return held, err
 	}
-	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer",
+	klog.FromContext(ctx).V(2).Info("Preparing a claim without the kubelet's account of resources",
 		"reason", err.Error())
 	c.options.Metrics.PreparedWithoutKubelet()
 	return nil, nil
@@ -365,7 +366,7 @@ func (c *Claims) writeSpec(r record) error {
 	}
 	if unknown {
 		if _, err := os.Stat(path); err != nil {
-			return fail(CauseNotReady, "what containers of the claim are given is not known yet: %w", err)
+			return fail(CauseNotReady, "the container edits of the claim are not known yet: %w", err)
 		}
 		return nil
 	}
@@ -429,7 +430,7 @@ func (c *Claims) ended(r record) error {
 	}
 	for _, uid := range r.Pods {
 		if c.options.PodRuns(uid) {
-			return fail(CauseInUse, "the pod with UID %s has not ended yet", uid)
+			return fail(CauseInUse, "the pod with UID %s is still running", uid)
 		}
 	}
 	return nil

@@ -305,13 +305,13 @@ func decode(text []byte, uid string) (record, error) {
 	var r record
 	err := json.Unmarshal(text, &p)
 	if err == nil && checksum(p.Record) != p.Checksum {
-		err = errors.New("its checksum is wrong")
+		err = errors.New("wrong checksum")
 	}
 	if err == nil {
 		err = json.Unmarshal(p.Record, &r)
 	}
 	if err == nil && r.UID != uid {
-		err = fmt.Errorf("it is about the claim with UID %q", r.UID)
+		err = fmt.Errorf("it belongs to the claim with UID %q", r.UID)
 	}
 	return r, err
 }
@@ -342,7 +342,7 @@ func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, c
 	if err != nil {
 		path := s.path(uid, recordSuffix)
 		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+statefile.Damaged)),
-			"Setting the record of a claim aside", "uid", uid)
+			"Cannot read the record of a claim; the file is set aside", "uid", uid)
 	}
 	if !found {
 		r, found = s.readCopy(uid)

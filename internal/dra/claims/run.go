@@ -112,7 +112,7 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 			devices, err := writer.Given(snapshot, configured.Edits, configured.CDI)
 			c.edits.Store(&containerEdits{devices, snapshot.Generation})
 			if err != nil && textOf(err) != textOf(problem) {
-				klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
+				klog.FromContext(ctx).Error(err, "Cannot create all CDI specs of claims")
 			}
 			problem, published = err, nil
 		}
@@ -238,7 +238,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 			// A process was killed during Unprepare.
 			return c.removeMetadata(record{UID: uid, Driver: recordDriver(c.options.DriverName)})
 		}
-		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim",
+		klog.FromContext(ctx).Info("Accepted the record of a claim that another process wrote", "claim",
 			klog.KRef(r.Namespace, r.Name),
 			"uid", uid)
 		c.setRecord(r)
@@ -316,7 +316,9 @@ func (c *Claims) publishLocked() {
 		all = append(all, s)
 	}
 	for _, holders := range inUse {
-		slices.SortFunc(holders, func(a, b Holder) int { return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Device, b.Device)) })
+		slices.SortFunc(holders, func(a, b Holder) int {
+			return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Device, b.Device))
+		})
 	}
 	slices.SortFunc(all, func(a, b ClaimStatus) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
@@ -429,7 +431,7 @@ func (c *Claims) unprepareLeak(ctx context.Context, r record, reason string) {
 	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(current record) bool {
 		return current.Prepared.Equal(r.Prepared) && slices.Equal(current.Pods, r.Pods)
 	})
-	klog.FromContext(ctx).Info("Unpreparing a claim that no pod has", "claim", klog.KRef(r.Namespace, r.Name), "uid",
+	klog.FromContext(ctx).Info("Unpreparing a claim without a pod", "claim", klog.KRef(r.Namespace, r.Name), "uid",
 		r.UID,
 		"reason", reason, "problem", errorOrNone(err))
 }

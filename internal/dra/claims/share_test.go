@@ -93,7 +93,7 @@ func TestSharesOfOneClaim(t *testing.T) {
 		t.Errorf("CDI devices %v", all)
 	}
 	if _, err := ask(t.Context(), c, part("uid-2", 30, gpuA)); err == nil ||
-		!strings.Contains(err.Error(), "has not as much memory left") {
+		!strings.Contains(err.Error(), "does not have enough memory left") {
 		t.Errorf("more than is left: %v", err)
 	}
 	if _, err := ask(t.Context(), c, part("uid-3", 20, gpuA)); err != nil {
@@ -122,12 +122,12 @@ func TestSharesThatAreRefused(t *testing.T) {
 		want          string
 	}{
 		"too much": {part("uid-1", 61, gpuA), part("uid-2", 20, gpuA),
-			"has not as much memory left as the claim was given; it is in use by default/claim-uid-1"},
+			"does not have enough memory left for the claim; it is in use by default/claim-uid-1"},
 		"another time slice": {part("uid-1", 20, gpuA), long(part("uid-2", 20, gpuA)),
-			"is shared by the claim default/claim-uid-1 in another way: without configuration, and not GpuConfig: time-slicing, interval Long"},
+			"is shared by the claim default/claim-uid-1 with other settings: without configuration instead of GpuConfig: time-slicing, interval Long"},
 		"two ways in a claim": {part("uid-1", 20, gpuC), mixed,
 			"the requests gpu and second have shares of the device gpu-0"},
-		"an odd share": {part("uid-1", 20, gpuC), odd, `"../share" is not the ID of a share`},
+		"an odd share": {part("uid-1", 20, gpuC), odd, `invalid share ID "../share"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -407,7 +407,7 @@ func TestSharesByCount(t *testing.T) {
 		stop()
 		c, _ = r.start()
 		for want, wrong := range map[string]dra.Claim{
-			"has not as many shares left as the claim was given; it is in use by default/claim-uid-1, default/claim-uid-2": counted("uid-3", 1, device),
+			"does not have enough shares left for the claim; it is in use by default/claim-uid-1, default/claim-uid-2": counted("uid-3", 1, device),
 			"is in use by the claim": claim("uid-4", device),
 		} {
 			if _, err := ask(t.Context(), c, wrong); err == nil || !strings.Contains(err.Error(), want) {
@@ -420,7 +420,7 @@ func TestSharesByCount(t *testing.T) {
 		r.prepare(c, counted("uid-3", 2, device))
 		r.pools.Publish(r.pools.Value().Unshared().SharedBy(dra.Unlimited, 0))
 		without := part("uid-5", 0, device)
-		if _, err := ask(t.Context(), c, without); err == nil || !strings.Contains(err.Error(), "in another way") {
+		if _, err := ask(t.Context(), c, without); err == nil || !strings.Contains(err.Error(), "with other settings") {
 			t.Errorf("%s: without a limit beside shares that are counted: %v", device, err)
 		}
 		for _, uid := range []string{"uid-1", "uid-3"} {

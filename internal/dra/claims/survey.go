@@ -144,13 +144,14 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 	switches := c.options.Configs.Value().DRA.SwitchMIG && g.Resetless
 	switch {
 	case len(g.Profiles) == 0:
-		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
+		found.Fixed = "the driver does not report the possible MIG devices: the daemon needs CAP_SYS_ADMIN"
 	case g.Mode != inventory.MIGEnabled && !switches:
-		found.Fixed = "MIG mode is off, and the driver resets the GPU to switch it on"
+		found.Fixed = "MIG mode is off, and switching it on needs a reset of the GPU"
 	}
 	for _, i := range g.Instances {
 		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.isOwn(i) }) {
-			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile,
+			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) does not belong to a claim",
+				i.ID, i.Profile,
 				i.Start)
 		}
 	}

@@ -91,7 +91,7 @@ func (c *Claims) slicedGPUs() (gpus []string) {
 func (c *Claims) resetSlices(ctx context.Context, gpus []string) {
 	for _, gpu := range gpus {
 		if err := c.resetUnneeded(ctx, gpu); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Cannot set the time slice of a GPU back", "gpu", gpu, "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("Cannot reset the time slice of a GPU", "gpu", gpu, "reason", err.Error())
 		}
 	}
 }

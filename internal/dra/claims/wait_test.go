@@ -176,7 +176,7 @@ func TestAllocatedAnew(t *testing.T) {
 	c, _ := r.start()
 	r.prepare(c, claim("uid-1", gpuA))
 	_, err := ask(t.Context(), c, claim("uid-1", gpuC))
-	if want := "it was given gpu-2 now, and is prepared with gpu-0, which has not been unprepared yet"; err == nil ||
+	if want := "it has gpu-2 now, and is prepared with gpu-0, which is not unprepared yet"; err == nil ||
 		!strings.Contains(err.Error(), want) {
 		t.Errorf("Prepare() = %v, want %q", err, want)
 	}
@@ -198,7 +198,7 @@ func TestReadClaim(t *testing.T) {
 			error) {
 			return dra.Claim{}, errors.New("no API server")
 		},
-		"the claim was deleted and made again: its UID is uid-2, and not uid-1": func(context.Context) (dra.Claim,
+		"the claim was deleted and created again: its UID is uid-2 instead of uid-1": func(context.Context) (dra.Claim,
 			error) {
 			return claim("uid-2", gpuA), nil
 		},
