@@ -141,7 +141,7 @@ type Claims struct {
 
 // containerEdits are what a container gets with each device, as of the Snapshot of a generation.
 type containerEdits struct {
-	cdi.Given
+	cdi.DeviceEdits
 	generation uint64
 }
 

@@ -109,7 +109,7 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		configured, changed := c.options.Configs.Latest()
 		pool, published := c.options.Pools.Latest()
 		if snapshot.Generation > 0 && (c.offersGPUs() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
-			devices, err := writer.Given(snapshot, configured.Edits, configured.CDI)
+			devices, err := writer.DeviceEdits(snapshot, configured.Edits, configured.CDI)
 			c.edits.Store(&containerEdits{devices, snapshot.Generation})
 			if err != nil && textOf(err) != textOf(problem) {
 				klog.FromContext(ctx).Error(err, "Cannot create all CDI specs of claims")

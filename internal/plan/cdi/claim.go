@@ -20,10 +20,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// ClaimSpecs are the CDI specs of the claims of a driver, and metadata files beside them. Their
-// names and those of their CDI devices have the name of the driver, as with all drivers that use
-// Kubernetes' library: a claim that NVIDIA's driver prepared under the same name has one file, and
-// one that has devices of two drivers has two.
+// ClaimSpecs are the CDI specs of the claims of a driver, with metadata files beside them. Names of
+// files and CDI devices contain the name of the driver, as in all drivers with Kubernetes' library.
+// A claim that NVIDIA's driver prepared under the same name has one file; a claim with devices of
+// two drivers has two.
 type ClaimSpecs struct {
 	// Dir is the folder in which runtimes look for specs, and Driver the name of the driver.
 	Dir, Driver string
@@ -33,27 +33,27 @@ const claimClass = "claim"
 
 func vendorOf(driver string) string { return "k8s." + driver }
 
-// Given has the files and devices that a container gets with each GPU and MIG device of a node. It
-// is immutable.
-type Given struct {
+// DeviceEdits are the files and devices that a container gets with each GPU and MIG device of a
+// node. They are immutable.
+type DeviceEdits struct {
 	version string
 	mpsRoot string
 	common  json.RawMessage
-	devices map[string]json.RawMessage // edits by UUID
-	imex    []*specs.DeviceNode        // of IMEX channel 0; nil where the node has none
+	devices map[string]json.RawMessage // by UUID
+	imex    []*specs.DeviceNode        // node of IMEX channel 0; nil if the node has none
 }
 
-// Given returns what containers are given with the devices of a Snapshot. If files of the driver
-// cannot be read, the error says which, and those that were found before are used. If none were
-// found before, no device is given.
-func (w *Writer) Given(snapshot inventory.Snapshot, e containeredits.Options, o Options) (Given, error) {
+// DeviceEdits returns the edits for the devices of a Snapshot. If files of the driver cannot be
+// read, the error names them, and files found earlier are used. Without files found earlier, there
+// are no devices.
+func (w *Writer) DeviceEdits(snapshot inventory.Snapshot, e containeredits.Options, o Options) (DeviceEdits, error) {
 	e.IDs, e.Void, e.IMEX = containeredits.ByUUID, true, true
 	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e,
 		Options: o}
 	made, err := wanted.specs(w.root, &w.found)
 	spec := made[containeredits.CDIGPU]
 	if spec == nil {
-		return Given{}, err
+		return DeviceEdits{}, err
 	}
 	spec.Kind = vendorOf("driver") + "/" + claimClass // the version is the same for all names
 	for _, class := range slices.Sorted(maps.Keys(made)) {
@@ -66,14 +66,14 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e containeredits.Options, o 
 		}
 	}
 	named := *spec
-	// the UID of a claim may begin with a digit
+	// The UID of a claim may begin with a digit.
 	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"})
 	if imex := made[containeredits.CDIIMEX]; imex != nil {
 		named.Devices = append(named.Devices, imex.Devices...)
 	}
 	version, problem := specs.MinimumRequiredVersion(&named)
 	spec.Version = version
-	g := Given{version: version, mpsRoot: e.MPSRoot, devices: map[string]json.RawMessage{}}
+	g := DeviceEdits{version: version, mpsRoot: e.MPSRoot, devices: map[string]json.RawMessage{}}
 	if imex := made[containeredits.CDIIMEX]; imex != nil {
 		g.imex = imex.Devices[0].ContainerEdits.DeviceNodes
 	}
@@ -91,21 +91,21 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e containeredits.Options, o 
 		g.devices[d.UUID] = byName[containeredits.CDIName(d, containeredits.ByUUID)]
 	}
 	if problem != nil {
-		return Given{}, errors.Join(err, fmt.Errorf("make CDI specs of claims: %w", problem))
+		return DeviceEdits{}, errors.Join(err, fmt.Errorf("make CDI specs of claims: %w", problem))
 	}
 	return g, err
 }
 
-// Has reports whether it is known what a container is given with a device.
-func (g Given) Has(uuid string) bool {
+// Has reports whether the edits for a device are known.
+func (g DeviceEdits) Has(uuid string) bool {
 	_, known := g.devices[uuid]
 	return known
 }
 
-// HasIMEX reports whether the node has the IMEX channel that a container can be given.
-func (g Given) HasIMEX() bool { return len(g.imex) > 0 }
+// HasIMEX reports whether the node has the IMEX channel for containers.
+func (g DeviceEdits) HasIMEX() bool { return len(g.imex) > 0 }
 
-// A claimSpec is a specs.Spec whose parts are JSON already.
+// A claimSpec is a specs.Spec with parts that are already JSON.
 type claimSpec struct {
 	Version string          `json:"cdiVersion"`
 	Kind    string          `json:"kind"`
@@ -121,20 +121,21 @@ type claimDevice struct {
 // A ClaimedDevice is a device of a claim.
 type ClaimedDevice struct {
 	UUID string
-	// MPS is the directory of the MPS daemon whose clients the containers are, below the host's
-	// directory of MPS state; empty for none.
+	// MPS is the directory of the containers' MPS daemon, below the host's directory of MPS state;
+	// empty for none.
 	MPS string
-	// Env are more environment variables of such a client, as NAME=VALUE.
+	// Env are further environment variables of an MPS client, as NAME=VALUE.
 	Env []string
-	// Metadata is where the container sees the metadata file of the device, by its path on the host.
+	// Metadata maps the host's path of each metadata file of the device to the path in the
+	// container.
 	Metadata map[string]string
 	// IMEX gives the containers IMEX channel 0.
 	IMEX bool
 }
 
-// Claim returns the content of a claim's spec file, for its devices by their names. All of them
-// must be known. The note, a line, is for ClaimSpecs.Note: runtimes take it for a comment.
-func (g Given) Claim(driver, uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
+// Claim returns the content of a claim's spec file, for its devices by their names. All devices
+// must be known. The note is one line for ClaimSpecs.Note; runtimes read it as a comment.
+func (g DeviceEdits) Claim(driver, uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
 	spec := claimSpec{Version: g.version, Kind: vendorOf(driver) + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		given, known := g.devices[devices[name].UUID]
@@ -151,9 +152,9 @@ func (g Given) Claim(driver, uid string, devices map[string]ClaimedDevice, note 
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// with returns the edits of a device with what makes a container a client of an MPS daemon, with
-// the IMEX channel, and with its metadata files.
-func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
+// with returns the edits of a device with the edits for an MPS client, the IMEX channel, and the
+// metadata files.
+func (g DeviceEdits) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
 	if device.MPS == "" && !device.IMEX && len(device.Metadata) == 0 {
 		return given, nil
 	}
@@ -182,39 +183,40 @@ func (g Given) with(device ClaimedDevice, given json.RawMessage) (json.RawMessag
 	return json.Marshal(all)
 }
 
-// notePrefix is what the line of the note begins with.
+// notePrefix begins the line of the note.
 const notePrefix = "# "
 
-// name is what the names of a claim's files begin with.
+// name returns the beginning of the names of a claim's files.
 func (s ClaimSpecs) name(uid string) string {
 	return cdilib.GenerateTransientSpecName(vendorOf(s.Driver), claimClass, uid)
 }
 
-// File is the path of a claim's spec file. Its content is a note and JSON, which are YAML.
+// File returns the path of a claim's spec file. The content is a note and JSON, which together are
+// YAML.
 func (s ClaimSpecs) File(uid string) string { return filepath.Join(s.Dir, s.name(uid)+claimSuffix) }
 
 const claimSuffix = ".yaml"
 
-// metadataSuffix is what the name of a metadata file ends with. Runtimes read no such file in the
-// folder of specs.
+// metadataSuffix ends the name of a metadata file. Runtimes ignore such files in the folder of
+// specs.
 const metadataSuffix = ".metadata"
 
-// MetadataFile is the path of the metadata file for a request of a claim: beside its spec, as the
-// runtime has to find both.
+// MetadataFile returns the path of the metadata file for a request of a claim. The file is beside
+// the spec, because the runtime has to find both.
 func (s ClaimSpecs) MetadataFile(uid, request string) string {
 	return filepath.Join(s.Dir, s.name(uid)+"."+request+metadataSuffix)
 }
 
 // A ClaimFile is a spec or a metadata file of a claim.
 type ClaimFile struct {
-	// Driver is the name of the driver, and UID that of the claim.
+	// Driver is the name of the driver, and UID the UID of the claim.
 	Driver, UID string
 	Path        string
 	Metadata    bool
 }
 
-// ClaimFiles returns the files of all claims, of all drivers, in a folder of specs. A folder that
-// is not there has none.
+// ClaimFiles returns the files of all claims of all drivers in a folder of specs. A missing folder
+// has none.
 func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !statefile.IsAbsent(err) {
@@ -236,8 +238,8 @@ func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	return all, nil
 }
 
-// WriteMetadata writes a metadata file if it is not so already, and reports whether it did.
-// Containers have the file that was there when they started.
+// WriteMetadata writes a metadata file if its content differs, and reports whether it did. Running
+// containers keep the file from their start.
 func WriteMetadata(path string, content []byte) (written bool, err error) {
 	if there, err := statefile.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
 		return false, nil
@@ -248,8 +250,8 @@ func WriteMetadata(path string, content []byte) (written bool, err error) {
 	return true, statefile.Replace(path, content, readableByAll)
 }
 
-// Note returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's
-// driver wrote.
+// Note returns the note in the spec file of a claim; nil if there is none, as in files of NVIDIA's
+// driver.
 func (s ClaimSpecs) Note(uid string) []byte {
 	text, err := statefile.Read(s.File(uid), maxClaimFile)
 	if note, is := bytes.CutPrefix(text, []byte(notePrefix)); is && err == nil {
@@ -262,13 +264,13 @@ func (s ClaimSpecs) Note(uid string) []byte {
 // maxClaimFile is the largest spec of a claim that is read, in bytes.
 const maxClaimFile = 2 << 20
 
-// Device is the CDI name of a claim's device.
+// Device returns the CDI name of a claim's device.
 func (s ClaimSpecs) Device(uid, device string) string {
 	return vendorOf(s.Driver) + "/" + claimClass + "=" + uid + "-" + device
 }
 
-// Write replaces the spec file of a claim. It does not wait for the disk: the file can be written
-// again from the record of the claim.
+// Write replaces the spec file of a claim. It does not wait for the disk, because the record of the
+// claim suffices to write the file again.
 func (s ClaimSpecs) Write(uid string, content []byte) error {
 	err := statefile.Replace(s.File(uid), content, readableByAll)
 	if errors.Is(err, os.ErrNotExist) {

@@ -18,9 +18,9 @@ func TestSpecOfAClaim(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	w := wanted()
-	given, err := h.writer.Given(w.Snapshot, w.Edits, w.Options)
+	given, err := h.writer.DeviceEdits(w.Snapshot, w.Edits, w.Options)
 	if err != nil || !given.Has("GPU-a") || !given.Has("MIG-b0") || given.Has("GPU-z") {
-		t.Fatalf("Given() = %+v, %v", given, err)
+		t.Fatalf("DeviceEdits() = %+v, %v", given, err)
 	}
 	if _, err := given.Claim("gpu.nvidia.com", "uid", map[string]cdi.ClaimedDevice{"gpu-9": {UUID: "GPU-z"}},
 		nil); err == nil || !strings.Contains(err.Error(), "GPU-z") {

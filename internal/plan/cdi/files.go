@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// The options of mounts of files and of mounts of sockets.
+// The options of mounts of files and of sockets.
 var (
 	readOnly  = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
 	ofSockets = []string{"nosuid", "nodev", "rbind", "rprivate", "noexec"}
@@ -25,9 +25,9 @@ func mount(host, container string, options []string) *specs.Mount {
 	return &specs.Mount{HostPath: host, ContainerPath: container, Options: options}
 }
 
-// addFiles has the container see the driver's files. With a hook, libraries have the paths that
-// they have on the host, and the hook makes links to them and makes them known to the container's
-// loader. Without one, they are where every loader looks, under each of their names.
+// addFiles gives the container the driver's files. With a hook, libraries have the same paths as on
+// the host, and the hook creates their links and adds them to the container's loader cache. Without
+// a hook, each library is mounted under all its names where every loader looks.
 func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hook, version string) {
 	seen := map[string]bool{}
 	add := func(file, container string, options []string) {
@@ -77,8 +77,8 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hoo
 	}
 }
 
-// linksTo returns the names of a library, relative to its folder, beside that of its file: its
-// soname, and those by which programs look for it without having been linked with it.
+// linksTo returns further names of a library, relative to its folder: its soname, and the names
+// that programs use which were not linked with the library.
 func linksTo(l driverroot.Library) []string {
 	if l.Soname == "" || l.Soname == path.Base(l.Path) {
 		return l.Links
@@ -86,8 +86,8 @@ func linksTo(l driverroot.Library) []string {
 	return append([]string{l.Soname}, l.Links...)
 }
 
-// loaderFolders are where the loaders of common images for an architecture look without being told:
-// those of Debian's and of Red Hat's kind. The host may be of another kind than the image.
+// loaderFolders are the default folders of loaders in common images for an architecture: Debian's
+// and Red Hat's kind. The host may differ from the image.
 func loaderFolders(arch string) []string {
 	debian := "/usr/lib/x86_64-linux-gnu"
 	if arch == "arm64" {
@@ -106,20 +106,19 @@ const (
 	hookApplyMemoryLimits  = "apply-cuda-memory-limits"
 )
 
-// A hook is the program of NVIDIA's container toolkit that runtimes run while they make a
-// container. The zero value is none.
+// A hook is the program of NVIDIA's container toolkit that runtimes run when they create a
+// container. The zero value is no hook.
 type hook struct {
 	path     string
 	disabled []string
-	// subcommands that it is seen to have; an older one fails every container by those that it does
-	// not know
+	// Subcommands found in the program. A hook fails every container with an unknown subcommand.
 	known []string
 }
 
-// hookPaths are where the toolkit's packages put it.
+// hookPaths are the paths in the toolkit's packages.
 var hookPaths = []string{"/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
 
-// hook returns the hook that is configured, or else a hook that is found on the host.
+// hook returns the configured hook, or else a hook found on the host.
 func (w Wanted) hook(root fs.FS, programs *programs) hook {
 	h := hook{path: w.Options.HookPath, disabled: w.Options.DisabledHooks}
 	if h.path == "" && w.Options.DriverRoot == "/" {
@@ -134,7 +133,7 @@ func (w Wanted) hook(root fs.FS, programs *programs) hook {
 			hookEnableCUDACompat, hookDisableNodeChanges, hookUpdateProfile, hookApplyMemoryLimits,
 		})...)
 	}
-	// the error would fail a container that sets the variables
+	// The error would fail a container that sets the variables.
 	if !resource.DriverLimitsMemory(w.Snapshot.Driver.Version) {
 		h.known = slices.DeleteFunc(h.known, func(name string) bool { return name == hookApplyMemoryLimits })
 	}
@@ -148,14 +147,15 @@ func (h hook) calls(name string) bool {
 	return h.found() && slices.Contains(h.known, name) && !slices.Contains(h.disabled, name)
 }
 
-// unlimited returns why the driver is not told of limits of containers, in a sentence without a
-// full stop; empty if it is.
+// unlimited returns why the driver does not enforce limits of containers, in a sentence without a
+// full stop; empty if it does.
 func (h hook) unlimited(root fs.FS) string {
 	switch {
 	case !h.calls(hookApplyMemoryLimits):
 		return "limits by the driver need driver " + strconv.Itoa(resource.DriverLimitsSince) +
 			" and NVIDIA's hook with the subcommand " +
-			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and check --nvidia-cdi-hook-path " +
+			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and check " +
+			"--nvidia-cdi-hook-path " +
 			"and --cdi-disable-hooks"
 	case !exists(root, "sys/fs/cgroup/cgroup.controllers"):
 		return "limits by the driver need cgroup v2, and this node has cgroup v1"
@@ -163,7 +163,7 @@ func (h hook) unlimited(root fs.FS) string {
 	return ""
 }
 
-// hooks returns what the runtime is to run for every container.
+// hooks returns the hooks that the runtime runs for every container.
 func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
 	var links [][2]string
 	var folders []string
@@ -190,15 +190,13 @@ func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
 		h.run("", hookUpdateLDCache, ofFolders...), h.run("", hookDisableNodeChanges), h.run("", hookUpdateProfile))
 }
 
-// memoryLimits returns what the runtime is to run for a container with a GPU. By two variables of
-// the container, it limits how much of the GPU's memory the container can have; without them it
-// does nothing.
+// memoryLimits returns the hooks that the runtime runs for a container with a GPU. Two variables of
+// the container limit its part of the GPU's memory; without them the hook does nothing.
 func (h hook) memoryLimits(driverRoot, uuid string) []*specs.Hook {
 	return h.run("createRuntime", hookApplyMemoryLimits, "--driver-root", driverRoot, "--gpu-id", uuid)
 }
 
-// symlinks returns what the runtime is to run to make links, each a target and the link's path; nil
-// if it is to make none.
+// symlinks returns the hooks that create links, each a target and a path; nil without links.
 func (h hook) symlinks(links [][2]string) []*specs.Hook {
 	if len(links) == 0 {
 		return nil
@@ -210,8 +208,8 @@ func (h hook) symlinks(links [][2]string) []*specs.Hook {
 	return h.run("", hookCreateSymlinks, args...)
 }
 
-// run returns one call of the hook; nil if the hook does not know the subcommand, or is not to be
-// called so. nvidia-ctk has its subcommands below a command of its own.
+// run returns one call of the hook; nil if the hook lacks the subcommand, or the subcommand is
+// disabled. nvidia-ctk has its subcommands below a command of its own.
 func (h hook) run(when, name string, args ...string) []*specs.Hook {
 	if !h.calls(name) {
 		return nil

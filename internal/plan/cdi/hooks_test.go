@@ -22,7 +22,8 @@ func (h *host) program(t *testing.T, path, words string) {
 }
 
 // newHook is what a hook contains that has all subcommands.
-const newHook = "create-symlinks update-ldcache enable-cuda-compat disable-device-node-modification update-application-profile apply-cuda-memory-limits"
+const newHook = "create-symlinks update-ldcache enable-cuda-compat disable-device-node-modification " +
+	"update-application-profile apply-cuda-memory-limits"
 
 // TestHooksThatAreCalled: a subcommand that a hook does not have fails every container, and what
 // has been seen in its bytes it has.

@@ -10,20 +10,21 @@ import (
 )
 
 const (
-	memoryStep = 128 // MiB, of which all sizes of units are multiples
+	memoryStep = 128 // MiB; all sizes of units are multiples
 	threadStep = 5   // percent
 )
 
-// isToken reports whether a device is no GPU and no part of one.
+// isToken reports whether a device is neither a GPU nor a part of one.
 func isToken(d resource.Device) bool { return d.Sharing == resource.Percentage }
 
-// limits returns the specs of the limits that containers with units of memory are given, one device
-// for each size that a GPU of the node has. The sizes do not depend on the configuration: a
-// container that starts again needs the name that it was given.
+// limits returns the specs of the limits for containers with units of memory: one device for each
+// size that fits a GPU of the node. The sizes do not depend on the configuration, because a
+// container that starts again needs its old name.
 func (w Wanted) limits() map[containeredits.CDIClass]*specs.Spec {
 	has := func(mode resource.SharingMode) bool {
 		given := func(d resource.Device) bool { return d.Sharing == mode }
-		return slices.ContainsFunc(w.Plan.Resources, func(r resource.Resource) bool { return slices.ContainsFunc(r.Devices, given) })
+		return slices.ContainsFunc(w.Plan.Resources,
+			func(r resource.Resource) bool { return slices.ContainsFunc(r.Devices, given) })
 	}
 	byMPS, byDriver := has(resource.InMPSUnits), has(resource.InDriverUnits)
 	all, most := map[containeredits.CDIClass]*specs.Spec{}, 0

@@ -41,9 +41,9 @@ func TestNodesThatTheHostDoesNotHave(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("device nodes (-want +got):\n%s", diff)
 		}
-		claimed, err := h.writer.Given(w.Snapshot, w.Edits, w.Options)
+		claimed, err := h.writer.DeviceEdits(w.Snapshot, w.Edits, w.Options)
 		if err != nil || !claimed.Has("MIG-b0") {
-			t.Errorf("Given() = %+v, %v", claimed, err)
+			t.Errorf("DeviceEdits() = %+v, %v", claimed, err)
 		}
 	}
 }

@@ -11,24 +11,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// programs is what was found in the bytes of programs. A program is read again when it has changed:
-// one may take 20 MB.
+// programs are the results of searches in programs. A program, of up to 20 MB, is read again only
+// after a change.
 type programs map[string]program
 
-// A program is a file as it was when it was read, and what it contains of the words that were
-// looked for.
+// A program is the state of a file when it was read, and the words that were found in it.
 type program struct {
 	size     int64
 	modified time.Time
 	words    []string
 }
 
-// maxProgram is the largest program that is looked into, in bytes.
+// maxProgram is the largest program that is searched, in bytes.
 const maxProgram = 256 << 20
 
-// contain returns those words that a program has in its bytes. The program is looked for below
-// several roots; it may be a script that runs a program beside it that is called the same but for
-// ".real". If neither can be read, nothing is known of it.
+// contain returns those words that occur in a program. It looks for the program below several
+// roots, and for the same name with ".real", because the program may be a script around it. If
+// neither can be read, nothing is known.
 func (p *programs) contain(roots []fs.FS, name string, words []string) []string {
 	for _, root := range roots {
 		var found []string
@@ -45,7 +44,7 @@ func (p *programs) contain(roots []fs.FS, name string, words []string) []string 
 	return nil
 }
 
-// look returns those words that a file contains.
+// look returns those words that occur in a file.
 func (p *programs) look(root fs.FS, name string, words []string) ([]string, error) {
 	at, _, err := driverroot.Resolve(root, name)
 	if err != nil {
@@ -77,7 +76,7 @@ func (p *programs) look(root fs.FS, name string, words []string) ([]string, erro
 	return found, nil
 }
 
-// search returns those words that come in a text.
+// search returns those words that occur in a text.
 func search(text io.Reader, words []string) ([]string, error) {
 	const block = 1 << 20
 	longest := 0

@@ -17,27 +17,26 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Options is the part of the configuration that is about spec files. Neither it nor what its slices
-// hold is changed after it was made.
+// Options are the parts of the configuration about spec files. They are immutable, including the
+// contents of the slices.
 type Options struct {
-	// DriverRoot is the host's directory that the driver is installed below.
+	// DriverRoot is the host's directory below which the driver is installed.
 	DriverRoot string
-	// ContainerDriverRoot is the path of the driver root in this container. If there is nothing,
-	// DriverRoot is used.
+	// ContainerDriverRoot is the path of the driver root in this container. DriverRoot is used if
+	// there is nothing.
 	ContainerDriverRoot string
-	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	// SearchPath are folders below the driver root that are searched first for libraries.
 	SearchPath []string
-	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk. If it is empty, the usual paths
-	// are looked at.
+	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk; empty for the usual paths.
 	HookPath string
-	// DisabledHooks are the names of hooks to leave out, or "all".
+	// DisabledHooks are the names of unwanted hooks, or "all".
 	DisabledHooks []string
-	// DevicesOnly is content with device nodes where the driver root has no libraries: on a simulated
-	// node.
+	// DevicesOnly accepts a driver root without libraries and uses device nodes only: for a
+	// simulated node.
 	DevicesOnly bool
 }
 
-// Wanted has the facts from which the spec files are made.
+// Wanted has the inputs of the spec files.
 type Wanted struct {
 	Snapshot inventory.Snapshot
 	Plan     resource.Plan
@@ -45,13 +44,13 @@ type Wanted struct {
 	Options  Options
 }
 
-// voidVariable in a spec has NVIDIA's container runtime add no GPU by itself, whatever the image's
-// environment says.
+// voidVariable in a spec keeps NVIDIA's container runtime from adding GPUs for the image's
+// environment.
 const voidVariable = containeredits.EnvVisibleDevices + "=" + containeredits.Void
 
 // specs returns the spec of each class that the node has, without a version. Root is the file
-// system of this process. What cannot be read of the driver is as it was found before: an error
-// that comes with specs says so.
+// system of this process. Unreadable parts of the driver are taken from the previous result; the
+// error names them.
 func (w Wanted) specs(root fs.FS, before *found) (map[containeredits.CDIClass]*specs.Spec, error) {
 	gpus, err := w.gpuSpec(root, before)
 	if gpus == nil {
@@ -70,7 +69,7 @@ func (w Wanted) specs(root fs.FS, before *found) (map[containeredits.CDIClass]*s
 	return all, err
 }
 
-// A found is what was found of the driver, and for which version and options.
+// A found is a search result: the driver's files, with their version and options.
 type found struct {
 	version string
 	options Options
@@ -80,9 +79,8 @@ type found struct {
 	programs programs
 }
 
-// find looks for the driver's files. If they cannot be read, or are not there, although NVML goes
-// on answering with the same version, those that were found before count as present: a mount that
-// is away for a moment withdraws no device.
+// find looks for the driver's files. If they are missing or unreadable while NVML reports the same
+// version, the previous files count as present: a short absence of a mount withdraws no device.
 func (w Wanted) find(root fs.FS, before *found) error {
 	version := w.Snapshot.Driver.Version
 	view, err := w.driverView(root)
@@ -106,9 +104,9 @@ func newSpec(class containeredits.CDIClass) *specs.Spec {
 	return &specs.Spec{Kind: containeredits.CDIVendor + "/" + string(class)}
 }
 
-// gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files.
-// Devices that are not offered any more are in it, too: while a pod holds one, kubelet may give it
-// to the next pod.
+// gpuSpec returns the spec of GPUs and MIG devices; nil without knowledge of the driver's files. It
+// includes devices that are no longer offered: while a pod holds one, the kubelet may give it to
+// the next pod.
 func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	problem := w.find(root, driver)
 	if problem != nil && driver.version == "" {
@@ -133,7 +131,8 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 		}
 		all[d.UUID] = given
 		for _, by := range []containeredits.IDStrategy{containeredits.ByUUID, containeredits.ByIndex} {
-			if name := containeredits.CDIName(d, by); names[name] == "" { // an index may be that of a GPU that was replaced, too
+			// the index may also belong to a replaced GPU
+			if name := containeredits.CDIName(d, by); names[name] == "" {
 				names[name] = d.UUID
 			}
 		}
@@ -147,11 +146,11 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 
 	common := &spec.ContainerEdits
-	if w.Edits.Void { // also beside another strategy: where the runtime knows CDI, the devices are not to be added twice
+	if w.Edits.Void { // also beside another strategy: a runtime with CDI must not add the devices twice
 		common.Env = append(common.Env, voidVariable)
 	}
 	nodes := w.Snapshot.Control & containeredits.AlwaysNodes
-	if w.Snapshot.Majors.UVM > 0 { // the module is loaded; the first process that computes makes its nodes
+	if w.Snapshot.Majors.UVM > 0 { // the module is loaded; the first process that computes creates its nodes
 		nodes |= inventory.NodeUVM | inventory.NodeUVMTools
 	}
 	var control []string
@@ -166,8 +165,8 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 // everyDevice is the name of all GPUs and MIG devices together.
 const everyDevice = "all"
 
-// together returns what a container is given with several devices. GPUs are given whole by their
-// own name or by their MIG devices'.
+// together returns the edits for several devices. A GPU has its own name, or the names of its MIG
+// devices.
 func together(devices map[string]specs.ContainerEdits) specs.ContainerEdits {
 	var all specs.ContainerEdits
 	seen := map[string]bool{}
@@ -183,7 +182,7 @@ func together(devices map[string]specs.ContainerEdits) specs.ContainerEdits {
 	return all
 }
 
-// driverView is the driver root as this process sees it.
+// driverView returns the driver root as this process sees it.
 func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	folder := below(w.Options.ContainerDriverRoot)
 	if !exists(root, folder) {
@@ -196,9 +195,9 @@ func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	return view, nil
 }
 
-// hostRoots are where this process may see the host's root, or a part of it: the driver root where
-// that is the host's, the place at which NVIDIA's operator mounts it, and what is mounted at the
-// host's own paths.
+// hostRoots returns the places where this process may see the host's root or a part of it: the
+// driver root, if that is the host's root; the mount of NVIDIA's operator; and mounts at the host's
+// own paths.
 func (w Wanted) hostRoots(root fs.FS) []fs.FS {
 	folders := []string{"host", "."}
 	if w.Options.DriverRoot == "/" {
@@ -213,9 +212,8 @@ func (w Wanted) hostRoots(root fs.FS) []fs.FS {
 	return roots
 }
 
-// onHost reports whether the host has a file, as far as this process can see: the driver root
-// usually is the host's root. Links need not be resolved: the programs that use the file on the
-// host follow them.
+// onHost reports whether the host has a file, as far as this process can see. The driver root
+// usually is the host's root. Links stay unresolved: programs on the host follow them.
 func (w Wanted) onHost(root fs.FS, name string) bool {
 	view, err := fs.Sub(root, below(w.Options.ContainerDriverRoot))
 	if err != nil {
@@ -230,7 +228,7 @@ func exists(root fs.FS, name string) bool {
 	return err == nil
 }
 
-// below returns an absolute path as one below the root of a file system.
+// below returns an absolute path relative to the root of a file system.
 func below(absolute string) string {
 	if p := strings.TrimPrefix(path.Clean("/"+absolute), "/"); p != "" {
 		return p
@@ -238,8 +236,8 @@ func below(absolute string) string {
 	return "."
 }
 
-// display returns the device nodes of a device's display engine, which whole GPUs have, and MIG
-// devices with graphics; and the links by which programs find them by PCI address.
+// display returns the device nodes of a device's display engine, and the links by which programs
+// find the nodes by PCI address. Whole GPUs and MIG devices with graphics have a display engine.
 func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links [][2]string) {
 	g, known := w.Snapshot.GPU(d.GPU)
 	partial := slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
@@ -250,7 +248,7 @@ func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links []
 	}
 	entries, err := fs.ReadDir(root, "sys/bus/pci/devices/"+g.BDF+"/drm")
 	if err != nil {
-		return nil, nil // it has none
+		return nil, nil // no display engine
 	}
 	for _, e := range entries {
 		for prefix, kind := range map[string]string{"card": "card", "renderD": "render"} {
@@ -263,8 +261,8 @@ func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links []
 	return paths, links
 }
 
-// nodes returns the device nodes of the given paths in the container. A runtime makes those with a
-// number by that; for the others, it needs the host's node.
+// nodes returns the device nodes at the given paths in the container. A runtime creates nodes with
+// a number itself; for the others it needs the host's node.
 func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 	nodes := make([]*specs.DeviceNode, 0, len(paths))
 	for _, p := range paths {
@@ -283,7 +281,7 @@ func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 	return nodes
 }
 
-// companion returns what a container is given of a companion of the driver.
+// companion returns the edits for a companion of the driver.
 func (w Wanted) companion(root fs.FS, class containeredits.CDIClass) specs.ContainerEdits {
 	patterns := map[containeredits.CDIClass][]string{
 		containeredits.CDIIMEX:    {inventory.NodeIMEXChannel0.String()},

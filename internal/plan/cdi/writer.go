@@ -19,10 +19,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// DefaultDir is where runtimes look for specs that are made while the node is up.
+// DefaultDir is the folder in which runtimes look for specs that are created while the node is up.
 const DefaultDir = "/var/run/cdi"
 
-// maxRetired is how many names of devices that are not there any more stay in a spec.
+// maxRetired is the number of names of missing devices that stay in a spec.
 const maxRetired = 128 // two layouts of 8 GPUs with 7 MIG devices each
 
 // A Writer writes the spec files of one directory. It is for one goroutine.
@@ -32,22 +32,22 @@ type Writer struct {
 	found found
 }
 
-// NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the
-// driver's files are looked for.
+// NewWriter returns a Writer of files in dir. It looks for the driver's files in root, the file
+// system of this process.
 func NewWriter(dir string, root fs.FS) *Writer {
 	return &Writer{dir: dir, root: root}
 }
 
-// Written says which names the spec files have. It is immutable; the zero value has none.
+// Written are the names in the spec files. It is immutable; the zero value has none.
 type Written struct {
-	devices    map[string]bool // of the class containeredits.CDIGPU
+	devices    map[string]bool // of class containeredits.CDIGPU
 	companions map[containeredits.CDIClass]bool
-	unlimited  string // why containers cannot be held to limits by the driver; empty if they can
+	unlimited  string // why the driver cannot enforce limits of containers; empty if it can
 	err        error
 }
 
-// Apply writes the spec files that differ from what is wanted, and returns the names that the files
-// have then. The error says which file could not be written; its earlier content is still there.
+// Apply writes the spec files that differ from the wanted ones, and returns the names in the files.
+// The error names files that could not be written; they keep their earlier content.
 func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	made, err := wanted.specs(w.root, &w.found)
 	if err != nil {
@@ -56,7 +56,7 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	written := Written{devices: map[string]bool{}, companions: map[containeredits.CDIClass]bool{},
 		unlimited: w.found.hook.unlimited(w.root)}
 	for class, spec := range made {
-		needed := spec.Devices // the file may keep others, too
+		needed := spec.Devices // the file may also keep others
 		names, problem := w.write(class, spec, wanted.Edits.IDs)
 		if problem != nil {
 			err = errors.Join(err, fmt.Errorf("write the CDI spec of %s: %w", spec.Kind, problem))
@@ -72,8 +72,8 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 }
 
 // write replaces a spec file if its content differs, and returns the names of the devices that are
-// in the file as they should be. By says how containers are given devices. If the file cannot be
-// written, these are the devices that were in it before and did not change.
+// correct in the file. After a failure these are the earlier devices that have not changed. By is
+// how containers refer to devices.
 func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy) (map[string]bool,
 	error) {
 	name := cdilib.GenerateSpecName(containeredits.CDIVendor, string(class)) + ".json"
@@ -88,7 +88,7 @@ func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by conta
 	spec.Version = version
 	path := filepath.Join(w.dir, name)
 	if there, lost := os.Lstat(path); !same(file, spec) || lost != nil || !there.Mode().IsRegular() {
-		err = w.replace(name, spec) // also in the place of a link: what it points to belongs to somebody else
+		err = w.replace(name, spec) // also replaces a link: its target belongs to another program
 	} else if there.Mode().Perm() != readableByAll {
 		err = os.Chmod(path, readableByAll)
 	}
@@ -99,7 +99,7 @@ func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by conta
 }
 
 // DeviceFiles returns the paths of the spec files of devices in a folder of specs. NVIDIA's device
-// plugin uses the same names. A folder that is not there has none.
+// plugin uses the same names. A missing folder has none.
 func DeviceFiles(dir string) (paths []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !statefile.IsAbsent(err) {
@@ -114,10 +114,10 @@ func DeviceFiles(dir string) (paths []string, err error) {
 	return paths, nil
 }
 
-// readableByAll is the mode of spec files: runtimes of other users read them, too.
+// readableByAll is the mode of spec files: runtimes of other users also read them.
 const readableByAll = 0o644
 
-// replace writes a spec file. A file that a runtime would refuse does not take the old one's place.
+// replace writes a spec file. A file that a runtime would refuse does not replace the old one.
 func (w *Writer) replace(name string, spec *specs.Spec) error {
 	content, err := json.Marshal(spec)
 	if err != nil {
@@ -132,7 +132,7 @@ func (w *Writer) replace(name string, spec *specs.Spec) error {
 	})
 }
 
-// alike returns the names of the devices that both specs give containers in the same way.
+// alike returns the names of the devices with the same edits in both specs.
 func alike(spec, file *specs.Spec) map[string]bool {
 	names := map[string]bool{}
 	if file == nil || !same(spec.ContainerEdits, file.ContainerEdits) {
@@ -150,7 +150,7 @@ func alike(spec, file *specs.Spec) map[string]bool {
 	return names
 }
 
-// same reports whether two specs, or parts of specs, are the same in a file.
+// same reports whether two specs, or parts of specs, have the same text in a file.
 func same[T any](a, b T) bool {
 	textA, errA := json.Marshal(a)
 	textB, errB := json.Marshal(b)
@@ -160,8 +160,8 @@ func same[T any](a, b T) bool {
 // maxSpec is the largest spec file that is read, in bytes. One device takes some hundred.
 const maxSpec = 16 << 20
 
-// read returns a spec file as it is; nil if it is not there, or is of no use: a new file must not
-// have what runtimes refuse.
+// read returns a spec file; nil if it is missing or invalid: a new file must not contain what
+// runtimes refuse.
 func (w *Writer) read(name string) *specs.Spec {
 	path := filepath.Join(w.dir, name)
 	if _, err := statefile.Read(path, maxSpec); err != nil {
@@ -174,9 +174,8 @@ func (w *Writer) read(name string) *specs.Spec {
 	return spec.Spec
 }
 
-// retire adds to a spec the devices of the file before it that it does not have: containers may
-// have been given them. An index that nothing has any more is kept where containers are given
-// devices by index.
+// retire copies devices from the previous file that the spec lacks, because containers may use
+// them. It copies an index without a device only if containers refer to devices by index.
 func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	if before.Kind != spec.Kind {
 		return
@@ -196,8 +195,8 @@ func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	}
 }
 
-// Lacks returns the devices of a plan, by UUID, that containers cannot be given by CDI, each with
-// the reason.
+// Lacks returns the devices of a plan, by UUID, that containers cannot get by CDI, each with the
+// reason.
 func (w Written) Lacks(wanted Wanted) map[string]string {
 	lacks := map[string]string{}
 	why := "its CDI spec is not written yet"
@@ -221,7 +220,7 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 	return lacks
 }
 
-// limits reports whether the limits of devices that are shared so are in specs.
+// limits reports whether the limits for a sharing mode are in specs.
 func (w Written) limits(mode resource.SharingMode) bool {
 	switch mode {
 	case resource.InMPSUnits, resource.Percentage:

@@ -68,7 +68,8 @@ func driverFiles(more ...string) []string {
 		"driver-root/usr/lib/x86_64-linux-gnu/libcuda.so." + version, "driver-root/usr/lib/x86_64-linux-gnu/libcuda.so.1",
 		"driver-root/usr/lib/x86_64-linux-gnu/libcuda.so.470.1", "driver-root/usr/lib/x86_64-linux-gnu/libother.so.1",
 		"driver-root/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so." + version,
-		"driver-root/usr/lib/x86_64-linux-gnu/libnvidia-nvvm70.so.4", "driver-root/usr/bin/nvidia-smi", "driver-root/bin/nvidia-smi",
+		"driver-root/usr/lib/x86_64-linux-gnu/libnvidia-nvvm70.so.4", "driver-root/usr/bin/nvidia-smi",
+		"driver-root/bin/nvidia-smi",
 		"driver-root/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin", "driver-root/lib/firmware/nvidia/470.1/gsp.bin",
 		"driver-root/usr/share/nvidia/nvoptix.bin", "driver-root/run/nvidia-persistenced/socket",
 	}, more...)
@@ -254,11 +255,13 @@ func TestCompanionsHaveSpecsOfTheirOwn(t *testing.T) {
 		"driver-root/run/udev/x")...)
 	w := wanted()
 	w.Snapshot.Control = inventory.AllControlNodes
-	w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = containeredits.Always, containeredits.Always, containeredits.Always, true
+	w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = containeredits.Always, containeredits.Always,
+		containeredits.Always, true
 	h.apply(t, w)
 	for class, want := range map[string]string{
 		"gds": "all: /dev/nvidia-fs0 /dev/nvidia-fs1 /run/udev /etc/cufile.json", "gdrcopy": "all: /dev/gdrdrv",
-		"mofed": "all: /dev/infiniband/uverbs0 /dev/infiniband/rdma_cm", "imex-channel": "0: /dev/nvidia-caps-imex-channels/channel0",
+		"mofed":        "all: /dev/infiniband/uverbs0 /dev/infiniband/rdma_cm",
+		"imex-channel": "0: /dev/nvidia-caps-imex-channels/channel0",
 	} {
 		d := h.spec(t, class).Devices[0]
 		got := d.Name + ":"
@@ -325,7 +328,8 @@ func TestEveryNameOfEditsResolves(t *testing.T) {
 		w.Snapshot.Control = inventory.AllControlNodes
 		w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
 		w.Edits.IDs = ids
-		w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = containeredits.Always, containeredits.Always, containeredits.Always, true
+		w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = containeredits.Always, containeredits.Always,
+			containeredits.Always, true
 		h.apply(t, w)
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(h.specs), cdilib.WithAutoRefresh(false))
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// CDIVendor is the vendor part of all CDI names that containers are given.
+// CDIVendor is the vendor part of all CDI names.
 const CDIVendor = "k8s.device-plugin.nvidia.com"
 
 // A CDIClass is the class part of CDI names.
@@ -24,8 +24,8 @@ const (
 	CDIMOFED   CDIClass = "mofed"
 )
 
-// companions are the classes beside CDIGPU, the device node without which the node does not have
-// them, and the only device of each.
+// companions are the classes beside CDIGPU. Each class has one device and needs a device node on
+// the node.
 var companions = [...]struct {
 	class  CDIClass
 	node   inventory.ControlNodes
@@ -37,8 +37,8 @@ var companions = [...]struct {
 	{CDIMOFED, inventory.NodeRDMA, "all"},
 }
 
-// CDICompanions returns the devices beside GPUs that a node with these device nodes gives its
-// containers, by class.
+// CDICompanions returns, by class, the devices beside GPUs that containers get on a node with these
+// device nodes.
 func CDICompanions(control inventory.ControlNodes, o Options) map[CDIClass]string {
 	c := container{options: o, devices: []resource.Device{{Control: control}}}
 	all := map[CDIClass]string{}
@@ -50,18 +50,18 @@ func CDICompanions(control inventory.ControlNodes, o Options) map[CDIClass]strin
 	return all
 }
 
-// CDIName is the device part of a device's CDI name. The UUIDs that drivers before R470 give to MIG
-// devices have slashes, which CDI does not allow.
+// CDIName returns the device part of a device's CDI name. UUIDs of MIG devices before R470 contain
+// slashes, which CDI does not allow.
 func CDIName(d resource.Device, by IDStrategy) string {
 	return strings.ReplaceAll(Name(d, by), "/", "_")
 }
 
-// qualified is a CDI name.
+// qualified returns a complete CDI name.
 func qualified(class CDIClass, name string) string {
 	return CDIVendor + "/" + string(class) + "=" + name
 }
 
-// cdiNames returns the CDI names of all that the container is to have.
+// cdiNames returns the CDI names of everything that the container gets.
 func (c *container) cdiNames() []string {
 	var names []string
 	for _, d := range c.devices {
@@ -78,8 +78,8 @@ func (c *container) cdiNames() []string {
 	return names
 }
 
-// annotationKey is a key that no other request of one pod has: of one for other devices, the names
-// differ.
+// annotationKey returns a key that is unique among the requests of one pod: requests for other
+// devices have other names.
 func (c *container) annotationKey(names []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(names, ",")))
 	return c.options.AnnotationPrefix + "nvidia-device-plugin_" + hex.EncodeToString(sum[:16])

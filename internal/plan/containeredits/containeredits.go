@@ -11,13 +11,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Edits is what a container is given.
+// Edits are the changes to a container that give it its devices.
 type Edits struct {
 	// Env are environment variables by name.
 	Env map[string]string
-	// Mounts are what of the host the container sees in its file system.
+	// Mounts are paths of the host in the file system of the container.
 	Mounts []Mount
-	// Nodes are the device nodes it may use.
+	// Nodes are the device nodes that the container may use.
 	Nodes []DeviceNode
 	// Annotations are for the container runtime, by key.
 	Annotations map[string]string
@@ -30,10 +30,11 @@ type Mount struct {
 	HostPath, ContainerPath string
 }
 
-// The environment variables by which NVIDIA's container runtime knows what a container is to have.
+// These environment variables tell NVIDIA's container runtime what a container gets.
 const (
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	// Void, as a value of EnvVisibleDevices, is nothing to that runtime: not even what an image says.
+	// Void as the value of EnvVisibleDevices makes that runtime do nothing, even if the image
+	// requests GPUs.
 	Void = "void"
 
 	envIMEXChannels = "NVIDIA_IMEX_CHANNELS"
@@ -46,14 +47,14 @@ const (
 	// volumeRoot is the directory in which NVIDIA's container runtime looks for files named after
 	// devices.
 	volumeRoot = "/var/run/nvidia-container-devices"
-	// nothing is the source of such a file: only its name counts.
+	// nothing is the source of such a file, because only the file's name counts.
 	nothing = "/dev/null"
-	// imexChannel is the only channel that a container can be given.
+	// imexChannel is the only channel that containers can get.
 	imexChannel = "0"
 )
 
-// For returns what a container is given with the devices of one request: replicas of one device
-// give it that device once.
+// For returns the Edits for the devices of one request. Several replicas of a device count as one
+// device.
 func For(devices []resource.Device, o Options) (Edits, error) {
 	c := container{options: o, devices: distinct(devices), edits: Edits{Env: map[string]string{}}}
 	c.bound, c.limited = limitOf(devices)
@@ -64,7 +65,7 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 		c.edits.Env[EnvVisibleDevices] = Void
 	}
 	for _, s := range o.Strategies {
-		if err := c.tell(s); err != nil {
+		if err := c.pass(s); err != nil {
 			return Edits{}, err
 		}
 	}
@@ -83,16 +84,16 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 	return c.edits, nil
 }
 
-// container is a container whose edits are made.
+// container is a container whose Edits are being made.
 type container struct {
 	options Options
-	devices []resource.Device // no two of one UUID
+	devices []resource.Device // without replicas of the same UUID
 	bound   Limit             // if limited
 	limited bool
 	edits   Edits
 }
 
-// distinct returns the devices without those whose UUID has come before.
+// distinct returns the devices without repetitions of a UUID.
 func distinct(devices []resource.Device) []resource.Device {
 	all := make([]resource.Device, 0, len(devices))
 	seen := make(map[string]bool, len(devices))
@@ -105,8 +106,8 @@ func distinct(devices []resource.Device) []resource.Device {
 	return all
 }
 
-// tell passes the devices to the runtime by one strategy.
-func (c *container) tell(s Strategy) error {
+// pass passes the devices to the runtime by one strategy.
+func (c *container) pass(s Strategy) error {
 	switch s {
 	case EnvVar:
 		if _, mounted := c.edits.Env[EnvVisibleDevices]; !mounted {
@@ -134,7 +135,7 @@ func (c *container) tell(s Strategy) error {
 	return nil
 }
 
-// has reports whether the container is to have a device node of the driver that the node has.
+// has reports whether the container gets a device node of the driver, and the node has it.
 func (c *container) has(node inventory.ControlNodes) bool {
 	return c.control().Has(node) && c.options.wants(node, c.control())
 }
@@ -147,7 +148,7 @@ func (c *container) control() inventory.ControlNodes {
 	return c.devices[0].Control
 }
 
-// names returns what the runtime calls the devices.
+// names returns the names of the devices for the runtime.
 func (c *container) names() []string {
 	names := make([]string, len(c.devices))
 	for i, d := range c.devices {
@@ -164,19 +165,19 @@ func Name(d resource.Device, by IDStrategy) string {
 	return d.UUID
 }
 
-// mark mounts a file whose name is read by the runtime.
+// mark mounts a file whose name tells the runtime about a device.
 func (c *container) mark(name string) {
 	c.edits.Mounts = append(c.edits.Mounts, Mount{HostPath: nothing, ContainerPath: path.Join(volumeRoot, name)})
 }
 
-// pipeVariable says where the MPS control daemon of a container is.
+// pipeVariable names the pipe directory of a container's MPS control daemon.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
-// mpsContainerRoot is where containers see MPS state.
+// mpsContainerRoot is the path of MPS state in containers.
 const mpsContainerRoot = "/mps"
 
-// joinMPS makes the container a client of the MPS daemon of its devices, if one of them is shared
-// by MPS: the daemon sets a mode in which only its clients can use the device.
+// joinMPS makes the container a client of its devices' MPS daemon, if a device is shared by MPS.
+// The daemon sets a mode in which only its clients can use the device.
 func (c *container) joinMPS() {
 	i := slices.IndexFunc(c.devices, func(d resource.Device) bool { return d.MPSDaemon() != "" })
 	if i < 0 {
@@ -190,17 +191,18 @@ func (c *container) joinMPS() {
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }
 
-// unitsPipe is where a container with units sees the pipe directory of its one GPU: the same for
-// each GPU, so that the CDI device of its limit can say where it is.
+// unitsPipe is the path of the pipe directory in a container with units. It is the same for every
+// GPU, so that the CDI device of a limit can contain it.
 const unitsPipe = mpsContainerRoot + "/pipe"
 
-// MPSClient returns what makes a container a client of the MPS daemon with a directory below root,
-// the host's directory of MPS state.
+// MPSClient returns the Edits for a client of the MPS daemon whose directory is dir below root.
+// Root is the host's directory of MPS state.
 func MPSClient(root, dir string) Edits {
 	return mpsClient(root, dir, path.Join(mpsContainerRoot, dir, "pipe"))
 }
 
-// mpsClient is MPSClient for a container that sees the pipe directory at a path.
+// mpsClient returns the Edits of MPSClient with another path of the pipe directory in the
+// container.
 func mpsClient(root, dir, at string) Edits {
 	return Edits{Env: map[string]string{pipeVariable: at}, Mounts: []Mount{
 		{HostPath: path.Join(root, dir, "pipe"), ContainerPath: at},

@@ -102,7 +102,8 @@ func TestEdits(t *testing.T) {
 				containeredits.CDICRI), control: always,
 			want: containeredits.Edits{
 				Env: map[string]string{
-					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
+					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled",
+					"NVIDIA_MOFED": "enabled",
 				},
 				CDIDevices: names,
 			},
@@ -112,11 +113,13 @@ func TestEdits(t *testing.T) {
 				containeredits.CDICRI), control: inventory.AllControlNodes,
 			want: containeredits.Edits{
 				Env: map[string]string{
-					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
+					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled",
+					"NVIDIA_MOFED":         "enabled",
 					"NVIDIA_IMEX_CHANNELS": "0",
 				},
 				CDIDevices: append(slices.Clone(names), "k8s.device-plugin.nvidia.com/imex-channel=0",
-					"k8s.device-plugin.nvidia.com/gdrcopy=all", "k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all"),
+					"k8s.device-plugin.nvidia.com/gdrcopy=all", "k8s.device-plugin.nvidia.com/gds=all",
+					"k8s.device-plugin.nvidia.com/mofed=all"),
 			},
 		},
 		{

@@ -1,7 +1,7 @@
-// Package containeredits decides what a container is given with its devices: environment variables,
+// Package containeredits decides what a container gets with its devices: environment variables,
 // mounts, device nodes, annotations and CDI names. It is the only home of the contracts with
 // container runtimes and NVIDIA's container toolkit.
 //
-// It is policy: devices and Options go in, Edits come out, and nothing is read or written on the
-// way. Package plugin turns Edits into kubelet's answer, and package cdi into spec files.
+// The package is policy: it turns devices and Options into Edits, and reads and writes nothing.
+// Package serve turns Edits into responses to the kubelet, package cdi into spec files.
 package containeredits

@@ -8,54 +8,54 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// The classes of limits. A container with a device of them is a client of an MPS server of one GPU.
+// The classes of limits. A container with a device of these classes is a client of the MPS server
+// of one GPU.
 const (
 	CDIMemory  CDIClass = "memory-limit"
 	CDIThreads CDIClass = "thread-limit"
 )
 
-// CDIDriverMemory is the class of limits that the driver holds the cgroup of a container to.
+// CDIDriverMemory is the class of limits that the driver enforces on the cgroup of a container.
 // NVIDIA's hook sets them.
 const CDIDriverMemory CDIClass = "driver-memory-limit"
 
-// A Limit is a limit that a container gets by variables of its environment. As a CDI device it wins
-// over variables of the pod.
+// A Limit is a limit that environment variables set for a container. As a CDI device it overrides
+// variables of the pod.
 type Limit struct {
 	Class CDIClass
 	// CDIName is the device part of the limit's CDI name.
 	CDIName string
-	// Env has the variables, each as NAME=VALUE.
+	// Env are the variables, each as NAME=VALUE.
 	Env []string
 }
 
-// The variables of clients of MPS.
+// The variables for clients of MPS.
 const (
 	memoryVariable = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 	threadVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 )
 
-// MemoryLimit returns the limit of the memory of a GPU that a process of a container may have, in
-// MiB. It also says where the MPS daemon is: a process that does not find it has no limit.
+// MemoryLimit returns the limit of GPU memory for each process of a container, in MiB. It includes
+// the pipe directory of the MPS daemon: a process that does not find the daemon has no limit.
 func MemoryLimit(mib int) Limit {
 	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib),
 		pipeVariable + "=" + unitsPipe}}
 }
 
-// DriverMemoryLimit returns the limit of the memory of a GPU that all processes of a container may
-// have together, in MiB. Nothing is requested: what the driver keeps for a cgroup stays behind when
-// the cgroup goes.
+// DriverMemoryLimit returns the limit of GPU memory for all processes of a container together, in
+// MiB. It requests no memory, because the driver's reservation for a cgroup would outlive the
+// cgroup.
 func DriverMemoryLimit(mib int) Limit {
 	env := []string{"NVIDIA_GPU_MEMORY_REQUEST=0", fmt.Sprintf("NVIDIA_GPU_MEMORY_LIMIT=%d", mib)}
 	return Limit{CDIDriverMemory, fmt.Sprintf("%dMi", mib), env}
 }
 
-// ThreadLimit returns the limit of the threads of a GPU that a process of a container may use, in
-// percent.
+// ThreadLimit returns the limit of GPU threads for each process of a container, in percent.
 func ThreadLimit(percentage int) Limit {
 	return Limit{CDIThreads, fmt.Sprint(percentage), []string{fmt.Sprintf("%s=%d", threadVariable, percentage)}}
 }
 
-// limitOf returns the limit that the devices of a request bring; false if they bring none.
+// limitOf returns the limit from the devices of a request; false if there is none.
 func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 	mib, driver, percentage := 0, 0, 0
 	for _, d := range devices {
@@ -80,8 +80,7 @@ func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 	return Limit{}, false
 }
 
-// limit gives the container the limit that its devices bring: also by a variable where one of the
-// strategies is not CDI.
+// limit sets the limit of the container's devices: also by a variable if a strategy is not CDI.
 func (c *container) limit() {
 	if c.limited && !c.options.OnlyCDI() {
 		for _, variable := range c.bound.Env {
@@ -91,8 +90,8 @@ func (c *container) limit() {
 	}
 }
 
-// onlyLimit returns what a container is given that gets its limit by this request and its GPU by
-// another one.
+// onlyLimit returns the Edits for a request that only limits the container. The GPU comes from
+// another request.
 func (c *container) onlyLimit() Edits {
 	names := []string{qualified(c.bound.Class, c.bound.CDIName)}
 	for _, s := range c.options.Strategies {
@@ -108,12 +107,12 @@ func (c *container) onlyLimit() Edits {
 	return c.edits
 }
 
-// AllocatedKey is the annotation with the time at which a container was given units of memory.
-// Kubelet keeps it with the answer.
+// AllocatedKey is the annotation with the time at which a container was given units of memory. The
+// kubelet stores it with the response.
 const AllocatedKey = "gpu-device-plugin.github.io/allocated"
 
-// Limits returns the limits that the edits bring a container: of memory in MiB, and of threads in
-// percent; 0 for none. A CDI device counts before a variable, as it does for a container runtime.
+// Limits returns the limits in the edits: memory in MiB, and threads in percent; 0 for none. A CDI
+// device takes precedence over a variable, as in a container runtime.
 func (e Edits) Limits() (mib, percentage int) {
 	read := func(text, form string) (n int) {
 		if _, err := fmt.Sscanf(text, form, &n); err != nil {
@@ -136,7 +135,7 @@ func (e Edits) Limits() (mib, percentage int) {
 	return mib, percentage
 }
 
-// cdiNames returns the CDI devices of the edits, in each form in which runtimes are told.
+// cdiNames returns the CDI devices of the edits, in every form that runtimes read.
 func (e Edits) cdiNames() []string {
 	names := slices.Clone(e.CDIDevices)
 	for _, listed := range e.Annotations {
@@ -145,9 +144,10 @@ func (e Edits) cdiNames() []string {
 	return names
 }
 
-// IsLimitedByDriver reports whether the driver holds the container to its limit.
+// IsLimitedByDriver reports whether the driver enforces the limit of the container.
 func (e Edits) IsLimitedByDriver() bool {
-	return slices.ContainsFunc(e.cdiNames(), func(name string) bool { return strings.HasPrefix(name, qualified(CDIDriverMemory, "")) })
+	return slices.ContainsFunc(e.cdiNames(),
+		func(name string) bool { return strings.HasPrefix(name, qualified(CDIDriverMemory, "")) })
 }
 
 // IsMPSClient reports whether the container is a client of an MPS control daemon.

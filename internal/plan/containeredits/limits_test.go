@@ -34,7 +34,8 @@ func TestLimitsOfUnits(t *testing.T) {
 	}{
 		{"by variables", unit(resource.InMPSUnits), []containeredits.Strategy{containeredits.EnvVar},
 			containeredits.Edits{Mounts: mounts, Env: map[string]string{
-				"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=768M", "CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe"}}},
+				"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=768M",
+				"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe"}}},
 		{"by CDI", unit(resource.InMPSUnits), []containeredits.Strategy{containeredits.CDICRI},
 			containeredits.Edits{Mounts: mounts, Env: pipe, CDIDevices: []string{kind + "gpu=GPU-a",
 				kind + "memory-limit=768Mi"}}},

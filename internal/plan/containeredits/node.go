@@ -13,12 +13,12 @@ import (
 // A DeviceNode is a device node that a container gets.
 type DeviceNode struct {
 	HostPath, ContainerPath string
-	// Permissions are those of the device cgroup: letters of "rwm".
+	// Permissions are letters of "rwm" for the device cgroup.
 	Permissions string
 }
 
-// AlwaysNodes are the driver's device nodes that every container with a GPU is given, as far as the
-// node has them.
+// AlwaysNodes are the driver's device nodes for every container with a GPU, as far as the node has
+// them.
 const AlwaysNodes = inventory.NodeControl | inventory.NodeUVM | inventory.NodeUVMTools | inventory.NodeModeset
 
 // nodes returns the device nodes of the container, each once.
@@ -48,19 +48,19 @@ func (c *container) nodes() []DeviceNode {
 	return nodes
 }
 
-// A Number is the numbers by which the kernel identifies a device node. Mode is that of the nodes
-// that the driver itself makes; 0 where any may do.
+// A Number identifies a device node for the kernel. Mode is the mode that the driver gives to the
+// node; 0 where any mode is allowed.
 type Number struct {
 	Major, Minor int
 	Mode         uint32
 }
 
-// capMode is the mode of the nodes of MIG capabilities, by DeviceFileMode in the driver's files
-// below /proc/driver/nvidia/capabilities.
+// capMode is the mode of the nodes of MIG capabilities, from DeviceFileMode in
+// /proc/driver/nvidia/capabilities.
 const capMode = 0o444
 
 // NumberOf returns the number of one of the driver's device nodes, by its path in a container;
-// false where it is not known.
+// false if unknown.
 func NumberOf(node string, majors inventory.Majors) (Number, bool) {
 	switch node {
 	case "/dev/nvidiactl":
@@ -89,8 +89,8 @@ func NumberOf(node string, majors inventory.Majors) (Number, bool) {
 	return Number{}, false
 }
 
-// DevicePaths returns the device nodes that a device consists of: that of the GPU, and for a MIG
-// device those that give access to its instances.
+// DevicePaths returns the device nodes of a device: the node of the GPU, and for a MIG device the
+// nodes that give access to its instances.
 func DevicePaths(d resource.Device) []string {
 	paths := []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)}
 	for _, minor := range []int{d.GICap, d.CICap} {

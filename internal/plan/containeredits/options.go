@@ -7,33 +7,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Options is what the configuration decides about the Edits. It is a value: nobody changes it, or
-// what its slices hold, after it was made.
+// Options are the parts of the configuration that decide about Edits. They are immutable, including
+// the contents of the slices.
 type Options struct {
-	// Strategies are the ways in which the devices are passed to the runtime. All of them are used.
+	// Strategies are the ways to pass devices to the runtime. All of them are used.
 	Strategies []Strategy
-	// IDs says how devices are named to the runtime.
+	// IDs is how devices are named for the runtime.
 	IDs IDStrategy
-	// Void sets NVIDIA_VISIBLE_DEVICES=void in CDI specs, and for the container where all strategies
-	// are CDI, so that what an image says there has no effect, and what another strategy says has none
-	// where the runtime knows CDI.
+	// Void sets NVIDIA_VISIBLE_DEVICES=void in CDI specs, and for the container if all strategies
+	// are CDI. It overrides the value of the image and, where the runtime supports CDI, the value
+	// of other strategies.
 	Void bool
-	// DeviceNodes gives the container the nodes of its devices too, if one strategy at least is not
-	// CDI.
+	// DeviceNodes also gives the container the nodes of its devices, if at least one strategy is
+	// not CDI.
 	DeviceNodes bool
-	// DevRoot is the host's directory that dev/ is in.
+	// DevRoot is the host's directory that contains dev/.
 	DevRoot string
 	// AnnotationPrefix begins the keys of CDI annotations.
 	AnnotationPrefix string
 	// IMEX gives the container IMEX channel 0 where the node has it.
 	IMEX bool
-	// GDRCopy, GDS and MOFED say when the container is given these companions of the driver.
+	// GDRCopy, GDS and MOFED decide when containers get these companions of the driver.
 	GDRCopy, GDS, MOFED Companion
 	// MPSRoot is the host's directory of MPS state.
 	MPSRoot string
 }
 
-// UsesCDI reports whether devices are passed to the runtime by names of a CDI spec.
+// UsesCDI reports whether devices are passed to the runtime by names in a CDI spec.
 func (o Options) UsesCDI() bool {
 	return slices.ContainsFunc(o.Strategies, Strategy.cdi)
 }
@@ -43,31 +43,30 @@ func (o Options) OnlyCDI() bool {
 	return !slices.ContainsFunc(o.Strategies, func(s Strategy) bool { return !s.cdi() })
 }
 
-// GivesNodes reports whether containers are given the nodes of their devices by kubelet, which
-// takes them from the host.
+// GivesNodes reports whether the kubelet gives containers the nodes of their devices, from the
+// host.
 func (o Options) GivesNodes() bool { return o.DeviceNodes && !o.OnlyCDI() }
 
-// wants reports whether containers of a node with these device nodes are to have a companion of the
-// driver.
+// wants reports whether containers get a companion of the driver on a node with these device nodes.
 func (o Options) wants(node, control inventory.ControlNodes) bool {
 	there := control.Has(node)
 	return node == inventory.NodeIMEXChannel0 && o.IMEX ||
 		node == inventory.NodeGDRCopy && o.GDRCopy.wanted(there) || node == inventory.NodeGDS && o.GDS.wanted(there) ||
-		// many nodes have RDMA for other purposes
+		// Many nodes have RDMA for other purposes.
 		node == inventory.NodeRDMA && o.MOFED.wanted(there && control.Has(inventory.NodeGDS))
 }
 
-// Companion says when containers are given something beside their GPUs.
+// Companion decides when containers get a device beside their GPUs.
 type Companion int
 
-// When containers are given a companion of the driver.
+// The values of Companion.
 const (
-	// Never gives it to no container.
+	// Never gives the companion to no container.
 	Never Companion = iota
-	// Always asks for it on each node; a node that lacks it gives none.
+	// Always expects the companion on every node; a node without it gives none.
 	Always
-	// Auto asks for it on nodes that have it. RDMA devices are given on nodes that also have GPUDirect
-	// Storage, as NVIDIA's operator gives them.
+	// Auto gives the companion on nodes that have it. RDMA devices also need GPUDirect Storage on
+	// the node, as in NVIDIA's operator.
 	Auto
 )
 
@@ -82,15 +81,15 @@ type Strategy int
 const (
 	// EnvVar lists the devices in NVIDIA_VISIBLE_DEVICES.
 	EnvVar Strategy = iota
-	// VolumeMounts mounts a file named after each device, which a container cannot do by itself.
+	// VolumeMounts mounts a file named after each device. A container cannot do so by itself.
 	VolumeMounts
 	// CDIAnnotations lists CDI names in an annotation.
 	CDIAnnotations
-	// CDICRI lists CDI names in the field of kubelet's API that is for them.
+	// CDICRI lists CDI names in the field of the kubelet's API for CDI devices.
 	CDICRI
 )
 
-// AllStrategies are all strategies there are.
+// AllStrategies are all strategies.
 var AllStrategies = [...]Strategy{EnvVar, VolumeMounts, CDIAnnotations, CDICRI}
 
 func (s Strategy) String() string {
@@ -109,7 +108,7 @@ func (s Strategy) String() string {
 
 func (s Strategy) cdi() bool { return s == CDIAnnotations || s == CDICRI }
 
-// IDStrategy is how devices are named to the runtime.
+// IDStrategy is how devices are named for the runtime.
 type IDStrategy int
 
 // The ID strategies.

@@ -1,5 +1,5 @@
-// Package devnodes makes the driver's device nodes on the host, for containers that kubelet gives
-// the host's nodes: nobody makes those of a new MIG device there.
+// Package devnodes creates the driver's device nodes on the host, for containers that get the
+// host's nodes from the kubelet. Nothing else creates the nodes of a new MIG device there.
 package devnodes
 
 import (
@@ -24,19 +24,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Roots say where the host's device nodes are seen.
+// Roots are the paths to the host's device nodes.
 type Roots struct {
-	// Driver is the host's directory that the driver is installed below, and Container that directory
-	// in this container.
+	// Driver is the host's directory of the driver root, and Container the same directory in this
+	// container.
 	Driver, Container string
-	// Dev is the host's directory that dev/ is in.
+	// Dev is the host's directory that contains dev/.
 	Dev string
-	// Divides says that this program makes MIG devices: nobody else makes their nodes on the host.
+	// Divides reports whether this program creates MIG devices. If so, nothing else creates their
+	// nodes on the host.
 	Divides bool
 }
 
-// folder returns where this process sees Dev; false where it does not see it, or nothing there is
-// the driver's.
+// folder returns the path of Dev for this process; false if the process does not see Dev, or Dev
+// has no node of the driver.
 func (r Roots) folder() (string, bool) {
 	inside, err := filepath.Rel(path.Join("/", r.Driver), path.Join("/", r.Dev))
 	if err != nil || inside == ".." || strings.HasPrefix(inside, "../") {
@@ -47,33 +48,33 @@ func (r Roots) folder() (string, bool) {
 	return folder, err == nil
 }
 
-// A Maker makes device nodes. Apply is for one goroutine, Lacks for any. The zero value is ready
+// A Maker creates device nodes. Apply is for one goroutine, Lacks for any. The zero value is ready
 // for use.
 type Maker struct {
-	// Mknod makes a character device; nil for the kernel's.
+	// Mknod creates a character device; nil for the kernel's mknod.
 	Mknod func(name string, mode uint32, device int) error
-	tried atomic.Pointer[tried]
-	swept map[string]bool // folders from which half-made nodes were removed
+	last  atomic.Pointer[result]
+	swept map[string]bool // folders that no longer have temporary nodes
 }
 
 // capabilities is the folder of the nodes of MIG devices.
 const capabilities = "/dev/nvidia-caps/"
 
-// tried is what became of nodes.
-type tried struct {
+// result is the outcome of the last Apply.
+type result struct {
 	unseen bool              // this process does not see the host's nodes
-	unmade bool              // of these, nobody makes those of MIG devices
-	lacks  map[string]string // by the path in a container: why it could not be made, or "" if it is there
+	unmade bool              // unseen, and nothing else creates the nodes of MIG devices
+	lacks  map[string]string // by the path in a container: why the node could not be created, or "" if it exists
 }
 
-// Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver
-// that was loaded before. Where this process does not see the host's nodes, it does nothing: then
-// MIG devices of this program lack theirs, and all others count as there. The error says which
-// could not be made.
+// Apply creates the device nodes of a plan that the host lacks or that have the number of a
+// previous driver. If this process does not see the host's nodes, Apply does nothing: MIG devices
+// of this program then lack their nodes, and all other nodes count as present. The error names the
+// nodes that could not be created.
 func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) error {
 	folder, seen := roots.folder()
 	if !seen {
-		m.tried.Store(&tried{unseen: true, unmade: roots.Divides})
+		m.last.Store(&result{unseen: true, unmade: roots.Divides})
 		return nil
 	}
 	lacks := map[string]string{}
@@ -93,12 +94,11 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 			failed = append(failed, errors.New(lacks[node]))
 		}
 	}
-	m.tried.Store(&tried{lacks: lacks})
+	m.last.Store(&result{lacks: lacks})
 	return errors.Join(failed...)
 }
 
-// nodes returns the device nodes that containers are given for devices of a plan, by their paths in
-// a container.
+// nodes returns the device nodes of the devices of a plan, by their paths in a container.
 func nodes(snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) []string {
 	all := map[string]bool{}
 	for _, r := range plan.Resources {
@@ -106,7 +106,7 @@ func nodes(snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Opt
 			if snapshot.Majors.UVM > 0 { // the module is loaded
 				d.Control |= inventory.NodeUVM | inventory.NodeUVMTools
 			}
-			for _, n := range given(d, o) {
+			for _, n := range nodesOf(d, o) {
 				all[n.ContainerPath] = true
 			}
 		}
@@ -114,8 +114,8 @@ func nodes(snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Opt
 	return slices.Sorted(maps.Keys(all))
 }
 
-// given returns the nodes of a device; none where it cannot be given.
-func given(d resource.Device, o containeredits.Options) []containeredits.DeviceNode {
+// nodesOf returns the nodes of a device; none if the device cannot be given to a container.
+func nodesOf(d resource.Device, o containeredits.Options) []containeredits.DeviceNode {
 	e, err := containeredits.For([]resource.Device{d}, o)
 	if err != nil {
 		return nil
@@ -123,7 +123,7 @@ func given(d resource.Device, o containeredits.Options) []containeredits.DeviceN
 	return e.Nodes
 }
 
-// ensure makes a node, unless it is there with its number.
+// ensure creates a node, unless it exists with its number.
 func (m *Maker) ensure(name string, number containeredits.Number, known bool) error {
 	there, err := os.Stat(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +139,7 @@ func (m *Maker) ensure(name string, number containeredits.Number, known bool) er
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	// A process that starts may take the half-made node for one that was left.
+	// Another process that starts may remove the temporary node as a leftover.
 	for again := true; ; again = false {
 		if err := m.put(name, number, device); err == nil || !again || !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -147,18 +147,18 @@ func (m *Maker) ensure(name string, number containeredits.Number, known bool) er
 	}
 }
 
-// put makes a node, and puts it in the place of the one at its path.
+// put creates a node and replaces the one at its path.
 func (m *Maker) put(name string, number containeredits.Number, device int) error {
 	mknod := m.Mknod
 	if mknod == nil {
 		mknod = syscall.Mknod
 	}
-	// each container has a process 1, and each may be killed before the rename
+	// Each container has a process 1, and each may be killed before the rename.
 	temporary := statefile.TemporaryName(name, rand.Text())
 	if err := mknod(temporary, syscall.S_IFCHR|mode(number), device); err != nil {
 		return err
 	}
-	err := os.Chmod(temporary, fs.FileMode(mode(number))) // not that of the umask
+	err := os.Chmod(temporary, fs.FileMode(mode(number))) // regardless of the umask
 	if err == nil {
 		err = os.Rename(temporary, name)
 	}
@@ -168,7 +168,7 @@ func (m *Maker) put(name string, number containeredits.Number, device int) error
 	return nil
 }
 
-// sweep removes the half-made nodes of processes that were killed from the folders of nodes.
+// sweep removes temporary nodes of killed processes from the folders of nodes.
 func (m *Maker) sweep(folder string, nodes []string) {
 	if m.swept == nil {
 		m.swept = map[string]bool{}
@@ -179,7 +179,7 @@ func (m *Maker) sweep(folder string, nodes []string) {
 			continue
 		}
 		m.swept[at] = true
-		entries, _ := os.ReadDir(at) // of a folder that cannot be read nothing can be removed
+		entries, _ := os.ReadDir(at) // nothing can be removed from an unreadable folder
 		for _, e := range entries {
 			if statefile.IsTemporary(e.Name()) {
 				_ = os.Remove(filepath.Join(at, e.Name())) // the next process tries again
@@ -188,7 +188,7 @@ func (m *Maker) sweep(folder string, nodes []string) {
 	}
 }
 
-// mode is the mode of a node: that of the driver's own tool where the node needs no other.
+// mode returns the mode of a node: by default the mode that the driver's own tool sets.
 func mode(n containeredits.Number) uint32 {
 	if n.Mode != 0 {
 		return n.Mode
@@ -202,12 +202,12 @@ func outdated(there fs.FileInfo, device uint64) bool {
 	return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && uint64(stat.Rdev) != device
 }
 
-// Lacks returns the devices of a plan, by UUID, whose nodes could not be made or were not looked at
-// yet, each with the reason.
+// Lacks returns the devices of a plan, by UUID, whose nodes could not be created or have not been
+// checked yet, each with the reason.
 func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]string {
-	t := m.tried.Load()
+	t := m.last.Load()
 	if t == nil {
-		t = &tried{}
+		t = &result{}
 	}
 	devices := map[string]string{}
 	if t.unseen && !t.unmade {
@@ -215,7 +215,7 @@ func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]s
 	}
 	for _, r := range plan.Resources {
 		for _, d := range r.Members() {
-			for _, n := range given(d, o) {
+			for _, n := range nodesOf(d, o) {
 				why, looked := t.lacks[n.ContainerPath]
 				switch {
 				case t.unseen && strings.HasPrefix(n.ContainerPath, capabilities):

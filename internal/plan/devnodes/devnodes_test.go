@@ -75,7 +75,8 @@ func TestNodesAreMadeOnTheHost(t *testing.T) {
 			"nvidia-caps/nvidia-cap30": "444 234:30", "nvidia-caps/nvidia-cap31": "444 234:31",
 		}},
 		"all are there": {driver: "/", dev: "/", has: []string{
-			"nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31",
+			"nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30",
+			"nvidia-caps/nvidia-cap31",
 		}},
 		"that of a driver container": {driver: "/run/nvidia/driver", dev: "/run/nvidia/driver",
 			has: []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia1",

@@ -8,10 +8,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// The keys of labels about devices, without their prefix: that of whole GPUs is nvidia.com/gpu,
-// that of a MIG profile under the strategy mixed such as nvidia.com/mig-1g.10gb. gpuSuffixes are
-// those of whole GPUs, migSuffixes those of MIG devices. Under the strategy single, whole GPUs have
-// both.
+// The keys of labels about devices, without their prefix. The prefix is nvidia.com/gpu for whole
+// GPUs, and such as nvidia.com/mig-1g.10gb for a MIG profile under the strategy mixed. gpuSuffixes
+// are the keys of whole GPUs, migSuffixes of MIG devices. Under the strategy single, whole GPUs
+// have both.
 var (
 	migSuffixes = []string{
 		"product", "count", "replicas", "sharing-strategy", "memory", "multiprocessors", "slices.gi", "slices.ci",
@@ -20,9 +20,9 @@ var (
 	gpuSuffixes = append([]string{"family", "compute.major", "compute.minor"}, migSuffixes...)
 )
 
-// base adds product, count, replicas and sharing of a resource. The end of the product follows the
-// model. Its key and its name are the same unless the configuration gives it another name: then the
-// key is the usual name.
+// base adds product, count, replicas and sharing of a resource. The model, followed by end, is the
+// product. The key is the usual name of the resource; the configuration may give the resource
+// another name.
 func (b *builder) base(key, name, model, end string, count int) {
 	suffix := strings.TrimPrefix(key, Prefix)
 	replicas, strategy := 1, resource.Unshared
@@ -39,9 +39,9 @@ func (b *builder) base(key, name, model, end string, count int) {
 	b.put(suffix+".sharing-strategy", strategy.String())
 }
 
-// wholeGPUs adds the labels of the GPUs. A label has one value, so that one model counts: that of
-// most GPUs, and of the lowest index among those; models with a GPU that is not in MIG mode come
-// before others. The count includes the model's GPUs in MIG mode.
+// wholeGPUs adds the labels of the GPUs. A label has one value, so that one model counts: the model
+// of most GPUs, with equal numbers the lowest index. Models with a GPU outside MIG mode come first.
+// The count includes the model's GPUs in MIG mode.
 func (b *builder) wholeGPUs() {
 	type model struct {
 		first, whole *inventory.GPU
@@ -91,13 +91,13 @@ func (b *builder) wholeGPUs() {
 // profileDevices are all MIG devices of one profile.
 type profileDevices struct {
 	profile string
-	parent  inventory.GPU // of the first
+	parent  inventory.GPU // of the first device
 	first   inventory.MIGDevice
 	count   int
 }
 
-// kinds returns the MIG devices by profile, in the order of their first devices.
-func (b *builder) kinds() []*profileDevices {
+// profiles returns the MIG devices by profile, in the order of their first devices.
+func (b *builder) profiles() []*profileDevices {
 	var all []*profileDevices
 	known := map[string]*profileDevices{}
 	for _, g := range b.gpus {
@@ -132,14 +132,14 @@ func (b *builder) migDevices(key string, k *profileDevices) {
 
 // mixed adds the labels of the MIG devices under the strategy mixed.
 func (b *builder) mixed() {
-	for _, k := range b.kinds() {
+	for _, k := range b.profiles() {
 		b.migDevices(resource.ProfileName(k.profile), k)
 	}
 }
 
-// single has the labels of whole GPUs tell of the MIG devices, under the strategy single. On a node
-// whose devices are not of one kind they say that this is invalid, as NVIDIA's do, although the
-// daemon serves the commonest kind there.
+// single makes the labels of whole GPUs describe the MIG devices, under the strategy single. On a
+// node with several kinds of devices the labels say "invalid", as NVIDIA's do, although the daemon
+// serves the most common kind there.
 func (b *builder) single() {
 	var enabled []inventory.GPU
 	empty := false
@@ -149,7 +149,7 @@ func (b *builder) single() {
 			empty = empty || len(g.MIGDevices) == 0
 		}
 	}
-	kinds := b.kinds()
+	kinds := b.profiles()
 	switch {
 	case len(enabled) == 0:
 		return

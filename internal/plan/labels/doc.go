@@ -1,6 +1,6 @@
-// Package labels decides which labels a node has: those of NVIDIA's GPU feature discovery, bit for
-// bit, and some of our own. It is the only home of their names; docs/reference.md has all of them.
+// Package labels decides the labels of a node: the labels of NVIDIA's GPU feature discovery, bit
+// for bit, and some of our own. It is the only home of their names; docs/reference.md lists them.
 //
-// It is policy: a Snapshot and Options go in, labels come out. Package featurefile and the
-// writers of package kubeapi put labels where others see them.
+// The package is policy: it turns a Snapshot and Options into labels. Package featurefile and the
+// writers of package kubeapi publish them.
 package labels

@@ -15,20 +15,21 @@ import (
 
 // Prefixes of the keys.
 const (
-	// Prefix is that of the labels that NVIDIA's programs write, too.
+	// Prefix is the prefix of labels that NVIDIA's programs also write.
 	Prefix = "nvidia.com/"
-	// OwnPrefix is that of the labels that only this program writes.
+	// OwnPrefix is the prefix of labels that only this program writes.
 	OwnPrefix = "gpu-device-plugin.github.io/"
 )
 
-// Keys of labels that are not NVIDIA's feature discovery's.
+// Keys of labels outside NVIDIA's feature discovery.
 const (
-	// Present says that the node has GPUs. NVIDIA's operator writes it, too.
+	// Present says that the node has GPUs. NVIDIA's operator also writes it.
 	Present = Prefix + "gpu.present"
-	// PCIPresent says that the node has PCI devices of NVIDIA's. node-feature-discovery writes it
-	// where it is configured to.
+	// PCIPresent says that the node has PCI devices of NVIDIA. node-feature-discovery writes it if
+	// configured to.
 	PCIPresent = "feature.node.kubernetes.io/pci-10de.present"
-	// Health is the sum of the health of all GPUs: HealthHealthy, HealthDegraded or HealthUnhealthy.
+	// Health is the worst health on the node in one word: HealthHealthy, HealthDegraded or
+	// HealthUnhealthy.
 	Health = OwnPrefix + "gpu.health"
 	// Link is how the GPUs of the node are connected: LinkSwitch, LinkDirect or LinkPCIe.
 	Link = OwnPrefix + "gpu.link"
@@ -37,35 +38,35 @@ const (
 // Values of Health.
 const (
 	HealthHealthy   = "healthy"   // every device can be given new work
-	HealthDegraded  = "degraded"  // some cannot
-	HealthUnhealthy = "unhealthy" // none can
+	HealthDegraded  = "degraded"  // some devices cannot
+	HealthUnhealthy = "unhealthy" // no device can
 )
 
 // Values of Link.
 const (
-	LinkSwitch = "nvswitch" // every GPU reaches every other by NVLink through switches
+	LinkSwitch = "nvswitch" // all GPUs reach each other by NVLink through switches
 	LinkDirect = "nvlink"   // some GPUs are connected by NVLink
-	LinkPCIe   = "pcie"     // none are
+	LinkPCIe   = "pcie"     // no GPUs are connected by NVLink
 )
 
-// UnknownMachine is the value of gpu.machine where the name of the machine cannot be read.
+// UnknownMachine is the value of gpu.machine if the name of the machine cannot be read.
 const UnknownMachine = "unknown"
 
-// Options is what labels are made of, beside a Snapshot.
+// Options are the inputs of labels beside a Snapshot.
 type Options struct {
-	// Resources decide about the MIG strategy, sharing and names.
+	// Resources decide the MIG strategy, sharing and names.
 	Resources resource.Options
 	// ClaimsByMPS says that claims can be shared by MPS on the node.
 	ClaimsByMPS bool
-	// Machine is the name of the machine as its firmware has it, or UnknownMachine.
+	// Machine is the firmware's name of the machine, or UnknownMachine.
 	Machine string
 	// Timestamp is the Unix time in seconds for nvidia.com/gfd.timestamp; 0 for none.
 	Timestamp int64
 }
 
-// Discovered returns the labels of NVIDIA's GPU feature discovery for a node. A GPU that is Lost
-// does not count. A stale Snapshot counts like any other: the caller keeps the labels of before if
-// they are to stay. Without GPUs there are few.
+// Discovered returns the labels of NVIDIA's GPU feature discovery for a node. Lost GPUs do not
+// count. A stale Snapshot counts like any other: a caller that wants to keep the previous labels
+// must do so itself. A node without GPUs has few labels.
 func Discovered(s inventory.Snapshot, o Options) map[string]string {
 	b := builder{set: map[string]string{}, options: o, gpus: slices.DeleteFunc(slices.Clone(s.GPUs), isLost)}
 	if o.Timestamp != 0 {
@@ -91,16 +92,16 @@ func Discovered(s inventory.Snapshot, o Options) map[string]string {
 	return b.set
 }
 
-// All returns the labels that the daemon gives to a node: Discovered, and those that only this
-// program or NVIDIA's operator writes.
+// All returns the labels that the daemon writes to a node: Discovered, and the labels that only
+// this program or NVIDIA's operator writes.
 func All(s inventory.Snapshot, o Options) map[string]string {
 	set := Discovered(s, o)
 	gpus := slices.DeleteFunc(slices.Clone(s.GPUs), isLost)
 	if len(s.GPUs) > 0 {
 		set[Health] = health(s.GPUs)
 	}
-	// GPUs that are Lost or cannot be read are still there. DaemonSets choose nodes by these labels:
-	// without them, the daemon that is to see the GPUs come back would be removed from the node.
+	// Lost and unreadable GPUs are still there. DaemonSets choose nodes by these labels: without
+	// the labels, the daemon would be removed from the node and could not see the GPUs return.
 	if len(s.GPUs) > 0 || len(s.LeftOut) > 0 {
 		set[Present], set[PCIPresent] = "true", "true"
 	}
@@ -110,7 +111,7 @@ func All(s inventory.Snapshot, o Options) map[string]string {
 	return set
 }
 
-// ours are keys outside of OwnPrefix that are not a MIG profile's.
+// ours are the keys outside OwnPrefix that do not belong to a MIG profile.
 var ours = map[string]bool{Present: true, PCIPresent: true}
 
 func init() {
@@ -127,14 +128,14 @@ var migKey = sync.OnceValue(func() *regexp.Regexp {
 		strings.ReplaceAll(strings.Join(migSuffixes, "|"), ".", `\.`) + `)$`)
 })
 
-// Owns reports whether a key is one that All has on some node. Other labels are never changed.
+// Owns reports whether All writes this key on some node. Other labels are never changed.
 func Owns(key string) bool {
 	return ours[key] || key == Health || key == Link || migKey().MatchString(key)
 }
 
 func isLost(g inventory.GPU) bool { return g.Health.State == inventory.Lost }
 
-// maxValue is how long the value of a label may be.
+// maxValue is the longest value of a label.
 const maxValue = 63
 
 var (
@@ -142,16 +143,15 @@ var (
 	edges    = "-_."
 )
 
-// plain returns text as a part of a value, as NVIDIA's feature discovery writes it: other
-// characters are left out, and blanks are hyphens.
+// plain returns text as a part of a value, in the form of NVIDIA's feature discovery: blanks become
+// hyphens, and other characters are removed.
 func plain(text string) string {
 	return strings.Join(strings.Fields(unwanted.ReplaceAllString(text, "")), "-")
 }
 
-// legal returns text and what follows it as the value of a label: of 63 characters at most, with a
-// letter or digit first and last. Nothing is left of text that has none. Where both are too long
-// together, text is shortened and ends with a mark that stands for all of it: so two long texts
-// stay apart, and what follows is kept.
+// legal returns text followed by end as the value of a label: at most 63 characters, with a letter
+// or digit first and last; empty if there is none. If the value is too long, text is shortened and
+// gets a hash of its full length. Two long texts thus stay distinct, and end is kept.
 func legal(text, end string) string {
 	text, end = strings.TrimLeft(plain(text), edges), plain(end)
 	whole := strings.Trim(text+end, edges)
@@ -168,7 +168,7 @@ func legal(text, end string) string {
 	return strings.TrimRight(strings.TrimRight(text[:min(room, len(text))], edges)+mark+end, edges)
 }
 
-// health sums up the health of GPUs and of the MIG devices on them.
+// health returns the value of Health for GPUs and their MIG devices.
 func health(gpus []inventory.GPU) string {
 	devices, healthy := 0, 0
 	count := func(h inventory.Health) {
@@ -194,7 +194,7 @@ func health(gpus []inventory.GPU) string {
 	return HealthDegraded
 }
 
-// link is the class of the connections of GPUs.
+// link returns the value of Link for GPUs.
 func link(gpus []inventory.GPU) string {
 	links, switched := 0, 0
 	for _, g := range gpus {
@@ -220,13 +220,13 @@ func link(gpus []inventory.GPU) string {
 type builder struct {
 	set     map[string]string
 	options Options
-	gpus    []inventory.GPU // those that are there
+	gpus    []inventory.GPU // GPUs that are not lost
 }
 
-// put adds a label of NVIDIA's.
+// put adds one of NVIDIA's labels.
 func (b *builder) put(suffix, value string) { b.set[Prefix+suffix] = legal(value, "") }
 
-// product adds the name of a model, with what tells its devices apart.
+// product adds the name of a model, with an end that distinguishes its devices.
 func (b *builder) product(suffix, model, end string) {
 	b.set[Prefix+suffix+".product"] = legal(model, end)
 }

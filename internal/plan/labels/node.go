@@ -20,8 +20,8 @@ var nodeSuffixes = []string{
 	"vgpu.present", "vgpu.host-driver-version", "vgpu.host-driver-branch",
 }
 
-// driver adds the versions. Those of a driver that says none, or one that is not X.Y or X.Y.Z, are
-// left out.
+// driver adds the versions. It omits versions of an unknown driver, or in another form than X.Y or
+// X.Y.Z.
 func (b *builder) driver(d inventory.Driver) {
 	if parts := strings.Split(d.Version, "."); len(parts) == 2 || len(parts) == 3 {
 		parts = append(parts, "")
@@ -44,7 +44,7 @@ func (b *builder) driver(d inventory.Driver) {
 	}
 }
 
-// vgpu adds what virtual GPUs tell of the hypervisor; the last one counts.
+// vgpu adds what virtual GPUs report about the hypervisor; the last GPU counts.
 func (b *builder) vgpu() {
 	present := false
 	for _, g := range b.gpus {
@@ -58,7 +58,7 @@ func (b *builder) vgpu() {
 	b.put("vgpu.present", strconv.FormatBool(present))
 }
 
-// node adds what holds for all GPUs of the node.
+// node adds the labels that apply to all GPUs of the node.
 func (b *builder) node() {
 	capable, partitioned, cliques := false, false, map[string]bool{}
 	for _, g := range b.gpus {
@@ -80,7 +80,7 @@ func (b *builder) node() {
 	}
 }
 
-// mode is what GPUs of a PCI class are for.
+// mode returns the purpose of GPUs of a PCI class.
 func mode(class string) string {
 	switch {
 	case strings.HasPrefix(class, "0x0302"):
@@ -91,7 +91,7 @@ func mode(class string) string {
 	return "unknown"
 }
 
-// family is the name of the chip generation of a compute capability.
+// family returns the name of the chip generation of a compute capability.
 func family(c inventory.ComputeCapability) string {
 	switch {
 	case c.Major == 7 && c.Minor < 5:
@@ -109,5 +109,5 @@ func family(c inventory.ComputeCapability) string {
 	return "undefined"
 }
 
-// mib is an amount of memory as labels give it.
+// mib returns an amount of memory in the unit of labels.
 func mib(bytes uint64) string { return fmt.Sprint(bytes >> 20) }

@@ -63,10 +63,12 @@ func TestRules(t *testing.T) {
 		"the least memory": {gpus: []inventory.GPU{gpu("b",
 			func(g *inventory.GPU) { g.MemoryBytes = 1 << 20 })}, want: "gpu.memory=1"},
 		"the first of two memories": {
-			gpus: []inventory.GPU{gpu("b"), gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 1 << 31 })}, want: "gpu.memory=1024",
+			gpus: []inventory.GPU{gpu("b"), gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 1 << 31 })},
+			want: "gpu.memory=1024",
 		},
 		"resources by MPS": {
-			gpus: []inventory.GPU{gpu("b")}, options: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS}}, want: "mps.capable=true",
+			gpus: []inventory.GPU{gpu("b")}, options: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS}},
+			want: "mps.capable=true",
 		},
 		"resources by MPS, the first GPU divided": {
 			gpus:    []inventory.GPU{gpu("b", divided()), gpu("b")},
@@ -136,8 +138,10 @@ func TestRules(t *testing.T) {
 func TestFamilies(t *testing.T) {
 	t.Parallel()
 	for capability, want := range map[string]string{
-		"1.3": "tesla", "2.1": "fermi", "3.7": "kepler", "4.0": "undefined", "5.2": "maxwell", "6.1": "pascal", "7.0": "volta", "7.2": "volta",
-		"7.5": "turing", "8.0": "ampere", "8.6": "ampere", "8.8": "ampere", "8.9": "ada-lovelace", "9.0": "hopper", "10.0": "blackwell",
+		"1.3": "tesla", "2.1": "fermi", "3.7": "kepler", "4.0": "undefined", "5.2": "maxwell", "6.1": "pascal",
+		"7.0": "volta", "7.2": "volta",
+		"7.5": "turing", "8.0": "ampere", "8.6": "ampere", "8.8": "ampere", "8.9": "ada-lovelace", "9.0": "hopper",
+		"10.0": "blackwell",
 		"11.0": "undefined", "12.0": "blackwell", "13.0": "rubin", "14.0": "undefined",
 	} {
 		var c inventory.ComputeCapability

@@ -158,8 +158,10 @@ func TestSets(t *testing.T) {
 func TestForeignKeys(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{
-		"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/mig.config", "nvidia.com/mig.config.state",
-		"nvidia.com/device-plugin.config", "nvidia.com/gpu.workload.config", "nvidia.com/vgpu.config", "nvidia.com/mig-manager.version",
+		"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/mig.config",
+		"nvidia.com/mig.config.state",
+		"nvidia.com/device-plugin.config", "nvidia.com/gpu.workload.config", "nvidia.com/vgpu.config",
+		"nvidia.com/mig-manager.version",
 		"nvidia.com/mig-1g.10gb.other", "feature.node.kubernetes.io/pci-10df.present", "kubernetes.io/hostname",
 		"gpu-device-plugin.github.io/other",
 	} {
