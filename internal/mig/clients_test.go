@@ -22,7 +22,7 @@ const (
 	exporter = "11111111-2222-3333-4444-555555555555"
 )
 
-// A cluster plays what pauses and resumes DaemonSets, with one pod of DCGM and one of its exporter.
+// A cluster simulates DaemonSets that can be paused: one pod of DCGM and one of its exporter.
 type cluster struct {
 	*rig
 	mu      sync.Mutex
@@ -42,22 +42,22 @@ func (c *cluster) Pause(_ context.Context, pods []string) error {
 	return c.refuses
 }
 
-// times is how often it was asked.
+// times returns the number of pause requests.
 func (c *cluster) times() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.asked)
 }
 
-// clients has these pods have GPU 1 open, and no others.
+// clients sets the pods that have GPU 1 open.
 func (c *cluster) clients(pods ...string) {
 	c.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "1", Clients: pods})
 }
 
-// run starts an owner that pauses.
+// run starts a Controller that pauses DaemonSets.
 func (c *cluster) run() { c.runWith(nil) }
 
-// runWith is run where some clients cannot be read.
+// runWith starts a Controller; problem is the error for clients that cannot be read.
 func (c *cluster) runWith(problem error) {
 	c.start(func(o *mig.Options) {
 		o.Pauser = c
@@ -68,7 +68,7 @@ func (c *cluster) runWith(problem error) {
 	})
 }
 
-// wish wants GPU 1 divided.
+// wish requests a layout for GPU 1.
 func (c *cluster) wish(pause bool) {
 	c.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}, Pause: pause})
 }
@@ -80,9 +80,9 @@ func onCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
 
 func resume(s mig.Status) bool { return s.Resume }
 
-// TestPauseOfClients: the DaemonSet of the pod that has the GPU open is paused, when the driver
-// says that the GPU is in use, and goes on when the GPU is divided. That of a pod which has another
-// GPU open is not.
+// If the driver says that a GPU is in use, the DaemonSet of the pod that has this GPU open is
+// paused, and resumed when the layout is applied. DaemonSets whose pods have another GPU open keep
+// running.
 func TestPauseOfClients(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm, "host")
@@ -98,7 +98,8 @@ func TestPauseOfClients(t *testing.T) {
 		c.clients("host", dcgm, dcgm) // two processes of one pod, and one of none
 		c.wish(true)
 		s := c.until("names the clients", func(s mig.Status) bool {
-			return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine), process 300101 (nv-hostengine), process 300102 (nv-hostengine)"
+			return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine), process 300101 (nv-hostengine), process "+
+				"300102 (nv-hostengine)"
 		})
 		if s.Resume || s.State != mig.StatePending {
 			t.Errorf("%s while a client is waited for, resume %v", s.State, s.Resume)
@@ -114,8 +115,8 @@ func TestPauseOfClients(t *testing.T) {
 	})
 }
 
-// TestPauseOfDaemonSetProcesses: the driver shows a process that computes, and it is one of a
-// pod, which is paused for as long as that takes.
+// The driver shows a computing process of a DaemonSet's pod. The DaemonSet is paused until the
+// process ends.
 func TestPauseOfDaemonSetProcesses(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm)
@@ -134,7 +135,7 @@ func TestPauseOfDaemonSetProcesses(t *testing.T) {
 	})
 }
 
-// TestPodsEndBeforePause: as long as a pod holds the GPU, nothing is paused for it.
+// DaemonSets are not paused while a pod holds the GPU.
 func TestPodsEndBeforePause(t *testing.T) {
 	for name, processes := range map[string]uint64{"that compute": 1, "that do not compute": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -158,8 +159,8 @@ func TestPodsEndBeforePause(t *testing.T) {
 	}
 }
 
-// TestIneffectivePause is given up after some minutes: the GPU is offered as it is, DaemonSets
-// go on, and are left alone for an hour.
+// A pause without effect ends after some minutes: the GPU is advertised unchanged, and DaemonSets
+// are not paused again for an hour.
 func TestIneffectivePause(t *testing.T) {
 	for name, prepare := range map[string]func(*cluster){
 		"pods that stay":      func(c *cluster) { c.stays = true; c.clients(dcgm) },
@@ -218,8 +219,8 @@ func TestIneffectivePause(t *testing.T) {
 	}
 }
 
-// TestKillDuringPause: the next process has them go on when it is known that none is in
-// the way, not before, and also when nobody wants the layout any more.
+// After a kill, the next process resumes DaemonSets, also if the layout is no longer wanted, but
+// only when it knows that no change needs the pause.
 func TestKillDuringPause(t *testing.T) {
 	for name, wanted := range map[string]bool{"and wanted still": true, "and not wanted any more": false} {
 		t.Run(name, func(t *testing.T) {
@@ -249,7 +250,7 @@ func TestKillDuringPause(t *testing.T) {
 	}
 }
 
-// TestPauseByAnotherProcess: the process that does not change GPUs has nothing go on.
+// The process that does not change GPUs resumes nothing.
 func TestPauseByAnotherProcess(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.run()

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// TestIdleNode divides the GPUs of an idle node and takes that back.
+// A layout is applied to the GPUs of an idle node, and removed again.
 func TestIdleNode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -32,8 +32,7 @@ func TestIdleNode(t *testing.T) {
 		if text := r.journal(); !strings.Contains(text, `"3g.40gb"`) || strings.Contains(text, "change") {
 			t.Errorf("the journal: %s", text)
 		}
-		// The instances are those of this program: it may destroy them, also where it is not known
-		// whether the node was restarted since.
+		// This program created the instances, and may destroy them even with an unknown boot ID.
 		r.boot = ""
 		r.start()
 		began = time.Now()
@@ -52,8 +51,8 @@ func TestIdleNode(t *testing.T) {
 	})
 }
 
-// TestWaitForPods has pods on some devices: the others of their GPU that go are Unhealthy,
-// those that stay are offered, and nothing happens to the GPU until the pods end.
+// Pods use some devices. The other devices that the change removes become Unhealthy, devices that
+// stay remain allocatable, and the GPU is not changed until the pods end.
 func TestWaitForPods(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -87,8 +86,7 @@ func TestWaitForPods(t *testing.T) {
 	})
 }
 
-// TestRollbackOfAFailedStep has one step of one GPU fail: that GPU is as before, the others are as
-// wanted, and it is tried again.
+// A step fails on one GPU: this GPU is rolled back and retried, the others get the layout.
 func TestRollbackOfAFailedStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -109,7 +107,7 @@ func TestRollbackOfAFailedStep(t *testing.T) {
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
 		r.reaches(mig.StateSuccess)
-		// Of an error that only the new instances have, nothing stays.
+		// An error that concerns only the new instances leaves nothing behind.
 		fails := true
 		r.mu.Lock()
 		r.before = func(_ string, step inventory.MIGStep) error {
@@ -132,8 +130,7 @@ func TestRollbackOfAFailedStep(t *testing.T) {
 	})
 }
 
-// TestForeignInstances has instances that this program did not make: they stay unless the wish
-// says replace.
+// Instances of other programs stay, unless Replace is set.
 func TestForeignInstances(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
@@ -153,8 +150,8 @@ func TestForeignInstances(t *testing.T) {
 	})
 }
 
-// TestEmptyForeignInstance has an instance without a MIG device in the way, as claims leave it
-// for a moment: the GPU is divided once it is gone, which no look shows.
+// An instance without a MIG device prevents the layout, as claims can leave one for a moment. The
+// GPU gets the layout when the instance is gone, although no Snapshot shows it.
 func TestEmptyForeignInstance(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -178,8 +175,8 @@ func TestEmptyForeignInstance(t *testing.T) {
 	})
 }
 
-// TestForeignMIGMode: a mode that another program has switched on does not become one of this
-// program's; one that this program has switched on stays its own, also without instances.
+// A MIG mode enabled by another program never counts as enabled by this program. A mode enabled by
+// this program does, even without instances.
 func TestForeignMIGMode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
@@ -200,8 +197,7 @@ func TestForeignMIGMode(t *testing.T) {
 	})
 }
 
-// TestForeignDivisionAfterAllSteps has another program divide the GPU at the end of the steps: that
-// is no success.
+// Another program changes the GPU at the end of the steps: the layout fails.
 func TestForeignDivisionAfterAllSteps(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.after = func(_ string, step inventory.MIGStep) error {
@@ -220,8 +216,8 @@ func TestForeignDivisionAfterAllSteps(t *testing.T) {
 	})
 }
 
-// TestBlockedRollback has a step fail, and what that leaves become another's before it is
-// undone: it stays, and that is said.
+// A step fails, and another program takes over the new instances before the rollback: they stay,
+// and the reason says so.
 func TestBlockedRollback(t *testing.T) {
 	for name, c := range map[string]struct {
 		other  simulator.Fault

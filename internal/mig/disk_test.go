@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// TestHangingDisk has a state directory that does not answer: GPUs are offered as they are after
-// some seconds, and the layout is made once the disk answers.
+// With a hanging state directory, GPUs are advertised unchanged after some seconds, and the layout
+// is applied when the disk responds.
 func TestHangingDisk(t *testing.T) {
 	for name, atStart := range map[string]bool{"at the start": true, "later": false} {
 		t.Run(name, func(t *testing.T) {
@@ -48,8 +48,7 @@ func TestHangingDisk(t *testing.T) {
 	}
 }
 
-// TestNoStateDirectory has no place for the journal: nothing is changed, and all GPUs are offered
-// as they are.
+// Without a directory for the journal, GPUs are advertised unchanged.
 func TestNoStateDirectory(t *testing.T) {
 	t.Parallel()
 	for name, dir := range map[string]string{"none": "", "refused": "/dev/null/state"} {
@@ -66,13 +65,12 @@ func TestNoStateDirectory(t *testing.T) {
 	}
 }
 
-// allFailed says whether no GPU with multi-instance mode is as wanted.
+// allFailed reports whether all GPUs that support MIG have failed.
 func allFailed(s mig.Status) bool {
 	return len(s.GPUs) == 3 && !slices.ContainsFunc(s.GPUs, func(g mig.GPU) bool { return g.Phase != mig.PhaseFailed })
 }
 
-// TestUnwritableJournal has a disk that refuses: nothing is changed, and the GPUs are
-// offered as they are.
+// If the disk rejects writes, GPUs are advertised unchanged.
 func TestUnwritableJournal(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		if err := os.Mkdir(filepath.Join(r.dir, "mig.json"), 0o700); err != nil {

@@ -24,8 +24,8 @@ func (e evict) Evict(ctx context.Context, pod mig.Pod) error {
 	return e(pod)
 }
 
-// TestEvictionOfUsers: each pod once in ten seconds, however many devices it holds, and no
-// process; what is refused is said until the next try.
+// Each pod is evicted once in ten seconds, however many devices it holds; processes are not
+// evicted. The reason of a refusal is reported until the next attempt.
 func TestEvictionOfUsers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -63,14 +63,14 @@ func TestEvictionOfUsers(t *testing.T) {
 	})
 }
 
-// TestEvictionTimeoutRestarts: how long pods may take begins anew for each change, and after it was
-// given up.
+// The timeout of evictions restarts for each change, and after it has expired.
 func TestEvictionTimeoutRestarts(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Evictor = evict(func(mig.Pod) error { return nil }) })
 		gpu := r.Snapshots().Value().GPUs[0].UUID
 		r.hold(gpu, "team/first")
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true, EvictTimeout: time.Minute})
+		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true,
+			EvictTimeout: time.Minute})
 		r.passes(50 * time.Second)
 		r.hold(gpu, "")
 		r.reaches(mig.StateSuccess)
@@ -96,9 +96,8 @@ func TestEvictionTimeoutRestarts(t *testing.T) {
 	})
 }
 
-// TestRepeatedPause each ten seconds, and what is not known of clients is said beside
-// those that are. When the clients have gone and the driver goes on to say that the GPU is in use,
-// nobody can be named.
+// The pause is requested again every ten seconds. Errors about unknown clients are reported with
+// the known clients. If the clients are gone and the GPU is still in use, the user is unknown.
 func TestRepeatedPause(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.stays = true

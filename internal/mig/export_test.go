@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// HangDisk has the disk with the journal hang, until the function is called that it returns.
+// HangDisk makes the disk with the journal hang until the returned function is called.
 func (c *Controller) HangDisk() (answer func()) {
 	hangs, begun := make(chan struct{}), make(chan struct{})
 	c.mu.Lock()

@@ -21,9 +21,9 @@ import (
 
 var balanced = []string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}
 
-// TestKillAtEachStep kills the owner before and after each step of a change. The next one goes
-// on, or undoes it if nobody wants it any more; neither offers a device of the GPU before that is
-// over.
+// The Controller is killed before and after each step of a change. The next Controller completes
+// the change, or undoes it if the layout is no longer wanted. Neither advertises a device of the
+// GPU before that.
 func TestKillAtEachStep(t *testing.T) {
 	t.Parallel()
 	const steps = 1 + 8 // of all-balanced
@@ -81,7 +81,7 @@ func TestKillAtEachStep(t *testing.T) {
 	}
 }
 
-// reboots ends the owner and restarts the node.
+// reboots stops the Controller and restarts the node.
 func (r *rig) reboots() {
 	r.t.Helper()
 	r.stop()
@@ -89,13 +89,14 @@ func (r *rig) reboots() {
 	r.boot = "two"
 	for well := false; !well; { // a process that starts with the node finds it so
 		found, err := r.Look(r.t.Context())
-		well = err == nil && !slices.ContainsFunc(found.GPUs, func(g inventory.GPU) bool { return g.Health.State != inventory.Healthy })
+		well = err == nil && !slices.ContainsFunc(found.GPUs,
+			func(g inventory.GPU) bool { return g.Health.State != inventory.Healthy })
 		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// TestRestartOfTheNode has a node lose its layout: it is made again before anything of these GPUs
-// is offered, also without a wish.
+// A node that loses its layout in a restart gets it again before any device of the GPUs is
+// advertised, also before the layout is known again.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
 	for name, wish := range map[string]mig.DesiredLayout{"with the wish": {Layout: "all-balanced"},
@@ -150,8 +151,8 @@ func TestRestartOfTheNode(t *testing.T) {
 	}
 }
 
-// TestPendingMIGMode has a mode that is set and not in force: that is said, nothing is
-// offered, and it goes on after the reset.
+// A MIG mode that is set but not in force is reported. No device is advertised, and the change
+// continues after the reset.
 func TestPendingMIGMode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
@@ -187,9 +188,9 @@ func TestPendingMIGMode(t *testing.T) {
 	})
 }
 
-// TestMIGModeByReset has the MIG mode of an A100 set by another process, while this one has no
-// session. Where somebody else has the GPU open, that is said, and the GPU is offered as it was;
-// the mode does not stay pending.
+// Another process sets the MIG mode of an A100, because this process must close its session. If a
+// further process has the GPU open, it is named, the GPU is advertised unchanged, and no mode stays
+// pending.
 func TestMIGModeByReset(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "1", Clients: []string{"host"}})
@@ -221,7 +222,7 @@ func TestMIGModeByReset(t *testing.T) {
 	})
 }
 
-// TestWaitForProcesses has processes that no pod has.
+// Processes without a pod hold GPUs.
 func TestWaitForProcesses(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
@@ -244,8 +245,8 @@ func TestWaitForProcesses(t *testing.T) {
 	})
 }
 
-// TestHangingCall has a step that does not return for a long time. The other GPUs are divided
-// meanwhile, and no other step is made on this one before it has returned.
+// A step hangs for a long time. The other GPUs get the layout, and this GPU gets no other step
+// before the call returns.
 func TestHangingCall(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -270,8 +271,8 @@ func TestHangingCall(t *testing.T) {
 	})
 }
 
-// TestSlowMIGMode: a change of the mode may take two minutes. GPUs that are reset for theirs
-// wait for it: the session cannot be closed.
+// A change of the MIG mode may take two minutes. GPUs that need a reset wait for it, because the
+// session cannot be closed before.
 func TestSlowMIGMode(t *testing.T) {
 	for _, mode := range []string{"all-enabled", "all-disabled"} {
 		t.Run(mode, func(t *testing.T) {
@@ -295,7 +296,7 @@ func TestSlowMIGMode(t *testing.T) {
 	}
 }
 
-// TestAnotherLayoutDuringAStep: it is said why the other layout is not begun on the GPU.
+// The reason says why the next layout is not applied to the GPU yet.
 func TestAnotherLayoutDuringAStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -313,7 +314,8 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 		<-began
 		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.until("says so", func(s mig.Status) bool {
-			return s.State == mig.StatePending && strings.Contains(s.Reason, "a step of the previous layout is still in progress")
+			return s.State == mig.StatePending && strings.Contains(s.Reason,
+				"a step of the previous layout is still in progress")
 		})
 		release()
 		r.reaches(mig.StateSuccess)
@@ -323,7 +325,7 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 	})
 }
 
-// TestNoKubelet has a node without kubelet: processes alone are waited for.
+// Without a kubelet, only processes count as users.
 func TestNoKubelet(t *testing.T) {
 	onNode(t, func(_ *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Users = nil })
@@ -336,7 +338,7 @@ func TestNoKubelet(t *testing.T) {
 	})
 }
 
-// evictor is a cluster that refuses at first.
+// An evictor refuses the first evictions.
 type evictor struct {
 	r     *rig
 	asked []mig.Pod
@@ -374,7 +376,7 @@ func TestEviction(t *testing.T) {
 		if want := (mig.Pod{Namespace: "team", Name: "web-0"}); len(e.asked) != 2 || e.asked[1] != want {
 			t.Errorf("evicted: %v", e.asked)
 		}
-		// A pod that does not end in time: the GPU is given back to it and to others.
+		// If a pod does not end in time, its GPU is advertised again.
 		r.hold(r.uuids(0, "3g.40gb")[0], "with UID 4711")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
 		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
@@ -391,8 +393,7 @@ func TestEviction(t *testing.T) {
 	})
 }
 
-// TestBeforeFirstSnapshot has a driver that has not answered: no layout counts as made, and nothing that was
-// paused goes on.
+// Before the first answer of the driver, no layout counts as applied, and nothing is resumed.
 func TestBeforeFirstSnapshot(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Snapshots = feed.New(inventory.Snapshot{}) })
@@ -404,7 +405,7 @@ func TestBeforeFirstSnapshot(t *testing.T) {
 	})
 }
 
-// TestUnknownUsers has a kubelet that says nothing: no GPU is changed.
+// While the kubelet does not respond, no GPU is changed.
 func TestUnknownUsers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
@@ -422,8 +423,7 @@ func TestUnknownUsers(t *testing.T) {
 	})
 }
 
-// TestFailingRead has a GPU of which cannot be read how it is divided: its devices are offered
-// on, and it is read again.
+// If the division of a GPU cannot be read, its devices stay advertised, and it is read again.
 func TestFailingRead(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -444,8 +444,7 @@ func TestFailingRead(t *testing.T) {
 	})
 }
 
-// TestMissingPermission has a driver that refuses this process: the GPUs are offered as they are, and it is
-// seldom tried again.
+// If the driver denies permission, GPUs are advertised unchanged, and retries are rare.
 func TestMissingPermission(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
@@ -464,8 +463,8 @@ func TestMissingPermission(t *testing.T) {
 	})
 }
 
-// TestUnreadableInstances has a driver that switches the mode on and then keeps the instances
-// from this process: the mode is switched off again, and that is not tried again and again.
+// The driver enables the MIG mode, but then denies access to the instances: the mode is disabled
+// again, and retries are limited.
 func TestUnreadableInstances(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetGpuInstances", Return: "NO_PERMISSION"})
@@ -491,7 +490,7 @@ func TestUnreadableInstances(t *testing.T) {
 	})
 }
 
-// TestForeignDivision has another program that takes the layout back.
+// Another program reverts the layout.
 func TestForeignDivision(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()

@@ -21,8 +21,8 @@ import (
 var third = inventory.GPUInstance{ID: 1, Profile: "3g.40gb", Start: 0, Size: 4,
 	Computes: []inventory.ComputeInstance{{ID: 0, Start: 0, Slices: 3}}}
 
-// TestInstancesOfThisProgram: an instance is the noted one at its place alone, with no compute
-// instances but those that were noted, and none is after a restart of the node.
+// An instance is recognized by its place, and only if all its compute instances were recorded.
+// After a restart of the node none is.
 func TestInstancesOfThisProgram(t *testing.T) {
 	t.Parallel()
 	noted := []instance{instanceOf(third)}
@@ -58,7 +58,7 @@ func TestInstancesOfThisProgram(t *testing.T) {
 	}
 }
 
-// opened is a journal that this process may write.
+// opened returns a journal that this process may write.
 func opened(t *testing.T, dir, boot string) *journal {
 	t.Helper()
 	j := newJournal(dir, boot)
@@ -69,8 +69,8 @@ func opened(t *testing.T, dir, boot string) *journal {
 	return j
 }
 
-// TestJournalOfAChange: what was there before the first change stays noted until a change has
-// ended, and what is created adds up.
+// The division before the first change stays recorded until the change has ended, and created
+// instances accumulate.
 func TestJournalOfAChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -104,7 +104,8 @@ func TestJournalOfAChange(t *testing.T) {
 		GPU: layout.GPU{UUID: "GPU-0"}, Before: layout.Division{Mode: inventory.MIGDisabled},
 		Steps: []layout.Step{step(inventory.MIGCreateInstance, last)},
 	}
-	if err := errors.Join(j.beginChange(t.Context(), first, "first"), j.beginChange(t.Context(), second, "second")); err != nil {
+	if err := errors.Join(j.beginChange(t.Context(), first, "first"),
+		j.beginChange(t.Context(), second, "second")); err != nil {
 		t.Fatal(err)
 	}
 	want := journalRecord{Boot: "one", Change: &change{
@@ -136,8 +137,8 @@ func TestJournalOfAChange(t *testing.T) {
 	}
 }
 
-// TestModeOfTheJournal: the mode is this program's if it was noted so, if this change has switched
-// it on, or if it has made instances.
+// The MIG mode belongs to this program if the record says so, if this change enabled it, or if this
+// program created instances.
 func TestModeOfTheJournal(t *testing.T) {
 	t.Parallel()
 	made := []instance{instanceOf(third)}
@@ -165,8 +166,7 @@ func TestModeOfTheJournal(t *testing.T) {
 	}
 }
 
-// TestBootOfTheJournal: only two boot IDs that are known and differ say that the node was
-// restarted.
+// A restart of the node is detected only by two known and different boot IDs.
 func TestBootOfTheJournal(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -180,15 +180,16 @@ func TestBootOfTheJournal(t *testing.T) {
 		if err := statefile.WriteState(filepath.Join(dir, journalFile), p); err != nil {
 			t.Fatal(err)
 		}
-		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.restarted != test.lost || (r.Change == nil) != test.lost ||
+		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.restarted != test.lost ||
+			(r.Change == nil) != test.lost ||
 			!r.Enabled {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
 }
 
-// TestJournalOfThePreviousLeader is read each second until that one writes no more, and what changes
-// is told once.
+// The journal of the previous leader is read every second until that process no longer writes. Each
+// change is reported once.
 func TestJournalOfThePreviousLeader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -204,7 +205,8 @@ func TestJournalOfThePreviousLeader(t *testing.T) {
 			}
 			return errors.New("it hangs")
 		}
-		go second.load(t.Context(), New(Options{PreviousLeader: former, TakeOver: func(context.Context) { begun.Store(true) }}).options)
+		go second.load(t.Context(), New(Options{PreviousLeader: former,
+			TakeOver: func(context.Context) { begun.Store(true) }}).options)
 		passes := func(d time.Duration, news int, waits bool) {
 			t.Helper()
 			time.Sleep(d)
@@ -227,7 +229,7 @@ func TestJournalOfThePreviousLeader(t *testing.T) {
 	})
 }
 
-// TestJournalRetry is tried again each five seconds.
+// A failing read of the journal is retried every five seconds.
 func TestJournalRetry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -250,7 +252,7 @@ func TestJournalRetry(t *testing.T) {
 	})
 }
 
-// TestHolderNames: neighbours of one name are named once.
+// Adjacent holders with the same name are named once.
 func TestHolderNames(t *testing.T) {
 	t.Parallel()
 	a, b := Pod{Namespace: "ns", Name: "a"}, Pod{UID: "4711"}
@@ -261,7 +263,7 @@ func TestHolderNames(t *testing.T) {
 	}
 }
 
-// TestConcerns: all, or those of an index or a UUID.
+// A layout is for all GPUs, or for those with an index or UUID.
 func TestConcerns(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -282,8 +284,7 @@ func TestConcerns(t *testing.T) {
 	}
 }
 
-// TestDivisionText: a GPU that is divided otherwise, or is found elsewhere, looks otherwise; its health
-// does not count.
+// The text changes with the division and the index of a GPU, and not with its health.
 func TestDivisionText(t *testing.T) {
 	t.Parallel()
 	base := inventory.GPU{Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1}}}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// paces returns the pauses between moments, in seconds.
+// paces returns the pauses between times, in seconds.
 func paces(at []time.Time) []int {
 	var all []int
 	for i := range len(at) - 1 {
@@ -28,10 +28,9 @@ func paces(at []time.Time) []int {
 	return all
 }
 
-// TestRetries after pauses that double from 5 s to 5 minutes, or to 30 s while
-// something uses the GPU that is not shown, and at once for a new wish. What a failure has changed
-// on the GPU is no reason to try it again earlier; what a step that is waited for has changed is
-// one.
+// Retries wait for 5 s up to 5 minutes, doubling each time; up to 30 s if an unknown user has the
+// GPU; and not at all for a new layout. A change of the GPU by a failed step does not shorten the
+// wait, but a change by a hanging step does.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -82,8 +81,8 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestFixedInstances: the layout is arranged around the one instance that a pod holds, or
-// that another program made, wherever it is.
+// The layout is arranged around one instance that a pod holds or another program created, at any
+// place.
 func TestFixedInstances(t *testing.T) {
 	t.Parallel()
 	sevenths := []string{"1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb"}
@@ -141,7 +140,8 @@ func TestFixedInstances(t *testing.T) {
 	}
 }
 
-// TestProcessOnAnotherInstance: it is not waited for, and one that may be on each instance is.
+// The change does not wait for a process on another instance, but for a process whose instance is
+// unknown.
 func TestProcessOnAnotherInstance(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -164,8 +164,8 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 	})
 }
 
-// TestLayoutOfOtherModels: GPUs that have no such profile stay as they are, and that is no failure
-// if some GPU has it.
+// GPUs without the profiles of the layout stay unchanged. This is a failure only if no GPU has the
+// profiles.
 func TestLayoutOfOtherModels(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -201,8 +201,8 @@ func TestLayoutOfOtherModels(t *testing.T) {
 	})
 }
 
-// TestSnapshotBehindDivision: a GPU is done when the Snapshot shows each of its MIG devices.
-// Those that do not come in five seconds keep the others from nothing, but the layout is not made.
+// A GPU is done when the Snapshot shows all of its MIG devices. Devices that are missing after five
+// seconds do not hold back the others, but the layout fails.
 func TestSnapshotBehindDivision(t *testing.T) {
 	t.Parallel()
 	for name, hides := range map[string]func(inventory.MIGDevice) bool{
@@ -252,8 +252,8 @@ func TestSnapshotBehindDivision(t *testing.T) {
 	}
 }
 
-// TestSnapshotWithoutMIGDevice: an instance is not destroyed as long as the Snapshot does not show its
-// MIG device, because a pod may hold that.
+// An instance is not destroyed while the Snapshot does not show its MIG device, because a pod may
+// hold it.
 func TestSnapshotWithoutMIGDevice(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -274,7 +274,7 @@ func TestSnapshotWithoutMIGDevice(t *testing.T) {
 	})
 }
 
-// TestUnchangedJournal when nothing has changed.
+// An unchanged journal is not written again.
 func TestUnchangedJournal(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -290,8 +290,7 @@ func TestUnchangedJournal(t *testing.T) {
 	})
 }
 
-// TestRestartOfTheNodeInTheFirstStep: a GPU that was not divided before is left alone then, if
-// nobody wants it to be divided any more.
+// A GPU without a division before the restart stays unchanged if the layout is no longer wanted.
 func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.before = func(string, inventory.MIGStep) error { return inventory.ErrNoAnswer }
@@ -313,7 +312,7 @@ func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
 	})
 }
 
-// countedUsers counts how often it is asked for users.
+// countedUsers counts its calls.
 type countedUsers struct {
 	of    mig.Users
 	asked atomic.Int64
@@ -324,8 +323,8 @@ func (c *countedUsers) Users(ctx context.Context, devices []string) ([]kubelet.H
 	return c.of.Users(ctx, devices)
 }
 
-// TestKubeletPolling at first, because it mostly needs less than a second to take devices
-// back, and each second from then on.
+// The kubelet is asked often at first, because it usually confirms a hold in less than a second,
+// and then every second.
 func TestKubeletPolling(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
@@ -347,8 +346,8 @@ func TestKubeletPolling(t *testing.T) {
 	})
 }
 
-// TestRefusedGPU is offered as it is and not changed, until the reason ends. What is as
-// wanted stays so, and what was begun is gone on with.
+// A refused GPU is advertised unchanged until the refusal ends. A GPU with the layout keeps it, and
+// a started change continues.
 func TestRefusedGPU(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		const reason = "it is reserved for claims"
@@ -395,7 +394,7 @@ func TestRefusedGPU(t *testing.T) {
 	})
 }
 
-// deaf is a driver that does not tell processes.
+// deaf is a driver that returns no processes.
 type deaf struct {
 	*rig
 	err error
@@ -408,7 +407,7 @@ func (d *deaf) Processes(ctx context.Context, gpus []string) (map[string][]inven
 	return d.rig.Processes(ctx, gpus)
 }
 
-// TestUnreadGPU is not offered, whether its division or its processes cannot be read.
+// A GPU is not advertised before its division and its processes were read.
 func TestUnreadGPU(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"division", "processes"} {
@@ -442,7 +441,7 @@ func TestUnreadGPU(t *testing.T) {
 	}
 }
 
-// TestRemovedGPU is forgotten at once, though nothing is to be done on the others.
+// A removed GPU is forgotten at once, even if nothing happens to the others.
 func TestRemovedGPU(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		mine := newMirror(r)
@@ -462,8 +461,8 @@ func TestRemovedGPU(t *testing.T) {
 	})
 }
 
-// TestFailureAfterChangeOfGPU: it is not tried again earlier, whether the journal
-// or the end of a pod fails.
+// A failure of the journal or an eviction timeout is not retried earlier because the GPU has
+// changed.
 func TestFailureAfterChangeOfGPU(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"journal", "pod"} {
@@ -480,7 +479,8 @@ func TestFailureAfterChangeOfGPU(t *testing.T) {
 				if what == "pod" {
 					r.hold(gpu, "ns/stays")
 				}
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true, EvictTimeout: time.Minute})
+				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true,
+					EvictTimeout: time.Minute})
 				retry := r.reaches(mig.StateFailed).GPUs[0].Retry
 				other := mine.Value()
 				other.GPUs = slices.Clone(other.GPUs)

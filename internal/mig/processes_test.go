@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// second starts another process's owner, which leads now, beside the one that runs and may still
-// change GPUs, with a wish of its own, and returns what ends the first.
+// second starts the Controller of another process with its own layout. It leads from now on, while
+// the first one may still change GPUs. The returned function ends the first one.
 func (r *rig) second(wish mig.DesiredLayout, more ...func(*mig.Options)) (end func()) {
 	first := r.stop
 	r.stop = func() {}
@@ -37,8 +37,8 @@ func (r *rig) second(wish mig.DesiredLayout, more ...func(*mig.Options)) (end fu
 	}
 }
 
-// TestPreviousLeader that may still change GPUs, as it hangs: the one that leads waits for its end,
-// and offers what there is, whatever it wants.
+// A hanging previous leader may still change GPUs: the new leader waits for its end, and advertises
+// the existing devices.
 func TestPreviousLeader(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -56,8 +56,8 @@ func TestPreviousLeader(t *testing.T) {
 	})
 }
 
-// TestChangeByAnotherProcess has the next version start while this one makes a step: it
-// offers nothing of that GPU until the change is over, and all of it then.
+// The next version starts during a step of this process. It advertises no device of the GPU before
+// the change is over.
 func TestChangeByAnotherProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		began, goOn := make(chan struct{}), make(chan struct{})
@@ -86,8 +86,7 @@ func TestChangeByAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestAnotherProcessAfterNodeRestart: a process that does not change GPUs offers none whose
-// layout is to be made again.
+// A process that does not change GPUs advertises none whose layout must be restored.
 func TestAnotherProcessAfterNodeRestart(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
@@ -114,8 +113,7 @@ func TestAnotherProcessAfterNodeRestart(t *testing.T) {
 	})
 }
 
-// TestTakeOver: what the process before was asked for is known before anything is
-// changed.
+// The orders of the previous process are known before any change.
 func TestTakeOver(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()

@@ -42,12 +42,12 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {}}
 `
 
-// A place is the memory slices that a pod has.
+// A place is the memory slices of a pod.
 type place struct{ gpu, start, end int }
 
-// TestRandomWishes has wishes, pods, failing and slow calls, resets, restarts of the node and kills
-// follow each other at random. No instance of a pod is destroyed, no two pods have one slice, and
-// when the faults are over, the node is as wished, or it is said why not.
+// Layouts, pods, failing and slow calls, resets, restarts of the node and kills follow each other
+// at random. No instance of a pod is destroyed, and no two pods get the same slice. After the
+// faults, the node has the layout, or the status says why not.
 func TestRandomWishes(t *testing.T) {
 	t.Parallel()
 	file := parsed(t, randomLayouts)
@@ -66,7 +66,7 @@ func TestRandomWishes(t *testing.T) {
 	}
 }
 
-// A sequence is a rig with what a random sequence knows of its pods.
+// A sequence is a rig with its pods in a random sequence.
 type sequence struct {
 	*rig
 	*rand.Rand
@@ -101,7 +101,7 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 		time.Sleep([]time.Duration{0, time.Millisecond, 20 * time.Millisecond, time.Second, 20 * time.Second}[s.IntN(5)])
 	}
 	s.check()
-	// Everything is well again, and pods end.
+	// The faults end, and so do the pods.
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.free()
 	if s.dying {
@@ -119,7 +119,7 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 	s.judge()
 }
 
-// wish wishes for something else.
+// wish requests a random layout.
 func (s *sequence) wish(file *layout.File) {
 	builtin := []string{"all-balanced", "all-disabled", "all-enabled", "all-1g.10gb", "all-2g.12gb", "all-7g.80gb",
 		"all-1g.10gb.me", "no-such"}
@@ -137,7 +137,7 @@ func (s *sequence) wish(file *layout.File) {
 	s.wishes.Publish(w)
 }
 
-// allocate gives some of the devices on offer to pods, as kubelet does.
+// allocate gives some of the advertised devices to pods, like the kubelet.
 func (s *sequence) allocate() {
 	offered := s.offered()
 	for _, uuid := range slices.Sorted(maps.Keys(offered)) {
@@ -165,7 +165,7 @@ func (s *sequence) allocate() {
 	}
 }
 
-// placeOf returns where a device is, at the driver.
+// placeOf returns the place of a device according to the driver.
 func (s *sequence) placeOf(uuid string) (place, bool) {
 	for _, g := range s.Snapshots().Value().GPUs {
 		if g.UUID == uuid {
@@ -200,10 +200,11 @@ func (s *sequence) free() {
 	}
 }
 
-// fault has calls fail, hang or take long, or ends that.
+// fault makes calls fail, hang or take long, or ends this.
 func (s *sequence) fault() {
 	calls := []string{
-		"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstanceWithPlacement", "GpuInstanceDestroy",
+		"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstanceWithPlacement",
+		"GpuInstanceDestroy",
 		"ComputeInstanceDestroy", "DeviceGetGpuInstances",
 	}
 	f := simulator.Fault{GPU: fmt.Sprint(s.IntN(3)), Call: calls[s.IntN(len(calls))]}
@@ -227,8 +228,7 @@ func (s *sequence) fault() {
 	_ = s.node.Inject(f) // a fault that the GPU cannot have now
 }
 
-// kill ends the owner at one of its next calls, before the call or after it, or begins another
-// life.
+// kill stops the Controller before or after one of its next calls, or starts it again.
 func (s *sequence) kill() {
 	if s.dying {
 		s.revive()
@@ -252,7 +252,7 @@ func (s *sequence) kill() {
 	s.mu.Unlock()
 }
 
-// revive begins another life of the owner.
+// revive starts the Controller again.
 func (s *sequence) revive() {
 	s.stop()
 	s.mu.Lock()
@@ -261,7 +261,7 @@ func (s *sequence) revive() {
 	s.start()
 }
 
-// lose restarts the node, or resets a GPU: all its pods end.
+// lose restarts the node or resets a GPU: all its pods end.
 func (s *sequence) lose() {
 	if s.IntN(3) > 0 {
 		return
@@ -277,7 +277,7 @@ func (s *sequence) lose() {
 	s.revive()
 }
 
-// check fails if the driver has lost what a pod holds.
+// check fails if the driver has lost a device of a pod.
 func (s *sequence) check() {
 	for uuid, p := range s.places {
 		if now, there := s.placeOf(uuid); there && now != p {
@@ -286,7 +286,7 @@ func (s *sequence) check() {
 	}
 }
 
-// settled reports whether nothing more is to be expected.
+// settled reports whether no further change is expected.
 func (s *sequence) settled() bool {
 	status := s.owner.Status().Value()
 	for _, g := range status.GPUs {
@@ -297,7 +297,7 @@ func (s *sequence) settled() bool {
 	return true
 }
 
-// judge fails if the node is neither as wished nor says why.
+// judge fails if the node does not have the layout and its status does not say why.
 func (s *sequence) judge() {
 	wish, status := s.wishes.Value(), s.owner.Status().Value()
 	var phases []string

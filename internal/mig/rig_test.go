@@ -27,7 +27,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-// nodeOfThree has a GPU that keeps its mode without a reset, and two that are reset for it.
+// nodeOfThree has a GPU that changes its mode without a reset, and two that need one.
 const nodeOfThree = `description: Three GPUs with multi-instance mode, and one without
 driver: 590.48.01
 cuda: "13.1"
@@ -38,8 +38,8 @@ gpus:
 - {bdf: "0000:1a:00.0", pcie: 0/0/3, model: l40s}
 `
 
-// An otherProcess sets MIG modes in sessions of its own. It gives up a call that hangs, as the
-// process of the daemon does.
+// An otherProcess sets MIG modes in its own sessions. It abandons a hanging call, like the daemon's
+// process.
 type otherProcess struct {
 	node    *simulator.Node
 	sets    atomic.Int64
@@ -68,8 +68,8 @@ func (p *otherProcess) Set(ctx context.Context, uuid string, mode inventory.MIGM
 	return err
 }
 
-// A rig is an Owner on a simulated node behind the monitor and the adapter that ship. Its kubelet
-// gives out what the plan offers.
+// A rig is a Controller on a simulated node behind the production monitor and adapter. Its kubelet
+// allocates the devices of the plan.
 type rig struct {
 	t    *testing.T
 	node *simulator.Node
@@ -89,18 +89,18 @@ type rig struct {
 	pods   map[string]string // by the UUID of the device
 	absent error             // why kubelet does not answer
 	dead   error             // the owner was killed: it learns nothing more
-	// before and after are called about each step.
+	// before and after are called around each step.
 	before, after func(uuid string, step inventory.MIGStep) error
 }
 
-// onNode runs a test in a bubble, beside others, with a rig on nodeOfThree.
+// onNode runs a parallel test in a bubble with a rig on nodeOfThree.
 func onNode(t *testing.T, test func(t *testing.T, r *rig)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { test(t, newRig(t, nodeOfThree)) })
 }
 
-// newRig returns a rig without an Owner, in the bubble in which it is called.
+// newRig returns a rig without a Controller, in the bubble of the caller.
 func newRig(t *testing.T, profile string) *rig {
 	t.Helper()
 	if len(profile) > 40 {
@@ -140,7 +140,7 @@ func newRig(t *testing.T, profile string) *rig {
 	return r
 }
 
-// start begins another Owner's life.
+// start starts a Controller.
 func (r *rig) start(change ...func(*mig.Options)) {
 	r.stop()
 	o := mig.Options{Desired: r.wishes, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
@@ -165,13 +165,13 @@ func (r *rig) start(change ...func(*mig.Options)) {
 	}
 }
 
-// plan is what is offered now.
+// plan returns the present plan.
 func (r *rig) plan() resource.Plan {
 	plan := resource.New(r.Snapshots().Value(), resource.Options{MIG: resource.MIGMixed})
 	return plan.UnderGPUs(r.holds.Load().Value())
 }
 
-// offered are the devices that may be given to pods, by UUID.
+// offered returns the allocatable devices, by UUID.
 func (r *rig) offered() map[string]resource.Device {
 	devices := map[string]resource.Device{}
 	for _, res := range r.plan().Resources {
@@ -217,7 +217,8 @@ func (r *rig) Partitions(ctx context.Context, uuid string) (inventory.Partitions
 	return r.Monitor.Partitions(ctx, uuid)
 }
 
-// Repartition implements mig.Driver, and checks that no step ends what a pod holds or may get.
+// Repartition implements mig.Driver, and checks that no step removes a device that a pod holds or
+// may get.
 func (r *rig) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
 	r.mu.Lock()
 	before, after := r.before, r.after
@@ -252,7 +253,7 @@ func (r *rig) Repartition(ctx context.Context, uuid string, step inventory.MIGSt
 	return id, err
 }
 
-// hold gives a device to a pod, or takes it back when pod is empty.
+// hold allocates a device to a pod, or releases it if pod is empty.
 func (r *rig) hold(uuid, pod string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -263,8 +264,7 @@ func (r *rig) hold(uuid, pod string) {
 	r.pods[uuid] = pod
 }
 
-// give gives a device to a pod unless it is not on offer any more, and reports whether the pod has
-// it.
+// give allocates a device to a pod if it is allocatable, and reports whether it is.
 func (r *rig) give(uuid, pod string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -282,7 +282,7 @@ func (r *rig) inject(f simulator.Fault) {
 	}
 }
 
-// until waits for a Status for which ok is true.
+// until waits for a Status for which ok returns true.
 func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
 	r.t.Helper()
 	deadline := time.After(10 * time.Minute)
@@ -303,7 +303,7 @@ func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
 	}
 }
 
-// reaches waits for a state of a wish.
+// reaches waits for a state of the layout.
 func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	r.t.Helper()
 	wish := r.wishes.Value()
@@ -312,32 +312,33 @@ func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	})
 }
 
-// makes has a layout made of all GPUs.
+// makes applies a layout to all GPUs.
 func (r *rig) makes(layout string) {
 	r.t.Helper()
 	r.wishes.Publish(mig.DesiredLayout{Layout: layout})
 	r.reaches(mig.StateSuccess)
 }
 
-// passes lets time pass, that of the bubble, and whatever happens in it.
+// passes lets time pass in the bubble, with everything that happens in it.
 func (r *rig) passes(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// done waits until GPUs are as the wish says.
+// done waits until GPUs have the layout.
 func (r *rig) done(indexes ...int) {
 	r.t.Helper()
 	wish := r.wishes.Value()
 	r.until(fmt.Sprint("done: ", indexes), func(s mig.Status) bool {
-		return s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber && !slices.ContainsFunc(indexes, func(i int) bool {
-			return i >= len(s.GPUs) || s.GPUs[i].Phase != mig.PhaseDone
-		})
+		return s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber && !slices.ContainsFunc(indexes,
+			func(i int) bool {
+				return i >= len(s.GPUs) || s.GPUs[i].Phase != mig.PhaseDone
+			})
 	})
 }
 
-// devices are the sizes of the MIG devices that are offered, sorted, by the index of the GPU; "GPU"
-// for a whole one.
+// devices returns the sorted sizes of the advertised MIG devices, by the index of the GPU; "GPU"
+// for a whole GPU.
 func (r *rig) devices() map[int][]string {
 	sizes := map[int][]string{}
 	offered := r.offered()
@@ -355,7 +356,7 @@ func (r *rig) devices() map[int][]string {
 	return sizes
 }
 
-// uuids are the UUIDs of the MIG devices of a size on a GPU.
+// uuids returns the UUIDs of the MIG devices of a size on a GPU.
 func (r *rig) uuids(index int, size string) []string {
 	var uuids []string
 	for _, g := range r.Snapshots().Value().GPUs {
@@ -368,13 +369,13 @@ func (r *rig) uuids(index int, size string) []string {
 	return uuids
 }
 
-// journal is the text of the journal; empty if there is none.
+// journal returns the text of the journal; empty if there is none.
 func (r *rig) journal() string {
 	text, _ := os.ReadFile(filepath.Join(r.dir, "mig.json"))
 	return string(text)
 }
 
-// journalFile is the file of the journal, as it is now.
+// journalFile returns the present file of the journal.
 func (r *rig) journalFile() os.FileInfo {
 	r.t.Helper()
 	info, err := os.Stat(filepath.Join(r.dir, "mig.json"))
@@ -384,8 +385,8 @@ func (r *rig) journalFile() os.FileInfo {
 	return info
 }
 
-// A mirror is a feed of Snapshots that is behind the monitor's: as it was at first, until it is
-// told otherwise.
+// A mirror is a feed of Snapshots that lags behind the monitor: it keeps the first Snapshot until
+// it is told otherwise.
 type mirror struct {
 	r *rig
 	*feed.Feed[inventory.Snapshot]
@@ -421,7 +422,7 @@ func (m *mirror) follow() {
 	}()
 }
 
-// parsed is a file of layouts.
+// parsed returns a parsed file of layouts.
 func parsed(t *testing.T, text string) *layout.File {
 	t.Helper()
 	file, err := layout.Parse([]byte(text))

@@ -47,7 +47,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// A desk is a Chooser with what it reads.
+// A desk is a Chooser with its inputs.
 type desk struct {
 	*Chooser
 	t       *testing.T
@@ -65,7 +65,7 @@ func newDesk(t *testing.T, m config.MIG) *desk {
 	return d
 }
 
-// restart makes the Chooser of a new process.
+// restart creates the Chooser of a new process.
 func (d *desk) restart() {
 	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil },
 		func() (bool, bool) { return false, true }, d.clock)
@@ -85,7 +85,7 @@ func (d *desk) layouts(names ...string) string {
 	return path
 }
 
-// wants holds what the owner is told now.
+// wants checks the present layout and its origin.
 func (d *desk) wants(layout, origin string) mig.DesiredLayout {
 	d.t.Helper()
 	w := d.Desired().Value()
@@ -107,8 +107,7 @@ func (d *desk) apply(layout string, gpus ...string) error {
 	return err
 }
 
-// Who speaks last is heard, also by the process after this one, which knows it before the API
-// server answers.
+// The most recent request wins, also in the next process before the API server responds.
 func TestMostRecentRequestWins(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour})
@@ -118,7 +117,7 @@ func TestMostRecentRequestWins(t *testing.T) {
 		t.Errorf("the first wish is %+v", first)
 	}
 	d.SetLabel(t.Context(), "all-balanced")
-	d.wants("all-disabled", "configuration file") // it is not followed
+	d.wants("all-disabled", "configuration file") // the label is disabled
 	d.set(func(m *config.MIG) { m.Label = true })
 	d.wants("all-balanced", "label")
 	d.restart()
@@ -137,11 +136,11 @@ func TestMostRecentRequestWins(t *testing.T) {
 		t.Errorf("the same command again does not have it tried again: %d after %d", again.OrderNumber, before.OrderNumber)
 	}
 	d.restart()
-	d.SetLabel(t.Context(), "all-balanced") // the API server says what it said
+	d.SetLabel(t.Context(), "all-balanced") // the API server repeats the label
 	d.wants("all-enabled", "mig apply")
 	d.SetLabel(t.Context(), "all-1g.10gb")
 	d.wants("all-1g.10gb", "label")
-	d.SetLabel(t.Context(), "all-balanced") // the command is forgotten
+	d.SetLabel(t.Context(), "all-balanced") // the order is no longer valid
 	d.wants("all-balanced", "label")
 	if err := d.apply("all-enabled"); err != nil {
 		t.Fatal(err)
@@ -159,8 +158,8 @@ func TestMostRecentRequestWins(t *testing.T) {
 	}
 }
 
-// A file that cannot be used, or lacks the layout, loses nothing: the last wish stands, and the
-// reason is said.
+// An unusable file, or a file without the layout, changes nothing: the last layout stays in force,
+// and the error gives the reason.
 func TestUnknownLayout(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{})
@@ -202,7 +201,7 @@ func TestUnknownLayout(t *testing.T) {
 	}
 }
 
-// The file is read again by itself. While its content is the same, the owner is told nothing.
+// The file is read again periodically. The layout is published only if the content has changed.
 func TestFileOfLayouts(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{})
@@ -218,7 +217,7 @@ func TestFileOfLayouts(t *testing.T) {
 		t.Error("the owner is told what it knows")
 	default:
 	}
-	d.layouts("a") // one that is read while it is written is refused first
+	d.layouts("a") // a partially written file is refused at first
 	poll.Until(t, "the file is read again", func() bool {
 		d.clock.Step(time.Second)
 		return cmp.Equal([]string{"a"}, d.Desired().Value().File.Names())
@@ -229,8 +228,8 @@ func TestFileOfLayouts(t *testing.T) {
 	}
 }
 
-// A node whose label was never known waits for it, for some seconds: otherwise its first layout
-// would be made twice.
+// A node whose label was never known waits some seconds for it, because otherwise its first layout
+// would be applied twice.
 func TestWaitForFirstLabel(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Label: true})
@@ -243,8 +242,8 @@ func TestWaitForFirstLabel(t *testing.T) {
 	d.wants("all-disabled", "configuration file")
 }
 
-// In a roll-out one of two processes leads, and saves what it is asked for. The later one knows
-// that when it leads, and saves what it was asked for itself.
+// In a rolling update one of two processes leads and saves its orders. The other one reads them
+// when it becomes the leader, and saves its own.
 func TestStateOfTwoProcesses(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
@@ -266,8 +265,7 @@ func TestStateOfTwoProcesses(t *testing.T) {
 	if w := d.wants("all-enabled", "mig apply"); !cmp.Equal([]string{"1"}, w.GPUs) {
 		t.Errorf("the order is about %v", w.GPUs)
 	}
-	// A label that the earlier one was told counts against an order that the later one got before it
-	// led.
+	// A label received by the first process takes precedence over an earlier order of the second one.
 	next()
 	if err := d.apply("all-balanced"); err != nil {
 		t.Fatal(err)
@@ -276,7 +274,7 @@ func TestStateOfTwoProcesses(t *testing.T) {
 	d.wants("all-balanced", "mig apply")
 	leads()
 	d.wants("all-1g.10gb", "label")
-	// What the later one was told counts, and an order that it got.
+	// A label and an order received by the second process take precedence.
 	next()
 	d.SetLabel(t.Context(), "all-7g.80gb")
 	earlier.SetLabel(t.Context(), "all-disabled")
@@ -294,8 +292,7 @@ func TestStateOfTwoProcesses(t *testing.T) {
 	d.wants("all-balanced", "mig apply")
 }
 
-// A state directory that does not answer delays the start for some seconds, and loses nothing of
-// what it remembers.
+// A hanging state directory delays the start by some seconds, and loses no saved state.
 func TestHangingDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -323,8 +320,7 @@ func TestHangingDisk(t *testing.T) {
 	})
 }
 
-// A state file that cannot be read is set aside; one that cannot be written keeps nothing from
-// being done.
+// An unreadable state file is set aside. An unwritable one does not prevent changes.
 func TestUnwritableState(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true})

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
 
-// TestDefaultLabelOfOperator: all-disabled counts only if somebody has chosen it, where it would
-// remove MIG devices; also for the process after this one.
+// The label all-disabled is valid only if a user chose it, if it would remove MIG devices; also in
+// the next process.
 func TestDefaultLabelOfOperator(t *testing.T) {
 	t.Parallel()
 	const disabled = "all-disabled"
@@ -38,7 +38,7 @@ func TestDefaultLabelOfOperator(t *testing.T) {
 			known := false
 			configs, dir := feed.New(config.Config{MIG: config.MIG{Enabled: true, Label: true, Layout: tt.file}}), t.TempDir()
 			start := func() *choice.Chooser {
-				known = false // before the first look
+				known = false // before the first scan
 				divided := func() (bool, bool) { return known && !tt.whole, known }
 				c := choice.New(t.Context(), configs, dir, func() error { return nil }, divided, clock.RealClock{})
 				if got := c.Choices().Value(); tt.refused && got.Desired.Layout == disabled {
