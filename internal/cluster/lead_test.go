@@ -24,7 +24,7 @@ func (s *stage) writer(leads bool, count, state string) *process {
 	s.Helper()
 	p := s.new(config.Config{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
 	p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsNode })
-	p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 	p.MIG = feed.New(mig.Status{Resume: true})
 	p.leads.Publish(leads)
 	p.label(map[string]string{countLabel: count})
@@ -83,7 +83,7 @@ func TestStoppedProcess(t *testing.T) {
 		s.deploy(map[string]string{"dcgm": paused})
 		p := s.new(config.Config{Namespace: namespace, Features: everything,
 			MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
-		p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+		p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 		p.MIG = feed.New(mig.Status{Resume: true})
 		p.Lead = lead.New(lead.Options{Dir: s.TempDir()}) // it has none of the folder's
 		p.label(map[string]string{countLabel: "8"})

@@ -66,14 +66,14 @@ type layoutLabeler struct {
 
 // followLayout follows the label until ctx ends, while the configuration enables it.
 func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
-	if d.MIGWish == nil {
+	if d.MIGChoice == nil {
 		return
 	}
 	l := &layoutLabeler{client: c.client, daemon: d, alarm: new(feed.Alarm)}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
-		_, chosen := d.MIGWish.Choices().Latest()
+		_, chosen := d.MIGChoice.Choices().Latest()
 		_, progress := d.MIG.Latest()
 		return []<-chan struct{}{node, configured, chosen, progress, l.alarm.Rings()}
 	}
@@ -91,9 +91,9 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 	label := ""
 	if m.Enabled && m.Label {
 		label = l.node.Labels[migLabel]
-		l.daemon.MIGWish.SetLabel(ctx, label)
+		l.daemon.MIGChoice.SetLabel(ctx, label)
 	}
-	state, reason := migState(label, l.daemon.MIGWish.Choices().Value(), l.daemon.MIG.Value())
+	state, reason := migState(label, l.daemon.MIGChoice.Choices().Value(), l.daemon.MIG.Value())
 	return l.write(ctx, string(state), oneLine(reason), now)
 }
 

@@ -29,7 +29,7 @@ func (s *stage) divider(label string) *process {
 	s.Helper()
 	s.layoutLabel(label)
 	p := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
-	p.MIGWish = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 	p.MIG = feed.New(mig.Status{})
 	return p.start()
 }
@@ -50,8 +50,8 @@ func (s *stage) layoutLabel(value string) {
 // makes waits until the owner is told a layout, and has it say how far it is.
 func (p *process) makes(layout string, state mig.ConfigState, reason string) {
 	p.s.Helper()
-	p.s.until("the owner is told "+layout, func() bool { return p.MIGWish.Desired().Value().Layout == layout })
-	w := p.MIGWish.Desired().Value()
+	p.s.until("the owner is told "+layout, func() bool { return p.MIGChoice.Desired().Value().Layout == layout })
+	w := p.MIGChoice.Desired().Value()
 	p.MIG.Publish(mig.Status{Layout: w.Layout, OrderNumber: w.OrderNumber, State: state, Reason: reason})
 }
 
@@ -90,7 +90,7 @@ func TestMIGLabel(t *testing.T) {
 		})
 		s.layoutLabel("")
 		s.untilSays(" ")
-		s.until("nothing is named", func() bool { return p.MIGWish.Desired().Value().Layout == "" })
+		s.until("nothing is named", func() bool { return p.MIGChoice.Desired().Value().Layout == "" })
 		if zone := s.node().Labels["zone"]; zone != "a" {
 			s.Errorf("the zone is %q", zone)
 		}
@@ -111,7 +111,7 @@ func TestMIGLabelAfterApply(t *testing.T) {
 				p := s.divider("all-balanced")
 				p.makes("all-balanced", mig.StateSuccess, "")
 				s.untilSays("success ")
-				if _, err := p.MIGWish.Apply(s.Context(), tt.layout, tt.gpus); err != nil {
+				if _, err := p.MIGChoice.Apply(s.Context(), tt.layout, tt.gpus); err != nil {
 					s.Fatal(err)
 				}
 				s.pass(time.Minute)

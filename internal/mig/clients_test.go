@@ -70,7 +70,7 @@ func (c *cluster) runWith(problem error) {
 
 // wish requests a layout for GPU 1.
 func (c *cluster) wish(pause bool) {
-	c.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}, Pause: pause})
+	c.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}, Pause: pause})
 }
 
 func onCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
@@ -233,7 +233,7 @@ func TestKillDuringPause(t *testing.T) {
 				c.stop()
 				c.clients() // the pod ends
 				if !wanted {
-					c.wishes.Publish(mig.DesiredLayout{})
+					c.desired.Publish(mig.DesiredLayout{})
 				}
 				c.built = func(o *mig.Controller) {
 					if o.Status().Value().Resume {
@@ -258,7 +258,7 @@ func TestPauseByAnotherProcess(t *testing.T) {
 		end := c.second(mig.DesiredLayout{})
 		c.until("has decided", func(s mig.Status) bool { return len(s.GPUs) == 3 })
 		c.passes(time.Minute)
-		if c.owner.Status().Value().Resume {
+		if c.controller.Status().Value().Resume {
 			t.Error("a process without the lock has DaemonSets go on")
 		}
 		end()

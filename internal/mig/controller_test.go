@@ -61,7 +61,7 @@ func TestWaitForPods(t *testing.T) {
 		r.hold(stays, "ns/stays")
 		r.hold(goes, "ns/goes")
 		r.hold(r.uuids(0, "1g.10gb")[1], "ns/goes")
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-3g.40gb"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-3g.40gb"})
 		s := r.until("waits for the pod", func(s mig.Status) bool {
 			return strings.HasPrefix(s.Reason, "GPU 0: in use")
 		})
@@ -93,7 +93,7 @@ func TestRollbackOfAFailedStep(t *testing.T) {
 		r.makes("all-1g.10gb")
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement",
 			Return: "UNKNOWN"})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(1, 2)
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "nvmlDeviceCreateGpuInstanceWithPlacement: ERROR_UNKNOWN; undo failed") {
@@ -117,7 +117,7 @@ func TestRollbackOfAFailedStep(t *testing.T) {
 			return nil
 		}
 		r.mu.Unlock()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb"})
 		s = r.reaches(mig.StateFailed)
 		if diff := cmp.Diff([]string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}, r.devices()[0]); diff != "" {
 			t.Errorf("offered after %s (-want +got):\n%s", s.Reason, diff)
@@ -135,14 +135,14 @@ func TestForeignInstances(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb"})
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "this program did not create it") || len(r.devices()[0]) != 2 {
 			t.Errorf("%s; offered are %v", s.Reason, r.devices()[0])
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"}) // in which they have a place
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"}) // in which they have a place
 		r.reaches(mig.StateSuccess)
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", Replace: true})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", Replace: true})
 		r.reaches(mig.StateSuccess)
 		if diff := cmp.Diff([]string{"7g.80gb"}, r.devices()[0]); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
@@ -155,7 +155,7 @@ func TestForeignInstances(t *testing.T) {
 func TestEmptyForeignInstance(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 		uuid := r.Snapshots().Value().GPUs[0].UUID
 		step := func(s inventory.MIGStep) int {
@@ -166,7 +166,7 @@ func TestEmptyForeignInstance(t *testing.T) {
 			return id
 		}
 		id := step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 0, Size: 4}) // 3g.40gb
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 		if s := r.reaches(mig.StateFailed); !strings.Contains(s.Reason, "this program did not create it") {
 			t.Errorf("%s: %s", s.State, s.Reason)
 		}
@@ -181,13 +181,13 @@ func TestForeignMIGMode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 		if text := r.journal(); strings.Contains(text, "GPU-") {
 			t.Errorf("the journal: %s", text)
 		}
 		for again := range uint64(2) {
-			r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID},
+			r.desired.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID},
 				OrderNumber: again + 1})
 			r.reaches(mig.StateSuccess)
 			if text := r.journal(); !strings.Contains(text, `"enabled": true`) || strings.Count(text, "GPU-") != 1 {
@@ -207,7 +207,7 @@ func TestForeignDivisionAfterAllSteps(t *testing.T) {
 			return nil
 		}
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 		s := r.until("is judged", func(s mig.Status) bool { return s.State != mig.StatePending && s.Layout != "" })
 		if s.State != mig.StateFailed || !strings.Contains(s.Reason,
 			"after all steps the GPU has MIG enabled, 3g.40gb at slice") {
@@ -244,7 +244,7 @@ func TestBlockedRollback(t *testing.T) {
 					return nil
 				}
 				r.start()
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 				s := r.reaches(mig.StateFailed)
 				if !strings.Contains(s.Reason, "undo failed: ") || !strings.Contains(s.Reason, c.reason) ||
 					len(r.devices()[0]) > 0 {

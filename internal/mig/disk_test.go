@@ -30,9 +30,9 @@ func TestHangingDisk(t *testing.T) {
 				r.start()
 				if !atStart {
 					r.reaches(mig.StateNone)
-					hang(r.owner)
+					hang(r.controller)
 				}
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 				s := r.until("fails", allFailed)
 				r.passes(10 * time.Second)
 				if !strings.Contains(s.Reason, "the disk does not answer") || len(r.offered()) != 4 {
@@ -55,7 +55,7 @@ func TestNoStateDirectory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
 				r.start(func(o *mig.Options) { o.StateDir = dir })
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 				s := r.until("fails", allFailed)
 				if !strings.Contains(s.Reason, "the journal cannot be written") || len(r.offered()) != 4 {
 					t.Errorf("%s; offered: %v", s.Reason, r.devices())
@@ -84,7 +84,7 @@ func TestUnwritableJournal(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(r.dir, "mig.json", "x"), 0o700); err != nil { // it was set aside
 			t.Fatal(err)
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "the journal cannot be written") })
 		if g := r.Snapshots().Value().GPUs[0]; g.MIG != inventory.MIGDisabled {
 			t.Error("the mode was set without a journal")

@@ -43,12 +43,12 @@ func TestEvictionOfUsers(t *testing.T) {
 				return nil
 			})
 		})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
 		r.until("says why not", func(s mig.Status) bool {
 			return len(s.GPUs) == 3 && strings.HasSuffix(s.GPUs[0].Reason, "pod team/a: the disruption budget web allows none")
 		})
 		r.passes(5 * time.Second)
-		if g := r.owner.Status().Value().GPUs[0]; !strings.HasSuffix(g.Reason, ": the disruption budget web allows none") {
+		if g := r.controller.Status().Value().GPUs[0]; !strings.HasSuffix(g.Reason, ": the disruption budget web allows none") {
 			t.Errorf("between two tries it says %s", g.Reason)
 		}
 		r.passes(time.Minute)
@@ -69,7 +69,7 @@ func TestEvictionTimeoutRestarts(t *testing.T) {
 		r.start(func(o *mig.Options) { o.Evictor = evict(func(mig.Pod) error { return nil }) })
 		gpu := r.Snapshots().Value().GPUs[0].UUID
 		r.hold(gpu, "team/first")
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true,
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true,
 			EvictTimeout: time.Minute})
 		r.passes(50 * time.Second)
 		r.hold(gpu, "")
@@ -78,7 +78,7 @@ func TestEvictionTimeoutRestarts(t *testing.T) {
 		r.until("sees it", func(s mig.Status) bool { return s.State != mig.StateSuccess })
 		r.hold(gpu, "team/second")
 		r.passes(30 * time.Second)
-		if s := r.owner.Status().Value(); s.State != mig.StatePending || !strings.Contains(s.Reason, "team/second") {
+		if s := r.controller.Status().Value(); s.State != mig.StatePending || !strings.Contains(s.Reason, "team/second") {
 			t.Errorf("%q after half of the time: %s", s.State, s.Reason)
 		}
 		for _, most := range []time.Duration{5 * time.Second, 10 * time.Second} {
@@ -89,7 +89,7 @@ func TestEvictionTimeoutRestarts(t *testing.T) {
 			}
 			r.until("waits again", func(s mig.Status) bool { return s.State == mig.StatePending })
 			r.passes(30 * time.Second)
-			if s := r.owner.Status().Value(); s.State != mig.StatePending {
+			if s := r.controller.Status().Value(); s.State != mig.StatePending {
 				t.Errorf("%q in the next try: %s", s.State, s.Reason)
 			}
 		}

@@ -50,7 +50,7 @@ func TestKillAtEachStep(t *testing.T) {
 				r.before, r.after = at, at
 				r.mu.Unlock()
 				r.start()
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 				<-dead
 				r.stop()
 				r.mu.Lock()
@@ -58,7 +58,7 @@ func TestKillAtEachStep(t *testing.T) {
 				r.mu.Unlock()
 				want := balanced
 				if undone {
-					r.wishes.Publish(mig.DesiredLayout{})
+					r.desired.Publish(mig.DesiredLayout{})
 					want = []string{"GPU"}
 				}
 				r.built = func(*mig.Controller) {
@@ -107,7 +107,7 @@ func TestRestartOfTheNode(t *testing.T) {
 				r.makes("all-balanced")
 				r.reboots()
 				began := time.Now()
-				r.wishes.Publish(wish)
+				r.desired.Publish(wish)
 				r.built = func(*mig.Controller) {
 					for _, g := range r.Snapshots().Value().GPUs[:3] {
 						if len(r.devices()[g.Index]) != 0 {
@@ -119,7 +119,7 @@ func TestRestartOfTheNode(t *testing.T) {
 				wrong := map[int][]string{}
 				deadline := time.After(time.Minute)
 				for whole := false; !whole; { // what kubelet sees meanwhile
-					_, held := r.owner.Holds().Latest()
+					_, held := r.controller.Holds().Latest()
 					_, looked := r.Snapshots().Latest()
 					devices := r.devices()
 					for index, of := range devices {
@@ -157,7 +157,7 @@ func TestPendingMIGMode(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(0, 2)
 		s := r.reaches(mig.StateRebooting)
 		if !strings.Contains(s.Reason, "after a reset of the GPU or a restart of the node") ||
@@ -169,7 +169,7 @@ func TestPendingMIGMode(t *testing.T) {
 		}
 		r.mu.Lock()
 		r.before = func(string, inventory.MIGStep) error {
-			if g := r.owner.Status().Value().GPUs[1]; g.Phase != mig.PhaseReset {
+			if g := r.controller.Status().Value().GPUs[1]; g.Phase != mig.PhaseReset {
 				t.Errorf("%s while it is tried again", g.Phase)
 			}
 			return nil
@@ -197,7 +197,7 @@ func TestMIGModeByReset(t *testing.T) {
 		r.start(func(o *mig.Options) {
 			o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(r.node.Root(), minor) }
 		})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}})
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "by process 300100 (nv-hostengine); stop them; often nvidia-persistenced") {
 			t.Error(s.Reason)
@@ -214,7 +214,7 @@ func TestMIGModeByReset(t *testing.T) {
 			t.Error("the mode was set in this process's session")
 		}
 		before := r.modes.sets.Load()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0", "1"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0", "1"}})
 		r.reaches(mig.StateSuccess)
 		if sets := r.modes.sets.Load(); sets != before {
 			t.Errorf("the mode of an H100 was set %d times by another process", sets-before)
@@ -227,7 +227,7 @@ func TestWaitForProcesses(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		s := r.until("waits", func(s mig.Status) bool { return strings.HasPrefix(s.Reason, "GPU 0: in use by process ") })
 		if len(s.GPUs[0].Holders) != 1 || s.GPUs[0].Holders[0].PID == 0 {
 			t.Errorf("holders: %+v", s.GPUs[0].Holders)
@@ -236,7 +236,7 @@ func TestWaitForProcesses(t *testing.T) {
 		r.reaches(mig.StateSuccess)
 		// A process that the driver shows to nobody.
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "ComputeInstanceDestroy", Return: "IN_USE"})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled"})
 		r.until("waits", func(s mig.Status) bool {
 			return strings.Contains(s.Reason, "nvmlComputeInstanceDestroy: in use: the driver shows no process")
 		})
@@ -254,7 +254,7 @@ func TestHangingCall(t *testing.T) {
 		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement",
 			Delay: "45s", Count: 1})
 		began := time.Now()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(1, 2)
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("the other GPUs are done after %v", took)
@@ -282,9 +282,9 @@ func TestSlowMIGMode(t *testing.T) {
 					r.makes("all-enabled")
 				}
 				r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceSetMigMode", Delay: "90s", Count: 1})
-				r.wishes.Publish(mig.DesiredLayout{Layout: mode})
+				r.desired.Publish(mig.DesiredLayout{Layout: mode})
 				r.passes(time.Minute)
-				for i, g := range r.owner.Status().Value().GPUs { // one that had its turn first is done
+				for i, g := range r.controller.Status().Value().GPUs { // one that had its turn first is done
 					if changing := g.Phase == mig.PhaseChanging; changing != (i == 0) ||
 						i > 0 && g.Phase != mig.PhaseWaiting && g.Phase != mig.PhaseDone {
 						t.Errorf("GPU %d is %s after a minute: %s", i, g.Phase, g.Reason)
@@ -310,9 +310,9 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 			<-goOn
 			return nil
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		<-began
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.until("says so", func(s mig.Status) bool {
 			return s.State == mig.StatePending && strings.Contains(s.Reason,
 				"a step of the previous layout is still in progress")
@@ -331,7 +331,7 @@ func TestNoKubelet(t *testing.T) {
 		r.start(func(o *mig.Options) { o.Users = nil })
 		r.makes("all-balanced")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled"})
 		r.until("waits", func(s mig.Status) bool { return strings.HasPrefix(s.Reason, "GPU 0: in use by process ") })
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.reaches(mig.StateSuccess)
@@ -363,12 +363,12 @@ func TestEviction(t *testing.T) {
 		gpu := r.Snapshots().Value().GPUs[0].UUID
 		r.hold(gpu, "team/web-0")
 		r.start(func(o *mig.Options) { o.Evictor = e })
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.passes(time.Minute)
 		if len(e.asked) > 0 {
 			t.Errorf("evicted without being told to: %v", e.asked)
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", Evict: true, EvictTimeout: time.Minute})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", Evict: true, EvictTimeout: time.Minute})
 		r.until("says why not", func(s mig.Status) bool {
 			return strings.Contains(s.Reason, "in use by pod team/web-0: the disruption budget")
 		})
@@ -379,13 +379,13 @@ func TestEviction(t *testing.T) {
 		// If a pod does not end in time, its GPU is advertised again.
 		r.hold(r.uuids(0, "3g.40gb")[0], "with UID 4711")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true})
 		r.passes(10 * time.Minute)
 		if s := r.reaches(mig.StatePending); slices.Contains(e.asked, mig.Pod{}) || len(e.asked) < 40 {
 			t.Errorf("%s; evicted without a limit: %v", s.Reason, e.asked)
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true, EvictTimeout: time.Minute})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled", Evict: true, EvictTimeout: time.Minute})
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "in use by pod with UID 4711 for more than 1m0s") || len(r.devices()[0]) != 4 {
 			t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
@@ -397,9 +397,9 @@ func TestEviction(t *testing.T) {
 func TestBeforeFirstSnapshot(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Snapshots = feed.New(inventory.Snapshot{}) })
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.passes(time.Minute)
-		if s := r.owner.Status().Value(); s.State == mig.StateSuccess || s.Resume {
+		if s := r.controller.Status().Value(); s.State == mig.StateSuccess || s.Resume {
 			t.Errorf("state %q, resume %v", s.State, s.Resume)
 		}
 	})
@@ -410,7 +410,7 @@ func TestUnknownUsers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.passes(time.Minute)
 		s := r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
 		if s.State != mig.StatePending || r.journal() != "" {
@@ -431,7 +431,7 @@ func TestFailingRead(t *testing.T) {
 		r.mu.Lock()
 		r.dead = errors.New("the driver has no time")
 		r.mu.Unlock()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: 1})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: 1})
 		s := r.reaches(mig.StatePending)
 		r.until("says so", func(s mig.Status) bool { return s.Reason == "GPU 0, 1, 2: the driver has no time" })
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
@@ -449,7 +449,7 @@ func TestMissingPermission(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		s := r.until("failed", func(s mig.Status) bool {
 			return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseFailed && s.GPUs[1].Phase == mig.PhaseFailed &&
 				s.GPUs[2].Phase == mig.PhaseFailed
@@ -473,12 +473,12 @@ func TestUnreadableInstances(t *testing.T) {
 		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
 		r.mu.Unlock()
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"1"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"1"}})
 		r.passes(10 * time.Minute)
 		if steps == 0 || steps > 40 {
 			t.Errorf("%d steps in ten minutes", steps)
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"1"}, OrderNumber: 1})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-enabled", GPUs: []string{"1"}, OrderNumber: 1})
 		s := r.until("fails again", func(s mig.Status) bool {
 			return s.OrderNumber == 1 && s.State == mig.StateFailed && !s.GPUs[1].Retry.IsZero()
 		})

@@ -54,7 +54,7 @@ func TestRetries(t *testing.T) {
 					return fmt.Errorf("the call: %w", test.err)
 				}
 				r.start()
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 				r.until("has begun", func(s mig.Status) bool { return len(s.GPUs) == 3 && strings.Contains(s.GPUs[0].Reason, "the call") })
 				for _, pause := range test.paces {
 					r.passes(time.Duration(pause)*time.Second + 100*time.Millisecond)
@@ -65,13 +65,13 @@ func TestRetries(t *testing.T) {
 				if diff := cmp.Diff(test.paces, paces(tries[:9])); diff != "" {
 					t.Errorf("pauses in seconds (-want +got):\n%s", diff)
 				}
-				g := r.owner.Status().Value().GPUs[0]
+				g := r.controller.Status().Value().GPUs[0]
 				if said := !g.Retry.IsZero(); said != (test.paces[7] >= 5) || said && time.Until(g.Retry) > 5*time.Minute {
 					t.Errorf("%s: tried again at %v", g.Reason, g.Retry)
 				}
 				tries = nil
 				began := time.Now()
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}, OrderNumber: 1})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}, OrderNumber: 1})
 				r.passes(8 * time.Second)
 				if len(tries) < 2 || tries[0].Sub(began) > 2*time.Second || paces(tries)[0] > 5 {
 					t.Errorf("after a new wish at %v it was tried at %v", began, tries)
@@ -126,7 +126,7 @@ func TestFixedInstances(t *testing.T) {
 					} else {
 						r.hold(stays, "ns/stays")
 					}
-					r.wishes.Publish(mig.DesiredLayout{Layout: "new", File: parsed(t, file)})
+					r.desired.Publish(mig.DesiredLayout{Layout: "new", File: parsed(t, file)})
 					r.until("is made", func(s mig.Status) bool {
 						return s.Layout == "new" && len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseDone
 					})
@@ -148,14 +148,14 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 		r.makes("all-balanced")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
 		busy := r.Snapshots().Value().GPUs[0].MIGDevices[0]
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-" + busy.Profile, GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-" + busy.Profile, GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 		if !slices.Contains(r.uuids(0, busy.Profile), busy.UUID) {
 			t.Error("the instance with the process went")
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}) // a driver that does not say where
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}})
 		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "in use by process") })
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0"})
 		if s := r.reaches(mig.StateSuccess); len(s.GPUs[0].Holders) > 0 {
@@ -169,7 +169,7 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 func TestLayoutOfOtherModels(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-2g.12gb"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-2g.12gb"})
 		s := r.reaches(mig.StateSuccess)
 		if s.GPUs[0].Phase != mig.PhaseKept || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone ||
 			s.GPUs[0].Reason == "" {
@@ -179,11 +179,11 @@ func TestLayoutOfOtherModels(t *testing.T) {
 			r.devices()); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-9g.12gb"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-9g.12gb"})
 		if s = r.reaches(mig.StateFailed); !allFailed(s) || !strings.HasPrefix(s.Reason, `GPU 0`) {
 			t.Errorf("%s; GPUs: %+v", s.Reason, s.GPUs)
 		}
-		r.wishes.Publish(mig.DesiredLayout{Layout: "new", File: parsed(t,
+		r.desired.Publish(mig.DesiredLayout{Layout: "new", File: parsed(t,
 			`{version: v1, mig-configs: {new: [{devices: [0, 2], mig-enabled: true, mig-devices: {"2g.12gb": 2}}]}}`)})
 		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept ||
 			s.GPUs[2].Phase != mig.PhaseDone ||
@@ -192,7 +192,7 @@ func TestLayoutOfOtherModels(t *testing.T) {
 		}
 		none := parsed(t, `{version: v1, mig-configs: {none: [{devices: all, device-filter: "0x1EB810DE", mig-enabled: true, mig-devices: {"1g.5gb": 7}}], `+
 			`some: [{devices: all, mig-enabled: false}]}}`)
-		r.wishes.Publish(mig.DesiredLayout{Layout: "none", File: none})
+		r.desired.Publish(mig.DesiredLayout{Layout: "none", File: none})
 		if s = r.reaches(mig.StateFailed); !strings.Contains(s.Reason,
 			"the layout none has no item for any GPU of this node (PCI device 0x") ||
 			!strings.Contains(s.Reason, "layouts that have one: some") {
@@ -214,7 +214,7 @@ func TestSnapshotBehindDivision(t *testing.T) {
 				onNode(t, func(t *testing.T, r *rig) {
 					mine := newMirror(r)
 					r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
-					r.wishes.Publish(mig.DesiredLayout{Layout: "mixed", GPUs: []string{"0"}, File: parsed(t, randomLayouts)})
+					r.desired.Publish(mig.DesiredLayout{Layout: "mixed", GPUs: []string{"0"}, File: parsed(t, randomLayouts)})
 					r.until("waits for the look", func(s mig.Status) bool {
 						return strings.Contains(s.Reason, "the last scan of the node does not show the present division of the GPU")
 					})
@@ -223,7 +223,7 @@ func TestSnapshotBehindDivision(t *testing.T) {
 					}
 					mine.show(hides)
 					r.passes(4 * time.Second)
-					if s := r.owner.Status().Value(); s.State != mig.StatePending {
+					if s := r.controller.Status().Value(); s.State != mig.StatePending {
 						t.Errorf("%q without a device", s.State)
 					}
 					if !comes {
@@ -232,11 +232,11 @@ func TestSnapshotBehindDivision(t *testing.T) {
 							len(mine.Value().GPUs[0].MIGDevices) == 0 {
 							t.Error(s.Reason)
 						}
-						if hold := r.owner.Holds().Value()[s.GPUs[0].UUID]; hold.Reason != "" {
+						if hold := r.controller.Holds().Value()[s.GPUs[0].UUID]; hold.Reason != "" {
 							t.Errorf("the devices that are shown are held: %+v", hold)
 						}
 						r.passes(time.Minute)
-						if s := r.owner.Status().Value(); s.State != mig.StateFailed {
+						if s := r.controller.Status().Value(); s.State != mig.StateFailed {
 							t.Errorf("%q without a device", s.State)
 						}
 					}
@@ -261,7 +261,7 @@ func TestSnapshotWithoutMIGDevice(t *testing.T) {
 		mine := newMirror(r)
 		mine.show(func(d inventory.MIGDevice) bool { return d.Profile == "3g.40gb" })
 		r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.until("waits", func(s mig.Status) bool {
 			return strings.Contains(s.Reason, "the last scan of the node does not show the MIG device of GPU instance ")
 		})
@@ -281,7 +281,7 @@ func TestUnchangedJournal(t *testing.T) {
 		r.makes("all-balanced")
 		before := r.journalFile()
 		for again := range uint64(3) {
-			r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: again + 1})
+			r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: again + 1})
 			r.reaches(mig.StateSuccess)
 		}
 		if !os.SameFile(before, r.journalFile()) {
@@ -295,10 +295,10 @@ func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.before = func(string, inventory.MIGStep) error { return inventory.ErrNoAnswer }
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		r.until("has begun", func(s mig.Status) bool { return strings.Contains(s.Reason, inventory.ErrNoAnswer.Error()) })
 		r.reboots()
-		r.wishes.Publish(mig.DesiredLayout{})
+		r.desired.Publish(mig.DesiredLayout{})
 		steps := 0
 		r.mu.Lock()
 		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
@@ -330,7 +330,7 @@ func TestKubeletPolling(t *testing.T) {
 		r.absent = errors.New("kubelet does not run")
 		users := &countedUsers{of: r}
 		r.start(func(o *mig.Options) { o.Users = users })
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		r.passes(4 * time.Second)
 		first := users.asked.Load()
 		r.passes(2 * time.Second)
@@ -340,7 +340,7 @@ func TestKubeletPolling(t *testing.T) {
 		if later := int(users.asked.Load() - between); int(first) < 38*each || later < 19*each || later > 21*each {
 			t.Errorf("asked %d times in 4 s, %d times in 20 s after that", first, later)
 		}
-		if g := r.owner.Status().Value().GPUs[0]; !g.Retry.IsZero() {
+		if g := r.controller.Status().Value().GPUs[0]; !g.Retry.IsZero() {
 			t.Errorf("what is waited for is said to be tried again at %v", g.Retry)
 		}
 	})
@@ -362,7 +362,7 @@ func TestRefusedGPU(t *testing.T) {
 		}
 		elsewhere.Store(true)
 		r.start(option)
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"})
 		r.done(1, 2)
 		s := r.until("says so", func(s mig.Status) bool { return s.State == mig.StatePending && s.Reason == "GPU 0: "+reason })
 		r.passes(time.Minute)
@@ -376,7 +376,7 @@ func TestRefusedGPU(t *testing.T) {
 			t.Errorf("success %v after the reason has ended", took)
 		}
 		elsewhere.Store(true)
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: 1})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", OrderNumber: 1})
 		r.reaches(mig.StateSuccess)
 		elsewhere.Store(false)
 		r.mu.Lock()
@@ -389,7 +389,7 @@ func TestRefusedGPU(t *testing.T) {
 			return nil
 		}
 		r.mu.Unlock()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-1g.10gb", GPUs: []string{"0"}})
 		r.reaches(mig.StateSuccess)
 	})
 }
@@ -420,14 +420,14 @@ func TestUnreadGPU(t *testing.T) {
 				} else {
 					driver.err = problem
 				}
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-enabled"})
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-enabled"})
 				r.start(func(o *mig.Options) { o.Driver = driver })
 				s := r.until("says so", func(s mig.Status) bool { return s.Reason == "GPU 0, 1, 2: the driver has no time" })
 				r.passes(time.Minute)
 				if diff := cmp.Diff(map[int][]string{3: {"GPU"}}, r.devices()); diff != "" || s.State != mig.StatePending {
 					t.Errorf("%s: offered (-want +got):\n%s", s.State, diff)
 				}
-				for uuid, h := range r.owner.Holds().Value() {
+				for uuid, h := range r.controller.Holds().Value() {
 					if uuid != r.Snapshots().Value().GPUs[3].UUID && h.Reason != "the division of its GPU cannot be read" {
 						t.Errorf("the hold on %s: %+v", uuid, h)
 					}
@@ -452,10 +452,10 @@ func TestRemovedGPU(t *testing.T) {
 		less.GPUs = less.GPUs[1:]
 		mine.Publish(less)
 		r.passes(time.Second)
-		if s := r.owner.Status().Value(); len(s.GPUs) != 2 {
+		if s := r.controller.Status().Value(); len(s.GPUs) != 2 {
 			t.Errorf("there are still %d GPUs", len(s.GPUs))
 		}
-		if _, there := r.owner.Holds().Value()[gone]; there {
+		if _, there := r.controller.Holds().Value()[gone]; there {
 			t.Error("there is still a hold on it")
 		}
 	})
@@ -479,7 +479,7 @@ func TestFailureAfterChangeOfGPU(t *testing.T) {
 				if what == "pod" {
 					r.hold(gpu, "ns/stays")
 				}
-				r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true,
+				r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true,
 					EvictTimeout: time.Minute})
 				retry := r.reaches(mig.StateFailed).GPUs[0].Retry
 				other := mine.Value()
@@ -487,7 +487,7 @@ func TestFailureAfterChangeOfGPU(t *testing.T) {
 				other.GPUs[0].Index = 9
 				mine.Publish(other)
 				r.passes(time.Second)
-				if s := r.owner.Status().Value(); s.State != mig.StateFailed || !s.GPUs[2].Retry.Equal(retry) ||
+				if s := r.controller.Status().Value(); s.State != mig.StateFailed || !s.GPUs[2].Retry.Equal(retry) ||
 					s.GPUs[2].Index != 9 {
 					t.Errorf("%s: %s; tried again at %v, want %v", s.State, s.Reason, s.GPUs[2].Retry, retry)
 				}

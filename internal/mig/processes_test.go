@@ -21,7 +21,7 @@ import (
 func (r *rig) second(wish mig.DesiredLayout, more ...func(*mig.Options)) (end func()) {
 	first := r.stop
 	r.stop = func() {}
-	r.wishes = feed.New(wish)
+	r.desired = feed.New(wish)
 	var ended atomic.Bool
 	r.start(append(more, func(o *mig.Options) {
 		o.PreviousLeader = func() error {
@@ -45,7 +45,7 @@ func TestPreviousLeader(t *testing.T) {
 		r.makes("all-balanced")
 		end := r.second(mig.DesiredLayout{Layout: "all-balanced"})
 		r.reaches(mig.StateSuccess)
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-disabled"})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled"})
 		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "it has not ended") })
 		r.passes(time.Minute)
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" || len(r.uuids(0, "3g.40gb")) != 1 {
@@ -69,7 +69,7 @@ func TestChangeByAnotherProcess(t *testing.T) {
 			return nil
 		}
 		r.start()
-		r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		<-began
 		end := r.second(mig.DesiredLayout{})
 		defer func() { release(); end() }()
@@ -120,7 +120,7 @@ func TestTakeOver(t *testing.T) {
 		r.makes("all-balanced")
 		steps := 0
 		end := r.second(mig.DesiredLayout{Layout: "all-disabled"}, func(o *mig.Options) {
-			o.TakeOver = func(context.Context) { r.wishes.Publish(mig.DesiredLayout{Layout: "all-balanced"}) }
+			o.TakeOver = func(context.Context) { r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced"}) }
 		})
 		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "it has not ended") })
 		r.mu.Lock()

@@ -80,9 +80,9 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 	s.start()
 	for range 4 + s.IntN(10) {
 		if testing.Verbose() {
-			st := s.owner.Status().Value()
+			st := s.controller.Status().Value()
 			s.t.Logf("%v %s %s %v; pods %v; %+v", time.Now().Format("04:05.000"), st.State, st.Reason, s.devices(), s.places,
-				s.wishes.Value())
+				s.desired.Value())
 		}
 		switch s.IntN(13) {
 		case 0, 1, 2, 3:
@@ -123,7 +123,7 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 func (s *sequence) wish(file *layout.File) {
 	builtin := []string{"all-balanced", "all-disabled", "all-enabled", "all-1g.10gb", "all-2g.12gb", "all-7g.80gb",
 		"all-1g.10gb.me", "no-such"}
-	w := mig.DesiredLayout{Replace: s.IntN(4) == 0, OrderNumber: s.wishes.Value().OrderNumber + 1}
+	w := mig.DesiredLayout{Replace: s.IntN(4) == 0, OrderNumber: s.desired.Value().OrderNumber + 1}
 	switch n := s.IntN(10); {
 	case n == 0: // nothing
 	case n < 6:
@@ -134,7 +134,7 @@ func (s *sequence) wish(file *layout.File) {
 	if s.IntN(5) == 0 {
 		w.GPUs = []string{fmt.Sprint(s.IntN(3))}
 	}
-	s.wishes.Publish(w)
+	s.desired.Publish(w)
 }
 
 // allocate gives some of the advertised devices to pods, like the kubelet.
@@ -288,7 +288,7 @@ func (s *sequence) check() {
 
 // settled reports whether no further change is expected.
 func (s *sequence) settled() bool {
-	status := s.owner.Status().Value()
+	status := s.controller.Status().Value()
 	for _, g := range status.GPUs {
 		if g.Phase != mig.PhaseDone && g.Phase != mig.PhaseKept && (g.Phase != mig.PhaseFailed || !g.Retry.IsZero()) {
 			return false
@@ -299,7 +299,7 @@ func (s *sequence) settled() bool {
 
 // judge fails if the node does not have the layout and its status does not say why.
 func (s *sequence) judge() {
-	wish, status := s.wishes.Value(), s.owner.Status().Value()
+	wish, status := s.desired.Value(), s.controller.Status().Value()
 	var phases []string
 	for _, g := range status.GPUs {
 		phases = append(phases, fmt.Sprintf("%d %s: %s", g.Index, g.Phase, g.Reason))
@@ -333,7 +333,7 @@ func (s *sequence) judge() {
 	default:
 		s.t.Errorf("%s ends as %q: %q", wish.Layout, status.State, phases)
 	}
-	for uuid, h := range s.owner.Holds().Value() {
+	for uuid, h := range s.controller.Holds().Value() {
 		if h.Reason != "" {
 			s.t.Errorf("%s ends as %q with a hold on %s: %q\n%s", wish.Layout, status.State, uuid, phases, s.journal())
 		}

@@ -74,16 +74,16 @@ type rig struct {
 	t    *testing.T
 	node *simulator.Node
 	*monitor.Monitor
-	wishes *feed.Feed[mig.DesiredLayout]
-	dir    string
-	boot   string
+	desired *feed.Feed[mig.DesiredLayout]
+	dir     string
+	boot    string
 
 	modes *otherProcess
 
-	owner *mig.Controller
-	built func(*mig.Controller) // called before an Owner runs
-	holds atomic.Pointer[feed.Feed[map[string]resource.GPUHold]]
-	stop  func()
+	controller *mig.Controller
+	built      func(*mig.Controller) // called before an Owner runs
+	holds      atomic.Pointer[feed.Feed[map[string]resource.GPUHold]]
+	stop       func()
 
 	mu     sync.Mutex
 	pods   map[string]string // by the UUID of the device
@@ -118,7 +118,7 @@ func newRig(t *testing.T, profile string) *rig {
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	r := &rig{
-		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.DesiredLayout{}), pods: map[string]string{},
+		t: t, node: node, dir: t.TempDir(), boot: "one", desired: feed.New(mig.DesiredLayout{}), pods: map[string]string{},
 		stop:  func() {},
 		modes: &otherProcess{node: node},
 	}
@@ -143,12 +143,12 @@ func newRig(t *testing.T, profile string) *rig {
 // start starts a Controller.
 func (r *rig) start(change ...func(*mig.Options)) {
 	r.stop()
-	o := mig.Options{Desired: r.wishes, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
+	o := mig.Options{Desired: r.desired, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
 	for _, c := range change {
 		c(&o)
 	}
 	owner := mig.New(o)
-	r.owner = owner
+	r.controller = owner
 	r.holds.Store(owner.Holds())
 	if r.built != nil {
 		r.built(owner)
@@ -287,7 +287,7 @@ func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
 	r.t.Helper()
 	deadline := time.After(10 * time.Minute)
 	for {
-		s, changed := r.owner.Status().Latest()
+		s, changed := r.controller.Status().Latest()
 		if ok(s) {
 			return s
 		}
@@ -306,7 +306,7 @@ func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
 // reaches waits for a state of the layout.
 func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	r.t.Helper()
-	wish := r.wishes.Value()
+	wish := r.desired.Value()
 	return r.until("reaches "+string(state), func(s mig.Status) bool {
 		return s.State == state && s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber
 	})
@@ -315,7 +315,7 @@ func (r *rig) reaches(state mig.ConfigState) mig.Status {
 // makes applies a layout to all GPUs.
 func (r *rig) makes(layout string) {
 	r.t.Helper()
-	r.wishes.Publish(mig.DesiredLayout{Layout: layout})
+	r.desired.Publish(mig.DesiredLayout{Layout: layout})
 	r.reaches(mig.StateSuccess)
 }
 
@@ -328,7 +328,7 @@ func (r *rig) passes(d time.Duration) {
 // done waits until GPUs have the layout.
 func (r *rig) done(indexes ...int) {
 	r.t.Helper()
-	wish := r.wishes.Value()
+	wish := r.desired.Value()
 	r.until(fmt.Sprint("done: ", indexes), func(s mig.Status) bool {
 		return s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber && !slices.ContainsFunc(indexes,
 			func(i int) bool {

@@ -410,7 +410,7 @@ func (d *daemon) view() View {
 		v.ClaimsOf = func(devices []string) []dra.Claim { return claims.Of(d.dra.Claims.Status().Value(), devices) }
 	}
 	if d.mig != nil {
-		v.MIGWish, v.MIG = d.wishes, d.mig.Status()
+		v.MIGChoice, v.MIG = d.wishes, d.mig.Status()
 	}
 	return v
 }

@@ -137,7 +137,7 @@ func TestWhatTheClusterKnows(t *testing.T) {
 		args []string
 		lack []string
 	}{
-		"nothing else": {nil, []string{"MIGWish", "MIG", "DRA", "ClaimsOf", "Checkpoint"}},
+		"nothing else": {nil, []string{"MIGChoice", "MIG", "DRA", "ClaimsOf", "Checkpoint"}},
 		"all": {[]string{"--kubelet-socket=/nowhere/kubelet.sock", "--mig-enabled", "--state-dir", t.TempDir()},
 			nil},
 	} {

@@ -31,10 +31,10 @@ type View struct {
 	// Lead says whether this process leads, and is asked before each write that only the process that
 	// leads makes.
 	Lead *lead.Lead
-	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil
+	// MIGChoice chooses the MIG layout, and MIG is the progress of the node with it; both are nil
 	// where layouts are not changed.
-	MIGWish *choice.Chooser
-	MIG     *feed.Feed[mig.Status]
+	MIGChoice *choice.Chooser
+	MIG       *feed.Feed[mig.Status]
 	// DRA has the parts for Dynamic Resource Allocation; nil if there are none.
 	DRA *DRA
 	// Offered is the part of the plan that the servers offer.
