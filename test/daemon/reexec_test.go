@@ -121,7 +121,7 @@ func TestReexec(t *testing.T) {
 			s.signal(daemon, syscall.SIGHUP) // or it would look half a minute later
 			if name != "the library is replaced" {
 				// and the process stays until another one is better off
-				s.logs("the kernel module is of another version than the library")
+				s.logs("the versions of the kernel module and the library differ")
 				d.installLibrary(newVersion, newGPUs)
 			}
 			ended := s.next(mark, standin.StreamEnded)

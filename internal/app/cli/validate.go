@@ -154,7 +154,7 @@ func (v *validated) take(p cuda.Proof) {
 	switch {
 	case p.Failure == nil:
 		v.Result = resultProven
-	case p.Failure.Tried():
+	case p.Failure.WasTried():
 		v.Result, v.Reason = resultFailed, p.Failure.Error()
 	default:
 		v.Reason = p.Failure.Error()

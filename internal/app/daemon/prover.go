@@ -60,7 +60,7 @@ func cureOf(f *cuda.Failure) inventory.Cure {
 		return inventory.CureFabric
 	case f.Kind == cuda.Hangs:
 		return inventory.CureReset
-	case f.Passing() || f.Code == cuda.DriverMismatch:
+	case f.IsTransient() || f.Code == cuda.DriverMismatch:
 		return inventory.CureHuman
 	}
 	return inventory.CureReset

@@ -84,12 +84,14 @@ func TestErrors(t *testing.T) {
 		{"cuDevicePrimaryCtxRetain", "46", cuda.Refused, true,
 			[]string{"CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "another process has the GPU"}},
 		{"cuCtxSetCurrent", "2", cuda.Refused, true, []string{"CUDA_ERROR_OUT_OF_MEMORY (2)"}},
-		{"cuModuleLoadDataEx", "218", cuda.Refused, false, []string{"CUDA_ERROR_INVALID_PTX (218), ptxas: a line of the compiler"}},
+		{"cuModuleLoadDataEx", "218", cuda.Refused, false,
+			[]string{"CUDA_ERROR_INVALID_PTX (218), ptxas: a line of the compiler"}},
 		{"cuModuleGetFunction", "12345", cuda.Refused, false, []string{"cuModuleGetFunction: CUDA error 12345"}},
 		{"cuMemAlloc", "214", cuda.Refused, false, []string{"cuMemAlloc: CUDA_ERROR_ECC_UNCORRECTABLE (214)"}},
 		{"cuMemcpyHtoD", "700", cuda.Refused, false, []string{"CUDA_ERROR_ILLEGAL_ADDRESS (700)"}},
 		{"cuLaunchKernel", "719", cuda.Refused, false, []string{"cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED (719)"}},
-		{"cuCtxSynchronize", "214", cuda.Refused, false, []string{"cuCtxSynchronize: CUDA_ERROR_ECC_UNCORRECTABLE (214), uncorrectable ECC error encountered"}},
+		{"cuCtxSynchronize", "214", cuda.Refused, false,
+			[]string{"cuCtxSynchronize: CUDA_ERROR_ECC_UNCORRECTABLE (214), uncorrectable ECC error encountered"}},
 		{"cuMemcpyDtoH", "719", cuda.Refused, false, []string{"cuMemcpyDtoH: CUDA_ERROR_LAUNCH_FAILED (719)"}},
 		{"cuMemFree", "719", cuda.Refused, false, []string{"cuMemFree: CUDA_ERROR_LAUNCH_FAILED (719)"}},
 		{"cuMemcpyHtoD", "wrong", cuda.Wrong, false, []string{"the GPU computes wrongly: number 262143 of 262144"}},
@@ -99,7 +101,7 @@ func TestErrors(t *testing.T) {
 		library.Cure(t)
 		library.Fail(t, gpu, test.function, test.action)
 		p := cuda.Run(t.Context(), root, gpu)
-		if p.Failure == nil || p.Failure.Kind != test.kind || p.Failure.Passing() != test.passing || !p.Failure.Tried() {
+		if p.Failure == nil || p.Failure.Kind != test.kind || p.Failure.IsTransient() != test.passing || !p.Failure.WasTried() {
 			t.Errorf("%s %s: %+v", test.function, test.action, p.Failure)
 			continue
 		}
@@ -127,7 +129,7 @@ func TestHang(t *testing.T) {
 		t.Errorf("another device: %v", p.Failure)
 	}
 	p := <-hangs
-	if p.Failure == nil || p.Failure.Kind != cuda.Hangs || !p.Failure.Passing() ||
+	if p.Failure == nil || p.Failure.Kind != cuda.Hangs || !p.Failure.IsTransient() ||
 		!strings.Contains(p.Failure.Error(), "cuDevicePrimaryCtxRetain does not return within 10s") {
 		t.Errorf("the device that hangs: %+v, %v", p, p.Failure)
 	}
@@ -146,7 +148,7 @@ func TestGivenUp(t *testing.T) {
 	go func() { hangs <- cuda.Run(ctx, root, gpu) }()
 	poll.Until(t, "the process hangs", func() bool { return library.Count(t, gpu, "cuInit") == 1 })
 	cancel()
-	if p := <-hangs; p.Failure == nil || p.Failure.Tried() || !p.Failure.Passing() {
+	if p := <-hangs; p.Failure == nil || p.Failure.WasTried() || !p.Failure.IsTransient() {
 		t.Errorf("given up: %+v", p.Failure)
 	}
 }
@@ -229,7 +231,7 @@ func TestLibraries(t *testing.T) {
 		"one without function": {lacking, "libcuda.so.1 lacks cuCtxSynchronize"},
 	} {
 		p := cuda.Run(t.Context(), test.root, gpu)
-		if p.Failure == nil || p.Failure.Tried() || !p.Failure.Passing() || !strings.Contains(p.Failure.Error(), test.want) {
+		if p.Failure == nil || p.Failure.WasTried() || !p.Failure.IsTransient() || !strings.Contains(p.Failure.Error(), test.want) {
 			t.Errorf("%s: %v", name, p.Failure)
 		}
 	}

@@ -7,48 +7,47 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// FailureKind says what a Failure is about.
+// FailureKind is the kind of a Failure.
 type FailureKind string
 
 // The kinds.
 const (
-	// NoLibrary says that nothing was tried: libcuda is not there, cannot be loaded, or lacks a
-	// function.
+	// NoLibrary: not tried. libcuda is missing, cannot be loaded, or lacks a function.
 	NoLibrary FailureKind = "no library"
-	// NotStarted says that nothing was tried: the process could not be started, or an earlier one for
-	// the GPU has not ended.
+	// NotStarted: not tried. The process could not be started, or an earlier process for the GPU
+	// has not ended.
 	NotStarted FailureKind = "not started"
-	// Refused says that a function of CUDA returned an error.
+	// Refused: a CUDA function returned an error.
 	Refused FailureKind = "refused"
-	// Wrong says that the GPU computed something else.
+	// Wrong: the GPU computed a wrong result.
 	Wrong FailureKind = "wrong"
-	// Hangs, Crashed and TooLarge say that the process did not end in time, ended by itself without an
-	// answer, or took too much memory.
+	// The process did not end in time (Hangs), ended without an answer (Crashed), or used too much
+	// memory (TooLarge).
 	Hangs    FailureKind = "hangs"
 	Crashed  FailureKind = "crashed"
 	TooLarge FailureKind = "too large"
 )
 
-// A Failure is why CUDA is not proven to work on a device.
+// A Failure says why CUDA is not proven to work on a device.
 type Failure struct {
 	Kind FailureKind `json:"kind"`
-	// Function is the function of CUDA that was called last.
+	// Function is the last CUDA function that was called.
 	Function string `json:"function,omitempty"`
-	// Code is CUDA's error, and Name its name, such as CUDA_ERROR_ECC_UNCORRECTABLE; 0 and empty if
-	// there is none.
+	// Code is CUDA's error, and Name its name, such as CUDA_ERROR_ECC_UNCORRECTABLE; 0 and empty
+	// without an error.
 	Code int    `json:"code,omitempty"`
 	Name string `json:"name,omitempty"`
-	// Text says more; it may be empty.
+	// Text has details; it may be empty.
 	Text string `json:"text,omitempty"`
 }
 
-// Tried reports whether CUDA was tried: otherwise nothing is known of the device.
-func (f *Failure) Tried() bool { return f.Kind != NoLibrary && f.Kind != NotStarted }
+// WasTried reports whether CUDA was tried. If not, nothing is known about the device.
+func (f *Failure) WasTried() bool { return f.Kind != NoLibrary && f.Kind != NotStarted }
 
-// Passing reports whether the cause may go by itself, as that of a driver whose device nodes or
-// whose fabric come up later, of a GPU that another process has, or of a node that is too busy.
-func (f *Failure) Passing() bool {
-	if !f.Tried() || f.Kind == Hangs {
+// IsTransient reports whether the cause may go away by itself: device nodes or a fabric that come up
+// later, a GPU used by another process, or a busy node.
+func (f *Failure) IsTransient() bool {
+	if !f.WasTried() || f.Kind == Hangs {
 		return true
 	}
 	switch f.Code {
@@ -58,7 +57,7 @@ func (f *Failure) Passing() bool {
 	return false
 }
 
-// The errors of CUDA that are told apart.
+// The CUDA errors with special treatment.
 const (
 	outOfMemory       = 2
 	deviceUnavailable = 46
@@ -70,19 +69,20 @@ const (
 	unknownError      = 999
 )
 
-// remedies say what to do about some errors. Others are those of a GPU that is to be reset.
+// remedies are the remedies for some errors. All other errors need a reset of the GPU.
 var remedies = map[int]string{
-	outOfMemory:       "something else holds the memory of the GPU: end it",
-	deviceUnavailable: "another process has the GPU for itself, or its compute mode forbids computing: nvidia-smi -q -d COMPUTE,PIDS tells",
-	noDevice:          inventory.LacksDeviceNodes,
-	invalidDevice:     inventory.LacksDeviceNodes,
-	operatingSystem:   inventory.LacksDeviceNodes,
-	SystemNotReady:    "start Fabric Manager, and read its log",
-	DriverMismatch:    "finish the driver's upgrade: its library and its kernel module are of different versions",
-	unknownError:      "load the kernel module nvidia_uvm (nvidia-modprobe -u -c 0), and read the kernel log",
+	outOfMemory: "something else holds the memory of the GPU: end it",
+	deviceUnavailable: "another process has the GPU for itself, or its compute mode forbids computing: nvidia-smi -q -d " +
+		"COMPUTE,PIDS tells",
+	noDevice:        inventory.LacksDeviceNodes,
+	invalidDevice:   inventory.LacksDeviceNodes,
+	operatingSystem: inventory.LacksDeviceNodes,
+	SystemNotReady:  "start Fabric Manager, and read its log",
+	DriverMismatch:  "finish the driver's upgrade: its library and its kernel module are of different versions",
+	unknownError:    "load the kernel module nvidia_uvm (nvidia-modprobe -u -c 0), and read the kernel log",
 }
 
-// Error returns what happened, with the remedy.
+// Error returns what happened and the remedy.
 func (f *Failure) Error() string {
 	switch f.Kind {
 	case NoLibrary:

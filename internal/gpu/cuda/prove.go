@@ -1,6 +1,6 @@
-// Package cuda proves that CUDA works on a GPU: a process of this program, started anew and bounded
-// in time and memory, has the driver's libcuda compile and run a small kernel on it, and compares
-// the result. The package needs neither CUDA's headers nor its toolkit.
+// Package cuda checks that CUDA works on a GPU. A new process of this program, limited in time and
+// memory, compiles and runs a small kernel with the driver's libcuda, and compares the result. The
+// package needs neither the CUDA headers nor the CUDA toolkit.
 package cuda
 
 /*
@@ -24,30 +24,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// Library is the name under which the loader knows CUDA's library, and compilerName the one by
-// which that compiles PTX.
+// Library is the loader's name of the CUDA library, and compilerName that of its PTX compiler.
 const (
 	Library      = "libcuda.so.1"
 	compilerName = "libnvidia-ptxjitcompiler.so.1"
 )
 
-// kernel computes what Want computes. Its instructions are those of the oldest GPUs that drivers
-// since R418 know, so that they compile it for every GPU.
+// kernel computes the same as want. It uses only instructions of the oldest GPUs supported by
+// drivers since R418, so that any driver compiles it for any GPU.
 //
 //go:embed kernel.ptx
 var kernel string
 
 const (
 	kernelName = "prove"
-	numbers    = 1 << 18 // 1 MiB in and 1 MiB out
+	numbers    = 1 << 18 // 1 MiB of input and 1 MiB of output
 	blockSize  = 256
 	rounds     = 64
 )
 
-// Kernel returns the PTX of what a GPU is to compute.
+// Kernel returns the PTX for the GPU.
 func Kernel() string { return kernel }
 
-// want returns what the kernel makes of the number at an index.
+// want returns the kernel's result for the number at an index.
 func want(i, number uint32) uint32 {
 	for range rounds {
 		number = number*1664525 + 1013904223
@@ -56,8 +55,9 @@ func want(i, number uint32) uint32 {
 	return number ^ math.Float32bits(float32(i&0xffff)*0.5+1)
 }
 
-// prove has the device with a UUID compute in this process, which can be about this one device only
-// and may hang or crash. It writes the name of each function to steps before it calls it.
+// prove runs the kernel on the device with a UUID in this process. The process can use this one
+// device only, and may hang or crash. prove writes the name of each function to steps before
+// calling it.
 func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) *Failure {
 	for name, value := range map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"} {
 		if err := os.Setenv(name, value); err != nil {
@@ -90,7 +90,7 @@ func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) 
 		}
 	}
 	out := C.struct_prove_output{target: (*C.uint)(unsafe.Pointer(&target[0]))}
-	if C.prove(&in, &out) != 0 { // the strings are freed by the end of the process
+	if C.prove(&in, &out) != 0 { // the end of the process frees the strings
 		return failure(int(out.code), C.GoString(out.function), C.GoString(&out.name[0]), C.GoString(&out.text[0]))
 	}
 	for i, got := range target {
@@ -102,7 +102,7 @@ func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) 
 	return nil
 }
 
-// failure returns what a failed call of prove in C means.
+// failure returns the meaning of a failed call of the C function prove.
 func failure(code int, function, name, text string) *Failure {
 	f := &Failure{Function: function, Code: code, Name: name, Text: text, Kind: Refused}
 	switch code {
@@ -116,8 +116,8 @@ func failure(code int, function, name, text string) *Failure {
 	return f
 }
 
-// identity returns the bytes of the UUID of a GPU or MIG device; false for an old name of a MIG
-// device, which has none.
+// identity returns the bytes of the UUID of a GPU or MIG device; false for an old MIG device name
+// without a UUID.
 func identity(uuid string) (id [16]byte, mig, ok bool) {
 	digits, gpu := strings.CutPrefix(uuid, "GPU-")
 	if !gpu {

@@ -19,35 +19,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Command is the command by which a process of this program proves that CUDA works on a device. Its
-// arguments are the driver root and the UUID. The process writes the names of functions and the
-// result to descriptor 3.
+// Command is the command of the process that checks CUDA on a device. Its arguments are the driver
+// root and the UUID. The process writes function names and the result to file descriptor 3.
 const Command = "prove-cuda"
 
 const (
-	// Limit is how long a proof may take. A GPU in order takes less than two seconds.
+	// Limit is the time limit of a check. A good GPU takes less than two seconds.
 	Limit = 10 * time.Second
-	// MaxMemory is how many bytes of memory the process may have for itself: pages of files do not
-	// count.
+	// MaxMemory limits the memory of the process in bytes, without pages of files.
 	MaxMemory = 300_000_000
 
 	watchPeriod = 50 * time.Millisecond
-	// endPatience is how long it is waited for a process that was killed: one that hangs in the driver
-	// does not end.
+	// endPatience is how long to wait for a killed process: a process that hangs in the driver does
+	// not end.
 	endPatience = time.Second
 	maxSaid     = 300 // bytes of its standard error
-	results     = 3   // the descriptor
+	results     = 3   // file descriptor
 )
 
-// Prove proves in this process that CUDA works on a device, and writes the result to descriptor 3.
-// It is the command's part.
+// Prove checks CUDA on a device in this process, and writes the result to file descriptor 3. The
+// command calls it.
 func Prove(driverRoot, uuid string, searchPath ...string) error {
 	out := os.NewFile(results, "results")
 	if out == nil {
 		return errors.New("this command is for the daemon and for validate")
 	}
 	syscall.CloseOnExec(results) // libcuda may start nvidia-modprobe
-	// The kernel ends this process, and not the daemon, where memory is short; and no core of
+	// If memory is short, the kernel kills this process and not the daemon; and no core file of
 	// gigabytes is written.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0o600)
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
@@ -58,26 +56,27 @@ func Prove(driverRoot, uuid string, searchPath ...string) error {
 	return err
 }
 
-// A result is the last line of the process.
+// A result is the last line of output of the process.
 type result struct {
 	Failure *Failure `json:"failure"`
 }
 
-// A Proof is the result of a try.
+// A Proof is the result of a check.
 type Proof struct {
-	// Failure is why CUDA is not proven to work; nil if it is.
+	// Failure says why CUDA is not proven to work; nil on success.
 	Failure *Failure `json:"failure,omitempty"`
-	// Took is how long it took.
+	// Took is the duration of the check.
 	Took time.Duration `json:"took"`
-	// Memory is how many bytes the process was seen to have for itself at most.
+	// Memory is the highest observed memory of the process, in bytes.
 	Memory int64 `json:"memory"`
-	// Ended is closed when the process has ended; a process that hangs in the driver may outlive Run.
+	// Ended is closed at the end of the process. A process that hangs in the driver may outlive
+	// Run.
 	Ended <-chan struct{} `json:"-"`
 }
 
-// Run starts this program anew, and has it prove that CUDA works on the device with a UUID. Nothing
-// that happens to that process harms this one. It ends when this one ends. The folders searchPath
-// below the driver root are looked through for libraries before others.
+// Run starts a new process of this program, which checks CUDA on the device with a UUID. A crash or
+// hang of the new process does not affect this process. The new process ends with this one.
+// Libraries are searched first in the directories searchPath below the driver root.
 func Run(ctx context.Context, driverRoot, uuid string, searchPath ...string) Proof {
 	began := time.Now()
 	ended := make(chan struct{})
@@ -95,21 +94,21 @@ func Run(ctx context.Context, driverRoot, uuid string, searchPath ...string) Pro
 	return p
 }
 
-// A child is the process.
+// A child is the process of a check.
 type child struct {
 	command *exec.Cmd
 	began   chan error
 	ended   chan struct{}
 
-	// What is known of it after ended.
-	said     *statefile.Head // what it prints to standard error
-	function string          // that it called last
-	answer   *result
-	err      error
+	// Valid after ended.
+	stderrHead *statefile.Head // the beginning of its standard error
+	function   string          // the last function that it called
+	answer     *result
+	err        error
 }
 
-// live starts the process and waits for its end. The kernel ends the process when the thread that
-// started it ends, so this thread has to live as long.
+// live starts the process and waits for its end. The kernel kills the process at the end of the
+// thread that started it, so this thread must live as long.
 func (c *child) live(args []string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -123,24 +122,25 @@ func (c *child) live(args []string) {
 	c.err = c.command.Wait()
 }
 
-// start starts the process. It returns what its results are read from.
+// start starts the process and returns the reader of its results.
 func (c *child) start(args []string) (*os.File, error) {
 	in, out, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = out.Close() }() // the process has it
-	// Not by its path: where the disk hangs, Go has all of this process wait for the start.
+	defer func() { _ = out.Close() }() // the process has its own copy
+	// /proc/self/exe and not the path: on a hanging disk, Go would block this whole process during
+	// the start.
 	c.command = exec.Command("/proc/self/exe", append([]string{Command}, args...)...) //nolint:noctx // watch kills it
-	// under another name the program is another command
+	// the program behaves differently under another name
 	c.command.Args[0] = "gpu-device-plugin"
 	c.command.ExtraFiles = []*os.File{out}
-	c.said = statefile.NewHead(maxSaid)
-	c.command.Stderr = c.said
+	c.stderrHead = statefile.NewHead(maxSaid)
+	c.command.Stderr = c.stderrHead
 	c.command.WaitDelay = endPatience
 	c.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "CUDA_") { // what is set for this process is not what a pod has
+		if !strings.HasPrefix(v, "CUDA_") { // pods do not have the settings of this process
 			c.command.Env = append(c.command.Env, v)
 		}
 	}
@@ -150,7 +150,7 @@ func (c *child) start(args []string) (*os.File, error) {
 	return in, nil
 }
 
-// listen reads what the process writes until it ends.
+// listen reads the output of the process until its end.
 func (c *child) listen(in *os.File) {
 	defer func() { _ = in.Close() }()
 	lines := bufio.NewScanner(in)
@@ -167,8 +167,8 @@ func (c *child) listen(in *os.File) {
 	_, _ = io.Copy(io.Discard, in)
 }
 
-// watch waits until the process has ended, and ends it when ctx ends or when it takes too much
-// memory. It returns what it answered, and its memory.
+// watch waits for the end of the process, and kills it at the end of ctx or if it uses too much
+// memory. It returns the answer and the memory of the process.
 func (c *child) watch(ctx context.Context) (*Failure, int64) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
@@ -191,8 +191,8 @@ func (c *child) watch(ctx context.Context) (*Failure, int64) {
 	}
 }
 
-// end kills the process and waits a moment for its end. It returns the function that it called
-// last, if it has ended.
+// end kills the process and waits briefly for its end. If it has ended, end returns the last
+// function that it called.
 func (c *child) end() string {
 	_ = c.command.Process.Kill()
 	select {
@@ -203,7 +203,7 @@ func (c *child) end() string {
 	}
 }
 
-// outcome returns why CUDA is not proven by a process that has ended; nil if it is.
+// outcome returns why CUDA is not proven by a process that has ended; nil on success.
 func (c *child) outcome() *Failure {
 	if c.answer != nil {
 		return c.answer.Failure
@@ -212,14 +212,13 @@ func (c *child) outcome() *Failure {
 	if c.err != nil {
 		text = c.err.Error()
 	}
-	if line, _, _ := strings.Cut(strings.TrimSpace(c.said.String()), "\n"); line != "" {
+	if line, _, _ := strings.Cut(strings.TrimSpace(c.stderrHead.String()), "\n"); line != "" {
 		text += ": " + line
 	}
 	return &Failure{Kind: Crashed, Function: c.function, Text: text}
 }
 
-// ownMemory returns how many bytes of memory a process has that are not pages of files; 0 if that
-// cannot be read.
+// ownMemory returns the memory of a process in bytes, without pages of files; 0 if unreadable.
 func ownMemory(pid int) int64 {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {

@@ -11,19 +11,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// kernelFacility is the least priority of a record that a process wrote: the kernel's own facility
+// kernelFacility is the lowest priority of a record written by a process: the kernel's own facility
 // is 0, and the lowest three bits are the level.
 const kernelFacility = 8
 
-// xidLine is a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) with an XID: priority,
-// sequence number and so on, then the driver's line. Drivers before R352 leave out "PCI:".
+// xidLine matches a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) with an XID: priority,
+// sequence number and so on, followed by the driver's line. Drivers before R352 omit "PCI:".
 var xidLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(\d{1,9}),[^;]*;NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.\d)?` +
 		`(?: GPU-I:(\d{1,4})(?: GPU-CI:(\d{1,4}))?)?\): (\d{1,9})(?:\D|$)`)
 })
 
-// parse returns the XID that a record of the log tells, and false for any other record. What a
-// process wrote into the log is no word of the driver's.
+// parse returns the XID of a record of the log, and false for any other record. Records written by
+// processes are not from the driver, and are ignored.
 func parse(line []byte) (inventory.Event, bool) {
 	if !bytes.Contains(line, []byte("NVRM: Xid (")) {
 		return inventory.Event{}, false
@@ -33,8 +33,9 @@ func parse(line []byte) (inventory.Event, bool) {
 		return inventory.Event{}, false
 	}
 	e := inventory.Event{
-		Kind: inventory.EventXID, XID: number(m[7], 10), GI: inventory.Unattributed, CI: inventory.Unattributed, Logged: true,
-		BDF: fmt.Sprintf("%04x:%02x:%02x.0", number(m[2], 16), number(m[3], 16), number(m[4], 16)),
+		Kind: inventory.EventXID, XID: number(m[7], 10), GI: inventory.Unattributed, CI: inventory.Unattributed,
+		Logged: true,
+		BDF:    fmt.Sprintf("%04x:%02x:%02x.0", number(m[2], 16), number(m[3], 16), number(m[4], 16)),
 	}
 	if len(m[5]) > 0 {
 		e.GI = int(number(m[5], 10))
@@ -45,8 +46,8 @@ func parse(line []byte) (inventory.Event, bool) {
 	return e, true
 }
 
-// switchLine is a record with an error of an NVSwitch, as xidLine: PCI address, SXid, and whether
-// it is fatal for the switch's links.
+// switchLine matches a record with an error of an NVSwitch, like xidLine: PCI address, SXid, and
+// whether the error is fatal for the switch's links.
 var switchLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(\d{1,9}),[^;]*;nvidia-nvswitch\d{1,4}: SXid \(PCI:([0-9A-Fa-f:.]{10,16})\): ` +
 		`(\d{1,9}), (Fatal|Non-fatal)(?:\W|$)`)
@@ -59,8 +60,7 @@ type switchError struct {
 	fatal bool
 }
 
-// parseSwitch returns the error of an NVSwitch that a record of the log tells, and false for any
-// other record.
+// parseSwitch returns the NVSwitch error of a record of the log, and false for any other record.
 func parseSwitch(line []byte) (switchError, bool) {
 	if !bytes.Contains(line, []byte(": SXid (")) {
 		return switchError{}, false
@@ -72,7 +72,7 @@ func parseSwitch(line []byte) (switchError, bool) {
 	return switchError{bdf: strings.ToLower(string(m[2])), sxid: number(m[3], 10), fatal: string(m[4]) == "Fatal"}, true
 }
 
-// number returns a number that an expression has matched, which fits.
+// number parses digits matched by an expression: they always fit.
 func number(digits []byte, base int) uint64 {
 	n, _ := strconv.ParseUint(string(digits), base, 64)
 	return n

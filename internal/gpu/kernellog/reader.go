@@ -1,9 +1,10 @@
-// Package kernellog reads the XIDs that the NVIDIA driver writes into the kernel's log, as lines
-// such as
+// Package kernellog reads the XIDs that the NVIDIA driver writes to the kernel log, in lines such
+// as
 //
 //	NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 //
-// Some of them are reported nowhere else. Errors of NVSwitches (SXid) are logged, and told besides.
+// Some XIDs are reported nowhere else. Errors of NVSwitches (SXid) are logged, and reported
+// separately.
 package kernellog
 
 import (
@@ -22,29 +23,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Path is the kernel's log. Each read of it gives one record.
+// Path is the kernel log. Each read returns one record.
 const Path = "/dev/kmsg"
 
 const (
 	maxRecord = 16 << 10    // bytes; the kernel's own limit is 8 KiB
-	pause     = time.Second // before more is read from something that has ended for now, as a pipe without a writer has
+	pause     = time.Second // wait before reading on at an end of input, as in a pipe without a writer
 )
 
-// A Reader follows the kernel's log.
+// A Reader follows the kernel log.
 type Reader struct {
 	// Open opens the log at its end.
 	Open func() (io.ReadCloser, error)
-	// Deliver takes an event. It may wait until ctx ends; meanwhile the kernel keeps the log, as far
-	// as it has room.
+	// Deliver takes an event. It may block until ctx ends; the kernel buffers the log meanwhile,
+	// within limits.
 	Deliver func(ctx context.Context, e inventory.Event) error
-	// Switch is called for each error of an NVSwitch, with its PCI address and the SXid. It may be
-	// nil.
+	// Switch is called for each error of an NVSwitch with its PCI address and SXid. It may be nil.
 	Switch func(bdf string, sxid uint64, fatal bool, at time.Time)
 	Clock  clock.Clock
 }
 
-// Open opens the kernel's log at path and skips what is in it. It does not wait for a writer of a
-// pipe.
+// Open opens the kernel log at path and skips its content. It does not wait for a writer of a pipe.
 func Open(path string) (io.ReadCloser, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrPermission) {
@@ -59,7 +58,7 @@ func Open(path string) (io.ReadCloser, error) {
 }
 
 // Run follows the log until ctx ends, and then returns nil. The error says why the log cannot be
-// read. Run also returns while a read of the log hangs.
+// read. Run also returns while a read hangs.
 func (r *Reader) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -80,7 +79,8 @@ func (r *Reader) Run(ctx context.Context) error {
 	}
 }
 
-// failure returns err, but nil after the end of ctx, which ends reads and deliveries.
+// failure returns err, or nil after the end of ctx, because the end of ctx aborts reads and
+// deliveries.
 func failure(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -88,13 +88,13 @@ func failure(ctx context.Context, err error) error {
 	return err
 }
 
-// follow reads the log and hands on its XIDs until ctx ends or the log cannot be read.
+// follow reads the log and sends its XIDs until ctx ends or the log cannot be read.
 func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) error {
 	log, err := r.Open()
 	if err != nil {
 		return fmt.Errorf("read the kernel's log: %w", err)
 	}
-	closed := context.AfterFunc(ctx, func() { _ = log.Close() }) // which ends the read under way
+	closed := context.AfterFunc(ctx, func() { _ = log.Close() }) // aborts a running read
 	defer func() {
 		if closed() {
 			_ = log.Close()
@@ -102,7 +102,7 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 	}()
 	in := bufio.NewReaderSize(log, maxRecord)
 	var line []byte
-	long := false // and so not a line of the driver's
+	long := false // too long for a line of the driver
 	var said time.Time
 	var switches switchLog
 	for {
@@ -127,8 +127,7 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 			}
 			line, long = line[:0], false
 		case errors.Is(err, bufio.ErrBufferFull):
-		// the kernel wrote over lines that were not read yet, and goes on with the oldest line that is
-		// left
+		// the kernel overwrote unread lines, and continues with the oldest line left
 		case errors.Is(err, syscall.EPIPE):
 			if now := r.Clock.Now(); now.Sub(said) >= time.Minute {
 				klog.FromContext(ctx).Info("Lines of the kernel's log were overwritten before they were read")
@@ -147,8 +146,8 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 	}
 }
 
-// A switchLog logs errors of NVSwitches: the same one at most once a minute, and no more than
-// maxSwitchErrors a minute. A switch is no GPU: no GPU is judged by it.
+// A switchLog logs errors of NVSwitches: each error at most once a minute, and at most
+// maxSwitchErrors a minute. They do not affect the health of any GPU.
 type switchLog struct {
 	since time.Time
 	told  map[switchError]bool

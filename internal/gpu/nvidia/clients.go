@@ -56,7 +56,7 @@ func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 		clients = append(clients, inventory.DriverClient{PID: pid, Name: printable(name, maxComm), Pod: pod})
 	}
 	if hidden > 0 {
-		err = fmt.Errorf("it is not shown what some processes (%d) have open: that takes hostPID and CAP_SYS_PTRACE", hidden)
+		err = fmt.Errorf("the open files of %d processes are hidden: hostPID and CAP_SYS_PTRACE are needed", hidden)
 	}
 	return clients, err
 }

@@ -115,7 +115,7 @@ func (d *Driver) start() (*Session, error) {
 		return s, nil
 	}
 	if d.open {
-		return nil, errors.New("one is open already, and there can only be one at a time")
+		return nil, errors.New("a session is already open, and there can be only one")
 	}
 	lib, err := d.library()
 	if err != nil {
@@ -174,7 +174,7 @@ func (d *Driver) library() (*library, error) {
 	case d.boundLibrary == nil:
 		return found, nil
 	case found.path == "" && d.boundLibrary.path != "":
-		return nil, fmt.Errorf("%w: its library %s was removed: install the driver", inventory.ErrNoDriver,
+		return nil, fmt.Errorf("%w: the library %s was removed: install the driver", inventory.ErrNoDriver,
 			d.boundLibrary.path)
 	case !found.same(d.boundLibrary) && !d.boundLibrary.isLoadable():
 		return nil, d.replacedError(found)
@@ -199,7 +199,7 @@ func (d *Driver) replacedError(found *library) error {
 	if found.version != "" && module != "" && module == d.version && module != found.version {
 		return versionMismatch(found.version, module)
 	}
-	return fmt.Errorf("%w: its library was %s and is %s now: start this program again",
+	return fmt.Errorf("%w: the library was %s and is now %s: restart this program",
 		inventory.ErrDriverReplaced, d.boundLibrary, found)
 }
 
@@ -218,10 +218,10 @@ func (d *Driver) mismatchError(lib *library) error {
 func versionMismatch(library, module string) error {
 	switch driver := (inventory.Driver{Version: module, OnDisk: library}); {
 	case library == "" || module == "" || library == module:
-		return fmt.Errorf("%w: the kernel module is of another version than the library: restart the node",
+		return fmt.Errorf("%w: the versions of the kernel module and the library differ: restart the node",
 			inventory.ErrDriverMismatch)
 	case (inventory.Driver{Version: library}).Before(module):
-		return fmt.Errorf("%w: driver %s in this container, %s loaded: start the pod again; if that does not help, restart "+
+		return fmt.Errorf("%w: driver %s in this container, %s loaded: restart the pod; if this does not help, restart "+
 			"the node",
 			inventory.ErrOldLibrary, library, module)
 	default:
@@ -241,16 +241,16 @@ func (d *Driver) module() string {
 // unloadable says why a library could not be loaded, with the remedy.
 func (d *Driver) unloadable(lib *library) string {
 	if lib.path != "" {
-		return fmt.Sprintf("%s cannot be loaded: ldd names what it lacks", lib.path)
+		return fmt.Sprintf("%s cannot be loaded: run ldd to find missing libraries", lib.path)
 	}
 	root := cmp.Or(d.options.DriverRoot, "/")
 	said := fmt.Sprintf("%s is neither below the driver root %s nor where the loader looks: ", driverroot.NVML, root)
 	if driverroot.IsWSL(d.options.Root) {
 		return said + "this is WSL, whose GPU is behind /dev/dxg, and this program does not offer it"
 	}
-	return said + "install the driver, set --driver-root-ctr-path to the folder at which its root is mounted, or " +
+	return said + "install the driver, set --driver-root-ctr-path to the directory where its root is mounted, or " +
 		"--library-search-path to " +
-		"the folder with its libraries"
+		"the directory with its libraries"
 }
 
 // initFailure says why NVML cannot be initialised, with the remedy.
@@ -258,7 +258,7 @@ func initFailure(ret nvml.Return) error {
 	err := failure("nvmlInit", ret)
 	switch ret {
 	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return fmt.Errorf("%w: the kernel module is not loaded (modprobe nvidia; the kernel log says why not), "+
+		return fmt.Errorf("%w: the kernel module is not loaded (run modprobe nvidia, and see the kernel log), "+
 			"or this container has no /dev/nvidiactl", err)
 	case nvml.ERROR_NO_PERMISSION:
 		return fmt.Errorf("%w: run this container privileged", err)

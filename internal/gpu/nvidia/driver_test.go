@@ -32,7 +32,7 @@ func TestOpenErrors(t *testing.T) {
 		},
 		"other kernel module": {
 			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverMismatch,
-			"the kernel module is of another version than the library: restart the node",
+			"the versions of the kernel module and the library differ: restart the node",
 		},
 		"no permission":   {fail("Init", "NO_PERMISSION"), nvml.ERROR_NO_PERMISSION, "run this container privileged"},
 		"another failure": {fail("Init", "UNKNOWN"), nvml.ERROR_UNKNOWN, "nvmlInit: ERROR_UNKNOWN"},
@@ -87,7 +87,7 @@ func TestReplacedFiles(t *testing.T) {
 		text string
 	}{
 		"580.95.05": {inventory.ErrDriverMismatch, "driver 580.95.05 on disk, 550.163.01 loaded: restart the node"},
-		"535.10.05": {inventory.ErrOldLibrary, "driver 535.10.05 in this container, 550.163.01 loaded: start the pod again"},
+		"535.10.05": {inventory.ErrOldLibrary, "driver 535.10.05 in this container, 550.163.01 loaded: restart the pod"},
 	} {
 		r.inject(files(version))
 		another := nvidia.New(nvidia.Options{Library: r.node.NVML(), Root: r.node.Root()})

@@ -132,7 +132,7 @@ func locate(t *testing.T, root string) string {
 		t.Errorf("got error %v", err)
 	}
 	path, _, found := strings.Cut(strings.TrimPrefix(err.Error(), "open an NVML session: no NVIDIA driver: "),
-		" cannot be loaded: ldd names what it lacks")
+		" cannot be loaded: run ldd to find missing libraries")
 	if !found {
 		return ""
 	}

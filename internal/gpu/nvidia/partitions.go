@@ -123,7 +123,7 @@ const maxMemorySlices = 64
 // possible returns an error for an impossible placement.
 func possible(p nvml.GpuInstancePlacement) error {
 	if p.Size == 0 || p.Size > maxMemorySlices || p.Start > maxMemorySlices-p.Size {
-		return fmt.Errorf("the driver tells of a GPU instance with %d memory slices from slice %d on", p.Size, p.Start)
+		return fmt.Errorf("the driver reports a GPU instance with %d memory slices starting at slice %d", p.Size, p.Start)
 	}
 	return nil
 }

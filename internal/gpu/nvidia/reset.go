@@ -29,7 +29,7 @@ const (
 )
 
 // ErrResetHangs is wrapped by the error of a reset whose program does not end even when killed.
-var ErrResetHangs = errors.New("nvidia-smi hangs in the driver and cannot be ended: restart the node")
+var ErrResetHangs = errors.New("nvidia-smi hangs in the driver and cannot be stopped: restart the node")
 
 // Resets resets GPUs, one request at a time. Create it with NewResets.
 type Resets struct {
@@ -91,7 +91,7 @@ func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ct
 		case err != nil:
 			return fmt.Errorf("nvidia-smi: %w: %s", err, cmp.Or(said, "it printed nothing"))
 		case !strings.Contains(string(output), resetDone):
-			return fmt.Errorf("nvidia-smi does not say that the GPU was reset: %s", cmp.Or(said, "it printed nothing"))
+			return fmt.Errorf("nvidia-smi did not report a reset of the GPU: %s", cmp.Or(said, "it printed nothing"))
 		}
 		return nil
 	}

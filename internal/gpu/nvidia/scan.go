@@ -61,7 +61,7 @@ func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scann
 // the session was opened.
 func (s *scanner) checkBindings() error {
 	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
-		return fmt.Errorf("%w: the GPUs that are bound to the driver changed: %d before, %d now",
+		return fmt.Errorf("%w: the GPUs bound to the driver changed: %d before, %d now",
 			inventory.ErrNewSession, len(s.bound), len(bound))
 	}
 	return nil
@@ -82,7 +82,7 @@ func (s *scanner) checkInstances() error {
 	if slices.Equal(s.lastInstances, s.instances) || !slices.Equal(s.lastInstances, before) {
 		return nil
 	}
-	return fmt.Errorf("%w: MIG instances were made or destroyed: %d before, %d now", inventory.ErrNewSession,
+	return fmt.Errorf("%w: MIG instances were created or destroyed: %d before, %d now", inventory.ErrNewSession,
 		len(s.instances), len(s.lastInstances))
 }
 

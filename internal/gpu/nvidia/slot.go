@@ -102,7 +102,7 @@ func (sl *slot) leftOut() inventory.LeftOut {
 func (s *scanner) find(uuid string) (*slot, error) {
 	g, ok := s.last.GPU(uuid)
 	if !ok {
-		return nil, fmt.Errorf("this session has seen no such GPU: %w", inventory.ErrUnusable)
+		return nil, fmt.Errorf("unknown GPU in this session: %w", inventory.ErrUnusable)
 	}
 	return s.slots[g.Index], nil
 }

@@ -215,7 +215,7 @@ func oldDriver(t *testing.T, d *nvidia.Driver, _ string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := d.Open(ctx); err == nil || !strings.Contains(err.Error(), "one is open already") {
+		if _, err := d.Open(ctx); err == nil || !strings.Contains(err.Error(), "a session is already open") {
 			t.Errorf("a second session at a time: got error %v", err)
 		}
 		if unwatched := s.Unwatched(); len(unwatched) > 0 {

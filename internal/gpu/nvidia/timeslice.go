@@ -27,7 +27,7 @@ const maxSMIOutput = 200
 
 // errHangs is the error of an nvidia-smi that does not end even when killed, for example while the
 // driver hangs.
-var errHangs = errors.New("nvidia-smi hangs in the driver; nothing is set before it has ended")
+var errHangs = errors.New("an earlier nvidia-smi hangs in the driver; time slices cannot be set until it ends")
 
 // TimeSlices sets the time slices of GPUs with nvidia-smi: NVML has no call for it. Create it with
 // NewTimeSlices.

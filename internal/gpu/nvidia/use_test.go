@@ -129,7 +129,7 @@ func TestUseFails(t *testing.T) {
 				}
 				r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "1"})
 			}
-			if err := c.use(r.Session, r.ctx, "GPU-none"); err == nil || !strings.Contains(err.Error(), "no such GPU") {
+			if err := c.use(r.Session, r.ctx, "GPU-none"); err == nil || !strings.Contains(err.Error(), "unknown GPU") {
 				t.Errorf("a GPU that nobody has seen: got error %v", err)
 			}
 

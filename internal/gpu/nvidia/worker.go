@@ -236,7 +236,7 @@ func (w *worker) finish(j *job, f func()) {
 	func() {
 		defer func() {
 			if cause := recover(); cause != nil {
-				j.panic = fmt.Errorf("what the driver said could not be read: %v", cause)
+				j.panic = fmt.Errorf("invalid answer of the driver: %v", cause)
 			}
 		}()
 		f()

@@ -1,36 +1,36 @@
 package topology
 
-// A Request asks for a number of GPUs. Positions that the graph does not have are ignored.
+// A Request asks for a number of GPUs. Positions missing from the graph are ignored.
 type Request struct {
 	// Available are the GPUs to choose from.
 	Available GPUSet
-	// Required are the GPUs that the answer must hold; they count as available.
+	// Required are the GPUs that the answer must contain; they count as available.
 	Required GPUSet
-	// Busy are the GPUs that others hold; those that are also available or required do not count as
-	// busy. A GPU that is none of the three, such as an unhealthy one, has no part in the choice.
+	// Busy are the GPUs in use by others. An available or required GPU does not count as busy. A
+	// GPU in none of the three sets, such as an unhealthy one, is ignored.
 	Busy GPUSet
-	// Size is the number of GPUs wanted, the required ones included. Less than the required ones means
-	// just those.
+	// Size is the number of requested GPUs, including the required ones. A smaller number than the
+	// required GPUs means exactly the required GPUs.
 	Size int
 }
 
-// A Choice is the answer to a Request, and how good it is.
+// A Choice is the answer to a Request, with its quality.
 type Choice struct {
-	// Set are the GPUs chosen.
+	// Set are the chosen GPUs.
 	Set GPUSet
 	// Score is the sum of the scores of the pairs inside Set.
 	Score int64
-	// Cost is the damage to the rest: 8 times the score from Set to the available GPUs outside it,
-	// plus the score from Set to the busy ones.
+	// Cost is the damage to the remaining GPUs: 8 times the score from Set to the available GPUs
+	// outside it, plus the score from Set to the busy GPUs.
 	Cost int64
-	// Exact says that Set is the best by the package's objective. Otherwise the search ended early,
-	// and Set is the best that it saw.
+	// Exact is true if Set is the best by the package's objective. Otherwise the search ended
+	// early, and Set is the best found.
 	Exact bool
-	// Bound is what the Score of no possible set exceeds. It equals Score if Exact.
+	// Bound is an upper bound for the Score of any possible set. It equals Score if Exact.
 	Bound int64
 }
 
-// Choose returns the best set for a request; false if fewer GPUs are available than it asks for.
+// Choose returns the best set for a request; false if too few GPUs are available.
 func (g *Graph) Choose(r Request) (Choice, bool) {
 	r, ok := g.normalise(r)
 	if !ok {
@@ -43,9 +43,9 @@ func (g *Graph) Choose(r Request) (Choice, bool) {
 	return choice, true
 }
 
-// Best returns the best `count` sets for a request, the best first; fewer if there are not as many,
-// none if fewer GPUs are available than it asks for. It may take a hundred times as long as Choose:
-// it is for people who want to see what the choice was between.
+// Best returns the best `count` sets for a request, best first. It returns fewer if there are
+// fewer, and none if too few GPUs are available. It may take a hundred times as long as Choose, and
+// serves to display alternatives.
 func (g *Graph) Best(r Request, count int) []Choice {
 	r, ok := g.normalise(r)
 	if !ok || count <= 0 {
@@ -53,41 +53,41 @@ func (g *Graph) Best(r Request, count int) []Choice {
 	}
 	s := newSearch(g)
 	s.run(g, r, count, 100*workBudget)
-	best := make([]Choice, len(s.found))
+	best := make([]Choice, len(s.best))
 	for i := range best {
 		best[i] = g.choice(s, i, r)
 	}
 	return best
 }
 
-// choice returns the nth set that a search found.
+// choice returns the nth result of a search.
 func (g *Graph) choice(s *search, nth int, r Request) Choice {
 	set := r.Required
-	for members := GPUSet(s.found[nth].set); members != 0; members &= members - 1 {
+	for members := GPUSet(s.best[nth].set); members != 0; members &= members - 1 {
 		set |= 1 << s.position[members.first()]
 	}
-	c := Choice{Set: set, Score: g.within(set), Cost: g.cost(set, r), Exact: s.open <= s.found[nth].value}
+	c := Choice{Set: set, Score: g.within(set), Cost: g.cost(set, r), Exact: s.open <= s.best[nth].value}
 	c.Bound = c.Score
 	if !c.Exact {
-		// A value is unit × score − cost, without the required GPUs' own, and the cost is less than a
+		// A value is unit × score − cost, without the required GPUs' own, and the cost is below one
 		// unit.
 		c.Bound = max(c.Score, g.within(r.Required)+(s.open+unit-1)/unit)
 	}
 	return c
 }
 
-// freeWeight is what breaking a link to a GPU that stays free costs, in breaks of a link to a busy
-// one. In simulation the results are the same from 8 to 20: what matters is that damage to free
-// neighbourhoods goes first and that ties fall to GPUs whose neighbours are busy.
+// freeWeight is the cost of breaking a link to a free GPU, relative to a link to a busy one. In
+// simulation the results are the same from 8 to 20: damage to free neighbourhoods must come first,
+// and ties must go to GPUs with busy neighbours.
 const freeWeight = 8
 
-// unit is what one point of score inside the set counts in the single number that is searched for:
-// more than any cost, so that the order is lexicographic. Cost is at most 64 GPUs × 63 peers × 8 ×
-// the highest pair score, 12,860: under 2^29. Score is at most 2016 pairs × 12,860, under 2^25; so
-// the number stays under 2^55.
+// unit is the weight of one point of score inside the set in the single number that is maximised.
+// It is more than any cost, so that the order is lexicographic. Cost is at most 64 GPUs × 63 peers
+// × 8 × the highest pair score, 12,860: under 2^29. Score is at most 2016 pairs × 12,860, under
+// 2^25; so the number stays under 2^55.
 const unit = int64(1) << 30
 
-// normalise makes the parts of a request disjoint and its size possible; false if too few GPUs are
+// normalise makes the parts of a request disjoint and its size valid; false if too few GPUs are
 // available.
 func (g *Graph) normalise(r Request) (Request, bool) {
 	r.Required &= g.Everything()
@@ -97,13 +97,13 @@ func (g *Graph) normalise(r Request) (Request, bool) {
 	return r, r.Size <= r.Available.Len()
 }
 
-// damage is the part of a GPU's cost that does not depend on the rest of the set: the score inside
-// the set counts as if it were cut, which among sets of equal score changes nothing.
+// damage is the part of a GPU's cost that is independent of the rest of the set. The score inside
+// the set counts as cut, which does not change the order of sets of equal score.
 func (g *Graph) damage(position int, r Request) int64 {
 	return freeWeight*g.between(position, r.Available) + g.between(position, r.Busy)
 }
 
-// cost returns the damage that a set does to the rest.
+// cost returns the damage of a set to the remaining GPUs.
 func (g *Graph) cost(s GPUSet, r Request) int64 {
 	var sum int64
 	for p := range s.All() {

@@ -118,7 +118,8 @@ func TestChooseKnownCases(t *testing.T) {
 		{"dgx-1: a board", topology.New(dgx1()), topology.Request{Available: all, Size: 4}, topology.SetOf(0, 1, 2, 3)},
 		{
 			"dgx-1: required 1 takes its best neighbour, not any", topology.New(dgx1()),
-			topology.Request{Available: topology.SetOf(1, 2, 3, 4), Required: topology.SetOf(1), Size: 2}, topology.SetOf(1, 2),
+			topology.Request{Available: topology.SetOf(1, 2, 3, 4), Required: topology.SetOf(1), Size: 2},
+			topology.SetOf(1, 2),
 		},
 		{
 			"dgx-1, link 0-3 down: the whole board", topology.New(dgx1LinkDown()),
@@ -138,11 +139,13 @@ func TestChooseKnownCases(t *testing.T) {
 		},
 		{
 			"pcie: the switch that is on the broken socket", topology.New(pcieOnly(8, 2)),
-			topology.Request{Available: all &^ topology.SetOf(4), Busy: topology.SetOf(4), Size: 2}, topology.SetOf(6, 7),
+			topology.Request{Available: all &^ topology.SetOf(4), Busy: topology.SetOf(4), Size: 2},
+			topology.SetOf(6, 7),
 		},
 		{
 			"nvswitch: a socket", topology.New(switched(8, 18, 4)),
-			topology.Request{Available: all &^ topology.SetOf(1), Busy: topology.SetOf(1), Size: 4}, topology.SetOf(4, 5, 6, 7),
+			topology.Request{Available: all &^ topology.SetOf(1), Busy: topology.SetOf(1), Size: 4},
+			topology.SetOf(4, 5, 6, 7),
 		},
 		{"uniform: the lowest", topology.New(uniform(8)), topology.Request{Available: all, Size: 3}, topology.SetOf(0, 1, 2)},
 	}
@@ -172,7 +175,8 @@ func TestChooseRequestsThatMakeNoSense(t *testing.T) {
 		{"positions the graph does not have", topology.Request{Available: topology.SetOf(1, 20, 63), Size: 2}, 0, false},
 		{
 			"required is not available",
-			topology.Request{Available: topology.SetOf(1), Required: topology.SetOf(7), Size: 2}, topology.SetOf(1, 7), true,
+			topology.Request{Available: topology.SetOf(1), Required: topology.SetOf(7), Size: 2},
+			topology.SetOf(1, 7), true,
 		},
 		{"fewer than required", topology.Request{Available: g.Everything(), Required: topology.SetOf(1, 7), Size: 1},
 			topology.SetOf(1, 7), true},
@@ -239,7 +243,8 @@ func TestChooseDoesNotDependOnNames(t *testing.T) {
 			}
 			a, _ := g.Choose(request)
 			b, _ := h.Choose(topology.Request{
-				Available: move(request.Available), Required: move(request.Required), Busy: move(request.Busy), Size: request.Size,
+				Available: move(request.Available), Required: move(request.Required), Busy: move(request.Busy),
+				Size: request.Size,
 			})
 			if a.Score != b.Score || a.Cost != b.Cost {
 				t.Errorf("%s: %+v: %+v, renumbered %+v", m.name, request, a, b)

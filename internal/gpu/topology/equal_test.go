@@ -29,8 +29,9 @@ func TestEqualGraphs(t *testing.T) {
 			g := inventory.GPU{UUID: e.UUID, BDF: e.BDF, Model: e.Model, Index: e.Index, NUMANode: e.NUMANode}
 			if peer := 1 - i; p.Connected && peer < len(p.Ends) {
 				g.Links = []inventory.Link{{
-					Peer: p.Ends[peer].UUID, PeerIndex: p.Ends[peer].Index, NVLinks: p.NVLinks, NVLinkVersion: p.Version,
-					Switched: p.Switched, PCIe: p.PCIe,
+					Peer: p.Ends[peer].UUID, PeerIndex: p.Ends[peer].Index, NVLinks: p.NVLinks,
+					NVLinkVersion: p.Version,
+					Switched:      p.Switched, PCIe: p.PCIe,
 				}}
 			}
 			gpus = append(gpus, g)

@@ -17,7 +17,8 @@ import (
 
 var (
 	update  = flag.Bool("update", false, "write the figures of the simulated day into docs/dev/topology.md")
-	measure = flag.Bool("measure", false, "measure the time of choices on this machine and write it into docs/dev/topology.md")
+	measure = flag.Bool("measure", false, "measure the time of choices on this machine and write it into "+
+		"docs/dev/topology.md")
 )
 
 const docs = "../../../docs/dev"

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Graph is how the GPUs of a node are connected. It is immutable, and safe for concurrent use.
+// A Graph has the connections between the GPUs of a node. It is immutable, and safe for concurrent
+// use.
 type Graph struct {
 	nodes []node
 	// at holds the position of each GPU by UUID.
@@ -18,11 +19,11 @@ type Graph struct {
 	// diagonal.
 	links  []inventory.Link
 	scores []int32
-	// scratch holds *search values for reuse: they have a fixed size for a Graph.
+	// scratch has *search values for reuse: their size is fixed for a Graph.
 	scratch sync.Pool
 }
 
-// node is what a Graph knows of one GPU.
+// node is a GPU of a Graph.
 type node struct {
 	uuid     string
 	index    int
@@ -32,8 +33,8 @@ type node struct {
 }
 
 // New builds the graph of the given GPUs. Positions follow PCI order: ascending Index, then BDF,
-// then UUID. Of a UUID that comes twice the first counts, and GPUs past MaxGPUs are left out. A GPU
-// whose links could not be read has only those links that other GPUs report.
+// then UUID. Of GPUs with the same UUID the first counts, and GPUs beyond MaxGPUs are left out. A
+// GPU with unreadable links has only the links that other GPUs report.
 func New(gpus []inventory.GPU) *Graph {
 	sorted := slices.Clone(gpus)
 	slices.SortStableFunc(sorted, func(a, b inventory.GPU) int {
@@ -54,7 +55,7 @@ func New(gpus []inventory.GPU) *Graph {
 	return g
 }
 
-// connect fills in links and scores from what each GPU says of its peers.
+// connect fills in links and scores from the reports of all GPUs about their peers.
 func (g *Graph) connect(reported [][]inventory.Link) {
 	n := len(g.nodes)
 	g.links = make([]inventory.Link, n*n)
@@ -99,12 +100,11 @@ func (g *Graph) Position(uuid string) (int, bool) {
 // Everything returns the set of all GPUs.
 func (g *Graph) Everything() GPUSet { return GPUSet(1)<<len(g.nodes) - 1 }
 
-// Score returns the points of the connection of the GPUs at two positions, 0 for one that is not
-// known.
+// Score returns the points of the connection of the GPUs at two positions, 0 for an unknown one.
 func (g *Graph) Score(a, b int) int { return int(g.scores[a*len(g.nodes)+b]) }
 
-// Equal reports whether two graphs have the same GPUs with the same connections. A Graph that
-// equals the one in use need not replace it.
+// Equal reports whether two graphs have the same GPUs with the same connections. An equal Graph
+// need not replace the one in use.
 func (g *Graph) Equal(other *Graph) bool {
 	return slices.Equal(g.nodes, other.nodes) && slices.Equal(g.links, other.links)
 }
@@ -118,7 +118,7 @@ func (g *Graph) within(s GPUSet) int64 {
 	return sum / 2
 }
 
-// between returns the sum of the scores from one GPU to those of a set.
+// between returns the sum of the scores from one GPU to the GPUs of a set.
 func (g *Graph) between(from int, to GPUSet) int64 {
 	row := g.scores[from*len(g.nodes) : (from+1)*len(g.nodes)]
 	var sum int64

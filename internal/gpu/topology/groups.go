@@ -6,30 +6,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// GroupSizes are the sizes of the groups that Groups makes, descending.
+// GroupSizes are the sizes of groups, descending.
 var GroupSizes = [...]int{8, 4, 2}
 
-// Groups is how the GPUs of a Graph fall into well connected groups. The groups of one size share
-// no GPU, and each lies in one group of the next larger size or outside of all of those.
+// Groups is a division of the GPUs of a Graph into well connected groups. Groups of the same size
+// are disjoint, and each lies inside one group of the next larger size or outside all of them.
 type Groups struct {
-	// Sets are the groups by their size.
+	// Sets are the groups by size.
 	Sets map[int][]GPUSet
-	// Order are all positions. Those of a group follow one another.
+	// Order are all positions. The positions of a group are consecutive.
 	Order []int
 }
 
-// Groups divides all GPUs, free or not, into groups of each of GroupSizes. A set of twice the size
-// is divided so that both halves together have the highest score. Of any other set the best group
-// is taken out, as Choose finds it, then the best of what stays, and so on; fewer GPUs than the
-// size are in no group of it. GPUs of which the connections are not all known are in no group
-// together.
+// Groups divides all GPUs, free or busy, into groups of each of GroupSizes. A set of twice the size
+// is divided so that both halves together have the highest score. From any other set, Groups
+// repeatedly removes the best group as found by Choose; remaining GPUs fewer than the size are in
+// no group of that size. GPUs with unknown connections to each other are in no group together.
 func (g *Graph) Groups() Groups {
 	groups := Groups{Sets: map[int][]GPUSet{}}
 	g.group(g.Everything(), GroupSizes[:], &groups)
 	return groups
 }
 
-// group adds the groups of some sizes in a set, and its order.
+// group adds the groups of some sizes in a set, and the order of the set.
 func (g *Graph) group(set GPUSet, sizes []int, groups *Groups) {
 	if len(sizes) == 0 {
 		for p := range set.All() {
@@ -40,7 +39,7 @@ func (g *Graph) group(set GPUSet, sizes []int, groups *Groups) {
 	size, rest := sizes[0], set
 	for rest.Len() >= size {
 		part := g.take(rest, size)
-		if g.known(part) {
+		if g.isKnown(part) {
 			groups.Sets[size] = append(groups.Sets[size], part)
 		}
 		g.group(part, sizes[1:], groups)
@@ -49,7 +48,7 @@ func (g *Graph) group(set GPUSet, sizes []int, groups *Groups) {
 	g.group(rest, sizes[1:], groups)
 }
 
-// take returns the GPUs of a set that are to be its first group.
+// take returns the first group of a set.
 func (g *Graph) take(set GPUSet, size int) GPUSet {
 	if set.Len() == 2*size {
 		return g.half(set)
@@ -58,8 +57,8 @@ func (g *Graph) take(set GPUSet, size int) GPUSet {
 	return choice.Set
 }
 
-// half returns the half of a set, with its first GPU, for which both halves together have the
-// highest score.
+// half returns the half of a set, including its first GPU, with the highest score of both halves
+// together.
 func (g *Graph) half(set GPUSet) GPUSet {
 	positions := make([]int, 0, MaxGPUs)
 	for p := range set.All() {
@@ -81,8 +80,8 @@ func (g *Graph) half(set GPUSet) GPUSet {
 	return best
 }
 
-// known reports whether the connections between all GPUs of a set are known.
-func (g *Graph) known(set GPUSet) bool {
+// isKnown reports whether the connections between all GPUs of a set are known.
+func (g *Graph) isKnown(set GPUSet) bool {
 	for a := range set.All() {
 		for b := range set.All() {
 			if a < b && g.Score(a, b) == 0 {
@@ -93,8 +92,8 @@ func (g *Graph) known(set GPUSet) bool {
 	return true
 }
 
-// NVLinkDomains returns the sets of GPUs that reach one another by NVLink, straight, through
-// switches or through other GPUs, by ascending position. A GPU without NVLinks is in none.
+// NVLinkDomains returns the sets of GPUs connected by NVLink, directly, through switches or through
+// other GPUs, by ascending position. A GPU without NVLinks is in none.
 func (g *Graph) NVLinkDomains() []GPUSet {
 	var domains []GPUSet
 	for left := g.Everything(); left != 0; {

@@ -3,14 +3,15 @@ package topology
 import "math/bits"
 
 // guess returns a good set of `wanted` candidates, so that the search can skip most sets from the
-// start. It adds the best candidate at each step and then swaps members while that helps. With more
-// than exactGPUs candidates this set may be the answer, so guess begins once with every candidate.
+// start. It adds the best candidate at each step, and then swaps members while swaps help. With
+// more than exactGPUs candidates this set may be the answer, so guess starts once from every
+// candidate.
 func (s *search) guess(wanted int) ranked {
 	best := s.improve(s.grow(0, wanted))
 	if s.n <= exactGPUs {
 		return best
 	}
-	for rest := s.everyone; rest != 0; rest &= rest - 1 {
+	for rest := s.all; rest != 0; rest &= rest - 1 {
 		if set := s.improve(s.grow(rest&-rest, wanted)); set.value > best.value {
 			best = set
 		}
@@ -19,9 +20,9 @@ func (s *search) guess(wanted int) ranked {
 	return best
 }
 
-// grow adds candidates to a set until it has `wanted`, each time the candidate that adds most. It
-// leaves in the second row of s.gains what each candidate adds to the set, its own linear weight
-// and its weights to the members.
+// grow adds candidates to a set up to `wanted`, each time the best candidate. It stores in the
+// second row of s.gains the gain of each candidate: its linear weight and its weights to the
+// members.
 func (s *search) grow(set uint64, wanted int) uint64 {
 	adds := s.gains[s.n : 2*s.n]
 	copy(adds, s.gains[:s.n])
@@ -51,8 +52,8 @@ func (s *search) grow(set uint64, wanted int) uint64 {
 	return set
 }
 
-// improve swaps a member for another candidate, the best swap first, until none helps. It needs the
-// second row of s.gains as grow leaves it.
+// improve swaps members for other candidates, best swap first, until no swap helps. It needs the
+// second row of s.gains from grow.
 func (s *search) improve(set uint64) ranked {
 	adds := s.gains[s.n : 2*s.n]
 	for {
@@ -61,7 +62,7 @@ func (s *search) improve(set uint64) ranked {
 		for members := set; members != 0; members &= members - 1 {
 			o := bits.TrailingZeros64(members)
 			weights := s.weights[o*s.n : (o+1)*s.n]
-			for others := s.everyone &^ set; others != 0; others &= others - 1 {
+			for others := s.all &^ set; others != 0; others &= others - 1 {
 				i := bits.TrailingZeros64(others)
 				if better := adds[i] - weights[i] - adds[o]; better > most {
 					out, in, most = o, i, better
@@ -77,7 +78,7 @@ func (s *search) improve(set uint64) ranked {
 	}
 }
 
-// addWeights adds a candidate's weights to a row, or takes them off.
+// addWeights adds or subtracts a candidate's weights to a row.
 func (s *search) addWeights(row []int64, candidate int, sign int64) {
 	for i, weight := range s.weights[candidate*s.n : (candidate+1)*s.n] {
 		row[i] += sign * weight

@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Matrix is a Graph as it is printed, in order of position.
+// A Matrix is a Graph for printing, in order of position.
 type Matrix struct {
 	GPUs []MatrixGPU `json:"gpus"`
 }
@@ -19,7 +19,7 @@ type MatrixGPU struct {
 	Model string `json:"model"`
 	// NUMANode is the nearest memory node, or inventory.NoNUMANode.
 	NUMANode int `json:"numaNode"`
-	// Peers are the connections to all GPUs, in order of position; the one to itself has the label "X"
+	// Peers are the connections to all GPUs, in order of position; the GPU itself has the label "X"
 	// and no score.
 	Peers []MatrixPeer `json:"peers"`
 }
@@ -27,17 +27,17 @@ type MatrixGPU struct {
 // MatrixPeer is a cell of a Matrix.
 type MatrixPeer struct {
 	UUID string `json:"uuid"`
-	// Label is what nvidia-smi topo -m calls the connection: "NV4" for 4 NVLink lanes, else the PCIe
-	// path; "X" for the GPU itself, "?" for one that could not be read.
+	// Label is the connection as in nvidia-smi topo -m: "NV4" for 4 NVLink lanes, else the PCIe
+	// path; "X" for the GPU itself, "?" if unreadable.
 	Label string `json:"label"`
-	// NVLinks is the number of active lanes, NVLinkVersion their generation, and Switched says that
-	// they lead to NVSwitches.
+	// NVLinks is the number of active lanes, and NVLinkVersion their generation. Switched is true
+	// if they lead to NVSwitches.
 	NVLinks       int  `json:"nvlinks"`
 	NVLinkVersion int  `json:"nvlinkVersion"`
 	Switched      bool `json:"switched"`
 	// PCIe is the nearest common ancestor: PSB, PIX, PXB, PHB, NODE, SYS or "?".
 	PCIe string `json:"pcie"`
-	// Score is what the connection counts in a choice.
+	// Score is the points of the connection.
 	Score int `json:"score"`
 }
 

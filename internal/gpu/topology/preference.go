@@ -7,18 +7,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Policy says how devices that share a physical GPU are chosen. With one device to each GPU all
-// policies are the same: the best connected GPUs.
+// Policy says how to choose among devices that share a physical GPU. With one device on each GPU
+// all policies are equal: they choose the best connected GPUs.
 type Policy int
 
-// The policies. Whatever a policy leaves open, the connections between the GPUs decide.
+// The policies. Connections between the GPUs break ties.
 const (
-	// Distributed takes devices one by one, each from the GPU of which the fewest are in use.
+	// Distributed takes devices one by one, each from the GPU with the fewest devices in use.
 	Distributed Policy = iota
-	// Packed takes devices one by one, each from the GPU of which the most are in use.
+	// Packed takes devices one by one, each from the GPU with the most devices in use.
 	Packed
-	// Distinct gives a request as many different GPUs as it can, and of those the ones of which the
-	// fewest devices are in use. A request for more devices than there are GPUs is spread evenly.
+	// Distinct gives a request as many different GPUs as possible, preferring GPUs with the fewest
+	// devices in use. A request for more devices than GPUs is spread evenly.
 	Distinct
 )
 
@@ -30,31 +30,29 @@ func (p Policy) String() string {
 	return names[p]
 }
 
-// A Device is what a Preference chooses from: something that kubelet knows by an ID.
+// A Device is a candidate of a Preference, with an ID for the kubelet.
 type Device struct {
-	// ID is the name that kubelet knows.
+	// ID is the kubelet's ID of the device.
 	ID string
-	// UUID is the GPU or MIG device that the ID stands for; several IDs with one UUID are its
-	// replicas.
+	// UUID is the GPU or MIG device of the ID; several IDs with the same UUID are its replicas.
 	UUID string
 	// GPU is the UUID of the physical GPU.
 	GPU string
-	// Healthy says that the device may be given to new work.
+	// Healthy is true if the device may get new work.
 	Healthy bool
 }
 
-// A Preference answers which of a resource's devices to prefer. It is immutable, and safe for
-// concurrent use.
+// A Preference chooses devices of a resource. It is immutable, and safe for concurrent use.
 type Preference struct {
 	graph   *Graph
 	policy  Policy
 	devices []numberedDevice // by number, the order of the answers
 	at      map[string]int32 // by ID
-	units   [][]int32        // of each GPU or MIG device, the numbers of its devices
+	units   [][]int32        // the numbers of the devices of each GPU or MIG device
 	gpus    []gpuOfResource
 }
 
-// numberedDevice is a Device, by number.
+// numberedDevice is a Device with its number.
 type numberedDevice struct {
 	id      string
 	unit    int32
@@ -62,15 +60,14 @@ type numberedDevice struct {
 	healthy bool
 }
 
-// gpuOfResource is a physical GPU that devices stand on.
+// gpuOfResource is a physical GPU with devices.
 type gpuOfResource struct {
 	position int // in the graph, or -1
 	units    []int32
 }
 
-// NewPreference returns the preference for devices in the order in which they are given, which is
-// the order of the answers. Of an ID that comes twice the first counts. GPUs that the graph does
-// not have come last.
+// NewPreference returns the preference for devices. Their order is the order of the answers. Of
+// devices with the same ID the first counts. GPUs missing from the graph come last.
 func NewPreference(graph *Graph, devices []Device, policy Policy) *Preference {
 	p := &Preference{graph: graph, policy: policy, at: make(map[string]int32, len(devices))}
 	gpus, units := map[string]int32{}, map[string]int32{}
@@ -103,13 +100,13 @@ func NewPreference(graph *Graph, devices []Device, policy Policy) *Preference {
 	return p
 }
 
-// Prefer returns the IDs of `size` different devices, in the order of the Preference: all the
-// required ones, and of the available ones those that suit best. The order of the request does not
-// matter. Available IDs that are not known are ignored, and required ones count as available;
-// unhealthy devices are taken only when nothing else is left. If more devices are required than
-// `size`, the answer is just those.
+// Prefer returns the IDs of `size` different devices, in the order of the Preference: all required
+// devices, and the best of the available ones. The order of the request does not matter. Unknown
+// available IDs are ignored, and required IDs count as available. Unhealthy devices are used only
+// if nothing else is left. If more devices are required than `size`, the answer is exactly the
+// required devices.
 //
-// The error is an *UnknownDeviceError if a required ID is not known, and a *TooFewError if fewer
+// The error is an *UnknownDeviceError for an unknown required ID, and a *TooFewError if fewer
 // devices than `size` are available. The answer is never shorter than `size`.
 func (p *Preference) Prefer(available, required []string, size int) ([]string, error) {
 	r, err := p.read(available, required)
@@ -117,17 +114,17 @@ func (p *Preference) Prefer(available, required []string, size int) ([]string, e
 		return nil, err
 	}
 	if r.available < size {
-		return nil, &TooFewError{Wanted: size, Available: r.named(r.available, candidate, chosen)}
+		return nil, &TooFewError{Wanted: size, Available: r.idsOf(r.available, candidate, chosen)}
 	}
 	for _, healthy := range []bool{true, false} {
 		if missing := size - r.chosen; missing > 0 {
 			r.fill(healthy, missing)
 		}
 	}
-	return r.named(r.chosen, chosen, chosen), nil
+	return r.idsOf(r.chosen, chosen, chosen), nil
 }
 
-// read makes a round of a request.
+// read starts a round for a request.
 func (p *Preference) read(available, required []string) (*round, error) {
 	r := newRound(p)
 	for _, id := range available {
@@ -156,9 +153,9 @@ func (p *Preference) read(available, required []string) (*round, error) {
 	return r, nil
 }
 
-// UnknownDeviceError says that a request requires devices which the resource does not have.
+// UnknownDeviceError is the error of a request for devices missing from the resource.
 type UnknownDeviceError struct {
-	// IDs are the unknown ones, sorted.
+	// IDs are the unknown IDs, sorted.
 	IDs []string
 }
 
@@ -167,11 +164,11 @@ func (e *UnknownDeviceError) Error() string {
 		"the list of devices has changed while the pod was admitted; create the pod anew", inventory.Few(e.IDs))
 }
 
-// TooFewError says that a request wants more devices than are available to it.
+// TooFewError is the error of a request for more devices than are available.
 type TooFewError struct {
-	// Wanted is the number of devices in the request.
+	// Wanted is the number of requested devices.
 	Wanted int
-	// Available are the IDs of the request that the resource has.
+	// Available are the IDs of the request that belong to the resource.
 	Available []string
 }
 

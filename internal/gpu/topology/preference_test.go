@@ -421,7 +421,8 @@ func replay(devices []topology.Device, policy topology.Policy, available, requir
 func TestPolicyString(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[topology.Policy]string{
-		topology.Distributed: "distributed", topology.Packed: "packed", topology.Distinct: "distinct", 7: "Policy(7)", -1: "Policy(-1)",
+		topology.Distributed: "distributed", topology.Packed: "packed", topology.Distinct: "distinct", 7: "Policy(7)",
+		-1: "Policy(-1)",
 	} {
 		if got := policy.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)

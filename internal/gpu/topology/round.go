@@ -5,30 +5,31 @@ import "cmp"
 // A round is the state of one request to a Preference.
 type round struct {
 	p *Preference
-	// states are those of the devices, by number.
+	// states are the states of the devices, by number.
 	states []choice
-	// available is the number of devices that are candidates or chosen, chosen that of the latter.
+	// available is the number of candidates and chosen devices, chosen the number of chosen
+	// devices.
 	available, chosen int
 	gpus              []gpuRound
 	units             []unitRound
-	// tied are the GPUs that are equally good for the policy.
+	// tied are the GPUs that are equally good by the policy.
 	tied []int32
 }
 
-// gpuRound is what a round knows of a physical GPU.
+// gpuRound is the state of a physical GPU in a round.
 type gpuRound struct {
-	load       int // devices in use: not to be had though healthy, or chosen
-	picked     int // devices chosen
+	load       int // devices in use: healthy but not available, or chosen
+	chosen     int // devices chosen
 	candidates int // devices that can be chosen now
 }
 
-// unitRound is what a round knows of a GPU or MIG device.
+// unitRound is the state of a GPU or MIG device in a round.
 type unitRound struct {
-	load int // as that of gpuRound
-	next int // the place in the unit's devices before which no candidate is left
+	load int // as in gpuRound
+	next int // index into the unit's devices: no candidates before it
 }
 
-// choice says whether a device is chosen in a round.
+// choice is the state of a device in a round.
 type choice uint8
 
 const (
@@ -52,19 +53,18 @@ func (r *round) choose(number int32) {
 	d := r.p.devices[number]
 	r.states[number] = chosen
 	r.chosen++
-	r.gpus[d.gpu].picked++
+	r.gpus[d.gpu].chosen++
 	r.gpus[d.gpu].load++
 	r.units[d.unit].load++
 }
 
-// fill chooses up to `missing` of the candidates that are healthy, or of those that are not, by the
-// policy.
+// fill chooses up to `missing` of the healthy, or unhealthy, candidates by the policy.
 func (r *round) fill(healthy bool, missing int) {
 	r.count(healthy)
 	for missing > 0 && r.tie() {
 		gpus, each := min(missing, len(r.tied)), 1
 		if r.p.policy == Packed {
-			// One GPU after another: it is the one most in use as soon as the first of its devices is taken.
+			// GPU by GPU: a GPU becomes the one most in use with its first chosen device.
 			most := 0
 			for _, gpu := range r.tied {
 				most = max(most, r.gpus[gpu].candidates)
@@ -81,12 +81,11 @@ func (r *round) fill(healthy bool, missing int) {
 	}
 }
 
-// count counts the candidates that are healthy, or those that are not, and what is in use beside
-// them.
+// count counts the healthy, or unhealthy, candidates, and the devices in use.
 func (r *round) count(healthy bool) {
 	clear(r.units)
 	for i := range r.gpus {
-		r.gpus[i] = gpuRound{picked: r.gpus[i].picked}
+		r.gpus[i] = gpuRound{chosen: r.gpus[i].chosen}
 	}
 	for i, d := range r.p.devices {
 		switch s := r.states[i]; {
@@ -99,8 +98,7 @@ func (r *round) count(healthy bool) {
 	}
 }
 
-// tie sets r.tied to the GPUs that suit the policy best, by number; false if no candidates are
-// left.
+// tie sets r.tied to the best GPUs by the policy, by number; false without candidates.
 func (r *round) tie() bool {
 	r.tied = r.tied[:0]
 	for i, gpu := range r.gpus {
@@ -121,9 +119,9 @@ func (r *round) tie() bool {
 	return len(r.tied) > 0
 }
 
-// compare orders GPUs by how well they suit the policy, the best first.
+// compare orders GPUs by the policy, best first.
 func (r *round) compare(a, b gpuRound) int {
-	load, picked := cmp.Compare(a.load, b.load), cmp.Compare(a.picked, b.picked)
+	load, picked := cmp.Compare(a.load, b.load), cmp.Compare(a.chosen, b.chosen)
 	switch r.p.policy {
 	case Packed:
 		return cmp.Or(-load, -picked)
@@ -134,9 +132,8 @@ func (r *round) compare(a, b gpuRound) int {
 	}
 }
 
-// nearest returns `count` of the tied GPUs, by number: those that are best connected with each
-// other and with the other GPUs picked so far. All that the graph knows come before all that it
-// does not.
+// nearest returns `count` of the tied GPUs, by number: the GPUs best connected with each other and
+// with the GPUs picked so far. GPUs of the graph come before GPUs missing from it.
 func (r *round) nearest(count int) []int32 {
 	if count == len(r.tied) {
 		return r.tied
@@ -146,7 +143,7 @@ func (r *round) nearest(count int) []int32 {
 		tied |= r.bit(gpu)
 	}
 	for i, gpu := range r.gpus {
-		if gpu.picked > 0 {
+		if gpu.chosen > 0 {
 			picked |= r.bit(int32(i))
 		}
 		if gpu.load > 0 {
@@ -155,7 +152,7 @@ func (r *round) nearest(count int) []int32 {
 	}
 	picked &^= tied
 	known := min(count, tied.Len())
-	// Known is at most what is available, so there is a choice.
+	// Known is at most the number of available GPUs, so there is a choice.
 	choice, _ := r.p.graph.Choose(Request{
 		Available: tied, Required: picked, Busy: busy, Size: picked.Len() + known,
 	})
@@ -174,7 +171,7 @@ func (r *round) nearest(count int) []int32 {
 	return nearest
 }
 
-// bit returns the GPU as a set; the empty set if the graph does not have it.
+// bit returns the GPU as a set; empty if the graph does not have the GPU.
 func (r *round) bit(gpu int32) GPUSet {
 	if position := r.p.gpus[gpu].position; position >= 0 {
 		return SetOf(position)
@@ -182,8 +179,7 @@ func (r *round) bit(gpu int32) GPUSet {
 	return 0
 }
 
-// take chooses a candidate that stands on a GPU which has one: from the unit of which the most, or
-// the fewest, devices are in use.
+// take chooses a candidate of a GPU, from the unit with the most, or the fewest, devices in use.
 func (r *round) take(gpu int32, healthy bool) {
 	best, device := int32(-1), int32(-1)
 	for _, unit := range r.p.gpus[gpu].units {
@@ -219,9 +215,9 @@ func (r *round) candidate(unit int32, healthy bool) (int32, bool) {
 	return 0, false
 }
 
-// named returns the IDs of the `count` devices in either of two states, in the order of the
+// idsOf returns the IDs of the `count` devices in either of two states, in the order of the
 // Preference.
-func (r *round) named(count int, a, b choice) []string {
+func (r *round) idsOf(count int, a, b choice) []string {
 	ids := make([]string, 0, count)
 	for i, s := range r.states {
 		if s == a || s == b {

@@ -3,7 +3,7 @@ package topology
 import "github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 
 // Scores are proportional to bandwidth: 4 points for 1 GB/s in one direction. So a lane of NVLink 2
-// (25 GB/s), which the reference plugin counts as 100, is 100 here too.
+// (25 GB/s) is 100, as in NVIDIA's plugin.
 
 // laneScores are the scores of one NVLink lane by generation, from NVIDIA's published bandwidths
 // (both directions, all lanes of a GPU): P100 160 GB/s over 4 lanes, V100 300 over 6, A100 600 over
@@ -16,19 +16,19 @@ var laneScores = [...]int32{
 	5: 200, // 50 GB/s
 }
 
-// unknownLaneScore is the score of a lane whose generation the driver does not tell: that of three
-// of the five.
+// unknownLaneScore is the score of a lane of unknown generation: that of three of the five
+// generations.
 const unknownLaneScore = 100
 
-// maxLanes bounds the lanes that count between two GPUs, three times what any GPU has, so that a
-// nonsensical reading cannot overflow a sum.
+// maxLanes limits the counted lanes between two GPUs, to three times the lanes of any GPU, so that
+// an invalid reading cannot overflow a sum.
 const maxLanes = 64
 
-// pathScores are the scores of the PCIe path, by nearest common ancestor. They are the reference
-// plugin's steps: PCIe 3.0 x16, the slowest in use, moves at most 15.75 GB/s (63 points), and each
-// further hop leaves less of it. The whole scale stays under one lane of NVLink, as its bandwidth
-// does on machines that have both. A pair with NVLink has the points of its path as well: they
-// decide between equal NVLinks, and keep a set under one host bridge or on one socket.
+// pathScores are the scores of the PCIe path, by nearest common ancestor, in the steps of NVIDIA's
+// plugin. PCIe 3.0 x16, the slowest in use, moves at most 15.75 GB/s (63 points), and each further
+// hop leaves less. All are below one lane of NVLink, as is the bandwidth on machines with both. A
+// pair with NVLink also has the points of its path: they decide between equal NVLinks, and keep a
+// set below one host bridge or on one socket.
 var pathScores = [...]int32{
 	inventory.PCIeUnknown:    0,
 	inventory.PCIeSameBoard:  60,
@@ -59,9 +59,8 @@ func pathScore(p inventory.PCIePath) int32 {
 	return pathScores[p]
 }
 
-// merge returns what is known of a connection from what its two ends say of it. A lane or a path
-// that only one end could read is there all the same; where both ends know and differ, the better
-// one counts.
+// merge combines the reports of both ends of a connection. A lane or path readable from only one
+// end still exists; if both ends differ, the better value counts.
 func merge(there, back inventory.Link) inventory.Link {
 	link := there
 	if nvlinkScore(back) > nvlinkScore(there) {
@@ -73,7 +72,7 @@ func merge(there, back inventory.Link) inventory.Link {
 	return link
 }
 
-// nearest fills in a PCIe path that neither end could read from the NUMA nodes of the two GPUs, if
+// nearest guesses a PCIe path that neither end could read from the NUMA nodes of the two GPUs, if
 // both are known.
 func nearest(link inventory.Link, nodeA, nodeB int) inventory.Link {
 	if link.PCIe != inventory.PCIeUnknown || nodeA < 0 || nodeB < 0 {

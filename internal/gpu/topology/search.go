@@ -6,56 +6,55 @@ import (
 	"slices"
 )
 
-// exactGPUs is the number of candidates up to which the search always runs to its end.
+// exactGPUs is the number of candidates up to which the search always completes.
 const exactGPUs = 16
 
-// workBudget is the work after which a search among more than exactGPUs candidates ends, in
-// candidates looked at: about a millisecond.
+// workBudget is the limit of work for a search among more than exactGPUs candidates, in visited
+// candidates: about a millisecond.
 const workBudget = 60_000
 
-// A search is one run over the sets of a request, with the memory that it needs. Candidates, the
-// GPUs that are available and not required, are numbered from 0 in order of position; sets of them
-// are bitmasks.
+// A search is one run over the sets of a request, with its memory. Candidates, the available but
+// not required GPUs, are numbered from 0 in order of position; sets of candidates are bitmasks.
 //
-// Every set has one value, unit × score − cost, as a sum of pair weights and of one linear weight
-// for each candidate: its score to the required GPUs less the damage it does. The search goes
-// depth-first through the candidates in order, each first taken and then left out, so the first set
-// of a value is the one with the lowest positions.
+// Every set has one value, unit × score − cost: the sum of pair weights and of one linear weight
+// for each candidate, its score to the required GPUs less the damage. The search is depth-first
+// through the candidates in order, each first taken and then left out, so the first set of a value
+// has the lowest positions.
 type search struct {
 	n        int    // candidates
-	everyone uint64 // the set of all candidates
+	all      uint64 // the set of all candidates
 	position [MaxGPUs]int
 	// weights are the pair weights of the candidates, unit × score, in rows of n.
 	weights []int64
-	// twins are, of each candidate, the later ones that are interchangeable with it: of those a set
-	// takes the first.
+	// twins are, for each candidate, the later interchangeable candidates: a set takes the first of
+	// them.
 	twins [MaxGPUs]uint64
-	// neighbours are the other candidates of each one by descending weight, in rows of n.
+	// neighbours are, for each candidate, the other candidates by descending weight, in rows of n.
 	neighbours []uint8
-	// halves bound what the pairs among candidates still to come can add: for the candidates from p
-	// on, at [(p×n + k)×n + i], half of the k highest weights from candidate i. Filled in for a p when
-	// it is first needed.
+	// halves bound the gain from pairs among the remaining candidates: for the candidates from p
+	// on, at [(p×n + k)×n + i], half of the k highest weights from candidate i. Computed for a p
+	// when first needed.
 	halves     []int64
 	haveHalves uint64
-	// gains are, for each depth, what taking a candidate adds to the value of the set so far, in rows
-	// of n. Those of depth 0 are the linear weights.
+	// gains are, for each depth, the gain of each candidate in the value of the current set, in
+	// rows of n. Those of depth 0 are the linear weights.
 	gains []int64
 
-	keep   int      // how many of the best sets are wanted
-	found  []ranked // the best sets seen, the best first, equals in order of position
-	beaten int64    // a set counts only if its value is higher
-	set    uint64   // the candidates taken on the way here
-	budget int64    // work left
-	open   int64    // no set that was not looked at has a higher value
+	keep      int      // requested number of best sets
+	best      []ranked // best sets so far, best first, equals in order of position
+	threshold int64    // only sets with a higher value count
+	set       uint64   // candidates taken so far
+	budget    int64    // remaining work
+	open      int64    // upper bound for the value of skipped sets
 }
 
-// ranked is a set of candidates and its value.
+// ranked is a set of candidates with its value.
 type ranked struct {
 	value int64
 	set   uint64
 }
 
-// never is lower than the value of any set.
+// never is below the value of any set.
 const never = math.MinInt64
 
 func newSearch(g *Graph) *search {
@@ -65,22 +64,22 @@ func newSearch(g *Graph) *search {
 		neighbours: make([]uint8, n*n),
 		halves:     make([]int64, n*n*n),
 		gains:      make([]int64, n*n+n),
-		found:      make([]ranked, 0, 2),
+		best:       make([]ranked, 0, 2),
 	}
 }
 
-// run searches for the best sets of a normalised request, `keep` of them. What it finds is in
-// s.found; what it did not look at is in s.open.
+// run searches for the best sets of a normalised request, `keep` of them. The results are in
+// s.found, and the bound for skipped sets in s.open.
 func (s *search) run(g *Graph, r Request, keep int, budget int64) {
 	s.prepare(g, r)
-	s.keep, s.found, s.beaten, s.set, s.open = keep, s.found[:0], never, 0, never
+	s.keep, s.best, s.threshold, s.set, s.open = keep, s.best[:0], never, 0, never
 	s.budget = budget
 	if s.n <= exactGPUs {
 		s.budget = math.MaxInt64
 	}
 	wanted := r.Size - r.Required.Len()
 	if wanted == 0 || wanted == s.n {
-		s.set = s.everyone
+		s.set = s.all
 		if wanted == 0 {
 			s.set = 0
 		}
@@ -88,15 +87,15 @@ func (s *search) run(g *Graph, r Request, keep int, budget int64) {
 		return
 	}
 	if keep > 1 {
-		s.visit(0, s.everyone, wanted, 0)
+		s.visit(0, s.all, wanted, 0)
 		return
 	}
 	s.findTwins()
 	guess := s.guess(wanted)
-	s.beaten = guess.value - 1
-	s.visit(0, s.everyone, wanted, 0)
-	if len(s.found) == 0 {
-		s.found = append(s.found, guess)
+	s.threshold = guess.value - 1
+	s.visit(0, s.all, wanted, 0)
+	if len(s.best) == 0 {
+		s.best = append(s.best, guess)
 	}
 }
 
@@ -108,7 +107,7 @@ func (s *search) prepare(g *Graph, r Request) {
 		s.n++
 	}
 	n := s.n
-	s.everyone = uint64(1)<<n - 1
+	s.all = uint64(1)<<n - 1
 	for i, p := range s.position[:n] {
 		s.gains[i] = unit*g.between(p, r.Required) - g.damage(p, r)
 		row, scores := s.weights[i*n:(i+1)*n], g.scores[p*len(g.nodes):]
@@ -130,8 +129,8 @@ func (s *search) prepare(g *Graph, r Request) {
 	s.haveHalves = 0
 }
 
-// findTwins groups the candidates that are interchangeable: equal linear weights, and equal weights
-// to everybody else.
+// findTwins groups the interchangeable candidates: equal linear weights, and equal weights to all
+// others.
 func (s *search) findTwins() {
 	n := s.n
 	var grouped uint64
@@ -165,17 +164,17 @@ func (s *search) alike(i, j int) bool {
 	return true
 }
 
-// visit looks at the sets that hold s.set, whose value is given, and `wanted` (at least 1) of the
-// candidates in `rest`.
+// visit visits the sets of s.set, with the given value, and `wanted` (at least 1) of the candidates
+// in `rest`.
 func (s *search) visit(depth int, rest uint64, wanted int, value int64) {
 	gains := s.gains[depth*s.n : (depth+1)*s.n]
 	for bits.OnesCount64(rest) >= wanted {
 		if wanted == 1 {
-			s.last(rest, value, gains)
+			s.finish(rest, value, gains)
 			return
 		}
 		bound := value + s.bound(rest, wanted, gains)
-		if bound <= s.beaten {
+		if bound <= s.threshold {
 			return
 		}
 		if s.budget <= 0 {
@@ -196,32 +195,31 @@ func (s *search) visit(depth int, rest uint64, wanted int, value int64) {
 	}
 }
 
-// last offers s.set with each of the candidates in rest.
-func (s *search) last(rest uint64, value int64, gains []int64) {
+// finish offers s.set with each of the candidates in rest.
+func (s *search) finish(rest uint64, value int64, gains []int64) {
 	for ; rest != 0; rest &= rest - 1 {
 		i := bits.TrailingZeros64(rest)
-		if value+gains[i] > s.beaten {
+		if value+gains[i] > s.threshold {
 			s.offer(value+gains[i], s.set|1<<i)
 		}
 	}
 }
 
-// offer takes a set whose value is higher than s.beaten among the best seen.
+// offer adds a set to the best sets if its value is above s.beaten.
 func (s *search) offer(value int64, set uint64) {
-	at := len(s.found)
-	for at > 0 && s.found[at-1].value < value {
+	at := len(s.best)
+	for at > 0 && s.best[at-1].value < value {
 		at--
 	}
-	s.found = slices.Insert(s.found, at, ranked{value, set})
-	s.found = s.found[:min(len(s.found), s.keep)]
-	if len(s.found) == s.keep {
-		s.beaten = s.found[s.keep-1].value
+	s.best = slices.Insert(s.best, at, ranked{value, set})
+	s.best = s.best[:min(len(s.best), s.keep)]
+	if len(s.best) == s.keep {
+		s.threshold = s.best[s.keep-1].value
 	}
 }
 
-// bound returns no less than what any `wanted` of the candidates in rest can add to the value of
-// the set so far: each adds at most its gain and half of its wanted−1 highest weights to candidates
-// still to come.
+// bound returns an upper bound for the gain of any `wanted` of the candidates in rest: each adds at
+// most its gain and half of its wanted−1 highest weights to remaining candidates.
 func (s *search) bound(rest uint64, wanted int, gains []int64) int64 {
 	first := bits.TrailingZeros64(rest)
 	if s.haveHalves>>first&1 == 0 {
@@ -239,12 +237,11 @@ func (s *search) bound(rest uint64, wanted int, gains []int64) int64 {
 	return sumOfHighest(most[:count], wanted)
 }
 
-// sumOfHighest returns the sum of the k highest values, 1 ≤ k ≤ len(values), and leaves values in
-// another order.
+// sumOfHighest returns the sum of the k highest values, 1 ≤ k ≤ len(values). It reorders values.
 func sumOfHighest(values []int64, k int) int64 {
 	var sum int64
 	for len(values) > k {
-		// Values higher than the pivot go to the front, lower ones to the back; those between are equal
+		// Values above the pivot go to the front, values below to the back; those between are equal
 		// to it.
 		pivot := values[len(values)/2]
 		var above int64

@@ -165,7 +165,7 @@ func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time)
 	now, records := time.Now(), l.records.Value()
 	for _, d := range Devices(s) {
 		v, valid := records.valid(s, l.options.BootID, d)
-		if valid && (v.Failure == nil || !v.Failure.Passing()) {
+		if valid && (v.Failure == nil || !v.Failure.IsTransient()) {
 			continue
 		}
 		t := l.known[d.UUID]
@@ -322,7 +322,7 @@ func (l *loop) take(ctx context.Context, o outcome) {
 		return
 	}
 	t.hangs = o.proof.Ended
-	if o.givenUp && o.proof.Failure != nil && !o.proof.Failure.Tried() {
+	if o.givenUp && o.proof.Failure != nil && !o.proof.Failure.WasTried() {
 		t.waits = "the driver was released"
 		return
 	}
@@ -338,7 +338,7 @@ func (l *loop) take(ctx context.Context, o outcome) {
 	case f == nil:
 		t.next, t.pause = time.Time{}, 0
 		log.Info("CUDA is proven", "device", o.uuid, "took", o.proof.Took, "memory", o.proof.Memory)
-	case !f.Tried():
+	case !f.WasTried():
 		log.Info("CUDA cannot be tried", "device", o.uuid, "reason", f.Error())
 		return
 	default:
